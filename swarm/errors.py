@@ -1,0 +1,142 @@
+"""Every error that Canopy raises on purpose, as one tree.
+
+SwarmError
+├─ ConfigError                     what the user asked for cannot be done: options, folders, models, drafts
+│  ├─ UnknownModel                 no such model on disk, on the hub or in the swarm
+│  ├─ LayersError                  a span that the model does not have
+│  ├─ UnsupportedModel             a model (or draft) that Canopy refuses, by name
+│  ├─ IncompatibleDraft            draft and target do not map token ids to the same tokens
+│  ├─ ModelMismatch                two machines hold different weights, configs or tokenizers
+│  ├─ NotEnoughSpace               memory or disk: needs / has / how many layers would fit
+│  └─ IdentityError                the identity file is unreadable or in use
+├─ ProtocolError(field)
+│  ├─ LocalProtocolError           this program broke the protocol: a bug here, always loud
+│  └─ RemoteProtocolError          the peer broke it: the frame is refused, the session or hop replaced
+├─ HopError(peer, span)            one machine of a chain failed; another one can take its place
+│  ├─ Unreachable                  cannot be dialled, or its stream broke
+│  ├─ HopTimeout                   did not answer in time
+│  ├─ Busy                         has no room for this session
+│  └─ HopClosed                    leaving, or gave the session up
+├─ RouteError(missing)             nobody serves some layers
+├─ SessionError
+│  ├─ SessionExpired               the swarm no longer holds this session
+│  └─ ContextFull                  prompt and new tokens do not fit the session's window
+├─ RegistryError                   the DHT cannot be joined or did not answer
+└─ GenerationInterrupted(text)     generation ended early; carries the text and tokens so far
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class SwarmError(Exception):
+    """Base of everything that Canopy raises on purpose; the message is one line for the user."""
+
+
+class ConfigError(SwarmError):
+    """What the user asked for cannot be done."""
+
+
+class UnknownModel(ConfigError):
+    """No such model on disk, on the hub or in the swarm."""
+
+
+class LayersError(ConfigError):
+    """A span that is malformed or outside the model."""
+
+
+class UnsupportedModel(ConfigError):
+    """A model that Canopy refuses, by name and reason."""
+
+
+class IncompatibleDraft(ConfigError):
+    """Draft and target do not map token ids to the same tokens."""
+
+
+class ModelMismatch(ConfigError):
+    """Two machines hold different models under one name; the message names both fingerprints."""
+
+
+class NotEnoughSpace(ConfigError):
+    """Memory or disk is too small; the message says needs, has and how many layers would fit."""
+
+
+class IdentityError(ConfigError):
+    """The identity file cannot be read or is in use elsewhere."""
+
+
+class ProtocolError(SwarmError):
+    """A message that breaks the session protocol; `field` names the part at fault."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+class LocalProtocolError(ProtocolError):
+    """This program broke the protocol: a bug here."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke the protocol."""
+
+
+class HopError(SwarmError):
+    """One machine of a chain failed; `peer` and `span` (half-open layers) name it."""
+
+    def __init__(self, peer: str, span: str, reason: str) -> None:
+        super().__init__(f"node {peer} (layers {span}): {reason}")
+        self.peer = peer
+        self.span = span
+        self.reason = reason
+
+
+class Unreachable(HopError):
+    """Cannot be dialled, or its stream broke."""
+
+
+class HopTimeout(HopError):
+    """Did not answer in time."""
+
+
+class Busy(HopError):
+    """Has no room for this session."""
+
+
+class HopClosed(HopError):
+    """Is leaving, or gave the session up."""
+
+
+class RouteError(SwarmError):
+    """Nobody serves the half-open layer ranges in `missing`."""
+
+    def __init__(self, message: str, missing: Sequence[tuple[int, int]]) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+
+
+class SessionError(SwarmError):
+    """The session cannot go on."""
+
+
+class SessionExpired(SessionError):
+    """The swarm no longer holds this session."""
+
+
+class ContextFull(SessionError):
+    """Prompt and new tokens do not fit the session's window."""
+
+
+class RegistryError(SwarmError):
+    """The DHT cannot be joined or did not answer."""
+
+
+class GenerationInterrupted(SwarmError):
+    """Generation ended early; `text` and `tokens` hold what was made before, `__cause__` why."""
+
+    def __init__(self, reason: str, text: str, tokens: Sequence[int]) -> None:
+        super().__init__(f"generation interrupted after {len(tokens)} tokens: {reason}")
+        self.text = text
+        self.tokens = tuple(tokens)

@@ -1,0 +1,254 @@
+"""What client and hops say to each other, as typed values (PROTOCOL.md). Owns no bytes and no rules.
+
+`swarm.wire` turns them into protobuf and back, `swarm.session` says which of them are legal.
+A parent of None is the tip: the last committed node after the sweep's own commit.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from swarm.ids import PeerId, SessionId, TreeNodeId
+from swarm.layers import Span
+
+
+class Codec(enum.Enum):
+    """How hidden rows travel; part of the numeric class."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes per value on the wire."""
+        return 4 if self is Codec.FP32 else 2
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the tail picks tokens (DESIGN §5). Temperature 0 is greedy; None switches a filter off."""
+
+    seed: int = 0
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a sweep asks for beside picks."""
+
+    log_probs: bool = False
+    hidden_rows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Hidden states of `count` tree nodes: row-major, little-endian, `count × width` values of `codec`."""
+
+    codec: Codec
+    count: int
+    width: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HopTime:
+    """Where one hop's time went for one sweep, in milliseconds: durations only, clocks differ.
+
+    `link_ms` is half the round trip that this hop measured to its successor (the client's reply stream for the tail).
+    """
+
+    queue_ms: float
+    compute_ms: float
+    other_ms: float
+    link_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One pass of new tree nodes through the chain.
+
+    Lengths: tokens and parents are equally long; node `i` has id `first_id + i`.
+    """
+
+    sequence: int
+    committed: int
+    first_id: TreeNodeId
+    tokens: tuple[int, ...]
+    parents: tuple[TreeNodeId | None, ...]
+    picks_from: TreeNodeId
+    generation: int = 0
+    acked: int = 0
+    truncate_to: int | None = None
+    commit_to: TreeNodeId | None = None
+    sampling: Sampling | None = None
+    want: Want | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SweepFrame:
+    """A sweep on a link. Client to hop 0: the bare sweep. Hop to hop: kept nodes and their hidden rows too.
+
+    kept: one flag per node of the sweep, None when all are; `rows.count` = kept nodes.
+    """
+
+    sweep: Sweep
+    kept: tuple[bool, ...] | None = None
+    rows: Rows | None = None
+    times: tuple[HopTime, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The target's picks for one sweep: one per kept node from `picks_from` on, in id order."""
+
+    sequence: int
+    generation: int
+    picks: tuple[tuple[TreeNodeId, int], ...]
+    times: tuple[HopTime, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RouteHop:
+    """One hop of a route: who, and which of its layers this session uses (R12)."""
+
+    peer: PeerId
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """What a session asks every hop to reserve."""
+
+    fingerprint: str
+    window_tokens: int
+    sweeps: int
+    nodes: int
+    codec: Codec
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """First message on a link: this stream is the session's upstream from now on (R3)."""
+
+    session: SessionId
+    generation: int
+    route: tuple[RouteHop, ...]
+    index: int
+    open: Open
+
+
+@dataclass(frozen=True, slots=True)
+class Reroute:
+    """A new route for a running session, passed down the chain in band (R2)."""
+
+    generation: int
+    route: tuple[RouteHop, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything a fresh hop needs to continue a session (R5): committed and live nodes with their rows.
+
+    ids, tokens, sequences, parents and positions: committed nodes first, in order, then live ones.
+    """
+
+    committed: int
+    sequence: int
+    acked: int
+    sampling: Sampling
+    ids: tuple[TreeNodeId, ...]
+    tokens: tuple[int, ...]
+    sequences: tuple[int, ...]
+    parents: tuple[TreeNodeId | None, ...]
+    headers: tuple[Sweep, ...]
+    rows: Rows | None
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The session is over; its KV is free."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Measures a link: the other side answers with the same number at once."""
+
+    nonce: int
+
+
+Downstream = Attach | SweepFrame | Reroute | Snapshot | Close | Ping
+"""What travels from a link's upstream side to its downstream side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credits:
+    """What the client may have unanswered (F1): the least over the hops."""
+
+    window_tokens: int
+    sweeps: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """This hop took the stream; `received` is the last sequence it received, queued ones included (R4)."""
+
+    generation: int
+    received: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """This hop and all behind it are attached for `generation` (also the answer to Reroute)."""
+
+    generation: int
+    credits: Credits
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Receipt of one sweep, sent by the event loop: alive, whatever the compute thread does (R10)."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """Answer to Ping."""
+
+    nonce: int
+
+
+class FaultKind(enum.Enum):
+    """Why a hop gave up, as a typed status."""
+
+    PROTOCOL = "protocol"
+    BUSY = "busy"
+    UNREACHABLE = "unreachable"
+    TIMEOUT = "timeout"
+    CLOSED = "closed"
+    INTERNAL = "internal"
+    CONTEXT_FULL = "context_full"
+    MODEL_MISMATCH = "model_mismatch"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something is wrong at `peer`; passed upstream to the client, which alone decides (R1)."""
+
+    generation: int
+    peer: PeerId
+    kind: FaultKind
+    field: str
+    reason: str
+
+
+Upstream = Attached | Ready | Ack | Pong | Fault
+"""What travels from a link's downstream side back to its upstream side."""
