@@ -47,12 +47,20 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Hidden states of `count` tree nodes: row-major, little-endian, `count × width` values of `codec`."""
+    """Hidden states of `count` tree nodes: row-major, little-endian, `count × width` values of `codec`.
+
+    `data` may share memory with the tensor or frame it came from: never write to it.
+    """
 
     codec: Codec
     count: int
     width: int
-    data: bytes
+    data: bytes | bytearray | memoryview
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that `count × width` values take, whatever `data` holds."""
+        return self.count * self.width * self.codec.item_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +112,18 @@ class SweepFrame:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The target's picks for one sweep: one per kept node from `picks_from` on, in id order."""
+    """The target's picks for one sweep: one per kept node from `picks_from` on, in id order.
+
+    When wanted: `log_probs`, one natural logarithm per pick, and final hidden `rows` of the nodes `row_ids`.
+    """
 
     sequence: int
     generation: int
     picks: tuple[tuple[TreeNodeId, int], ...]
     times: tuple[HopTime, ...] = ()
+    log_probs: tuple[float, ...] | None = None
+    row_ids: tuple[TreeNodeId, ...] = ()
+    rows: Rows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,3 +266,70 @@ class Fault:
 
 Upstream = Attached | Ready | Ack | Pong | Fault
 """What travels from a link's downstream side back to its upstream side."""
+
+Frame = Downstream | Reply | Fault
+"""What travels in parts (F2): a link's downstream messages (faults too, R1) and what the tail sends to the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepliesRequest:
+    """First message on a reply stream: it carries the session's replies from now on, those > `acked` again (R6)."""
+
+    session: SessionId
+    generation: int = 0
+    acked: int = 0
+
+
+RepliesUp = RepliesRequest | Pong
+"""What the client sends on a reply stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Keep a session `ttl_s` more seconds although its upstream is lost (R9)."""
+
+    session: SessionId
+    generation: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Answer to Hold: whether the hop has the session."""
+
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What a node has done since it started: numbers that only rise."""
+
+    sweeps: int = 0
+    frames_in: int = 0
+    frames_out: int = 0
+    forwards: int = 0
+    tree_nodes: int = 0
+    rows_in_forwards: int = 0
+    pruned_nodes: int = 0
+    errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """What a node serves and how much room it has: the answer to Info."""
+
+    name: str
+    fingerprint: str
+    config_digest: str
+    weights_digest: str
+    tokenizer_digest: str
+    num_layers: int
+    span: Span
+    vocab_size: int
+    hidden_size: int
+    numeric_class: str
+    version: str
+    kv_tokens_total: int
+    kv_tokens_free: int
+    sessions: int
+    counters: Counters

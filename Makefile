@@ -1,0 +1,51 @@
+# make demo | make test: each makes .venv first. PYTHON and TORCH_INDEX_URL choose the interpreter and the torch build.
+PYTHON ?= python3
+DELAY_MS ?= 25
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+BIN := .venv/bin
+STAMP := .venv/.installed
+WIRE := swarm/wire/v1
+
+export DELAY_MS TORCH_INDEX_URL
+
+.PHONY: install demo test protos check-protos
+.DELETE_ON_ERROR:
+
+install: $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/python -m client.demo
+
+test: export OMP_NUM_THREADS = 1
+test: $(STAMP) check-protos
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+protos: $(STAMP)
+	$(BIN)/python tools/protos.py
+
+check-protos: $(STAMP)
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && $(BIN)/python tools/protos.py "$$fresh" >/dev/null && \
+	for file in "$$fresh"/$(WIRE)/*; do cmp "$$file" "$(WIRE)/$${file##*/}" || \
+	{ echo "$(WIRE) is not what protos/ generates: run make protos and commit the result" >&2; exit 1; }; done
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "Canopy needs Python 3.11 or newer; $(PYTHON) is not. Name another: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv .venv || \
+	{ rm -rf .venv; echo "$(PYTHON) cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
+
+# torch comes first, so that a machine without an NVIDIA GPU gets PyTorch's CPU build (200 MB) and not the default
+# one (gigabytes). Where PyTorch's index cannot be reached, the ordinary index serves. A torch already there stays.
+$(STAMP): pyproject.toml constraints.txt | .venv/bin/python
+	@set -e; pip="$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt"; \
+	if $(BIN)/python -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null; then :; \
+	elif [ -n "$$TORCH_INDEX_URL" ]; then $$pip --no-deps --index-url "$$TORCH_INDEX_URL" torch; \
+	elif command -v nvidia-smi >/dev/null; then :; \
+	else $$pip --no-deps --retries 0 --timeout 15 --index-url $(CPU_INDEX) torch || \
+	  echo "$(CPU_INDEX) did not answer: torch comes from the default index" >&2; \
+	fi; \
+	$$pip -e '.[dev]'
+	@touch $@

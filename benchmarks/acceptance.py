@@ -1,0 +1,164 @@
+"""Acceptance length of the bundled demo pair, in one process and without a network.
+
+The protocol: every second held-out passage, its first 96 tokens as the prompt, 48 new tokens, seeds 11, 12, …; fp32.
+Acceptance length = tokens emitted per sweep, the target's own last token included and prefill left out, averaged over
+the prompts. Every text is compared with plain decoding's.
+
+    python -m benchmarks.acceptance --prompts 4 --nodes 16
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from client.draft import Drafter, LocalSession, ModelDrafter, NoDrafter
+from client.walk import Walk
+from swarm.demo import DRAFT, PASSAGES, TARGET
+from swarm.messages import Reply, Sampling, Sweep
+from swarm.ragged import RaggedModel, load_whole
+from swarm.sampling import pick
+from swarm.session import Limits
+
+PROMPT_TOKENS = 96
+FIRST_SEED = 11
+LEVELS = 16
+REFERENCE = {
+    (0.0, 4): 2.10, (0.0, 16): 2.85, (0.0, 64): 3.64,
+    (0.6, 4): 2.56, (0.6, 16): 3.57, (0.6, 64): 4.77,
+    (1.0, 4): 2.39, (1.0, 16): 3.32, (1.0, 64): 4.29,
+}  # fmt: skip
+"""What an offline prototype measured by the same protocol with another noise generator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure the acceptance length of the demo pair."""
+
+    prompts: int = 24
+    """How many of the 24 prompts."""
+    temperatures: tuple[float, ...] = (0.0, 0.6, 1.0)
+    nodes: tuple[int, ...] = (4, 16, 64)
+    """Tree nodes below the pending token."""
+    new_tokens: int = 48
+    threads: int = 1
+    json: Path | None = None
+    """Write the table here as JSON too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of the table; `same_text` counts the prompts whose text was the plain one."""
+
+    temperature: float
+    nodes: int
+    acceptance: float
+    reference: float | None
+    same_text: int
+    prompts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much to generate, and with how many tree nodes per sweep."""
+
+    new_tokens: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One generation: its tokens, and how many were emitted by how many sweeps after prefill."""
+
+    tokens: tuple[int, ...]
+    emitted: int
+    sweeps: int
+
+
+def demo_prompts(count: int) -> list[list[int]]:
+    """The first tokens of every second passage."""
+    tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+    lines = PASSAGES.read_text(encoding="utf-8").splitlines()[::2][:count]
+    return [tokenizer.encode(json.loads(line)["text"]).ids[:PROMPT_TOKENS] for line in lines]
+
+
+def answer(session: LocalSession, sweep: Sweep) -> Reply:
+    """The tail's reply to a sweep, from a target that is whole."""
+    hidden = session.run(sweep)
+    state = session.state
+    wanted = [node for node in state.live if node >= sweep.picks_from]
+    logits = session.model.logits(hidden[len(sweep.tokens) - len(wanted) :])
+    picks = pick(logits, [state.live[node].position + 1 for node in wanted], state.sampling)
+    return Reply(sweep.sequence, sweep.generation, tuple(zip(wanted, picks, strict=True)))
+
+
+def generate(target: RaggedModel, drafter: Drafter, prompt: list[int], sampling: Sampling, size: Size) -> Run:
+    """Decode one prompt."""
+    window = len(prompt) + size.new_tokens + size.nodes + LEVELS
+    limits = Limits(target.vocab_size, window, sweeps=1, nodes=len(prompt) + size.nodes + 1)
+    walk, session = Walk(limits, sampling), LocalSession(target, limits)
+    tokens = prompt + walk.accept(answer(session, walk.prefill(prompt, last=True)))
+    first, sweeps = len(tokens), 0
+    while len(tokens) < len(prompt) + size.new_tokens:
+        tree = drafter.grow(tokens, size.nodes, LEVELS, sampling)
+        tokens += walk.accept(answer(session, walk.extend(tree)))
+        sweeps += 1
+    return Run(tuple(tokens[len(prompt) :][: size.new_tokens]), len(tokens) - first, sweeps)
+
+
+def measure(options: Options, console: Console) -> list[Cell]:
+    """Every cell of the table."""
+    target, draft = load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32)
+    drafter = ModelDrafter(draft, target.vocab_size, draft.max_positions or 2048)
+    prompts = demo_prompts(options.prompts)
+    cells: list[Cell] = []
+    for temperature in options.temperatures:
+        samplings = [Sampling(seed=FIRST_SEED + number, temperature=temperature) for number in range(len(prompts))]
+        cases = list(zip(prompts, samplings, strict=True))
+        plain = [generate(target, NoDrafter(), *case, Size(options.new_tokens, 0)).tokens for case in cases]
+        for nodes in options.nodes:
+            size = Size(options.new_tokens, nodes)
+            about = f"temperature {temperature}, K = {nodes}"
+            runs = [generate(target, drafter, *case, size) for case in track(cases, about, console=console)]
+            same = sum(run.tokens == text for run, text in zip(runs, plain, strict=True))
+            acceptance = mean(run.emitted / run.sweeps for run in runs)
+            cells.append(Cell(temperature, nodes, acceptance, REFERENCE.get((temperature, nodes)), same, len(runs)))
+    return cells
+
+
+def table(cells: list[Cell]) -> Table:
+    """The cells for people."""
+    shown = Table("temperature", "K", "acceptance length", "reference", "same text", title="Demo pair, in one process")
+    for cell in cells:
+        reference = f"{cell.reference:.2f}" if cell.reference is not None else ""
+        same = f"{cell.same_text} of {cell.prompts}"
+        shown.add_row(str(cell.temperature), str(cell.nodes), f"{cell.acceptance:.2f}", reference, same)
+    return shown
+
+
+def main() -> None:
+    """Measure, print, and fail if any text differs from plain decoding's."""
+    options = tyro.cli(Options)
+    torch.set_num_threads(options.threads)
+    console = Console()
+    cells = measure(options, console)
+    console.print(table(cells))
+    if options.json:
+        options.json.write_text(json.dumps([dataclasses.asdict(cell) for cell in cells], indent=2), encoding="utf-8")
+    if any(cell.same_text < cell.prompts for cell in cells):
+        sys.exit("acceptance: a text differs from plain decoding's")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What a generation can be told. Plain values, checked once at the edge."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from swarm.errors import ConfigError
+from swarm.messages import Sampling
+
+MAX_NODES = 2_048
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to generate; defaults stand here only.
+
+    max_new_tokens: most tokens to emit. temperature: 0 is greedy. top_k, top_p, min_p: as in Hugging Face. seed: None
+    draws one and reports it. stop: strings that end the text. nodes: tree nodes per sweep (K), 0 is plain decoding.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    nodes: int | None = None
+
+    def sampling(self) -> Sampling:
+        """The part of it that the tail needs; a seed is drawn if none is given."""
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        return Sampling(seed, self.temperature, self.top_k, self.top_p, self.min_p)
+
+    def check(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            ConfigError: names the option.
+        """
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens: {self.max_new_tokens}; ask for at least 1")
+        if self.nodes is not None and not 0 <= self.nodes <= MAX_NODES:
+            raise ConfigError(f"nodes: {self.nodes} is not in 0 … {MAX_NODES}")
+        if any(not stop for stop in self.stop):
+            raise ConfigError("stop: an empty stop string would end every text at once")
+
+
+def make_options(given: Mapping[str, Any]) -> Options:
+    """Options from keyword arguments.
+
+    Raises:
+        ConfigError: an unknown name, or a value that cannot be.
+    """
+    known = [field.name for field in fields(Options)]
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(known)}")
+    stop = given.get("stop", ())
+    return Options(**{**given, "stop": (stop,) if isinstance(stop, str) else tuple(stop)})

@@ -1,0 +1,79 @@
+"""What a generation cost and where each sweep's time went. Plain values; owns no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from swarm.messages import HopTime
+
+
+@dataclass(frozen=True, slots=True)
+class SweepStats:
+    """One sweep as the client saw it; times in milliseconds.
+
+    nodes: tree nodes below the pending token (K). emitted: tokens that became certain by its reply. hops: per hop,
+    queue, compute, encoding and the measured link behind it. `first_link_ms` is the link to hop 0. `other_ms` is what
+    none of them explains: serialisation, waiting for the network's rate, scheduling.
+    """
+
+    nodes: int
+    emitted: int
+    draft_ms: float
+    total_ms: float
+    first_link_ms: float
+    hops: tuple[HopTime, ...]
+
+    @property
+    def other_ms(self) -> float:
+        """Time that no hop, link or draft accounts for."""
+        known = sum(hop.queue_ms + hop.compute_ms + hop.other_ms + hop.link_ms for hop in self.hops)
+        return self.total_ms - self.first_link_ms - known
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """One generation.
+
+    sweeps: decode sweeps; prefill ones are counted apart. Acceptance length is tokens per decode sweep, the target's own
+    token included (plain decoding scores 1.00); the first token comes from the prefill and is not counted.
+    reproducible: whether text depends on model, prompt and seed alone (fp32 and a lossless codec).
+    """
+
+    tokens: int
+    prompt_tokens: int
+    prefill_sweeps: int
+    seed: int
+    reproducible: bool
+    numeric_class: str
+    time_to_first_token_s: float
+    total_s: float
+    sweeps: tuple[SweepStats, ...]
+    hops: tuple[str, ...]
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per decode sweep."""
+        return (self.tokens - 1) / len(self.sweeps) if self.sweeps else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Decode speed: tokens after the first, per second after the first."""
+        decode_s = self.total_s - self.time_to_first_token_s
+        return (self.tokens - 1) / decode_s if decode_s > 0 else 0.0
+
+    @property
+    def ms_per_sweep(self) -> float:
+        """Median of a decode sweep's trip, the draft not included."""
+        totals = sorted(sweep.total_ms for sweep in self.sweeps)
+        return totals[len(totals) // 2] if totals else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished generation. tokens: the generated ids, an ending EOS included; the text never holds it."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: Literal["stop", "eos", "length"]
+    stats: Stats

@@ -1,0 +1,116 @@
+"""The target as its client knows it: config, tokenizer and identity, never weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+
+from swarm.errors import ModelMismatch, UnknownModel, UnsupportedModel
+from swarm.families import max_positions
+from swarm.model_identity import client_identity
+from swarm.registry import ModelIdentity
+from swarm.routing import RouteQuery, no_route
+
+SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model as text sees it, and what tells it from others in the swarm.
+
+    eos_ids end a text. max_positions is the model's context in tokens, None when nothing limits it.
+    """
+
+    name: str
+    config_digest: str
+    tokenizer_digest: str
+    tokenizer: PreTrainedTokenizerFast
+    eos_ids: frozenset[int]
+    vocab_size: int
+    num_layers: int
+    max_positions: int | None
+
+
+def load_target(model: str | Path, revision: str | None = None) -> Target:
+    """Read a model's small files from a folder or the hub; its weights are neither needed nor opened.
+
+    Raises:
+        UnknownModel: no such model.
+        UnsupportedModel: it has no fast tokenizer.
+    """
+    folder = _small_files(model, revision)
+    name, config_digest, tokenizer_digest = client_identity(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UnknownModel(f"{model}: config and tokenizer cannot be read ({reason})") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise UnsupportedModel(f"{model}: needs a fast tokenizer (tokenizer.json)")
+    text = config.get_text_config()
+    return Target(
+        name=name if Path(model).is_dir() else str(model),
+        config_digest=config_digest,
+        tokenizer_digest=tokenizer_digest,
+        tokenizer=tokenizer,
+        eos_ids=_eos_ids(folder, config),
+        vocab_size=text.vocab_size,
+        num_layers=text.num_hidden_layers,
+        max_positions=max_positions(config),
+    )
+
+
+def find_in_swarm(target: Target, models: Sequence[ModelIdentity], join: tuple[str, ...]) -> ModelIdentity:
+    """The swarm's model with the target's config and tokenizer.
+
+    Raises:
+        ModelMismatch: the swarm's model of this name is another one, or several differ only in their weights.
+        RouteError: nobody serves it.
+    """
+    same = [
+        model
+        for model in models
+        if (model.config_digest, model.tokenizer_digest) == (target.config_digest, target.tokenizer_digest)
+    ]
+    named = [model for model in same if model.name == target.name] or same
+    if len(named) == 1:
+        return named[0]
+    if named:
+        prints = " and ".join(sorted(model.fingerprint[:12] for model in named))
+        raise ModelMismatch(f"the swarm serves {target.name} with different weights ({prints}); use a swarm with one")
+    for model in models:
+        if model.name == target.name:
+            ours = f"config {target.config_digest[:12]}, tokenizer {target.tokenizer_digest[:12]}"
+            theirs = f"config {model.config_digest[:12]}, tokenizer {model.tokenizer_digest[:12]}"
+            raise ModelMismatch(f"{target.name} here has {ours}; the swarm's has {theirs}")
+    raise no_route(RouteQuery(target.name, target.num_layers, join=join), [(0, target.num_layers)])
+
+
+def _small_files(model: str | Path, revision: str | None) -> Path:
+    if Path(model).expanduser().is_dir():
+        return Path(model).expanduser()
+    try:
+        return Path(snapshot_download(str(model), revision=revision, allow_patterns=SMALL_FILES))
+    except HFValidationError as error:
+        raise UnknownModel(f"{model}: neither a folder nor a hub id") from error
+    except (OSError, HfHubHTTPError, OfflineModeIsEnabled) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UnknownModel(f"{model}: no such folder, and the hub says: {reason}") from error
+
+
+def _eos_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int]:
+    """All ids that end a text, from the generation config first, as Hugging Face does."""
+    ids = config.get_text_config().eos_token_id
+    if (folder / "generation_config.json").exists():
+        ids = GenerationConfig.from_pretrained(folder).eos_token_id or ids
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)
+
+

@@ -1,0 +1,167 @@
+"""The client's side of a session as a pure object: which tokens are certain, what is committed next (P3–P5).
+
+    certain   deepest node whose token is sure: forced by the prompt, or the known pick of a certain parent
+    pending   a token that was emitted and is not a tree node yet; the next sweep begins with it
+
+The walk is SpecExec's: from the certain node follow the target's picks while a child holds the picked token; the first
+pick without a child is emitted too. Source: SpecExec (arXiv 2406.02532), algorithm 1; exact for any tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from swarm.errors import LocalProtocolError, RemoteProtocolError
+from swarm.ids import TreeNodeId
+from swarm.messages import Reply, Sampling, Sweep
+from swarm.session import Limits, Parent, SessionState
+from swarm.tree import DraftTree
+
+
+class Walk:
+    """One sequence as its client sees it: makes sweeps, takes replies, emits tokens."""
+
+    def __init__(self, limits: Limits, sampling: Sampling) -> None:
+        self.state = SessionState(limits)
+        self.generation = 0
+        self.pending: int | None = None
+        self._sampling: Sampling | None = sampling
+        self._certain: TreeNodeId | None = None
+        self._forced_until = 0
+        self._picks: dict[TreeNodeId, int] = {}
+        self._answered: set[int] = set()
+        self._acked = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Sweeps that have no reply yet."""
+        return self.state.sequence - self._acked - len(self._answered)
+
+    @property
+    def certain(self) -> TreeNodeId | None:
+        """The deepest certain node, where the tree goes on: live, or the tip; None before the prompt."""
+        return self._certain
+
+    @property
+    def room(self) -> int:
+        """Nodes that the next sweep may hold, a pending token included (F1); 0 also when all sweeps are unanswered.
+
+        While a pick is awaited one node is held back: the token that it brings needs a place, and nodes beside it die
+        only when it is committed.
+        """
+        return max(0, self.state.room(self._commit_to, self._acked) - self._awaits_pick)
+
+    def prefill(self, chunk: Sequence[int], last: bool) -> Sweep:
+        """The sweep that appends forced tokens as a chain; only the last chunk asks for a pick, after its last node."""
+        assert chunk, "a chunk has tokens"
+        first = self.state.next_id
+        # The sweep commits what is certain, so its first node hangs from the tip.
+        chain: list[Parent] = [None, *(TreeNodeId(first + offset) for offset in range(len(chunk) - 1))]
+        sweep = self._sweep(tuple(chunk), tuple(chain), picks_from=first + len(chunk) - last)
+        self._certain, self._forced_until = TreeNodeId(first + len(chunk) - 1), sweep.picks_from
+        return sweep
+
+    def extend(self, tree: DraftTree) -> Sweep:
+        """The sweep that commits what is certain, appends the pending token and the tree below it."""
+        assert self.pending is not None, "a sweep needs a token to start from"
+        first = self.state.next_id
+        parents: list[Parent] = [None]
+        parents += [TreeNodeId(first + 1 + parent) if parent is not None else first for parent in tree.parents]
+        sweep = self._sweep((self.pending, *tree.tokens), tuple(parents), picks_from=first)
+        self._certain, self.pending = first, None
+        return sweep
+
+    def grow(self, tokens: Sequence[int], parents: Sequence[TreeNodeId]) -> Sweep:
+        """The sweep that commits what is certain and adds nodes to a tree whose picks may still be in flight.
+
+        Legal while no token is pending; without nodes it only commits.
+
+        Args:
+            tokens: one per new node; new node i gets the id `state.next_id + i`.
+            parents: of each new node: the certain node, a live node below it, or an earlier new node.
+
+        Raises:
+            LocalProtocolError: a parent is none of these.
+        """
+        assert self.pending is None, "the pending token comes first"
+        first = self.state.next_id
+        able = {self._certain, *self.state.below(self._commit_to)}
+        for offset, parent in enumerate(parents):
+            if parent not in able:
+                raise LocalProtocolError(
+                    "parents", f"node {parent} is not at or below the certain node {self._certain}"
+                )
+            able.add(TreeNodeId(first + offset))
+        hung = tuple(None if parent == self._certain else parent for parent in parents)
+        return self._sweep(tuple(tokens), hung, picks_from=first)
+
+    def accept(self, reply: Reply) -> list[int]:
+        """Take one reply (in any order, repeated or not) and return the tokens that became certain by it.
+
+        Raises:
+            RemoteProtocolError: it answers what was not asked, or lacks the pick that the sequence needs.
+        """
+        if not 0 < reply.sequence <= self.state.sequence:
+            raise RemoteProtocolError("sequence", f"reply to sweep {reply.sequence}, which was never sent")
+        for node, token in reply.picks:
+            if not (0 <= node < self.state.next_id and 0 <= token < self.state.limits.vocab_size):
+                raise RemoteProtocolError("picks", f"token {token} after node {node}")
+        if reply.sequence > self._acked and reply.sequence not in self._answered:
+            self._answered.add(reply.sequence)
+            for node, token in reply.picks:
+                self._picks.setdefault(node, token)
+        while self._acked + 1 in self._answered:
+            self._acked += 1
+            self._answered.remove(self._acked)
+        emitted = self._follow()
+        if self._lacks_pick():
+            raise RemoteProtocolError("picks", f"none for node {self._certain}, which cannot be dead")
+        return emitted
+
+    def _lacks_pick(self) -> bool:
+        if not self._awaits_pick or self._certain is None:
+            return False
+        live = self.state.live.get(self._certain)
+        sequence = live.sequence if live is not None else self.state.committed[-1].sequence
+        return sequence <= self._acked or sequence in self._answered
+
+    @property
+    def _awaits_pick(self) -> bool:
+        return self.pending is None and self._certain is not None and self._certain >= self._forced_until
+
+    @property
+    def _commit_to(self) -> TreeNodeId | None:
+        return self._certain if self._certain in self.state.live else None
+
+    def _follow(self) -> list[int]:
+        emitted: list[int] = []
+        while self.pending is None and self._certain is not None and self._certain in self._picks:
+            token = self._picks[self._certain]
+            emitted.append(token)
+            child = self.state.child(self._commit_to, token)
+            if child is None:
+                self.pending = token
+            else:
+                self._certain = child
+        return emitted
+
+    def _sweep(self, tokens: tuple[int, ...], parents: tuple[Parent, ...], picks_from: int) -> Sweep:
+        commit_to = self._commit_to
+        committed = len(self.state.committed) + (len(self.state.path_to(commit_to)) if commit_to is not None else 0)
+        sweep = Sweep(
+            sequence=self.state.sequence + 1,
+            committed=committed,
+            first_id=self.state.next_id,
+            tokens=tokens,
+            parents=parents,
+            picks_from=TreeNodeId(picks_from),
+            generation=self.generation,
+            acked=self._acked,
+            commit_to=commit_to,
+            sampling=self._sampling,
+        )
+        self._sampling = None
+        self.state.apply(sweep)
+        alive = self.state.live
+        self._picks = {node: token for node, token in self._picks.items() if node in alive or node == self._certain}
+        return sweep

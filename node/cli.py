@@ -1,0 +1,77 @@
+"""The `node` command (also `swarm-node`, where Node.js owns the name): serve layers of a model to the swarm."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+
+from swarm.errors import RegistryError, SwarmError
+
+from node import nodejs
+from node.config import ServeConfig
+
+
+def main() -> None:
+    """Run the command line; errors are one line and a non-zero exit."""
+    mistaken = nodejs.explain(sys.argv[1:], nodejs.find_nodejs(Path(sys.argv[0])))
+    if mistaken is not None:
+        sys.exit(_fail(mistaken, 2))
+    config = tyro.extras.subcommand_cli_from_dict(
+        {"serve": ServeConfig}, prog="node", description="Host some layers of a large language model for a swarm."
+    )
+    sys.exit(serve(config))
+
+
+def serve(config: ServeConfig) -> int:
+    """Serve until a signal or a failure; returns the exit status."""
+    logging.basicConfig(level=os.environ.get("CANOPY_LOG", "WARNING"), format="%(asctime)s %(name)s: %(message)s")
+    try:
+        asyncio.run(_run(replace(config, model=config.model or os.environ.get("CANOPY_MODEL"))))
+    except SwarmError as error:
+        return _fail(f"node: {error}", 1)
+    except asyncio.CancelledError:
+        return 0
+    return 0
+
+
+async def _run(config: ServeConfig) -> None:
+    from node.serve import Node  # torch and transformers take seconds to import: bad options are told before
+
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    _cancel_on_signals()
+    async with Node(config, console.print) as node:
+        console.print(f"serving at {node.address} as {node.peer_id}")
+        console.print(f"the next machine joins with:\n  {node.join_line()}")
+        await node.wait_failed()
+    raise RegistryError("this node's part of the DHT ended, so nobody can find it any more; start it again")
+
+
+def _cancel_on_signals() -> None:
+    """The first signal leaves politely, the second at once."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "called within asyncio.run"
+
+    def leave() -> None:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, os._exit, 1)
+        task.cancel()
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, leave)
+
+
+def _fail(message: str, status: int) -> int:
+    print(message, file=sys.stderr)  # noqa: T201 - the command line's own output
+    return status
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""One session on this machine: its upstream, its log, its KV, its link to the next hop. Lives in the event loop.
+
+Only the newest generation's upstream is heard (R3). What the sweeps mean is `swarm.session`'s, tensors are
+`node.sweep_run`'s; this file moves work between them and says so to the neighbours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, replace
+
+from swarm.arena import Arena
+from swarm.dial import Dialer
+from swarm.errors import HopClosed, HopError, LocalProtocolError, RemoteProtocolError, SwarmError, Unreachable
+from swarm.faults import fault_of
+from swarm.hop_log import HopLog
+from swarm.ids import PeerId
+from swarm.link import Link, open_link
+from swarm.messages import (
+    Ack,
+    Attach,
+    Attached,
+    Close,
+    Credits,
+    Fault,
+    HopTime,
+    Ready,
+    Reply,
+    SweepFrame,
+    Upstream,
+)
+from swarm.registry import Registry
+from swarm.session import Limits
+
+from node.engine import Engine
+from node.replies import ReplyBuffer
+from node.span import SpanModel
+from node.sweep_run import HopRole, SweepRun
+from node.tally import Tally
+from node.upstream import UpstreamSide
+
+ORPHAN_S = 5.0
+"""How long a session outlives its upstream's stream (R9)."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What all sessions of a node share."""
+
+    peer: PeerId
+    model: SpanModel
+    engine: Engine
+    registry: Registry
+    dialer: Dialer
+    tally: Tally
+    valid_tokens: int
+
+
+class HopSession:
+    """One session's hop; `run` owns it from attach to close."""
+
+    def __init__(self, shop: Workshop, attach: Attach, credits: Credits, arena: Arena) -> None:
+        self.credits = credits
+        self.replies = ReplyBuffer()
+        self.log = HopLog(self._limits(shop, credits))
+        self._shop = shop
+        self._attach = attach
+        self._arena = arena
+        self._role = HopRole(attach.route[attach.index].span, attach.open.codec, shop.valid_tokens)
+        self._is_tail = attach.index == len(attach.route) - 1
+        self._upstream: UpstreamSide | None = None
+        self._downstream: Link | None = None
+        self._running: SweepRun | None = None
+        self._arrived: dict[int, float] = {}
+        self._closed = asyncio.Event()
+        self._reason = "closed"
+        self._orphan_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_tail(self) -> bool:
+        """Whether this hop picks tokens and holds the reply stream."""
+        return self._is_tail
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the session is over."""
+        return self._closed.is_set()
+
+    def attach(self, upstream: UpstreamSide, attach: Attach) -> None:
+        """Hear this stream from now on, and no other (R3).
+
+        Raises:
+            HopClosed: a newer generation holds the session, or the new route needs a replay.
+        """
+        if self._upstream is not None and attach.generation <= self._attach.generation:
+            raise HopClosed(self._shop.peer, str(self._role.span), f"generation {attach.generation} is not newer")
+        if attach.route != self._attach.route or attach.index != self._attach.index:
+            raise HopClosed(self._shop.peer, str(self._role.span), "cannot change a running session's route")
+        if self._orphan_timer is not None:
+            self._orphan_timer.cancel()
+        self._upstream, self._attach = upstream, attach
+        upstream.send(Attached(attach.generation, self.log.received.sequence or None))
+
+    def detach(self, upstream: UpstreamSide) -> None:
+        """The stream ended. If it was the session's upstream, wait a while for another one."""
+        if self._upstream is upstream and not self.is_closed:
+            loop = asyncio.get_running_loop()
+            self._orphan_timer = loop.call_later(ORPHAN_S, self.close, "its upstream vanished")
+
+    def receive(self, upstream: UpstreamSide, frame: SweepFrame) -> None:
+        """Take one sweep off the session's stream; a header that breaks the rules is refused and changes nothing."""
+        if upstream is not self._upstream or self.is_closed:
+            return
+        try:
+            self._check_rows(frame)
+            is_new = self.log.receive(frame)
+        except SwarmError as error:
+            self._shop.tally.errors += 1
+            self._report(error)
+            return
+        upstream.send(Ack(frame.sweep.sequence))
+        self._shop.tally.frames_in += 1
+        if is_new:
+            self._arrived[frame.sweep.sequence] = time.perf_counter()
+            self._shop.engine.submit(self)
+        elif self._is_tail:
+            self.replies.resend(frame.sweep.sequence)
+
+    def closed_by(self, upstream: UpstreamSide, reason: str) -> None:
+        """The session's upstream says that it is over."""
+        if upstream is self._upstream:
+            self.close(reason)
+
+    def close(self, reason: str) -> None:
+        """End the session; `run` frees everything."""
+        if not self.is_closed:
+            self._reason = reason
+            self._closed.set()
+            self.replies.close()
+
+    async def run(self) -> None:
+        """Attach what lies behind this hop, then wait for the end."""
+        try:
+            if self._is_tail:
+                self._say(Ready(self._attach.generation, self.credits))
+                await self._closed.wait()
+            else:
+                await self._run_linked()
+        except SwarmError as error:
+            self._report(error)
+            self.close(str(error))
+        finally:
+            self.close("ended")
+            if self._orphan_timer is not None:
+                self._orphan_timer.cancel()
+            if self._upstream is not None:
+                self._upstream.end()
+            logger.info("session over: %s; %d sweeps", self._reason, self.log.received.sequence)
+
+    def next_run(self) -> SweepRun | None:
+        """For the engine: the sweep to work on."""
+        if self.is_closed:
+            return None
+        if self._running is None:
+            work = self.log.next_work()
+            if work is not None:
+                sampling = self.log.executed.sampling
+                self._running = SweepRun(self._shop.model, self._arena, self._role, work, sampling)
+        return self._running
+
+    def finish(self, run: SweepRun) -> None:
+        """For the engine: a sweep is done; send it on, or answer it."""
+        self._running = None
+        if self.is_closed:
+            return
+        sweep = run.work.frame.sweep
+        waited_ms = (time.perf_counter() - self._arrived.pop(sweep.sequence)) * 1e3 - run.compute_ms
+        link_ms = self.replies.link_ms if self._downstream is None else self._downstream.rtt_ms / 2
+        times = (*run.work.frame.times, HopTime(max(waited_ms, 0.0), run.compute_ms, run.encode_ms, link_ms))
+        tally = self._shop.tally
+        tally.sweeps += 1
+        tally.tree_nodes += len(run.work.run)
+        tally.pruned_nodes = tally.pruned_nodes + len(sweep.tokens) - len(run.work.run)
+        tally.frames_out += 1
+        if self._is_tail:
+            reply = Reply(sweep.sequence, sweep.generation, tuple(run.picks), times)
+            self.replies.put(reply, self.log.received.acked)
+            return
+        assert self._downstream is not None, "sweeps come after Ready"
+        kept = None if len(run.work.run) == len(sweep.tokens) else run.kept
+        try:
+            self._downstream.send(SweepFrame(sweep, kept, run.rows, times))
+        except HopError as error:
+            self._report(error)
+
+    def fail(self, error: Exception) -> None:
+        """For the engine: a sweep could not be run, so this hop is lost to the session."""
+        self._running = None
+        self._shop.tally.errors += 1
+        if not isinstance(error, SwarmError) or isinstance(error, LocalProtocolError):
+            logger.error("a forward failed", exc_info=error)
+        self._report(error)
+        self.close(f"failed: {error}")
+
+    async def _run_linked(self) -> None:
+        behind = replace(self._attach, index=self._attach.index + 1)
+        address = await self._address_of(behind)
+        async with open_link(self._shop.dialer.channel(address), behind, self._on_downstream) as link:
+            self._downstream = link
+            self._take_credits(await link.ready())
+            self._say(Ready(self._attach.generation, self.credits))
+            await self._closed.wait()
+            link.send(Close(self._reason))
+
+    def _take_credits(self, theirs: Credits) -> None:
+        ours = self.credits
+        self.credits = Credits(
+            min(ours.window_tokens, theirs.window_tokens),
+            min(ours.sweeps, theirs.sweeps),
+            min(ours.nodes, theirs.nodes),
+        )
+        self.log.limit(self._limits(self._shop, self.credits))
+
+    async def _address_of(self, behind: Attach) -> str:
+        """Where the next hop listens, from its own signed record and nothing else."""
+        hop = behind.route[behind.index]
+        for fresh in (False, True):
+            records = await self._shop.registry.records(
+                behind.open.fingerprint, self._shop.model.num_layers, fresh=fresh
+            )
+            for record in records:
+                if record.peer == hop.peer and record.span.contains(hop.span):
+                    return record.address
+        raise Unreachable(hop.peer, str(hop.span), "has no valid record in the registry")
+
+    def _on_downstream(self, message: Upstream | HopError) -> None:
+        match message:
+            case Fault():
+                self._say(message)
+            case HopError() if not self.is_closed:
+                self._report(message)
+            case _:
+                pass
+
+    def _check_rows(self, frame: SweepFrame) -> None:
+        """Rows come from hops and never from a client; their shape is the model's."""
+        rows = frame.rows
+        if (rows is None) != (self._attach.index == 0):
+            raise RemoteProtocolError("rows", "hop 0 embeds ids, later hops take rows")
+        if rows is not None and rows.width != self._shop.model.hidden_size:
+            raise RemoteProtocolError("rows", f"{rows.width} values per row; this model has {self._shop.model.hidden_size}")
+
+    def _report(self, error: Exception) -> None:
+        self._say(fault_of(error, self._attach.generation, self._shop.peer))
+
+    def _say(self, message: Upstream) -> None:
+        if self._upstream is not None:
+            self._upstream.send(message)
+
+    @staticmethod
+    def _limits(shop: Workshop, credits: Credits) -> Limits:
+        return Limits(shop.model.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)

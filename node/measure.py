@@ -1,0 +1,57 @@
+"""How fast this machine runs its span: measured before it is announced, as a hint to others and to the engine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from swarm.arena import Arena
+from swarm.ids import TreeNodeId
+from swarm.ragged import Work
+
+from node.engine import StepCost
+from node.span import SpanModel
+
+TREE_NODES = (1, 8, 64)
+REPEATS = 5
+
+
+def measure_sweeps(model: SpanModel, clock: Callable[[], float] = time.perf_counter) -> tuple[tuple[int, float], ...]:
+    """Median milliseconds of a sweep's forward at 1, 8 and 64 tree nodes, head included at the tail."""
+    return tuple((nodes, _median_ms(model, nodes, clock)) for nodes in TREE_NODES)
+
+
+def step_cost(sweep_ms: tuple[tuple[int, float], ...]) -> StepCost:
+    """A first prediction for the engine, from the smallest and the largest measurement."""
+    (few, few_ms), (many, many_ms) = sweep_ms[0], sweep_ms[-1]
+    per_row = max(many_ms - few_ms, 0.0) / (many - few)
+    return StepCost(max(few_ms - per_row * few, 0.0), per_row)
+
+
+def _median_ms(model: SpanModel, nodes: int, clock: Callable[[], float]) -> float:
+    times = []
+    for _ in range(REPEATS + 1):
+        arena = Arena(model.layout, nodes)
+        started = clock()
+        hidden = model.forward([_chain(model, arena, nodes)])
+        if model.span.end == model.num_layers:
+            hidden = model.logits(hidden)
+        hidden[-1, -1].item()  # waits for the device
+        times.append((clock() - started) * 1e3)
+    return statistics.median(times[1:])
+
+
+def _chain(model: SpanModel, arena: Arena, nodes: int) -> Work:
+    ids = tuple(TreeNodeId(number) for number in range(nodes))
+    embeds = model.span.start == 0
+    return Work(
+        arena=arena,
+        node_ids=ids,
+        parents=(None, *ids[:-1]),
+        positions=tuple(range(nodes)),
+        ids=torch.zeros(nodes, dtype=torch.long, device=model.device) if embeds else None,
+        rows=None if embeds else torch.zeros(nodes, model.hidden_size, dtype=model.dtype, device=model.device),
+    )

@@ -1,0 +1,154 @@
+"""A family that the tests do not cover proves itself before it is served: small, random, three spans against the whole."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from node.checkpoint import Checkpoint, open_checkpoint
+from swarm.arena import Arena
+from swarm.errors import SwarmError, UnsupportedModel
+from swarm.families import causal_lm_class
+from swarm.ids import TreeNodeId
+from swarm.layers import Span
+from swarm.ragged import RaggedModel, Work
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+Load = Callable[[Checkpoint, Span, torch.dtype], RaggedModel]
+
+TOLERANCE = 1e-5
+SPANS = (Span(0, 2), Span(2, 4), Span(4, 6))
+PARENTS = (*(None if node == 0 else node - 1 for node in range(14)), 9, 14, 11, 15)
+"""A text of 14 tokens and four nodes that branch off before its end: longer than the window."""
+
+_SMALL: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "ffn_dim": 128,
+    "n_inner": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+    "sliding_window": 5,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_k": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""Sizes of the model that takes the test, for those of these names that a config has."""
+
+
+def prove(config: PreTrainedConfig, load: Load) -> None:
+    """Load a small random model of the same family in three spans and compare logits with the whole.
+
+    Raises:
+        UnsupportedModel: it does not run, or the logits differ.
+    """
+    family = config.get_text_config().model_type
+    try:
+        error = _largest_error(shrink(config), load)
+    except (SwarmError, AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error_raised:
+        reason = str(error_raised).strip().partition("\n")[0]
+        raise UnsupportedModel(f"{family}: not a tested family, and its self-test does not run: {reason}") from None
+    if not error <= TOLERANCE:
+        raise UnsupportedModel(f"{family}: not a tested family, and its self-test is {error:.1e} off in the logits")
+
+
+def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The same config at toy size; what says which kind a layer is, stays."""
+    values = copy.deepcopy(config.get_text_config().to_dict())
+    aliases = type(config.get_text_config()).attribute_map
+    for name, small in _SMALL.items():
+        name = aliases.get(name, name)
+        if values.get(name) is not None:
+            values[name] = small
+    if config.get_text_config().num_attention_heads == getattr(config.get_text_config(), "num_key_value_heads", None):
+        values[aliases.get("num_key_value_heads", "num_key_value_heads")] = _SMALL["num_attention_heads"]
+    for name, value in values.items():
+        if isinstance(value, list) and len(value) == config.get_text_config().num_hidden_layers:
+            values[name] = value[: _SMALL["num_hidden_layers"]]
+    if values.get("rope_parameters"):
+        values["rope_parameters"] = _plain_rope(values["rope_parameters"])
+    return type(config.get_text_config()).from_dict(values)
+
+
+def _plain_rope(rope: dict[str, Any]) -> dict[str, Any]:
+    """Stretched rotary embeddings have lists as long as a head is wide; the plain ones do for the test."""
+    if all(isinstance(value, dict) for value in rope.values()):
+        return {kind: _plain_rope(value) for kind, value in rope.items()}
+    kept = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    return {"rope_type": "default", **kept}
+
+
+def _largest_error(config: PreTrainedConfig, load: Load) -> float:
+    whole = _random_model(config)
+    with tempfile.TemporaryDirectory() as folder:
+        whole.save_pretrained(folder)
+        checkpoint = open_checkpoint(Path(folder))
+        models = [load(checkpoint, span, torch.float32) for span in SPANS]
+    ids = torch.arange(len(PARENTS)) * 7 % 120 + 3
+    logits = _tree_logits(models, ids)
+    worst = 0.0
+    for node in range(len(PARENTS)):
+        path = _path(node)
+        with torch.no_grad():
+            alone = whole(ids[path][None], use_cache=False).logits[0, -1]
+        worst = max(worst, float((logits[node] - alone).abs().max()))
+    return worst
+
+
+def _random_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """Random in every weight, norms too, so that a wrong one shows."""
+    config = copy.deepcopy(config)
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: Any = causal_lm_class(config)(config)
+        for weight in model.parameters():
+            weight.data += torch.randn_like(weight) * 0.05
+    whole: PreTrainedModel = model.float().eval()
+    return whole
+
+
+def _tree_logits(models: list[RaggedModel], ids: torch.Tensor) -> torch.Tensor:
+    nodes = [TreeNodeId(node) for node in range(len(PARENTS))]
+    parents = [None if parent is None else TreeNodeId(parent) for parent in PARENTS]
+    positions = [len(_path(node)) - 1 for node in nodes]
+    rows = None
+    for model in models:
+        arena = Arena(model.layout, len(nodes))
+        rows = model.forward([Work(arena, nodes, parents, positions, None if model.span.start else ids, rows)])
+    assert rows is not None
+    return models[-1].logits(rows)
+
+
+def _path(node: int) -> list[int]:
+    path = [node]
+    while (parent := PARENTS[path[0]]) is not None:
+        path.insert(0, parent)
+    return path

@@ -1,0 +1,213 @@
+"""A running node: loads its span, opens its ports, is dialled back, announces itself, leaves politely.
+
+`async with Node(config, say) as node:` enters when the node is listed and exits when nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from types import TracebackType
+from typing import Self
+
+import grpc.aio
+
+from swarm.coverage import serve_line
+from swarm.dial import SERVER_OPTIONS, Dialer
+from swarm.errors import ConfigError, ModelMismatch, Unreachable, UnknownModel
+from swarm.hello import NONCE_BYTES
+from swarm.identity import default_identity_path
+from swarm.ids import PeerId
+from swarm.model_identity import model_identity
+from swarm.record import NodeRecord, NodeState
+from swarm.registry import RECORD_TTL_S, ModelIdentity
+from swarm.registry_dht import DhtConfig, DhtRegistry
+from swarm.tasks import TaskScope
+
+from node.checkpoint import Checkpoint, open_checkpoint
+from node.config import ServeConfig
+from node.engine import Engine
+from node.hop import Workshop
+from node.loading import count_tokens, default_kv_tokens, load
+from node.measure import measure_sweeps, step_cost
+from node.service import NodeService
+from node.sessions import MAX_NODES, Sessions
+from node.tally import Tally
+
+STOP_GRACE_S = 2.0
+
+logger = logging.getLogger(__name__)
+
+Say = Callable[[str], None]
+
+
+class Node:
+    """One machine's service."""
+
+    def __init__(self, config: ServeConfig, say: Say) -> None:
+        self._config = config
+        self._say = say
+        self._stack = AsyncExitStack()
+        self._sequence = 0
+
+    async def __aenter__(self) -> Self:
+        """Start serving; returns once the node is listed.
+
+        Raises:
+            SwarmError: what stood in the way.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave: announce it, end sessions, close everything."""
+        self.sessions.draining = True
+        await self._announce(NodeState.DRAINING)
+        self.sessions.close_all("the node leaves the swarm")
+        await self.registry.withdraw(self._record(NodeState.DRAINING))
+        await self._stack.aclose()
+
+    @property
+    def peer_id(self) -> PeerId:
+        """This node's name in the swarm."""
+        return self.registry.peer_id
+
+    @property
+    def address(self) -> str:
+        """`host:port` under which others reach the gRPC service."""
+        return self._address
+
+    def join_line(self) -> str:
+        """The exact line with which the next machine joins: the layers after this span, or all of them."""
+        end = self._model.span.end
+        layers = f"{end}-{self._model.num_layers}" if end < self._model.num_layers else f"0-{self._model.num_layers}"
+        return serve_line(self._config.model or self.identity.name, layers, self.registry.join_addresses())
+
+    async def wait_failed(self) -> None:
+        """Return when the node cannot go on, because its part of the DHT died."""
+        await self.registry.wait_closed()
+
+    async def _start(self) -> None:
+        config = self._config
+        join = DhtConfig(
+            join=config.join,
+            host=config.host,
+            port=config.dht_port,
+            announce_host=_host(config.announce_address),
+            identity_path=config.identity or default_identity_path(),
+        )
+        self.registry = await self._stack.enter_async_context(DhtRegistry.open(join))
+        self._checkpoint = await self._find_model()
+        self._model = await asyncio.to_thread(load, self._checkpoint, config, self._say)
+        self._sweep_ms = await asyncio.to_thread(measure_sweeps, self._model)
+        self._say("speed: " + ", ".join(f"{ms:.1f} ms per sweep of {nodes}" for nodes, ms in self._sweep_ms))
+        await self._open_service()
+        await self._be_dialled_back()
+        await self._announce(NodeState.SERVING)
+        self._scope.spawn(self._keep_announcing())
+
+    async def _find_model(self) -> Checkpoint:
+        """The model asked for, or the joined swarm's only one."""
+        config = self._config
+        known = await self.registry.models() if config.join else []
+        if config.model is None and len(known) != 1:
+            names = ", ".join(sorted(f"{model.name} ({model.fingerprint[:8]})" for model in known)) or "none"
+            raise UnknownModel(f"say which MODEL to serve; models in this swarm: {names}")
+        name = config.model or known[0].name
+        self._say(f"model: {name}")
+        checkpoint = await asyncio.to_thread(open_checkpoint, name, config.revision)
+        self.identity: ModelIdentity = await asyncio.to_thread(
+            model_identity, checkpoint.folder, checkpoint.name, checkpoint.hub.commit if checkpoint.hub else None
+        )
+        self._check_twins(known, must_match=config.model is None)
+        return checkpoint
+
+    def _check_twins(self, known: list[ModelIdentity], *, must_match: bool) -> None:
+        twins = [model for model in known if model.name == self.identity.name]
+        if twins and all(twin.fingerprint != self.identity.fingerprint for twin in twins):
+            line = (
+                f"{self.identity.name} here is {self.identity.fingerprint[:12]}, in the swarm it is "
+                f"{', '.join(sorted(twin.fingerprint[:12] for twin in twins))}: other weights, config or tokenizer"
+            )
+            if must_match:
+                raise ModelMismatch(line)
+            self._say(f"note: {line}; a chain never mixes them")
+
+    async def _open_service(self) -> None:
+        config, model = self._config, self._model
+        dialer = await self._stack.enter_async_context(Dialer())
+        self._scope = await self._stack.enter_async_context(TaskScope())
+        engine = Engine(step_cost(self._sweep_ms))
+        valid = await asyncio.to_thread(count_tokens, self._checkpoint.folder, model.vocab_size)
+        shop = Workshop(self.registry.peer_id, model, engine, self.registry, dialer, Tally(), valid)
+        kv_tokens = config.kv_tokens or default_kv_tokens(model)
+        window = min(model.max_positions or kv_tokens, kv_tokens)
+        self.sessions = Sessions(shop, self.identity, kv_tokens, window, self._scope)
+        self._scope.spawn(engine.run())
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        largest = model.hidden_size * 4 * MAX_NODES
+        server.add_generic_rpc_handlers((NodeService(self.registry.identity, self.sessions, largest).handlers(),))
+        try:
+            port = server.add_insecure_port(f"{config.host}:{config.port}")
+        except RuntimeError:
+            raise ConfigError(f"port {config.port} of {config.host} cannot be opened; is another node using it?") from None
+        await server.start()
+        self._stack.push_async_callback(server.stop, STOP_GRACE_S)
+        self._address = config.announce_address or f"{self._reachable_host()}:{port}"
+
+    def _reachable_host(self) -> str:
+        """The host of the first address under which the DHT peer is reachable, or the listening one."""
+        if self._config.host not in ("0.0.0.0", "::"):
+            return self._config.host
+        parts = (self.registry.join_addresses() or ["/ip4/127.0.0.1"])[0].split("/")
+        return parts[2]
+
+    async def _be_dialled_back(self) -> None:
+        reachable = await self.registry.dial_back(self._address, secrets.token_bytes(NONCE_BYTES))
+        if reachable is None:
+            self._say("no peer yet that could dial back: this is the first machine of the swarm")
+        elif not reachable:
+            reason = f"peers cannot reach {self._address}: open or forward the port, or give --announce-address"
+            raise Unreachable(self.registry.peer_id, str(self._model.span), reason)
+
+    async def _keep_announcing(self) -> None:
+        while True:
+            await asyncio.sleep(RECORD_TTL_S / 3)
+            await self._announce(NodeState.SERVING)
+
+    async def _announce(self, state: NodeState) -> None:
+        await self.registry.announce(self._record(state))
+
+    def _record(self, state: NodeState) -> NodeRecord:
+        self._sequence += 1
+        return NodeRecord(
+            peer=self.registry.peer_id,
+            model=self.identity,
+            span=self._model.span,
+            address=self._address,
+            state=state,
+            numeric_class=self._model.numeric_class,
+            version=version("canopy-swarm"),
+            name=self._config.name,
+            sweep_ms=self._sweep_ms,
+            kv_tokens_free=self.sessions.kv_tokens_free,
+            kv_tokens_total=self.sessions.kv_tokens,
+            sequence=self._sequence,
+            expires_at=time.time() + RECORD_TTL_S,
+        )
+
+
+def _host(address: str | None) -> str | None:
+    """The host of `host:port`, with which the DHT is announced too."""
+    return None if address is None else address.rpartition(":")[0] or address

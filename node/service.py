@@ -1,0 +1,133 @@
+"""The node's gRPC service: bytes in, messages to sessions, bytes out. Owns no session state.
+
+Garbage ends the stream that carried it with a typed status; the node and its other sessions go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+
+from swarm import hello, wire
+from swarm.errors import RemoteProtocolError, SwarmError
+from swarm.faults import fault_of
+from swarm.frames import FrameLimits, Joiner, split
+from swarm.identity import Identity
+from swarm.ids import PeerId
+from swarm.messages import Attach, Close, Frame, Ping, Pong, RepliesRequest, SweepFrame
+from swarm.tasks import TaskScope
+
+from node.hop import HopSession
+from node.replies import ReplyBuffer
+from node.sessions import Sessions
+from node.upstream import UpstreamSide
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class NodeService:
+    """Hello, Info, Link and Replies of one node."""
+
+    def __init__(self, identity: Identity, sessions: Sessions, max_row_bytes: int) -> None:
+        self._identity = identity
+        self._sessions = sessions
+        self._max_row_bytes = max_row_bytes
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What a gRPC server needs to route calls here; messages stay bytes until `swarm.wire` reads them."""
+        methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            wire.HELLO: grpc.unary_unary_rpc_method_handler(self.hello),
+            wire.INFO: grpc.unary_unary_rpc_method_handler(self.info),
+            wire.LINK: grpc.stream_stream_rpc_method_handler(self.link),
+            wire.REPLIES: grpc.stream_stream_rpc_method_handler(self.replies),
+        }
+        by_name = {path.rsplit("/", 1)[1]: handler for path, handler in methods.items()}
+        return grpc.method_handlers_generic_handler(wire.SERVICE, by_name)
+
+    async def hello(self, request: bytes, context: Context) -> bytes:
+        """Prove that this address belongs to this identity."""
+        if len(request) != hello.NONCE_BYTES:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a nonce has {hello.NONCE_BYTES} bytes")
+        return hello.hello_response(self._identity, request)
+
+    async def info(self, request: bytes, context: Context) -> bytes:
+        """What this node serves and has done."""
+        return wire.encode_info(self._sessions.info())
+
+    async def replies(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """The picks of one session, for whoever holds its id."""
+        try:
+            request = wire.decode_replies_up(await anext(requests, b""))
+        except RemoteProtocolError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        hop = self._sessions.find(request.session) if isinstance(request, RepliesRequest) else None
+        if hop is None or not hop.is_tail or not isinstance(request, RepliesRequest):
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such session ends here")
+        async with TaskScope() as scope:
+            scope.spawn(self._measure(requests, hop.replies))
+            for part in split(Ping(time.perf_counter_ns())):
+                await context.write(part)
+            async for reply in hop.replies.stream(request.acked):
+                for part in split(reply):
+                    await context.write(part)
+
+    async def _measure(self, requests: AsyncIterator[bytes], replies: ReplyBuffer) -> None:
+        """The client answers each ping with its nonce, which is the time when it was sent."""
+        try:
+            async for data in requests:
+                answer = wire.decode_replies_up(data)
+                if isinstance(answer, Pong):
+                    replies.link_ms = min(max(time.perf_counter_ns() - answer.nonce, 0) / 2e6, 60_000.0)
+        except (RemoteProtocolError, grpc.aio.AioRpcError) as error:
+            logger.warning("a reply stream broke: %s", error)
+
+    async def link(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """One session's stream from its upstream neighbour."""
+        upstream = UpstreamSide()
+        async with TaskScope() as scope:
+            reader = scope.spawn(self._read(requests, upstream))
+            reader.add_done_callback(lambda _: upstream.end())
+            await upstream.drain(context)
+
+    async def _read(self, requests: AsyncIterator[bytes], upstream: UpstreamSide) -> None:
+        joiner = Joiner(FrameLimits(rows_bytes=self._max_row_bytes))
+        hop: HopSession | None = None
+        try:
+            async for part in requests:
+                message = joiner.feed(part)
+                if message is not None:
+                    hop = self._take(message, hop, upstream)
+                if upstream.ended.is_set():
+                    break
+        except SwarmError as error:
+            logger.warning("refused a stream: %s", error)
+            upstream.send(fault_of(error, 0, PeerId(self._identity.peer_id)))
+        except grpc.aio.AioRpcError:
+            pass  # the neighbour's machine or process is gone
+        finally:
+            if hop is not None:
+                hop.detach(upstream)
+
+    def _take(self, message: Frame, hop: HopSession | None, upstream: UpstreamSide) -> HopSession:
+        if isinstance(message, Attach):
+            if hop is not None:
+                raise RemoteProtocolError("attach", "a stream carries one session")
+            return self._sessions.attach(message, upstream)
+        if hop is None:
+            raise RemoteProtocolError("attach", "must be the first message of a stream")
+        match message:
+            case SweepFrame():
+                hop.receive(upstream, message)
+            case Ping(nonce=nonce):
+                upstream.send(Pong(nonce))
+            case Close(reason=reason):
+                hop.closed_by(upstream, reason)
+            case _:
+                raise RemoteProtocolError("kind", f"{type(message).__name__} is not understood by this version")
+        return hop

@@ -1,0 +1,123 @@
+"""The sessions of a node: opening them within the KV budget, finding them by their capability."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import asdict
+from importlib.metadata import version
+
+from swarm.arena import Arena
+from swarm.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
+from swarm.ids import SessionId
+from swarm.messages import Attach, Credits, NodeInfo
+from swarm.registry import ModelIdentity
+from swarm.tasks import TaskScope
+
+from node.hop import HopSession, Workshop
+from node.upstream import UpstreamSide
+
+MAX_SWEEPS = 64
+MAX_NODES = 8_192
+MAX_SESSIONS = 1_024
+
+
+class Sessions:
+    """All sessions of this node; each holds its reservation until it ends."""
+
+    def __init__(self, shop: Workshop, identity: ModelIdentity, kv_tokens: int, max_window: int, scope: TaskScope) -> None:
+        self.kv_tokens = kv_tokens
+        self.draining = False
+        self._shop = shop
+        self._identity = identity
+        self._max_window = max_window
+        self._scope = scope
+        self._open: dict[SessionId, HopSession] = {}
+        self._reserved: dict[SessionId, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def kv_tokens_free(self) -> int:
+        """KV tokens that a new session could reserve."""
+        return self.kv_tokens - sum(self._reserved.values())
+
+    def find(self, session: SessionId) -> HopSession | None:
+        """The session with this id, compared in constant time per session: the id is a capability."""
+        return next((hop for known, hop in self._open.items() if secrets.compare_digest(known, session)), None)
+
+    def attach(self, attach: Attach, upstream: UpstreamSide) -> HopSession:
+        """Open the session, or hand a running one to its new upstream.
+
+        Raises:
+            SwarmError: the attach does not fit this node, or there is no room.
+        """
+        hop = self.find(attach.session)
+        if hop is None:
+            self._check(attach)
+            hop = self._reserve(attach)
+            hop.attach(upstream, attach)
+            self._scope.spawn(self._run(attach.session, hop))
+        else:
+            hop.attach(upstream, attach)
+        return hop
+
+    def info(self) -> NodeInfo:
+        """What this node serves, how much room it has and what it has done."""
+        model, identity = self._shop.model, self._identity
+        return NodeInfo(
+            **asdict(identity),
+            span=model.span,
+            vocab_size=model.vocab_size,
+            hidden_size=model.hidden_size,
+            numeric_class=model.numeric_class,
+            version=version("canopy-swarm"),
+            kv_tokens_total=self.kv_tokens,
+            kv_tokens_free=self.kv_tokens_free,
+            sessions=len(self),
+            counters=self._shop.tally.counters(model.forwards, model.rows_in),
+        )
+
+    def close_all(self, reason: str) -> None:
+        """End every session."""
+        for hop in list(self._open.values()):
+            hop.close(reason)
+
+    def _reserve(self, attach: Attach) -> HopSession:
+        want = attach.open
+        peer, span = self._shop.peer, str(attach.route[attach.index].span)
+        if self.draining:
+            raise HopClosed(peer, span, "is leaving the swarm")
+        credits = Credits(want.window_tokens, min(want.sweeps, MAX_SWEEPS), min(want.nodes, MAX_NODES))
+        tokens = credits.window_tokens + credits.nodes
+        if tokens > self.kv_tokens_free or len(self._open) >= MAX_SESSIONS:
+            raise Busy(peer, span, f"needs KV for {tokens} tokens, {self.kv_tokens_free} of {self.kv_tokens} are free")
+        arena = Arena(self._shop.model.layout, tokens)
+        hop = HopSession(self._shop, attach, credits, arena)
+        self._open[attach.session] = hop
+        self._reserved[attach.session] = tokens
+        return hop
+
+    async def _run(self, session: SessionId, hop: HopSession) -> None:
+        try:
+            await hop.run()
+        finally:
+            del self._open[session], self._reserved[session]
+
+    def _check(self, attach: Attach) -> None:
+        """Refuse what cannot be this node's part of a chain, before anything is allocated."""
+        route, hop, model = attach.route, attach.route[attach.index], self._shop.model
+        if attach.open.fingerprint != self._identity.fingerprint:
+            theirs, ours = attach.open.fingerprint[:12], self._identity.fingerprint[:12]
+            raise ModelMismatch(f"the session is for model {theirs}, node {self._shop.peer} serves {ours}")
+        if hop.peer != self._shop.peer:
+            raise RemoteProtocolError("route", f"hop {attach.index} is {hop.peer}, this is {self._shop.peer}")
+        if not model.span.contains(hop.span):
+            raise RemoteProtocolError("route", f"layers {hop.span} are not within {model.span} of {self._shop.peer}")
+        ends = [0, *(other.span.end for other in route)]
+        if any(other.span.start != end for other, end in zip(route, ends, strict=False)) or ends[-1] != model.num_layers:
+            raise RemoteProtocolError("route", f"its spans do not cover layers 0-{model.num_layers} one after another")
+        if attach.open.window_tokens > self._max_window:
+            raise ContextFull(f"{attach.open.window_tokens} tokens; the model's context is {self._max_window}")
+
+

@@ -1,0 +1,214 @@
+"""The span loader: a Hugging Face causal LM with holes, of which this machine has only some layers (DESIGN §3).
+
+The class, the names of its tensors and its config stay what they are. Layers outside the span become holes, what only
+the first or the last machine needs becomes `Absent`, and `from_pretrained` does the rest on the span's tensors alone:
+renames, fused experts, ties, buffers. Writes no decoder layer and knows no family by name.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+
+from node.proof import prove
+from swarm.attention import use_canopy
+from swarm.errors import UnsupportedModel
+from swarm.families import TESTED, causal_lm_class
+from swarm.ragged import Hole, RaggedModel, find_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from node.checkpoint import Checkpoint
+    from swarm.layers import Span
+
+
+class SpanModel(RaggedModel):
+    """The layers of a span, ready for several sessions' nodes at a time; with the head when the span ends the model."""
+
+
+class Absent(nn.Module):
+    """Stands for a module that only another machine runs: hands hidden states on, or makes rows of zeros."""
+
+    def __init__(self, hidden_size: int, embedding_dim: int) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.embedding_dim = embedding_dim
+
+    def forward(self, first: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        """Return [1, R, hidden_size]: `first` when it is that, else zeros, which nobody reads."""
+        if first.ndim == 3 and first.shape[-1] == self.hidden_size:
+            return first
+        return torch.zeros(*first.shape[:2], self.hidden_size, device=first.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Anatomy:
+    """Which parts a model class has and when they run, as module names; `config` is the text model's own.
+
+    front: run before the layers, the embedding first. tail: run after them. weights: how many, per module name.
+    """
+
+    model_class: type[PreTrainedModel]
+    config: PreTrainedConfig
+    layers: str
+    front: tuple[str, ...]
+    tail: tuple[str, ...]
+    weights: Mapping[str, int]
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the whole model."""
+        count: int = self.config.num_hidden_layers
+        return count
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the head uses the embedding's weights."""
+        return bool(self.config.tie_word_embeddings)
+
+    def modules(self, span: Span) -> list[str]:
+        """Names of the modules with weights that a span needs."""
+        names = [f"{self.layers}.{index}" for index in range(span.start, span.end)]
+        if span.start == 0:
+            names += self.front
+        if span.end == self.num_layers:
+            names += self.tail
+            names += [self.front[0]] if self.is_tied and span.start else []
+        return names
+
+    def weights_in(self, span: Span) -> int:
+        """How many weights a span has; a tied head counts once."""
+        return sum(self.weights[name] for name in self.modules(span))
+
+    def holds(self, tensor: str, span: Span) -> bool:
+        """Whether a tensor of the checkpoint belongs to a span.
+
+        Checkpoints may leave out or add a prefix; one that is neither in a layer nor known by name is taken for the
+        head under an older name.
+        """
+        layer = re.search(rf"(?:^|\.){self.layers.rpartition('.')[2]}\.(\d+)\.", tensor)
+        if layer is not None:
+            return span.start <= int(layer[1]) < span.end
+        owner = next((name for name in (*self.front, *self.tail) if self._names(tensor, name)), None)
+        return span.end == self.num_layers if owner is None else owner in self.modules(span)
+
+    def _names(self, tensor: str, module: str) -> bool:
+        inner = module.removeprefix(f"{self.model_class.base_model_prefix}.")
+        return f".{tensor}".rpartition(".")[0].endswith(f".{inner}")
+
+
+def dissect(config: PreTrainedConfig) -> Anatomy:
+    """Learn a model class's anatomy by running it on the meta device, without weights and with every layer a hole.
+
+    Raises:
+        UnsupportedModel: Canopy cannot run this model.
+    """
+    model_class = causal_lm_class(config)
+    text = copy.deepcopy(config.get_text_config())
+    text.tie_word_embeddings = config.tie_word_embeddings
+    use_canopy(text)
+    with torch.device("meta"):
+        model = model_class(text)
+    where = find_layers(model)
+    layers = model.get_submodule(where)
+    assert isinstance(layers, nn.ModuleList)
+    weights = {f"{where}.{index}": _count(layer) for index, layer in enumerate(layers)}
+    for index, layer in enumerate(layers):
+        layers[index] = Hole(layer)
+    embedding = model.get_input_embeddings()
+    names = {module: name for name, module in model.named_modules() if next(module.parameters(False), None) is not None}
+    called = _trace(model, layers[0], [module for module in names if module is not embedding])
+    middle = called.index(layers[0])
+    front = [names[embedding], *(names[module] for module in called[:middle])]
+    tail = [names[module] for module in called[middle + 1 :]]
+    weights |= {name: _count(model.get_submodule(name)) for name in front + tail}
+    if text.tie_word_embeddings:
+        weights[names[cast("Any", model).get_output_embeddings()]] = 0
+    return Anatomy(model_class, text, where, tuple(front), tuple(tail), weights)
+
+
+def load_span(checkpoint: Checkpoint, span: Span, dtype: torch.dtype, device: torch.device | str = "cpu") -> SpanModel:
+    """Load the layers of a span, and the embedding and head where it has them; no other tensor is read.
+
+    Raises:
+        LayersError: the model does not have these layers.
+        UnsupportedModel: Canopy cannot run this model, or the checkpoint's tensors are not what its class expects.
+    """
+    causal_lm_class(checkpoint.config)
+    if checkpoint.config.get_text_config().model_type not in TESTED:
+        prove(checkpoint.config, _load)
+    return _load(checkpoint, span, dtype, device)
+
+
+def _load(checkpoint: Checkpoint, span: Span, dtype: torch.dtype, device: torch.device | str = "cpu") -> SpanModel:
+    anatomy = dissect(checkpoint.config)
+    span.within(anatomy.num_layers)
+    tensors = checkpoint.tensors(name for name in checkpoint.weight_map if anatomy.holds(name, span))
+    model: Any = fill_span(anatomy, span, tensors, dtype)
+    return SpanModel(model.to(device), span)
+
+
+def fill_span(anatomy: Anatomy, span: Span, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> PreTrainedModel:
+    """Make the class with holes and fill it with a span's tensors, under the checkpoint's own names.
+
+    Raises:
+        UnsupportedModel: tensors are missing, unknown or of another shape.
+    """
+    config = copy.deepcopy(anatomy.config)
+    config.tie_word_embeddings = anatomy.is_tied and span.end == anatomy.num_layers
+    use_canopy(config)
+    filled: tuple[PreTrainedModel, dict[str, Any]] = _class_with_holes(anatomy, span).from_pretrained(
+        None, config=config, state_dict=dict(tensors), dtype=dtype, output_loading_info=True
+    )
+    model, info = filled
+    for complaint in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if loose := sorted(map(str, info[complaint])):
+            what = f"{len(loose)} {complaint.replace('_', ' ')}, such as {loose[0]}"
+            raise UnsupportedModel(f"{config.model_type}: the checkpoint does not fit its class: {what}")
+    return model
+
+
+def _class_with_holes(anatomy: Anatomy, span: Span) -> Any:  # noqa: ANN401 - a class made here
+    base: Any = anatomy.model_class
+
+    class WithHoles(base):  # type: ignore[misc]
+        def __init__(self, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:
+            super().__init__(config, *args, **kwargs)
+            layers = self.get_submodule(anatomy.layers)
+            for index in range(anatomy.num_layers):
+                if not span.start <= index < span.end:
+                    layers[index] = Hole(layers[index])
+            absent = Absent(config.hidden_size, self.get_input_embeddings().embedding_dim)
+            for name in {*anatomy.front, *anatomy.tail} - {*anatomy.modules(span)}:
+                self.set_submodule(name, absent)
+
+    WithHoles.__name__, WithHoles.__module__ = base.__name__, base.__module__  # renames of tensors go by these
+    return WithHoles
+
+
+def _trace(model: PreTrainedModel, first_layer: nn.Module, others: Iterable[nn.Module]) -> list[nn.Module]:
+    """The order in which modules first run in a forward on the meta device."""
+    called: list[nn.Module] = []
+    hooks = [module.register_forward_pre_hook(lambda ran, _: called.append(ran)) for module in [first_layer, *others]]
+    for name, module in list(model.named_modules()):
+        if type(module).__name__.endswith("RotaryEmbedding"):  # has no weights, and may look at values
+            model.set_submodule(name, Hole(module))
+    width: int = cast("Any", model.get_input_embeddings()).embedding_dim
+    embeddings = torch.zeros(1, 2, width, device="meta")
+    positions = torch.zeros(1, 2, dtype=torch.long, device="meta")
+    model(inputs_embeds=embeddings, position_ids=positions, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return list(dict.fromkeys(called))
+
+
+def _count(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())

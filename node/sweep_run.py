@@ -1,0 +1,135 @@
+"""One sweep on one hop, run slice by slice on the compute thread: the KV changes, the forward, the picks.
+
+Any topological cut of a sweep gives the same result (F3), so a slice is simply the next few nodes in order.
+Owns no queue and no network.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from swarm.arena import Arena
+from swarm.codec import decode_rows, encode_rows
+from swarm.hop_log import SweepWork
+from swarm.ids import TreeNodeId
+from swarm.layers import Span
+from swarm.messages import Codec, Rows, Sampling
+from swarm.ragged import Work
+from swarm.sampling import pick
+
+from node.span import SpanModel
+
+
+@dataclass(frozen=True, slots=True)
+class HopRole:
+    """What a session wants of this hop: its layers, how rows leave, and which ids the tail may pick."""
+
+    span: Span
+    codec: Codec
+    valid_tokens: int
+
+
+class SweepRun:
+    """The next sweep of a session: `advance` until `is_done`, then read `rows` (a middle hop) or `picks` (the tail)."""
+
+    def __init__(self, model: SpanModel, arena: Arena, role: HopRole, work: SweepWork, sampling: Sampling) -> None:
+        self.work = work
+        self.compute_ms = 0.0
+        self.encode_ms = 0.0
+        self.rows: Rows | None = None
+        self.picks: list[tuple[TreeNodeId, int]] = []
+        self._model = model
+        self._arena = arena
+        self._role = role
+        self._sampling = sampling
+        self._is_tail = role.span.end == model.num_layers
+        self._entered: torch.Tensor | None = None
+        self._hidden: list[torch.Tensor] = []
+        self._prepared = False
+        self._done = 0
+
+    @property
+    def remaining(self) -> int:
+        """Nodes that have not been run."""
+        return len(self.work.run) - self._done
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the whole sweep was run."""
+        return self._prepared and self.remaining == 0
+
+    @property
+    def kept(self) -> tuple[bool, ...]:
+        """One flag per node of the sweep: whether it was run here."""
+        run = set(self.work.run)
+        return tuple(offset in run for offset in range(len(self.work.frame.sweep.tokens)))
+
+    def advance(self, count: int) -> None:
+        """Run the next `count` nodes; the first call also applies truncation and commit, the last encodes the rows.
+
+        Raises:
+            RemoteProtocolError: the rows that arrived are not finite or of another width.
+        """
+        if not self._prepared:
+            self._prepare()
+        chosen = self.work.run[self._done : self._done + count]
+        self._done += len(chosen)
+        if chosen:
+            hidden = self._model.forward([self._work(chosen)], self._role.span)
+            if self._is_tail:
+                self._pick(chosen, hidden)
+            else:
+                self._hidden.append(hidden)
+        if self.is_done and not self._is_tail:
+            self._encode()
+
+    def _prepare(self) -> None:
+        applied = self.work.applied
+        if applied.truncated_to is not None:
+            self._arena.truncate(applied.truncated_to)
+        if applied.path:
+            self._arena.commit(applied.path, applied.survivors)
+        rows = self.work.frame.rows
+        if rows is not None and self.work.run:
+            decoded = decode_rows(rows, self._model.dtype, self._model.device)
+            self._entered = decoded[torch.tensor(self.work.kept_rows, device=decoded.device)]
+        self._prepared = True
+
+    def _work(self, chosen: tuple[int, ...]) -> Work:
+        sweep, applied = self.work.frame.sweep, self.work.applied
+        entered = self._entered
+        ids = None
+        if entered is None:
+            ids = torch.tensor([sweep.tokens[offset] for offset in chosen], device=self._model.device)
+        else:
+            start = self._done - len(chosen)
+            entered = entered[start : start + len(chosen)]
+        return Work(
+            arena=self._arena,
+            node_ids=tuple(applied.appended[offset] for offset in chosen),
+            parents=tuple(sweep.parents[offset] for offset in chosen),
+            positions=tuple(applied.positions[offset] for offset in chosen),
+            ids=ids,
+            rows=entered,
+        )
+
+    def _encode(self) -> None:
+        started = time.perf_counter()
+        empty = torch.empty(0, self._model.hidden_size, dtype=self._model.dtype)
+        self.rows = encode_rows(torch.cat(self._hidden) if self._hidden else empty, self._role.codec)
+        self._hidden.clear()
+        self.encode_ms = (time.perf_counter() - started) * 1e3
+
+    def _pick(self, chosen: tuple[int, ...], hidden: torch.Tensor) -> None:
+        sweep, applied = self.work.frame.sweep, self.work.applied
+        wanted = [row for row, offset in enumerate(chosen) if applied.appended[offset] >= sweep.picks_from]
+        if not wanted:
+            return
+        logits = self._model.logits(hidden[torch.tensor(wanted, device=hidden.device)])
+        offsets = [chosen[row] for row in wanted]
+        positions = [applied.positions[offset] + 1 for offset in offsets]
+        tokens = pick(logits, positions, self._sampling, self._role.valid_tokens)
+        self.picks += [(applied.appended[offset], token) for offset, token in zip(offsets, tokens, strict=True)]

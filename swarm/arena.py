@@ -1,0 +1,115 @@
+"""The KV tensors of one session on one machine. Rows are placed by `swarm.slots`; nothing is computed here.
+
+    [0, n)        committed tokens, in order: slot = position
+    [n, n + m)    live tree nodes, in the order of their ids
+    [n + m, cap)  free, never read
+
+Keys hold their position (RoPE) already, so a commit moves rows and never changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from swarm.slots import Slots
+
+if TYPE_CHECKING:
+    from swarm.ids import TreeNodeId
+    from swarm.layers import Span
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKv:
+    """What one layer keeps per token: `kv_heads` keys of `key_width` and values of `value_width`."""
+
+    index: int
+    kv_heads: int
+    key_width: int
+    value_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """What the layers of a span keep per token; `index` is the layer's number in the whole model."""
+
+    layers: tuple[LayerKv, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory for one token in every layer."""
+        width = sum(layer.kv_heads * (layer.key_width + layer.value_width) for layer in self.layers)
+        return width * self.dtype.itemsize
+
+    def within(self, sub: Span) -> KvLayout:
+        """The part of a session that uses only the layers of `sub` (R12)."""
+        return replace(self, layers=tuple(layer for layer in self.layers if sub.start <= layer.index < sub.end))
+
+
+class Arena:
+    """Keys and values of one session, `capacity` tokens in all, allocated at once (P8)."""
+
+    def __init__(self, layout: KvLayout, capacity: int) -> None:
+        self.layout = layout
+        self.slots = Slots(capacity)
+        self._keys: dict[int, torch.Tensor] = {}
+        self._values: dict[int, torch.Tensor] = {}
+        for layer in layout.layers:
+            self._keys[layer.index] = self._empty(layer.kv_heads, capacity, layer.key_width)
+            self._values[layer.index] = self._empty(layer.kv_heads, capacity, layer.value_width)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory for one token in every layer."""
+        return self.layout.bytes_per_token
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` committed tokens and no live node."""
+        self.slots.truncate(length)
+
+    def commit(self, path: Sequence[TreeNodeId], survivors: Sequence[TreeNodeId]) -> None:
+        """Make `path` the next committed tokens and keep `survivors` live; see `Slots.commit`."""
+        start = self.slots.committed
+        moves = self.slots.commit(path, survivors)
+        stay = 0  # a row that keeps its slot is not copied
+        while stay < len(moves) and moves[stay] == start + stay:
+            stay += 1
+        if stay == len(moves):
+            return
+        source = torch.from_numpy(moves[stay:]).to(self.layout.device)
+        target = slice(start + stay, start + len(moves))
+        for tensor in (*self._keys.values(), *self._values.values()):
+            tensor[:, target] = tensor.index_select(1, source)
+
+    def append(
+        self, ids: Sequence[TreeNodeId], parents: Sequence[TreeNodeId | None], positions: Sequence[int]
+    ) -> torch.Tensor:
+        """Give each new node a slot; their keys and values come with `store`.
+
+        Returns:
+            bool [len(ids), used slots] on the CPU: what each new node sees.
+        """
+        live = torch.from_numpy(self.slots.append(ids, parents, positions))
+        return torch.cat([torch.ones(len(ids), self.slots.committed, dtype=torch.bool), live], dim=1)
+
+    def store(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write the rows of new nodes from slot `start` on: keys [kv_heads, r, key_width], values likewise."""
+        end = start + keys.shape[1]
+        self._keys[layer][:, start:end] = keys
+        self._values[layer][:, start:end] = values
+
+    def view(self, layer: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys [kv_heads, length, key_width] and values likewise of the first slots, not copied."""
+        return self._keys[layer][:, :length], self._values[layer][:, :length]
+
+    def check_integrity(self) -> None:
+        """Raise LocalProtocolError when bookkeeping is inconsistent; in tests and when idle."""
+        self.slots.check_integrity()
+
+    def _empty(self, heads: int, tokens: int, width: int) -> torch.Tensor:
+        return torch.empty(heads, tokens, width, dtype=self.layout.dtype, device=self.layout.device)

@@ -1,0 +1,191 @@
+"""The one attention function: new rows of several sessions against each session's own KV, the tree's shape included.
+
+Hugging Face calls it for every layer as the attention implementation "canopy" and builds no mask for it. It stores the
+new keys and values in each session's arena, then each row attends to all committed tokens and to its own ancestors.
+The running step travels as the keyword argument `canopy` of the model's forward: there is no state here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from swarm.arena import LayerKv
+from swarm.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedConfig
+
+    from swarm.arena import Arena
+
+NAME = "canopy"
+
+FOLDED_ROWS = 16
+"""Up to this many rows, the query heads of a KV head share one product: K is read once (CPU, 8 heads: 3 × faster)."""
+
+SCORES_BYTES = 64 << 20
+"""How much memory the scores of the explicit path may take at a time."""
+
+
+@dataclass(slots=True)
+class Part:
+    """One session's rows `[start, end)` within a step.
+
+    visible: bool [end - start, used], on the CPU: what each row sees, sliding windows aside.
+    positions: int64 [used], on the CPU: of every slot.
+    """
+
+    arena: Arena
+    start: int
+    end: int
+    visible: torch.Tensor
+    positions: torch.Tensor
+    is_prefill: bool
+    _masks: dict[tuple[int | None, bool], torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """New rows of this session."""
+        return self.end - self.start
+
+    @property
+    def used(self) -> int:
+        """Slots in use, new rows included."""
+        return self.visible.shape[1]
+
+    def is_causal(self, window: int | None) -> bool:
+        """Whether the mask is the plain triangle: a chain into an empty session, shorter than the window."""
+        return self.is_prefill and (window is None or self.used <= window)
+
+    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
+        """What each row sees, bool [rows, used] on the device of `like`; made once per step."""
+        if (window, False) not in self._masks:
+            seen = self.visible
+            if window is not None:
+                seen = seen & (self.positions[-self.rows :, None] - self.positions[None] < window)
+            self._masks[window, False] = seen.to(like.device)
+        return self._masks[window, False]
+
+    def bias(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
+        """The mask as 0 and -inf in the dtype of `like` (a third faster than bool on a CPU); made once per step."""
+        if (window, True) not in self._masks:
+            mask = self.mask(window, like)
+            self._masks[window, True] = torch.zeros_like(mask, dtype=like.dtype).masked_fill_(~mask, -torch.inf)
+        return self._masks[window, True]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward: whose rows it has; without parts it only writes down what each layer keeps."""
+
+    parts: Sequence[Part] = ()
+    seen: list[LayerKv] = field(default_factory=list)
+
+
+def use_canopy(config: PreTrainedConfig) -> None:
+    """Make models of this config attend with `attend`."""
+    AttentionInterface.register(NAME, attend)
+    config._attn_implementation = NAME
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """How one layer weighs what it sees; sinks: [heads], a score per head that takes probability and adds nothing."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,  # noqa: ANN401 - what each family passes on
+) -> tuple[torch.Tensor, None]:
+    """Store the new rows and attend; the signature is Hugging Face's.
+
+    query [1, heads, R, key_width], key [1, kv_heads, R, key_width], value [1, kv_heads, R, value_width].
+
+    Returns:
+        [1, R, heads, value_width] and no weights.
+
+    Raises:
+        UnsupportedModel: the model class does not pass the step on, or brings a mask of its own.
+    """
+    step = options.get(NAME)
+    if not isinstance(step, Step) or attention_mask is not None:
+        raise UnsupportedModel(f"{type(module).__name__}: this attention does not go through AttentionInterface alone")
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    heads, width = query.shape[1], value.shape[-1]
+    output = query.new_zeros(query.shape[2], heads, width)
+    if not step.parts:
+        step.seen.append(LayerKv(layer, key.shape[1], key.shape[-1], width))
+    scale = options.get("scaling")
+    rules = _Rules(
+        scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+        window=options.get("sliding_window"),
+        softcap=options.get("softcap"),
+        sinks=options.get("s_aux"),
+    )
+    for part in step.parts:
+        rows = slice(part.start, part.end)
+        part.arena.store(layer, part.used - part.rows, key[0, :, rows], value[0, :, rows])
+        keys, values = part.arena.view(layer, part.used)
+        is_plain = rules.softcap is None and rules.sinks is None
+        weigh = _fused if is_plain else _explicit
+        output[rows] = weigh(part, query[0, :, rows], keys, values, rules).transpose(0, 1)
+    return output[None], None
+
+
+def _fused(part: Part, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rules: _Rules) -> torch.Tensor:
+    """Torch's own attention, K and V shared by the query heads of a group: [heads, r, value_width]."""
+    heads, rows, width = query.shape
+    groups = heads // keys.shape[0]
+    if rows <= FOLDED_ROWS:
+        bias = part.bias(rules.window, query).repeat(groups, 1)
+        folded = query.reshape(1, -1, groups * rows, width)
+        out = scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=bias, scale=rules.scale)
+        return out.reshape(heads, rows, -1)
+    is_causal = part.is_causal(rules.window)
+    out = scaled_dot_product_attention(
+        query.reshape(-1, groups, rows, width),
+        keys[:, None].expand(-1, groups, -1, -1),
+        values[:, None].expand(-1, groups, -1, -1),
+        attn_mask=None if is_causal else part.bias(rules.window, query),
+        is_causal=is_causal,
+        scale=rules.scale,
+    )
+    return out.reshape(heads, rows, -1)
+
+
+def _explicit(part: Part, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rules: _Rules) -> torch.Tensor:
+    """Softmax written out, for soft caps and sinks; a few rows at a time, so that memory stays bounded."""
+    heads, rows, width = query.shape
+    groups = heads // keys.shape[0]
+    mask = part.mask(rules.window, query)
+    grouped = query.reshape(-1, groups, rows, width)
+    exact = torch.promote_types(query.dtype, torch.float32)
+    at_once = max(1, SCORES_BYTES // (4 * heads * part.used))
+    pieces = []
+    for start in range(0, rows, at_once):
+        piece = slice(start, min(start + at_once, rows))
+        scores = (grouped[:, :, piece] @ keys[:, None].transpose(-1, -2)).to(exact) * rules.scale
+        if rules.softcap is not None:
+            scores = torch.tanh(scores / rules.softcap) * rules.softcap
+        scores = scores.masked_fill(~mask[piece], -torch.inf)
+        if rules.sinks is not None:
+            sinks = rules.sinks.to(exact).reshape(-1, groups, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        probs = scores.softmax(dim=-1)[..., : part.used]
+        pieces.append(probs.to(values.dtype) @ values[:, None])
+    return torch.cat(pieces, dim=2).reshape(heads, rows, -1)

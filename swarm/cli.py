@@ -1,0 +1,187 @@
+"""The command `swarm`: a bare DHT peer, and who serves what. Owns terminal output and exit codes, nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from swarm.coverage import Coverage, cover, fill_lines, serve_line
+from swarm.errors import ConfigError, SwarmError, UnknownModel
+from swarm.identity import default_identity_path
+from swarm.record import NodeRecord
+from swarm.registry import ModelIdentity, Registry
+from swarm.registry_dht import DhtConfig, DhtRegistry
+
+BOOTSTRAP_PORT = 31_337
+_PLAIN_WIDTH = 240  # columns where no terminal says how many it has: addresses stay whole
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """Run a bare DHT peer, through which nodes and clients find each other.
+
+    Attributes:
+        host: IP address to listen on; 0.0.0.0 is every one of this machine.
+        port: TCP port; 0 takes any free one.
+        identity: file with this peer's key, made if missing (default: bootstrap.key beside the machine's identity).
+        announce_address: IP address or name under which others reach this machine, where it differs.
+        join: another peer to join, e.g. a second bootstrap peer; may be repeated.
+    """
+
+    host: str = "0.0.0.0"
+    port: int = BOOTSTRAP_PORT
+    identity: Path | None = None
+    announce_address: str | None = None
+    join: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Print who serves what, and which layers nobody serves.
+
+    Attributes:
+        model: name or fingerprint of one model; all of them if not given.
+        join: multiaddress of a peer of the swarm; may be repeated.
+    """
+
+    join: tyro.conf.UseAppendAction[tuple[str, ...]]
+    model: tyro.conf.Positional[str | None] = None
+
+
+Command = Annotated[Bootstrap, tyro.conf.subcommand("bootstrap")] | Annotated[Status, tyro.conf.subcommand("status")]
+
+
+def main() -> None:
+    """Entry point."""
+    command = tyro.cli(Command, prog="swarm", description="Canopy's directory.")
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    sys.exit(run(command))
+
+
+def run(command: Bootstrap | Status) -> int:
+    """Carry out a command; the exit code."""
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        match command:
+            case Bootstrap():
+                asyncio.run(bootstrap(command, console))
+            case Status():
+                asyncio.run(status(command, console))
+    except SwarmError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(Text(f"swarm: {error}"))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+async def bootstrap(command: Bootstrap, console: Console) -> None:
+    """Stay in the DHT until SIGINT or SIGTERM."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    config = DhtConfig(
+        join=command.join,
+        host=command.host,
+        port=command.port,
+        announce_host=command.announce_address,
+        identity_path=command.identity or default_identity_path().with_name("bootstrap.key"),
+    )
+    async with DhtRegistry.open(config) as registry:
+        addresses = registry.join_addresses()
+        console.print(Text(f"DHT peer {registry.peer_id}; a node joins with:"))
+        console.print(Text(serve_line("MODEL", "0-20", addresses)))
+        for address in addresses[1:]:
+            console.print(Text(f"also at {address}"))
+        await _until(stop, registry)
+        console.print(Text("leaving"))
+
+
+async def _until(stop: asyncio.Event, registry: DhtRegistry) -> None:
+    async def ended() -> None:
+        await registry.wait_closed()
+        if not stop.is_set():
+            stop.set()
+            await registry.models()  # raises: says why it has ended
+
+    async with asyncio.TaskGroup() as tasks:
+        watch = tasks.create_task(ended())
+        await stop.wait()
+        watch.cancel()
+
+
+async def status(command: Status, console: Console) -> None:
+    """Print one table per model and the commands that fill its gaps."""
+    if not command.join:
+        raise ConfigError("which swarm? give a peer's address with --join, as `swarm bootstrap` prints it")
+    config = DhtConfig(join=command.join, client_mode=True)
+    async with DhtRegistry.open(config) as registry:
+        found = [await _coverage(registry, model) for model in _chosen(await registry.models(), command.model)]
+    if not found:
+        console.print(Text("nobody serves anything here yet; a node joins with:"))
+        console.print(Text(serve_line("MODEL", "0-20", command.join)))
+    for coverage in found:
+        report(coverage, command.join, console)
+
+
+def _chosen(models: Sequence[ModelIdentity], wanted: str | None) -> list[ModelIdentity]:
+    chosen = [model for model in models if wanted is None or model.name == wanted or _has_print(model, wanted)]
+    if models and not chosen:
+        names = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in models)
+        raise UnknownModel(f"nobody serves {wanted!r}; this swarm has: {names}")
+    return chosen
+
+
+def _has_print(model: ModelIdentity, wanted: str) -> bool:
+    return len(wanted) >= 6 and model.fingerprint.startswith(wanted)
+
+
+async def _coverage(registry: Registry, model: ModelIdentity) -> Coverage:
+    return cover(model, await registry.records(model.fingerprint, model.num_layers))
+
+
+def report(coverage: Coverage, join: Sequence[str], console: Console) -> None:
+    """One model: its nodes, then what is missing. Names come from strangers, so nothing is read as markup."""
+    model = coverage.model
+    console.print(Text(f"{model.name} · fingerprint {model.fingerprint[:12]} · {model.num_layers} layers"))
+    table = Table(
+        "peer", "name", "layers", "state", "address", "ms per sweep (1/8/64)", "KV free/total", "class", "version"
+    )
+    for record in coverage.records:
+        table.add_row(*[Text(cell, no_wrap=True) for cell in _cells(record)])
+    wide = console.width if console.is_terminal else _PLAIN_WIDTH
+    console.print(table, width=wide, soft_wrap=False)
+    if coverage.complete:
+        console.print(Text("every layer is served"))
+    for gap, line in zip(coverage.missing, fill_lines(coverage, join), strict=True):
+        console.print(Text(f"nobody serves {gap.describe(model.num_layers)}; this fills the gap:\n{line}"))
+
+
+def _cells(record: NodeRecord) -> list[str]:
+    speeds = dict(record.sweep_ms)
+    return [
+        f"{record.peer[:4]}…{record.peer[-6:]}",
+        record.name or "",
+        record.span.describe(record.model.num_layers).removeprefix("layers "),
+        record.state.value,
+        record.address,
+        " / ".join(f"{speeds[nodes]:.1f}" if nodes in speeds else "–" for nodes in (1, 8, 64)),
+        f"{record.kv_tokens_free:,} / {record.kv_tokens_total:,}",
+        record.numeric_class,
+        record.version,
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Hidden rows as tensors and as bytes (DESIGN §4): fp32, fp16, bf16, little-endian. Owns values; no header and no I/O.
+
+Encoding into the tensor's own dtype is exact; a narrower one rounds to nearest, which belongs to the numeric class.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from swarm.errors import LocalProtocolError, RemoteProtocolError
+from swarm.messages import Codec, Rows
+
+DTYPES = {Codec.FP32: torch.float32, Codec.FP16: torch.float16, Codec.BF16: torch.bfloat16}
+LOSSLESS = {dtype: codec for codec, dtype in DTYPES.items()}
+BITS: dict[int, tuple[torch.dtype, np.dtype[Any]]] = {
+    4: (torch.int32, np.dtype("<i4")),
+    2: (torch.int16, np.dtype("<i2")),
+}
+
+
+def lossless_codec(dtype: torch.dtype) -> Codec:
+    """The codec that keeps every bit of a compute dtype.
+
+    Raises:
+        LocalProtocolError: no codec holds this dtype.
+    """
+    if dtype not in LOSSLESS:
+        raise LocalProtocolError("codec", f"no lossless codec for {dtype}; compute in float32, float16 or bfloat16")
+    return LOSSLESS[dtype]
+
+
+def encode_rows(rows: torch.Tensor, codec: Codec) -> Rows:
+    """Encode `rows` [n, d], of any float dtype, on CPU or CUDA.
+
+    The result may share memory with `rows`: do not write to them afterwards.
+
+    Raises:
+        LocalProtocolError: not a matrix.
+    """
+    if rows.ndim != 2:
+        raise LocalProtocolError("rows", f"a tensor of shape {tuple(rows.shape)} instead of [n, d]")
+    bits, wire = BITS[codec.item_bytes]
+    values = rows.detach().to(DTYPES[codec]).cpu().contiguous()
+    count, width = values.shape
+    octets = values.view(bits).numpy().astype(wire, copy=False).reshape(-1).view(np.uint8)
+    return Rows(codec, count, width, octets.data)
+
+
+def decode_rows(rows: Rows, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Decode to [n, d] of `dtype` on `device`; on the CPU the tensor may share memory with `rows.data`.
+
+    Raises:
+        RemoteProtocolError: a value is not finite in `dtype`, or the bytes are not count × width values.
+    """
+    if len(rows.data) != rows.size_bytes:
+        raise RemoteProtocolError("rows", f"{len(rows.data)} bytes of values instead of {rows.size_bytes}")
+    if rows.size_bytes == 0:
+        return torch.empty(rows.count, rows.width, dtype=dtype, device=device)
+    _, wire = BITS[rows.codec.item_bytes]
+    writable = rows.data if isinstance(rows.data, bytearray) else bytearray(rows.data)
+    native = np.frombuffer(writable, dtype=wire).astype(wire.newbyteorder("="), copy=False)
+    values = torch.from_numpy(native).view(DTYPES[rows.codec]).reshape(rows.count, rows.width)
+    values = values.to(device).to(dtype)
+    if not all_finite(values):
+        raise RemoteProtocolError("rows", f"a value is not finite in {dtype}")
+    return values
+
+
+def check_width(rows: Rows, hidden_size: int) -> None:
+    """Refuse rows of another model's width.
+
+    Raises:
+        RemoteProtocolError: the width is not `hidden_size`.
+    """
+    if rows.width != hidden_size:
+        raise RemoteProtocolError("rows", f"width {rows.width} instead of the model's {hidden_size}")
+
+
+def all_finite(values: torch.Tensor) -> bool:
+    """Whether no value is NaN or infinite, in one pass without a temporary: aminmax passes NaN on."""
+    if values.numel() == 0:
+        return True
+    least, greatest = torch.aminmax(values)
+    return bool(torch.isfinite(least) & torch.isfinite(greatest))

@@ -1,0 +1,113 @@
+"""Dial-back: one DHT peer calls another's gRPC address to see whether strangers can reach it.
+
+It must be of no use for anything else: only the requester's own signature counts as an answer, the reply is one bit,
+and both each requester and the whole service are rate-limited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgpack
+
+from swarm.hello import HELLO_METHOD, MAX_HELLO_BYTES, NONCE_BYTES, check_hello
+from swarm.ids import PeerId
+from swarm.record import RecordError, split_address
+
+HANDLER = "canopy/v1/dial-back"
+DEADLINE_S = 5.0
+_WINDOW_S = 60.0
+_PER_PEER = 6
+_IN_ALL = 60
+_AT_ONCE = 4
+
+Call = Callable[[str, bytes], Awaitable[bytes]]
+
+
+async def call_hello(address: str, nonce: bytes) -> bytes:
+    """Ask whoever answers at `host:port` for its signed hello. Raises: grpc.aio.AioRpcError."""
+    import grpc  # here, because most DHT processes never need its 9 MB
+
+    options = [
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.max_receive_message_length", MAX_HELLO_BYTES),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            HELLO_METHOD, request_serializer=None, response_deserializer=None
+        )
+        answer: bytes = await method(nonce, timeout=DEADLINE_S)
+        return answer
+
+
+class DialBack:
+    """Answers dial-back requests of other peers."""
+
+    def __init__(self, call: Call = call_hello, clock: Callable[[], float] = time.monotonic) -> None:
+        self._call = call
+        self._clock = clock
+        self._recent: deque[tuple[float, PeerId]] = deque()
+        self._running = 0
+
+    async def answer(self, peer: PeerId, request: bytes) -> bytes:
+        """One request from `peer`, whom libp2p authenticated.
+
+        Returns:
+            msgpack of true (it answered under its own name), false (it did not), or nil (not asked: too busy).
+        """
+        verdict = await self._check(peer, request)
+        packed: bytes = msgpack.packb(verdict)
+        return packed
+
+    async def _check(self, peer: PeerId, request: bytes) -> bool | None:
+        parsed = parse_request(request)
+        if parsed is None:
+            return False
+        if not self._admit(peer):
+            return None
+        address, nonce = parsed
+        self._running += 1
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                return check_hello(peer, nonce, await self._call(address, nonce))
+        except Exception:  # noqa: BLE001  (whatever a stranger's address does to gRPC means: not reachable)
+            return False
+        finally:
+            self._running -= 1
+
+    def _admit(self, peer: PeerId) -> bool:
+        now = self._clock()
+        while self._recent and self._recent[0][0] <= now - _WINDOW_S:
+            self._recent.popleft()
+        own = sum(1 for _, asker in self._recent if asker == peer)
+        if self._running >= _AT_ONCE or own >= _PER_PEER or len(self._recent) >= _IN_ALL:
+            return False
+        self._recent.append((now, peer))
+        return True
+
+
+def pack_request(address: str, nonce: bytes) -> bytes:
+    """A request to call `host:port` and expect this nonce signed."""
+    packed: bytes = msgpack.packb([address, nonce])
+    return packed
+
+
+def parse_request(request: bytes) -> tuple[str, bytes] | None:
+    """Address and nonce, or None where the request is something else."""
+    if len(request) > 512:
+        return None
+    try:
+        values: Any = msgpack.unpackb(request)
+        match values:
+            case [str(address), bytes(nonce)] if len(nonce) == NONCE_BYTES:
+                split_address(address)
+                return address, nonce
+            case _:
+                return None
+    except (ValueError, RecordError, msgpack.UnpackException):
+        return None

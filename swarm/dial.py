@@ -1,0 +1,50 @@
+"""The one place that opens gRPC connections to other machines, with every limit and deadline of the transport.
+
+Channels are kept per address, so that links stay warm. Tunnelling for machines behind NAT would go here.
+"""
+
+from __future__ import annotations
+
+import grpc.aio
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.max_send_message_length", 4 << 20),
+    # A link must reconnect at once or fail at once: repair is the client's decision, not the channel's.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    *CHANNEL_OPTIONS[:6],
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),
+]
+
+
+class Dialer:
+    """Keeps one channel per address; `async with` closes them all."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """The channel to `host:port`; it connects when first used."""
+        if address not in self._channels:
+            self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return self._channels[address]
+
+    async def __aenter__(self) -> Dialer:
+        """Nothing is dialled yet."""
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close every channel."""
+        for channel in self._channels.values():
+            await channel.close(grace=None)
+        self._channels.clear()

@@ -1,0 +1,91 @@
+"""Which Hugging Face causal LMs Canopy can run, and which it refuses by name. Loads no weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from swarm.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+TESTED = frozenset(
+    {
+        "cohere2",
+        "deepseek_v3",
+        "gemma2",
+        "gemma3_text",
+        "glm4",
+        "gpt2",
+        "gpt_neox",
+        "gpt_oss",
+        "granite",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "opt",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+    }
+)
+"""Families (`model_type`) that the tests run in spans; any other proves itself when it is loaded."""
+
+ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+
+GROWING_ROPE = {"dynamic", "longrope"}
+"""Rotary embeddings whose frequencies change once positions pass the original window."""
+
+
+def causal_lm_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The model class of a config, checked.
+
+    Raises:
+        UnsupportedModel: Canopy cannot run this model; the message says which part.
+    """
+    text = config.get_text_config()
+    reason = _refusal(config, text)
+    if reason is None and type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        reason = "transformers has no causal language model for it"
+    if reason is not None:
+        raise UnsupportedModel(f"{text.model_type}: {reason}; choose another model")
+    model_class = cast("type[PreTrainedModel]", MODEL_FOR_CAUSAL_LM_MAPPING[type(text)])
+    if getattr(model_class, "_is_stateful", False):
+        raise UnsupportedModel(f"{text.model_type}: recurrent layers keep no KV per token; choose another model")
+    if not model_class._supports_attention_backend:
+        raise UnsupportedModel(f"{text.model_type}: {model_class.__name__} does not use AttentionInterface")
+    return model_class
+
+
+def max_positions(config: PreTrainedConfig) -> int | None:
+    """Tokens that a session of this model may have, None when nothing limits it.
+
+    Rotary embeddings that stretch with the longest text of a batch would make a row depend on its neighbours, so they
+    end at the original window.
+    """
+    text = config.get_text_config()
+    limit: int | None = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") in GROWING_ROPE:
+        return rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", limit)
+    return limit
+
+
+def _refusal(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
+    others = set(getattr(text, "layer_types", None) or ()) - ATTENTION_LAYERS
+    if others:
+        return f"its layers are not all attention ({', '.join(sorted(others))})"
+    if getattr(text, "num_kv_shared_layers", 0):
+        return "its layers share KV, so they cannot lie on different machines"
+    if getattr(text, "is_encoder_decoder", False) or getattr(text, "add_cross_attention", False):
+        return "it has an encoder"
+    for part in (config, text):
+        quantisation = getattr(part, "quantization_config", None)
+        if quantisation is not None:
+            method = dict(quantisation).get("quant_method", "unknown method")
+            return f"the checkpoint is quantised ({method}), which is not handled"
+    return None

@@ -1,0 +1,63 @@
+"""Errors as they travel: exception → Fault → exception, so that a hop's typed error reaches the client as itself."""
+
+from __future__ import annotations
+
+from swarm.errors import (
+    Busy,
+    ContextFull,
+    HopClosed,
+    HopError,
+    HopTimeout,
+    ModelMismatch,
+    ProtocolError,
+    RemoteProtocolError,
+    SwarmError,
+    Unreachable,
+)
+from swarm.ids import PeerId
+from swarm.messages import Fault, FaultKind
+
+MAX_REASON_CHARS = 500
+
+_KINDS: list[tuple[type[SwarmError], FaultKind]] = [
+    (ProtocolError, FaultKind.PROTOCOL),
+    (Busy, FaultKind.BUSY),
+    (Unreachable, FaultKind.UNREACHABLE),
+    (HopTimeout, FaultKind.TIMEOUT),
+    (HopClosed, FaultKind.CLOSED),
+    (ContextFull, FaultKind.CONTEXT_FULL),
+    (ModelMismatch, FaultKind.MODEL_MISMATCH),
+]
+
+
+def fault_of(error: Exception, generation: int, peer: PeerId) -> Fault:
+    """The message for an error that `peer` met; a HopError names the hop that it is about instead.
+
+    Anything that is not a SwarmError is internal: its text stays in the log of the machine where it happened.
+    """
+    kind = next((kind for known, kind in _KINDS if isinstance(error, known)), FaultKind.INTERNAL)
+    field = error.field if isinstance(error, ProtocolError) else ""
+    reason = str(error) if isinstance(error, SwarmError) else f"internal error ({type(error).__name__})"
+    if isinstance(error, ProtocolError | HopError):
+        reason = error.reason
+    about = PeerId(error.peer) if isinstance(error, HopError) else peer
+    return Fault(generation, about, kind, field, reason[:MAX_REASON_CHARS])
+
+
+def error_of(fault: Fault, span: str) -> SwarmError:
+    """The exception that a fault stands for; `span` are the layers that the peer has in this chain."""
+    match fault.kind:
+        case FaultKind.PROTOCOL:
+            return RemoteProtocolError(fault.field or "sweep", f"refused by node {fault.peer}: {fault.reason}")
+        case FaultKind.CONTEXT_FULL:
+            return ContextFull(fault.reason)
+        case FaultKind.MODEL_MISMATCH:
+            return ModelMismatch(fault.reason)
+        case FaultKind.BUSY:
+            return Busy(fault.peer, span, fault.reason)
+        case FaultKind.UNREACHABLE:
+            return Unreachable(fault.peer, span, fault.reason)
+        case FaultKind.TIMEOUT:
+            return HopTimeout(fault.peer, span, fault.reason)
+        case FaultKind.CLOSED | FaultKind.INTERNAL:
+            return HopClosed(fault.peer, span, fault.reason)

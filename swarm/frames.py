@@ -1,0 +1,117 @@
+"""Frames in parts (PROTOCOL F2): one message with its row values, cut into parts of at most 1 MiB. Pure, no I/O.
+
+frame = head (protobuf) ‖ row values (raw)
+parts of one frame arrive in order and never interleave with another frame's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from swarm.errors import LocalProtocolError, RemoteProtocolError
+from swarm.messages import Frame, Reply, Rows, Snapshot, SweepFrame
+from swarm.wire import PART_BYTES, Part, decode_frame, decode_part, encode_frame, encode_part
+
+PART_OVERHEAD_BYTES = 32
+"""More than protobuf adds to a part's data."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLimits:
+    """The largest frame that a receiver puts together."""
+
+    head_bytes: int = 4 << 20
+    rows_bytes: int = 256 << 20
+
+
+def split(message: Frame) -> Iterator[bytes]:
+    """Yield the parts of `message`, each at most `PART_BYTES` + `PART_OVERHEAD_BYTES`; without rows it is mostly one.
+
+    Raises:
+        LocalProtocolError: the message does not fit the wire.
+    """
+    head = encode_frame(message)
+    rows = _rows(message)
+    values = memoryview(b"" if rows is None else rows.data)
+    if rows is not None and values.nbytes != rows.size_bytes:
+        raise LocalProtocolError("rows", f"{values.nbytes} bytes of values instead of {rows.size_bytes}")
+    for start in range(0, len(head) + len(values), PART_BYTES):
+        end = start + PART_BYTES
+        data = (head[start:end], values[max(0, start - len(head)) : max(0, end - len(head))])
+        yield encode_part(len(head), len(values), data) if start == 0 else encode_part(0, 0, data)
+
+
+class Joiner:
+    """Puts one stream's parts together. After an error the stream is lost: the next part needs a new Joiner."""
+
+    def __init__(self, limits: FrameLimits | None = None) -> None:
+        self._limits = limits or FrameLimits()
+        self._head = bytearray()
+        self._head_bytes = 0
+        self._rows_bytes = 0
+        self._message: Frame | None = None
+        self._values = memoryview(bytearray())
+        self._filled = 0
+
+    def feed(self, part: bytes) -> Frame | None:
+        """Take the next part; return the message that it completes.
+
+        Raises:
+            RemoteProtocolError: the part is malformed, out of place, or more than was announced or is allowed.
+        """
+        if len(part) > PART_BYTES + PART_OVERHEAD_BYTES:
+            raise RemoteProtocolError("part", f"{len(part)} bytes, the limit is 1 MiB of data")
+        decoded = decode_part(part)
+        self._start(decoded)
+        data = memoryview(decoded.data)
+        missing = self._head_bytes - len(self._head) + self._rows_bytes - self._filled
+        if not 0 < len(data) <= missing:
+            raise RemoteProtocolError("part", f"{len(data)} bytes of data where 1 … {missing} were announced")
+        head = data[: self._head_bytes - len(self._head)]
+        self._head += head
+        if self._message is None and len(self._head) == self._head_bytes:
+            self._message = self._allocate(decode_frame(self._head))
+        self._fill(data[len(head) :])
+        return self._finished()
+
+    def _start(self, part: Part) -> None:
+        if (part.head_bytes > 0) == (self._head_bytes > 0):
+            why = "a frame starts inside another" if self._head_bytes else "a continuation of no frame"
+            raise RemoteProtocolError("part", why)
+        if part.head_bytes == 0:
+            return
+        if part.head_bytes > self._limits.head_bytes or part.rows_bytes > self._limits.rows_bytes:
+            announced = f"{part.head_bytes} + {part.rows_bytes} bytes announced"
+            allowed = f"{self._limits.head_bytes} + {self._limits.rows_bytes}"
+            raise RemoteProtocolError("part", f"{announced}, the limits are {allowed}")
+        self._head_bytes, self._rows_bytes = part.head_bytes, part.rows_bytes
+
+    def _allocate(self, message: Frame) -> Frame:
+        """Give the message its buffer, after the header and the announcement have been found to agree."""
+        rows = _rows(message)
+        expected = 0 if rows is None else rows.size_bytes
+        if expected != self._rows_bytes:
+            raise RemoteProtocolError("rows", f"{self._rows_bytes} bytes announced, the header says {expected}")
+        if rows is None or not isinstance(message, SweepFrame | Reply | Snapshot):
+            return message
+        buffer = bytearray(expected)
+        self._values = memoryview(buffer)
+        return replace(message, rows=replace(rows, data=buffer))
+
+    def _fill(self, values: memoryview) -> None:
+        self._values[self._filled : self._filled + len(values)] = values
+        self._filled += len(values)
+
+    def _finished(self) -> Frame | None:
+        if self._message is None or self._filled < self._rows_bytes:
+            return None
+        message = self._message
+        self._head = bytearray()
+        self._head_bytes = self._rows_bytes = self._filled = 0
+        self._message, self._values = None, memoryview(bytearray())
+        return message
+
+
+def _rows(message: Frame) -> Rows | None:
+    return message.rows if isinstance(message, SweepFrame | Reply | Snapshot) else None

@@ -1,0 +1,178 @@
+"""A machine's libp2p identity: one RSA key file, the peer id that it hashes to, signatures. Owns no network.
+
+The file has libp2p's own format, so the p2p daemon runs under the very same identity.
+Source: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import base58
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+from swarm.errors import IdentityError
+from swarm.ids import PeerId
+
+_MAX_FILE_BYTES = 16_384
+_MAX_PUBLIC_KEY_BYTES = 1_024
+_KEY_BITS = range(2_048, 4_097)
+_SHA2_256 = b"\x12\x20"  # multihash: function code, digest length
+
+
+def default_identity_path() -> Path:
+    """Where this machine keeps its identity: `canopy/identity.key` in the user's configuration folder."""
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "canopy" / "identity.key"
+
+
+class Identity:
+    """An RSA key and the peer id that belongs to it."""
+
+    def __init__(self, key: rsa.RSAPrivateKey, path: Path | None = None) -> None:
+        self._key = key
+        self.path = path
+
+    @classmethod
+    def ephemeral(cls) -> Identity:
+        """A fresh identity that lives in memory only."""
+        return cls(rsa.generate_private_key(public_exponent=65537, key_size=2048))
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Identity:
+        """Read the identity file, or make one (mode 0400) where there is none.
+
+        Raises:
+            IdentityError: the file cannot be read or written, or holds something else.
+        """
+        try:
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                cls.ephemeral().save(path)
+            with path.open("rb") as file:
+                data = file.read(_MAX_FILE_BYTES + 1)
+        except OSError as error:
+            raise IdentityError(f"identity file {path}: {error.strerror}; choose another with --identity") from error
+        return cls(_parse_private_key(data, path), path)
+
+    def save(self, path: Path) -> None:
+        """Write the identity where no file is yet; a file that appeared meanwhile is left alone."""
+        der = self._key.private_bytes(
+            serialization.Encoding.DER,
+            serialization.PrivateFormat.TraditionalOpenSSL,
+            serialization.NoEncryption(),
+        )
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(_wrap_key(der))
+            draft.chmod(0o400)
+            path.hardlink_to(draft)
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink(missing_ok=True)
+
+    @cached_property
+    def public_key(self) -> bytes:
+        """The public key as libp2p encodes it; its hash is the peer id."""
+        der = self._key.public_key().public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+        return _wrap_key(der)
+
+    @cached_property
+    def peer_id(self) -> PeerId:
+        """The machine's name in the swarm."""
+        return _peer_id(self.public_key)
+
+    def sign(self, data: bytes) -> bytes:
+        """Sign as libp2p does (RSA, PKCS #1 v1.5, SHA-256). Callers put a distinct prefix before their data."""
+        return self._key.sign(data, padding.PKCS1v15(), hashes.SHA256())
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold this identity for one running program of this machine; it ends with the process.
+
+        Raises:
+            IdentityError: another program runs under the same identity file.
+        """
+        if self.path is None:
+            yield
+            return
+        with self.path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise IdentityError(
+                    f"identity file {self.path} is in use by another program on this machine; "
+                    "stop that one, or give this one its own file with --identity FILE"
+                ) from error
+            yield
+
+
+def verify(peer_id: PeerId, public_key: bytes, data: bytes, signature: bytes) -> bool:
+    """Whether `signature` over `data` was made by `peer_id`, whose key `public_key` must be."""
+    if len(public_key) > _MAX_PUBLIC_KEY_BYTES or _peer_id(public_key) != peer_id:
+        return False
+    try:
+        key = serialization.load_der_public_key(_unwrap_key(public_key))
+        if not isinstance(key, rsa.RSAPublicKey) or key.key_size not in _KEY_BITS:
+            return False
+        key.verify(signature, data, padding.PKCS1v15(), hashes.SHA256())
+    except (ValueError, UnsupportedAlgorithm, InvalidSignature):
+        return False
+    return True
+
+
+def is_peer_id(text: str) -> bool:
+    """Whether the text has the form of an RSA peer id (base58 of a SHA-256 multihash)."""
+    try:
+        raw = base58.b58decode(text)
+    except ValueError:
+        return False
+    return len(raw) == len(_SHA2_256) + 32 and raw.startswith(_SHA2_256)
+
+
+def _peer_id(public_key: bytes) -> PeerId:
+    return PeerId(base58.b58encode(_SHA2_256 + hashlib.sha256(public_key).digest()).decode())
+
+
+def _parse_private_key(data: bytes, path: Path) -> rsa.RSAPrivateKey:
+    try:
+        key = serialization.load_der_private_key(_unwrap_key(data), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise IdentityError(
+            f"identity file {path} holds no libp2p key; move it away or choose another with --identity"
+        ) from error
+    if not isinstance(key, rsa.RSAPrivateKey) or key.key_size not in _KEY_BITS:
+        raise IdentityError(f"identity file {path}: the key must be RSA with 2048 to 4096 bits")
+    return key
+
+
+# libp2p's key message is {1: key type, 2: bytes}, RSA being type 0: a fixed header, then a varint length.
+_HEADER = b"\x08\x00\x12"
+
+
+def _wrap_key(der: bytes) -> bytes:
+    low, high = len(der) & 0x7F, len(der) >> 7
+    return _HEADER + (bytes([low | 0x80, high]) if high else bytes([low])) + der
+
+
+def _unwrap_key(message: bytes) -> bytes:
+    if not message.startswith(_HEADER) or len(message) < len(_HEADER) + 2:
+        raise ValueError("not an RSA key in libp2p's encoding")
+    start = len(_HEADER) + (2 if message[3] & 0x80 else 1)
+    der = message[start:]
+    if _wrap_key(der) != message:
+        raise ValueError("not an RSA key in libp2p's encoding")
+    return der

@@ -1,0 +1,187 @@
+"""The upstream side of one session's stream to its next hop: used by the client and by every hop but the tail.
+
+One gRPC stream per session and link (F2). Sending never waits for the network: messages go to a bounded outbox that a
+task of its own drains; credits (F1) keep it from filling. Owns no session rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from swarm import wire
+from swarm.errors import HopClosed, HopError, HopTimeout, SwarmError, Unreachable
+from swarm.faults import error_of
+from swarm.frames import split
+from swarm.messages import (
+    Ack,
+    Attach,
+    Attached,
+    Credits,
+    Downstream,
+    Fault,
+    Ping,
+    Pong,
+    Ready,
+    RouteHop,
+    Upstream,
+)
+from swarm.tasks import TaskScope
+
+OUTBOX_MESSAGES = 256
+Stream = grpc.aio.StreamStreamCall[bytes, bytes]
+
+ATTACH_TIMEOUT_S = 20.0
+PING_PERIOD_S = 5.0
+
+
+@dataclass(slots=True)
+class Link:
+    """A running stream; made by `open_link`.
+
+    rtt_ms: latest measured round trip of a ping on this stream, event loop to event loop.
+    """
+
+    route: tuple[RouteHop, ...]
+    index: int
+    outbox: asyncio.Queue[Downstream]
+    _ready: asyncio.Future[Ready]
+    rtt_ms: float = 0.0
+    frames_sent: int = 0
+    acked_sequence: int = 0
+    _pings: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def hop(self) -> RouteHop:
+        """The machine at the other end."""
+        return self.route[self.index]
+
+    def send(self, message: Downstream) -> None:
+        """Queue a message.
+
+        Raises:
+            HopClosed: the outbox is full, because the peer stopped reading.
+        """
+        try:
+            self.outbox.put_nowait(message)
+        except asyncio.QueueFull:
+            raise HopClosed(self.hop.peer, str(self.hop.span), "reads too slowly; its link was given up") from None
+
+    async def ready(self, timeout_s: float = ATTACH_TIMEOUT_S) -> Credits:
+        """Wait until this hop and all behind it are attached.
+
+        Raises:
+            HopError: what a hop of the chain reported, or no answer in time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return (await asyncio.shield(self._ready)).credits
+        except TimeoutError:
+            reason = f"did not attach within {timeout_s:.0f} s"
+            raise HopTimeout(self.hop.peer, str(self.hop.span), reason) from None
+
+    def take(self, message: Upstream) -> None:
+        """Note what concerns the link itself."""
+        match message:
+            case Pong(nonce=nonce) if nonce in self._pings:
+                self.rtt_ms = (time.perf_counter() - self._pings.pop(nonce)) * 1e3
+            case Ack(sequence=sequence):
+                self.acked_sequence = max(self.acked_sequence, sequence)
+            case Fault():
+                span = next((str(hop.span) for hop in self.route if hop.peer == message.peer), str(self.hop.span))
+                self.give_up(error_of(message, span))
+            case Ready() if not self._ready.done():
+                self._ready.set_result(message)
+            case _:
+                pass
+
+    def give_up(self, error: SwarmError) -> None:
+        """Fail whoever waits in `ready`."""
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # seen: nobody may be waiting
+
+    def ping(self) -> None:
+        """Measure the link once more; unanswered pings are forgotten beyond a few."""
+        nonce = max(self._pings, default=0) + 1
+        if len(self._pings) >= 4:
+            self._pings.pop(min(self._pings))
+        self._pings[nonce] = time.perf_counter()
+        self.send(Ping(nonce))
+
+
+@asynccontextmanager
+async def open_link(
+    channel: grpc.aio.Channel, attach: Attach, listener: Callable[[Upstream | HopError], None]
+) -> AsyncIterator[Link]:
+    """Open the stream to `attach.route[attach.index]` and send the attach.
+
+    Args:
+        channel: connection to that hop.
+        attach: first message of the stream.
+        listener: called in the event loop with every message, and once with the HopError that ended the stream.
+    """
+    link = Link(attach.route, attach.index, asyncio.Queue(OUTBOX_MESSAGES), asyncio.get_running_loop().create_future())
+    link.send(attach)
+    call: Stream = channel.stream_stream(wire.LINK)()
+    async with TaskScope() as scope:
+        scope.spawn(_write(call, link))
+        scope.spawn(_read(call, link, listener))
+        scope.spawn(_ping(link))
+        try:
+            yield link
+            await _say_goodbye(call, link)
+        finally:
+            call.cancel()
+
+
+async def _write(call: Stream, link: Link) -> None:
+    try:
+        while True:
+            message = await link.outbox.get()
+            for part in split(message):
+                await call.write(part)
+            link.frames_sent += 1
+            link.outbox.task_done()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return  # the reader sees the same end and knows why
+
+
+async def _read(
+    call: Stream, link: Link, listener: Callable[[Upstream | HopError], None]
+) -> None:
+    error: HopError = HopClosed(link.hop.peer, str(link.hop.span), "ended the session")
+    try:
+        while isinstance(data := await call.read(), bytes):
+            message = wire.decode_upstream(data)
+            link.take(message)
+            if isinstance(message, Attached):
+                link.ping()
+            listener(message)
+    except grpc.aio.AioRpcError as failure:
+        details = failure.details() or failure.code().name.lower()
+        error = Unreachable(link.hop.peer, str(link.hop.span), f"the stream broke ({details})")
+    link.give_up(error)
+    listener(error)
+
+
+async def _ping(link: Link) -> None:
+    while True:
+        await asyncio.sleep(PING_PERIOD_S)
+        link.ping()
+
+
+async def _say_goodbye(call: Stream, link: Link) -> None:
+    """Let queued messages (a Close, usually) leave before the stream is cancelled."""
+    try:
+        async with asyncio.timeout(1.0):
+            await link.outbox.join()
+            await call.done_writing()
+            await call.code()
+    except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        pass

@@ -1,0 +1,234 @@
+"""New tree nodes of several sessions through one model in one forward. Owns no session, no network and no sampling.
+
+    works ──▶ forward ──▶ hidden rows after the last layer used ──▶ logits (whoever has the head, for wanted rows only)
+
+The model is Hugging Face's own class. Layers that a forward does not use are holes: they pass hidden states on, and
+the last hole before the first layer used is where rows from the previous machine come in. The head runs as the same
+model with every layer a hole, so norm, soft caps and scales are the class's own and happen exactly once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from swarm.arena import KvLayout
+from swarm.attention import NAME, Part, Step, use_canopy
+from swarm.errors import UnknownModel, UnsupportedModel
+from swarm.families import causal_lm_class, max_positions
+from swarm.layers import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+    from swarm.arena import Arena
+    from swarm.ids import TreeNodeId
+
+LOGITS_BYTES = 64 << 20
+"""How much memory the head's output may take at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One session's new nodes in a forward, in id order; a parent of None is the tip.
+
+    ids: int64 [r], what the first layer's machine embeds. rows: [r, hidden_size], what every other machine gets.
+    """
+
+    arena: Arena
+    node_ids: Sequence[TreeNodeId]
+    parents: Sequence[TreeNodeId | None]
+    positions: Sequence[int]
+    ids: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+
+
+class Hole(nn.Module):
+    """Stands where a layer is not used: passes hidden states on, or lets `rows` [1, R, hidden_size] in."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.rows: torch.Tensor | None = None
+        for name, value in vars(layer).items():  # model classes read some of these from their layers
+            if name in {"attention_type", "layer_type", "is_sliding"}:
+                setattr(self, name, value)
+
+    def forward(self, hidden_states: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        """Return what came in, or the rows from elsewhere."""
+        return hidden_states if self.rows is None else self.rows
+
+
+def find_layers(model: PreTrainedModel) -> str:
+    """Name of the module list that holds the decoder layers: the outermost one of the right length."""
+    count = model.config.num_hidden_layers
+    lists: list[str] = [
+        name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == count
+    ]
+    if not lists:
+        raise UnsupportedModel(f"{model.config.model_type}: its list of {count} layers was not found")
+    return min(lists, key=lambda name: name.count("."))
+
+
+class RaggedModel:
+    """A causal LM, or a span of one, that runs several sessions' nodes together. One thread at a time.
+
+    forwards, rows_in: how many forwards ran, and how many rows they had in all.
+    """
+
+    def __init__(self, model: PreTrainedModel, span: Span) -> None:
+        assert not model.training
+        self.model = model.requires_grad_(requires_grad=False)
+        self.span = span
+        self.config = model.config
+        self.num_layers: int = model.config.num_hidden_layers
+        self.hidden_size: int = model.config.hidden_size
+        self.vocab_size: int = model.config.vocab_size
+        self.max_positions = max_positions(model.config)
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.weight_bytes = sum(weight.numel() * weight.itemsize for weight in model.parameters())
+        self.forwards = 0
+        self.rows_in = 0
+        layers = model.get_submodule(find_layers(model))
+        assert isinstance(layers, nn.ModuleList)
+        self._layers = layers
+        self._owned = {index: layers[index] for index in range(span.start, span.end)}
+        self._holes = [Hole(layer) for layer in layers]
+        self.layout = self._probe()
+
+    @property
+    def numeric_class(self) -> str:
+        """What changes the last bits of a result: device kind and dtype."""
+        return f"{self.device.type}-{str(self.dtype).removeprefix('torch.')}"
+
+    @property
+    def head_rows(self) -> int:
+        """How many rows of logits fit the head's memory bound; more rows are computed in several goes."""
+        return max(1, LOGITS_BYTES // (4 * self.vocab_size))
+
+    @torch.no_grad()
+    def forward(self, works: Sequence[Work], sub: Span | None = None) -> torch.Tensor:
+        """Run new nodes through the layers of `sub` (the whole span when None) and keep their KV.
+
+        Returns:
+            [R, hidden_size] in the compute dtype, before the final norm: the rows of all works, one after the other.
+        """
+        sub = sub or self.span
+        assert self.span.contains(sub)
+        step = Step(tuple(_parts(works)))
+        positions = torch.tensor([at for work in works for at in work.positions], device=self.device)
+        enters_ids = sub.start == 0
+        entering = torch.cat([work.ids if enters_ids else work.rows for work in works])  # type: ignore[misc]
+        self.forwards += 1
+        self.rows_in += len(positions)
+        return self._run(step, sub, entering, positions)
+
+    @torch.no_grad()
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """The head on some rows of the last layer: [r, hidden_size] to float32 [r, vocab_size].
+
+        The caller bounds r; no more than `head_rows` are computed at a time.
+        """
+        assert self.span.end == self.num_layers
+        self._arrange(self.num_layers, self.num_layers)
+        pieces = [self._head(piece) for piece in torch.split(rows.to(self.device, self.dtype), self.head_rows)]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _head(self, rows: torch.Tensor) -> torch.Tensor:
+        door = self._holes[-1]
+        door.rows = rows[None]
+        positions = torch.zeros(len(rows), dtype=torch.long, device=self.device)
+        try:
+            logits: torch.Tensor = self.model(**self._inputs(None, positions, Step())).logits
+        finally:
+            door.rows = None
+        return logits[0].float()
+
+    def _run(self, step: Step, sub: Span, entering: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """entering: ids [R] when `sub` starts the model, else rows [R, hidden_size]."""
+        self._arrange(sub.start, sub.end)
+        left: list[torch.Tensor] = []
+        leave = self._layers[sub.end - 1].register_forward_hook(lambda _layer, _inputs, output: left.append(output))
+        door = self._holes[sub.start - 1] if sub.start else None
+        if door is not None:
+            door.rows = entering[None].to(self.device, self.dtype)
+        try:
+            self.model.base_model(**self._inputs(None if door else entering, positions, step))
+        finally:
+            leave.remove()
+            if door is not None:
+                door.rows = None
+        if len(left) != 1 or not isinstance(left[0], torch.Tensor):
+            raise UnsupportedModel(f"{self.config.model_type}: its layers do not return hidden states alone")
+        return left[0][0]
+
+    def _inputs(self, ids: torch.Tensor | None, positions: torch.Tensor, step: Step) -> dict[str, Any]:
+        """Arguments of the model; embeddings of zeros stand in where rows enter further on."""
+        inputs: dict[str, Any] = {"position_ids": positions[None], "use_cache": False, NAME: step}
+        if ids is not None:
+            return inputs | {"input_ids": ids[None].to(self.device)}
+        width: int = cast("Any", self.model.get_input_embeddings()).embedding_dim
+        return inputs | {"inputs_embeds": torch.zeros(1, len(positions), width, dtype=self.dtype, device=self.device)}
+
+    def _arrange(self, start: int, end: int) -> None:
+        """Put owned layers at `[start, end)` and holes everywhere else."""
+        for index, hole in enumerate(self._holes):
+            wanted = self._owned[index] if start <= index < end else hole
+            if self._layers[index] is not wanted:
+                self._layers[index] = wanted
+
+    @torch.no_grad()
+    def _probe(self) -> KvLayout:
+        """Run one row to see what each layer keeps; nothing is kept."""
+        step = Step()
+        zero = torch.zeros(1, dtype=torch.long, device=self.device)
+        row = torch.zeros(1, self.hidden_size, dtype=self.dtype, device=self.device)
+        self._run(step, self.span, row if self.span.start else zero, zero)
+        if [layer.index for layer in step.seen] != list(self._owned):
+            raise UnsupportedModel(f"{self.config.model_type}: its layers do not each attend once with KV of their own")
+        return KvLayout(tuple(step.seen), self.dtype, self.device)
+
+
+def load_whole(model: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> RaggedModel:
+    """Load a whole model (a draft) from a folder or the hub.
+
+    Raises:
+        UnknownModel: there is no such model.
+        UnsupportedModel: Canopy cannot run it.
+    """
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UnknownModel(f"{model}: not a model folder, nor a model on the hub ({_first_line(error)})") from error
+    causal_lm_class(config)
+    use_canopy(config)
+    whole: Any = AutoModelForCausalLM.from_pretrained(
+        model, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False
+    )
+    return RaggedModel(whole.to(device), Span(0, whole.config.num_hidden_layers))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _parts(works: Sequence[Work]) -> list[Part]:
+    """Give every work its slots and its rows in the forward."""
+    parts, start = [], 0
+    for work in works:
+        end = start + len(work.node_ids)
+        slots = work.arena.slots
+        # A chain into an empty session sees exactly the lower triangle.
+        is_prefill = slots.used == 0 and [*work.parents] == [None, *work.node_ids[:-1]]
+        visible = work.arena.append(work.node_ids, work.parents, work.positions)
+        positions = torch.from_numpy(slots.positions)
+        parts.append(Part(work.arena, start, end, visible, positions, is_prefill))
+        start = end
+    return parts

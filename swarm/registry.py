@@ -1,0 +1,95 @@
+"""How machines find each other: the interface to the swarm's directory. Owns no network and no storage.
+
+`swarm.registry_dht` is the real one, `swarm.registry_memory` the one for tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from swarm.ids import PeerId
+
+if TYPE_CHECKING:
+    from swarm.record import NodeRecord
+
+RECORD_TTL_S = 60.0
+"""How long a record lives after its announcement; the announcer renews it well before."""
+
+BLOCK_LAYERS = 16
+"""Layers per storage key: a record is filed under every block that its span touches."""
+
+MODELS_KEY = "canopy/v1/models"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """Which model exactly: a chain never mixes fingerprints.
+
+    Digests are hex; `fingerprint` is taken over the other three.
+    """
+
+    name: str
+    fingerprint: str
+    config_digest: str
+    weights_digest: str
+    tokenizer_digest: str
+    num_layers: int
+
+
+class Registry(Protocol):
+    """The swarm's directory as one machine sees it; use as `async with`."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """This machine's name in the swarm."""
+        ...
+
+    def join_addresses(self) -> list[str]:
+        """Multiaddresses that others can give to `--join`, best first; empty for a client."""
+        ...
+
+    async def announce(self, record: NodeRecord) -> None:
+        """Publish this machine's record; the next one must expire later.
+
+        Raises:
+            RegistryError: nobody took it.
+        """
+        ...
+
+    async def withdraw(self, record: NodeRecord) -> None:
+        """Take back what was last announced: this machine is no longer listed."""
+        ...
+
+    async def models(self) -> list[ModelIdentity]:
+        """The models that somebody serves now."""
+        ...
+
+    async def records(self, fingerprint: str, num_layers: int, *, fresh: bool = False) -> list[NodeRecord]:
+        """Valid, unexpired records of a model, the newest per peer; up to 2 s old unless `fresh`."""
+        ...
+
+    async def dial_back(self, address: str, nonce: bytes) -> bool | None:
+        """Ask a peer to call this machine at `host:port`: does it answer with `nonce` signed? None: nobody to ask."""
+        ...
+
+    async def aclose(self) -> None:
+        """Leave the swarm."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def block_keys(fingerprint: str, start: int, end: int) -> list[str]:
+    """The storage keys for layers `[start, end)` of a model."""
+    return [f"canopy/v1/{fingerprint}/{block}" for block in range(start // BLOCK_LAYERS, (end - 1) // BLOCK_LAYERS + 1)]
+
+
+def record_keys(record: NodeRecord) -> list[str]:
+    """Every storage key under which a record is filed."""
+    return [MODELS_KEY, *block_keys(record.model.fingerprint, record.span.start, record.span.end)]

@@ -1,0 +1,242 @@
+"""The session's rules (PROTOCOL P1–P9): what one sweep does to a sequence and its tree of live nodes. Pure.
+
+`SessionState` is a function of the client's log alone (P1): every hop and the client apply the same sweeps and reach
+the same state, and all give the same verdict on a bad header (P8). It knows nothing of KV, pruning or the network.
+
+    committed[0 … n)   ids, tokens and sequences of committed tokens; ids rise
+    live               uncommitted nodes in id order; a parent of None is the tip
+    position           of a committed token: its index; of a live node: n + depth, fixed when it is appended
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from swarm.errors import ContextFull, RemoteProtocolError
+from swarm.ids import TreeNodeId
+from swarm.messages import Sampling, Sweep
+
+Parent = TreeNodeId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a session may hold: vocabulary, window in tokens, unanswered sweeps, live and unanswered nodes."""
+
+    vocab_size: int
+    window_tokens: int
+    sweeps: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveNode:
+    """An uncommitted tree node."""
+
+    token: int
+    parent: Parent
+    sequence: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedToken:
+    """A committed token and the node and sweep that it came from."""
+
+    id: TreeNodeId
+    token: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What one sweep changed, in order: truncate, commit `path` (keeping `survivors` live), append."""
+
+    truncated_to: int | None
+    path: tuple[TreeNodeId, ...]
+    survivors: tuple[TreeNodeId, ...]
+    appended: tuple[TreeNodeId, ...]
+    positions: tuple[int, ...]
+
+
+class SessionState:
+    """One session's sequence and tree, advanced by sweeps."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.sequence = 0
+        self.acked = 0
+        self.next_id = TreeNodeId(0)
+        self.sampling = Sampling()
+        self.committed: list[CommittedToken] = []
+        self.live: dict[TreeNodeId, LiveNode] = {}
+        self._children: dict[Parent, dict[int, TreeNodeId]] = {}
+        self._unanswered: dict[int, int] = {}
+
+    def apply(self, sweep: Sweep) -> Applied:
+        """Advance by the next sweep, or leave the state as it is and raise.
+
+        Raises:
+            RemoteProtocolError: the sweep breaks a rule; `field` names the part at fault.
+            ContextFull: a node would lie beyond the window.
+        """
+        applied = self.check(sweep)
+        if applied.truncated_to is not None:
+            del self.committed[applied.truncated_to :]
+            self.live, self._children = {}, {}
+        self._commit(applied)
+        self._append(sweep, applied)
+        self.sequence = sweep.sequence
+        self.acked = max(self.acked, sweep.acked)
+        self.sampling = sweep.sampling or self.sampling
+        self._unanswered = {number: count for number, count in self._unanswered.items() if number > self.acked}
+        self._unanswered[sweep.sequence] = len(sweep.tokens)
+        return applied
+
+    def check(self, sweep: Sweep) -> Applied:
+        """What `apply` would do; the state stays as it is.
+
+        Raises:
+            RemoteProtocolError: the sweep breaks a rule; `field` names the part at fault.
+            ContextFull: a node would lie beyond the window.
+        """
+        self._check_numbers(sweep)
+        length = self._check_truncate(sweep)
+        path, survivors = self._check_commit(sweep)
+        if sweep.committed != length + len(path):
+            raise RemoteProtocolError("committed", f"{sweep.committed}, but {length + len(path)} tokens are committed")
+        positions = self._check_nodes(sweep, survivors, length + len(path))
+        appended = tuple(TreeNodeId(sweep.first_id + offset) for offset in range(len(sweep.tokens)))
+        return Applied(sweep.truncate_to, path, survivors, appended, positions)
+
+    def room(self, commit_to: TreeNodeId | None, acked: int) -> int:
+        """Nodes that the next sweep may append when it commits `commit_to` (F1), whatever the window says.
+
+        0 while no further sweep may be unanswered at all.
+        """
+        unanswered = self._counts_after(acked)
+        if len(unanswered) >= self.limits.sweeps:
+            return 0
+        return self.limits.nodes - max(sum(unanswered), len(self.below(commit_to)))
+
+    def child(self, parent: Parent, token: int) -> TreeNodeId | None:
+        """The live child of `parent` that holds `token`."""
+        return self._children.get(parent, {}).get(token)
+
+    def is_alive(self, node: TreeNodeId) -> bool:
+        """Whether the node is live or committed: anything else never matters again (P7)."""
+        if node in self.live:
+            return True
+        place = bisect_left(self.committed, node, key=lambda token: token.id)
+        return place < len(self.committed) and self.committed[place].id == node
+
+    def below(self, node: Parent) -> tuple[TreeNodeId, ...]:
+        """Live nodes below `node` in id order; all of them below the tip."""
+        if node is None:
+            return tuple(self.live)
+        above: set[Parent] = {node}
+        found: list[TreeNodeId] = []
+        for candidate, live in self.live.items():
+            if live.parent in above:
+                above.add(candidate)
+                found.append(candidate)
+        return tuple(found)
+
+    def path_to(self, node: TreeNodeId) -> tuple[TreeNodeId, ...]:
+        """Live nodes from a child of the tip down to `node`."""
+        path: list[TreeNodeId] = []
+        step: Parent = node
+        while step is not None:
+            path.append(step)
+            step = self.live[step].parent
+        return tuple(reversed(path))
+
+    def _check_numbers(self, sweep: Sweep) -> None:
+        if sweep.sequence != self.sequence + 1:
+            raise RemoteProtocolError("sequence", f"{sweep.sequence} after {self.sequence}")
+        if not 0 <= sweep.acked <= self.sequence:
+            raise RemoteProtocolError("acked", f"{sweep.acked} of {self.sequence} sweeps")
+        if sweep.first_id != self.next_id:
+            raise RemoteProtocolError("first_id", f"{sweep.first_id}, but the next node is {self.next_id}")
+        if len(sweep.tokens) != len(sweep.parents):
+            raise RemoteProtocolError("parents", f"{len(sweep.parents)} for {len(sweep.tokens)} tokens")
+        if not 0 <= sweep.picks_from - sweep.first_id <= len(sweep.tokens):
+            raise RemoteProtocolError("picks_from", f"{sweep.picks_from} is not one of this sweep's nodes")
+        unanswered = self._counts_after(sweep.acked)
+        if len(unanswered) >= self.limits.sweeps:
+            raise RemoteProtocolError("sequence", f"more than {self.limits.sweeps} unanswered sweeps")
+        if sum(unanswered) + len(sweep.tokens) > self.limits.nodes:
+            raise RemoteProtocolError("tokens", f"more than {self.limits.nodes} unanswered nodes")
+
+    def _check_truncate(self, sweep: Sweep) -> int:
+        if sweep.truncate_to is None:
+            return len(self.committed)
+        if not 0 <= sweep.truncate_to <= len(self.committed):
+            raise RemoteProtocolError("truncate_to", f"{sweep.truncate_to} of {len(self.committed)} committed tokens")
+        if sweep.commit_to is not None:
+            raise RemoteProtocolError("commit_to", "truncation kills every live node, so none can be committed")
+        return sweep.truncate_to
+
+    def _check_commit(self, sweep: Sweep) -> tuple[tuple[TreeNodeId, ...], tuple[TreeNodeId, ...]]:
+        if sweep.truncate_to is not None:
+            return (), ()
+        if sweep.commit_to is None:
+            return (), self.below(None)
+        if sweep.commit_to not in self.live:
+            raise RemoteProtocolError("commit_to", f"node {sweep.commit_to} is not live")
+        return self.path_to(sweep.commit_to), self.below(sweep.commit_to)
+
+    def _counts_after(self, acked: int) -> list[int]:
+        """Node counts of the sweeps that are unanswered once the client holds every reply up to `acked`."""
+        return [count for number, count in self._unanswered.items() if number > max(acked, self.acked)]
+
+    def _check_nodes(self, sweep: Sweep, survivors: tuple[TreeNodeId, ...], length: int) -> tuple[int, ...]:
+        if len(survivors) + len(sweep.tokens) > self.limits.nodes:
+            raise RemoteProtocolError("tokens", f"more than {self.limits.nodes} live nodes")
+        alive = set(survivors)
+        placed: dict[Parent, int] = {None: length - 1}
+        siblings: set[tuple[Parent, int]] = set()
+        for offset, (token, parent) in enumerate(zip(sweep.tokens, sweep.parents, strict=True)):
+            if not 0 <= token < self.limits.vocab_size:
+                raise RemoteProtocolError("tokens", f"{token} is outside the vocabulary of {self.limits.vocab_size}")
+            if parent not in placed:
+                if parent not in alive:
+                    raise RemoteProtocolError("parents", f"node {sweep.first_id + offset} has no live parent {parent}")
+                placed[parent] = self.live[parent].position
+            if (parent, token) in siblings or self._sibling_after(sweep, parent, token) is not None:
+                raise RemoteProtocolError("tokens", f"token {token} stands twice under node {parent}")
+            siblings.add((parent, token))
+            placed[TreeNodeId(sweep.first_id + offset)] = placed[parent] + 1
+            if placed[parent] + 1 >= self.limits.window_tokens:
+                raise ContextFull(f"the session's window of {self.limits.window_tokens} tokens is full")
+        return tuple(placed[TreeNodeId(sweep.first_id + offset)] for offset in range(len(sweep.tokens)))
+
+    def _sibling_after(self, sweep: Sweep, parent: Parent, token: int) -> TreeNodeId | None:
+        """The surviving child of `parent` with this token, where None is the tip after the sweep's commit."""
+        if sweep.truncate_to is not None:
+            return None
+        return self.child(sweep.commit_to if parent is None and sweep.commit_to is not None else parent, token)
+
+    def _commit(self, applied: Applied) -> None:
+        if not applied.path:
+            return
+        tip = applied.path[-1]
+        for node in applied.path:
+            self.committed.append(CommittedToken(node, self.live[node].token, self.live[node].sequence))
+        kept: dict[TreeNodeId, LiveNode] = {}
+        self._children = {None: {}}
+        for node in applied.survivors:
+            old = self.live[node]
+            parent = None if old.parent == tip else old.parent
+            kept[node] = LiveNode(old.token, parent, old.sequence, old.position)
+            self._children.setdefault(parent, {})[old.token] = node
+        self.live = kept
+
+    def _append(self, sweep: Sweep, applied: Applied) -> None:
+        for node, token, parent, position in zip(
+            applied.appended, sweep.tokens, sweep.parents, applied.positions, strict=True
+        ):
+            self.live[node] = LiveNode(token, parent, sweep.sequence, position)
+            self._children.setdefault(parent, {})[token] = node
+        self.next_id = TreeNodeId(self.next_id + len(sweep.tokens))

@@ -1,0 +1,139 @@
+"""Where a session's KV rows lie on one machine: bookkeeping only, no tensors (DESIGN §4, KV).
+
+    [0, n)      committed tokens, in order: slot = position
+    [n, n + m)  live tree nodes, in the order of their ids
+
+A commit moves rows and never recomputes them, because a node's position (n + depth) is fixed when it is appended.
+Nodes that were skipped (pruned) have no slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from swarm.errors import LocalProtocolError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from swarm.ids import TreeNodeId
+
+
+class Slots:
+    """Slots, positions and ancestors of one session; `capacity` slots in all."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.committed = 0
+        self.ids: list[TreeNodeId] = []
+        self._index: dict[TreeNodeId, int] = {}
+        self._positions: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        # Row r is meaningful in columns [0, r]: a node's ancestors come before it.
+        self._ancestors: NDArray[np.bool_] = np.zeros((0, 0), dtype=np.bool_)
+
+    @property
+    def used(self) -> int:
+        """Slots in use: committed tokens and live nodes."""
+        return self.committed + len(self.ids)
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """Position of every used slot, int64 [used]."""
+        live = self._positions[: len(self.ids)]
+        return np.concatenate([np.arange(self.committed, dtype=np.int64), live])
+
+    def __contains__(self, node: TreeNodeId) -> bool:
+        return node in self._index
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` committed tokens and no live node."""
+        if not 0 <= length <= self.committed:
+            raise LocalProtocolError("truncate_to", f"{length} of {self.committed} committed tokens")
+        self.committed = length
+        self._keep([])
+
+    def commit(self, path: Sequence[TreeNodeId], survivors: Sequence[TreeNodeId]) -> NDArray[np.int64]:
+        """Make `path` the next committed tokens and keep `survivors` live; all others are freed.
+
+        Args:
+            path: live nodes from a child of the tip downwards.
+            survivors: live nodes below the last of `path`, in id order; ones without a slot are passed over.
+
+        Returns:
+            int64 [k]: the old slot of each row that stays, in new order; the first of them goes to the slot that was
+            the committed length before. Strictly rising, so rows only ever move towards the front.
+        """
+        missing = [node for node in path if node not in self._index]
+        if missing:
+            raise LocalProtocolError("commit_to", f"node {missing[0]} has no KV here")
+        kept = [*path, *(node for node in survivors if node in self._index)]
+        order = [self._index[node] for node in kept]
+        moves = np.asarray(order, dtype=np.int64) + self.committed
+        self._keep(order[len(path) :])
+        self.committed += len(path)
+        return moves
+
+    def append(
+        self, ids: Sequence[TreeNodeId], parents: Sequence[TreeNodeId | None], positions: Sequence[int]
+    ) -> NDArray[np.bool_]:
+        """Give each new node the next slot; a parent of None is the tip.
+
+        Returns:
+            bool [len(ids), live nodes]: which live slots each new node sees (its ancestors and itself). Every node sees
+            all committed slots besides. A view, good until the next change.
+        """
+        old, new = len(self.ids), len(ids)
+        total = old + new
+        if self.committed + total > self.capacity:
+            raise LocalProtocolError("nodes", f"{self.committed + total} rows do not fit {self.capacity} slots")
+        known = {None, *self._index, *ids}
+        missing = [parent for parent in parents if parent not in known]
+        if missing:
+            raise LocalProtocolError("parents", f"node {missing[0]} has no KV here")
+        self._grow(total)
+        self._ancestors[old:total, :total] = False
+        for row, (node, parent) in enumerate(zip(ids, parents, strict=True), start=old):
+            if parent is not None:
+                above = self._index[parent] + 1
+                self._ancestors[row, :above] = self._ancestors[above - 1, :above]
+            self._ancestors[row, row] = True
+            self._index[node] = row
+        self.ids.extend(ids)
+        self._positions[old:total] = positions
+        return self._ancestors[old:total, :total]
+
+    def check_integrity(self) -> None:
+        """Raise LocalProtocolError when an invariant of this class does not hold."""
+        live = len(self.ids)
+        ancestors = np.tril(self._ancestors[:live, :live])
+        sound = (
+            self._index == {node: row for row, node in enumerate(self.ids)}
+            and self.ids == sorted(set(self.ids))
+            and self.used <= self.capacity
+            and bool((ancestors.sum(1) + self.committed - 1 == self._positions[:live]).all())
+        )
+        if not sound:
+            raise LocalProtocolError("slots", f"bookkeeping is inconsistent at {self.committed} + {live} rows")
+
+    def _keep(self, order: list[int]) -> None:
+        count, live = len(order), len(self.ids)
+        stays = np.zeros(live, dtype=np.bool_)
+        stays[order] = True
+        # `order` rises, so a mask does; it is twice as fast as indices (10 ms when 2,048 of 2,049 nodes stay).
+        self._ancestors[:count, :count] = np.compress(stays, self._ancestors[order, :live], axis=1)
+        self._positions[:count] = self._positions[order]
+        self.ids = [self.ids[row] for row in order]
+        self._index = {node: row for row, node in enumerate(self.ids)}
+
+    def _grow(self, rows: int) -> None:
+        size = len(self._positions)
+        if rows <= size:
+            return
+        larger = max(rows, 2 * size, 64)
+        ancestors = np.zeros((larger, larger), dtype=np.bool_)
+        ancestors[:size, :size] = self._ancestors
+        self._ancestors = ancestors
+        self._positions = np.concatenate([self._positions, np.zeros(larger - size, dtype=np.int64)])

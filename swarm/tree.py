@@ -1,0 +1,130 @@
+"""The token tree that a drafter grows: candidates ranked by their chance to be reached. Pure; knows no model.
+
+    node 0      the root: the pending token, certain, never counted among the tree's nodes
+    chance      of a node: the product of its own and its ancestors' chances, so never above its parent's
+    best K      the K nodes of highest chance; a parent is at least as good and older, so they form a tree
+    floor       the K-th best chance so far: a node below it cannot belong, and neither can anything below that node
+
+Source: SpecExec (arXiv 2406.02532), section 4.1 and algorithm 2: best-first search, here with batched expansion.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """Tree nodes below a root, best first and so parents first.
+
+    tokens, parents, chances: equally long; a parent is an index into `tokens`, None is the root.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int | None, ...] = ()
+    chances: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class TokenTree:
+    """Grows best-first: take the `frontier`, ask sources for children of each, `add_children`, until it is empty.
+
+    Candidates of several sources merge: one child per token per parent, and the highest chance counts.
+    """
+
+    ROOT = 0
+
+    def __init__(self, token: int, nodes: int, levels: int) -> None:
+        """A root that holds `token`; the tree searched for has at most `nodes` nodes in at most `levels` levels."""
+        self.nodes = nodes
+        self.levels = levels
+        self.tokens = [token]
+        self.parents: list[int | None] = [None]
+        self.depths = [0]
+        self.chances = [1.0]
+        self._own = [1.0]
+        self._children: dict[int, dict[int, int]] = {}
+        self._taken: set[int] = set()
+        self._waiting: list[tuple[float, int]] = []
+        self._best: list[float] = []
+        self._rank(self.ROOT)
+
+    @property
+    def floor(self) -> float:
+        """The chance that a node needs to be among the best so far."""
+        if self.nodes == 0:
+            return math.inf
+        return self._best[0] if len(self._best) == self.nodes else 0.0
+
+    def add_children(self, node: int, candidates: Iterable[tuple[int, float]]) -> None:
+        """Add `(token, chance)` pairs below `node`; a chance is that of the token given its parent."""
+        children = self._children.setdefault(node, {})
+        raised = False
+        for token, chance in candidates:
+            assert 0.0 <= chance <= 1.0, "a chance is a probability"
+            child = children.get(token)
+            if child is None:
+                children[token] = self._append(token, node, chance)
+            elif chance > self._own[child]:
+                self._own[child] = chance
+                raised = True
+        if raised:
+            self._rank_again()
+
+    def frontier(self, count: int) -> list[int]:
+        """Up to `count` of the best nodes not handed out before, of those whose children might be among the best.
+
+        An empty list means that the best nodes are settled.
+        """
+        taken: list[int] = []
+        floor = self.floor
+        while self._waiting and len(taken) < count and -self._waiting[0][0] >= floor:
+            taken.append(heapq.heappop(self._waiting)[1])
+        self._taken.update(taken)
+        return taken
+
+    def best(self, count: int) -> DraftTree:
+        """The `count` nodes of highest chance, older first among equals."""
+        floor = self.floor if count <= self.nodes else 0.0
+        able = [node for node in range(1, len(self.tokens)) if self.chances[node] >= floor]
+        chosen = sorted(able, key=self.chances.__getitem__, reverse=True)[:count]
+        index: dict[int | None, int] = {node: place for place, node in enumerate(chosen)}
+        return DraftTree(
+            tuple(self.tokens[node] for node in chosen),
+            tuple(index.get(self.parents[node]) for node in chosen),
+            tuple(self.chances[node] for node in chosen),
+        )
+
+    def _append(self, token: int, parent: int, chance: float) -> int:
+        node = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        self.chances.append(self.chances[parent] * chance)
+        self._own.append(chance)
+        self._rank(node)
+        return node
+
+    def _rank(self, node: int) -> None:
+        chance = self.chances[node]
+        if node != self.ROOT:
+            if len(self._best) < self.nodes:
+                heapq.heappush(self._best, chance)
+            elif chance > self.floor:
+                heapq.heapreplace(self._best, chance)
+            else:
+                return
+        if self.depths[node] < self.levels and node not in self._taken:
+            heapq.heappush(self._waiting, (-chance, node))
+
+    def _rank_again(self) -> None:
+        self._best, self._waiting = [], []
+        for node, parent in enumerate(self.parents):
+            if parent is not None:
+                self.chances[node] = self.chances[parent] * self._own[node]
+            self._rank(node)

@@ -1,0 +1,63 @@
+"""The wire codec: typed messages to protobuf and back, with every edge check. Owns bytes; no I/O and no session rules.
+
+Decoding believes nothing: counts, lengths, ranges, finite numbers and texts are checked, and `RemoteProtocolError`
+names the field. Row values are not in these bytes: `swarm.frames` carries them behind the head. Only this package
+imports the generated modules.
+"""
+
+from swarm.wire.decoding import (
+    decode_frame,
+    decode_held,
+    decode_hold,
+    decode_info,
+    decode_part,
+    decode_replies_up,
+    decode_upstream,
+)
+from swarm.wire.encoding import (
+    encode_frame,
+    encode_held,
+    encode_hold,
+    encode_info,
+    encode_part,
+    encode_replies_up,
+    encode_upstream,
+)
+from swarm.wire.parts import PART_BYTES, Part
+
+SERVICE = "swarm.wire.v1.Node"
+HELLO = f"/{SERVICE}/Hello"
+"""Unary, raw bytes both ways: `swarm.hello` defines them."""
+INFO = f"/{SERVICE}/Info"
+"""Unary: the request is empty bytes, the answer is for `decode_info`."""
+LINK = f"/{SERVICE}/Link"
+"""Stream of parts down, stream of `decode_upstream` back."""
+REPLIES = f"/{SERVICE}/Replies"
+"""Stream of `decode_replies_up` from the client, stream of parts back."""
+HOLD = f"/{SERVICE}/Hold"
+"""Unary: `decode_hold`, `decode_held`."""
+
+__all__ = [
+    "HELLO",
+    "HOLD",
+    "INFO",
+    "LINK",
+    "PART_BYTES",
+    "REPLIES",
+    "SERVICE",
+    "Part",
+    "decode_frame",
+    "decode_held",
+    "decode_hold",
+    "decode_info",
+    "decode_part",
+    "decode_replies_up",
+    "decode_upstream",
+    "encode_frame",
+    "encode_held",
+    "encode_hold",
+    "encode_info",
+    "encode_part",
+    "encode_replies_up",
+    "encode_upstream",
+]

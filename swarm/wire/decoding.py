@@ -1,0 +1,372 @@
+"""Protobuf bytes to typed messages. Strangers send them: whatever is wrong with them is a `RemoteProtocolError`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from swarm.errors import RemoteProtocolError
+from swarm.ids import PeerId
+from swarm.messages import (
+    Ack,
+    Attach,
+    Attached,
+    Close,
+    Codec,
+    Counters,
+    Credits,
+    Fault,
+    Frame,
+    Held,
+    Hold,
+    HopTime,
+    NodeInfo,
+    Open,
+    Ping,
+    Pong,
+    Ready,
+    RepliesRequest,
+    RepliesUp,
+    Reply,
+    Reroute,
+    RouteHop,
+    Rows,
+    Sampling,
+    Snapshot,
+    Sweep,
+    SweepFrame,
+    Upstream,
+    Want,
+)
+from swarm.wire import checks, encoding
+from swarm.wire.parts import (
+    MAX_HEADERS,
+    MAX_HOPS,
+    MAX_NODES,
+    MAX_WIDTH,
+    PEER_CHARACTERS,
+    REASON_CHARACTERS,
+    TEXT_CHARACTERS,
+    Part,
+)
+from swarm.wire.v1 import node_pb2 as pb
+
+CODECS = {int(value): codec for codec, value in encoding.CODECS.items()}
+FAULT_KINDS = {int(value): kind for kind, value in encoding.FAULT_KINDS.items()}
+M = TypeVar("M", bound=Message)
+
+
+def decode_frame(data: bytes | bytearray) -> Frame:
+    """A frame's head; `Rows.data` is still empty.
+
+    Raises:
+        RemoteProtocolError: the field that breaks the wire's rules.
+    """
+    frame = _parsed(pb.Frame(), data)
+    match frame.WhichOneof("kind"):
+        case "sweep":
+            return _sweep_frame(frame.sweep)
+        case "reply":
+            return _reply(frame.reply)
+        case "attach":
+            return _attach(frame.attach)
+        case "reroute":
+            return Reroute(checks.number(frame.reroute.generation, "generation"), _route(frame.reroute.route))
+        case "snapshot":
+            return _snapshot(frame.snapshot)
+        case "close":
+            return Close(checks.at_most(frame.close.reason, REASON_CHARACTERS, "reason"))
+        case "ping":
+            return Ping(frame.ping.nonce)
+        case "fault":
+            return _fault(frame.fault)
+    raise RemoteProtocolError("kind", "a frame of no known kind")
+
+
+def decode_upstream(data: bytes) -> Upstream:
+    """One message from a link's downstream side.
+
+    Raises:
+        RemoteProtocolError: the field that breaks the wire's rules.
+    """
+    upstream = _parsed(pb.Upstream(), data)
+    match upstream.WhichOneof("kind"):
+        case "attached":
+            received = upstream.attached.received if upstream.attached.HasField("received") else None
+            return Attached(
+                generation=checks.number(upstream.attached.generation, "generation"),
+                received=None if received is None else checks.number(received, "received"),
+            )
+        case "ready":
+            checks.present(upstream.ready, "credits")
+            credits_ = upstream.ready.credits
+            return Ready(
+                generation=checks.number(upstream.ready.generation, "generation"),
+                credits=Credits(credits_.window_tokens, credits_.sweeps, credits_.nodes),
+            )
+        case "ack":
+            return Ack(checks.number(upstream.ack.sequence, "sequence"))
+        case "pong":
+            return Pong(upstream.pong.nonce)
+        case "fault":
+            return _fault(upstream.fault)
+    raise RemoteProtocolError("kind", "an upstream message of no known kind")
+
+
+def decode_replies_up(data: bytes) -> RepliesUp:
+    """One message of the client on a reply stream.
+
+    Raises:
+        RemoteProtocolError: the field that breaks the wire's rules.
+    """
+    message = _parsed(pb.RepliesUp(), data)
+    match message.WhichOneof("kind"):
+        case "request":
+            return RepliesRequest(
+                session=checks.session_id(message.request.session),
+                generation=checks.number(message.request.generation, "generation"),
+                acked=checks.number(message.request.acked, "acked"),
+            )
+        case "pong":
+            return Pong(message.pong.nonce)
+    raise RemoteProtocolError("kind", "a message of no known kind on a reply stream")
+
+
+def decode_hold(data: bytes) -> Hold:
+    """The request of Hold.
+
+    Raises:
+        RemoteProtocolError: the field that breaks the wire's rules.
+    """
+    hold = _parsed(pb.HoldRequest(), data)
+    return Hold(
+        session=checks.session_id(hold.session),
+        generation=checks.number(hold.generation, "generation"),
+        ttl_s=checks.non_negative(hold.ttl_s, "ttl_s"),
+    )
+
+
+def decode_held(data: bytes) -> Held:
+    """The answer to Hold.
+
+    Raises:
+        RemoteProtocolError: not a HoldReply.
+    """
+    return Held(_parsed(pb.HoldReply(), data).held)
+
+
+def decode_part(data: bytes) -> Part:
+    """One part of a frame.
+
+    Raises:
+        RemoteProtocolError: not a Part.
+    """
+    part = _parsed(pb.Part(), data)
+    return Part(part.head_bytes, part.rows_bytes, part.data)
+
+
+def decode_info(data: bytes) -> NodeInfo:
+    """The answer to Info.
+
+    Raises:
+        RemoteProtocolError: the field that breaks the wire's rules.
+    """
+    info = _parsed(pb.InfoReply(), data)
+    checks.present(info, "counters")
+    counters = {field.name: checks.number(getattr(info.counters, field.name), field.name) for field in fields(Counters)}
+    return NodeInfo(
+        name=_text(info.name, "name"),
+        fingerprint=_text(info.fingerprint, "fingerprint"),
+        config_digest=_text(info.config_digest, "config_digest"),
+        weights_digest=_text(info.weights_digest, "weights_digest"),
+        tokenizer_digest=_text(info.tokenizer_digest, "tokenizer_digest"),
+        num_layers=info.num_layers,
+        span=checks.layers(info.span.start, info.span.end),
+        vocab_size=info.vocab_size,
+        hidden_size=info.hidden_size,
+        numeric_class=_text(info.numeric_class, "numeric_class"),
+        version=_text(info.version, "version"),
+        kv_tokens_total=checks.number(info.kv_tokens_total, "kv_tokens_total"),
+        kv_tokens_free=checks.number(info.kv_tokens_free, "kv_tokens_free"),
+        sessions=info.sessions,
+        counters=Counters(**counters),
+    )
+
+
+def _parsed(message: M, data: bytes | bytearray) -> M:
+    try:
+        message.ParseFromString(bytes(data))
+    except DecodeError as error:
+        raise RemoteProtocolError("bytes", f"not a {message.DESCRIPTOR.name} message") from error
+    return message
+
+
+def _text(value: str, field: str) -> str:
+    return checks.at_most(value, TEXT_CHARACTERS, field)
+
+
+def _codec(value: int) -> Codec:
+    if value == pb.CODEC_INT8:
+        raise RemoteProtocolError("codec", "int8 rows are not supported by this version; use fp32, fp16 or bf16")
+    if value not in CODECS:
+        raise RemoteProtocolError("codec", f"unknown codec {value}")
+    return CODECS[value]
+
+
+def _sampling(sampling: pb.Sampling) -> Sampling:
+    top_k = sampling.top_k if sampling.HasField("top_k") else None
+    if top_k == 0:
+        raise RemoteProtocolError("top_k", "0 would leave no token")
+    return Sampling(
+        seed=sampling.seed,
+        temperature=checks.non_negative(sampling.temperature, "temperature"),
+        top_k=top_k,
+        top_p=checks.share(sampling.top_p, "top_p") if sampling.HasField("top_p") else None,
+        min_p=checks.share(sampling.min_p, "min_p") if sampling.HasField("min_p") else None,
+    )
+
+
+def _sweep(sweep: pb.Sweep) -> Sweep:
+    tokens = checks.numbers(sweep.tokens, "tokens", checks.TOKEN_END)
+    checks.same_length(len(sweep.parents), len(tokens), "parents", "tokens")
+    checks.number(sweep.first_id + len(tokens), "first_id")
+    return Sweep(
+        sequence=checks.number(sweep.sequence, "sequence"),
+        committed=checks.number(sweep.committed, "committed"),
+        first_id=checks.node_id(sweep.first_id, "first_id"),
+        tokens=tokens,
+        parents=checks.parents(sweep.parents, "parents"),
+        picks_from=checks.node_id(sweep.picks_from, "picks_from"),
+        generation=checks.number(sweep.generation, "generation"),
+        acked=checks.number(sweep.acked, "acked"),
+        truncate_to=checks.number(sweep.truncate_to, "truncate_to") if sweep.HasField("truncate_to") else None,
+        commit_to=checks.node_id(sweep.commit_to, "commit_to") if sweep.HasField("commit_to") else None,
+        sampling=_sampling(sweep.sampling) if sweep.HasField("sampling") else None,
+        want=Want(sweep.want.log_probs, sweep.want.hidden_rows) if sweep.HasField("want") else None,
+    )
+
+
+def _kept(bitmap: bytes, nodes: int) -> tuple[bool, ...]:
+    checks.same_length(len(bitmap), (nodes + 7) // 8, "kept", f"bytes in a bitmap of {nodes} nodes")
+    flags = np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
+    if flags[nodes:].any():
+        raise RemoteProtocolError("kept", f"bits beyond the sweep's {nodes} nodes are set")
+    return tuple(flags[:nodes].astype(bool).tolist())
+
+
+def _rows(rows: pb.Rows, expected: int, of: str) -> Rows:
+    checks.same_length(rows.count, expected, "rows", of)
+    checks.number(rows.count, "rows", MAX_NODES + 1)
+    if not 1 <= rows.width <= MAX_WIDTH:
+        raise RemoteProtocolError("rows", f"width {rows.width} is not in 1 … {MAX_WIDTH}")
+    return Rows(_codec(rows.codec), rows.count, rows.width, b"")
+
+
+def _times(times: Iterable[pb.HopTime]) -> tuple[HopTime, ...]:
+    return checks.at_most(
+        tuple(
+            HopTime(
+                checks.non_negative(time.queue_ms, "queue_ms"),
+                checks.non_negative(time.compute_ms, "compute_ms"),
+                checks.non_negative(time.other_ms, "other_ms"),
+                checks.non_negative(time.link_ms, "link_ms"),
+            )
+            for time in times
+        ),
+        MAX_HOPS,
+        "times",
+    )
+
+
+def _sweep_frame(frame: pb.SweepFrame) -> SweepFrame:
+    checks.present(frame, "sweep")
+    sweep = _sweep(frame.sweep)
+    kept = _kept(frame.kept, len(sweep.tokens)) if frame.HasField("kept") else None
+    count = len(sweep.tokens) if kept is None else sum(kept)
+    rows = _rows(frame.rows, count, "kept nodes") if frame.HasField("rows") else None
+    return SweepFrame(sweep, kept, rows, _times(frame.times))
+
+
+def _reply(reply: pb.Reply) -> Reply:
+    ids = checks.node_ids(reply.ids, "ids")
+    tokens = checks.numbers(reply.tokens, "tokens", checks.TOKEN_END)
+    checks.same_length(len(tokens), len(ids), "tokens", "ids")
+    log_probs = None
+    if reply.HasField("log_probs"):
+        log_probs = tuple(checks.finite(value, "log_probs") for value in reply.log_probs.values)
+        checks.same_length(len(log_probs), len(ids), "log_probs", "ids")
+    row_ids = checks.node_ids(reply.row_ids, "row_ids")
+    rows = _rows(reply.rows, len(row_ids), "row ids") if reply.HasField("rows") else None
+    if row_ids and rows is None:
+        raise RemoteProtocolError("rows", f"are missing for {len(row_ids)} row ids")
+    return Reply(
+        sequence=checks.number(reply.sequence, "sequence"),
+        generation=checks.number(reply.generation, "generation"),
+        picks=tuple(zip(ids, tokens, strict=True)),
+        times=_times(reply.times),
+        log_probs=log_probs,
+        row_ids=row_ids,
+        rows=rows,
+    )
+
+
+def _route(route: Iterable[pb.RouteHop]) -> tuple[RouteHop, ...]:
+    hops = checks.at_most(tuple(route), MAX_HOPS, "route")
+    if not hops or not all(hop.peer for hop in hops):
+        raise RemoteProtocolError("route", "is empty or has a hop without a peer id")
+    return tuple(
+        RouteHop(PeerId(checks.at_most(hop.peer, PEER_CHARACTERS, "peer")), checks.layers(hop.span.start, hop.span.end))
+        for hop in hops
+    )
+
+
+def _attach(attach: pb.Attach) -> Attach:
+    route = _route(attach.route)
+    return Attach(
+        session=checks.session_id(attach.session),
+        generation=checks.number(attach.generation, "generation"),
+        route=route,
+        index=checks.number(attach.index, "index", len(route)),
+        open=Open(
+            fingerprint=_text(attach.open.fingerprint, "fingerprint"),
+            window_tokens=attach.open.window_tokens,
+            sweeps=attach.open.sweeps,
+            nodes=attach.open.nodes,
+            codec=_codec(attach.open.codec),
+        ),
+    )
+
+
+def _snapshot(snapshot: pb.Snapshot) -> Snapshot:
+    checks.present(snapshot, "sampling")
+    ids = checks.node_ids(snapshot.ids, "ids")
+    for field in ("tokens", "sequences", "parents"):
+        checks.same_length(len(getattr(snapshot, field)), len(ids), field, "ids")
+    return Snapshot(
+        committed=checks.number(snapshot.committed, "committed", len(ids) + 1),
+        sequence=checks.number(snapshot.sequence, "sequence"),
+        acked=checks.number(snapshot.acked, "acked"),
+        sampling=_sampling(snapshot.sampling),
+        ids=ids,
+        tokens=checks.numbers(snapshot.tokens, "tokens", checks.TOKEN_END),
+        sequences=checks.numbers(snapshot.sequences, "sequences"),
+        parents=checks.parents(snapshot.parents, "parents"),
+        headers=tuple(_sweep(header) for header in checks.at_most(snapshot.headers, MAX_HEADERS, "headers")),
+        rows=_rows(snapshot.rows, len(ids), "ids") if snapshot.HasField("rows") else None,
+    )
+
+
+def _fault(fault: pb.Fault) -> Fault:
+    if fault.kind not in FAULT_KINDS:
+        raise RemoteProtocolError("kind", f"unknown kind of fault {int(fault.kind)}")
+    return Fault(
+        generation=checks.number(fault.generation, "generation"),
+        peer=PeerId(checks.at_most(fault.peer, PEER_CHARACTERS, "peer")),
+        kind=FAULT_KINDS[fault.kind],
+        field=_text(fault.field, "field"),
+        reason=checks.at_most(fault.reason, REASON_CHARACTERS, "reason"),
+    )

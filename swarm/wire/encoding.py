@@ -1,0 +1,287 @@
+"""Typed messages to protobuf bytes. A value that the wire cannot hold is a bug here: `LocalProtocolError`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import TypeVar, assert_never
+
+import numpy as np
+from google.protobuf.message import Message
+
+from swarm.errors import LocalProtocolError
+from swarm.ids import TreeNodeId
+from swarm.messages import (
+    Ack,
+    Attach,
+    Attached,
+    Close,
+    Codec,
+    Fault,
+    FaultKind,
+    Frame,
+    Held,
+    Hold,
+    HopTime,
+    NodeInfo,
+    Ping,
+    Pong,
+    Ready,
+    RepliesRequest,
+    RepliesUp,
+    Reply,
+    Reroute,
+    RouteHop,
+    Rows,
+    Sampling,
+    Snapshot,
+    Sweep,
+    SweepFrame,
+    Upstream,
+)
+from swarm.wire.checks import TIP
+from swarm.wire.parts import REASON_CHARACTERS
+from swarm.wire.v1 import node_pb2 as pb
+
+CODECS: dict[Codec, pb.Codec.ValueType] = {
+    Codec.FP32: pb.CODEC_FP32,
+    Codec.FP16: pb.CODEC_FP16,
+    Codec.BF16: pb.CODEC_BF16,
+}
+FAULT_KINDS: dict[FaultKind, pb.FaultKind.ValueType] = {
+    kind: pb.FaultKind.Value(f"FAULT_KIND_{kind.name}") for kind in FaultKind
+}
+LENGTH_DELIMITED = 2
+DATA_KEY = bytes([pb.Part.DATA_FIELD_NUMBER << 3 | LENGTH_DELIMITED])
+T = TypeVar("T")
+
+
+def encode_frame(message: Frame) -> bytes:
+    """The head of a frame: everything but its row values."""
+    return _bytes(_frame, message)
+
+
+def encode_upstream(message: Upstream) -> bytes:
+    """One message from a link's downstream side."""
+    return _bytes(_upstream, message)
+
+
+def encode_replies_up(message: RepliesUp) -> bytes:
+    """One message of the client on a reply stream."""
+    return _bytes(_replies_up, message)
+
+
+def encode_info(info: NodeInfo) -> bytes:
+    """The answer to Info."""
+    return _bytes(_info, info)
+
+
+def encode_hold(hold: Hold) -> bytes:
+    """The request of Hold."""
+    return _bytes(lambda h: pb.HoldRequest(session=h.session, generation=h.generation, ttl_s=h.ttl_s), hold)
+
+
+def encode_held(held: Held) -> bytes:
+    """The answer to Hold."""
+    return _bytes(lambda h: pb.HoldReply(held=h.held), held)
+
+
+def encode_part(head_bytes: int, rows_bytes: int, data: Sequence[bytes | memoryview]) -> bytes:
+    """One part of a frame, `data` joined.
+
+    Protobuf reads concatenated encodings as one message, so the data is put behind the numbers with a single copy:
+    at 1 MiB this takes a quarter of the time of setting and serialising the field.
+    """
+    numbers = pb.Part(head_bytes=head_bytes, rows_bytes=rows_bytes).SerializeToString()
+    return b"".join((numbers, DATA_KEY, _varint(sum(map(len, data))), *data))
+
+
+def _varint(value: int) -> bytes:
+    septets = bytearray()
+    while value > 0x7F:
+        septets.append(value & 0x7F | 0x80)
+        value >>= 7
+    septets.append(value)
+    return bytes(septets)
+
+
+def _bytes(build: Callable[[T], Message], message: T) -> bytes:
+    try:
+        return build(message).SerializeToString()
+    except (ValueError, TypeError, OverflowError) as error:
+        raise LocalProtocolError(type(message).__name__, f"does not fit the wire: {error}") from error
+
+
+def _frame(message: Frame) -> pb.Frame:
+    match message:
+        case SweepFrame():
+            return pb.Frame(sweep=_sweep_frame(message))
+        case Reply():
+            return pb.Frame(reply=_reply(message))
+        case Attach():
+            return pb.Frame(attach=_attach(message))
+        case Reroute():
+            return pb.Frame(reroute=pb.Reroute(generation=message.generation, route=_route(message.route)))
+        case Snapshot():
+            return pb.Frame(snapshot=_snapshot(message))
+        case Close():
+            return pb.Frame(close=pb.Close(reason=_reason(message.reason)))
+        case Ping():
+            return pb.Frame(ping=pb.Ping(nonce=message.nonce))
+        case Fault():
+            return pb.Frame(fault=_fault(message))
+    assert_never(message)
+
+
+def _upstream(message: Upstream) -> pb.Upstream:
+    match message:
+        case Attached():
+            return pb.Upstream(attached=pb.Attached(generation=message.generation, received=message.received))
+        case Ready():
+            credits_ = pb.Credits(
+                window_tokens=message.credits.window_tokens, sweeps=message.credits.sweeps, nodes=message.credits.nodes
+            )
+            return pb.Upstream(ready=pb.Ready(generation=message.generation, credits=credits_))
+        case Ack():
+            return pb.Upstream(ack=pb.Ack(sequence=message.sequence))
+        case Pong():
+            return pb.Upstream(pong=pb.Pong(nonce=message.nonce))
+        case Fault():
+            return pb.Upstream(fault=_fault(message))
+    assert_never(message)
+
+
+def _replies_up(message: RepliesUp) -> pb.RepliesUp:
+    match message:
+        case RepliesRequest():
+            request = pb.RepliesRequest(session=message.session, generation=message.generation, acked=message.acked)
+            return pb.RepliesUp(request=request)
+        case Pong():
+            return pb.RepliesUp(pong=pb.Pong(nonce=message.nonce))
+    assert_never(message)
+
+
+def _sampling(sampling: Sampling | None) -> pb.Sampling | None:
+    return None if sampling is None else pb.Sampling(**asdict(sampling))
+
+
+def _parents(parents: Iterable[TreeNodeId | None]) -> list[int]:
+    return [TIP if parent is None else parent for parent in parents]
+
+
+def _sweep(sweep: Sweep) -> pb.Sweep:
+    want = None if sweep.want is None else pb.Want(**asdict(sweep.want))
+    return pb.Sweep(
+        sequence=sweep.sequence,
+        generation=sweep.generation,
+        truncate_to=sweep.truncate_to,
+        commit_to=sweep.commit_to,
+        committed=sweep.committed,
+        acked=sweep.acked,
+        sampling=_sampling(sweep.sampling),
+        first_id=sweep.first_id,
+        tokens=sweep.tokens,
+        parents=_parents(sweep.parents),
+        picks_from=sweep.picks_from,
+        want=want,
+    )
+
+
+def _rows(rows: Rows | None) -> pb.Rows | None:
+    return None if rows is None else pb.Rows(codec=CODECS[rows.codec], count=rows.count, width=rows.width)
+
+
+def _times(times: Iterable[HopTime]) -> list[pb.HopTime]:
+    return [
+        pb.HopTime(queue_ms=time.queue_ms, compute_ms=time.compute_ms, other_ms=time.other_ms, link_ms=time.link_ms)
+        for time in times
+    ]
+
+
+def _sweep_frame(frame: SweepFrame) -> pb.SweepFrame:
+    kept = None if frame.kept is None else np.packbits(np.array(frame.kept, dtype=bool), bitorder="little").tobytes()
+    return pb.SweepFrame(sweep=_sweep(frame.sweep), kept=kept, rows=_rows(frame.rows), times=_times(frame.times))
+
+
+def _reply(reply: Reply) -> pb.Reply:
+    return pb.Reply(
+        sequence=reply.sequence,
+        generation=reply.generation,
+        ids=[node for node, _ in reply.picks],
+        tokens=[token for _, token in reply.picks],
+        times=_times(reply.times),
+        log_probs=None if reply.log_probs is None else pb.LogProbs(values=reply.log_probs),
+        row_ids=reply.row_ids,
+        rows=_rows(reply.rows),
+    )
+
+
+def _route(route: Iterable[RouteHop]) -> list[pb.RouteHop]:
+    return [pb.RouteHop(peer=hop.peer, span=pb.Span(start=hop.span.start, end=hop.span.end)) for hop in route]
+
+
+def _attach(attach: Attach) -> pb.Attach:
+    opened = attach.open
+    return pb.Attach(
+        session=attach.session,
+        generation=attach.generation,
+        route=_route(attach.route),
+        index=attach.index,
+        open=pb.Open(
+            fingerprint=opened.fingerprint,
+            window_tokens=opened.window_tokens,
+            sweeps=opened.sweeps,
+            nodes=opened.nodes,
+            codec=CODECS[opened.codec],
+        ),
+    )
+
+
+def _snapshot(snapshot: Snapshot) -> pb.Snapshot:
+    return pb.Snapshot(
+        committed=snapshot.committed,
+        sequence=snapshot.sequence,
+        acked=snapshot.acked,
+        sampling=_sampling(snapshot.sampling),
+        ids=snapshot.ids,
+        tokens=snapshot.tokens,
+        sequences=snapshot.sequences,
+        parents=_parents(snapshot.parents),
+        headers=[_sweep(header) for header in snapshot.headers],
+        rows=_rows(snapshot.rows),
+    )
+
+
+def _reason(reason: str) -> str:
+    """Cut and clean: a fault's own text must never be what stops it from travelling."""
+    return reason[:REASON_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
+
+
+def _fault(fault: Fault) -> pb.Fault:
+    return pb.Fault(
+        generation=fault.generation,
+        peer=fault.peer,
+        kind=FAULT_KINDS[fault.kind],
+        field=fault.field,
+        reason=_reason(fault.reason),
+    )
+
+
+def _info(info: NodeInfo) -> pb.InfoReply:
+    return pb.InfoReply(
+        name=info.name,
+        fingerprint=info.fingerprint,
+        config_digest=info.config_digest,
+        weights_digest=info.weights_digest,
+        tokenizer_digest=info.tokenizer_digest,
+        num_layers=info.num_layers,
+        span=pb.Span(start=info.span.start, end=info.span.end),
+        vocab_size=info.vocab_size,
+        hidden_size=info.hidden_size,
+        numeric_class=info.numeric_class,
+        version=info.version,
+        kv_tokens_total=info.kv_tokens_total,
+        kv_tokens_free=info.kv_tokens_free,
+        sessions=info.sessions,
+        counters=pb.Counters(**asdict(info.counters)),
+    )

@@ -1,0 +1,133 @@
+"""Rules that every test lives under: one thread, no network, a time limit, nothing left behind, no silent skips."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
+
+MARK = "CANOPY_TEST_RUN"
+"""Environment variable that finds our processes again, also those whose parent was killed."""
+
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
+os.environ[MARK] = uuid.uuid4().hex
+
+import psutil  # noqa: E402  (after the environment: torch reads its thread count when it is first imported)
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+CI = os.environ.get("CI", "false") not in {"", "0", "false"}
+FOLDERS = {"unit": 20, "property": 20, "net": 20, "model": 60, "e2e": 120}
+"""The folders in the order in which they run, with the seconds that one of their tests may take."""
+PROCESS_FOLDERS = {"net", "model", "e2e"}
+LIBRARY_THREADS = ("_poll_wrapper", "channel_spin", "TMonitor", "pytest_timeout")
+"""Parts of the names of threads that grpc, tqdm and pytest start once and keep for the life of the program."""
+LIBRARY_PROCESSES = ("multiprocessing.resource_tracker",)
+
+settings.register_profile("canopy", derandomize=True, deadline=None, database=None)
+settings.register_profile("explore", deadline=None, max_examples=2_000, print_blob=True)
+settings.load_profile("canopy")
+
+
+def folder_of(path: Path) -> str:
+    """The folder below tests/ that a test file lies in."""
+    return path.relative_to(Path(__file__).parent).parts[0]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {folder: place for place, folder in enumerate(FOLDERS)}
+    items.sort(key=lambda item: order[folder_of(item.path)])
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(FOLDERS[folder_of(item.path)]))
+        if item.get_closest_marker("asyncio") is not None and isinstance(item, pytest.Function):
+            item.fixturenames.insert(item.fixturenames.index("nothing_left_behind") + 1, "no_task_left")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("needs_root") and os.geteuid() != 0:
+        pytest.skip("needs root")
+    for marker in item.iter_markers("needs_program"):
+        name, package = marker.args
+        if shutil.which(name) is None:
+            pytest.skip(f"needs the program {name}: apt-get install {package}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if CI and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which CI does not accept: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if CI and report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which CI does not accept: {report.longrepr}"
+    return report
+
+
+@pytest.fixture
+async def no_task_left() -> AsyncIterator[None]:
+    """Added to every async test: set up before its other fixtures, so it looks after they are gone."""
+    yield
+    if left := asyncio.all_tasks() - {asyncio.current_task()}:
+        _, left = await asyncio.wait(left, timeout=1)
+    assert not left, f"tasks left running: {left}"
+
+
+def _threads() -> set[threading.Thread]:
+    return {
+        thread
+        for thread in threading.enumerate()
+        if not any(part in f"{thread.name} {type(thread).__name__}" for part in LIBRARY_THREADS)
+    }
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    try:
+        return bool(process.environ().get(MARK) == os.environ[MARK]) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _processes(everywhere: bool) -> set[psutil.Process]:
+    """Our descendants; `everywhere` adds those who lost their parent on the way."""
+    this = psutil.Process()
+    found = set(this.children(recursive=True))
+    if everywhere:
+        found |= {process for process in psutil.process_iter() if process != this and _is_ours(process)}
+    return {process for process in found if not _is_library(process)}
+
+
+def _is_library(process: psutil.Process) -> bool:
+    try:
+        return any(part in " ".join(process.cmdline()) for part in LIBRARY_PROCESSES)
+    except psutil.Error:
+        return True  # gone meanwhile
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Threads and processes that a test started end with it."""
+    everywhere = folder_of(request.path) in PROCESS_FOLDERS
+    threads, processes = _threads(), _processes(everywhere)
+    yield
+    left_threads = _threads() - threads
+    for thread in left_threads:
+        thread.join(timeout=1)
+    left_threads = {thread for thread in left_threads if thread.is_alive()}
+    _, left_processes = psutil.wait_procs(_processes(everywhere) - processes, timeout=3)
+    names = [str(process) for process in left_processes]
+    for process in left_processes:
+        process.kill()
+    assert not left_threads, f"threads left running: {left_threads}"
+    assert not names, f"processes left running: {names}"

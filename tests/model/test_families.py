@@ -1,0 +1,99 @@
+"""Every family, in three spans loaded from a sharded folder without the other spans' files, against the whole model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from node.checkpoint import open_checkpoint
+from node.span import SpanModel, dissect
+from swarm.arena import Arena
+from swarm.families import TESTED
+from swarm.ids import TreeNodeId
+from swarm.layers import Span
+from swarm.ragged import Work
+from tests.model.tiny import FAMILIES, LAYERS, SPANS, WINDOW, chain, load_alone, reference, run_chain, save_sharded
+from tests.model.tiny import tiny_model as make_tiny
+
+TOLERANCE = 1e-5
+PARENTS = (None, 0, 0, 1, 1, 2, None)
+"""A tree of seven nodes, by offset; None is the tip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    whole: PreTrainedModel
+    folder: Path
+    spans: list[SpanModel]
+
+
+@pytest.fixture(params=sorted(FAMILIES), scope="module")
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    folder = tmp_path_factory.mktemp(request.param)
+    whole = make_tiny(request.param)
+    save_sharded(whole, folder / "whole")
+    return Family(whole, folder, [load_alone(folder / "whole", span, folder / str(span)) for span in SPANS])
+
+
+def random_ids(count: int, seed: int) -> torch.Tensor:
+    return torch.randint(3, 128, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def new_arenas(spans: list[SpanModel], sessions: int) -> list[list[Arena]]:
+    return [[Arena(model.layout, 64) for _ in range(sessions)] for model in spans]
+
+
+def tree(arena: Arena, ids: torch.Tensor, first: int) -> Work:
+    """PARENTS below the tip of a chain whose last node is `first - 1`."""
+    positions: list[int] = []
+    for parent in PARENTS:
+        positions.append(first if parent is None else positions[parent] + 1)
+    parents = [TreeNodeId(first - 1 if parent is None else first + parent) for parent in PARENTS]
+    return Work(arena, [TreeNodeId(first + offset) for offset in range(len(PARENTS))], parents, positions, ids)
+
+
+def path_to(offset: int) -> list[int]:
+    path = [offset]
+    while (parent := PARENTS[path[0]]) is not None:
+        path.insert(0, parent)
+    return path
+
+
+def test_the_list_of_tested_families_is_what_is_tested_here() -> None:
+    assert set(FAMILIES) == TESTED
+
+
+def test_three_spans_give_the_whole_models_logits(family: Family) -> None:
+    ids = random_ids(16, seed=3)
+    assert len(ids) > WINDOW
+    arenas = new_arenas(family.spans, sessions=1)
+    rows = run_chain(family.spans, arenas, [chain(arenas[0][0], ids)])
+    assert (family.spans[-1].logits(rows) - reference(family.whole, ids)).abs().max() <= TOLERANCE
+
+
+def test_trees_of_two_ragged_sessions_in_one_forward_give_what_each_path_gives_alone(family: Family) -> None:
+    prompts = [random_ids(11, seed=4), random_ids(4, seed=5)]
+    trees = [random_ids(len(PARENTS), seed=6), random_ids(len(PARENTS), seed=7)]
+    arenas = new_arenas(family.spans, sessions=2)
+    run_chain(family.spans, arenas, [chain(arena, ids) for arena, ids in zip(arenas[0], prompts, strict=True)])
+    works = [tree(arena, ids, len(prompt)) for arena, ids, prompt in zip(arenas[0], trees, prompts, strict=True)]
+    logits = family.spans[-1].logits(run_chain(family.spans, arenas, works))
+    for ids, prompt, got in zip(trees, prompts, torch.split(logits, len(PARENTS)), strict=True):
+        for offset in range(len(PARENTS)):
+            alone = reference(family.whole, torch.cat([prompt, ids[path_to(offset)]]))[-1]
+            assert (got[offset] - alone).abs().max() <= TOLERANCE
+
+
+def test_a_span_has_its_own_weights_and_no_others(family: Family) -> None:
+    anatomy = dissect(open_checkpoint(family.folder / "whole").config)
+    for model, span in zip(family.spans, SPANS, strict=True):
+        assert model.weight_bytes == 4 * anatomy.weights_in(span)
+    is_tied = anatomy.is_tied
+    shared = 4 * anatomy.weights[anatomy.front[0]] if is_tied else 0  # the tail has a copy of the embedding
+    total = sum(4 * weight.numel() for weight in family.whole.parameters())
+    assert sum(model.weight_bytes for model in family.spans) == total + shared
+    assert anatomy.weights_in(Span(0, LAYERS)) * 4 == total

@@ -1,0 +1,153 @@
+"""Tiny random models of many families, saved as sharded checkpoints; and their spans, loaded with the rest deleted."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from node.checkpoint import open_checkpoint
+from node.span import SpanModel, dissect, load_span
+from swarm.arena import Arena
+from swarm.ids import TreeNodeId
+from swarm.layers import Span
+from swarm.ragged import RaggedModel, Work
+
+WINDOW = 5
+LAYERS = 6
+VOCAB = 128
+SPANS = (Span(0, 2), Span(2, 4), Span(4, 6))
+
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
+_TIED = {"tie_word_embeddings": True}
+_WINDOW = {"sliding_window": WINDOW}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 24,
+}
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {**_TIED, **_WINDOW, "use_sliding_window": True, "max_window_layers": 3},
+    "qwen3": {**_TIED},
+    "mistral": {**_WINDOW},
+    "gemma2": {**_TIED, **_WINDOW},
+    "gemma3_text": {**_TIED, **_WINDOW, "query_pre_attn_scalar": 8},
+    "mixtral": {**_EXPERTS, "num_local_experts": 4, "sliding_window": None},
+    "qwen3_moe": {**_EXPERTS, "num_experts": 4, "moe_intermediate_size": 64, "mlp_only_layers": [3]},
+    "phi3": {**_WINDOW},
+    "olmo2": {},
+    "gpt_neox": {"head_dim": None},
+    "glm4": {},
+    "gpt_oss": {**_EXPERTS, **_WINDOW, "num_local_experts": 4},
+    "granite": {**_TIED, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5},
+    "cohere2": {**_TIED, **_WINDOW},
+    "deepseek_v3": {
+        **_EXPERTS,
+        **_LATENT,
+        "head_dim": None,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 64,
+    },
+    "gpt2": {"head_dim": None, "num_key_value_heads": None, "scale_attn_by_inverse_layer_idx": True, **_TIED},
+    "opt": {"head_dim": None, "num_key_value_heads": None, "ffn_dim": 128, "word_embed_proj_dim": 32, **_TIED},
+}
+
+
+def tiny_config(family: str) -> PreTrainedConfig:
+    values = {name: value for name, value in {**_BASE, **FAMILIES.get(family, {})}.items() if value is not None}
+    if FAMILIES.get(family, {}).get("sliding_window", 0) is None:
+        values["sliding_window"] = None
+    return CONFIG_MAPPING[family](**values)
+
+
+def tiny_model(family: str, seed: int = 0) -> PreTrainedModel:
+    """Random in every parameter, norms and sinks too, so that a wrong one shows in the logits."""
+    config = tiny_config(family)
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    model: PreTrainedModel = cast("Any", AutoModelForCausalLM).from_config(config).eval().float()
+    noise = torch.Generator().manual_seed(seed + 1)
+    for weight in model.parameters():
+        weight.data += torch.randn(weight.shape, generator=noise) * 0.05
+    return model
+
+
+def save_sharded(model: PreTrainedModel, folder: Path) -> Path:
+    model.save_pretrained(folder, max_shard_size="60KB")
+    return folder
+
+
+def load_alone(whole: Path, span: Span, folder: Path, dtype: torch.dtype = torch.float32) -> SpanModel:
+    """Load a span from a copy of a checkpoint in which every file that it does not need is gone."""
+    checkpoint = open_checkpoint(whole)
+    anatomy = dissect(checkpoint.config)
+    needed = checkpoint.files(name for name in checkpoint.weight_map if anatomy.holds(name, span))
+    assert len(needed) < len(set(checkpoint.weight_map.values())), "the span would load every file"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors.index.json", *needed):
+        shutil.copy(whole / name, folder / name)
+    return load_span(open_checkpoint(folder), span, dtype)
+
+
+def reference(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    """Hugging Face's own logits [n, vocab] of a text, without cache or our attention."""
+    with torch.no_grad():
+        logits: torch.Tensor = model(ids[None], use_cache=False).logits[0]
+    return logits
+
+
+def chain(arena: Arena, ids: torch.Tensor, first: int = 0) -> Work:
+    """A text as a chain of nodes `first`, `first + 1`, … below the tip."""
+    nodes = [TreeNodeId(first + offset) for offset in range(len(ids))]
+    start = arena.slots.used
+    return Work(arena, nodes, [None, *nodes[:-1]], range(start, start + len(ids)), ids)
+
+
+def run_chain(models: list[SpanModel], arenas: list[list[Arena]], works: list[Work]) -> torch.Tensor:
+    """Pass works through spans, arenas[i][j] being session j's on machine i; returns the last machine's rows."""
+    rows = models[0].forward(works)
+    counts = [len(work.node_ids) for work in works]
+    for model, own in zip(models[1:], arenas[1:], strict=True):
+        pieces = torch.split(rows, counts)
+        works = [
+            Work(arena, work.node_ids, work.parents, work.positions, rows=piece)
+            for arena, work, piece in zip(own, works, pieces, strict=True)
+        ]
+        rows = model.forward(works)
+    return rows
+
+
+def clone(model: PreTrainedModel) -> PreTrainedModel:
+    """An independent copy."""
+    return copy.deepcopy(model)
+
+
+def whole_model(model: PreTrainedModel) -> RaggedModel:
+    """The model itself under our attention, in one span."""
+    copied = clone(model)
+    copied.set_attn_implementation("canopy")
+    return RaggedModel(copied, Span(0, copied.config.num_hidden_layers))

@@ -1,0 +1,77 @@
+"""Coverage: which layers nobody serves, and the command that fills the gap."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from swarm.cli import report
+from swarm.coverage import cover, fill_lines, serve_line
+from swarm.ids import PeerId
+from swarm.layers import Span
+from swarm.record import NodeRecord, NodeState
+from swarm.registry import ModelIdentity
+
+MODEL = ModelIdentity("org/demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+JOIN = ["/ip4/192.0.2.1/tcp/31337/p2p/QmPeer", "/ip4/127.0.0.1/tcp/31337/p2p/QmPeer"]
+
+
+def record(start: int, end: int, state: NodeState = NodeState.SERVING, model: ModelIdentity = MODEL) -> NodeRecord:
+    return NodeRecord(
+        peer=PeerId("QmSomebodyWithALongName"),
+        model=model,
+        span=Span(start, end),
+        address="192.0.2.7:5000",
+        state=state,
+        numeric_class="cpu/fp32",
+        version="0.1.0",
+        name="[red]attic",
+        sweep_ms=((1, 1.25), (64, 20.0)),
+        kv_tokens_free=1_000,
+        kv_tokens_total=2_000,
+        sequence=1,
+        expires_at=0.0,
+    )
+
+
+def test_nobody_at_all() -> None:
+    coverage = cover(MODEL, [])
+    assert coverage.missing == (Span(0, 12),)
+    assert fill_lines(coverage, JOIN) == [f"node serve org/demo --layers 0-12 --join {JOIN[0]}"]
+
+
+def test_gaps_between_and_at_the_ends() -> None:
+    coverage = cover(MODEL, [record(6, 8), record(1, 4), record(3, 5)])
+    assert coverage.missing == (Span(0, 1), Span(5, 6), Span(8, 12))
+    assert not coverage.complete
+    assert cover(MODEL, [record(4, 12), record(0, 5)]).complete
+
+
+def test_only_nodes_that_take_sessions_count() -> None:
+    records = [record(0, 12, NodeState.JOINING), record(0, 12, NodeState.DRAINING), record(0, 6)]
+    coverage = cover(MODEL, records)
+    assert coverage.missing == (Span(6, 12),)
+    assert len(coverage.records) == 3
+
+
+def test_another_fingerprint_does_not_count() -> None:
+    other = ModelIdentity("org/demo", "ff" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+    assert cover(MODEL, [record(0, 12, model=other)]).missing == (Span(0, 12),)
+
+
+def test_a_strange_name_stays_one_word_of_the_command() -> None:
+    assert serve_line("a; rm -rf /", Span(0, 1), []) == "node serve 'a; rm -rf /' --layers 0-1"
+
+
+def test_the_report_says_it_all() -> None:
+    out = io.StringIO()
+    report(cover(MODEL, [record(0, 4)]), JOIN, Console(file=out, soft_wrap=True))
+    text = out.getvalue()
+    for part in ("org/demo", "a1a1a1a1a1a1", "[red]attic", "0…3 of 12", "serving", "192.0.2.7:5000", "1.2 / – / 20.0"):
+        assert part in text
+    assert "1,000 / 2,000" in text
+    assert (
+        f"nobody serves layers 4…11 of 12; this fills the gap:\nnode serve org/demo --layers 4-12 --join {JOIN[0]}\n"
+        in text
+    )

@@ -1,0 +1,213 @@
+"""Records, identities and the hello proof: what is believed and what is refused, by field."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.errors import IdentityError
+from swarm.hello import check_hello, hello_response
+from swarm.identity import Identity, verify
+from swarm.ids import PeerId
+from swarm.layers import Span
+from swarm.record import (
+    MAX_RECORD_BYTES,
+    NodeRecord,
+    NodeState,
+    RecordError,
+    live_records,
+    open_filed,
+    seal,
+    tombstone,
+    unseal,
+)
+from swarm.registry import ModelIdentity
+
+NOW = 1_800_000_000.0
+ME, OTHER = Identity.ephemeral(), Identity.ephemeral()
+MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40)
+RECORD = NodeRecord(
+    peer=ME.peer_id,
+    model=MODEL,
+    span=Span(0, 20),
+    address="192.0.2.7:5000",
+    state=NodeState.SERVING,
+    numeric_class="cpu/fp32/none/fp32",
+    version="0.1.0",
+    name="Größe ✓",
+    sweep_ms=((1, 1.5), (8, 4.0), (64, 20.25)),
+    kv_tokens_free=100,
+    kv_tokens_total=200,
+    sequence=3,
+    expires_at=NOW + 60,
+)
+SEALED = seal(RECORD, ME)
+
+
+def forged(**changes: Any) -> bytes:
+    """A record signed by its own peer that breaks its own bounds, as hostile software would make it."""
+    key, body, _ = msgpack.unpackb(SEALED)
+    names = (
+        "format left peer model span address state numeric_class version name sweep_ms "
+        "kv_tokens_free kv_tokens_total sequence expires_at"
+    ).split()
+    values = dict(zip(names, msgpack.unpackb(body), strict=True)) | changes
+    body = msgpack.packb(list(values.values()))
+    packed: bytes = msgpack.packb([key, body, ME.sign(b"canopy-record" + body)])
+    return packed
+
+
+def field_at_fault(data: bytes, now: float = NOW) -> str:
+    with pytest.raises(RecordError) as caught:
+        unseal(data, now)
+    assert "\n" not in str(caught.value)
+    return caught.value.field
+
+
+def test_a_record_comes_back_as_it_was_and_is_small() -> None:
+    assert unseal(SEALED, NOW) == RECORD
+    assert unseal(forged(), NOW) == RECORD
+    assert len(SEALED) < MAX_RECORD_BYTES / 3
+    assert unseal(seal(replace(RECORD, name=None, address="[2001:db8::1]:1"), ME), NOW).name is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"span": [20, 10]}, "span"),
+        ({"span": [0, 41]}, "span"),
+        ({"span": [5]}, "span"),
+        ({"span": [-1, 3]}, "span"),
+        ({"expires_at": NOW + 400}, "expires_at"),
+        ({"expires_at": float("inf")}, "expires_at"),
+        ({"expires_at": NOW - 1}, "expires_at"),
+        ({"peer": OTHER.peer_id}, "signature"),
+        ({"peer": "Qm"}, "peer"),
+        ({"address": "no port"}, "address"),
+        ({"address": "host:0"}, "address"),
+        ({"address": "host:70000"}, "address"),
+        ({"address": "http://host:80"}, "address"),
+        ({"state": "gone"}, "state"),
+        ({"name": "x" * 65}, "name"),
+        ({"name": "\x1b[31m"}, "name"),
+        ({"numeric_class": 7}, "numeric_class"),
+        ({"version": "v" * 33}, "version"),
+        ({"kv_tokens_free": 201}, "kv_tokens_free"),
+        ({"kv_tokens_total": -1}, "kv_tokens_total"),
+        ({"sequence": True}, "sequence"),
+        ({"sweep_ms": [[1, "fast"]]}, "sweep_ms"),
+        ({"sweep_ms": [[1, 1.0]] * 9}, "sweep_ms"),
+        ({"model": ["demo"]}, "model"),
+        ({"model": ["demo", "A1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40]}, "model"),
+        ({"format": 2}, "data"),
+    ],
+)
+def test_what_is_refused_names_its_field(changes: dict[str, Any], field: str) -> None:
+    assert field_at_fault(forged(**changes)) == field
+
+
+def test_signature_key_and_size() -> None:
+    key, body, signature = msgpack.unpackb(SEALED)
+    assert field_at_fault(msgpack.packb([key, body, signature[:-1] + bytes([signature[-1] ^ 1])])) == "signature"
+    assert field_at_fault(msgpack.packb([OTHER.public_key, body, OTHER.sign(b"canopy-record" + body)])) == "signature"
+    assert field_at_fault(b"\x00" * (MAX_RECORD_BYTES + 1)) == "data"
+    assert field_at_fault(msgpack.packb([key, body])) == "data"
+    with pytest.raises(RecordError, match="peer"):
+        seal(RECORD, OTHER)
+
+
+def test_a_record_is_over_when_it_expires() -> None:
+    assert unseal(SEALED, NOW + 59.9) == RECORD
+    assert field_at_fault(SEALED, NOW + 60) == "expires_at"
+
+
+@given(st.binary(max_size=200), st.integers(0, len(SEALED) - 1), st.integers(1, 255))
+def test_any_bytes_are_refused_with_a_record_error(noise: bytes, place: int, flip: int) -> None:
+    flipped = bytearray(SEALED)
+    flipped[place] ^= flip
+    for data in (noise, bytes(flipped), SEALED[:place], SEALED + noise if noise else b""):
+        with pytest.raises(RecordError):
+            unseal(data, NOW)
+
+
+def test_filing_only_under_ones_own_name_until_the_signed_time() -> None:
+    assert open_filed(SEALED, ME.peer_id, NOW + 60, NOW).record == RECORD
+    for peer, expires_at in [(OTHER.peer_id, NOW + 60), (ME.peer_id, NOW + 61), (None, NOW + 60)]:
+        with pytest.raises(RecordError):
+            open_filed(SEALED, peer, expires_at, NOW)
+
+
+def test_live_records_keep_the_newest_per_peer_and_drop_who_left() -> None:
+    newer = replace(RECORD, sequence=4, expires_at=NOW + 70, span=Span(20, 40))
+    restarted = replace(RECORD, sequence=1, expires_at=NOW + 80, span=Span(3, 5))
+    other = replace(RECORD, peer=OTHER.peer_id)
+    blobs = [seal(newer, ME), SEALED, b"junk", seal(other, OTHER), forged(span=[9, 1])]
+    assert live_records(blobs, NOW) == [other, newer]
+    assert live_records([*blobs, seal(restarted, ME)], NOW) == [other, restarted]
+    assert live_records([*blobs, seal(tombstone(newer), ME, left=True)], NOW) == [other]
+    assert live_records(blobs, NOW + 65) == [newer]
+
+
+def test_identity_file(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "identity.key"
+    identity = Identity.load_or_create(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o400
+    assert [file.name for file in path.parent.iterdir()] == ["identity.key"]
+    assert Identity.load_or_create(path).peer_id == identity.peer_id
+    signature = identity.sign(b"data")
+    assert verify(identity.peer_id, identity.public_key, b"data", signature)
+    assert not verify(identity.peer_id, identity.public_key, b"date", signature)
+    assert not verify(OTHER.peer_id, identity.public_key, b"data", signature)
+    assert not verify(identity.peer_id, OTHER.public_key, b"data", OTHER.sign(b"data"))
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\x08\x00\x12\x03abc", b"\x08\x00\x12\xff", b"\x00" * 20_000])
+def test_garbage_identity_is_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "identity.key"
+    path.write_bytes(content)
+    with pytest.raises(IdentityError) as caught:
+        Identity.load_or_create(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_identity_in_a_place_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(IdentityError, match="Not a directory"):
+        Identity.load_or_create(tmp_path / "file" / "identity.key")
+    with pytest.raises(IdentityError, match="Is a directory"):
+        Identity.load_or_create(tmp_path)
+
+
+def test_an_identity_is_locked_against_another_process(tmp_path: Path) -> None:
+    path = tmp_path / "identity.key"
+    program = (
+        "import sys; from pathlib import Path; from swarm.identity import Identity\n"
+        "with Identity.load_or_create(Path(sys.argv[1])).lock(): pass"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    with Identity.load_or_create(path).lock():
+        refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "is in use by another program" in refused.stderr
+    assert subprocess.run(command, check=False).returncode == 0
+
+
+def test_hello_proves_who_answers() -> None:
+    nonce = bytes(range(16))
+    answer = hello_response(ME, nonce)
+    assert check_hello(ME.peer_id, nonce, answer)
+    assert not check_hello(OTHER.peer_id, nonce, answer)
+    assert not check_hello(ME.peer_id, bytes(16), answer)
+    assert not check_hello(PeerId("x"), nonce, b"\xff")
+    assert not check_hello(ME.peer_id, nonce, msgpack.packb([1]))
+    with pytest.raises(ValueError, match="16"):
+        hello_response(ME, b"short")

@@ -1,0 +1,66 @@
+"""The token tree and the prior, by example."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from swarm.chance import SoftmaxPrior
+from swarm.tree import DraftTree, TokenTree
+
+
+def test_best_nodes_come_best_first_with_parents_as_indices() -> None:
+    tree = TokenTree(9, nodes=3, levels=4)
+    tree.add_children(TokenTree.ROOT, [(10, 0.5), (11, 0.4)])
+    tree.add_children(1, [(12, 0.9), (13, 0.1)])
+    assert tree.best(3) == DraftTree((10, 12, 11), (None, 0, None), (0.5, 0.45, 0.4))
+
+
+def test_sources_merge_and_a_raised_chance_lifts_the_subtree() -> None:
+    tree = TokenTree(9, nodes=2, levels=4)
+    tree.add_children(TokenTree.ROOT, [(10, 0.5), (11, 0.1)])
+    tree.add_children(2, [(12, 1.0)])
+    assert tree.best(2).tokens == (10, 11)
+    tree.add_children(TokenTree.ROOT, [(11, 0.8), (10, 0.2)])
+    assert tree.best(2) == DraftTree((11, 12), (None, 0), (0.8, 0.8))
+
+
+def test_frontier_hands_out_only_nodes_whose_children_may_still_belong() -> None:
+    tree = TokenTree(9, nodes=2, levels=4)
+    assert tree.frontier(16) == [TokenTree.ROOT]
+    tree.add_children(TokenTree.ROOT, [(10, 0.5), (11, 0.3), (12, 0.2)])
+    assert tree.frontier(1) == [1]
+    tree.add_children(1, [(13, 0.9)])
+    # The second best node is now 13 at 0.45, so nothing below 11 or 12 can belong.
+    assert tree.frontier(16) == [4]
+    assert tree.frontier(16) == []
+
+
+def test_frontier_stops_at_the_last_level() -> None:
+    tree = TokenTree(9, nodes=8, levels=1)
+    tree.add_children(tree.frontier(1)[0], [(10, 0.5)])
+    assert tree.frontier(16) == []
+
+
+def test_a_tree_of_no_nodes_asks_for_nothing() -> None:
+    tree = TokenTree(9, nodes=0, levels=4)
+    assert tree.frontier(16) == []
+    assert tree.best(0) == DraftTree()
+
+
+def test_a_chance_above_one_is_a_bug() -> None:
+    with pytest.raises(AssertionError, match="probability"):
+        TokenTree(9, nodes=1, levels=1).add_children(TokenTree.ROOT, [(10, 1.1)])
+
+
+def test_prior_is_the_softmax_of_the_whole_vocabulary_or_of_the_best() -> None:
+    logits = np.log(np.array([[0.4, 0.2, 0.1]]))
+    depths = np.array([3])
+    prior = SoftmaxPrior(decay=0.5)
+    np.testing.assert_allclose(prior.chances(logits + 7, np.array([7.0]), depths), [[0.2, 0.1, 0.05]])
+    np.testing.assert_allclose(prior.chances(logits + 7, None, depths).sum(), 0.5)
+
+
+def test_prior_gives_no_chance_to_tokens_that_cannot_be_picked() -> None:
+    scores = np.array([[1.0, -np.inf]])
+    np.testing.assert_allclose(SoftmaxPrior().chances(scores, None, np.array([0])), [[0.9, 0.0]])
