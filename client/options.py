@@ -17,8 +17,15 @@ MAX_NODES = 2_048
 class Options:
     """How to generate; defaults stand here only.
 
-    max_new_tokens: most tokens to emit. temperature: 0 is greedy. top_k, top_p, min_p: as in Hugging Face. seed: None
-    draws one and reports it. stop: strings that end the text. nodes: tree nodes per sweep (K), 0 is plain decoding.
+    Attributes:
+        max_new_tokens: most tokens to emit.
+        temperature: 0 is greedy.
+        top_k: pick among the k best tokens.
+        top_p: pick among the best tokens that hold this much probability.
+        min_p: pick among tokens at least this fraction as probable as the best.
+        seed: the same seed gives the same text; drawn and reported if not given.
+        stop: strings that end the text, which is cut before them.
+        nodes: tree nodes per sweep (K); 0 is plain decoding.
     """
 
     max_new_tokens: int = 128

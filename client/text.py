@@ -66,7 +66,7 @@ class TextStream:
         self._context = self._vocabulary.tail(prompt)
         self._context_text = self._vocabulary.decode(self._context)
         self._open: list[int] = []
-        self._in_bytes = bool(self._context) and self._vocabulary.is_byte(self._context[-1])
+        self._in_bytes = False
         self._held = ""
         self._pieces: list[str] = []
         self.tokens: list[int] = []

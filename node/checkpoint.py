@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+TEXT_PART = "language_model."
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 """What is fetched of a hub model before anything is known of it: config, index, tokenizer."""
 
@@ -80,12 +81,14 @@ class Checkpoint:
 
     def tensors(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """Read some tensors, fetching their files first."""
-        names = list(names)
-        self.fetch(names)
+        wanted = set(names)
+        self.fetch(wanted)
         found: dict[str, torch.Tensor] = {}
-        for file in self.files(names):
+        for file in self.files(wanted):
             with safe_open(self.folder / file, framework="pt") as opened:
-                found |= {name: opened.get_tensor(name) for name in names if self.weight_map[name] == file}
+                found |= {
+                    _text_name(name): opened.get_tensor(name) for name in opened.keys() if _text_name(name) in wanted
+                }
         return found
 
 
@@ -103,7 +106,8 @@ def open_checkpoint(model: str | Path, revision: str | None = None) -> Checkpoin
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise UnknownModel(f"{model}: no config.json that transformers knows ({_first_line(error)})") from error
-    return Checkpoint(folder.name if hub is None else hub.repo, folder, config, _weight_map(folder, hub), hub)
+    weight_map = _text_only(_weight_map(folder, hub))
+    return Checkpoint(folder.name if hub is None else hub.repo, folder, config, weight_map, hub)
 
 
 def check_memory(span: Span, needs_bytes: int, layer_bytes: int, device: torch.device | str = "cpu") -> None:
@@ -172,6 +176,17 @@ def _weight_map(folder: Path, hub: Hub | None) -> dict[str, str]:
     except (OSError, HfHubHTTPError, SafetensorError) as error:
         raise UnsupportedModel(f"{folder.name}: {SINGLE} cannot be read ({_first_line(error)})") from error
     raise UnsupportedModel(f"{folder.name}: no {SINGLE} and no {INDEX}; only safetensors are read")
+
+
+def _text_only(weight_map: Mapping[str, str]) -> Mapping[str, str]:
+    """Of a model that also sees or hears, the language model, under the names that it has when it is alone."""
+    if not any(TEXT_PART in name for name in weight_map):
+        return weight_map
+    return {_text_name(name): file for name, file in weight_map.items() if TEXT_PART in name or "lm_head" in name}
+
+
+def _text_name(tensor: str) -> str:
+    return tensor.replace(TEXT_PART, "")
 
 
 def _gib(count: int) -> str:

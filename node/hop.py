@@ -252,7 +252,9 @@ class HopSession:
         if (rows is None) != (self._attach.index == 0):
             raise RemoteProtocolError("rows", "hop 0 embeds ids, later hops take rows")
         if rows is not None and rows.width != self._shop.model.hidden_size:
-            raise RemoteProtocolError("rows", f"{rows.width} values per row; this model has {self._shop.model.hidden_size}")
+            raise RemoteProtocolError(
+                "rows", f"{rows.width} values per row; this model has {self._shop.model.hidden_size}"
+            )
 
     def _report(self, error: Exception) -> None:
         self._say(fault_of(error, self._attach.generation, self._shop.peer))

@@ -12,7 +12,7 @@ import torch
 
 from node.checkpoint import Checkpoint, open_checkpoint
 from swarm.arena import Arena
-from swarm.errors import SwarmError, UnsupportedModel
+from swarm.errors import UnsupportedModel
 from swarm.families import causal_lm_class
 from swarm.ids import TreeNodeId
 from swarm.layers import Span
@@ -72,9 +72,9 @@ def prove(config: PreTrainedConfig, load: Load) -> None:
     family = config.get_text_config().model_type
     try:
         error = _largest_error(shrink(config), load)
-    except (SwarmError, AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error_raised:
-        reason = str(error_raised).strip().partition("\n")[0]
-        raise UnsupportedModel(f"{family}: not a tested family, and its self-test does not run: {reason}") from None
+    except Exception as failure:  # noqa: BLE001 - a class that nobody tried may raise anything; all of it means no
+        reason = str(failure).strip().partition("\n")[0]
+        raise UnsupportedModel(f"{family}: not a tested family, and its self-test does not run: {reason}") from failure
     if not error <= TOLERANCE:
         raise UnsupportedModel(f"{family}: not a tested family, and its self-test is {error:.1e} off in the logits")
 
@@ -101,6 +101,8 @@ def _plain_rope(rope: dict[str, Any]) -> dict[str, Any]:
     """Stretched rotary embeddings have lists as long as a head is wide; the plain ones do for the test."""
     if all(isinstance(value, dict) for value in rope.values()):
         return {kind: _plain_rope(value) for kind, value in rope.items()}
+    if not any(isinstance(value, list) for value in rope.values()):
+        return rope
     kept = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
     return {"rope_type": "default", **kept}
 

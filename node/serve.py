@@ -25,7 +25,7 @@ from swarm.identity import default_identity_path
 from swarm.ids import PeerId
 from swarm.model_identity import model_identity
 from swarm.record import NodeRecord, NodeState
-from swarm.registry import RECORD_TTL_S, ModelIdentity
+from swarm.registry import RECORD_TTL_S, ModelIdentity, Registry
 from swarm.registry_dht import DhtConfig, DhtRegistry
 from swarm.tasks import TaskScope
 
@@ -49,8 +49,10 @@ Say = Callable[[str], None]
 class Node:
     """One machine's service."""
 
-    def __init__(self, config: ServeConfig, say: Say) -> None:
+    def __init__(self, config: ServeConfig, say: Say, registry: Registry | None = None) -> None:
+        """A node that will serve as `config` says; `registry` replaces joining the DHT."""
         self._config = config
+        self._given_registry = registry
         self._say = say
         self._stack = AsyncExitStack()
         self._sequence = 0
@@ -100,17 +102,12 @@ class Node:
 
     async def _start(self) -> None:
         config = self._config
-        join = DhtConfig(
-            join=config.join,
-            host=config.host,
-            port=config.dht_port,
-            announce_host=_host(config.announce_address),
-            identity_path=config.identity or default_identity_path(),
-        )
-        self.registry = await self._stack.enter_async_context(DhtRegistry.open(join))
+        joining = self._given_registry or DhtRegistry.open(_dht_config(config))
+        self.registry: Registry = await self._stack.enter_async_context(joining)
         self._checkpoint = await self._find_model()
         self._model = await asyncio.to_thread(load, self._checkpoint, config, self._say)
         self._sweep_ms = await asyncio.to_thread(measure_sweeps, self._model)
+        self._model.forwards = self._model.rows_in = 0
         self._say("speed: " + ", ".join(f"{ms:.1f} ms per sweep of {nodes}" for nodes, ms in self._sweep_ms))
         await self._open_service()
         await self._be_dialled_back()
@@ -161,7 +158,9 @@ class Node:
         try:
             port = server.add_insecure_port(f"{config.host}:{config.port}")
         except RuntimeError:
-            raise ConfigError(f"port {config.port} of {config.host} cannot be opened; is another node using it?") from None
+            raise ConfigError(
+                f"port {config.port} of {config.host} cannot be opened; is another node using it?"
+            ) from None
         await server.start()
         self._stack.push_async_callback(server.stop, STOP_GRACE_S)
         self._address = config.announce_address or f"{self._reachable_host()}:{port}"
@@ -206,6 +205,16 @@ class Node:
             sequence=self._sequence,
             expires_at=time.time() + RECORD_TTL_S,
         )
+
+
+def _dht_config(config: ServeConfig) -> DhtConfig:
+    return DhtConfig(
+        join=config.join,
+        host=config.host,
+        port=config.dht_port,
+        announce_host=_host(config.announce_address),
+        identity_path=config.identity or default_identity_path(),
+    )
 
 
 def _host(address: str | None) -> str | None:

@@ -24,7 +24,9 @@ MAX_SESSIONS = 1_024
 class Sessions:
     """All sessions of this node; each holds its reservation until it ends."""
 
-    def __init__(self, shop: Workshop, identity: ModelIdentity, kv_tokens: int, max_window: int, scope: TaskScope) -> None:
+    def __init__(
+        self, shop: Workshop, identity: ModelIdentity, kv_tokens: int, max_window: int, scope: TaskScope
+    ) -> None:
         self.kv_tokens = kv_tokens
         self.draining = False
         self._shop = shop
@@ -115,9 +117,10 @@ class Sessions:
         if not model.span.contains(hop.span):
             raise RemoteProtocolError("route", f"layers {hop.span} are not within {model.span} of {self._shop.peer}")
         ends = [0, *(other.span.end for other in route)]
-        if any(other.span.start != end for other, end in zip(route, ends, strict=False)) or ends[-1] != model.num_layers:
+        if (
+            any(other.span.start != end for other, end in zip(route, ends, strict=False))
+            or ends[-1] != model.num_layers
+        ):
             raise RemoteProtocolError("route", f"its spans do not cover layers 0-{model.num_layers} one after another")
         if attach.open.window_tokens > self._max_window:
             raise ContextFull(f"{attach.open.window_tokens} tokens; the model's context is {self._max_window}")
-
-

@@ -24,7 +24,10 @@ from swarm.registry import ModelIdentity, Registry
 from swarm.registry_dht import DhtConfig, DhtRegistry
 
 BOOTSTRAP_PORT = 31_337
-_PLAIN_WIDTH = 240  # columns where no terminal says how many it has: addresses stay whole
+PLAIN_WIDTH = 240
+"""Columns where no terminal says how many it has: addresses stay whole."""
+
+_TITLES = ("peer", "name", "layers", "state", "address", "ms per sweep (1/8/64)", "KV free/total", "class", "version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def main() -> None:
 
 def run(command: Bootstrap | Status) -> int:
     """Carry out a command; the exit code."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     try:
         match command:
             case Bootstrap():
@@ -155,13 +158,12 @@ def report(coverage: Coverage, join: Sequence[str], console: Console) -> None:
     """One model: its nodes, then what is missing. Names come from strangers, so nothing is read as markup."""
     model = coverage.model
     console.print(Text(f"{model.name} · fingerprint {model.fingerprint[:12]} · {model.num_layers} layers"))
-    table = Table(
-        "peer", "name", "layers", "state", "address", "ms per sweep (1/8/64)", "KV free/total", "class", "version"
-    )
+    table = Table()
+    for title in _TITLES:
+        table.add_column(title, overflow="fold")
     for record in coverage.records:
-        table.add_row(*[Text(cell, no_wrap=True) for cell in _cells(record)])
-    wide = console.width if console.is_terminal else _PLAIN_WIDTH
-    console.print(table, width=wide, soft_wrap=False)
+        table.add_row(*map(Text, _cells(record)))
+    console.print(table, soft_wrap=False)
     if coverage.complete:
         console.print(Text("every layer is served"))
     for gap, line in zip(coverage.missing, fill_lines(coverage, join), strict=True):

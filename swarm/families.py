@@ -47,7 +47,10 @@ def causal_lm_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     Raises:
         UnsupportedModel: Canopy cannot run this model; the message says which part.
     """
-    text = config.get_text_config()
+    try:
+        text = config.get_text_config()
+    except ValueError:
+        raise UnsupportedModel(f"{config.model_type}: it has several text models; choose another model") from None
     reason = _refusal(config, text)
     if reason is None and type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         reason = "transformers has no causal language model for it"

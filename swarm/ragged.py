@@ -57,7 +57,7 @@ class Hole(nn.Module):
         super().__init__()
         self.rows: torch.Tensor | None = None
         for name, value in vars(layer).items():  # model classes read some of these from their layers
-            if name in {"attention_type", "layer_type", "is_sliding"}:
+            if name in {"attention_type", "layer_type", "is_sliding", "config"}:
                 setattr(self, name, value)
 
     def forward(self, hidden_states: torch.Tensor, *_: object, **__: object) -> torch.Tensor:

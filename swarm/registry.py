@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from swarm.ids import PeerId
 
 if TYPE_CHECKING:
+    from swarm.identity import Identity
     from swarm.record import NodeRecord
 
 RECORD_TTL_S = 60.0
@@ -40,6 +41,11 @@ class ModelIdentity:
 
 class Registry(Protocol):
     """The swarm's directory as one machine sees it; use as `async with`."""
+
+    @property
+    def identity(self) -> Identity:
+        """Who this machine is."""
+        ...
 
     @property
     def peer_id(self) -> PeerId:
@@ -72,6 +78,10 @@ class Registry(Protocol):
 
     async def dial_back(self, address: str, nonce: bytes) -> bool | None:
         """Ask a peer to call this machine at `host:port`: does it answer with `nonce` signed? None: nobody to ask."""
+        ...
+
+    async def wait_closed(self) -> None:
+        """Return when this machine's part of the directory has ended, for whatever reason."""
         ...
 
     async def aclose(self) -> None:

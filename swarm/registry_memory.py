@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -56,13 +57,13 @@ class MemoryRegistry:
 
     def __init__(self, network: MemoryNetwork, identity: Identity | None = None) -> None:
         self._network = network
-        self._identity = identity or Identity.ephemeral()
-        self._closed = False
+        self.identity = identity or Identity.ephemeral()
+        self._closed = asyncio.Event()
 
     @property
     def peer_id(self) -> PeerId:
         """This machine's name in the swarm."""
-        return self._identity.peer_id
+        return self.identity.peer_id
 
     def join_addresses(self) -> list[str]:
         """An address of the right form; nothing listens there."""
@@ -78,7 +79,7 @@ class MemoryRegistry:
 
     def _store(self, record: NodeRecord, *, left: bool) -> None:
         self._check_open()
-        data = seal(record, self._identity, left=left)
+        data = seal(record, self.identity, left=left)
         taken = [self._network.store(key, record.peer, data, record.expires_at) for key in record_keys(record)]
         if not all(taken):
             raise RegistryError(f"the record of {record.peer} was refused: it does not expire later than the last")
@@ -101,7 +102,11 @@ class MemoryRegistry:
 
     async def aclose(self) -> None:
         """Leave; later calls fail."""
-        self._closed = True
+        self._closed.set()
+
+    async def wait_closed(self) -> None:
+        """Return when this view was closed."""
+        await self._closed.wait()
 
     async def __aenter__(self) -> Self:
         return self
@@ -112,5 +117,5 @@ class MemoryRegistry:
         await self.aclose()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closed.is_set():
             raise RegistryError("this registry is closed")

@@ -189,7 +189,7 @@ class SessionState:
 
     def _counts_after(self, acked: int) -> list[int]:
         """Node counts of the sweeps that are unanswered once the client holds every reply up to `acked`."""
-        return [count for number, count in self._unanswered.items() if number > max(acked, self.acked)]
+        return [count for number, count in self._unanswered.items() if number > acked]
 
     def _check_nodes(self, sweep: Sweep, survivors: tuple[TreeNodeId, ...], length: int) -> tuple[int, ...]:
         if len(survivors) + len(sweep.tokens) > self.limits.nodes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sized
+from collections.abc import Collection, Sized
 from typing import TypeVar, cast
 
 from google.protobuf.message import Message
@@ -40,23 +40,23 @@ def at_most(values: S, limit: int, field: str) -> S:
     return values
 
 
-def numbers(values: Iterable[int], field: str, end: int = ID_END) -> tuple[int, ...]:
+def numbers(values: Collection[int], field: str, end: int = ID_END) -> tuple[int, ...]:
     """At most `MAX_NODES` values in `[0, end)`."""
-    found = at_most(tuple(values), MAX_NODES, field)
+    found = tuple(at_most(values, MAX_NODES, field))
     if found:
         number(min(found), field, end)
         number(max(found), field, end)
     return found
 
 
-def node_ids(values: Iterable[int], field: str) -> tuple[TreeNodeId, ...]:
+def node_ids(values: Collection[int], field: str) -> tuple[TreeNodeId, ...]:
     """Ids of tree nodes."""
     return cast("tuple[TreeNodeId, ...]", numbers(values, field))
 
 
-def parents(values: Iterable[int], field: str) -> tuple[TreeNodeId | None, ...]:
+def parents(values: Collection[int], field: str) -> tuple[TreeNodeId | None, ...]:
     """Ids of parents; the wire's -1, the tip, becomes None."""
-    found = at_most(tuple(values), MAX_NODES, field)
+    found = tuple(at_most(values, MAX_NODES, field))
     if found and not TIP <= min(found) <= max(found) < ID_END:
         raise RemoteProtocolError(field, "a parent is -1 (the tip) or an id below 2^63")
     return tuple(None if parent == TIP else TreeNodeId(parent) for parent in found)

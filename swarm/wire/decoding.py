@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import fields
 from typing import TypeVar
 
@@ -266,19 +266,15 @@ def _rows(rows: pb.Rows, expected: int, of: str) -> Rows:
     return Rows(_codec(rows.codec), rows.count, rows.width, b"")
 
 
-def _times(times: Iterable[pb.HopTime]) -> tuple[HopTime, ...]:
-    return checks.at_most(
-        tuple(
-            HopTime(
-                checks.non_negative(time.queue_ms, "queue_ms"),
-                checks.non_negative(time.compute_ms, "compute_ms"),
-                checks.non_negative(time.other_ms, "other_ms"),
-                checks.non_negative(time.link_ms, "link_ms"),
-            )
-            for time in times
-        ),
-        MAX_HOPS,
-        "times",
+def _times(times: Collection[pb.HopTime]) -> tuple[HopTime, ...]:
+    return tuple(
+        HopTime(
+            checks.non_negative(time.queue_ms, "queue_ms"),
+            checks.non_negative(time.compute_ms, "compute_ms"),
+            checks.non_negative(time.other_ms, "other_ms"),
+            checks.non_negative(time.link_ms, "link_ms"),
+        )
+        for time in checks.at_most(times, MAX_HOPS, "times")
     )
 
 
@@ -297,8 +293,8 @@ def _reply(reply: pb.Reply) -> Reply:
     checks.same_length(len(tokens), len(ids), "tokens", "ids")
     log_probs = None
     if reply.HasField("log_probs"):
+        checks.same_length(len(reply.log_probs.values), len(ids), "log_probs", "ids")
         log_probs = tuple(checks.finite(value, "log_probs") for value in reply.log_probs.values)
-        checks.same_length(len(log_probs), len(ids), "log_probs", "ids")
     row_ids = checks.node_ids(reply.row_ids, "row_ids")
     rows = _rows(reply.rows, len(row_ids), "row ids") if reply.HasField("rows") else None
     if row_ids and rows is None:
@@ -314,8 +310,8 @@ def _reply(reply: pb.Reply) -> Reply:
     )
 
 
-def _route(route: Iterable[pb.RouteHop]) -> tuple[RouteHop, ...]:
-    hops = checks.at_most(tuple(route), MAX_HOPS, "route")
+def _route(route: Collection[pb.RouteHop]) -> tuple[RouteHop, ...]:
+    hops = checks.at_most(route, MAX_HOPS, "route")
     if not hops or not all(hop.peer for hop in hops):
         raise RemoteProtocolError("route", "is empty or has a hop without a peer id")
     return tuple(

@@ -78,7 +78,7 @@ def generations(draw: st.DrawFn, tokenizer: Tokenizer) -> Generation:
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(st.data())
 def test_pieces_join_to_the_text_that_decoding_at_once_gives(name: str, data: st.DataObject) -> None:
     tokenizer = KINDS[name]

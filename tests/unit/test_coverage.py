@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from swarm.cli import report
+from swarm.cli import PLAIN_WIDTH, report
 from swarm.coverage import cover, fill_lines, serve_line
 from swarm.ids import PeerId
 from swarm.layers import Span
@@ -66,7 +66,7 @@ def test_a_strange_name_stays_one_word_of_the_command() -> None:
 
 def test_the_report_says_it_all() -> None:
     out = io.StringIO()
-    report(cover(MODEL, [record(0, 4)]), JOIN, Console(file=out, soft_wrap=True))
+    report(cover(MODEL, [record(0, 4)]), JOIN, Console(file=out, soft_wrap=True, width=PLAIN_WIDTH))
     text = out.getvalue()
     for part in ("org/demo", "a1a1a1a1a1a1", "[red]attic", "0…3 of 12", "serving", "192.0.2.7:5000", "1.2 / – / 20.0"):
         assert part in text

@@ -1,4 +1,4 @@
-"""The committed protobuf modules are what the protos generate."""
+"""The committed protobuf modules are what the protos generate, and only the wire codec imports them."""
 
 from __future__ import annotations
 
@@ -15,3 +15,9 @@ def test_generated_modules_are_up_to_date(tmp_path: Path) -> None:
     committed = {path.name: path.read_text() for path in (ROOT / "swarm/wire/v1").glob("*_pb2*")}
     assert fresh
     assert fresh == committed, "run `python tools/protos.py` and commit the result"
+
+
+def test_only_the_wire_codec_imports_them() -> None:
+    sources = [path for folder in ("swarm", "node", "client") for path in (ROOT / folder).rglob("*.py")]
+    outside = [path for path in sources if (ROOT / "swarm/wire") not in path.parents]
+    assert not [path for path in outside if "node_pb2" in path.read_text()]

@@ -215,6 +215,9 @@ def test_unanswered_sweeps_and_nodes_are_limited() -> None:
     state.apply(replace(following(state, [(9, None)]), acked=1))
     refuses(state, replace(following(state), acked=0), "sequence")  # an older `acked` takes nothing back
     assert state.acked == 1
+    state.apply(replace(following(state), acked=3))
+    state.apply(replace(following(state), acked=0))
+    assert state.acked == 3
 
 
 def test_unanswered_nodes_count_until_they_are_answered_also_when_dead() -> None:

@@ -33,6 +33,23 @@ def test_metaspace_space_after_a_prompt_is_shown_and_without_one_is_not() -> Non
     assert TextStream(Fast(tokenizer), []).push(night) == "night"
 
 
+def test_special_tokens_at_the_end_of_the_prompt_do_not_hide_its_text() -> None:
+    tokenizer = KINDS["metaspace"]
+    prompt = tokenizer.encode("dark").ids + [1] * 20
+    assert TextStream(Fast(tokenizer), prompt).push(tokenizer.encode("night").ids) == " night"
+
+
+def test_a_character_that_began_in_the_prompt_is_shown_whole() -> None:
+    tokens = ids("🦜")
+    for cut in range(1, len(tokens)):
+        stream = TextStream(Fast(DEMO), PROMPT + tokens[:cut])
+        assert stream.push(tokens[cut:]) == "🦜"
+    tokenizer = KINDS["byte_fallback"]
+    tokens = [tokenizer.get_vocab()[name] for name in ["<0x0A>"] * 9 + ["<0xE2>", "<0x82>", "<0xAC>"]]
+    stream = TextStream(Fast(tokenizer), tokens[:-1])
+    assert stream.push(tokens[-1:] + tokenizer.encode("dark").ids) == "\n" * 9 + "€dark"
+
+
 def test_a_split_character_waits_for_its_last_byte() -> None:
     tokens = ids("🦜")
     assert len(tokens) > 1

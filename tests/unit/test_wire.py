@@ -177,6 +177,13 @@ def test_floats_are_finite_and_not_negative(value: float) -> None:
         wire.decode_hold(pb.HoldRequest(session=bytes(16), ttl_s=value).SerializeToString())
 
 
+def test_int8_is_refused_by_name() -> None:
+    frame = parsed(FRAME)
+    frame.sweep.rows.codec = pb.CODEC_INT8
+    with pytest.raises(RemoteProtocolError, match="int8"):
+        wire.decode_frame(frame.SerializeToString())
+
+
 def test_sampling_that_leaves_no_token() -> None:
     frame = parsed(SNAPSHOT)
     frame.snapshot.sampling.top_k = 0

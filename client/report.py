@@ -1,0 +1,45 @@
+"""Tables about generations for the terminal. Owns no numbers: it shows `client.stats`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from client.stats import Stats, SweepStats
+
+
+def summary(stats: Stats) -> str:
+    """One line: what came out and how fast."""
+    exact = "reproducible" if stats.reproducible else f"not reproducible across layouts ({stats.numeric_class})"
+    return (
+        f"{stats.tokens} tokens in {len(stats.sweeps)} sweeps · acceptance length {stats.acceptance_length:.2f} · "
+        f"{stats.tokens_per_s:.1f} tokens/s · first token after {stats.time_to_first_token_s:.2f} s · "
+        f"seed {stats.seed}, {exact}"
+    )
+
+
+def waterfall(stats: Stats) -> Table:
+    """Median milliseconds of a sweep, part by part, in the order in which it passes them."""
+    table = Table(title=f"where a sweep's time went: median of {len(stats.sweeps)}, ms")
+    for title in ("part", "wire", "queue", "compute", "encode"):
+        table.add_column(title, justify="left" if title == "part" else "right")
+    sweeps = stats.sweeps
+    table.add_row("draft", "", "", _median([sweep.draft_ms for sweep in sweeps]), "")
+    table.add_row("client → hop 0", _median([sweep.first_link_ms for sweep in sweeps]), "", "", "")
+    for index, name in enumerate(stats.hops):
+        table.add_row(f"hop {index}: {name}", *_hop_cells(sweeps, index))
+    table.add_row("not accounted for", _median([sweep.other_ms for sweep in sweeps]), "", "", "")
+    table.add_row("whole sweep", _median([sweep.total_ms for sweep in sweeps]), "", "", "", style="bold")
+    return table
+
+
+def _hop_cells(sweeps: Sequence[SweepStats], index: int) -> list[str]:
+    hops = [sweep.hops[index] for sweep in sweeps if index < len(sweep.hops)]
+    columns = ([h.link_ms for h in hops], [h.queue_ms for h in hops], [h.compute_ms for h in hops])
+    return [_median(column) for column in (*columns, [h.other_ms for h in hops])]
+
+
+def _median(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.1f}" if values else "–"

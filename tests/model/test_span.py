@@ -1,0 +1,288 @@
+"""Spans and sub-ranges of spans: what they compute, what they hold, what they refuse."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    PreTrainedModel,
+)
+
+import node.proof
+import swarm.attention
+import swarm.ragged
+from node.checkpoint import open_checkpoint
+from node.proof import prove
+from node.span import SpanModel, dissect, load_span
+from swarm.arena import Arena
+from swarm.demo import PASSAGES, TARGET
+from swarm.errors import LayersError, UnknownModel, UnsupportedModel
+from swarm.families import TESTED, causal_lm_class, max_positions
+from swarm.ids import TreeNodeId
+from swarm.layers import Span
+from swarm.ragged import Hole, Work, load_whole
+from tests.model.tiny import SPANS, chain, load_alone, reference, run_chain, save_sharded, tiny_config, tiny_model
+
+WHOLE = Span(0, 12)
+
+
+@pytest.fixture(scope="module")
+def demo() -> SpanModel:
+    return load_span(open_checkpoint(TARGET), WHOLE, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def hugging_face() -> PreTrainedModel:
+    model: PreTrainedModel = cast("Any", AutoModelForCausalLM).from_pretrained(TARGET, dtype=torch.float32)
+    return model
+
+
+def passage(line: int, tokens: int) -> torch.Tensor:
+    text = json.loads(PASSAGES.read_text().splitlines()[line])["text"]
+    return torch.tensor(AutoTokenizer.from_pretrained(TARGET)(text).input_ids[:tokens])
+
+
+def random_tree(size: int, tip: int, rng: random.Random) -> tuple[list[int | None], list[int]]:
+    """Parents by offset and positions of a random tree below a tip at position `tip`."""
+    parents: list[int | None] = []
+    positions: list[int] = []
+    for offset in range(size):
+        parent = rng.choice([None, *range(offset)])
+        parents.append(parent)
+        positions.append(tip + 1 if parent is None else positions[parent] + 1)
+    return parents, positions
+
+
+def path_to(parents: list[int | None], offset: int) -> list[int]:
+    path = [offset]
+    while (parent := parents[path[0]]) is not None:
+        path.insert(0, parent)
+    return path
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-5), (torch.float32, 2e-5)])
+def test_a_tree_nodes_logits_are_those_of_its_path_run_alone(dtype: torch.dtype, tolerance: float) -> None:
+    """Logits reach 20 here, and float32 rounds: Hugging Face's own differ by 1.5e-5 between a text and its prefix."""
+    model = load_whole(TARGET, dtype)
+    alone = cast("Any", AutoModelForCausalLM).from_pretrained(TARGET, dtype=dtype)
+    prompt, rng = passage(0, 48), random.Random(1)
+    arena = Arena(model.layout, 128)
+    prefill = chain(arena, prompt)
+    model.forward([prefill])
+    arena.commit(prefill.node_ids, [])
+    parents, positions = random_tree(24, len(prompt) - 1, rng)
+    tokens = torch.tensor([rng.randrange(3, 4_000) for _ in parents])
+    first = len(prompt)
+    nodes = [TreeNodeId(first + offset) for offset in range(len(parents))]
+    above = [None if parent is None else nodes[parent] for parent in parents]
+    logits = model.logits(model.forward([Work(arena, nodes, above, positions, tokens)]))
+    for offset, got in enumerate(logits):
+        text = torch.cat([prompt, tokens[path_to(parents, offset)]])
+        assert (got - reference(alone, text)[-1]).abs().max() <= tolerance
+
+
+@pytest.mark.parametrize("cuts", [(0, 12), (0, 1, 12), (0, 4, 8, 12), (0, 5, 6, 11, 12)])
+def test_sub_ranges_of_one_span_make_the_whole(
+    demo: SpanModel, hugging_face: PreTrainedModel, cuts: tuple[int, ...]
+) -> None:
+    ids = passage(1, 24)
+    rows: torch.Tensor | None = None
+    for start, end in zip(cuts[:-1], cuts[1:], strict=True):
+        sub = Span(start, end)
+        arena = Arena(demo.layout.within(sub), len(ids))
+        assert [layer.index for layer in arena.layout.layers] == list(range(start, end))
+        work = chain(arena, ids)
+        rows = demo.forward([Work(arena, work.node_ids, work.parents, work.positions, ids, rows)], sub)
+    assert rows is not None
+    assert (demo.logits(rows) - reference(hugging_face, ids)).abs().max() <= 2e-5
+
+
+def test_a_sub_range_runs_only_its_own_layers(demo: SpanModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+    attend = swarm.attention.attend
+
+    def recording(module: torch.nn.Module, *args: Any, **options: Any) -> tuple[torch.Tensor, None]:
+        ran.append(cast("Any", module).layer_idx)
+        return attend(module, *args, **options)
+
+    monkeypatch.setitem(cast("Any", swarm.attention.AttentionInterface)._global_mapping, "canopy", recording)
+    sub = Span(3, 6)
+    arena = Arena(demo.layout.within(sub), 4)
+    demo.forward([Work(arena, [TreeNodeId(0)], [None], [0], rows=torch.zeros(1, demo.hidden_size))], sub)
+    assert ran == [3, 4, 5]
+    demo.logits(torch.zeros(2, demo.hidden_size))
+    assert ran == [3, 4, 5], "the head runs no layer"
+
+
+def test_a_forward_sees_only_new_nodes(demo: SpanModel) -> None:
+    forwards, rows_in = demo.forwards, demo.rows_in
+    arena = Arena(demo.layout, 64)
+    demo.forward([chain(arena, torch.arange(30))])
+    hidden = demo.forward([chain(arena, torch.arange(3), first=30)])
+    assert hidden.shape == (3, demo.hidden_size)
+    assert (demo.forwards - forwards, demo.rows_in - rows_in) == (2, 33)
+
+
+def test_the_head_runs_in_bounded_chunks_with_the_same_result(demo: SpanModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.randn(7, demo.hidden_size, generator=torch.Generator().manual_seed(0))
+    at_once = demo.logits(rows)
+    assert at_once.shape == (7, demo.vocab_size)
+    assert at_once.dtype == torch.float32
+    sizes: list[int] = []
+    hook = demo.model.register_forward_hook(lambda _model, _inputs, output: sizes.append(output.logits.shape[1]))
+    monkeypatch.setattr(swarm.ragged, "LOGITS_BYTES", 3 * 4 * demo.vocab_size)
+    in_pieces = demo.logits(rows)
+    hook.remove()
+    assert sizes == [3, 3, 1]
+    assert (in_pieces - at_once).abs().max() <= 1e-5
+
+
+def test_works_of_one_forward_may_belong_to_one_session(demo: SpanModel) -> None:
+    ids = passage(2, 20)
+    together, apart = Arena(demo.layout, 20), Arena(demo.layout, 20)
+    whole = demo.forward([chain(together, ids)])
+    nodes = [TreeNodeId(node) for node in range(20)]
+    first = Work(apart, nodes[:8], [None, *nodes[:7]], range(8), ids[:8])
+    second = Work(apart, nodes[8:], nodes[7:19], range(8, 20), ids[8:])
+    assert (demo.forward([first, second]) - whole).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "opt"])
+def test_bfloat16_spans_stay_near_the_whole(family: str, tmp_path: Path) -> None:
+    whole = tiny_model(family)
+    save_sharded(whole, tmp_path / "whole")
+    models = [load_alone(tmp_path / "whole", span, tmp_path / str(span), torch.bfloat16) for span in SPANS]
+    assert {(model.dtype, model.layout.dtype) for model in models} == {(torch.bfloat16, torch.bfloat16)}
+    assert models[0].numeric_class == "cpu-bfloat16"
+    ids = torch.arange(3, 19)
+    arenas = [[Arena(model.layout, 32)] for model in models]
+    logits = models[-1].logits(run_chain(models, arenas, [chain(arenas[0][0], ids)]))
+    assert logits.dtype == torch.float32
+    assert (logits - reference(whole, ids)).abs().max() <= 0.1
+
+
+def test_the_language_part_of_a_model_with_eyes_is_served(tmp_path: Path) -> None:
+    text = tiny_config("gemma3_text").to_dict()
+    eyes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 6, "num_attention_heads": 2}
+    config = Gemma3Config(text_config=text, vision_config={**eyes, "image_size": 28, "patch_size": 14})
+    torch.manual_seed(0)
+    whole = cast("Any", Gemma3ForConditionalGeneration)(config).eval()
+    save_sharded(whole, tmp_path / "whole")
+    models = [load_alone(tmp_path / "whole", span, tmp_path / str(span)) for span in SPANS]
+    ids = torch.arange(3, 19)
+    arenas = [[Arena(model.layout, 32)] for model in models]
+    logits = models[-1].logits(run_chain(models, arenas, [chain(arenas[0][0], ids)]))
+    assert (logits - reference(whole, ids)).abs().max() <= 1e-5
+
+
+def test_layers_outside_a_span_hold_nothing(demo: SpanModel) -> None:
+    middle = load_span(open_checkpoint(TARGET), Span(4, 8), torch.float32)
+    anatomy = dissect(open_checkpoint(TARGET).config)
+    held = {name.rpartition(".layers.")[2].partition(".")[0] for name, _ in middle.model.named_parameters()}
+    assert held == {"4", "5", "6", "7"}
+    assert middle.weight_bytes == 4 * anatomy.weights_in(Span(4, 8)) < demo.weight_bytes / 2
+    assert isinstance(cast("Any", middle.model).model.layers[3], Hole)
+
+
+def test_a_span_beyond_the_model_is_refused() -> None:
+    with pytest.raises(LayersError, match="the model has 12 layers"):
+        load_span(open_checkpoint(TARGET), Span(8, 13), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("mamba", {}, "recurrent layers"),
+        ("jamba", {}, "recurrent layers|not all attention"),
+        ("lfm2", {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}, "not all attention .conv."),
+        ("qwen3_next", {}, "not all attention .linear_attention."),
+        ("gemma3n_text", {}, "share KV"),
+        ("falcon", {}, "FalconForCausalLM does not use AttentionInterface"),
+        ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantised .awq."),
+        ("t5", {}, "encoder|no causal language model"),
+        ("musicgen", {}, "several text models"),
+    ],
+)
+def test_models_that_cannot_run_are_refused_by_name(family: str, changes: dict[str, Any], reason: str) -> None:
+    config = CONFIG_MAPPING[family](**changes)
+    with pytest.raises(UnsupportedModel, match=f"^{family}: .*({reason})"):
+        causal_lm_class(config)
+
+
+def test_a_checkpoint_that_does_not_fit_its_class_is_refused(tmp_path: Path) -> None:
+    save_sharded(tiny_model("llama"), tmp_path / "whole")
+    index = tmp_path / "whole" / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    del content["weight_map"]["model.layers.1.mlp.up_proj.weight"]
+    index.write_text(json.dumps(content))
+    with pytest.raises(UnsupportedModel, match=r"llama: .* 1 missing keys, such as model\.layers\.1\.mlp"):
+        load_span(open_checkpoint(tmp_path / "whole"), Span(0, 2), torch.float32)
+
+
+@pytest.fixture
+def self_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Families that took the self-test."""
+    taken: list[str] = []
+    error = node.proof._largest_error
+
+    def recording(config: Any, load: node.proof.Load) -> float:
+        taken.append(config.model_type)
+        return error(config, load)
+
+    monkeypatch.setattr(node.proof, "_largest_error", recording)
+    return taken
+
+
+@pytest.mark.parametrize("family", ["starcoder2", "smollm3", "ernie4_5_moe"])
+def test_an_untested_family_proves_itself_when_it_is_loaded(family: str, tmp_path: Path, self_tests: list[str]) -> None:
+    assert family not in TESTED
+    save_sharded(tiny_model(family), tmp_path / "whole")
+    load_span(open_checkpoint(tmp_path / "whole"), Span(2, 4), torch.float32)
+    assert self_tests == [family]
+
+
+def test_a_tested_family_needs_no_proof(tmp_path: Path, self_tests: list[str]) -> None:
+    save_sharded(tiny_model("llama"), tmp_path / "whole")
+    load_span(open_checkpoint(tmp_path / "whole"), Span(2, 4), torch.float32)
+    assert self_tests == []
+
+
+def test_an_untested_family_that_comes_out_different_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if its window were forgotten."""
+    monkeypatch.setattr(swarm.attention.Part, "mask", lambda part, _window, like: part.visible.to(like.device))
+    with pytest.raises(UnsupportedModel, match=r"starcoder2: not a tested family, and its self-test is .* off"):
+        prove(CONFIG_MAPPING["starcoder2"](sliding_window=4096), node.span._load)
+
+
+def test_an_untested_family_that_does_not_run_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="doge: not a tested family, and its self-test does not run"):
+        prove(CONFIG_MAPPING["doge"](), node.span._load)
+
+
+def test_the_self_test_leaves_the_programs_randomness_alone() -> None:
+    torch.manual_seed(5)
+    state = torch.random.get_rng_state()
+    prove(CONFIG_MAPPING["starcoder2"](), node.span._load)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_rotary_embeddings_that_grow_with_the_batch_end_at_their_first_window() -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 2048}
+    assert max_positions(CONFIG_MAPPING["llama"](max_position_embeddings=4096, rope_parameters=rope)) == 2048
+    assert max_positions(CONFIG_MAPPING["llama"](max_position_embeddings=4096)) == 4096
+
+
+def test_a_folder_that_is_no_model_is_unknown(tmp_path: Path) -> None:
+    with pytest.raises(UnknownModel, match="not a model folder"):
+        load_whole(tmp_path, torch.float32)

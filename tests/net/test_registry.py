@@ -1,0 +1,232 @@
+"""The registry's promises, by both implementations, and a hostile DHT peer that tries to break them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from swarm.dht_dialback import DialBack, pack_request
+from swarm.dht_pipe import DhtPipe, start_pipe
+from swarm.errors import ConfigError, IdentityError, RegistryError
+from swarm.hello import HELLO_METHOD, check_hello, hello_response
+from swarm.identity import Identity
+from swarm.ids import PeerId
+from swarm.layers import Span
+from swarm.record import NodeRecord, NodeState, RecordError, seal
+from swarm.registry import RECORD_TTL_S, ModelIdentity, Registry
+from swarm.registry_dht import DhtConfig, DhtRegistry
+from swarm.registry_memory import MemoryNetwork, MemoryRegistry
+
+MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40)
+NONCE = bytes(range(16))
+LOCAL = DhtConfig(host="127.0.0.1")
+
+
+def record_of(registry: Registry, span: Span, name: str = "victim") -> NodeRecord:
+    return NodeRecord(
+        peer=registry.peer_id,
+        model=MODEL,
+        span=span,
+        address="127.0.0.1:5000",
+        state=NodeState.SERVING,
+        numeric_class="cpu/fp32",
+        version="0.1.0",
+        name=name,
+        sweep_ms=((1, 1.0),),
+        kv_tokens_free=1,
+        kv_tokens_total=2,
+        sequence=1,
+        expires_at=time.time() + RECORD_TTL_S,
+    )
+
+
+def joining(*peers: DhtRegistry, client_mode: bool = False) -> DhtConfig:
+    return replace(LOCAL, join=tuple(peer.join_addresses()[0] for peer in peers), client_mode=client_mode)
+
+
+@asynccontextmanager
+async def memory_pair() -> AsyncIterator[tuple[Registry, Registry]]:
+    network = MemoryNetwork()
+    async with MemoryRegistry(network) as one, MemoryRegistry(network) as two:
+        yield one, two
+
+
+@asynccontextmanager
+async def dht_pair() -> AsyncIterator[tuple[Registry, Registry]]:
+    async with DhtRegistry.open(LOCAL) as one, DhtRegistry.open(joining(one)) as two:
+        yield one, two
+
+
+@pytest.mark.parametrize("pair", [memory_pair, dht_pair])
+async def test_announce_replace_and_withdraw(pair: Callable[[], object]) -> None:
+    async with pair() as (one, two):  # type: ignore[attr-defined]
+        first, second = record_of(one, Span(0, 20)), record_of(two, Span(15, 40))
+        assert await two.models() == []
+        assert await two.records(MODEL.fingerprint, 40) == []
+        await one.announce(first)
+        await two.announce(second)
+        for registry in (one, two):
+            assert await registry.records(MODEL.fingerprint, 40, fresh=True) == [first, second]
+            assert await registry.models() == [MODEL]
+        newer = replace(second, span=Span(33, 40), sequence=2, expires_at=second.expires_at + 1)
+        await two.announce(newer)
+        assert await one.records(MODEL.fingerprint, 40, fresh=True) == [first, newer]
+        with pytest.raises(RegistryError, match="last"):
+            await two.announce(newer)
+        with pytest.raises(RecordError, match="peer"):
+            await two.announce(first)
+        with pytest.raises(RecordError, match="expires_at"):
+            await two.announce(replace(newer, expires_at=time.time() + 3_600))
+        await two.withdraw(newer)
+        assert await one.records(MODEL.fingerprint, 40, fresh=True) == [first]
+        await one.withdraw(first)
+        assert await two.records(MODEL.fingerprint, 40, fresh=True) == []
+        assert await two.models() == []
+
+
+async def test_memory_forgets_what_expired_and_what_is_closed() -> None:
+    now = time.time()
+    network = MemoryNetwork(clock=lambda: now)
+    registry = MemoryRegistry(network)
+    await registry.announce(record_of(registry, Span(0, 4)))
+    assert len(await registry.records(MODEL.fingerprint, 40)) == 1
+    now += RECORD_TTL_S + 1
+    assert await registry.records(MODEL.fingerprint, 40) == []
+    await registry.aclose()
+    with pytest.raises(RegistryError, match="closed"):
+        await registry.models()
+
+
+async def test_a_client_reads_and_one_dead_peer_of_two_does_not_matter() -> None:
+    async with DhtRegistry.open(LOCAL) as one:
+        record = record_of(one, Span(0, 20))
+        await one.announce(record)
+        dead = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.ephemeral().peer_id}"
+        config = DhtConfig(join=(dead, one.join_addresses()[0]), client_mode=True)
+        async with DhtRegistry.open(config) as client:
+            assert await client.records(MODEL.fingerprint, 40) == [record]
+            assert client.join_addresses() == []
+        assert await one.dial_back("127.0.0.1:1", NONCE) is None, "a client is not asked"
+
+
+async def test_a_hostile_peer_cannot_touch_anothers_record_or_stay_for_long() -> None:
+    async with DhtRegistry.open(LOCAL) as one:
+        record = record_of(one, Span(0, 4))
+        await one.announce(record)
+        command = [str(Path(__file__).with_name("hostile.py")), one.join_addresses()[0]]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, seal(record, one.identity).hex(), stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await process.communicate()
+        taken = json.loads(output.splitlines()[-1])
+        assert [name for name, accepted in taken.items() if accepted] == ["own record"], taken
+        assert len(taken) == 10
+        listed = await one.records(MODEL.fingerprint, 40, fresh=True)
+        assert record in listed
+        assert sorted(str(entry.name) for entry in listed) == ["hostile", "victim"]
+        assert await one.models() == [MODEL]
+
+
+@asynccontextmanager
+async def answering(identity: Identity) -> AsyncIterator[str]:
+    """A gRPC server that says hello as `identity`; its address."""
+
+    async def hello(request: bytes, _context: object) -> bytes:
+        return hello_response(identity, request)
+
+    service, method = HELLO_METHOD.strip("/").split("/")
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {method: grpc.unary_unary_rpc_method_handler(hello)}
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+async def test_dial_back_wants_the_askers_own_signature() -> None:
+    async with DhtRegistry.open(LOCAL) as one, DhtRegistry.open(joining(one)) as two:
+        async with answering(two.identity) as address:
+            assert await two.dial_back(address, NONCE) is True
+            assert await one.dial_back(address, NONCE) is False, "somebody answers there, but not the asker"
+        assert await two.dial_back(address, NONCE) is False, "nobody answers any more"
+        assert await two.dial_back("not an address", NONCE) is False
+
+
+async def test_dial_back_is_limited_per_peer_and_in_all() -> None:
+    identity, calls, now = Identity.ephemeral(), [], [0.0]
+
+    async def call(address: str, nonce: bytes) -> bytes:
+        calls.append(address)
+        return hello_response(identity, nonce)
+
+    service = DialBack(call, lambda: now[0])
+    request = pack_request("192.0.2.1:80", NONCE)
+    answers = [await service.answer(identity.peer_id, request) for _ in range(8)]
+    assert answers == [b"\xc3"] * 6 + [b"\xc0"] * 2  # msgpack: true, nil
+    assert len(calls) == 6
+    others = [await service.answer(PeerId(f"peer{number}"), request) for number in range(80)]
+    assert others == [b"\xc2"] * 54 + [b"\xc0"] * 26, "60 a minute in all, and a stranger's answer is not its own"
+    now[0] += 61
+    assert await service.answer(identity.peer_id, request) == b"\xc3"
+    for nonsense in (b"", b"\xff", pack_request("http://x/", NONCE), pack_request("x:1", b"short"), bytes(600)):
+        assert await service.answer(identity.peer_id, nonsense) == b"\xc2"
+    assert len(calls) == 61
+    assert check_hello(identity.peer_id, NONCE, await call("", NONCE))
+
+
+async def test_nobody_answers_is_one_line_with_the_addresses() -> None:
+    address = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.ephemeral().peer_id}"
+    with pytest.raises(RegistryError, match="no peer answers") as caught:
+        async with DhtRegistry.open(DhtConfig(join=(address,), client_mode=True)):
+            pass
+    assert address in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "192.0.2.1:80", "/ip4/192.0.2.1/tcp/1", "/ip4/192.0.2.1/tcp/1/p2p/QmNope", "/ip4/x/tcp/1/p2p/Qm"]
+)
+def test_a_malformed_peer_address_is_a_configuration_error(address: str) -> None:
+    with pytest.raises(ConfigError, match="--join"):
+        DhtRegistry.open(DhtConfig(join=(address,)))
+
+
+async def test_one_identity_and_one_port_per_running_program(tmp_path: Path) -> None:
+    config = replace(LOCAL, identity_path=tmp_path / "identity.key")
+    async with DhtRegistry.open(config) as one:
+        with pytest.raises(IdentityError, match="in use"):
+            await DhtRegistry.open(config)
+        port = int(one.join_addresses()[0].split("/")[4])
+        with pytest.raises(ConfigError, match=str(port)):
+            await DhtRegistry.open(replace(LOCAL, port=port))
+        peer_id = one.peer_id
+    async with DhtRegistry.open(config) as again:
+        assert again.peer_id == peer_id
+        assert again.join_addresses()[0].endswith(peer_id)
+
+
+async def test_a_wrong_clock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "import runpy, time; right = time.time; time.time = lambda: right() + 10\n"
+        "runpy.run_module('swarm.dht_process', run_name='__main__')"
+    )
+
+    async def start_late() -> DhtPipe:
+        return await start_pipe([sys.executable, "-c", program])
+
+    async with DhtRegistry.open(LOCAL) as one:
+        monkeypatch.setattr("swarm.registry_dht.start_pipe", start_late)
+        with pytest.raises(RegistryError, match="clock"):
+            await DhtRegistry.open(joining(one))

@@ -1,0 +1,43 @@
+"""A whole swarm in one process for tests: real nodes, real gRPC on loopback, the registry in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from client import AsyncSwarm
+from node.config import ServeConfig
+from node.serve import Node
+from swarm.registry_memory import MemoryNetwork, MemoryRegistry
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmHere:
+    """Running nodes, in the order of their spans, and the network on which they are listed."""
+
+    model: Path
+    network: MemoryNetwork
+    nodes: tuple[Node, ...]
+
+    @asynccontextmanager
+    async def client(self, **options: Any) -> AsyncIterator[AsyncSwarm]:  # noqa: ANN401
+        """A client of this swarm."""
+        registry = MemoryRegistry(self.network)
+        async with AsyncSwarm.connect(self.model, registry=registry, **options) as swarm:
+            yield swarm
+
+
+@asynccontextmanager
+async def swarm_here(model: Path, spans: Sequence[str], **options: Any) -> AsyncIterator[SwarmHere]:  # noqa: ANN401
+    """Serve `model` by one node per span."""
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        nodes = []
+        for span in spans:
+            config = ServeConfig(**{"layers": span, "model": str(model), "host": "127.0.0.1", "threads": 1, **options})
+            node = Node(config, lambda _: None, MemoryRegistry(network))
+            nodes.append(await stack.enter_async_context(node))
+        yield SwarmHere(model, network, tuple(nodes))
