@@ -16,6 +16,14 @@ from typing import Any
 
 import torch
 
+from client.chain import Chain, open_chain
+from client.decode import Job, decode
+from client.draft import Drafter, ModelDrafter, NoDrafter, check_compatible
+from client.options import Options, make_options
+from client.stats import Result, Stats
+from client.target import Target, find_in_swarm, load_target
+from client.text import TextStream
+from client.walk import Walk
 from swarm.budget import FixedBudget
 from swarm.dial import Dialer
 from swarm.errors import ConfigError, ContextFull, GenerationInterrupted, HopError, SwarmError, UnsupportedModel
@@ -27,15 +35,6 @@ from swarm.routing import Route, RouteQuery, best_route
 from swarm.sampling import check as check_sampling
 from swarm.session import Limits
 from swarm.tasks import TaskScope
-
-from client.chain import Chain, open_chain
-from client.decode import Job, decode
-from client.draft import Drafter, ModelDrafter, NoDrafter, check_compatible
-from client.options import Options, make_options
-from client.stats import Result, Stats
-from client.target import Target, find_in_swarm, load_target
-from client.text import TextStream
-from client.walk import Walk
 
 DEFAULT_NODES = 16
 SWEEPS_IN_FLIGHT = 4
@@ -69,7 +68,7 @@ class AsyncSwarm:
 
     @classmethod
     @asynccontextmanager
-    async def connect(
+    async def connect(  # noqa: PLR0913 - the front door: everything but the model goes by keyword
         cls,
         model: str | Path,
         *,
@@ -95,7 +94,9 @@ class AsyncSwarm:
             SwarmError: the model is unknown, nobody answers, the draft does not fit …
         """
         if not peers and registry is None:
-            raise ConfigError("peers: name at least one peer of the swarm (printed by `swarm bootstrap` and `node serve`)")
+            raise ConfigError(
+                "peers: name at least one peer of the swarm (printed by `swarm bootstrap` and `node serve`)"
+            )
         if threads is not None:
             torch.set_num_threads(threads)
         target = await asyncio.to_thread(load_target, model, revision)
@@ -169,7 +170,8 @@ class AsyncSwarm:
         limit = self.target.max_positions
         if limit is not None and len(ids) + options.max_new_tokens > limit:
             raise ContextFull(
-                f"prompt of {len(ids)} tokens and {options.max_new_tokens} new ones exceed the model's context of {limit}"
+                f"prompt of {len(ids)} tokens and {options.max_new_tokens} new ones exceed the model's context of "
+                f"{limit}; shorten one of them"
             )
         text = TextStream(
             self.target.tokenizer,

@@ -12,10 +12,9 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
-
 from client import report
 from client.options import Options
+from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,14 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
-from swarm.budget import Budget
-from swarm.messages import Sampling
-from swarm.tree import DraftTree
-
 from client.chain import Chain
 from client.draft import Drafter
 from client.stats import SweepStats
 from client.text import TextStream
 from client.walk import Walk
+from swarm.budget import Budget
+from swarm.messages import Sampling
+from swarm.tree import DraftTree
 
 
 @dataclass(slots=True)

@@ -20,11 +20,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from swarm.demo import DRAFT, TARGET
-from swarm.errors import RegistryError, SwarmError
-
 from client.aio import AsyncSwarm
 from client.stats import Result
+from swarm.demo import DRAFT, TARGET
+from swarm.errors import RegistryError, SwarmError
 
 SPANS = ("0-4", "4-8", "8-12")
 PROMPT = "It was a dark night, and the old captain"

@@ -35,8 +35,8 @@ class SweepStats:
 class Stats:
     """One generation.
 
-    sweeps: decode sweeps; prefill ones are counted apart. Acceptance length is tokens per decode sweep, the target's own
-    token included (plain decoding scores 1.00); the first token comes from the prefill and is not counted.
+    sweeps: decode sweeps; prefill ones are counted apart. Acceptance length is tokens per decode sweep, the target's
+    own token included (plain decoding scores 1.00); the first token comes from the prefill and is not counted.
     reproducible: whether text depends on model, prompt and seed alone (fp32 and a lossless codec).
     """
 

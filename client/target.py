@@ -112,5 +112,3 @@ def _eos_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int]:
     if ids is None:
         return frozenset()
     return frozenset([ids] if isinstance(ids, int) else ids)
-
-

@@ -13,10 +13,9 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
-from swarm.errors import RegistryError, SwarmError
-
 from node import nodejs
 from node.config import ServeConfig
+from swarm.errors import RegistryError, SwarmError
 
 
 def main() -> None:

@@ -11,6 +11,12 @@ import logging
 import time
 from dataclasses import dataclass, replace
 
+from node.engine import Engine
+from node.replies import ReplyBuffer
+from node.span import SpanModel
+from node.sweep_run import HopRole, SweepRun
+from node.tally import Tally
+from node.upstream import UpstreamSide
 from swarm.arena import Arena
 from swarm.dial import Dialer
 from swarm.errors import HopClosed, HopError, LocalProtocolError, RemoteProtocolError, SwarmError, Unreachable
@@ -33,13 +39,6 @@ from swarm.messages import (
 )
 from swarm.registry import Registry
 from swarm.session import Limits
-
-from node.engine import Engine
-from node.replies import ReplyBuffer
-from node.span import SpanModel
-from node.sweep_run import HopRole, SweepRun
-from node.tally import Tally
-from node.upstream import UpstreamSide
 
 ORPHAN_S = 5.0
 """How long a session outlives its upstream's stream (R9)."""

@@ -10,12 +10,11 @@ import psutil
 import torch
 from tokenizers import Tokenizer
 
-from swarm.errors import ConfigError
-from swarm.layers import Span
-
 from node.checkpoint import Checkpoint, check_disk, check_memory
 from node.config import ServeConfig
 from node.span import Anatomy, SpanModel, dissect, load_span
+from swarm.errors import ConfigError
+from swarm.layers import Span
 
 MAX_DEFAULT_KV_TOKENS = 262_144
 KV_SHARE = 0.5

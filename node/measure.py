@@ -8,12 +8,11 @@ from collections.abc import Callable
 
 import torch
 
+from node.engine import StepCost
+from node.span import SpanModel
 from swarm.arena import Arena
 from swarm.ids import TreeNodeId
 from swarm.ragged import Work
-
-from node.engine import StepCost
-from node.span import SpanModel
 
 TREE_NODES = (1, 8, 64)
 REPEATS = 5

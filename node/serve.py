@@ -17,18 +17,6 @@ from typing import Self
 
 import grpc.aio
 
-from swarm.coverage import serve_line
-from swarm.dial import SERVER_OPTIONS, Dialer
-from swarm.errors import ConfigError, ModelMismatch, Unreachable, UnknownModel
-from swarm.hello import NONCE_BYTES
-from swarm.identity import default_identity_path
-from swarm.ids import PeerId
-from swarm.model_identity import model_identity
-from swarm.record import NodeRecord, NodeState
-from swarm.registry import RECORD_TTL_S, ModelIdentity, Registry
-from swarm.registry_dht import DhtConfig, DhtRegistry
-from swarm.tasks import TaskScope
-
 from node.checkpoint import Checkpoint, open_checkpoint
 from node.config import ServeConfig
 from node.engine import Engine
@@ -38,6 +26,17 @@ from node.measure import measure_sweeps, step_cost
 from node.service import NodeService
 from node.sessions import MAX_NODES, Sessions
 from node.tally import Tally
+from swarm.coverage import serve_line
+from swarm.dial import SERVER_OPTIONS, Dialer
+from swarm.errors import ConfigError, ModelMismatch, UnknownModel, Unreachable
+from swarm.hello import NONCE_BYTES
+from swarm.identity import default_identity_path
+from swarm.ids import PeerId
+from swarm.model_identity import model_identity
+from swarm.record import NodeRecord, NodeState
+from swarm.registry import RECORD_TTL_S, ModelIdentity, Registry
+from swarm.registry_dht import DhtConfig, DhtRegistry
+from swarm.tasks import TaskScope
 
 STOP_GRACE_S = 2.0
 

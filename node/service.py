@@ -12,6 +12,10 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
+from node.hop import HopSession
+from node.replies import ReplyBuffer
+from node.sessions import Sessions
+from node.upstream import UpstreamSide
 from swarm import hello, wire
 from swarm.errors import RemoteProtocolError, SwarmError
 from swarm.faults import fault_of
@@ -20,11 +24,6 @@ from swarm.identity import Identity
 from swarm.ids import PeerId
 from swarm.messages import Attach, Close, Frame, Ping, Pong, RepliesRequest, SweepFrame
 from swarm.tasks import TaskScope
-
-from node.hop import HopSession
-from node.replies import ReplyBuffer
-from node.sessions import Sessions
-from node.upstream import UpstreamSide
 
 logger = logging.getLogger(__name__)
 

@@ -6,15 +6,14 @@ import secrets
 from dataclasses import asdict
 from importlib.metadata import version
 
+from node.hop import HopSession, Workshop
+from node.upstream import UpstreamSide
 from swarm.arena import Arena
 from swarm.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
 from swarm.ids import SessionId
 from swarm.messages import Attach, Credits, NodeInfo
 from swarm.registry import ModelIdentity
 from swarm.tasks import TaskScope
-
-from node.hop import HopSession, Workshop
-from node.upstream import UpstreamSide
 
 MAX_SWEEPS = 64
 MAX_NODES = 8_192

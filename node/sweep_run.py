@@ -11,16 +11,15 @@ from dataclasses import dataclass
 
 import torch
 
+from node.span import SpanModel
 from swarm.arena import Arena
-from swarm.codec import decode_rows, encode_rows
+from swarm.codec import all_finite, decode_rows, encode_rows
 from swarm.hop_log import SweepWork
 from swarm.ids import TreeNodeId
 from swarm.layers import Span
 from swarm.messages import Codec, Rows, Sampling
 from swarm.ragged import Work
 from swarm.sampling import pick
-
-from node.span import SpanModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,10 @@ class SweepRun:
     def _encode(self) -> None:
         started = time.perf_counter()
         empty = torch.empty(0, self._model.hidden_size, dtype=self._model.dtype)
-        self.rows = encode_rows(torch.cat(self._hidden) if self._hidden else empty, self._role.codec)
+        hidden = torch.cat(self._hidden) if self._hidden else empty
+        if not all_finite(hidden):
+            raise ArithmeticError("hidden states are not finite")  # this hop's fault, so the next must not be blamed
+        self.rows = encode_rows(hidden, self._role.codec)
         self._hidden.clear()
         self.encode_ms = (time.perf_counter() - started) * 1e3
 

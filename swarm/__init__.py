@@ -1,1 +1,1 @@
-"""The shared library of Canopy: session rules, token tree, sampling, wire codec, registry. Never imports node or client."""
+"""Canopy's shared library: session rules, token tree, sampling, wire codec, registry. Imports neither node nor client."""

@@ -152,9 +152,7 @@ async def _write(call: Stream, link: Link) -> None:
         return  # the reader sees the same end and knows why
 
 
-async def _read(
-    call: Stream, link: Link, listener: Callable[[Upstream | HopError], None]
-) -> None:
+async def _read(call: Stream, link: Link, listener: Callable[[Upstream | HopError], None]) -> None:
     error: HopError = HopClosed(link.hop.peer, str(link.hop.span), "ended the session")
     try:
         while isinstance(data := await call.read(), bytes):

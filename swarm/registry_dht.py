@@ -98,7 +98,8 @@ class DhtRegistry:
         if not self._config.client_mode:
             check_port_free(self._config)
         self._held.enter_context(self.identity.lock())
-        folder = Path(tempfile.mkdtemp(prefix="canopy-"))
+        roomy = len(tempfile.gettempdir()) <= 50  # a socket's whole path has at most 104 bytes
+        folder = Path(tempfile.mkdtemp(prefix="canopy-", dir=None if roomy else "/tmp"))
         self._held.callback(shutil.rmtree, folder, ignore_errors=True)
         path = self.identity.path
         if path is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -74,6 +75,7 @@ async def test_a_killed_dht_process_takes_its_daemon_along_and_its_owner_is_told
 async def test_the_kernel_kills_the_daemon_even_if_nobody_else_does(tmp_path: Path) -> None:
     owner, _ = await bootstrap(tmp_path)
     process, daemon = dht_processes(owner.pid)
+    [sockets] = [Path(part.removeprefix("-listen=/unix")) for part in daemon.cmdline() if part.startswith("-listen=")]
     owner.send_signal(signal.SIGSTOP)  # it cannot clean up
     daemon.suspend()  # nor can the daemon notice anything by itself
     process.kill()
@@ -82,6 +84,7 @@ async def test_the_kernel_kills_the_daemon_even_if_nobody_else_does(tmp_path: Pa
     finally:
         owner.kill()
         await owner.communicate()
+        shutil.rmtree(sockets.parent)  # both who would have done it were killed
 
 
 async def test_a_dead_daemon_ends_the_dht_process() -> None:
