@@ -163,5 +163,5 @@ class Walk:
         self._sampling = None
         self.state.apply(sweep)
         alive = self.state.live
-        self._picks = {node: token for node, token in self._picks.items() if node in alive or node == self._certain}
+        self._picks = {node: token for node, token in self._picks.items() if node in alive}
         return sweep

@@ -86,9 +86,8 @@ class Checkpoint:
         found: dict[str, torch.Tensor] = {}
         for file in self.files(wanted):
             with safe_open(self.folder / file, framework="pt") as opened:
-                found |= {
-                    _text_name(name): opened.get_tensor(name) for name in opened.keys() if _text_name(name) in wanted
-                }
+                stored = {_text_name(name): name for name in opened.keys()}  # noqa: SIM118 - it is no dict
+                found |= {name: opened.get_tensor(stored[name]) for name in wanted & stored.keys()}
         return found
 
 

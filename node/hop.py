@@ -19,7 +19,15 @@ from node.tally import Tally
 from node.upstream import UpstreamSide
 from swarm.arena import Arena
 from swarm.dial import Dialer
-from swarm.errors import HopClosed, HopError, LocalProtocolError, RemoteProtocolError, SwarmError, Unreachable
+from swarm.errors import (
+    ConfigError,
+    HopClosed,
+    HopError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    SwarmError,
+    Unreachable,
+)
 from swarm.faults import fault_of
 from swarm.hop_log import HopLog
 from swarm.ids import PeerId
@@ -38,6 +46,7 @@ from swarm.messages import (
     Upstream,
 )
 from swarm.registry import Registry
+from swarm.sampling import check as check_sampling
 from swarm.session import Limits
 
 ORPHAN_S = 5.0
@@ -115,7 +124,7 @@ class HopSession:
         if upstream is not self._upstream or self.is_closed:
             return
         try:
-            self._check_rows(frame)
+            self._check(frame)
             is_new = self.log.receive(frame)
         except SwarmError as error:
             self._shop.tally.errors += 1
@@ -245,9 +254,14 @@ class HopSession:
             case _:
                 pass
 
-    def _check_rows(self, frame: SweepFrame) -> None:
-        """Rows come from hops and never from a client; their shape is the model's."""
-        rows = frame.rows
+    def _check(self, frame: SweepFrame) -> None:
+        """Rows come from hops and never from a client, and their shape is the model's; sampling must make sense."""
+        rows, sampling = frame.rows, frame.sweep.sampling
+        if sampling is not None:
+            try:
+                check_sampling(sampling, self._shop.model.vocab_size)
+            except ConfigError as error:
+                raise RemoteProtocolError("sampling", str(error)) from None
         if (rows is None) != (self._attach.index == 0):
             raise RemoteProtocolError("rows", "hop 0 embeds ids, later hops take rows")
         if rows is not None and rows.width != self._shop.model.hidden_size:

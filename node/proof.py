@@ -1,4 +1,4 @@
-"""A family that the tests do not cover proves itself before it is served: small, random, three spans against the whole."""
+"""A family that the tests do not cover proves itself before it is served, as a small random model in three spans."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def prove(config: PreTrainedConfig, load: Load) -> None:
     family = config.get_text_config().model_type
     try:
         error = _largest_error(shrink(config), load)
-    except Exception as failure:  # noqa: BLE001 - a class that nobody tried may raise anything; all of it means no
+    except Exception as failure:  # a class that nobody tried may raise anything, and all of it means no
         reason = str(failure).strip().partition("\n")[0]
         raise UnsupportedModel(f"{family}: not a tested family, and its self-test does not run: {reason}") from failure
     if not error <= TOLERANCE:
@@ -103,8 +103,8 @@ def _plain_rope(rope: dict[str, Any]) -> dict[str, Any]:
         return {kind: _plain_rope(value) for kind, value in rope.items()}
     if not any(isinstance(value, list) for value in rope.values()):
         return rope
-    kept = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
-    return {"rope_type": "default", **kept}
+    plain = {name: value for name, value in rope.items() if name in {"rope_theta", "partial_rotary_factor"}}
+    return {"rope_type": "default"} | plain
 
 
 def _largest_error(config: PreTrainedConfig, load: Load) -> float:

@@ -1,4 +1,4 @@
-"""The attention function against softmax written out by hand; and that each of its paths is taken where it should be."""
+"""The attention function against softmax written out by hand; and that each path is taken where it should be."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 import swarm.attention
 from swarm.arena import Arena, KvLayout, LayerKv
@@ -34,13 +35,14 @@ def append(arena: Arena, count: int, tree: bool = False, is_prefill: bool = Fals
     return Part(arena, 0, count, visible, torch.from_numpy(arena.slots.positions), is_prefill)
 
 
-def tensors(rows: int, seed: int) -> list[torch.Tensor]:
+def tensors(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     noise = torch.Generator().manual_seed(seed)
     shapes = [(1, HEADS, rows, KEY), (1, KV_HEADS, rows, KEY), (1, KV_HEADS, rows, VALUE)]
-    return [torch.randn(shape, generator=noise) for shape in shapes]
+    query, key, value = (torch.randn(shape, generator=noise) for shape in shapes)
+    return query, key, value
 
 
-def by_hand(part: Part, query: torch.Tensor, **options: Any) -> torch.Tensor:
+def by_hand(part: Part, query: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
     keys, values = part.arena.view(0, part.used)
     keys, values = (tensor.repeat_interleave(HEADS // KV_HEADS, 0) for tensor in (keys, values))
     scores = query[0] @ keys.transpose(1, 2) * options.get("scaling", KEY**-0.5)
@@ -52,7 +54,8 @@ def by_hand(part: Part, query: torch.Tensor, **options: Any) -> torch.Tensor:
     weights = scores.masked_fill(~seen, -torch.inf).exp()
     rest = torch.zeros(HEADS) if options.get("s_aux") is None else options["s_aux"].exp()
     weights = weights / (weights.sum(-1, keepdim=True) + rest[:, None, None])
-    return (weights @ values).transpose(0, 1)
+    output: torch.Tensor = weights @ values
+    return output.transpose(0, 1)
 
 
 @pytest.fixture
@@ -84,20 +87,20 @@ def test_a_trees_rows_attend_to_their_ancestors_and_the_committed(
     query, key, value = tensors(rows, seed=1)
     output, _ = attend(MODULE, query, key, value, None, canopy=Step([part]), **options)
     assert output.shape == (1, rows, HEADS, VALUE)
-    assert (output[0] - by_hand(part, query, **options)).abs().max() <= 1e-5
+    assert (output[0] - by_hand(part, query, options)).abs().max() <= 1e-5
 
 
 @pytest.fixture
 def fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Arguments of every call of torch's own attention."""
     calls: list[dict[str, Any]] = []
-    fused: Callable[..., torch.Tensor] = swarm.attention.scaled_dot_product_attention
+    fused: Callable[..., torch.Tensor] = scaled_dot_product_attention
 
-    def recording(query: torch.Tensor, *args: torch.Tensor, **options: Any) -> torch.Tensor:
+    def recording(query: torch.Tensor, *args: torch.Tensor, **options: object) -> torch.Tensor:
         calls.append({"query": tuple(query.shape), **options})
         return fused(query, *args, **options)
 
-    monkeypatch.setattr(swarm.attention, "scaled_dot_product_attention", recording)
+    monkeypatch.setattr("swarm.attention.scaled_dot_product_attention", recording)
     return calls
 
 
@@ -110,7 +113,7 @@ def test_a_prefill_shorter_than_the_window_needs_no_mask(
     output, _ = attend(MODULE, query, key, value, None, canopy=Step([part]), sliding_window=window)
     assert [call["is_causal"] for call in fused_calls] == [is_causal]
     assert (fused_calls[0]["attn_mask"] is None) == is_causal
-    assert (output[0] - by_hand(part, query, sliding_window=window)).abs().max() <= 1e-5
+    assert (output[0] - by_hand(part, query, {"sliding_window": window})).abs().max() <= 1e-5
 
 
 def test_few_rows_fold_the_heads_of_a_group_into_one_product(session: Arena, fused_calls: list[dict[str, Any]]) -> None:
@@ -140,7 +143,7 @@ def test_the_explicit_path_takes_few_rows_at_a_time(session: Arena, monkeypatch:
     monkeypatch.setattr(swarm.attention, "SCORES_BYTES", 4 * HEADS * part.used * 8)
     output, _ = attend(MODULE, query, key, value, None, canopy=Step([part]), softcap=3.0)
     assert sizes == [8, 8, 4]
-    assert (output[0] - by_hand(part, query, softcap=3.0)).abs().max() <= 1e-5
+    assert (output[0] - by_hand(part, query, {"softcap": 3.0})).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("step", [{}, {"canopy": None}])

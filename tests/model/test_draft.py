@@ -140,8 +140,8 @@ def test_siblings_differ_and_the_tree_keeps_its_size(draft: RaggedModel, prompts
 
 
 def test_filters_bound_the_children(draft: RaggedModel, prompts: list[list[int]]) -> None:
-    tree = ModelDrafter(draft, VOCAB, 512).grow(prompts[2], 16, 16, Sampling(seed=5, temperature=0.6, top_k=1))
-    assert tree.parents == (None, *range(len(tree) - 1)), "top-k 1 leaves one child per node"
+    tree = ModelDrafter(draft, VOCAB, 512).grow(prompts[2], 16, 4, Sampling(seed=5, temperature=0.6, top_k=1))
+    assert tree.parents == (None, 0, 1, 2), "top-k 1 leaves one child per node"
 
 
 def test_padded_ids_are_never_drafted(draft: RaggedModel, prompts: list[list[int]]) -> None:
@@ -172,7 +172,8 @@ def test_an_interrupted_tree_leaves_the_drafter_usable(
     draft: RaggedModel, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = ModelDrafter(draft, VOCAB, 512)
-    expected = drafter.grow(prompts[0], 16, 16, GREEDY)
+    drafter.grow(prompts[0], 16, 16, GREEDY)
+    cut_off = [*prompts[0], 5]
 
     def interrupt(*_: object) -> torch.Tensor:
         raise KeyboardInterrupt
@@ -180,8 +181,9 @@ def test_an_interrupted_tree_leaves_the_drafter_usable(
     with monkeypatch.context() as patch:
         patch.setattr(draft, "forward", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            drafter.grow([*prompts[0], 5], 16, 16, GREEDY)
-    assert drafter.grow(prompts[0], 16, 16, GREEDY).tokens == expected.tokens
+            drafter.grow(cut_off, 16, 16, GREEDY)
+    fresh = ModelDrafter(draft, VOCAB, 512).grow([*cut_off, 6], 16, 16, GREEDY)
+    assert drafter.grow([*cut_off, 6], 16, 16, GREEDY).tokens == fresh.tokens
 
 
 class Vocabulary:

@@ -1,0 +1,125 @@
+"""Canopy's programs as a user starts them, for the end-to-end tests."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import psutil
+
+from swarm import wire
+from swarm.messages import NodeInfo
+
+START_S = 100
+GONE_S = 10
+IN_OPEN = 0x20
+INOTIFY_EVENT_BYTES = 16
+
+
+def environment() -> dict[str, str]:
+    """One thread per program: several share two cores."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A running program and its output so far."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait_for(self, pattern: str) -> str:
+        """First match in its output; fails with the output when it ends or is silent for too long."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            ended = self.process.poll() is not None
+            if found := re.search(pattern, self.log.read_text()):
+                return found[0]
+            if ended:
+                break
+            time.sleep(0.05)  # a log file has no event to wait for
+        raise AssertionError(f"no {pattern!r} in the output:\n{self.log.read_text()}")
+
+    def tree(self) -> list[psutil.Process]:
+        """The program and all its descendants."""
+        root = psutil.Process(self.process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def end(self, number: int) -> tuple[int, list[psutil.Process]]:
+        """Send a signal; the exit status, and what is left of it after `GONE_S`."""
+        members = self.tree()
+        self.process.send_signal(number)
+        status = self.process.wait(timeout=GONE_S)
+        return status, psutil.wait_procs(members, timeout=GONE_S)[1]
+
+
+@contextmanager
+def program(arguments: Sequence[str], log: Path) -> Iterator[Program]:
+    """Run one of Canopy's programs by its module, such as `["node.cli", "serve", …]`."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *arguments], stdout=output, stderr=subprocess.STDOUT, env=environment()
+        )
+    running = Program(process, log)
+    try:
+        yield running
+    finally:
+        if process.poll() is None:
+            _, left = running.end(signal.SIGTERM)
+            assert not left, f"left behind: {left}"
+
+
+@contextmanager
+def bootstrap(folder: Path) -> Iterator[str]:
+    """A bootstrap peer; yields its address."""
+    options = ["--host", "127.0.0.1", "--port", "0", "--identity", str(folder / "bootstrap.key")]
+    with program(["swarm.cli", "bootstrap", *options], folder / "bootstrap.log") as peer:
+        yield peer.wait_for(r"/ip4/\S+")
+
+
+def serve(model: Path, layers: str, peer: str, folder: Path) -> list[str]:
+    """The arguments of `node serve` on loopback."""
+    options = ["--layers", layers, "--join", peer, "--host", "127.0.0.1", "--threads", "1"]
+    return ["node.cli", "serve", str(model), *options, "--identity", str(folder / f"{layers}.key")]
+
+
+def run(*arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=timeout_s, env=environment()
+    )
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Callable[[], int]]:
+    """Counts how often any program opens a file from now on, by inotify: compiled code opens files too."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    watch = libc.inotify_init1(os.O_NONBLOCK)
+    assert libc.inotify_add_watch(watch, os.fsencode(file), IN_OPEN) >= 0
+
+    def count() -> int:
+        try:
+            return len(os.read(watch, 1 << 16)) // INOTIFY_EVENT_BYTES
+        except BlockingIOError:
+            return 0
+
+    try:
+        yield count
+    finally:
+        os.close(watch)
+
+
+def info(address: str) -> NodeInfo:
+    """What a node says of itself."""
+    with grpc.insecure_channel(address) as channel:
+        return wire.decode_info(channel.unary_unary(wire.INFO)(b"", timeout=5))

@@ -1,0 +1,235 @@
+"""A bootstrap peer and three nodes as processes, used through every front door; then machines and clients die."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from swarm.demo import DRAFT, TARGET
+from tests.e2e.programs import GONE_S, Program, bootstrap, environment, info, opened, program, run, serve
+
+SPANS = ("0-4", "4-8", "8-12")
+PROMPT = "It was a dark night and the old man"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The swarm under test."""
+
+    peer: str
+    nodes: dict[str, Program]
+    addresses: dict[str, str]
+
+    def sessions(self) -> int:
+        """Open sessions on all nodes."""
+        return sum(info(address).sessions for address in self.addresses.values())
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("swarm")
+    with ExitStack() as stack:
+        peer = stack.enter_context(bootstrap(folder))
+        nodes = {
+            span: stack.enter_context(program(serve(TARGET, span, peer, folder), folder / f"{span}.log"))
+            for span in SPANS
+        }
+        addresses = {span: node.wait_for(r"serving at \S+").split()[-1] for span, node in nodes.items()}
+        yield Running(peer, nodes, addresses)
+
+
+@pytest.fixture(scope="module")
+def bare_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target as a client may have it: no weights."""
+    folder = tmp_path_factory.mktemp("client") / TARGET.name
+    shutil.copytree(TARGET, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    return folder
+
+
+def generate(running: Running, model: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return run("client.cli", "generate", str(model), "--prompt", PROMPT, "--join", running.peer, *options)
+
+
+def test_a_node_says_what_it_does_and_how_the_next_machine_joins(running: Running) -> None:
+    log = running.nodes["0-4"].log.read_text()
+    assert "layers 0…3 of 12 as float32 on cpu" in log
+    assert "ms per sweep of 64" in log
+    assert "--layers 4-12 --join /ip4/127.0.0.1/tcp/" in log
+
+
+def test_status_names_who_serves_what(running: Running) -> None:
+    shown = run("swarm.cli", "status", "--join", running.peer)
+    assert shown.returncode == 0, shown.stderr
+    assert "every layer is served" in shown.stdout
+    for text in ("0…3 of 12", "4…7 of 12", "8…11 of 12", *running.addresses.values()):
+        assert text in shown.stdout
+
+
+def test_the_command_line_streams_and_trees_give_the_plain_text(running: Running, bare_target: Path) -> None:
+    options = ["--max-new-tokens", "24", "--temperature", "0.8", "--seed", "5", "--stats"]
+    plain = generate(running, bare_target, *options)
+    tree = generate(running, bare_target, *options, "--draft", str(DRAFT), "--nodes", "16")
+    assert plain.returncode == tree.returncode == 0, plain.stderr + tree.stderr
+    assert plain.stdout == tree.stdout
+    assert len(plain.stdout.split()) > 5
+    assert "acceptance length 1.00" in plain.stderr
+    assert "acceptance length 1.00" not in tree.stderr
+    assert "hop 2" in tree.stderr
+
+
+LIBRARY = """
+import asyncio, sys
+import grpc.aio
+from client import AsyncSwarm, Swarm
+
+async def notebook(model, draft, peer):
+    channel = grpc.aio.insecure_channel("127.0.0.1:1")  # gRPC in use, and a loop that runs
+    with Swarm.connect(model, peers=[peer], draft=draft, threads=1) as swarm:
+        pieces = list(swarm.stream("It was a dark night", max_new_tokens=16, seed=7, temperature=0.8, top_p=0.95))
+        result = pieces[-1].result
+        assert "".join(piece.text for piece in pieces) == result.text == swarm.generate(
+            "It was a dark night", max_new_tokens=16, seed=7, temperature=0.8, top_p=0.95, nodes=0).text
+        for piece in swarm.stream("It was", max_new_tokens=64):
+            break  # leaves the stream early
+    async with AsyncSwarm.connect(model, peers=[peer], draft=draft) as swarm:
+        again = await swarm.generate("It was a dark night", max_new_tokens=16, seed=7, temperature=0.8, top_p=0.95)
+        assert again.tokens == result.tokens and again.finish_reason == "length"
+    await channel.close()
+    assert len(result.stats.sweeps) < 15 and result.stats.seed == 7 and len(result.stats.hops) == 3
+
+asyncio.run(notebook(*sys.argv[1:]))
+print("fine")
+"""
+
+
+def test_the_library_in_a_running_loop_never_opens_the_targets_weights(running: Running, tmp_path: Path) -> None:
+    target, draft = (Path(shutil.copytree(model, tmp_path / model.name)) for model in (TARGET, DRAFT))
+    arguments = [sys.executable, "-c", LIBRARY, str(target), str(draft), running.peer]
+    with opened(target / "model.safetensors") as of_target, opened(draft / "model.safetensors") as of_draft:
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=100, env=environment())
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "fine\n"
+        assert of_draft() > 0
+        assert of_target() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--max-new-tokens", "4000"], "exceed the model's context of 2048"),
+        (["--temperature", "-1"], "temperature"),
+        (["--draft", "/nowhere"], "/nowhere"),
+        (["--draft", "mismatched"], "token id"),
+    ],
+)
+def test_misuse_is_one_line_and_a_failure(
+    running: Running, bare_target: Path, tmp_path: Path, options: list[str], says: str
+) -> None:
+    if "mismatched" in options:
+        options = ["--draft", str(_draft_with_other_tokens(tmp_path))]
+    _check_refusal(generate(running, bare_target, *options), says)
+
+
+def test_an_unknown_model_is_one_line(running: Running, tmp_path: Path) -> None:
+    _check_refusal(generate(running, tmp_path / "nothing"), "no such folder")
+    node = run(*serve(tmp_path / "nothing", "0-4", running.peer, tmp_path))
+    _check_refusal(node, "no such folder")
+
+
+def test_layers_outside_the_model_are_one_line(running: Running, tmp_path: Path) -> None:
+    _check_refusal(run(*serve(TARGET, "8-13", running.peer, tmp_path)), "the model has 12 layers")
+
+
+def test_nobody_answers_is_one_line(bare_target: Path) -> None:
+    dead = "/ip4/127.0.0.1/tcp/9/p2p/QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnPbdG"
+    refused = run("client.cli", "generate", str(bare_target), "--prompt", PROMPT, "--join", dead)
+    _check_refusal(refused, "127.0.0.1/tcp/9")
+
+
+def test_an_address_that_peers_cannot_reach_is_not_listed(running: Running, tmp_path: Path) -> None:
+    arguments = [*serve(TARGET, "0-4", running.peer, tmp_path), "--announce-address", "127.0.0.1:9"]
+    _check_refusal(run(*arguments), "peers cannot reach 127.0.0.1:9")
+
+
+def test_a_killed_client_leaves_nothing_and_frees_its_sessions(
+    running: Running, bare_target: Path, tmp_path: Path
+) -> None:
+    arguments = ["client.cli", "generate", str(bare_target), "--prompt", PROMPT, "--join", running.peer]
+    with program([*arguments, "--max-new-tokens", "1500"], tmp_path / "client.log") as client:
+        client.wait_for(r"\w+ \w+ \w+")
+        assert running.sessions() == len(SPANS)
+        _, left = client.end(signal.SIGKILL)
+    assert not left
+    assert _within(GONE_S, lambda: running.sessions() == 0)
+
+
+def test_a_killed_node_leaves_nothing_and_ends_the_text_with_a_clear_error(
+    running: Running, bare_target: Path, tmp_path: Path
+) -> None:
+    arguments = ["client.cli", "generate", str(bare_target), "--prompt", PROMPT, "--join", running.peer]
+    with program([*arguments, "--max-new-tokens", "1500"], tmp_path / "client.log") as client:
+        client.wait_for(r"\w+ \w+ \w+")
+        _, left = running.nodes["4-8"].end(signal.SIGKILL)
+        assert not left
+        assert client.process.wait(timeout=30) == 1
+    said = client.log.read_text()
+    assert "client: generation interrupted after" in said.splitlines()[-1]
+    assert "Traceback" not in said
+    others = [running.addresses[span] for span in ("0-4", "8-12")]
+    assert _within(GONE_S, lambda: all(info(address).sessions == 0 for address in others))
+
+
+def test_a_gap_is_named_with_the_line_that_fills_it(running: Running, bare_target: Path) -> None:
+    """Runs after the test above, which took layers 4-8 away; its record outlives it by up to a minute."""
+    assert running.nodes["4-8"].process.poll() is not None
+    said = _within(75, lambda: "nobody serves layers 4-8" in generate(running, bare_target).stderr)
+    assert said
+    refused = generate(running, bare_target)
+    _check_refusal(refused, f"node serve demo-target --layers 4-8 --join {running.peer}")
+
+
+def test_signals_end_a_node_politely(running: Running) -> None:
+    """Last: ends the nodes that are left."""
+    for span, number in (("0-4", signal.SIGINT), ("8-12", signal.SIGTERM)):
+        status, left = running.nodes[span].end(number)
+        assert (status, left) == (0, [])
+    shown = run("swarm.cli", "status", "--join", running.peer)
+    assert "nobody serves" in shown.stdout
+
+
+def _check_refusal(done: subprocess.CompletedProcess[str], says: str) -> None:
+    assert done.returncode == 1
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert says in lines[0]
+
+
+def _within(seconds: float, condition: object) -> bool:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.1)  # other processes have no event to wait for
+    return False
+
+
+def _draft_with_other_tokens(folder: Path) -> Path:
+    """The demo draft with two tokens exchanged in its tokenizer."""
+    other = folder / "other-draft"
+    shutil.copytree(DRAFT, other)
+    file = other / "tokenizer.json"
+    text = file.read_text()
+    swapped = text.replace('"Ġthe":', '"@@":').replace('"Ġof":', '"Ġthe":').replace('"@@":', '"Ġof":')
+    assert swapped != text
+    file.write_text(swapped)
+    return other

@@ -1,0 +1,128 @@
+"""What changes a model's fingerprint and what does not; and that a client can compute its part without weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.demo import TARGET
+from swarm.errors import UnknownModel
+from swarm.model_identity import client_identity, model_identity
+from tests.model.tiny import save_sharded, tiny_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    copied = tmp_path / "demo-target"
+    shutil.copytree(TARGET, copied)
+    return copied
+
+
+def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads(file.read_text())
+    change(content)
+    file.chmod(0o644)
+    file.write_text(json.dumps(content, indent=1))
+
+
+def flip_byte(file: Path, at: int) -> None:
+    file.chmod(0o644)
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        byte = opened.read(1)[0]
+        opened.seek(at)
+        opened.write(bytes([byte ^ 1]))
+
+
+def test_a_copy_is_the_same_model(folder: Path) -> None:
+    identity = model_identity(TARGET)
+    assert model_identity(folder) == identity
+    assert (identity.name, identity.num_layers) == ("demo-target", 12)
+    assert len(identity.fingerprint) == 64
+
+
+def test_volatile_fields_and_layout_of_the_config_say_nothing(folder: Path) -> None:
+    edit(folder / "config.json", lambda config: config.update(transformers_version="9.9", _name_or_path="/x"))
+    assert model_identity(folder) == model_identity(TARGET)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "digest"),
+    [
+        ("config.json", lambda config: config.update(rms_norm_eps=1e-6), "config_digest"),
+        ("config.json", lambda config: config.update(dtype="float16"), "config_digest"),
+        ("tokenizer.json", lambda tokenizer: tokenizer["added_tokens"].pop(), "tokenizer_digest"),
+        ("tokenizer_config.json", lambda settings: settings.update(eos_token="<s>"), "tokenizer_digest"),
+    ],
+)
+def test_what_matters_changes_its_digest_and_the_fingerprint(
+    folder: Path, file: str, change: Callable[[dict[str, Any]], object], digest: str
+) -> None:
+    edit(folder / file, change)
+    changed, original = model_identity(folder), model_identity(TARGET)
+    names = ("config_digest", "weights_digest", "tokenizer_digest")
+    assert [name for name in names if getattr(changed, name) != getattr(original, name)] == [digest]
+    assert changed.fingerprint != original.fingerprint
+
+
+@pytest.mark.parametrize("at", [100, -1, -4000], ids=["header", "last byte", "in the last block"])
+def test_other_weights_are_another_model(folder: Path, at: int) -> None:
+    weights = folder / "model.safetensors"
+    flip_byte(weights, at if at >= 0 else weights.stat().st_size + at)
+    try:
+        changed = model_identity(folder)
+    except UnknownModel:
+        assert at == 100, "only a broken header may make it unreadable"
+    else:
+        assert changed.weights_digest != model_identity(TARGET).weights_digest
+
+
+def test_the_client_needs_no_weights(folder: Path) -> None:
+    identity = model_identity(folder)
+    (folder / "model.safetensors").unlink()
+    assert client_identity(folder) == (identity.name, identity.config_digest, identity.tokenizer_digest)
+    with pytest.raises(UnknownModel, match=r"neither model\.safetensors\.index\.json nor model\.safetensors"):
+        model_identity(folder)
+
+
+def test_a_sharded_model_is_known_by_its_index_alone(tmp_path: Path) -> None:
+    sharded = save_sharded(tiny_model("llama"), tmp_path / "tiny")
+    shutil.copy(TARGET / "tokenizer.json", sharded)
+    identity = model_identity(sharded)
+    for file in sharded.glob("*.safetensors"):
+        file.unlink()
+    assert model_identity(sharded) == identity
+
+
+def test_a_commit_stands_for_the_weights_of_a_hub_model(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    one = model_identity(folder, name="org/demo-target", commit="c0ffee")
+    assert one.name == "demo-target"
+    assert one.weights_digest != model_identity(folder, commit="decaf").weights_digest
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", "{", "not valid JSON"),
+        ("config.json", "[]", "not a JSON object"),
+        ("config.json", "{}", "does not say how many layers"),
+        ("model.safetensors", "", "not a safetensors file"),
+    ],
+)
+def test_a_file_that_is_not_what_it_should_be_is_named(folder: Path, file: str, content: str, message: str) -> None:
+    (folder / file).chmod(0o644)
+    (folder / file).write_text(content)
+    with pytest.raises(UnknownModel, match=f"{file}: {message}"):
+        model_identity(folder)
+
+
+def test_a_model_without_a_tokenizer_is_unknown(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UnknownModel, match="a model comes with its tokenizer"):
+        client_identity(folder)
