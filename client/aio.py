@@ -266,7 +266,8 @@ def _codec(numeric_class: str) -> Codec:
 def _load_drafter(target: Target, draft: str | Path | None) -> Drafter:
     if draft is None:
         return NoDrafter()
-    model = load_whole(draft, torch.float32, "cuda" if torch.cuda.is_available() else "cpu")
+    device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+    model = load_whole(draft, dtype, device)
     tokenizer = load_target(draft).tokenizer
     check_compatible(target.tokenizer, tokenizer, target.vocab_size, model.vocab_size)
     return ModelDrafter(model, len(target.tokenizer), model.max_positions or DRAFT_WINDOW)

@@ -70,7 +70,9 @@ async def generate(command: Generate) -> None:
     if model is None:
         raise ConfigError("which model? name a hub id or folder, or set CANOPY_MODEL")
     from client.aio import AsyncSwarm  # torch and transformers take seconds to import: bad options are told before
+    from swarm.quiet import quiet_libraries
 
+    quiet_libraries()
     prompt = sys.stdin.read() if command.prompt == "-" else command.prompt
     draft = None if command.draft == "none" else command.draft
     connecting = AsyncSwarm.connect(

@@ -53,33 +53,41 @@ async def decode(job: Job, chain: Chain, walk: Walk) -> AsyncIterator[str]:
         SwarmError: what broke the chain; `job.text` holds what was made before.
     """
     await _prefill(job, chain, walk)
-    nodes, draft_ms = 0, 0.0
     while True:
-        answer = await chain.answer()
-        emitted = walk.accept(answer.reply)
-        piece = job.text.push(emitted)
-        if answer.reply.sequence > job.prefill_sweeps:
-            cost = SweepStats(nodes, len(emitted), draft_ms, answer.total_ms, chain.first_link_ms, answer.reply.times)
-            job.sweeps.append(cost)
-        yield piece
+        nodes, draft_ms = await _speculate(job, chain, walk)
+        while walk.pending is None and not job.text.stopped:
+            answer = await chain.answer()
+            emitted = walk.accept(answer.reply)
+            piece = job.text.push(emitted)
+            if answer.reply.sequence > job.prefill_sweeps:
+                times = answer.reply.times
+                cost = SweepStats(nodes, len(emitted), draft_ms, answer.total_ms, chain.first_link_ms, times)
+                job.sweeps.append(cost)
+            yield piece
         if job.text.stopped:
             return
-        if walk.pending is None:
-            continue
-        started = job.clock()
-        tree = await _draft(job)
-        nodes, draft_ms = len(tree.tokens), (job.clock() - started) * 1e3
-        chain.send(walk.extend(tree))
 
 
 async def _prefill(job: Job, chain: Chain, walk: Walk) -> None:
-    """Send the prompt in chunks, as far ahead of the replies as the credits allow."""
-    for start in range(0, len(job.prompt), job.chunk):
-        while walk.in_flight >= chain.credits.sweeps:
+    """Send all of the prompt but its last token, which the first tree hangs from, as far ahead as the credits allow.
+
+    The draft then reads the prompt while the chain does.
+    """
+    *forced, walk.pending = job.prompt
+    for start in range(0, len(forced), job.chunk):
+        while walk.in_flight >= chain.credits.sweeps - 1:
             walk.accept((await chain.answer()).reply)
-        chunk = job.prompt[start : start + job.chunk]
-        chain.send(walk.prefill(chunk, last=start + job.chunk >= len(job.prompt)))
+        chain.send(walk.prefill(forced[start : start + job.chunk], last=False))
         job.prefill_sweeps += 1
+
+
+async def _speculate(job: Job, chain: Chain, walk: Walk) -> tuple[int, float]:
+    """Grow a tree below the pending token and send both; returns its size and what drafting took in milliseconds."""
+    started = job.clock()
+    tree = await _draft(job)
+    draft_ms = (job.clock() - started) * 1e3
+    chain.send(walk.extend(tree))
+    return len(tree.tokens), draft_ms
 
 
 async def _draft(job: Job) -> DraftTree:

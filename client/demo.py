@@ -24,6 +24,7 @@ from client.aio import AsyncSwarm
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import RegistryError, SwarmError
+from swarm.quiet import quiet_libraries
 
 SPANS = ("0-4", "4-8", "8-12")
 PROMPT = "It was a dark night, and the old captain"
@@ -175,6 +176,7 @@ def _free_ports(count: int) -> list[int]:
 def main() -> None:
     """Entry point; DELAY_MS comes from the environment."""
     console = Console(highlight=False)
+    quiet_libraries()
     try:
         asyncio.run(demo(float(os.environ.get("DELAY_MS", "25")), console))
     except (SwarmError, ValueError) as error:

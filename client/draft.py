@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -32,8 +33,14 @@ EXPANSIONS = 16
 CHILDREN = 8
 """Most candidates below one node."""
 
+MAX_LEVELS = 16
+"""Most levels of a tree below its root."""
+
 PREFILL_ROWS = 512
 """Most certain tokens in one draft forward."""
+
+FIRST_WINDOW_TOKENS = 2_048
+"""Sequence length for which KV is reserved at first."""
 
 
 class Drafter(Protocol):
@@ -111,21 +118,26 @@ class ModelDrafter:
     ) -> None:
         """A drafter for sequences of up to `window_tokens`; for longer ones its trees are empty.
 
+        KV for that many tokens is only reserved as sequences grow, by doubling.
+
         vocab_tokens: ids that draft and target share; those above are padding.
         live_nodes: most nodes expanded for one tree; then the tree is made of what is there.
         """
         self._model = model
         self._vocab_tokens = vocab_tokens
-        self._limits = Limits(vocab_tokens, window_tokens, sweeps=1, nodes=max(live_nodes, PREFILL_ROWS))
+        self._window_tokens = window_tokens
+        first_window = min(window_tokens, FIRST_WINDOW_TOKENS)
+        self._limits = Limits(vocab_tokens, first_window, sweeps=1, nodes=max(live_nodes, PREFILL_ROWS))
         self._chances = chances or SoftmaxPrior()
         self._noise = lru_cache(maxsize=32)(gumbel_row)
         self.session = LocalSession(model, self._limits)
 
     def grow(self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling) -> DraftTree:
         """The best tree of at most `nodes` nodes in `depth` levels below the last token of `sequence`."""
-        levels = min(depth, self._limits.window_tokens - len(sequence) + 1)
+        levels = min(depth, MAX_LEVELS, self._window_tokens - len(sequence) + 1)
         if nodes == 0 or levels <= 0:
             return DraftTree()
+        self._fit(len(sequence) + levels)
         try:
             with torch.inference_mode():
                 return self._search(sequence, TokenTree(sequence[-1], nodes, levels), sampling).best(nodes)
@@ -133,6 +145,15 @@ class ModelDrafter:
             # Rules and KV may have parted half-way through a sweep; the next tree starts afresh.
             self.session = LocalSession(self._model, self._limits)
             raise
+
+    def _fit(self, tokens: int) -> None:
+        """Make room for longer sequences; the KV so far is made again, which doubling keeps rare."""
+        window = self._limits.window_tokens
+        if tokens > window:
+            while window < tokens:
+                window *= 2
+            self._limits = replace(self._limits, window_tokens=min(window, self._window_tokens))
+            self.session = LocalSession(self._model, self._limits)
 
     def _search(self, sequence: Sequence[int], tree: TokenTree, sampling: Sampling) -> TokenTree:
         hidden = self._catch_up(sequence)

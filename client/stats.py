@@ -35,8 +35,8 @@ class SweepStats:
 class Stats:
     """One generation.
 
-    sweeps: decode sweeps; prefill ones are counted apart. Acceptance length is tokens per decode sweep, the target's
-    own token included (plain decoding scores 1.00); the first token comes from the prefill and is not counted.
+    sweeps: decode sweeps; prefill ones, which bring no token, are counted apart. Acceptance length is tokens per decode
+    sweep, the target's own token included (plain decoding scores 1.00).
     reproducible: whether text depends on model, prompt and seed alone (fp32 and a lossless codec).
     """
 
@@ -54,13 +54,14 @@ class Stats:
     @property
     def acceptance_length(self) -> float:
         """Tokens per decode sweep."""
-        return (self.tokens - 1) / len(self.sweeps) if self.sweeps else 0.0
+        return self.tokens / len(self.sweeps) if self.sweeps else 0.0
 
     @property
     def tokens_per_s(self) -> float:
-        """Decode speed: tokens after the first, per second after the first."""
+        """Decode speed: tokens after the first sweep's, per second after its reply."""
         decode_s = self.total_s - self.time_to_first_token_s
-        return (self.tokens - 1) / decode_s if decode_s > 0 else 0.0
+        later = self.tokens - self.sweeps[0].emitted if self.sweeps else 0
+        return max(later, 0) / decode_s if decode_s > 0 else 0.0
 
     @property
     def ms_per_sweep(self) -> float:

@@ -95,6 +95,8 @@ def find_in_swarm(target: Target, models: Sequence[ModelIdentity], join: tuple[s
 def _small_files(model: str | Path, revision: str | None) -> Path:
     if Path(model).expanduser().is_dir():
         return Path(model).expanduser()
+    if str(model).startswith((".", "/", "~")):
+        raise UnknownModel(f"{model}: no such folder")
     try:
         return Path(snapshot_download(str(model), revision=revision, allow_patterns=SMALL_FILES))
     except HFValidationError as error:

@@ -43,7 +43,9 @@ def serve(config: ServeConfig) -> int:
 
 async def _run(config: ServeConfig) -> None:
     from node.serve import Node  # torch and transformers take seconds to import: bad options are told before
+    from swarm.quiet import quiet_libraries
 
+    quiet_libraries()
     console = Console(soft_wrap=True, highlight=False, markup=False)
     _cancel_on_signals()
     async with Node(config, console.print) as node:

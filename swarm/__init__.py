@@ -1,1 +1,1 @@
-"""Canopy's shared library: session rules, token tree, sampling, wire codec, registry. Imports neither node nor client."""
+"""Canopy's shared library: session rules, token tree, sampling, wire codec, registry. Never imports node or client."""

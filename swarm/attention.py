@@ -47,7 +47,7 @@ class Part:
     visible: torch.Tensor
     positions: torch.Tensor
     is_prefill: bool
-    _masks: dict[tuple[int | None, bool], torch.Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int | None, bool], torch.Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def rows(self) -> int:

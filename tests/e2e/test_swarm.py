@@ -188,20 +188,15 @@ def test_a_killed_node_leaves_nothing_and_ends_the_text_with_a_clear_error(
     assert _within(GONE_S, lambda: all(info(address).sessions == 0 for address in others))
 
 
-def test_a_gap_is_named_with_the_line_that_fills_it(running: Running, bare_target: Path) -> None:
-    """Runs after the test above, which took layers 4-8 away; its record outlives it by up to a minute."""
-    assert running.nodes["4-8"].process.poll() is not None
-    said = _within(75, lambda: "nobody serves layers 4-8" in generate(running, bare_target).stderr)
-    assert said
-    refused = generate(running, bare_target)
-    _check_refusal(refused, f"node serve demo-target --layers 4-8 --join {running.peer}")
-
-
-def test_signals_end_a_node_politely(running: Running) -> None:
+def test_signals_end_nodes_politely_and_the_gap_is_named_at_once(running: Running, bare_target: Path) -> None:
     """Last: ends the nodes that are left."""
     for span, number in (("0-4", signal.SIGINT), ("8-12", signal.SIGTERM)):
         status, left = running.nodes[span].end(number)
         assert (status, left) == (0, [])
+    refused = generate(running, bare_target)
+    _check_refusal(refused, "nobody serves layers 0-")
+    assert "this fills the gap: node serve demo-target --layers 0-" in refused.stderr
+    assert refused.stderr.strip().endswith(f"--join {running.peer}")
     shown = run("swarm.cli", "status", "--join", running.peer)
     assert "nobody serves" in shown.stdout
 

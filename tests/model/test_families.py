@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from node.checkpoint import open_checkpoint
 from node.span import SpanModel, dissect
 from swarm.arena import Arena
+from swarm.attention import FOLDED_ROWS
 from swarm.families import TESTED
 from swarm.ids import TreeNodeId
 from swarm.layers import Span
@@ -68,8 +69,8 @@ def test_the_list_of_tested_families_is_what_is_tested_here() -> None:
 
 
 def test_three_spans_give_the_whole_models_logits(family: Family) -> None:
-    ids = random_ids(16, seed=3)
-    assert len(ids) > WINDOW
+    ids = random_ids(20, seed=3)
+    assert len(ids) > max(WINDOW, FOLDED_ROWS)
     arenas = new_arenas(family.spans, sessions=1)
     rows = run_chain(family.spans, arenas, [chain(arenas[0][0], ids)])
     assert (family.spans[-1].logits(rows) - reference(family.whole, ids)).abs().max() <= TOLERANCE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -140,6 +141,26 @@ def test_a_forward_sees_only_new_nodes(demo: SpanModel) -> None:
     hidden = demo.forward([chain(arena, torch.arange(3), first=30)])
     assert hidden.shape == (3, demo.hidden_size)
     assert (demo.forwards - forwards, demo.rows_in - rows_in) == (2, 33)
+
+
+def test_only_the_first_chunk_of_a_prefill_is_a_plain_triangle(
+    demo: SpanModel, hugging_face: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    causal: list[bool] = []
+    is_causal = swarm.attention.Part.is_causal
+
+    def recording(part: swarm.attention.Part, window: int | None) -> bool:
+        causal.append(is_causal(part, window))
+        return causal[-1]
+
+    monkeypatch.setattr(swarm.attention.Part, "is_causal", recording)
+    ids, arena = passage(3, 44), Arena(demo.layout, 44)
+    first, second = chain(arena, ids[:22]), chain(arena, ids[22:], first=22)
+    rows = demo.forward([first])
+    arena.commit(first.node_ids, [])
+    rows = torch.cat([rows, demo.forward([replace(second, positions=range(22, 44))])])
+    assert causal == [True] * 12 + [False] * 12
+    assert (demo.logits(rows) - reference(hugging_face, ids)).abs().max() <= 2e-5
 
 
 def test_the_head_runs_in_bounded_chunks_with_the_same_result(demo: SpanModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {**_TIED, **_WINDOW, "use_sliding_window": True, "max_window_layers": 3},
     "qwen3": {**_TIED},
     "mistral": {**_WINDOW},
-    "gemma2": {**_TIED, **_WINDOW},
+    "gemma2": {**_TIED, **_WINDOW, "attn_logit_softcapping": 0.3, "final_logit_softcapping": 1.0},
     "gemma3_text": {**_TIED, **_WINDOW, "query_pre_attn_scalar": 8},
     "mixtral": {**_EXPERTS, "num_local_experts": 4, "sliding_window": None},
     "qwen3_moe": {**_EXPERTS, "num_experts": 4, "moe_intermediate_size": 64, "mlp_only_layers": [3]},

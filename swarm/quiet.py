@@ -1,0 +1,11 @@
+"""Keeps other libraries' progress bars out of a command's output, which says in lines of its own what takes time."""
+
+from __future__ import annotations
+
+from transformers.utils import logging as transformers_logging
+
+
+def quiet_libraries() -> None:
+    """Called by commands only, never by the library."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
