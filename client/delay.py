@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 CHUNK_BYTES = 1 << 16
 QUEUED_CHUNKS = 1_024
@@ -16,7 +17,7 @@ QUEUED_CHUNKS = 1_024
 async def serve(delay_s: float, ports: Sequence[tuple[int, int]]) -> None:
     """Forward each `(listen, target)` port of loopback, `delay_s` late in both directions, until cancelled."""
 
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: int) -> None:
+    async def forward(target: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", target)
         except OSError:
@@ -32,10 +33,7 @@ async def serve(delay_s: float, ports: Sequence[tuple[int, int]]) -> None:
             for end in (writer, far_writer):
                 end.close()
 
-    servers = [
-        await asyncio.start_server(lambda r, w, target=target: forward(r, w, target), "127.0.0.1", listen)
-        for listen, target in ports
-    ]
+    servers = [await asyncio.start_server(partial(forward, target), "127.0.0.1", listen) for listen, target in ports]
     try:
         await asyncio.Event().wait()
     finally:

@@ -15,6 +15,9 @@ from typing import Protocol, TypeVar
 
 from node.sweep_run import SweepRun
 
+LEAST_ROWS = 16
+MOST_ROWS = 1_024
+
 T = TypeVar("T")
 
 
@@ -38,9 +41,9 @@ class StepCost:
         self.base_ms = base_ms
         self.per_row_ms = per_row_ms
 
-    def rows_within(self, budget_ms: float, least: int = 16) -> int:
-        """Rows that should fit the budget; never less than `least`, or the base would be paid too often."""
-        return max(least, int((budget_ms - self.base_ms) / max(self.per_row_ms, 1e-6)))
+    def rows_within(self, budget_ms: float) -> int:
+        """Rows that should fit the budget: enough to pay for the base, few enough for masks to stay small."""
+        return min(MOST_ROWS, max(LEAST_ROWS, int((budget_ms - self.base_ms) / max(self.per_row_ms, 1e-6))))
 
     def learn(self, rows: int, measured_ms: float) -> None:
         """Move the slope towards a measurement; small forwards say little about it."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from node.engine import Engine
 from node.replies import ReplyBuffer
 from node.span import SpanModel
-from node.sweep_run import HopRole, SweepRun
+from node.sweep_run import HopRole, NoiseSource, SweepRun
 from node.tally import Tally
 from node.upstream import UpstreamSide
 from swarm.arena import Arena
@@ -66,6 +66,7 @@ class Workshop:
     dialer: Dialer
     tally: Tally
     valid_tokens: int
+    noise: NoiseSource
 
 
 class HopSession:
@@ -78,7 +79,7 @@ class HopSession:
         self._shop = shop
         self._attach = attach
         self._arena = arena
-        self._role = HopRole(attach.route[attach.index].span, attach.open.codec, shop.valid_tokens)
+        self._role = HopRole(attach.route[attach.index].span, attach.open.codec, shop.valid_tokens, shop.noise)
         self._is_tail = attach.index == len(attach.route) - 1
         self._upstream: UpstreamSide | None = None
         self._downstream: Link | None = None

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import lru_cache
 from importlib.metadata import version
 from types import TracebackType
 from typing import Self
@@ -33,12 +34,15 @@ from swarm.hello import NONCE_BYTES
 from swarm.identity import default_identity_path
 from swarm.ids import PeerId
 from swarm.model_identity import model_identity
+from swarm.noise import gumbel_row
 from swarm.record import NodeRecord, NodeState
 from swarm.registry import RECORD_TTL_S, ModelIdentity, Registry
 from swarm.registry_dht import DhtConfig, DhtRegistry
 from swarm.tasks import TaskScope
 
 STOP_GRACE_S = 2.0
+NOISE_ROWS = 64
+"""Positions whose noise is kept: neighbouring sweeps pick at the same ones."""
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +78,14 @@ class Node:
     ) -> None:
         """Leave: announce it, end sessions, close everything."""
         self.sessions.draining = True
-        await self._announce(NodeState.DRAINING)
-        self.sessions.close_all("the node leaves the swarm")
-        await self.registry.withdraw(self._record(NodeState.DRAINING))
-        await self._stack.aclose()
+        try:
+            await self._announce(NodeState.DRAINING)
+            self.sessions.close_all("the node leaves the swarm")
+            await self.registry.withdraw(self._record(NodeState.DRAINING))
+        except RegistryError as trouble:
+            logger.warning("left without saying so: %s", trouble)  # the record runs out by itself
+        finally:
+            await self._stack.aclose()
 
     @property
     def peer_id(self) -> PeerId:
@@ -146,7 +154,8 @@ class Node:
         self._scope = await self._stack.enter_async_context(TaskScope())
         engine = Engine(step_cost(self._sweep_ms))
         valid = await asyncio.to_thread(count_tokens, self._checkpoint.folder, model.vocab_size)
-        shop = Workshop(self.registry.peer_id, model, engine, self.registry, dialer, Tally(), valid)
+        noise = lru_cache(NOISE_ROWS)(gumbel_row)
+        shop = Workshop(self.registry.peer_id, model, engine, self.registry, dialer, Tally(), valid, noise)
         kv_tokens = config.kv_tokens or default_kv_tokens(model)
         window = min(model.max_positions or kv_tokens, kv_tokens)
         self.sessions = Sessions(shop, self.identity, kv_tokens, window, self._scope)
@@ -182,7 +191,10 @@ class Node:
     async def _keep_announcing(self) -> None:
         while True:
             await asyncio.sleep(RECORD_TTL_S / 3)
-            await self._announce(NodeState.SERVING)
+            try:
+                await self._announce(NodeState.SERVING)
+            except RegistryError as trouble:
+                logger.warning("not announced this time: %s", trouble)
 
     async def _announce(self, state: NodeState) -> None:
         await self.registry.announce(self._record(state))
@@ -218,4 +230,9 @@ def _dht_config(config: ServeConfig) -> DhtConfig:
 
 def _host(address: str | None) -> str | None:
     """The host of `host:port`, with which the DHT is announced too."""
-    return None if address is None else address.rpartition(":")[0] or address
+    if address is None:
+        return None
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"--announce-address {address!r}: write host:port, such as 203.0.113.7:31338")
+    return host

@@ -93,7 +93,7 @@ class Sessions:
         tokens = credits.window_tokens + credits.nodes
         if tokens > self.kv_tokens_free or len(self._open) >= MAX_SESSIONS:
             raise Busy(peer, span, f"needs KV for {tokens} tokens, {self.kv_tokens_free} of {self.kv_tokens} are free")
-        arena = Arena(self._shop.model.layout, tokens)
+        arena = Arena(self._shop.model.layout.within(attach.route[attach.index].span), tokens)
         hop = HopSession(self._shop, attach, credits, arena)
         self._open[attach.session] = hop
         self._reserved[attach.session] = tokens

@@ -7,9 +7,12 @@ Owns no queue and no network.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from node.span import SpanModel
 from swarm.arena import Arena
@@ -21,14 +24,18 @@ from swarm.messages import Codec, Rows, Sampling
 from swarm.ragged import Work
 from swarm.sampling import pick
 
+NoiseSource = Callable[[int, int, int], NDArray[np.float64]]
+"""Makes a row of noise from seed, position and vocabulary size, as `swarm.noise.gumbel_row`."""
+
 
 @dataclass(frozen=True, slots=True)
 class HopRole:
-    """What a session wants of this hop: its layers, how rows leave, and which ids the tail may pick."""
+    """What a session wants of this hop: its layers, how rows leave, which ids the tail may pick, whence its noise."""
 
     span: Span
     codec: Codec
     valid_tokens: int
+    noise: NoiseSource
 
 
 class SweepRun:
@@ -126,12 +133,13 @@ class SweepRun:
         self.encode_ms = (time.perf_counter() - started) * 1e3
 
     def _pick(self, chosen: tuple[int, ...], hidden: torch.Tensor) -> None:
+        """Run the head on wanted rows only, as many at a time as its memory bound allows (F3)."""
         sweep, applied = self.work.frame.sweep, self.work.applied
         wanted = [row for row, offset in enumerate(chosen) if applied.appended[offset] >= sweep.picks_from]
-        if not wanted:
-            return
-        logits = self._model.logits(hidden[torch.tensor(wanted, device=hidden.device)])
-        offsets = [chosen[row] for row in wanted]
-        positions = [applied.positions[offset] + 1 for offset in offsets]
-        tokens = pick(logits, positions, self._sampling, self._role.valid_tokens)
-        self.picks += [(applied.appended[offset], token) for offset, token in zip(offsets, tokens, strict=True)]
+        for start in range(0, len(wanted), self._model.head_rows):
+            rows = wanted[start : start + self._model.head_rows]
+            offsets = [chosen[row] for row in rows]
+            logits = self._model.logits(hidden[torch.tensor(rows, device=hidden.device)])
+            positions = [applied.positions[offset] + 1 for offset in offsets]
+            tokens = pick(logits, positions, self._sampling, self._role.valid_tokens, self._role.noise)
+            self.picks += [(applied.appended[offset], token) for offset, token in zip(offsets, tokens, strict=True)]

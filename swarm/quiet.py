@@ -7,5 +7,5 @@ from transformers.utils import logging as transformers_logging
 
 def quiet_libraries() -> None:
     """Called by commands only, never by the library."""
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]

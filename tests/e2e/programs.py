@@ -122,4 +122,5 @@ def opened(file: Path) -> Iterator[Callable[[], int]]:
 def info(address: str) -> NodeInfo:
     """What a node says of itself."""
     with grpc.insecure_channel(address) as channel:
-        return wire.decode_info(channel.unary_unary(wire.INFO)(b"", timeout=5))
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(wire.INFO)
+        return wire.decode_info(call(b"", timeout=5))
