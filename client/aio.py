@@ -101,7 +101,7 @@ class AsyncSwarm:
             torch.set_num_threads(threads)
         target = await asyncio.to_thread(load_target, model, revision)
         drafter = await asyncio.to_thread(_load_drafter, target, draft)
-        opened = registry or DhtRegistry.open(DhtConfig(join=tuple(peers), host="127.0.0.1", client_mode=True))
+        opened = registry or DhtRegistry.open(DhtConfig(join=tuple(peers), client_mode=True))
         async with opened:
             identity = find_in_swarm(target, await opened.models(), tuple(peers))
             swarm = cls(target, identity, opened, drafter)
@@ -216,8 +216,7 @@ class AsyncSwarm:
             except SwarmError as error:
                 job.text.finish()
                 raise GenerationInterrupted(str(error), job.text.text, job.text.tokens) from error
-        ended = job.clock()
-        stats = _stats(job, route, first_token - started, ended - started)
+            stats = _stats(job, route, first_token - started, job.clock() - started)
         result = Result(job.text.text, tuple(job.text.tokens), job.text.finish_reason or "length", stats)
         await pieces.put(Piece(last, result))
 

@@ -40,6 +40,7 @@ from swarm.routing import Route
 from swarm.tasks import TaskScope
 
 REPLY_TIMEOUT_S = 120.0
+INBOX_ITEMS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Chain:
         self.credits = Credits(0, 0, 0)
         self.sweeps_sent = 0
         self._link: Link | None = None
-        self._inbox: asyncio.Queue[Answer | SwarmError] = asyncio.Queue()
+        self._inbox: asyncio.Queue[Answer | SwarmError] = asyncio.Queue(INBOX_ITEMS)
         self._sent_at: dict[int, float] = {}
 
     @property
@@ -100,12 +101,13 @@ class Chain:
     def take(self, message: Reply) -> None:
         """A reply arrived; repetitions are dropped (the first pick of a node wins)."""
         sent = self._sent_at.pop(message.sequence, None)
-        if sent is not None:
+        if sent is not None and not self._inbox.full():
             self._inbox.put_nowait(Answer(message, (time.perf_counter() - sent) * 1e3))
 
     def give_up(self, error: SwarmError) -> None:
-        """The chain is broken; whoever waits for an answer learns why. Bounded by one per stream and hop."""
-        self._inbox.put_nowait(error)
+        """The chain is broken; whoever waits for an answer learns why. What comes after many errors is not news."""
+        if not self._inbox.full():
+            self._inbox.put_nowait(error)
 
     def listen(self, message: Upstream | HopError) -> None:
         """What hop 0's stream says."""

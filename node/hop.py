@@ -166,8 +166,7 @@ class HopSession:
             self.close("ended")
             if self._orphan_timer is not None:
                 self._orphan_timer.cancel()
-            if self._upstream is not None:
-                self._upstream.end()
+            self._end_upstream()
             logger.info("session over: %s; %d sweeps", self._reason, self.log.received.sequence)
 
     def next_run(self) -> SweepRun | None:
@@ -223,6 +222,7 @@ class HopSession:
             self._take_credits(await link.ready())
             self._say(Ready(self._attach.generation, self.credits))
             await self._closed.wait()
+            self._end_upstream()  # whoever closed waits for this hop only, not for all behind it
             link.send(Close(self._reason))
 
     def _take_credits(self, theirs: Credits) -> None:
@@ -258,6 +258,8 @@ class HopSession:
     def _check(self, frame: SweepFrame) -> None:
         """Rows come from hops and never from a client, and their shape is the model's; sampling must make sense."""
         rows, sampling = frame.rows, frame.sweep.sampling
+        if frame.sweep.want is not None:
+            raise RemoteProtocolError("want", "log-probabilities and hidden rows are not given by this version")
         if sampling is not None:
             try:
                 check_sampling(sampling, self._shop.model.vocab_size)
@@ -269,6 +271,10 @@ class HopSession:
             raise RemoteProtocolError(
                 "rows", f"{rows.width} values per row; this model has {self._shop.model.hidden_size}"
             )
+
+    def _end_upstream(self) -> None:
+        if self._upstream is not None:
+            self._upstream.end()
 
     def _report(self, error: Exception) -> None:
         self._say(fault_of(error, self._attach.generation, self._shop.peer))

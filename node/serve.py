@@ -29,7 +29,7 @@ from node.sessions import MAX_NODES, Sessions
 from node.tally import Tally
 from swarm.coverage import serve_line
 from swarm.dial import SERVER_OPTIONS, Dialer
-from swarm.errors import ConfigError, ModelMismatch, UnknownModel, Unreachable
+from swarm.errors import ConfigError, ModelMismatch, RegistryError, UnknownModel, Unreachable
 from swarm.hello import NONCE_BYTES
 from swarm.identity import default_identity_path
 from swarm.ids import PeerId

@@ -64,11 +64,11 @@ class Program:
 
 
 @contextmanager
-def program(arguments: Sequence[str], log: Path) -> Iterator[Program]:
-    """Run one of Canopy's programs by its module, such as `["node.cli", "serve", …]`."""
+def program(arguments: Sequence[str], log: Path, folder: Path | None = None) -> Iterator[Program]:
+    """Run one of Canopy's programs by its module, such as `["node.cli", "serve", …]`, in a folder."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", *arguments], stdout=output, stderr=subprocess.STDOUT, env=environment()
+            [sys.executable, "-m", *arguments], stdout=output, stderr=subprocess.STDOUT, env=environment(), cwd=folder
         )
     running = Program(process, log)
     try:

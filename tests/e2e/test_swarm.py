@@ -145,6 +145,18 @@ def test_an_unknown_model_is_one_line(running: Running, tmp_path: Path) -> None:
     _check_refusal(node, "no such folder")
 
 
+def test_without_a_model_the_swarms_only_one_is_served(running: Running, tmp_path: Path) -> None:
+    arguments = ["node.cli", "serve", "--layers", "4-8", "--join", running.peer, "--host", "127.0.0.1"]
+    arguments += ["--threads", "1", "--identity", str(tmp_path / "node.key")]
+    with program(arguments, tmp_path / "node.log", folder=TARGET.parent) as node:
+        node.wait_for("model: demo-target")
+        node.wait_for("serving at")
+
+
+def test_without_a_model_an_empty_swarm_says_so(tmp_path: Path) -> None:
+    _check_refusal(run("node.cli", "serve", "--layers", "0-4", "--identity", str(tmp_path / "node.key")), "which MODEL")
+
+
 def test_layers_outside_the_model_are_one_line(running: Running, tmp_path: Path) -> None:
     _check_refusal(run(*serve(TARGET, "8-13", running.peer, tmp_path)), "the model has 12 layers")
 
