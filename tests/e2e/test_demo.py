@@ -1,0 +1,31 @@
+"""`make demo` as a user runs it, on faster links; that nothing is left running is checked for every test."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from tests.e2e.programs import environment
+
+
+def test_the_demo_streams_compares_and_cleans_up() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "client.demo"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**environment(), "DELAY_MS": "2", "COLUMNS": "100"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "same text: yes" in done.stdout
+    assert "links with 2 ms artificial one-way delay" in done.stdout
+    text = re.search(r"It was a dark night[^\n]+", done.stdout)
+    assert text is not None
+    assert len(text[0].split()) > 40
+    plain, tree = (re.search(rf"{name}\D*[\d, a-z]*│([^\n]+)", done.stdout) for name in ("plain", "tree"))
+    assert plain is not None
+    assert tree is not None
+    assert float(plain[1].split("│")[2]) == 1.0
+    assert float(tree[1].split("│")[2]) > 2.0
