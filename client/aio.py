@@ -26,7 +26,15 @@ from client.text import TextStream
 from client.walk import Walk
 from swarm.budget import FixedBudget
 from swarm.dial import Dialer
-from swarm.errors import ConfigError, ContextFull, GenerationInterrupted, HopError, SwarmError, UnsupportedModel
+from swarm.errors import (
+    ConfigError,
+    ContextFull,
+    GenerationInterrupted,
+    HopError,
+    RouteError,
+    SwarmError,
+    UnsupportedModel,
+)
 from swarm.messages import Codec, Open
 from swarm.ragged import load_whole
 from swarm.registry import ModelIdentity, Registry
@@ -225,14 +233,15 @@ class AsyncSwarm:
         """Open a session, on another route if a machine of the first does not answer."""
         window = len(job.prompt) + job.max_new_tokens
         avoid: frozenset[str] = frozenset()
+        refusal: HopError | None = None
         for attempt in range(OPEN_ATTEMPTS):
-            route = await self.route(avoid=avoid)
+            route = await self._route_beside(avoid, refusal)
             budget = job.budget.nodes(job.max_new_tokens) + 1
             want = Open(
                 fingerprint=self.identity.fingerprint,
                 window_tokens=window,
                 sweeps=SWEEPS_IN_FLIGHT,
-                nodes=max(SWEEPS_IN_FLIGHT * job.chunk, 2 * budget),
+                nodes=budget + max((SWEEPS_IN_FLIGHT - 1) * job.chunk, budget),
                 codec=_codec(route.numeric_class),
             )
             is_open = False
@@ -245,6 +254,16 @@ class AsyncSwarm:
                 if is_open or attempt + 1 == OPEN_ATTEMPTS:
                     raise
                 avoid |= {error.peer}
+                refusal = error
+
+    async def _route_beside(self, avoid: frozenset[str], refusal: HopError | None) -> Route:
+        """A route without the machines that refused; where there is none, their refusal is the answer."""
+        try:
+            return await self.route(avoid=avoid)
+        except RouteError:
+            if refusal is not None:
+                raise refusal from None
+            raise
 
     def _limits(self, chain: Chain) -> Limits:
         credits = chain.credits

@@ -132,13 +132,15 @@ async def open_chain(dialer: Dialer, route: Route, want: Open) -> AsyncIterator[
     attach = Attach(session, 0, route.hops, 0, want)
     chain = Chain(route.hops)
     async with open_link(dialer.channel(route.addresses[0]), attach, chain.listen) as link:
-        chain.attached(link, await link.ready())
-        async with TaskScope() as scope:
-            opened = asyncio.Event()
-            scope.spawn(_read_replies(dialer.channel(route.addresses[-1]), session, chain, opened))
-            await _wait_opened(opened, route.hops[-1])
-            yield chain
-            link.send(Close("done"))
+        try:
+            chain.attached(link, await link.ready())
+            async with TaskScope() as scope:
+                opened = asyncio.Event()
+                scope.spawn(_read_replies(dialer.channel(route.addresses[-1]), session, chain, opened))
+                await _wait_opened(opened, route.hops[-1])
+                yield chain
+        finally:
+            link.send(Close("done"))  # also when the generation is left or breaks: KV elsewhere is not ours to keep
 
 
 async def _wait_opened(opened: asyncio.Event, tail: RouteHop, timeout_s: float = 10.0) -> None:

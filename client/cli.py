@@ -51,6 +51,7 @@ def main() -> None:
 
 def run(command: Generate) -> int:
     """Carry out a command; the exit code. Errors are one line."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it has to say comes as exceptions too
     try:
         asyncio.run(generate(command))
     except GenerationInterrupted as error:

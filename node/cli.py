@@ -31,6 +31,7 @@ def main() -> None:
 
 def serve(config: ServeConfig) -> int:
     """Serve until a signal or a failure; returns the exit status."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it has to say comes as exceptions too
     logging.basicConfig(level=os.environ.get("CANOPY_LOG", "WARNING"), format="%(asctime)s %(name)s: %(message)s")
     try:
         asyncio.run(_run(replace(config, model=config.model or os.environ.get("CANOPY_MODEL"))))

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 from node.sweep_run import SweepRun
+from swarm.errors import SwarmError
 
 LEAST_ROWS = 16
 MOST_ROWS = 1_024
@@ -25,7 +26,11 @@ class Customer(Protocol):
     """A session as the engine sees it."""
 
     def next_run(self) -> SweepRun | None:
-        """The sweep to work on: the one begun, or the next in order; None when nothing waits."""
+        """The sweep to work on: the one begun, or the next in order; None when nothing waits.
+
+        Raises:
+            SwarmError: the next one cannot be worked on.
+        """
 
     def finish(self, run: SweepRun) -> None:
         """Take a finished sweep."""
@@ -87,7 +92,11 @@ class Engine:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def _turn(self, session: Customer) -> None:
-        run = session.next_run()
+        try:
+            run = session.next_run()
+        except SwarmError as error:
+            session.fail(error)
+            run = None
         if run is None:
             del self._deficits_ms[session]
             return

@@ -85,6 +85,7 @@ class HopSession:
         self._downstream: Link | None = None
         self._running: SweepRun | None = None
         self._arrived: dict[int, float] = {}
+        self._is_ready = False
         self._closed = asyncio.Event()
         self._reason = "closed"
         self._orphan_timer: asyncio.TimerHandle | None = None
@@ -155,7 +156,7 @@ class HopSession:
         """Attach what lies behind this hop, then wait for the end."""
         try:
             if self._is_tail:
-                self._say(Ready(self._attach.generation, self.credits))
+                self._be_ready()
                 await self._closed.wait()
             else:
                 await self._run_linked()
@@ -220,10 +221,14 @@ class HopSession:
         async with open_link(self._shop.dialer.channel(address), behind, self._on_downstream) as link:
             self._downstream = link
             self._take_credits(await link.ready())
-            self._say(Ready(self._attach.generation, self.credits))
+            self._be_ready()
             await self._closed.wait()
             self._end_upstream()  # whoever closed waits for this hop only, not for all behind it
             link.send(Close(self._reason))
+
+    def _be_ready(self) -> None:
+        self._is_ready = True
+        self._say(Ready(self._attach.generation, self.credits))
 
     def _take_credits(self, theirs: Credits) -> None:
         ours = self.credits
@@ -256,8 +261,10 @@ class HopSession:
                 pass
 
     def _check(self, frame: SweepFrame) -> None:
-        """Rows come from hops and never from a client, and their shape is the model's; sampling must make sense."""
+        """Sweeps come after Ready; rows from hops, never from a client, in the model's shape; sampling makes sense."""
         rows, sampling = frame.rows, frame.sweep.sampling
+        if not self._is_ready:
+            raise RemoteProtocolError("sequence", f"sweep {frame.sweep.sequence} came before Ready")
         if frame.sweep.want is not None:
             raise RemoteProtocolError("want", "log-probabilities and hidden rows are not given by this version")
         if sampling is not None:

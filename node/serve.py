@@ -109,6 +109,7 @@ class Node:
 
     async def _start(self) -> None:
         config = self._config
+        server, port = self._bind()
         joining = self._given_registry or DhtRegistry.open(_dht_config(config))
         self.registry: Registry = await self._stack.enter_async_context(joining)
         self._checkpoint = await self._find_model()
@@ -116,7 +117,8 @@ class Node:
         self._sweep_ms = await asyncio.to_thread(measure_sweeps, self._model)
         self._model.forwards = self._model.rows_in = 0
         self._say("speed: " + ", ".join(f"{ms:.1f} ms per sweep of {nodes}" for nodes, ms in self._sweep_ms))
-        await self._open_service()
+        self._address = config.announce_address or f"{self._reachable_host()}:{port}"
+        await self._open_service(server)
         await self._be_dialled_back()
         await self._announce(NodeState.SERVING)
         self._scope.spawn(self._keep_announcing())
@@ -148,7 +150,16 @@ class Node:
                 raise ModelMismatch(line)
             self._say(f"note: {line}; a chain never mixes them")
 
-    async def _open_service(self) -> None:
+    def _bind(self) -> tuple[grpc.aio.Server, int]:
+        """Take the port before anything slow, so that a taken one is told at once."""
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        host, port = self._config.host, self._config.port
+        try:
+            return server, server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError:
+            raise ConfigError(f"port {port} of {host} cannot be opened; is another node using it?") from None
+
+    async def _open_service(self, server: grpc.aio.Server) -> None:
         config, model = self._config, self._model
         dialer = await self._stack.enter_async_context(Dialer())
         self._scope = await self._stack.enter_async_context(TaskScope())
@@ -160,18 +171,11 @@ class Node:
         window = min(model.max_positions or kv_tokens, kv_tokens)
         self.sessions = Sessions(shop, self.identity, kv_tokens, window, self._scope)
         self._scope.spawn(engine.run())
-        server = grpc.aio.server(options=SERVER_OPTIONS)
         largest = model.hidden_size * 4 * MAX_NODES
-        server.add_generic_rpc_handlers((NodeService(self.registry.identity, self.sessions, largest).handlers(),))
-        try:
-            port = server.add_insecure_port(f"{config.host}:{config.port}")
-        except RuntimeError:
-            raise ConfigError(
-                f"port {config.port} of {config.host} cannot be opened; is another node using it?"
-            ) from None
+        service = NodeService(self.registry.identity, self.sessions, largest)
+        server.add_generic_rpc_handlers((service.handlers(),))
         await server.start()
         self._stack.push_async_callback(server.stop, STOP_GRACE_S)
-        self._address = config.announce_address or f"{self._reachable_host()}:{port}"
 
     def _reachable_host(self) -> str:
         """The host of the first address under which the DHT peer is reachable, or the listening one."""

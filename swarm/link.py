@@ -135,9 +135,11 @@ async def open_link(
         scope.spawn(_ping(link))
         try:
             yield link
-            await _say_goodbye(call, link)
         finally:
-            call.cancel()
+            try:
+                await _say_goodbye(call, link)
+            finally:
+                call.cancel()
 
 
 async def _write(call: Stream, link: Link) -> None:
@@ -176,6 +178,8 @@ async def _ping(link: Link) -> None:
 
 async def _say_goodbye(call: Stream, link: Link) -> None:
     """Let queued messages (a Close, usually) leave before the stream is cancelled."""
+    if call.done():
+        return  # broken: what is queued will never leave
     try:
         async with asyncio.timeout(1.0):
             await link.outbox.join()

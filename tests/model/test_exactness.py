@@ -1,0 +1,230 @@
+"""The product's claim (DESIGN §5): in fp32 the text depends on model, prompt, options and seed, and on nothing else.
+
+Strict token equality throughout, over real nodes and gRPC on loopback. References: Hugging Face's `generate`, and the
+oracle's few lines over Hugging Face's logits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+import pytest_asyncio
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+import client.aio
+from client import AsyncSwarm, Result
+from swarm.demo import DRAFT, PASSAGES, TARGET
+from swarm.messages import Sampling
+from tests.oracle import oracle_scores
+from tests.swarm_here import SwarmHere, swarm_here
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NEW = 24
+"""Tokens of most generations here."""
+TIE = 1e-4
+"""A flip is excused only where the reference's own two best scores lie closer than this."""
+ALLOWED_TIES = 1
+LAYOUTS = {
+    "one": ["0-12"],
+    "three": ["0-4", "4-8", "8-12"],
+    "uneven": ["0-1", "1-9", "9-12"],
+    "overlapping": ["0-8", "4-12"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A swarm and a client with a draft, warm."""
+
+    here: SwarmHere
+    client: AsyncSwarm
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows that went through each node's forwards since it started."""
+        return [node.sessions.info().counters.rows_in_forwards for node in self.here.nodes]
+
+
+async def run(layout: str) -> AsyncIterator[Running]:
+    async with swarm_here(TARGET, LAYOUTS[layout]) as here, here.client(draft=DRAFT) as swarm:
+        await swarm.generate("It", max_new_tokens=3, nodes=1)  # starts the threads that live as long as the swarm
+        yield Running(here, swarm)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
+async def one_thread_for_files() -> None:
+    """Threads that a loop starts when several files are read at once would outlive their test."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def one() -> AsyncIterator[Running]:
+    async for running in run("one"):
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def three() -> AsyncIterator[Running]:
+    async for running in run("three"):
+        yield running
+
+
+@pytest.fixture(scope="module")
+def hugging_face() -> PreTrainedModel:
+    model: PreTrainedModel = cast("Any", AutoModelForCausalLM).from_pretrained(TARGET, dtype=torch.float32)
+    return model
+
+
+def prompt(line: int, tokens: int = 12) -> tuple[int, ...]:
+    text = json.loads(PASSAGES.read_text().splitlines()[line])["text"]
+    return tuple(AutoTokenizer.from_pretrained(TARGET)(text).input_ids[:tokens])
+
+
+@torch.inference_mode()
+def greedy(model: PreTrainedModel, ids: tuple[int, ...], count: int = NEW) -> tuple[int, ...]:
+    """Hugging Face's own continuation."""
+    made = cast("Any", model).generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False)
+    return tuple(made[0, len(ids) :].tolist())
+
+
+@torch.inference_mode()
+def gaps(model: PreTrainedModel, ids: tuple[int, ...], tokens: tuple[int, ...], sampling: Sampling) -> list[float]:
+    """For each token, by how much the oracle's best score at its place exceeds its own: 0 for the oracle's pick.
+
+    Teacher-forced over one full forward. Infinite where the filters leave the token out.
+    """
+    logits = cast("Any", model)(torch.tensor([[*ids, *tokens[:-1]]])).logits[0, len(ids) - 1 :].numpy()
+    found = []
+    for offset, token in enumerate(tokens):
+        scores = oracle_scores(logits[offset], len(ids) + offset, sampling)
+        best = min(scores, key=lambda other: (-scores[other], other))
+        gap = scores[best] - scores.get(token, float("-inf"))
+        found.append(0.0 if token == best else max(gap, 1e-12))
+    return found
+
+
+async def same_as_plain(running: Running, ids: tuple[int, ...], sizes: tuple[int, ...], **options: Any) -> Result:  # noqa: ANN401
+    """Generate plainly and with every tree size; all must give the plain tokens, and trees must have been used."""
+    options = {"max_new_tokens": NEW, **options}
+    plain = await running.client.generate(ids, nodes=0, **options)
+    assert plain.stats.acceptance_length == 1
+    for size in sizes:
+        tree = await running.client.generate(ids, nodes=size, **options)
+        assert tree.tokens == plain.tokens, f"K = {size}"
+        assert tree.text == plain.text
+        assert max(sweep.nodes for sweep in tree.stats.sweeps) == size, "the trees were as large as asked"
+        assert len(tree.stats.sweeps) <= len(plain.stats.sweeps)
+    return plain
+
+
+@pytest.mark.parametrize("line", [0, 5])
+async def test_greedy_over_one_span_and_three_is_hugging_faces(
+    line: int, one: Running, three: Running, hugging_face: PreTrainedModel
+) -> None:
+    ids = prompt(line)
+    expected = greedy(hugging_face, ids)
+    before = one.rows, three.rows
+    for running in (one, three):
+        result = await running.client.generate(ids, max_new_tokens=NEW, nodes=0)
+        assert result.tokens == expected
+        assert len(result.stats.hops) == len(running.here.nodes), "every node was part of the chain"
+    grown = [[b - a for a, b in zip(*pair, strict=True)] for pair in zip(before, (one.rows, three.rows), strict=True)]
+    assert grown == [[len(ids) + NEW - 1], [len(ids) + NEW - 1] * 3], "each token went once through each hop"
+
+
+SAMPLED = [
+    Sampling(seed=11, temperature=0.6),
+    Sampling(seed=12, temperature=1.0),
+    Sampling(seed=13, temperature=1.0, top_k=20),
+    Sampling(seed=14, temperature=1.0, top_p=0.8),
+    Sampling(seed=15, temperature=1.0, min_p=0.05),
+    Sampling(seed=2**64 - 1, temperature=0.8, top_k=50, top_p=0.9, min_p=0.02),
+]
+
+
+def options_of(sampling: Sampling) -> dict[str, Any]:
+    return {name: getattr(sampling, name) for name in ("seed", "temperature", "top_k", "top_p", "min_p")}
+
+
+async def test_sampled_text_is_the_oracles(three: Running, hugging_face: PreTrainedModel) -> None:
+    flips: list[float] = []
+    best_alone = 0
+    for line, sampling in enumerate(SAMPLED):
+        ids = prompt(line)
+        result = await three.client.generate(ids, max_new_tokens=16, nodes=16, **options_of(sampling))
+        found = gaps(hugging_face, ids, result.tokens, sampling)
+        flips += [gap for gap in found if gap > 0]
+        best_alone += sum(gap > 0 for gap in gaps(hugging_face, ids, result.tokens, Sampling()))
+    print(f"{len(flips)} excused flips in {16 * len(SAMPLED)} picks: {flips}")  # noqa: T201
+    assert all(gap < TIE for gap in flips)
+    assert len(flips) <= ALLOWED_TIES
+    assert best_alone > 16, "the noise decided: greedy would have picked other tokens"
+
+
+@pytest.mark.parametrize(("temperature", "seed", "line"), [(0.0, 0, 1), (0.6, 21, 2), (1.0, 22, 3)])
+async def test_speculative_text_is_the_plain_text_for_every_tree_size(
+    temperature: float, seed: int, line: int, three: Running
+) -> None:
+    await same_as_plain(three, prompt(line), (1, 4, 16, 64, 256), temperature=temperature, seed=seed)
+
+
+@pytest.mark.parametrize(
+    "filters", [{"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.05}], ids=lambda filters: next(iter(filters))
+)
+async def test_filters_leave_speculative_text_the_plain_text(filters: dict[str, Any], three: Running) -> None:
+    plain = await same_as_plain(three, prompt(4), (16,), temperature=1.0, seed=31, **filters)
+    unfiltered = await three.client.generate(prompt(4), max_new_tokens=NEW, nodes=0, temperature=1.0, seed=31)
+    assert plain.tokens != unfiltered.tokens, "the filter decided something"
+
+
+async def test_seeds_and_prompts_decide_the_text(three: Running) -> None:
+    texts = set()
+    for line, seed in ((6, 41), (6, 42), (7, 41)):
+        texts.add((await same_as_plain(three, prompt(line), (16,), temperature=1.0, seed=seed)).tokens)
+    assert len(texts) == 3
+
+
+async def test_a_prompt_in_chunks_gives_the_same_text(three: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = prompt(8, tokens=61)
+    whole = await three.client.generate(ids, max_new_tokens=8, temperature=0.6, seed=51)
+    monkeypatch.setattr(client.aio, "PREFILL_CHUNK", 7)
+    for nodes in (0, 16):
+        cut = await three.client.generate(ids, max_new_tokens=8, nodes=nodes, temperature=0.6, seed=51)
+        assert cut.tokens == whole.tokens
+        assert (whole.stats.prefill_sweeps, cut.stats.prefill_sweeps) == (1, 9)
+
+
+async def test_a_prompt_longer_than_a_chunk(three: Running, hugging_face: PreTrainedModel) -> None:
+    ids = tuple(token for line in range(8, 14) for token in prompt(line, 200))[:550]
+    assert len(ids) > client.aio.PREFILL_CHUNK
+    result = await three.client.generate(ids, max_new_tokens=8, nodes=16)
+    assert result.stats.prefill_sweeps == 2
+    assert result.tokens == greedy(hugging_face, ids, 8)
+
+
+@pytest.mark.parametrize("layout", ["uneven", "overlapping"])
+async def test_other_span_borders_give_the_same_text(layout: str, one: Running) -> None:
+    expected = await same_as_plain(one, prompt(3), (16,), temperature=1.0, seed=61)
+    async for running in run(layout):
+        assert (await same_as_plain(running, prompt(3), (16,), temperature=1.0, seed=61)).tokens == expected.tokens
+        hops = [hop.span for hop in (await running.client.route()).hops]
+        held = [str(record.span) for record in (await running.client.route()).records]
+        if layout == "overlapping":
+            assert [str(hop) for hop in hops] != held, "a node ran only some of its layers (R12)"
+
+
+async def test_a_tree_of_2048_nodes(three: Running) -> None:
+    plain = await three.client.generate(prompt(12), max_new_tokens=12, nodes=0, temperature=1.0, seed=71)
+    before = three.rows
+    tree = await three.client.generate(prompt(12), max_new_tokens=12, nodes=2048, temperature=1.0, seed=71)
+    assert tree.tokens == plain.tokens
+    assert max(sweep.nodes for sweep in tree.stats.sweeps) == 2048
+    assert all(after - rows > 2048 for rows, after in zip(before, three.rows, strict=True))

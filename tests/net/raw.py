@@ -1,0 +1,198 @@
+"""A client with no rules of its own: says anything to any hop, byte by byte if need be, and hears every answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import grpc.aio
+
+from node.serve import Node
+from swarm import wire
+from swarm.frames import Joiner, split
+from swarm.ids import SessionId, TreeNodeId
+from swarm.layers import Span
+from swarm.link import Stream
+from swarm.messages import (
+    Attach,
+    Codec,
+    Counters,
+    Frame,
+    NodeInfo,
+    Open,
+    RepliesRequest,
+    Reply,
+    RouteHop,
+    Sampling,
+    Sweep,
+    Upstream,
+)
+
+M = TypeVar("M", bound=Upstream)
+Unary = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+
+ANSWER_S = 10.0
+"""Nothing here waits longer than this for an answer."""
+
+
+@dataclass(slots=True)
+class RawLink:
+    """One stream to one hop. `heard` holds every answer so far."""
+
+    call: Stream
+    heard: list[Upstream] = field(default_factory=list)
+
+    async def send(self, *messages: Frame) -> None:
+        """Send messages as frames in parts."""
+        for message in messages:
+            for part in split(message):
+                await self.call.write(part)
+
+    async def send_bytes(self, part: bytes) -> None:
+        """Send whatever this is."""
+        await self.call.write(part)
+
+    async def read(self) -> Upstream | None:
+        """The next answer; None at the end of the stream."""
+        async with asyncio.timeout(ANSWER_S):
+            data = await self.call.read()
+        if not isinstance(data, bytes):
+            return None
+        self.heard.append(wire.decode_upstream(data))
+        return self.heard[-1]
+
+    async def until(self, kind: type[M]) -> M:
+        """The next answer of a kind; the ones before it are only noted."""
+        while (answer := await self.read()) is not None:
+            if isinstance(answer, kind):
+                return answer
+        raise AssertionError(f"the stream ended without {kind.__name__}; heard {self.heard}")
+
+    async def status(self) -> grpc.StatusCode:
+        """How the call ended."""
+        async with asyncio.timeout(ANSWER_S):
+            return await self.call.code()
+
+
+@dataclass(slots=True)
+class RawReplies:
+    """A reply stream; `request` opens it."""
+
+    call: Stream
+    joiner: Joiner = field(default_factory=Joiner)
+
+    async def request(self, session: SessionId, acked: int = 0) -> None:
+        """Ask for a session's replies, and wait until the stream stands."""
+        await self.call.write(wire.encode_replies_up(RepliesRequest(session, acked=acked)))
+        async with asyncio.timeout(ANSWER_S):
+            self.joiner.feed(_bytes(await self.call.read()))  # the tail begins with a ping
+
+    async def read(self) -> Reply:
+        """The next reply."""
+        async with asyncio.timeout(ANSWER_S):
+            while True:
+                message = self.joiner.feed(_bytes(await self.call.read()))
+                if isinstance(message, Reply):
+                    return message
+
+
+def _bytes(data: object) -> bytes:
+    assert isinstance(data, bytes), "the stream ended"
+    return data
+
+
+@asynccontextmanager
+async def dial(node: Node, method: str, options: Sequence[tuple[str, int]] = ()) -> AsyncIterator[Stream]:
+    """A stream to a node over a connection of its own, cancelled at the end."""
+    async with grpc.aio.insecure_channel(node.address, options=list(options)) as channel:
+        call: Stream = channel.stream_stream(method)()
+        try:
+            yield call
+        finally:
+            call.cancel()
+
+
+@asynccontextmanager
+async def raw_link(node: Node, *first: Frame) -> AsyncIterator[RawLink]:
+    """A link to a node that begins with these messages."""
+    async with dial(node, wire.LINK) as call:
+        link = RawLink(call)
+        await link.send(*first)
+        yield link
+
+
+@asynccontextmanager
+async def raw_replies(
+    node: Node, session: SessionId, options: Sequence[tuple[str, int]] = ()
+) -> AsyncIterator[RawReplies]:
+    """A reply stream from a node; `options` are its channel's."""
+    async with dial(node, wire.REPLIES, options) as call:
+        replies = RawReplies(call)
+        await replies.request(session)
+        yield replies
+
+
+async def info(node: Node) -> NodeInfo:
+    """What the node's Info call says."""
+    async with grpc.aio.insecure_channel(node.address) as channel:
+        call: Unary = channel.unary_unary(wire.INFO)
+        return wire.decode_info(await call(b"", timeout=ANSWER_S))
+
+
+async def counters(nodes: Iterable[Node]) -> list[Counters]:
+    """Every node's counters, over Info."""
+    return [(await info(node)).counters for node in nodes]
+
+
+def route_of(nodes: Sequence[Node], spans: Sequence[str]) -> tuple[RouteHop, ...]:
+    """The chain of these nodes over these layers."""
+    return tuple(RouteHop(node.peer_id, Span.parse(span)) for node, span in zip(nodes, spans, strict=True))
+
+
+def attach(route: tuple[RouteHop, ...], open_: Open, session: bytes, index: int = 0, generation: int = 0) -> Attach:
+    """The first message of a link."""
+    return Attach(SessionId(session.ljust(16, b"-")), generation, route, index, open_)
+
+
+def opening(node: Node, *, window: int = 256, sweeps: int = 4, nodes: int = 256) -> Open:
+    """What a session asks for."""
+    return Open(node.identity.fingerprint, window, sweeps, nodes, Codec.FP32)
+
+
+class Sweeps:
+    """Numbers a session's sweeps as a client would, and lets the test say the rest."""
+
+    def __init__(self, sampling: Sampling | None = None) -> None:
+        self.sequence = 0
+        self.next_id = 0
+        self.committed = 0
+        self._sampling = sampling
+
+    def next(
+        self, tokens: Sequence[int], parents: Sequence[int | None], commit: Sequence[int] = (), acked: int = 0
+    ) -> Sweep:
+        """The next sweep: commits the path `commit` (its last node is `commit_to`), appends tokens under parents."""
+        self.sequence += 1
+        self.committed += len(commit)
+        sweep = Sweep(
+            sequence=self.sequence,
+            committed=self.committed,
+            first_id=TreeNodeId(self.next_id),
+            tokens=tuple(tokens),
+            parents=tuple(None if parent is None else TreeNodeId(parent) for parent in parents),
+            picks_from=TreeNodeId(self.next_id),
+            acked=acked,
+            commit_to=TreeNodeId(commit[-1]) if commit else None,
+            sampling=self._sampling,
+        )
+        self.next_id += len(tokens)
+        self._sampling = None
+        return sweep
+
+    def chain(self, tokens: Sequence[int], commit: Sequence[int] = (), acked: int = 0) -> Sweep:
+        """The next sweep with a chain of tokens below the tip."""
+        parents = [None, *range(self.next_id, self.next_id + len(tokens) - 1)]
+        return self.next(tokens, parents, commit, acked)

@@ -1,0 +1,430 @@
+"""A node under garbage: every kind gets a typed answer, and the node's other session never notices."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import grpc.aio
+import pytest
+import pytest_asyncio
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import node.hop
+from node.hop import HopSession
+from node.serve import Node
+from swarm import wire
+from swarm.codec import encode_rows
+from swarm.demo import TARGET
+from swarm.frames import split
+from swarm.hello import HELLO_METHOD
+from swarm.ids import SessionId, TreeNodeId
+from swarm.messages import (
+    Attach,
+    Close,
+    Codec,
+    Fault,
+    FaultKind,
+    Frame,
+    Ping,
+    Pong,
+    Ready,
+    Reply,
+    Reroute,
+    Rows,
+    Sampling,
+    Sweep,
+    SweepFrame,
+)
+from swarm.wire import PART_BYTES, encode_part
+from tests.net.raw import RawLink, Sweeps, Unary, attach, dial, info, opening, raw_link, raw_replies, route_of
+from tests.swarm_here import swarm_here
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SPANS = ["0-4", "4-8", "8-12"]
+WIDTH, VOCAB = 192, 4096
+WORDS = (2565, 591, 572, 289, 663, 281)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def nodes() -> AsyncIterator[tuple[Node, ...]]:
+    async with swarm_here(TARGET, SPANS) as here, here.client() as swarm:
+        await swarm.generate("It", max_new_tokens=1)  # starts the threads that live as long as the nodes
+        yield here.nodes
+
+
+@pytest.fixture(scope="module")
+def right_picks() -> list[int]:
+    """Hugging Face's greedy pick after each of WORDS."""
+    model: PreTrainedModel = cast("Any", AutoModelForCausalLM).from_pretrained(TARGET, dtype=torch.float32)
+    with torch.inference_mode():
+        picks: list[int] = cast("Any", model)(torch.tensor([WORDS])).logits[0].argmax(dim=1).tolist()
+    return picks
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def other_session(
+    nodes: tuple[Node, ...], right_picks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[None]:
+    """A session that is open while its nodes get garbage, and whose picks must be right before and after."""
+    monkeypatch.setattr(node.hop, "ORPHAN_S", 0.1)
+    opened = attach(route_of(nodes, SPANS), opening(nodes[0]), b"other")
+    async with raw_link(nodes[0], opened) as link:
+        await link.until(Ready)
+        async with raw_replies(nodes[2], opened.session) as replies:
+            said = Sweeps()
+            await link.send(SweepFrame(said.chain(WORDS[:3])))
+            picks = [token for _, token in (await replies.read()).picks]
+            yield
+            await until_sessions(nodes, 1)
+            await link.send(SweepFrame(said.chain(WORDS[3:], commit=(0, 1, 2), acked=1)))
+            picks += [token for _, token in (await replies.read()).picks]
+            assert picks == right_picks
+            await link.send(Close("done"))
+            while await link.read() is not None:
+                pass
+        assert not [answer for answer in link.heard if isinstance(answer, Fault)]
+    await until_sessions(nodes, 0)
+
+
+async def until_sessions(nodes: tuple[Node, ...], count: int) -> None:
+    """Wait until every node holds so many sessions."""
+    async with asyncio.timeout(5):
+        while any([(await info(node)).sessions != count for node in nodes]):
+            pass
+
+
+@asynccontextmanager
+async def victim(nodes: tuple[Node, ...], index: int = 0) -> AsyncIterator[RawLink]:
+    """A link of another session to the hop at `index`, attached."""
+    async with raw_link(nodes[index], fitting(nodes, index)) as link:
+        await link.until(Ready)
+        yield link
+
+
+def fitting(nodes: tuple[Node, ...], index: int = 0) -> Attach:
+    return attach(route_of(nodes, SPANS), opening(nodes[index]), b"victim", index=index)
+
+
+async def last_fault(link: RawLink) -> Fault:
+    """The fault that ends a stream; the call itself ends well."""
+    fault = await link.until(Fault)
+    assert await link.read() is None
+    assert await link.status() is grpc.StatusCode.OK
+    return fault
+
+
+def rows(count: int, width: int = WIDTH, codec: Codec = Codec.FP32) -> Rows:
+    return encode_rows(torch.randn(count, width, generator=torch.Generator().manual_seed(count)), codec)
+
+
+def whole(message: Frame) -> bytes:
+    """A small message as its only part."""
+    (part,) = split(message)
+    return part
+
+
+# Bytes
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 100, 70_000])
+@pytest.mark.parametrize("attached", [False, True], ids=["first", "later"])
+async def test_random_bytes_end_their_stream(size: int, attached: bool, nodes: tuple[Node, ...]) -> None:
+    noise = random.Random(size).randbytes(size)
+    async with raw_link(nodes[0], *([fitting(nodes)] if attached else [])) as link:
+        if attached:
+            await link.until(Ready)
+        await link.send_bytes(noise)
+        fault = await last_fault(link)
+        assert (fault.kind, fault.peer) == (FaultKind.PROTOCOL, nodes[0].peer_id)
+        assert fault.field in {"bytes", "part"}
+
+
+async def test_flipped_bits_never_stop_a_node(nodes: tuple[Node, ...]) -> None:
+    """Sweeps and attaches with one byte changed: refused, or harmless; the stream never breaks by an accident."""
+    rng = random.Random(2)
+    asked: list[Frame] = [fitting(nodes), SweepFrame(Sweeps().chain(WORDS))]
+    codes = []
+    for _ in range(60):
+        parts = [bytearray(whole(message)) for message in asked]
+        part = rng.choice(parts)
+        part[rng.randrange(len(part))] ^= 1 << rng.randrange(8)
+        async with raw_link(nodes[0]) as link:
+            for sent in parts:
+                await link.send_bytes(bytes(sent))
+            await link.send_bytes(whole(Close("done")))
+            while await link.read() is not None:
+                pass
+            codes.append(await link.status())
+    assert set(codes) == {grpc.StatusCode.OK}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        whole(Ping(1))[:-1],
+        encode_part(5, 0, (b"", b"")),
+        encode_part(0, 0, (b"no", b"frame")),
+        encode_part(3, 0, (b"12345678", b"")),
+        encode_part(5 << 20, 0, (b"x", b"")),
+        encode_part(5, 1 << 40, (b"x", b"")),
+        encode_part(2 << 20, 0, (b"x" * (PART_BYTES + 64), b"")),
+    ],
+    ids=["truncated", "empty", "continuation", "surplus", "large head", "large rows", "large part"],
+)
+async def test_bad_parts_end_their_stream(part: bytes, nodes: tuple[Node, ...]) -> None:
+    async with raw_link(nodes[0]) as link:
+        await link.send_bytes(part)
+        fault = await last_fault(link)
+        assert (fault.kind, fault.field) == (FaultKind.PROTOCOL, "bytes" if part == whole(Ping(1))[:-1] else "part")
+
+
+async def test_half_a_frame_and_silence(nodes: tuple[Node, ...]) -> None:
+    async with victim(nodes) as link:
+        await link.send_bytes(encode_part(400, 0, (b"x" * 100, b"")))
+        await link.call.done_writing()
+        assert await link.read() is None
+        assert await link.status() is grpc.StatusCode.OK
+
+
+async def test_messages_beyond_grpcs_limit(nodes: tuple[Node, ...]) -> None:
+    async with dial(nodes[0], wire.LINK, [("grpc.max_send_message_length", -1)]) as call:
+        await call.write(b"\x00" * (5 << 20))
+        assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
+        (b"", grpc.StatusCode.INVALID_ARGUMENT),
+        (wire.encode_replies_up(Pong(1)), grpc.StatusCode.NOT_FOUND),
+    ],
+    ids=["bytes", "nothing", "pong"],
+)
+async def test_garbage_on_a_reply_stream(request_: bytes, code: grpc.StatusCode, nodes: tuple[Node, ...]) -> None:
+    async with dial(nodes[2], wire.REPLIES) as call:
+        await call.write(request_)
+        assert await call.code() is code
+
+
+async def test_a_bad_nonce_and_an_unknown_method(nodes: tuple[Node, ...]) -> None:
+    async with grpc.aio.insecure_channel(nodes[0].address) as channel:
+        for method, code in ((HELLO_METHOD, "INVALID_ARGUMENT"), (f"/{wire.SERVICE}/Explode", "UNIMPLEMENTED")):
+            call: Unary = channel.unary_unary(method)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(b"short")
+            assert caught.value.code().name == code
+
+
+# Messages out of place
+
+
+@pytest.mark.parametrize(
+    "message", [SweepFrame(Sweeps().chain(WORDS)), Ping(1), Close("hello")], ids=["sweep", "ping", "close"]
+)
+async def test_a_stream_begins_with_attach(message: Frame, nodes: tuple[Node, ...]) -> None:
+    async with raw_link(nodes[0], message) as link:
+        assert (await last_fault(link)).field == "attach"
+
+
+async def test_a_stream_carries_one_session(nodes: tuple[Node, ...]) -> None:
+    async with victim(nodes) as link:
+        await link.send(replace(fitting(nodes), session=SessionId(b"second session 1")))
+        assert (await last_fault(link)).field == "attach"
+
+
+async def test_what_a_node_does_not_understand(nodes: tuple[Node, ...]) -> None:
+    for message in (Reply(1, 0, ()), Reroute(1, route_of(nodes, SPANS))):
+        async with victim(nodes) as link:
+            await link.send(message)
+            assert (await last_fault(link)).field == "kind"
+        await until_sessions(nodes, 1)
+
+
+@pytest.mark.parametrize("limits", [(0, 0, 0), (0, 4, 10), (10, 0, 10), (10, 4, 0)], ids=str)
+async def test_sessions_of_no_size_take_no_sweeps(limits: tuple[int, int, int], nodes: tuple[Node, ...]) -> None:
+    window, sweeps, live = limits
+    asked = attach(route_of(nodes, SPANS), opening(nodes[0], window=window, sweeps=sweeps, nodes=live), b"none")
+    async with raw_link(nodes[0], asked) as link:
+        await link.until(Ready)
+        await link.send(SweepFrame(Sweeps().chain(WORDS)))
+        assert (await link.until(Fault)).kind in {FaultKind.PROTOCOL, FaultKind.CONTEXT_FULL}
+        await link.send(Close("done"))
+
+
+async def test_a_sweep_before_ready_is_refused(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = asyncio.Event()
+    address_of = HopSession._address_of
+
+    async def gated(hop: HopSession, behind: Attach) -> str:
+        await gate.wait()
+        return await address_of(hop, behind)
+
+    monkeypatch.setattr(HopSession, "_address_of", gated)
+    sweep = SweepFrame(Sweeps().chain(WORDS))
+    async with raw_link(nodes[0], fitting(nodes), sweep) as link:
+        assert (await link.until(Fault)).field == "sequence"
+        gate.set()
+        await link.until(Ready)
+        async with raw_replies(nodes[2], fitting(nodes).session) as replies:
+            await link.send(sweep)
+            assert (await replies.read()).sequence == 1
+        await link.send(Close("done"))
+
+
+# Sweeps that break a rule: refused, and the session goes on
+
+GOOD = Sweeps().chain(WORDS)
+NEXT = replace(
+    GOOD,
+    sequence=2,
+    committed=6,
+    commit_to=TreeNodeId(5),
+    first_id=TreeNodeId(6),
+    picks_from=TreeNodeId(6),
+    tokens=(1, 2),
+    parents=(None, TreeNodeId(6)),
+    acked=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        ("parents", replace(NEXT, parents=(None, TreeNodeId(4)))),
+        ("parents", replace(NEXT, parents=(TreeNodeId(7), TreeNodeId(6)))),
+        ("parents", replace(NEXT, parents=(TreeNodeId(2**62), None))),
+        ("tokens", replace(NEXT, tokens=(1, 1), parents=(None, None))),
+        ("tokens", replace(NEXT, tokens=(1, VOCAB))),
+        ("tokens", replace(NEXT, tokens=(1, 2**31 - 1))),
+        ("tokens", replace(NEXT, commit_to=None, committed=0, tokens=tuple(range(300)), parents=(None,) * 300)),
+        ("sequence", replace(NEXT, sequence=3)),
+        ("first_id", replace(NEXT, first_id=TreeNodeId(5))),
+        ("first_id", replace(NEXT, first_id=TreeNodeId(7))),
+        ("picks_from", replace(NEXT, picks_from=TreeNodeId(9))),
+        ("picks_from", replace(NEXT, picks_from=TreeNodeId(0))),
+        ("acked", replace(NEXT, acked=2)),
+        ("committed", replace(NEXT, committed=5)),
+        ("commit_to", replace(NEXT, commit_to=TreeNodeId(6))),
+        ("commit_to", replace(NEXT, truncate_to=0)),
+        ("truncate_to", replace(NEXT, commit_to=None, truncate_to=1)),
+    ],
+)
+async def test_bad_sweeps_are_refused_by_field(field: str, bad: Sweep, nodes: tuple[Node, ...]) -> None:
+    async with victim(nodes) as link, raw_replies(nodes[2], fitting(nodes).session) as replies:
+        await link.send(SweepFrame(GOOD))
+        assert (await replies.read()).sequence == 1
+        await link.send(SweepFrame(bad))
+        fault = await link.until(Fault)
+        assert (fault.kind, fault.field) == (FaultKind.PROTOCOL, field)
+        await link.send(SweepFrame(NEXT))
+        reply = await replies.read()
+        assert [node for node, _ in reply.picks] == [6, 7]
+        await link.send(Close("done"))
+
+
+async def test_a_replayed_sweep_with_other_content_changes_nothing(
+    nodes: tuple[Node, ...], right_picks: list[int]
+) -> None:
+    async with victim(nodes) as link, raw_replies(nodes[2], fitting(nodes).session) as replies:
+        await link.send(SweepFrame(GOOD), SweepFrame(replace(GOOD, tokens=(9,) * 6)), SweepFrame(NEXT))
+        assert [token for _, token in (await replies.read()).picks] == right_picks
+        assert (await replies.read()).sequence == 2
+        await link.send(Close("done"))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(temperature=1.0, top_p=0.0), Sampling(temperature=1e-300)],
+    ids=["top_p", "cold"],
+)
+async def test_meaningless_sampling_is_refused(sampling: Sampling, nodes: tuple[Node, ...]) -> None:
+    async with victim(nodes) as link, raw_replies(nodes[2], fitting(nodes).session) as replies:
+        await link.send(SweepFrame(Sweeps(sampling).chain(WORDS)))
+        fault = await link.until(Fault)
+        assert (fault.kind, fault.field) == (FaultKind.PROTOCOL, "sampling")
+        await link.send(SweepFrame(Sweeps(Sampling(temperature=1.0)).chain(WORDS)))
+        assert (await replies.read()).sequence == 1
+        await link.send(Close("done"))
+
+
+# Rows from another hop
+
+
+@pytest.mark.parametrize(
+    ("index", "frame"),
+    [
+        (0, SweepFrame(GOOD, None, rows(6))),
+        (1, SweepFrame(GOOD)),
+        (1, SweepFrame(GOOD, None, rows(6, WIDTH - 1))),
+        (2, SweepFrame(GOOD, None, rows(6, 2 * WIDTH))),
+    ],
+    ids=["from a client", "none", "narrow", "wide"],
+)
+async def test_rows_of_another_shape_are_refused(index: int, frame: SweepFrame, nodes: tuple[Node, ...]) -> None:
+    async with victim(nodes, index) as link, raw_replies(nodes[2], fitting(nodes).session) as replies:
+        await link.send(frame)
+        fault = await link.until(Fault)
+        assert (fault.kind, fault.field, fault.peer) == (FaultKind.PROTOCOL, "rows", nodes[index].peer_id)
+        await link.send(SweepFrame(GOOD, None, rows(6) if index else None))
+        assert (await replies.read()).sequence == 1, "the session goes on"
+        await link.send(Close("done"))
+
+
+@pytest.mark.parametrize(
+    ("field", "frame"),
+    [
+        ("rows", SweepFrame(GOOD, None, rows(5))),
+        ("rows", SweepFrame(GOOD, (True,) * 5 + (False,), rows(6))),
+        ("kept", SweepFrame(GOOD, (True,) * 9, rows(9))),
+        ("kept", SweepFrame(GOOD, (True,) * 7, rows(7))),
+    ],
+    ids=["fewer", "more", "longer", "beyond"],
+)
+async def test_rows_that_do_not_match_their_nodes_end_the_stream(
+    field: str, frame: SweepFrame, nodes: tuple[Node, ...]
+) -> None:
+    async with victim(nodes, 1) as link:
+        await link.send(frame)
+        fault = await last_fault(link)
+        assert (fault.kind, fault.field) == (FaultKind.PROTOCOL, field)
+
+
+async def test_values_of_another_size_than_announced(nodes: tuple[Node, ...]) -> None:
+    """The header says fp16, the values are fp32: twice the bytes."""
+    honest = wire.encode_frame(SweepFrame(GOOD, None, rows(6, codec=Codec.FP16)))
+    values = bytes(rows(6).data)
+    async with victim(nodes, 1) as link:
+        await link.send_bytes(encode_part(len(honest), len(values), (honest, values)))
+        assert (await last_fault(link)).field == "rows"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("index", [1, 2])
+async def test_values_that_are_not_finite_end_their_session(value: float, index: int, nodes: tuple[Node, ...]) -> None:
+    bad = torch.zeros(6, WIDTH)
+    bad[3, 5] = value
+    async with victim(nodes, index) as link:
+        await link.send(SweepFrame(GOOD, None, encode_rows(bad, Codec.FP32)))
+        fault = await last_fault(link)
+        assert (fault.kind, fault.field, fault.peer) == (FaultKind.PROTOCOL, "rows", nodes[index].peer_id)
+
+
+@pytest.mark.parametrize("index", [1, 2])
+async def test_committing_a_node_that_was_left_out(index: int, nodes: tuple[Node, ...]) -> None:
+    async with victim(nodes, index) as link:
+        said = Sweeps()
+        kept = (True, True, False)
+        await link.send(
+            SweepFrame(said.next(WORDS[:3], (None, 0, 1)), kept, rows(2)),
+            SweepFrame(said.next((7,), (None,), commit=(0, 1, 2)), None, rows(1)),
+        )
+        fault = await last_fault(link)
+        assert (fault.kind, fault.field, fault.peer) == (FaultKind.PROTOCOL, "kept", nodes[index].peer_id)
