@@ -7,19 +7,20 @@ stops it too, and a reader may live in any task.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 
 from client.chain import Chain, open_chain
 from client.decode import Job, decode
 from client.draft import Drafter, ModelDrafter, NoDrafter, check_compatible
-from client.options import Options, make_options
+from client.options import ConnectOptions, GenerateOptions, Options, make_options
 from client.stats import Result, Stats
 from client.target import Target, find_in_swarm, load_target
 from client.text import TextStream
@@ -43,6 +44,8 @@ from swarm.routing import Route, RouteQuery, best_route
 from swarm.sampling import check as check_sampling
 from swarm.session import Limits
 from swarm.tasks import TaskScope
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_NODES = 16
 SWEEPS_IN_FLIGHT = 4
@@ -76,51 +79,43 @@ class AsyncSwarm:
 
     @classmethod
     @asynccontextmanager
-    async def connect(  # noqa: PLR0913 - the front door: everything but the model goes by keyword
-        cls,
-        model: str | Path,
-        *,
-        peers: Sequence[str] = (),
-        draft: str | Path | None = None,
-        revision: str | None = None,
-        nodes: int = DEFAULT_NODES,
-        registry: Registry | None = None,
-        threads: int | None = None,
-    ) -> AsyncIterator[AsyncSwarm]:
+    async def connect(cls, model: str | Path, **options: Unpack[ConnectOptions]) -> AsyncIterator[AsyncSwarm]:
         """Join a swarm as a client of one model.
 
         Args:
             model: hub id or folder of the target; its weights are not needed.
-            peers: multiaddresses of peers, as `swarm bootstrap` and `node serve` print them.
-            draft: hub id or folder of a draft model with the same tokenizer; None drafts nothing.
-            revision: branch, tag or commit of a hub model.
-            nodes: default tree nodes per sweep (K).
-            registry: an open registry to use instead of joining the DHT.
-            threads: CPU threads for the draft model.
+            options: all by keyword, none of them needed but `peers`:
+                peers: multiaddresses of peers, as `swarm bootstrap` and `node serve` print them.
+                draft: hub id or folder of a draft model with the same tokenizer; None drafts nothing.
+                revision: branch, tag or commit of a hub model.
+                nodes: default tree nodes per sweep (K).
+                registry: an open registry to use instead of joining the DHT.
+                threads: CPU threads for the draft model.
 
         Raises:
             SwarmError: the model is unknown, nobody answers, the draft does not fit …
         """
+        peers, registry = tuple(options.get("peers", ())), options.get("registry")
         if not peers and registry is None:
-            raise ConfigError(
-                "peers: name at least one peer of the swarm (printed by `swarm bootstrap` and `node serve`)"
-            )
-        if threads is not None:
+            raise ConfigError("peers: name one of the swarm's peers, as `swarm bootstrap` and `node serve` print them")
+        if (threads := options.get("threads")) is not None:
             torch.set_num_threads(threads)
-        target = await asyncio.to_thread(load_target, model, revision)
-        drafter = await asyncio.to_thread(_load_drafter, target, draft)
-        opened = registry or DhtRegistry.open(DhtConfig(join=tuple(peers), client_mode=True))
+        target = await asyncio.to_thread(load_target, model, options.get("revision"))
+        drafter = await asyncio.to_thread(_load_drafter, target, options.get("draft"))
+        opened = registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True))
         async with opened:
-            identity = find_in_swarm(target, await opened.models(), tuple(peers))
+            identity = find_in_swarm(target, await opened.models(), peers)
             swarm = cls(target, identity, opened, drafter)
-            swarm._join, swarm._nodes = tuple(peers), nodes
+            swarm._join, swarm._nodes = peers, options.get("nodes", DEFAULT_NODES)
             async with swarm._dialer, swarm._scope:
                 try:
                     yield swarm
                 finally:
                     swarm._drafting.shutdown(wait=False, cancel_futures=True)
 
-    async def stream(self, prompt: str | Sequence[int], **options: Any) -> AsyncGenerator[Piece, None]:  # noqa: ANN401
+    async def stream(
+        self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[Piece, None]:
         """Generate and hand out text as it becomes certain; the texts of all pieces join to the result's.
 
         Args:
@@ -148,7 +143,7 @@ class AsyncSwarm:
             task.cancel()
             await asyncio.wait([task])
 
-    async def generate(self, prompt: str | Sequence[int], **options: Any) -> Result:  # noqa: ANN401
+    async def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Result:
         """Generate and return the whole result; arguments and errors as in `stream`."""
         result = None
         async for piece in self.stream(prompt, **options):
@@ -225,6 +220,10 @@ class AsyncSwarm:
                 job.text.finish()
                 raise GenerationInterrupted(str(error), job.text.text, job.text.tokens) from error
             stats = _stats(job, route, first_token - started, job.clock() - started)
+        logger.info(
+            "session over: %d tokens, %d sweeps, acceptance length %.2f, %.1f tokens/s",
+            *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),
+        )
         result = Result(job.text.text, tuple(job.text.tokens), job.text.finish_reason or "length", stats)
         await pieces.put(Piece(last, result))
 

@@ -41,6 +41,7 @@ from swarm.tasks import TaskScope
 
 REPLY_TIMEOUT_S = 120.0
 INBOX_ITEMS = 256
+FAULT_GRACE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,6 @@ class Chain:
     def __init__(self, route: Sequence[RouteHop]) -> None:
         self.route = tuple(route)
         self.credits = Credits(0, 0, 0)
-        self.sweeps_sent = 0
         self._link: Link | None = None
         self._inbox: asyncio.Queue[Answer | SwarmError] = asyncio.Queue(INBOX_ITEMS)
         self._sent_at: dict[int, float] = {}
@@ -79,7 +79,6 @@ class Chain:
         """
         assert self._link is not None, "open_chain attaches before it hands the chain out"
         self._sent_at[sweep.sequence] = time.perf_counter()
-        self.sweeps_sent += 1
         self._link.send(SweepFrame(sweep))
 
     async def answer(self, timeout_s: float = REPLY_TIMEOUT_S) -> Answer:
@@ -167,6 +166,7 @@ async def _read_replies(channel: grpc.aio.Channel, session: SessionId, chain: Ch
                     await call.write(wire.encode_replies_up(Pong(nonce)))
                 case _:
                     pass
+        await asyncio.sleep(FAULT_GRACE_S)  # the fault that says why comes up the chain, one hop later
     except grpc.aio.AioRpcError as failure:
         error = Unreachable(tail.peer, str(tail.span), f"the reply stream broke ({failure.details()})")
     except SwarmError as failure:

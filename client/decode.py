@@ -6,6 +6,7 @@ Exact for any draft: what is emitted are the target's own picks. Owns no network
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
@@ -19,6 +20,8 @@ from client.walk import Walk
 from swarm.budget import Budget
 from swarm.messages import Sampling
 from swarm.tree import DraftTree
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ async def decode(job: Job, chain: Chain, walk: Walk) -> AsyncIterator[str]:
                 times = answer.reply.times
                 cost = SweepStats(nodes, len(emitted), draft_ms, answer.total_ms, chain.first_link_ms, times)
                 job.sweeps.append(cost)
+                logger.debug("sweep %d: %d nodes, %d tokens", answer.reply.sequence, nodes, len(emitted))
             yield piece
         if job.text.stopped:
             return
@@ -75,7 +79,7 @@ async def _prefill(job: Job, chain: Chain, walk: Walk) -> None:
     """
     *forced, walk.pending = job.prompt
     for start in range(0, len(forced), job.chunk):
-        while walk.in_flight >= chain.credits.sweeps - 1:
+        while walk.in_flight >= max(1, chain.credits.sweeps - 1):
             walk.accept((await chain.answer()).reply)
         chain.send(walk.prefill(forced[start : start + job.chunk], last=False))
         job.prefill_sweeps += 1
@@ -84,16 +88,16 @@ async def _prefill(job: Job, chain: Chain, walk: Walk) -> None:
 async def _speculate(job: Job, chain: Chain, walk: Walk) -> tuple[int, float]:
     """Grow a tree below the pending token and send both; returns its size and what drafting took in milliseconds."""
     started = job.clock()
-    tree = await _draft(job)
+    tree = await _draft(job, walk.room - 1)
     draft_ms = (job.clock() - started) * 1e3
     chain.send(walk.extend(tree))
     return len(tree.tokens), draft_ms
 
 
-async def _draft(job: Job) -> DraftTree:
-    """Grow a tree on the drafting thread: deep enough to be used, never beyond the last token."""
-    count = job.budget.nodes(job.tokens_left)
-    if count == 0:
+async def _draft(job: Job, room: int) -> DraftTree:
+    """Grow a tree on the drafting thread, within the credits: deep enough to be used, never beyond the last token."""
+    count = min(job.budget.nodes(job.tokens_left), room)
+    if count <= 0:
         return DraftTree((), ())
     sequence = (*job.prompt, *job.text.tokens)
     grow = job.drafter.grow

@@ -6,8 +6,10 @@ Everything is started as a user would start it, and nothing is left running. DEL
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from rich.table import Table
 from client.aio import AsyncSwarm
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
-from swarm.errors import RegistryError, SwarmError
+from swarm.errors import RegistryError, RouteError, SwarmError
 from swarm.quiet import quiet_libraries
 
 SPANS = ("0-4", "4-8", "8-12")
@@ -34,6 +36,7 @@ SEED = 11
 TEMPERATURE = 0.7
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 8.0
+COVER_ATTEMPTS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +97,17 @@ async def _stream(swarm: AsyncSwarm, console: Console | None, nodes: int) -> Res
 
 
 async def _wait_covered(swarm: AsyncSwarm, console: Console) -> None:
-    route = await swarm.route()
+    """Until the directory that the client sees has a chain over all layers."""
+    for attempt in range(COVER_ATTEMPTS):
+        try:
+            route = await swarm.route()
+            break
+        except RouteError:
+            if attempt + 1 == COVER_ATTEMPTS:
+                raise
+            await asyncio.sleep(0.5)
     hops = " → ".join(f"{hop.peer[-6:]} ({hop.span})" for hop in route.hops)
-    console.print(f"every layer is served: client → {hops} → client")
+    console.print(f"every layer is served: client → {hops} → client", soft_wrap=True)
 
 
 def _table(plain: Result, tree: Result, delay_ms: float) -> Table:
@@ -152,6 +163,7 @@ async def _program(name: str, arguments: Sequence[str], folder: Path) -> AsyncIt
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,  # Ctrl-C reaches the demo alone, which ends them in order
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
     try:
         yield Running(process, log)
@@ -165,6 +177,12 @@ async def _program(name: str, arguments: Sequence[str], folder: Path) -> AsyncIt
             await process.wait()
 
 
+def _end_with_parent() -> None:
+    """In the child before exec: a SIGTERM when the demo dies, however it dies."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
 def _free_ports(count: int) -> list[int]:
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [server.getsockname()[1] for server in held]
@@ -173,12 +191,23 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
+async def _until_ended(delay_ms: float, console: Console) -> None:
+    """Run the demo; SIGTERM and a closed terminal end it in order, as Ctrl-C does."""
+    task = asyncio.current_task()
+    assert task is not None, "called within asyncio.run"
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(signum, task.cancel)
+    await demo(delay_ms, console)
+
+
 def main() -> None:
     """Entry point; DELAY_MS comes from the environment."""
     console = Console(highlight=False)
     quiet_libraries()
     try:
-        asyncio.run(demo(float(os.environ.get("DELAY_MS", "25")), console))
+        asyncio.run(_until_ended(float(os.environ.get("DELAY_MS", "25")), console))
+    except asyncio.CancelledError:
+        sys.exit(143)
     except (SwarmError, ValueError) as error:
         print(f"demo: {error}", file=sys.stderr)  # noqa: T201 - the command line's own output
         sys.exit(1)

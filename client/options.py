@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from swarm.errors import ConfigError
 from swarm.messages import Sampling
+
+if TYPE_CHECKING:
+    from swarm.registry import Registry
 
 MAX_NODES = 2_048
 
@@ -56,7 +60,31 @@ class Options:
             raise ConfigError("stop: an empty stop string would end every text at once")
 
 
-def make_options(given: Mapping[str, Any]) -> Options:
+class GenerateOptions(TypedDict, total=False):
+    """The fields of `Options` as keyword arguments; `stop` may also be one string or a list."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    seed: int | None
+    stop: str | Sequence[str]
+    nodes: int | None
+
+
+class ConnectOptions(TypedDict, total=False):
+    """How to join a swarm; see `AsyncSwarm.connect`."""
+
+    peers: Sequence[str]
+    draft: str | Path | None
+    revision: str | None
+    nodes: int
+    registry: Registry
+    threads: int | None
+
+
+def make_options(given: GenerateOptions) -> Options:
     """Options from keyword arguments.
 
     Raises:
@@ -67,4 +95,5 @@ def make_options(given: Mapping[str, Any]) -> Options:
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(known)}")
     stop = given.get("stop", ())
-    return Options(**{**given, "stop": (stop,) if isinstance(stop, str) else tuple(stop)})
+    rest: dict[str, Any] = {name: value for name, value in given.items() if name != "stop"}
+    return Options(**rest, stop=(stop,) if isinstance(stop, str) else tuple(stop))

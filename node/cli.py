@@ -37,8 +37,6 @@ def serve(config: ServeConfig) -> int:
         asyncio.run(_run(replace(config, model=config.model or os.environ.get("CANOPY_MODEL"))))
     except SwarmError as error:
         return _fail(f"node: {error}", 1)
-    except asyncio.CancelledError:
-        return 0
     return 0
 
 
@@ -49,10 +47,14 @@ async def _run(config: ServeConfig) -> None:
     quiet_libraries()
     console = Console(soft_wrap=True, highlight=False, markup=False)
     _cancel_on_signals()
-    async with Node(config, console.print) as node:
-        console.print(f"serving at {node.address} as {node.peer_id}")
-        console.print(f"the next machine joins with:\n  {node.join_line()}")
-        await node.wait_failed()
+    try:
+        async with Node(config, console.print) as node:
+            console.print(f"serving at {node.address} as {node.peer_id}")
+            console.print(f"the next machine joins with:\n  {node.join_line()}")
+            await node.wait_failed()
+    except asyncio.CancelledError:
+        sys.stdout.flush()
+        os._exit(0)  # all is closed; but a thread that loads or downloads would be waited for
     raise RegistryError("this node's part of the DHT ended, so nobody can find it any more; start it again")
 
 

@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from node.sweep_run import SweepRun
-from swarm.errors import SwarmError
 
 LEAST_ROWS = 16
 MOST_ROWS = 1_024
+SLOPE_ROWS = 32
+LEARNING_RATE = 0.2
 
 T = TypeVar("T")
 
@@ -47,25 +49,34 @@ class StepCost:
         self.per_row_ms = per_row_ms
 
     def rows_within(self, budget_ms: float) -> int:
-        """Rows that should fit the budget: enough to pay for the base, few enough for masks to stay small."""
-        return min(MOST_ROWS, max(LEAST_ROWS, int((budget_ms - self.base_ms) / max(self.per_row_ms, 1e-6))))
+        """Rows that should fit the budget: enough to be worth the base, few enough for masks to stay small."""
+        per_row_ms = max(self.per_row_ms, 1e-6)
+        worth_it = max(LEAST_ROWS, int(self.base_ms / per_row_ms))
+        return min(MOST_ROWS, max(worth_it, int((budget_ms - self.base_ms) / per_row_ms)))
 
     def learn(self, rows: int, measured_ms: float) -> None:
-        """Move the slope towards a measurement; small forwards say little about it."""
-        if rows >= 32:
+        """Move towards a measurement: many rows tell of the slope, few of the base."""
+        if rows >= SLOPE_ROWS:
             slope = max(measured_ms - self.base_ms, 0.0) / rows
-            self.per_row_ms += 0.2 * (slope - self.per_row_ms)
+            self.per_row_ms += LEARNING_RATE * (slope - self.per_row_ms)
+        elif rows > 0:
+            base_ms = max(measured_ms - self.per_row_ms * rows, 0.0)
+            self.base_ms += LEARNING_RATE * (base_ms - self.base_ms)
 
 
 class Engine:
-    """One compute thread shared fairly by the sessions of a node."""
+    """One compute thread shared fairly by the sessions of a node.
+
+    A session's balance is what it may still use of its turns, in milliseconds. It saves nothing while it is idle and
+    keeps what it owes.
+    """
 
     def __init__(self, cost: StepCost, quantum_ms: float = 50.0) -> None:
-        self.steps = 0
         self._cost = cost
         self._quantum_ms = quantum_ms
         self._turns: deque[Customer] = deque()
-        self._deficits_ms: dict[Customer, float] = {}
+        self._waiting: set[Customer] = set()
+        self._balances_ms: WeakKeyDictionary[Customer, float] = WeakKeyDictionary()
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
 
@@ -75,8 +86,8 @@ class Engine:
 
     def submit(self, session: Customer) -> None:
         """Say that a session has work; harmless when it is known already."""
-        if session not in self._deficits_ms:
-            self._deficits_ms[session] = 0.0
+        if session not in self._waiting:
+            self._waiting.add(session)
             self._turns.append(session)
             self._wake.set()
 
@@ -92,31 +103,36 @@ class Engine:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def _turn(self, session: Customer) -> None:
-        try:
-            run = session.next_run()
-        except SwarmError as error:
-            session.fail(error)
-            run = None
-        if run is None:
-            del self._deficits_ms[session]
-            return
-        self._deficits_ms[session] += self._quantum_ms
-        if self._deficits_ms[session] > 0:
-            await self._slice(session, run)
+        """Serve a session until its quantum is used up or nothing waits."""
+        balance_ms = self._balances_ms.get(session, 0.0) + self._quantum_ms
+        while balance_ms > 0:
+            run = self._next_run(session)
+            if run is None:
+                self._waiting.discard(session)
+                self._balances_ms[session] = min(balance_ms, 0.0)
+                return
+            balance_ms -= await self._slice(session, run, balance_ms)
+        self._balances_ms[session] = balance_ms
         self._turns.append(session)
 
-    async def _slice(self, session: Customer, run: SweepRun) -> None:
-        budget_ms = min(self._deficits_ms[session], self._quantum_ms)
-        rows = min(run.remaining, self._cost.rows_within(budget_ms))
-        started = time.perf_counter()
+    def _next_run(self, session: Customer) -> SweepRun | None:
+        try:
+            return session.next_run()
+        except Exception as error:  # noqa: BLE001 - one session's trouble must not end the others
+            session.fail(error)
+            return None
+
+    async def _slice(self, session: Customer, run: SweepRun, balance_ms: float) -> float:
+        """Run a few rows; returns the milliseconds that they took."""
+        rows = min(run.remaining, self._cost.rows_within(min(balance_ms, self._quantum_ms)))
+        encoded_ms, started = run.encode_ms, time.perf_counter()
         try:
             await self.on_thread(lambda: run.advance(rows))
+            measured_ms = (time.perf_counter() - started) * 1e3
+            run.compute_ms += measured_ms - (run.encode_ms - encoded_ms)
+            self._cost.learn(rows, measured_ms)
+            if run.is_done:
+                session.finish(run)
         except Exception as error:  # noqa: BLE001 - whatever a forward raises is this sweep's fault, not the node's
             session.fail(error)
-        measured_ms = (time.perf_counter() - started) * 1e3
-        self.steps += 1
-        run.compute_ms += measured_ms
-        self._cost.learn(rows, measured_ms)
-        self._deficits_ms[session] = min(self._deficits_ms[session] - measured_ms, 0.0)
-        if run.is_done:
-            session.finish(run)
+        return (time.perf_counter() - started) * 1e3

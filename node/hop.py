@@ -20,6 +20,7 @@ from node.upstream import UpstreamSide
 from swarm.arena import Arena
 from swarm.dial import Dialer
 from swarm.errors import (
+    Busy,
     ConfigError,
     HopClosed,
     HopError,
@@ -51,6 +52,8 @@ from swarm.session import Limits
 
 ORPHAN_S = 5.0
 """How long a session outlives its upstream's stream (R9)."""
+IDLE_S = 1_800.0
+"""How long a session may stay without a sweep; a chat's user may think meanwhile."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +75,13 @@ class Workshop:
 class HopSession:
     """One session's hop; `run` owns it from attach to close."""
 
-    def __init__(self, shop: Workshop, attach: Attach, credits: Credits, arena: Arena) -> None:
+    def __init__(self, shop: Workshop, attach: Attach, credits: Credits) -> None:
         self.credits = credits
         self.replies = ReplyBuffer()
         self.log = HopLog(self._limits(shop, credits))
         self._shop = shop
         self._attach = attach
-        self._arena = arena
+        self._arena: Arena | None = None
         self._role = HopRole(attach.route[attach.index].span, attach.open.codec, shop.valid_tokens, shop.noise)
         self._is_tail = attach.index == len(attach.route) - 1
         self._upstream: UpstreamSide | None = None
@@ -88,12 +91,18 @@ class HopSession:
         self._is_ready = False
         self._closed = asyncio.Event()
         self._reason = "closed"
-        self._orphan_timer: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
+        self._attaching: asyncio.Task[None] | None = None
 
     @property
     def is_tail(self) -> bool:
         """Whether this hop picks tokens and holds the reply stream."""
         return self._is_tail
+
+    @property
+    def max_row_bytes(self) -> int:
+        """Most bytes of rows in a frame: every node that the session may have unanswered, in the widest codec."""
+        return self._shop.model.hidden_size * 4 * self.credits.nodes
 
     @property
     def is_closed(self) -> bool:
@@ -110,16 +119,17 @@ class HopSession:
             raise HopClosed(self._shop.peer, str(self._role.span), f"generation {attach.generation} is not newer")
         if attach.route != self._attach.route or attach.index != self._attach.index:
             raise HopClosed(self._shop.peer, str(self._role.span), "cannot change a running session's route")
-        if self._orphan_timer is not None:
-            self._orphan_timer.cancel()
+        self._end_upstream()
         self._upstream, self._attach = upstream, attach
+        self._end_unless_heard(IDLE_S, "nothing was heard of it")
         upstream.send(Attached(attach.generation, self.log.received.sequence or None))
+        if self._is_ready:
+            self._be_ready()
 
     def detach(self, upstream: UpstreamSide) -> None:
         """The stream ended. If it was the session's upstream, wait a while for another one."""
-        if self._upstream is upstream and not self.is_closed:
-            loop = asyncio.get_running_loop()
-            self._orphan_timer = loop.call_later(ORPHAN_S, self.close, "its upstream vanished")
+        if self._upstream is upstream:
+            self._end_unless_heard(ORPHAN_S, "its upstream vanished")
 
     def receive(self, upstream: UpstreamSide, frame: SweepFrame) -> None:
         """Take one sweep off the session's stream; a header that breaks the rules is refused and changes nothing."""
@@ -132,6 +142,7 @@ class HopSession:
             self._shop.tally.errors += 1
             self._report(error)
             return
+        self._end_unless_heard(IDLE_S, "nothing was heard of it")
         upstream.send(Ack(frame.sweep.sequence))
         self._shop.tally.frames_in += 1
         if is_new:
@@ -145,34 +156,43 @@ class HopSession:
         if upstream is self._upstream:
             self.close(reason)
 
+    def leave(self, reason: str) -> None:
+        """End the session from this side, and say why."""
+        self._report(HopClosed(self._shop.peer, str(self._role.span), reason))
+        self.close(reason)
+
     def close(self, reason: str) -> None:
         """End the session; `run` frees everything."""
         if not self.is_closed:
             self._reason = reason
             self._closed.set()
             self.replies.close()
+            if self._attaching is not None:
+                self._attaching.cancel()
 
     async def run(self) -> None:
-        """Attach what lies behind this hop, then wait for the end."""
+        """Reserve KV and attach what lies behind this hop, then wait for the end."""
+        self._attaching = asyncio.current_task()
         try:
+            self._arena = await self._make_arena()
             if self._is_tail:
-                self._be_ready()
-                await self._closed.wait()
+                await self._serve()
             else:
                 await self._run_linked()
         except SwarmError as error:
             self._report(error)
             self.close(str(error))
         finally:
+            self._attaching = None
             self.close("ended")
-            if self._orphan_timer is not None:
-                self._orphan_timer.cancel()
+            if self._end_timer is not None:
+                self._end_timer.cancel()
             self._end_upstream()
             logger.info("session over: %s; %d sweeps", self._reason, self.log.received.sequence)
 
     def next_run(self) -> SweepRun | None:
         """For the engine: the sweep to work on."""
-        if self.is_closed:
+        if self.is_closed or self._arena is None:
             return None
         if self._running is None:
             work = self.log.next_work()
@@ -187,7 +207,8 @@ class HopSession:
         if self.is_closed:
             return
         sweep = run.work.frame.sweep
-        waited_ms = (time.perf_counter() - self._arrived.pop(sweep.sequence)) * 1e3 - run.compute_ms
+        stayed_ms = (time.perf_counter() - self._arrived.pop(sweep.sequence)) * 1e3
+        waited_ms = stayed_ms - run.compute_ms - run.encode_ms
         link_ms = self.replies.link_ms if self._downstream is None else self._downstream.rtt_ms / 2
         times = (*run.work.frame.times, HopTime(max(waited_ms, 0.0), run.compute_ms, run.encode_ms, link_ms))
         tally = self._shop.tally
@@ -215,20 +236,42 @@ class HopSession:
         self._report(error)
         self.close(f"failed: {error}")
 
+    async def _make_arena(self) -> Arena:
+        layout, tokens = self._shop.model.layout.within(self._role.span), self._attach.open.window_tokens
+        tokens += self.credits.nodes
+        try:
+            return await self._shop.engine.on_thread(lambda: Arena(layout, tokens))
+        except (RuntimeError, MemoryError) as error:  # torch's ways to say that there is no memory
+            reason = f"has no memory for the KV of {tokens} tokens ({str(error).partition(chr(10))[0]})"
+            raise Busy(self._shop.peer, str(self._role.span), reason) from error
+
     async def _run_linked(self) -> None:
         behind = replace(self._attach, index=self._attach.index + 1)
         address = await self._address_of(behind)
         async with open_link(self._shop.dialer.channel(address), behind, self._on_downstream) as link:
             self._downstream = link
-            self._take_credits(await link.ready())
-            self._be_ready()
-            await self._closed.wait()
-            self._end_upstream()  # whoever closed waits for this hop only, not for all behind it
-            link.send(Close(self._reason))
+            try:
+                self._take_credits(await link.ready())
+                await self._serve()
+            finally:
+                self._end_upstream()  # whoever closed waits for this hop only, not for all behind it
+                link.send(Close(self._reason))
+
+    async def _serve(self) -> None:
+        self._attaching = None
+        self._be_ready()
+        await self._closed.wait()
 
     def _be_ready(self) -> None:
         self._is_ready = True
         self._say(Ready(self._attach.generation, self.credits))
+
+    def _end_unless_heard(self, seconds: float, reason: str) -> None:
+        """The session's lease: it ends in so many seconds unless it is renewed (R9)."""
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+        if not self.is_closed:
+            self._end_timer = asyncio.get_running_loop().call_later(seconds, self.leave, reason)
 
     def _take_credits(self, theirs: Credits) -> None:
         ours = self.credits

@@ -25,7 +25,7 @@ from node.hop import Workshop
 from node.loading import count_tokens, default_kv_tokens, load
 from node.measure import measure_sweeps, step_cost
 from node.service import NodeService
-from node.sessions import MAX_NODES, Sessions
+from node.sessions import Sessions
 from node.tally import Tally
 from swarm.coverage import serve_line
 from swarm.dial import SERVER_OPTIONS, Dialer
@@ -41,6 +41,7 @@ from swarm.registry_dht import DhtConfig, DhtRegistry
 from swarm.tasks import TaskScope
 
 STOP_GRACE_S = 2.0
+MAX_STREAMS = 4_096
 NOISE_ROWS = 64
 """Positions whose noise is kept: neighbouring sweeps pick at the same ones."""
 
@@ -78,6 +79,7 @@ class Node:
     ) -> None:
         """Leave: announce it, end sessions, close everything."""
         self.sessions.draining = True
+        self._announcing.cancel()  # or it would list this node again
         try:
             await self._announce(NodeState.DRAINING)
             self.sessions.close_all("the node leaves the swarm")
@@ -121,7 +123,7 @@ class Node:
         await self._open_service(server)
         await self._be_dialled_back()
         await self._announce(NodeState.SERVING)
-        self._scope.spawn(self._keep_announcing())
+        self._announcing = self._scope.spawn(self._keep_announcing())
 
     async def _find_model(self) -> Checkpoint:
         """The model asked for, or the joined swarm's only one."""
@@ -152,10 +154,10 @@ class Node:
 
     def _bind(self) -> tuple[grpc.aio.Server, int]:
         """Take the port before anything slow, so that a taken one is told at once."""
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
         host, port = self._config.host, self._config.port
         try:
-            return server, server.add_insecure_port(f"{host}:{port}")
+            return server, server.add_insecure_port(f"{_bracketed(host)}:{port}")
         except RuntimeError:
             raise ConfigError(f"port {port} of {host} cannot be opened; is another node using it?") from None
 
@@ -168,21 +170,19 @@ class Node:
         noise = lru_cache(NOISE_ROWS)(gumbel_row)
         shop = Workshop(self.registry.peer_id, model, engine, self.registry, dialer, Tally(), valid, noise)
         kv_tokens = config.kv_tokens or default_kv_tokens(model)
-        window = min(model.max_positions or kv_tokens, kv_tokens)
-        self.sessions = Sessions(shop, self.identity, kv_tokens, window, self._scope)
+        self.sessions = Sessions(shop, self.identity, kv_tokens, self._scope)
         self._scope.spawn(engine.run())
-        largest = model.hidden_size * 4 * MAX_NODES
-        service = NodeService(self.registry.identity, self.sessions, largest)
+        service = NodeService(self.registry.identity, self.sessions)
         server.add_generic_rpc_handlers((service.handlers(),))
         await server.start()
         self._stack.push_async_callback(server.stop, STOP_GRACE_S)
 
     def _reachable_host(self) -> str:
         """The host of the first address under which the DHT peer is reachable, or the listening one."""
-        if self._config.host not in ("0.0.0.0", "::"):
-            return self._config.host
-        parts = (self.registry.join_addresses() or ["/ip4/127.0.0.1"])[0].split("/")
-        return parts[2]
+        host = self._config.host
+        if host in ("0.0.0.0", "::"):
+            host = (self.registry.join_addresses() or ["/ip4/127.0.0.1"])[0].split("/")[2]
+        return _bracketed(host)
 
     async def _be_dialled_back(self) -> None:
         reachable = await self.registry.dial_back(self._address, secrets.token_bytes(NONCE_BYTES))
@@ -220,6 +220,11 @@ class Node:
             sequence=self._sequence,
             expires_at=time.time() + RECORD_TTL_S,
         )
+
+
+def _bracketed(host: str) -> str:
+    """An IPv6 address as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
 
 
 def _dht_config(config: ServeConfig) -> DhtConfig:

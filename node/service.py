@@ -5,6 +5,7 @@ Garbage ends the stream that carried it with a typed status; the node and its ot
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -25,6 +26,8 @@ from swarm.ids import PeerId
 from swarm.messages import Attach, Close, Frame, Ping, Pong, RepliesRequest, SweepFrame
 from swarm.tasks import TaskScope
 
+FIRST_MESSAGE_S = 10.0
+
 logger = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -33,10 +36,9 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 class NodeService:
     """Hello, Info, Link and Replies of one node."""
 
-    def __init__(self, identity: Identity, sessions: Sessions, max_row_bytes: int) -> None:
+    def __init__(self, identity: Identity, sessions: Sessions) -> None:
         self._identity = identity
         self._sessions = sessions
-        self._max_row_bytes = max_row_bytes
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server needs to route calls here; messages stay bytes until `swarm.wire` reads them."""
@@ -62,9 +64,10 @@ class NodeService:
     async def replies(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """The picks of one session, for whoever holds its id."""
         try:
-            request = wire.decode_replies_up(await anext(requests, b""))
-        except RemoteProtocolError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            async with asyncio.timeout(FIRST_MESSAGE_S):
+                request = wire.decode_replies_up(await anext(requests, b""))
+        except (RemoteProtocolError, TimeoutError) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error) or "no request came in time")
         hop = self._sessions.find(request.session) if isinstance(request, RepliesRequest) else None
         if hop is None or not hop.is_tail or not isinstance(request, RepliesRequest):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such session ends here")
@@ -95,31 +98,40 @@ class NodeService:
             await upstream.drain(context)
 
     async def _read(self, requests: AsyncIterator[bytes], upstream: UpstreamSide) -> None:
-        joiner = Joiner(FrameLimits(rows_bytes=self._max_row_bytes))
         hop: HopSession | None = None
+        generation = 0
         try:
+            async with asyncio.timeout(FIRST_MESSAGE_S):
+                attach = self._first(await anext(requests, b""))
+            generation = attach.generation
+            hop = self._sessions.attach(attach, upstream)
+            joiner = Joiner(FrameLimits(rows_bytes=hop.max_row_bytes))
             async for part in requests:
                 message = joiner.feed(part)
                 if message is not None:
-                    hop = self._take(message, hop, upstream)
+                    self._take(message, hop, upstream)
                 if upstream.ended.is_set():
                     break
         except SwarmError as error:
             logger.warning("refused a stream: %s", error)
-            upstream.send(fault_of(error, 0, PeerId(self._identity.peer_id)))
+            upstream.send(fault_of(error, generation, PeerId(self._identity.peer_id)))
+        except TimeoutError:
+            logger.warning("a stream brought no attach within %.0f s", FIRST_MESSAGE_S)
         except grpc.aio.AioRpcError:
             pass  # the neighbour's machine or process is gone
         finally:
             if hop is not None:
                 hop.detach(upstream)
 
-    def _take(self, message: Frame, hop: HopSession | None, upstream: UpstreamSide) -> HopSession:
-        if isinstance(message, Attach):
-            if hop is not None:
-                raise RemoteProtocolError("attach", "a stream carries one session")
-            return self._sessions.attach(message, upstream)
-        if hop is None:
+    @staticmethod
+    def _first(part: bytes) -> Attach:
+        """A stream's first message; no rows are taken before it."""
+        message = Joiner(FrameLimits(rows_bytes=0)).feed(part)
+        if not isinstance(message, Attach):
             raise RemoteProtocolError("attach", "must be the first message of a stream")
+        return message
+
+    def _take(self, message: Frame, hop: HopSession, upstream: UpstreamSide) -> None:
         match message:
             case SweepFrame():
                 hop.receive(upstream, message)
@@ -127,6 +139,7 @@ class NodeService:
                 upstream.send(Pong(nonce))
             case Close(reason=reason):
                 hop.closed_by(upstream, reason)
+            case Attach():
+                raise RemoteProtocolError("attach", "a stream carries one session")
             case _:
                 raise RemoteProtocolError("kind", f"{type(message).__name__} is not understood by this version")
-        return hop

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from dataclasses import asdict
 from importlib.metadata import version
 
 from node.hop import HopSession, Workshop
 from node.upstream import UpstreamSide
-from swarm.arena import Arena
 from swarm.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
 from swarm.ids import SessionId
 from swarm.messages import Attach, Credits, NodeInfo
 from swarm.registry import ModelIdentity
 from swarm.tasks import TaskScope
+
+logger = logging.getLogger(__name__)
 
 MAX_SWEEPS = 64
 MAX_NODES = 8_192
@@ -23,14 +25,11 @@ MAX_SESSIONS = 1_024
 class Sessions:
     """All sessions of this node; each holds its reservation until it ends."""
 
-    def __init__(
-        self, shop: Workshop, identity: ModelIdentity, kv_tokens: int, max_window: int, scope: TaskScope
-    ) -> None:
+    def __init__(self, shop: Workshop, identity: ModelIdentity, kv_tokens: int, scope: TaskScope) -> None:
         self.kv_tokens = kv_tokens
         self.draining = False
         self._shop = shop
         self._identity = identity
-        self._max_window = max_window
         self._scope = scope
         self._open: dict[SessionId, HopSession] = {}
         self._reserved: dict[SessionId, int] = {}
@@ -82,7 +81,7 @@ class Sessions:
     def close_all(self, reason: str) -> None:
         """End every session."""
         for hop in list(self._open.values()):
-            hop.close(reason)
+            hop.leave(reason)
 
     def _reserve(self, attach: Attach) -> HopSession:
         want = attach.open
@@ -91,10 +90,11 @@ class Sessions:
             raise HopClosed(peer, span, "is leaving the swarm")
         credits = Credits(want.window_tokens, min(want.sweeps, MAX_SWEEPS), min(want.nodes, MAX_NODES))
         tokens = credits.window_tokens + credits.nodes
-        if tokens > self.kv_tokens_free or len(self._open) >= MAX_SESSIONS:
+        if len(self._open) >= MAX_SESSIONS:
+            raise Busy(peer, span, f"has {MAX_SESSIONS} sessions already")
+        if tokens > self.kv_tokens_free:
             raise Busy(peer, span, f"needs KV for {tokens} tokens, {self.kv_tokens_free} of {self.kv_tokens} are free")
-        arena = Arena(self._shop.model.layout.within(attach.route[attach.index].span), tokens)
-        hop = HopSession(self._shop, attach, credits, arena)
+        hop = HopSession(self._shop, attach, credits)
         self._open[attach.session] = hop
         self._reserved[attach.session] = tokens
         return hop
@@ -102,6 +102,9 @@ class Sessions:
     async def _run(self, session: SessionId, hop: HopSession) -> None:
         try:
             await hop.run()
+        except Exception as error:  # a mistake in one session must not end the others
+            logger.error("a session failed", exc_info=error)
+            hop.fail(error)
         finally:
             del self._open[session], self._reserved[session]
 
@@ -121,5 +124,8 @@ class Sessions:
             or ends[-1] != model.num_layers
         ):
             raise RemoteProtocolError("route", f"its spans do not cover layers 0-{model.num_layers} one after another")
-        if attach.open.window_tokens > self._max_window:
-            raise ContextFull(f"{attach.open.window_tokens} tokens; the model's context is {self._max_window}")
+        want = attach.open
+        if min(want.window_tokens, want.sweeps, want.nodes) < 1:
+            raise RemoteProtocolError("open", "a session asks for at least one token, one sweep and one node")
+        if model.max_positions is not None and want.window_tokens > model.max_positions:
+            raise ContextFull(f"{want.window_tokens} tokens; the model's context is {model.max_positions}")

@@ -89,6 +89,10 @@ class SweepRun:
                 self._pick(chosen, hidden)
             else:
                 self._hidden.append(hidden)
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(
+                self._model.device
+            )  # or the next slice, another session's, would be charged for this
         if self.is_done and not self._is_tail:
             self._encode()
 

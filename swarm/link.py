@@ -19,7 +19,6 @@ from swarm.errors import HopClosed, HopError, HopTimeout, SwarmError, Unreachabl
 from swarm.faults import error_of
 from swarm.frames import split
 from swarm.messages import (
-    Ack,
     Attach,
     Attached,
     Credits,
@@ -36,7 +35,9 @@ from swarm.tasks import TaskScope
 OUTBOX_MESSAGES = 256
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 
-ATTACH_TIMEOUT_S = 20.0
+ATTACH_S = 10.0
+ATTACH_PER_HOP_S = 3.0
+"""Each hop waits longer than the one behind it, so that the silent one is named and not its neighbour."""
 PING_PERIOD_S = 5.0
 
 
@@ -52,8 +53,6 @@ class Link:
     outbox: asyncio.Queue[Downstream]
     _ready: asyncio.Future[Ready]
     rtt_ms: float = 0.0
-    frames_sent: int = 0
-    acked_sequence: int = 0
     _pings: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -72,12 +71,13 @@ class Link:
         except asyncio.QueueFull:
             raise HopClosed(self.hop.peer, str(self.hop.span), "reads too slowly; its link was given up") from None
 
-    async def ready(self, timeout_s: float = ATTACH_TIMEOUT_S) -> Credits:
+    async def ready(self) -> Credits:
         """Wait until this hop and all behind it are attached.
 
         Raises:
             HopError: what a hop of the chain reported, or no answer in time.
         """
+        timeout_s = ATTACH_S + ATTACH_PER_HOP_S * (len(self.route) - self.index)
         try:
             async with asyncio.timeout(timeout_s):
                 return (await asyncio.shield(self._ready)).credits
@@ -90,8 +90,6 @@ class Link:
         match message:
             case Pong(nonce=nonce) if nonce in self._pings:
                 self.rtt_ms = (time.perf_counter() - self._pings.pop(nonce)) * 1e3
-            case Ack(sequence=sequence):
-                self.acked_sequence = max(self.acked_sequence, sequence)
             case Fault():
                 span = next((str(hop.span) for hop in self.route if hop.peer == message.peer), str(self.hop.span))
                 self.give_up(error_of(message, span))
@@ -148,7 +146,6 @@ async def _write(call: Stream, link: Link) -> None:
             message = await link.outbox.get()
             for part in split(message):
                 await call.write(part)
-            link.frames_sent += 1
             link.outbox.task_done()
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
         return  # the reader sees the same end and knows why

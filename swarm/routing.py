@@ -64,7 +64,10 @@ def best_route(records: Sequence[NodeRecord], query: RouteQuery) -> Route:
 
 
 def _fastest(records: Sequence[NodeRecord], query: RouteQuery) -> tuple[float, Route | None]:
-    """Cheapest way to have computed layers `[0, end)`, for every span border `end` in rising order."""
+    """Cheapest way to have computed layers `[0, end)`, for every span border `end` in rising order.
+
+    A machine stands in a chain once: its second part would be a second session under the same id.
+    """
     borders = sorted({record.span.end for record in records} | {record.span.start for record in records} - {0})
     best: dict[int, tuple[float, tuple[tuple[NodeRecord, Span], ...]]] = {0: (0.0, ())}
     for end in borders:
@@ -73,6 +76,7 @@ def _fastest(records: Sequence[NodeRecord], query: RouteQuery) -> tuple[float, R
             for start, (cost, chosen) in best.items()
             for record in records
             if record.span.start <= start < end <= record.span.end
+            and all(record.peer != other.peer for other, _ in chosen)
         ]
         if options:
             best[end] = min(options, key=lambda option: (option[0], [str(record.peer) for record, _ in option[1]]))

@@ -11,8 +11,8 @@ from typing import Self
 class TaskScope:
     """`async with TaskScope() as scope: scope.spawn(work())`.
 
-    Leaving the block cancels what still runs and waits for it. A failing task cancels the block. A single error comes
-    out as itself and not wrapped in a group, so that callers catch it by its type.
+    Leaving the block cancels what still runs and waits for it. A failing task cancels the block. An error comes
+    out as itself and not wrapped in a group, so that callers catch it by its type; of several the first does.
     """
 
     def __init__(self) -> None:
@@ -34,14 +34,12 @@ class TaskScope:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Cancel and await every task; raise a lone error bare."""
+        """Cancel and await every task; raise the first error bare."""
         for task in list(self._tasks):
             task.cancel()
         try:
             await self._group.__aexit__(kind, error, trace)
         except BaseExceptionGroup as group:
-            if len(group.exceptions) > 1:
-                raise
-            lone = group.exceptions[0]
-            if lone is not error:
-                raise lone from lone.__cause__
+            first = group.exceptions[0]
+            if first is not error:
+                raise first from first.__cause__
