@@ -79,6 +79,16 @@ def program(arguments: Sequence[str], log: Path, folder: Path | None = None) -> 
             assert not left, f"left behind: {left}"
 
 
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Whether a condition comes true in time; other processes have no event to wait for."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
 @contextmanager
 def bootstrap(folder: Path) -> Iterator[str]:
     """A bootstrap peer; yields its address."""

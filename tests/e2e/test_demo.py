@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
-from tests.e2e.programs import environment
+from tests.e2e.programs import environment, program, within
 
 
 def test_the_demo_streams_compares_and_cleans_up() -> None:
@@ -29,3 +31,21 @@ def test_the_demo_streams_compares_and_cleans_up() -> None:
     assert tree is not None
     assert float(plain[1].split("│")[2]) == 1.0
     assert float(tree[1].split("│")[2]) > 2.0
+
+
+def test_the_demo_ends_in_order_when_its_terminal_goes(tmp_path: Path) -> None:
+    with program(["client.demo"], tmp_path / "demo.log") as demo:
+        demo.wait_for("starting a bootstrap peer")
+        assert within(60, lambda: len(demo.tree()) > 4)
+        status, left = demo.end(signal.SIGHUP)
+    assert not left
+    assert status == 143
+
+
+def test_nothing_of_a_killed_demo_stays(tmp_path: Path) -> None:
+    with program(["client.demo"], tmp_path / "demo.log") as demo:
+        demo.wait_for("0-4: up")
+        assert len(demo.tree()) > 10
+        status, left = demo.end(signal.SIGKILL)
+    assert not left
+    assert status == -signal.SIGKILL

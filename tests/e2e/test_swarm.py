@@ -6,16 +6,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
 from swarm.demo import DRAFT, TARGET
-from tests.e2e.programs import GONE_S, Program, bootstrap, environment, info, opened, program, run, serve
+from tests.e2e.programs import GONE_S, Program, bootstrap, environment, info, opened, program, run, serve, within
 
 SPANS = ("0-4", "4-8", "8-12")
 PROMPT = "It was a dark night and the old man"
@@ -122,6 +122,38 @@ def test_the_library_in_a_running_loop_never_opens_the_targets_weights(running: 
         assert of_target() == 0
 
 
+INTERRUPTED = """
+import _thread, sys, threading
+from client import Swarm
+
+model, peer, how = sys.argv[1:]
+with Swarm.connect(model, peers=[peer], threads=1) as swarm:
+    threading.Timer(2.0, _thread.interrupt_main).start()
+    try:
+        if how == "stream":
+            for piece in swarm.stream("It was", max_new_tokens=1500):
+                pass
+        else:
+            swarm.generate("It was", max_new_tokens=1500)
+    except KeyboardInterrupt:
+        print("interrupted")
+    sys.stdin.read()  # the swarm is still connected while the test looks
+"""
+
+
+@pytest.mark.parametrize("how", ["stream", "generate"])
+def test_ctrl_c_in_the_blocking_library_stops_the_generation(running: Running, bare_target: Path, how: str) -> None:
+    arguments = [sys.executable, "-c", INTERRUPTED, str(bare_target), running.peer, how]
+    with subprocess.Popen(arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, env=environment()) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        assert client.stdout.readline() == "interrupted\n"
+        assert within(3, lambda: running.sessions() == 0)
+        _, said = client.communicate(timeout=20)
+    assert client.returncode == 0, said
+    assert "Traceback" not in said
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -181,7 +213,7 @@ def test_a_killed_client_leaves_nothing_and_frees_its_sessions(
         assert running.sessions() == len(SPANS)
         _, left = client.end(signal.SIGKILL)
     assert not left
-    assert _within(GONE_S, lambda: running.sessions() == 0)
+    assert within(GONE_S, lambda: running.sessions() == 0)
 
 
 def test_a_killed_node_leaves_nothing_and_ends_the_text_with_a_clear_error(
@@ -197,7 +229,7 @@ def test_a_killed_node_leaves_nothing_and_ends_the_text_with_a_clear_error(
     assert "client: generation interrupted after" in said.splitlines()[-1]
     assert "Traceback" not in said
     others = [running.addresses[span] for span in ("0-4", "8-12")]
-    assert _within(GONE_S, lambda: all(info(address).sessions == 0 for address in others))
+    assert within(GONE_S, lambda: all(info(address).sessions == 0 for address in others))
 
 
 def test_signals_end_nodes_politely_and_the_gap_is_named_at_once(running: Running, bare_target: Path) -> None:
@@ -218,16 +250,6 @@ def _check_refusal(done: subprocess.CompletedProcess[str], says: str) -> None:
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     assert says in lines[0]
-
-
-def _within(seconds: float, condition: object) -> bool:
-    assert callable(condition)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.1)  # other processes have no event to wait for
-    return False
 
 
 def _draft_with_other_tokens(folder: Path) -> Path:

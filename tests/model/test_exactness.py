@@ -27,7 +27,7 @@ from tests.swarm_here import SwarmHere, swarm_here
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-NEW = 24
+NEW = 20
 """Tokens of most generations here."""
 TIE = 1e-4
 """A flip is excused only where the reference's own two best scores lie closer than this."""
@@ -159,14 +159,14 @@ async def test_sampled_text_is_the_oracles(three: Running, hugging_face: PreTrai
     best_alone = 0
     for line, sampling in enumerate(SAMPLED):
         ids = prompt(line)
-        result = await three.client.generate(ids, max_new_tokens=16, nodes=16, **options_of(sampling))
+        result = await three.client.generate(ids, max_new_tokens=12, nodes=16, **options_of(sampling))
         found = gaps(hugging_face, ids, result.tokens, sampling)
         flips += [gap for gap in found if gap > 0]
         best_alone += sum(gap > 0 for gap in gaps(hugging_face, ids, result.tokens, Sampling()))
-    print(f"{len(flips)} excused flips in {16 * len(SAMPLED)} picks: {flips}")  # noqa: T201
+    print(f"{len(flips)} excused flips in {12 * len(SAMPLED)} picks: {flips}")  # noqa: T201
     assert all(gap < TIE for gap in flips)
     assert len(flips) <= ALLOWED_TIES
-    assert best_alone > 16, "the noise decided: greedy would have picked other tokens"
+    assert best_alone > 12, "the noise decided: greedy would have picked other tokens"
 
 
 @pytest.mark.parametrize(("temperature", "seed", "line"), [(0.0, 0, 1), (0.6, 21, 2), (1.0, 22, 3)])

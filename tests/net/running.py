@@ -1,0 +1,122 @@
+"""Three running nodes for tests, and ways to watch, hold and wait for them without a sleep."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+from transformers import AutoTokenizer
+
+from client import AsyncSwarm
+from node.engine import Engine
+from node.serve import Node
+from swarm.demo import DRAFT, PASSAGES, TARGET
+from swarm.messages import (
+    Counters,
+    Fault,
+    Ready,
+    RouteHop,
+)
+from tests.net.raw import RawLink, info, route_of
+from tests.swarm_here import SwarmHere, swarm_here
+
+SPANS = ["0-4", "4-8", "8-12"]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Three nodes and a warm client."""
+
+    here: SwarmHere
+    client: AsyncSwarm
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.here.nodes
+
+    @property
+    def route(self) -> tuple[RouteHop, ...]:
+        return route_of(self.nodes, SPANS)
+
+
+@asynccontextmanager
+async def three_nodes() -> AsyncIterator[Running]:
+    """Start them, and every thread that lives as long as they do."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
+    async with swarm_here(TARGET, SPANS) as here, here.client(draft=DRAFT) as swarm:
+        await swarm.generate("It", max_new_tokens=3, nodes=1)
+        yield Running(here, swarm)
+
+
+def prompt(line: int, tokens: int = 12) -> tuple[int, ...]:
+    text = json.loads(PASSAGES.read_text().splitlines()[line])["text"]
+    return tuple(AutoTokenizer.from_pretrained(TARGET)(text).input_ids[:tokens])
+
+
+async def until(check: Callable[[], Any], timeout_s: float = 5.0) -> None:
+    """Ask again and again, over the network, until the answer is yes."""
+    async with asyncio.timeout(timeout_s):
+        while not await check():
+            pass
+
+
+async def until_freed(nodes: Iterable[Node], timeout_s: float = 5.0) -> None:
+    async def freed() -> bool:
+        found = [await info(node) for node in nodes]
+        return all(one.sessions == 0 and one.kv_tokens_free == one.kv_tokens_total for one in found)
+
+    await until(freed, timeout_s)
+
+
+async def until_received(node: Node, frames: int) -> None:
+    async def received() -> bool:
+        return (await info(node)).counters.frames_in >= frames
+
+    await until(received)
+
+
+def engine_of(node: Node) -> Engine:
+    return node.sessions._shop.engine
+
+
+@asynccontextmanager
+async def thread_held(node: Node) -> AsyncIterator[None]:
+    """Keep a node's compute thread from working; what arrives meanwhile waits in its queues."""
+    gate, began = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def hold() -> None:
+        loop.call_soon_threadsafe(began.set)
+        assert gate.wait(15)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(engine_of(node).on_thread(hold))
+        await began.wait()
+        try:
+            yield
+        finally:
+            gate.set()
+
+
+def grown(before: list[Counters], after: list[Counters], field: str) -> list[int]:
+    return [getattr(b, field) - getattr(a, field) for a, b in zip(before, after, strict=True)]
+
+
+async def refusal(link: RawLink) -> Fault:
+    """The fault that ends a stream."""
+    fault = await link.until(Fault)
+    assert await link.read() is None
+    assert await link.status() is grpc.StatusCode.OK
+    return fault
+
+
+@asynccontextmanager
+async def raw_link_ready(link: RawLink) -> AsyncIterator[Ready]:
+    yield await link.until(Ready)
