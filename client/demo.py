@@ -18,19 +18,21 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from client.aio import AsyncSwarm
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import RegistryError, RouteError, SwarmError
-from swarm.quiet import quiet_libraries
+
+if TYPE_CHECKING:
+    from client.aio import AsyncSwarm
 
 SPANS = ("0-4", "4-8", "8-12")
 PROMPT = "It was a dark night, and the old captain"
-TOKENS = 96
+TOKENS = 64
 NODES = 32
 SEED = 11
 TEMPERATURE = 0.7
@@ -71,6 +73,8 @@ async def demo(delay_ms: float, console: Console) -> None:
     """
     console.print(f"starting a bootstrap peer and {len(SPANS)} nodes; every link has {delay_ms:g} ms one-way delay")
     async with _swarm(delay_ms, console) as peer:
+        from client.aio import AsyncSwarm  # loaded by now, see _load
+
         connecting = AsyncSwarm.connect(TARGET, peers=[peer], draft=DRAFT, nodes=NODES, threads=1)
         async with connecting as swarm:
             await _wait_covered(swarm, console)
@@ -144,9 +148,11 @@ async def _swarm(delay_ms: float, console: Console) -> AsyncIterator[str]:
             serve += ["--port", str(target), "--announce-address", f"127.0.0.1:{listen}", "--threads", "1"]
             serve += ["--identity", str(folder / f"{span}.key")]
             nodes.append(await stack.enter_async_context(_program(f"node {span}", serve, folder)))
-        for span, node in zip(SPANS, nodes, strict=True):
-            await node.wait_for("serving at")
-            console.print(f"  node serve demo-target --layers {span}: up")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(asyncio.to_thread(_load))
+            for span, node in zip(SPANS, nodes, strict=True):
+                await node.wait_for("serving at")
+                console.print(f"  node serve demo-target --layers {span}: up")
         yield peer
 
 
@@ -177,6 +183,14 @@ async def _program(name: str, arguments: Sequence[str], folder: Path) -> AsyncIt
             await process.wait()
 
 
+def _load() -> None:
+    """Import torch and transformers, which takes seconds, while the nodes do the same."""
+    import client.aio  # noqa: F401
+    from swarm.quiet import quiet_libraries
+
+    quiet_libraries()
+
+
 def _end_with_parent() -> None:
     """In the child before exec: a SIGTERM when the demo dies, however it dies."""
     pr_set_pdeathsig = 1
@@ -203,7 +217,6 @@ async def _until_ended(delay_ms: float, console: Console) -> None:
 def main() -> None:
     """Entry point; DELAY_MS comes from the environment."""
     console = Console(highlight=False)
-    quiet_libraries()
     try:
         asyncio.run(_until_ended(float(os.environ.get("DELAY_MS", "25")), console))
     except asyncio.CancelledError:
