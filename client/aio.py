@@ -26,6 +26,7 @@ from client.target import Target, find_in_swarm, load_target
 from client.text import TextStream
 from client.walk import Walk
 from swarm.budget import FixedBudget
+from swarm.codec import lossless_codec
 from swarm.dial import Dialer
 from swarm.errors import (
     ConfigError,
@@ -269,15 +270,12 @@ class AsyncSwarm:
         return Limits(self.target.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)
 
 
-_CODECS = {"float32": Codec.FP32, "float16": Codec.FP16, "bfloat16": Codec.BF16}
-
-
 def _codec(numeric_class: str) -> Codec:
     """The lossless codec for a chain's compute type, which its numeric class ends with."""
-    dtype = numeric_class.rpartition("-")[2]
-    if dtype not in _CODECS:
+    dtype = getattr(torch, numeric_class.rpartition("-")[2], None)
+    if not isinstance(dtype, torch.dtype):
         raise UnsupportedModel(f"this client knows no codec for nodes that compute in {numeric_class}; update it")
-    return _CODECS[dtype]
+    return lossless_codec(dtype)
 
 
 def _load_drafter(target: Target, draft: str | Path | None) -> Drafter:

@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import grpc
 import grpc.aio
 
 from swarm import wire
 from swarm.dial import Dialer
-from swarm.errors import HopClosed, HopError, HopTimeout, SwarmError, Unreachable
+from swarm.errors import HopClosed, HopError, HopTimeout, SessionExpired, SwarmError, Unreachable
 from swarm.faults import error_of
 from swarm.frames import Joiner
 from swarm.ids import SessionId
@@ -169,6 +170,8 @@ async def _read_replies(channel: grpc.aio.Channel, session: SessionId, chain: Ch
         await asyncio.sleep(FAULT_GRACE_S)  # the fault that says why comes up the chain, one hop later
     except grpc.aio.AioRpcError as failure:
         error = Unreachable(tail.peer, str(tail.span), f"the reply stream broke ({failure.details()})")
+        if failure.code() is grpc.StatusCode.NOT_FOUND:
+            error = SessionExpired(f"node {tail.peer} no longer holds this session")
     except SwarmError as failure:
         error = failure
     finally:

@@ -18,6 +18,7 @@ from node.sweep_run import HopRole, NoiseSource, SweepRun
 from node.tally import Tally
 from node.upstream import UpstreamSide
 from swarm.arena import Arena
+from swarm.codec import check_width
 from swarm.dial import Dialer
 from swarm.errors import (
     Busy,
@@ -317,10 +318,8 @@ class HopSession:
                 raise RemoteProtocolError("sampling", str(error)) from None
         if (rows is None) != (self._attach.index == 0):
             raise RemoteProtocolError("rows", "hop 0 embeds ids, later hops take rows")
-        if rows is not None and rows.width != self._shop.model.hidden_size:
-            raise RemoteProtocolError(
-                "rows", f"{rows.width} values per row; this model has {self._shop.model.hidden_size}"
-            )
+        if rows is not None:
+            check_width(rows, self._shop.model.hidden_size)
 
     def _end_upstream(self) -> None:
         if self._upstream is not None:

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import grpc.aio
 
-CHANNEL_OPTIONS: list[tuple[str, int]] = [
+_BOTH_SIDES: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.max_send_message_length", 4 << 20),
+]
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    *_BOTH_SIDES,
     # A link must reconnect at once or fail at once: repair is the client's decision, not the channel's.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 
 SERVER_OPTIONS: list[tuple[str, int]] = [
-    *CHANNEL_OPTIONS[:6],
+    *_BOTH_SIDES,
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
