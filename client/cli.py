@@ -87,7 +87,7 @@ async def generate(command: Generate) -> None:
     print()  # noqa: T201
     if command.stats and result is not None:
         console = Console(stderr=True, highlight=False)
-        console.print(report.summary(result.stats))
+        console.print(report.summary(result.stats), soft_wrap=True)
         console.print(report.waterfall(result.stats))
 
 

@@ -186,7 +186,8 @@ def test_without_a_model_the_swarms_only_one_is_served(running: Running, tmp_pat
 
 
 def test_without_a_model_an_empty_swarm_says_so(tmp_path: Path) -> None:
-    _check_refusal(run("node.cli", "serve", "--layers", "0-4", "--identity", str(tmp_path / "node.key")), "which MODEL")
+    alone = ["node.cli", "serve", "--layers", "0-4", "--host", "127.0.0.1", "--identity", str(tmp_path / "node.key")]
+    _check_refusal(run(*alone), "which MODEL")
 
 
 def test_layers_outside_the_model_are_one_line(running: Running, tmp_path: Path) -> None:
