@@ -12,17 +12,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from client.aio import AsyncSwarm, Piece
+    from client.aio import AsyncSwarm
+    from client.chat import AsyncChat
+    from client.conversation import Message
     from client.options import Options
+    from client.session import Piece
     from client.stats import Result, Stats, SweepStats
-    from client.sync import Swarm
+    from client.sync import Chat, Swarm
 
-__all__ = ["AsyncSwarm", "Options", "Piece", "Result", "Stats", "Swarm", "SweepStats"]
+__all__ = [
+    "AsyncChat",
+    "AsyncSwarm",
+    "Chat",
+    "Message",
+    "Options",
+    "Piece",
+    "Result",
+    "Stats",
+    "Swarm",
+    "SweepStats",
+]
 
 _HOMES = {
+    "AsyncChat": "client.chat",
     "AsyncSwarm": "client.aio",
+    "Chat": "client.sync",
+    "Message": "client.conversation",
     "Options": "client.options",
-    "Piece": "client.aio",
+    "Piece": "client.session",
     "Result": "client.stats",
     "Stats": "client.stats",
     "Swarm": "client.sync",

@@ -7,76 +7,54 @@ stops it too, and a reader may live in any task.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Unpack
 
 import torch
 
-from client.chain import Chain, open_chain
-from client.decode import Job, decode
+from client.chat import AsyncChat
+from client.conversation import Conversation
+from client.decode import Job
 from client.draft import Drafter, ModelDrafter, NoDrafter, check_compatible
-from client.options import ConnectOptions, GenerateOptions, Options, make_options
-from client.stats import Result, Stats
+from client.jobs import JobMaker
+from client.options import ConnectOptions, GenerateOptions, check_codec, make_options
+from client.session import Piece, SessionOpener
+from client.stats import Result
 from client.target import Target, find_in_swarm, load_target
-from client.text import TextStream
-from client.walk import Walk
-from swarm.budget import FixedBudget
-from swarm.codec import lossless_codec
 from swarm.dial import Dialer
-from swarm.errors import (
-    ConfigError,
-    ContextFull,
-    GenerationInterrupted,
-    HopError,
-    RouteError,
-    SwarmError,
-    UnsupportedModel,
-)
-from swarm.messages import Codec, Open
+from swarm.errors import ConfigError
 from swarm.ragged import load_whole
-from swarm.registry import ModelIdentity, Registry
+from swarm.registry import ModelIdentity
 from swarm.registry_dht import DhtConfig, DhtRegistry
-from swarm.routing import Route, RouteQuery, best_route
-from swarm.sampling import check as check_sampling
-from swarm.session import Limits
-from swarm.tasks import TaskScope
+from swarm.routing import Route
+from swarm.tasks import TaskScope, relay
 
-logger = logging.getLogger(__name__)
+__all__ = ["AsyncSwarm", "Piece"]
 
 DEFAULT_NODES = 16
-SWEEPS_IN_FLIGHT = 4
-PREFILL_CHUNK = 512
-OPEN_ATTEMPTS = 3
-PIECES_AHEAD = 256
 DRAFT_WINDOW = 32_768
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Text that became certain; the last piece of a stream also carries the result."""
-
-    text: str
-    result: Result | None = None
 
 
 class AsyncSwarm:
     """One model in one swarm; made by `AsyncSwarm.connect`."""
 
-    def __init__(self, target: Target, identity: ModelIdentity, registry: Registry, drafter: Drafter) -> None:
-        self.target = target
-        self.identity = identity
-        self._registry = registry
-        self._drafter = drafter
-        self._join: tuple[str, ...] = ()
-        self._nodes = DEFAULT_NODES
-        self._dialer = Dialer()
-        self._scope = TaskScope()
-        self._drafting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft")
+    def __init__(self, opener: SessionOpener, jobs: JobMaker, scope: TaskScope) -> None:
+        self._opener = opener
+        self._jobs = jobs
+        self._scope = scope
+
+    @property
+    def target(self) -> Target:
+        """The model as its client knows it."""
+        return self._opener.target
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """The model as the swarm knows it."""
+        return self._opener.identity
 
     @classmethod
     @asynccontextmanager
@@ -92,11 +70,14 @@ class AsyncSwarm:
                 nodes: default tree nodes per sweep (K).
                 registry: an open registry to use instead of joining the DHT.
                 threads: CPU threads for the draft model.
+                codec: "lossless", or "int8" for a quarter (fp32) or half (bf16) of the bytes between nodes and a
+                    text that may differ.
 
         Raises:
             SwarmError: the model is unknown, nobody answers, the draft does not fit …
         """
         peers, registry = tuple(options.get("peers", ())), options.get("registry")
+        codec = check_codec(options.get("codec", "lossless"))
         if not peers and registry is None:
             raise ConfigError("peers: name one of the swarm's peers, as `swarm bootstrap` and `node serve` print them")
         if (threads := options.get("threads")) is not None:
@@ -104,15 +85,15 @@ class AsyncSwarm:
         target = await asyncio.to_thread(load_target, model, options.get("revision"))
         drafter = await asyncio.to_thread(_load_drafter, target, options.get("draft"))
         opened = registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True))
-        async with opened:
+        nodes = options.get("nodes", DEFAULT_NODES)
+        async with opened, Dialer() as dialer, TaskScope() as scope:
             identity = find_in_swarm(target, await opened.models(), peers)
-            swarm = cls(target, identity, opened, drafter)
-            swarm._join, swarm._nodes = peers, options.get("nodes", DEFAULT_NODES)
-            async with swarm._dialer, swarm._scope:
-                try:
-                    yield swarm
-                finally:
-                    swarm._drafting.shutdown(wait=False, cancel_futures=True)
+            opener = SessionOpener(target, identity, opened, dialer, peers, nodes, codec)
+            drafting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft")
+            try:
+                yield cls(opener, JobMaker(target, drafter, drafting, nodes), scope)
+            finally:
+                drafting.shutdown(wait=False, cancel_futures=True)
 
     async def stream(
         self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
@@ -129,20 +110,10 @@ class AsyncSwarm:
             RouteError: nobody serves some layers.
             GenerationInterrupted: the chain broke midway; carries text and tokens so far.
         """
-        job = self._job(prompt, make_options(options))
-        pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue(PIECES_AHEAD)
-        task = self._scope.spawn(self._produce(job, pieces), name="generation")
-        try:
-            while True:
-                item = await pieces.get()
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-                if item.result is not None:
-                    return
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+        job = self._jobs.make(prompt, make_options(options))
+        async with aclosing(relay(self._scope, self._once(job))) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Result:
         """Generate and return the whole result; arguments and errors as in `stream`."""
@@ -158,124 +129,25 @@ class AsyncSwarm:
         Raises:
             RouteError: nobody serves some layers.
         """
-        records = await self._registry.records(self.identity.fingerprint, self.identity.num_layers, fresh=bool(avoid))
-        query = RouteQuery(self.target.name, self.identity.num_layers, self._nodes, self._join)
-        return best_route([record for record in records if record.peer not in avoid], query)
+        return await self._opener.route(avoid=avoid)
 
-    def _job(self, prompt: str | Sequence[int], options: Options) -> Job:
-        options.check()
-        sampling = options.sampling()
-        check_sampling(sampling, self.target.vocab_size)
-        ids = tuple(self.target.tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) else tuple(prompt)
-        if not ids:
-            raise ConfigError("prompt: is empty, and this tokenizer adds no token of its own; give at least one token")
-        if not all(0 <= token < self.target.vocab_size for token in ids):
-            raise ConfigError(f"prompt: token ids must be below {self.target.vocab_size}")
-        limit = self.target.max_positions
-        if limit is not None and len(ids) + options.max_new_tokens > limit:
-            raise ContextFull(
-                f"prompt of {len(ids)} tokens and {options.max_new_tokens} new ones exceed the model's context of "
-                f"{limit}; shorten one of them"
-            )
-        text = TextStream(
-            self.target.tokenizer,
-            ids,
-            stop=options.stop,
-            eos_ids=self.target.eos_ids,
-            max_new_tokens=options.max_new_tokens,
-        )
-        nodes = self._nodes if options.nodes is None else options.nodes
-        if isinstance(self._drafter, NoDrafter):
-            nodes = 0
-        return Job(
-            prompt=ids,
-            sampling=sampling,
-            budget=FixedBudget(nodes),
-            chunk=min(PREFILL_CHUNK, len(ids)),
-            max_new_tokens=options.max_new_tokens,
-            text=text,
-            drafter=self._drafter,
-            drafting=self._drafting,
-        )
+    def chat(self, system: str | None = None, **options: Unpack[GenerateOptions]) -> AsyncChat:
+        """A conversation that keeps its session between turns; `async with swarm.chat() as chat:`.
 
-    async def _produce(self, job: Job, pieces: asyncio.Queue[Piece | Exception]) -> None:
-        """Run one generation; every error goes to its reader and not to the other generations."""
-        try:
-            await self._generate(job, pieces)
-        except Exception as error:  # noqa: BLE001 - raised again where the reader is
-            await pieces.put(error)
+        Args:
+            system: what the model is told before the first turn.
+            options: defaults of its turns, fields of `client.Options`.
 
-    async def _generate(self, job: Job, pieces: asyncio.Queue[Piece | Exception]) -> None:
-        started = job.clock()
-        first_token = started
-        async with self._open(job) as (chain, route):
-            walk = Walk(self._limits(chain), job.sampling)
-            try:
-                async for text in decode(job, chain, walk):
-                    if first_token == started and job.text.tokens:
-                        first_token = job.clock()
-                    if text and not job.text.stopped:
-                        await pieces.put(Piece(text))
-                    last = text
-            except SwarmError as error:
-                job.text.finish()
-                raise GenerationInterrupted(str(error), job.text.text, job.text.tokens) from error
-            stats = _stats(job, route, first_token - started, job.clock() - started)
-        logger.info(
-            "session over: %d tokens, %d sweeps, acceptance length %.2f, %.1f tokens/s",
-            *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),
-        )
-        result = Result(job.text.text, tuple(job.text.tokens), job.text.finish_reason or "length", stats)
-        await pieces.put(Piece(last, result))
+        Raises:
+            ConfigError: an option cannot be.
+        """
+        return AsyncChat(self._opener, self._jobs, self._scope, Conversation(self.target.tokenizer, system), options)
 
-    @asynccontextmanager
-    async def _open(self, job: Job) -> AsyncIterator[tuple[Chain, Route]]:
-        """Open a session, on another route if a machine of the first does not answer."""
-        window = len(job.prompt) + job.max_new_tokens
-        avoid: frozenset[str] = frozenset()
-        refusal: HopError | None = None
-        for attempt in range(OPEN_ATTEMPTS):
-            route = await self._route_beside(avoid, refusal)
-            budget = job.budget.nodes(job.max_new_tokens) + 1
-            want = Open(
-                fingerprint=self.identity.fingerprint,
-                window_tokens=window,
-                sweeps=SWEEPS_IN_FLIGHT,
-                nodes=budget + max((SWEEPS_IN_FLIGHT - 1) * job.chunk, budget),
-                codec=_codec(route.numeric_class),
-            )
-            is_open = False
-            try:
-                async with open_chain(self._dialer, route, want) as chain:
-                    is_open = True
-                    yield chain, route
-                return
-            except HopError as error:
-                if is_open or attempt + 1 == OPEN_ATTEMPTS:
-                    raise
-                avoid |= {error.peer}
-                refusal = error
-
-    async def _route_beside(self, avoid: frozenset[str], refusal: HopError | None) -> Route:
-        """A route without the machines that refused; where there is none, their refusal is the answer."""
-        try:
-            return await self.route(avoid=avoid)
-        except RouteError:
-            if refusal is not None:
-                raise refusal from None
-            raise
-
-    def _limits(self, chain: Chain) -> Limits:
-        credits = chain.credits
-        return Limits(self.target.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)
-
-
-def _codec(numeric_class: str) -> Codec:
-    """The lossless codec for a chain's compute type, which its numeric class ends with."""
-    dtype = getattr(torch, numeric_class.rpartition("-")[2], None)
-    if not isinstance(dtype, torch.dtype):
-        raise UnsupportedModel(f"this client knows no codec for nodes that compute in {numeric_class}; update it")
-    return lossless_codec(dtype)
+    async def _once(self, job: Job) -> AsyncGenerator[Piece, None]:
+        """Run one generation in a session of its own."""
+        async with self._opener.open(len(job.prompt) + job.max_new_tokens, job.nodes) as session:
+            async for piece in session.run(job):
+                yield piece
 
 
 def _load_drafter(target: Target, draft: str | Path | None) -> Drafter:
@@ -286,18 +158,3 @@ def _load_drafter(target: Target, draft: str | Path | None) -> Drafter:
     tokenizer = load_target(draft).tokenizer
     check_compatible(target.tokenizer, tokenizer, target.vocab_size, model.vocab_size)
     return ModelDrafter(model, len(target.tokenizer), model.max_positions or DRAFT_WINDOW)
-
-
-def _stats(job: Job, route: Route, first_token_s: float, total_s: float) -> Stats:
-    return Stats(
-        tokens=len(job.text.tokens),
-        prompt_tokens=len(job.prompt),
-        prefill_sweeps=job.prefill_sweeps,
-        seed=job.sampling.seed,
-        reproducible=route.numeric_class.endswith("-float32"),
-        numeric_class=route.numeric_class,
-        time_to_first_token_s=first_token_s,
-        total_s=total_s,
-        sweeps=tuple(job.sweeps),
-        hops=tuple(f"{hop.peer[-8:]} {hop.span}" for hop in route.hops),
-    )

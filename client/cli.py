@@ -1,4 +1,4 @@
-"""The `client` command: generate text through a swarm. Owns terminal output and exit codes, nothing else."""
+"""The `client` command: use a swarm from the terminal. Owns terminal output and exit codes, nothing else."""
 
 from __future__ import annotations
 
@@ -6,54 +6,43 @@ import asyncio
 import logging
 import os
 import sys
-from dataclasses import asdict, dataclass, field
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, assert_never
 
 import tyro
 from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
 
-from client import report
-from client.options import Options
+from client.commands import Bench, Chat, Command, Connection, Generate
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
 
-
-@dataclass(frozen=True, slots=True)
-class Generate:
-    """Generate text through a swarm; it streams to standard output.
-
-    Attributes:
-        model: hub id or folder of the target (default: CANOPY_MODEL); only its config and tokenizer are read.
-        prompt: text to continue; - or nothing reads standard input.
-        join: multiaddress of a peer of the swarm; may be repeated.
-        draft: hub id or folder of a draft model with the same tokenizer, or none.
-        revision: branch, tag or commit of a hub model.
-        threads: CPU threads for the draft model (default: all cores).
-        stats: print where the time went, to standard error.
-        options: how to generate.
-    """
-
-    model: tyro.conf.Positional[str | None] = None
-    prompt: str = "-"
-    join: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    draft: str = "none"
-    revision: str | None = None
-    threads: int | None = None
-    stats: bool = False
-    options: Annotated[Options, tyro.conf.arg(name="")] = field(default_factory=Options)
+if TYPE_CHECKING:
+    from client.options import ConnectOptions
 
 
 def main() -> None:
     """Entry point."""
-    command = tyro.extras.subcommand_cli_from_dict({"generate": Generate}, prog="client", description="Use a swarm.")
+    commands: dict[str, Callable[..., Command]] = {"generate": Generate, "chat": Chat, "bench": Bench}
+    command = tyro.extras.subcommand_cli_from_dict(commands, prog="client", description="Use a swarm.")
     logging.basicConfig(level=os.environ.get("CANOPY_LOG", "WARNING"), format="%(asctime)s %(name)s: %(message)s")
     sys.exit(run(command))
 
 
-def run(command: Generate) -> int:
+def run(command: Command) -> int:
     """Carry out a command; the exit code. Errors are one line."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it has to say comes as exceptions too
     try:
-        asyncio.run(generate(command))
+        match command:
+            case Generate():
+                asyncio.run(generate(command))
+            case Chat():
+                return chat(command)
+            case Bench():
+                return asyncio.run(bench(command))
+            case _:
+                assert_never(command)
     except GenerationInterrupted as error:
         print(f"\nclient: {error}", file=sys.stderr)  # noqa: T201 - the command line's own output
         return 1
@@ -67,20 +56,15 @@ def run(command: Generate) -> int:
 
 async def generate(command: Generate) -> None:
     """Stream one text."""
-    model = command.model or os.environ.get("CANOPY_MODEL")
-    if model is None:
-        raise ConfigError("which model? name a hub id or folder, or set CANOPY_MODEL")
+    model, options = _connection(command)
+    from client import report
     from client.aio import AsyncSwarm  # torch and transformers take seconds to import: bad options are told before
     from swarm.quiet import quiet_libraries
 
     quiet_libraries()
     prompt = sys.stdin.read() if command.prompt == "-" else command.prompt
-    draft = None if command.draft == "none" else command.draft
-    connecting = AsyncSwarm.connect(
-        model, peers=command.join, draft=draft, revision=command.revision, threads=command.threads
-    )
     result = None
-    async with connecting as swarm:
+    async with AsyncSwarm.connect(model, **options) as swarm:
         async for piece in swarm.stream(prompt, **asdict(command.options)):
             print(piece.text, end="", flush=True)  # noqa: T201
             result = piece.result
@@ -89,6 +73,86 @@ async def generate(command: Generate) -> None:
         console = Console(stderr=True, highlight=False)
         console.print(report.summary(result.stats), soft_wrap=True)
         console.print(report.waterfall(result.stats))
+
+
+def chat(command: Chat) -> int:
+    """Talk until the lines end; 1 if an answer failed."""
+    model, options = _connection(command)
+    from client.sync import Swarm
+    from client.talk import Talk, typed_lines
+    from swarm.quiet import quiet_libraries
+
+    quiet_libraries()
+    console = Console(highlight=False)
+    is_terminal = sys.stdin.isatty() and console.is_terminal
+    with (
+        Swarm.connect(model, **options) as swarm,
+        swarm.chat(command.system, **asdict(command.options)) as conversation,
+    ):
+        if is_terminal:
+            console.print("/help lists commands; Ctrl-C stops an answer, Ctrl-D leaves", style="dim")
+        if not conversation.has_template:
+            note = (
+                "note: this model has no chat template; it goes on with a plain transcript and may not answer as asked"
+            )
+            console.print(note, style="dim", soft_wrap=True)
+        talk = Talk(conversation, console, command.options.seed)
+        talk.run(typed_lines(is_terminal))
+    return 1 if talk.failed else 0
+
+
+async def bench(command: Bench) -> int:
+    """Measure prompt by prompt; 1 if a text differs where it must not."""
+    model, options = _connection(command)
+    from client import bench as measuring
+    from client.aio import AsyncSwarm
+    from swarm.quiet import quiet_libraries
+
+    command.options.check()
+    prompts = measuring.read_prompts(command.prompts, command.limit)
+    ways = measuring.ways(command.options, command.compare)
+    quiet_libraries()
+    console = Console(highlight=False)
+    measured = measuring.Measured(model=model, draft=command.draft, options=command.options)
+    async with AsyncSwarm.connect(model, **options) as swarm:
+        prompts = measuring.cut(swarm, prompts, command.prompt_tokens)
+        await measuring.warm_up(swarm)
+        measured.route = [f"{hop.peer} {hop.span}" for hop in (await swarm.route()).hops]
+        with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as progress:
+            task = progress.add_task("prompts", total=len(prompts) * len(ways))
+            async for prompt, way, runs in measuring.measure(swarm, prompts, ways):
+                measured.runs += runs
+                measured.skipped += [] if runs else [prompt.name]
+                progress.update(task, advance=1, description=f"{prompt.name[-30:]}, {way}")
+    if not measured.runs:
+        raise ConfigError("no prompt fits the model's context; cut them with --prompt-tokens")
+    for shown in measuring.report(measured):
+        console.print(shown, soft_wrap=isinstance(shown, str), markup=False)
+    if command.json is not None:
+        _write(command.json, measured.to_json())
+    if measured.is_wrong:
+        print("client: a text differs from plain decoding's, which must not be; please report it", file=sys.stderr)  # noqa: T201
+    return 1 if measured.is_wrong else 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def _connection(command: Connection) -> tuple[str, ConnectOptions]:
+    model = command.model or os.environ.get("CANOPY_MODEL")
+    if model is None:
+        raise ConfigError("which model? name a hub id or folder, or set CANOPY_MODEL")
+    return model, {
+        "peers": command.join,
+        "draft": None if command.draft == "none" else command.draft,
+        "revision": command.revision,
+        "threads": command.threads,
+        "codec": command.codec,
+    }
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from client.stats import SweepStats
 from client.text import TextStream
 from client.walk import Walk
 from swarm.budget import Budget
-from swarm.messages import Sampling
+from swarm.ids import TreeNodeId
+from swarm.messages import Reply, Sampling
 from swarm.tree import DraftTree
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,8 @@ logger = logging.getLogger(__name__)
 class Job:
     """One generation: what to continue, how, and what came of it.
 
-    prompt: token ids. chunk: nodes per prefill sweep. text: decides where the output ends.
+    prompt: token ids. chunk: nodes per prefill sweep. text: decides where the output ends. kept_tokens: of the prompt,
+    those that the session held already.
     """
 
     prompt: tuple[int, ...]
@@ -40,8 +42,14 @@ class Job:
     drafter: Drafter
     drafting: Executor
     clock: Callable[[], float] = time.perf_counter
+    kept_tokens: int = 0
     prefill_sweeps: int = 0
     sweeps: list[SweepStats] = field(default_factory=list)
+
+    @property
+    def nodes(self) -> int:
+        """Most tree nodes of a sweep, its pending token not counted."""
+        return self.budget.nodes(self.max_new_tokens)
 
     @property
     def tokens_left(self) -> int:
@@ -52,22 +60,28 @@ class Job:
 async def decode(job: Job, chain: Chain, walk: Walk) -> AsyncIterator[str]:
     """Generate; yields text as it becomes certain, possibly "" while a character or a stop string is incomplete.
 
+    The session may be new, or hold any sequence, and even sweeps of a generation that was left: what it has in common
+    with the prompt does not travel again.
+
     Raises:
         SwarmError: what broke the chain; `job.text` holds what was made before.
     """
     await _prefill(job, chain, walk)
+    prefilled = walk.state.sequence
     while True:
-        nodes, draft_ms = await _speculate(job, chain, walk)
+        tree, root, draft_ms = await _speculate(job, chain, walk)
         while walk.pending is None and not job.text.stopped:
             answer = await chain.answer()
             emitted = walk.accept(answer.reply)
             piece = job.text.push(emitted)
-            if answer.reply.sequence > job.prefill_sweeps:
+            if answer.reply.sequence > prefilled:
                 times = answer.reply.times
-                cost = SweepStats(nodes, len(emitted), draft_ms, answer.total_ms, chain.first_link_ms, times)
+                cost = SweepStats(len(tree), len(emitted), draft_ms, answer.total_ms, chain.first_link_ms, times)
                 job.sweeps.append(cost)
-                logger.debug("sweep %d: %d nodes, %d tokens", answer.reply.sequence, nodes, len(emitted))
+                logger.debug("sweep %d: %d nodes, %d tokens", answer.reply.sequence, len(tree), len(emitted))
             yield piece
+            if answer.reply.sequence > prefilled:
+                await _learn(job, tree, root, answer.reply)
         if job.text.stopped:
             return
 
@@ -77,21 +91,44 @@ async def _prefill(job: Job, chain: Chain, walk: Walk) -> None:
 
     The draft then reads the prompt while the chain does.
     """
-    *forced, walk.pending = job.prompt
-    for start in range(0, len(forced), job.chunk):
-        while walk.in_flight >= max(1, chain.credits.sweeps - 1):
-            walk.accept((await chain.answer()).reply)
-        chain.send(walk.prefill(forced[start : start + job.chunk], last=False))
+    ahead = max(0, chain.credits.sweeps - 2)
+    await _await_replies(chain, walk, ahead)
+    commit, job.kept_tokens = walk.restart(job.prompt, job.sampling)
+    if commit is not None:
+        chain.send(commit)
+    for start in range(job.kept_tokens, len(job.prompt) - 1, job.chunk):
+        await _await_replies(chain, walk, ahead)
+        chain.send(walk.prefill(job.prompt[start : min(start + job.chunk, len(job.prompt) - 1)], last=False))
         job.prefill_sweeps += 1
+    await _await_replies(chain, walk, chain.credits.sweeps - 1)
 
 
-async def _speculate(job: Job, chain: Chain, walk: Walk) -> tuple[int, float]:
-    """Grow a tree below the pending token and send both; returns its size and what drafting took in milliseconds."""
+async def _await_replies(chain: Chain, walk: Walk, most: int) -> None:
+    """Until at most so many sweeps are unanswered."""
+    while walk.in_flight > most:
+        walk.accept((await chain.answer()).reply)
+
+
+async def _speculate(job: Job, chain: Chain, walk: Walk) -> tuple[DraftTree, TreeNodeId, float]:
+    """Grow a tree below the pending token and send both.
+
+    Returns:
+        The tree, the pending token's node, and what drafting took in milliseconds.
+    """
     started = job.clock()
     tree = await _draft(job, walk.room - 1)
     draft_ms = (job.clock() - started) * 1e3
-    chain.send(walk.extend(tree))
-    return len(tree.tokens), draft_ms
+    sweep = walk.extend(tree)
+    chain.send(sweep)
+    return tree, sweep.first_id, draft_ms
+
+
+async def _learn(job: Job, tree: DraftTree, root: TreeNodeId, reply: Reply) -> None:
+    """Hand the picks after a tree's nodes and its root to the drafter that grew it, on its own thread."""
+    if not tree:
+        return
+    picks = {node - root - 1 if node > root else None: token for node, token in reply.picks if node >= root}
+    await asyncio.get_running_loop().run_in_executor(job.drafting, job.drafter.learn, tree, picks)
 
 
 async def _draft(job: Job, room: int) -> DraftTree:

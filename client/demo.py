@@ -6,26 +6,26 @@ Everything is started as a user would start it, and nothing is left running. DEL
 from __future__ import annotations
 
 import asyncio
-import ctypes
+import json
 import os
-import re
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
+from client.programs import start_program
+from client.proxy import free_ports
+from client.shape import LinkShape
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
-from swarm.errors import RegistryError, RouteError, SwarmError
+from swarm.errors import RouteError, SwarmError
 
 if TYPE_CHECKING:
     from client.aio import AsyncSwarm
@@ -39,30 +39,6 @@ TEMPERATURE = 0.7
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 8.0
 COVER_ATTEMPTS = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A started program and the file that its output goes to."""
-
-    process: asyncio.subprocess.Process
-    log: Path
-
-    async def wait_for(self, pattern: str) -> str:
-        """The first match in its output.
-
-        Raises:
-            RegistryError: it ended, or said nothing of the kind in time.
-        """
-        for _ in range(int(START_TIMEOUT_S / 0.1)):
-            found = re.search(pattern, self.log.read_text())
-            if found is not None:
-                return found[0]
-            if self.process.returncode is not None:
-                break
-            await asyncio.sleep(0.1)
-        last = (self.log.read_text().strip().splitlines() or ["it said nothing"])[-1]
-        raise RegistryError(f"{self.log.stem} did not start: {last}")
 
 
 async def demo(delay_ms: float, console: Console) -> None:
@@ -136,18 +112,19 @@ async def _swarm(delay_ms: float, console: Console) -> AsyncIterator[str]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="canopy-demo-")))
         boot = ["swarm.cli", "bootstrap", "--host", "127.0.0.1", "--port", "0", "--identity", str(folder / "boot.key")]
-        bootstrap = await stack.enter_async_context(_program("bootstrap", boot, folder))
-        ports = _free_ports(2 * len(SPANS))
+        bootstrap = await stack.enter_async_context(start_program("bootstrap", boot, folder))
+        ports = free_ports(2 * len(SPANS))
         pairs = list(zip(ports[::2], ports[1::2], strict=True))
-        links = ["client.delay", str(delay_ms), *(f"{listen}:{target}" for listen, target in pairs)]
-        await stack.enter_async_context(_program("links", links, folder))
+        shape = json.dumps(asdict(LinkShape(delay_ms=delay_ms)))
+        links = ["client.proxy", shape, *(f"{listen}:{target}" for listen, target in pairs)]
+        await stack.enter_async_context(start_program("links", links, folder))
         peer = await bootstrap.wait_for(r"/ip4/\S+")
         nodes = []
         for span, (listen, target) in zip(SPANS, pairs, strict=True):
             serve = ["node.cli", "serve", str(TARGET), "--layers", span, "--join", peer, "--host", "127.0.0.1"]
             serve += ["--port", str(target), "--announce-address", f"127.0.0.1:{listen}", "--threads", "1"]
             serve += ["--identity", str(folder / f"{span}.key")]
-            nodes.append(await stack.enter_async_context(_program(f"node {span}", serve, folder)))
+            nodes.append(await stack.enter_async_context(start_program(f"node {span}", serve, folder)))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(asyncio.to_thread(_load))
             for span, node in zip(SPANS, nodes, strict=True):
@@ -156,53 +133,12 @@ async def _swarm(delay_ms: float, console: Console) -> AsyncIterator[str]:
         yield peer
 
 
-@asynccontextmanager
-async def _program(name: str, arguments: Sequence[str], folder: Path) -> AsyncIterator[Running]:
-    """Run one of Canopy's programs; leaving ends it, politely first."""
-    log = folder / f"{name}.log"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", *arguments),
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # Ctrl-C reaches the demo alone, which ends them in order
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
-        )
-    try:
-        yield Running(process, log)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-
-
 def _load() -> None:
     """Import torch and transformers, which takes seconds, while the nodes do the same."""
     import client.aio  # noqa: F401
     from swarm.quiet import quiet_libraries
 
     quiet_libraries()
-
-
-def _end_with_parent() -> None:
-    """In the child before exec: a SIGTERM when the demo dies, however it dies."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
-
-
-def _free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in held]
-    for server in held:
-        server.close()
-    return ports
 
 
 async def _until_ended(delay_ms: float, console: Console) -> None:

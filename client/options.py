@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from swarm.errors import ConfigError
 from swarm.messages import Sampling
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from swarm.registry import Registry
 
 MAX_NODES = 2_048
+CodecChoice = Literal["lossless", "int8"]
+"""How hidden rows travel between hops: every bit of them, or in int8 blocks, which changes results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,18 @@ class ConnectOptions(TypedDict, total=False):
     nodes: int
     registry: Registry
     threads: int | None
+    codec: CodecChoice
+
+
+def check_codec(given: CodecChoice) -> CodecChoice:
+    """Refuse a codec that is none, as a caller without a type checker may give.
+
+    Raises:
+        ConfigError: names what there is.
+    """
+    if given not in get_args(CodecChoice):
+        raise ConfigError(f"codec: {given!r}; there are {' and '.join(get_args(CodecChoice))}")
+    return given
 
 
 def make_options(given: GenerateOptions) -> Options:

@@ -20,6 +20,12 @@ def summary(stats: Stats) -> str:
     )
 
 
+def turn(stats: Stats) -> str:
+    """One line: what of a conversation travelled for its last turn."""
+    new = stats.prompt_tokens - stats.reused_tokens
+    return f"conversation of {stats.prompt_tokens} tokens, {stats.reused_tokens} kept by the nodes, {new} sent"
+
+
 def waterfall(stats: Stats) -> Table:
     """Median milliseconds of a sweep, part by part, in the order in which it passes them."""
     table = Table(title=f"where a sweep's time went: median of {len(stats.sweeps)}, ms")

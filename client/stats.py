@@ -35,6 +35,7 @@ class SweepStats:
 class Stats:
     """One generation.
 
+    reused_tokens: of the prompt, those that the session held already, which did not travel again.
     sweeps: decode sweeps; prefill ones, which bring no token, are counted apart. Acceptance length is tokens per decode
     sweep, the target's own token included (plain decoding scores 1.00).
     reproducible: whether text depends on model, prompt and seed alone (fp32 and a lossless codec).
@@ -42,6 +43,7 @@ class Stats:
 
     tokens: int
     prompt_tokens: int
+    reused_tokens: int
     prefill_sweeps: int
     seed: int
     reproducible: bool

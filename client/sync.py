@@ -5,7 +5,7 @@ So it works in a notebook whose own loop is running.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,8 +14,11 @@ from typing import Self, TypeVar, Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from client.aio import AsyncSwarm, Piece
+from client.aio import AsyncSwarm
+from client.chat import AsyncChat
+from client.conversation import Message
 from client.options import ConnectOptions, GenerateOptions
+from client.session import Piece
 from client.stats import Result
 
 T = TypeVar("T")
@@ -41,31 +44,17 @@ class Swarm:
             return cls(inner, portal, stack.pop_all())
         raise AssertionError("unreachable")
 
-    def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Iterator[Piece]:
+    def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Generator[Piece, None, None]:
         """Generate and yield text as it becomes certain; as `AsyncSwarm.stream`. Leaving the loop early stops it."""
-        pieces = self._inner.stream(prompt, **options)
-        try:
-            while True:
-                try:
-                    yield self._wait(lambda: _next(pieces))
-                except StopAsyncIteration:
-                    return
-        finally:
-            self._portal.call(pieces.aclose)
+        return _iterate(self._portal, self._inner.stream(prompt, **options))
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Result:
         """Generate and return the whole result; as `AsyncSwarm.generate`."""
-        return self._wait(lambda: self._inner.generate(prompt, **options))
+        return _wait(self._portal, lambda: self._inner.generate(prompt, **options))
 
-    def _wait(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run on the loop and wait; Ctrl-C here stops the work there first."""
-        future = self._portal.start_task_soon(work)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            wait([future], timeout=STOP_S)
-            raise
+    def chat(self, system: str | None = None, **options: Unpack[GenerateOptions]) -> Chat:
+        """A conversation that keeps its session between turns; as `AsyncSwarm.chat`."""
+        return Chat(self._inner.chat(system, **options), self._portal)
 
     def close(self) -> None:
         """Leave the swarm."""
@@ -80,6 +69,72 @@ class Swarm:
     ) -> None:
         """Leave the swarm."""
         self.close()
+
+
+class Chat:
+    """A conversation; made by `Swarm.chat`. Leaving `with swarm.chat() as chat:` ends its session."""
+
+    def __init__(self, inner: AsyncChat, portal: BlockingPortal) -> None:
+        self._inner = inner
+        self._portal = portal
+
+    @property
+    def history(self) -> Sequence[Message]:
+        """Every message so far; as `AsyncChat.history`."""
+        return self._inner.history
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model brings a chat template; as `AsyncChat.has_template`."""
+        return self._inner.has_template
+
+    def stream(self, text: str, **options: Unpack[GenerateOptions]) -> Generator[Piece, None, None]:
+        """Say something and yield the answer as it becomes certain; as `AsyncChat.stream`."""
+        return _iterate(self._portal, self._inner.stream(text, **options))
+
+    def say(self, text: str, **options: Unpack[GenerateOptions]) -> Result:
+        """Say something and return the whole answer; as `AsyncChat.say`."""
+        return _wait(self._portal, lambda: self._inner.say(text, **options))
+
+    def clear(self) -> None:
+        """Begin again: forget every message but the system's."""
+        self._portal.call(self._inner.clear)
+
+    def close(self) -> None:
+        """End the session; its KV is free everywhere."""
+        self._portal.call(self._inner.close)
+
+    def __enter__(self) -> Self:
+        """A session is opened by the first turn."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the session."""
+        self.close()
+
+
+def _iterate(portal: BlockingPortal, pieces: AsyncGenerator[Piece, None]) -> Generator[Piece, None, None]:
+    try:
+        while True:
+            try:
+                yield _wait(portal, lambda: _next(pieces))
+            except StopAsyncIteration:
+                return
+    finally:
+        portal.call(pieces.aclose)
+
+
+def _wait(portal: BlockingPortal, work: Callable[[], Awaitable[T]]) -> T:
+    """Run on the loop and wait; Ctrl-C here stops the work there first."""
+    future = portal.start_task_soon(work)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        wait([future], timeout=STOP_S)
+        raise
 
 
 async def _next(pieces: AsyncGenerator[Piece, None]) -> Piece:

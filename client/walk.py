@@ -31,6 +31,7 @@ class Walk:
         self._picks: dict[TreeNodeId, int] = {}
         self._answered: set[int] = set()
         self._acked = 0
+        self._truncate_to: int | None = None
 
     @property
     def in_flight(self) -> int:
@@ -49,7 +50,28 @@ class Walk:
         While a pick is awaited one node is held back: the token that it brings needs a place, and nodes beside it die
         only when it is committed.
         """
-        return max(0, self.state.room(self._commit_to, self._acked) - self._awaits_pick)
+        survivors = 0 if self._truncate_to is not None else len(self.state.below(self._commit_to))
+        return max(0, self.state.room(survivors, self._acked) - self._awaits_pick)
+
+    def restart(self, prompt: Sequence[int], sampling: Sampling) -> tuple[Sweep | None, int]:
+        """Go on with another prompt in the same session: what it begins with stays, the rest is cut off (P5).
+
+        At least the prompt's last token is made again: it is pending now, and its pick is what comes next.
+
+        Returns:
+            A sweep that commits what is certain, None if nothing is, and how many of the prompt's tokens are kept.
+        """
+        first = self.state.next_id
+        commit = self._sweep((), (), picks_from=first) if self._commit_to is not None else None
+        held = self.state.committed
+        pairs = zip(held, prompt[:-1], strict=False)
+        differing = (place for place, (ours, theirs) in enumerate(pairs) if ours.token != theirs)
+        kept = next(differing, min(len(held), len(prompt) - 1))
+        self._truncate_to = kept if self.state.sequence else None
+        self._certain = held[kept - 1].id if kept else None
+        self._forced_until, self.pending = first, prompt[-1]
+        self._sampling, self._picks = sampling, {}
+        return commit, kept
 
     def prefill(self, chunk: Sequence[int], last: bool) -> Sweep:
         """The sweep that appends forced tokens as a chain; only the last chunk asks for a pick, after its last node."""
@@ -146,8 +168,9 @@ class Walk:
         return emitted
 
     def _sweep(self, tokens: tuple[int, ...], parents: tuple[Parent, ...], picks_from: int) -> Sweep:
-        commit_to = self._commit_to
-        committed = len(self.state.committed) + (len(self.state.path_to(commit_to)) if commit_to is not None else 0)
+        truncate_to, commit_to = self._truncate_to, self._commit_to
+        committed = len(self.state.committed) if truncate_to is None else truncate_to
+        committed += len(self.state.path_to(commit_to)) if commit_to is not None else 0
         sweep = Sweep(
             sequence=self.state.sequence + 1,
             committed=committed,
@@ -157,10 +180,11 @@ class Walk:
             picks_from=TreeNodeId(picks_from),
             generation=self.generation,
             acked=self._acked,
+            truncate_to=truncate_to,
             commit_to=commit_to,
             sampling=self._sampling,
         )
-        self._sampling = None
+        self._sampling = self._truncate_to = None
         self.state.apply(sweep)
         alive = self.state.live
         self._picks = {node: token for node, token in self._picks.items() if node in alive}

@@ -110,15 +110,15 @@ class SessionState:
         appended = tuple(TreeNodeId(sweep.first_id + offset) for offset in range(len(sweep.tokens)))
         return Applied(sweep.truncate_to, path, survivors, appended, positions)
 
-    def room(self, commit_to: TreeNodeId | None, acked: int) -> int:
-        """Nodes that the next sweep may append when it commits `commit_to` (F1), whatever the window says.
+    def room(self, survivors: int, acked: int) -> int:
+        """Nodes that the next sweep may append when it leaves `survivors` live (F1), whatever the window says.
 
         0 while no further sweep may be unanswered at all.
         """
         unanswered = self._counts_after(acked)
         if len(unanswered) >= self.limits.sweeps:
             return 0
-        return self.limits.nodes - max(sum(unanswered), len(self.below(commit_to)))
+        return self.limits.nodes - max(sum(unanswered), survivors)
 
     def child(self, parent: Parent, token: int) -> TreeNodeId | None:
         """The live child of `parent` that holds `token`."""

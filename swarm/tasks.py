@@ -1,11 +1,18 @@
-"""An owner for background tasks: a TaskGroup that cancels them at the end and raises errors as themselves."""
+"""Owners for background work: a task group that raises errors as themselves, and what runs in tasks of their own."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class TaskScope:
@@ -43,3 +50,73 @@ class TaskScope:
             first = group.exceptions[0]
             if first is not error:
                 raise first from first.__cause__
+
+
+async def relay(scope: TaskScope, source: AsyncGenerator[T, None], ahead: int = 256) -> AsyncGenerator[T, None]:
+    """The items and the error of `source`, which runs in a task of its own, up to `ahead` items before its reader.
+
+    So the reader may live in any task, or in several one after another; leaving the loop ends the source first.
+    """
+    items: asyncio.Queue[T | _End] = asyncio.Queue(ahead)
+
+    async def run() -> None:
+        error: Exception | None = None
+        try:
+            async with aclosing(source):
+                async for item in source:
+                    await items.put(item)
+        except Exception as caught:  # noqa: BLE001 - raised again where the reader is
+            error = caught
+        await items.put(_End(error))
+
+    task = scope.spawn(run())
+    try:
+        while not isinstance(item := await items.get(), _End):
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    error: Exception | None
+
+
+class Held(Generic[T]):
+    """An async context that is open in a task of its own, so that any task may use and close it."""
+
+    def __init__(self, scope: TaskScope) -> None:
+        self._scope = scope
+        self._leave = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self, context: AbstractAsyncContextManager[T]) -> T:
+        """Enter the context; if the caller is cancelled meanwhile, it is left again."""
+        entered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._task = self._scope.spawn(self._hold(context, entered))
+        try:
+            return await entered
+        except BaseException:
+            self._task.cancel()
+            raise
+
+    async def close(self) -> None:
+        """Leave the context and wait until it is left."""
+        self._leave.set()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _hold(self, context: AbstractAsyncContextManager[T], entered: asyncio.Future[T]) -> None:
+        try:
+            async with context as value:
+                if not entered.done():
+                    entered.set_result(value)
+                await self._leave.wait()
+        except Exception as error:
+            if entered.done():
+                logger.debug("a held context ended with an error", exc_info=error)
+            else:
+                entered.set_exception(error)

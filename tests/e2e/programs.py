@@ -50,6 +50,12 @@ class Program:
             time.sleep(0.05)  # a log file has no event to wait for
         raise AssertionError(f"no {pattern!r} in the output:\n{self.log.read_text()}")
 
+    def type(self, text: str) -> None:
+        """Write to its standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(text.encode())
+        self.process.stdin.flush()
+
     def tree(self) -> list[psutil.Process]:
         """The program and all its descendants."""
         root = psutil.Process(self.process.pid)
@@ -68,7 +74,12 @@ def program(arguments: Sequence[str], log: Path, folder: Path | None = None) -> 
     """Run one of Canopy's programs by its module, such as `["node.cli", "serve", …]`, in a folder."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", *arguments], stdout=output, stderr=subprocess.STDOUT, env=environment(), cwd=folder
+            [sys.executable, "-m", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+            cwd=folder,
         )
     running = Program(process, log)
     try:
@@ -77,6 +88,8 @@ def program(arguments: Sequence[str], log: Path, folder: Path | None = None) -> 
         if process.poll() is None:
             _, left = running.end(signal.SIGTERM)
             assert not left, f"left behind: {left}"
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -203,6 +204,28 @@ def test_nobody_answers_is_one_line(bare_target: Path) -> None:
 def test_an_address_that_peers_cannot_reach_is_not_listed(running: Running, tmp_path: Path) -> None:
     arguments = [*serve(TARGET, "0-4", running.peer, tmp_path), "--announce-address", "127.0.0.1:9"]
     _check_refusal(run(*arguments), "peers cannot reach 127.0.0.1:9")
+
+
+def test_in_a_chat_ctrl_c_stops_the_answer_and_not_the_program(
+    running: Running, bare_target: Path, tmp_path: Path
+) -> None:
+    arguments = ["client.cli", "chat", str(bare_target), "--join", running.peer, "--max-new-tokens", "400"]
+    with program(arguments, tmp_path / "chat.log") as chat:
+        chat.type(PROMPT + "\n")
+        chat.wait_for(r"\w+ \w+ \w+")
+        chat.process.send_signal(signal.SIGINT)
+        chat.wait_for(r"\(stopped;")
+        assert running.sessions() == len(SPANS), "the session is kept"
+        chat.type("Go on.\n")
+        chat.wait_for(r"history\)\n\W*\w+")
+        chat.process.send_signal(signal.SIGINT)
+        chat.wait_for(r"(?s)\(stopped;.*\(stopped;")
+        chat.type("/history\n/quit\n")
+        assert chat.process.wait(timeout=30) == 0
+    said = chat.log.read_text()
+    assert re.search(r"(?s)user: .*assistant: .*user: Go on\.\nassistant: \W*\w+", said)
+    assert "Traceback" not in said
+    assert within(GONE_S, lambda: running.sessions() == 0)
 
 
 def test_a_killed_client_leaves_nothing_and_frees_its_sessions(

@@ -18,7 +18,7 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-import client.aio
+import client.jobs
 from client import AsyncSwarm, Result
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.messages import Sampling
@@ -195,7 +195,7 @@ async def test_seeds_and_prompts_decide_the_text(three: Running) -> None:
 async def test_a_prompt_in_chunks_gives_the_same_text(three: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = prompt(8, tokens=61)
     whole = await three.client.generate(ids, max_new_tokens=8, temperature=0.6, seed=51)
-    monkeypatch.setattr(client.aio, "PREFILL_CHUNK", 7)
+    monkeypatch.setattr(client.jobs, "PREFILL_CHUNK", 7)
     for nodes in (0, 16):
         cut = await three.client.generate(ids, max_new_tokens=8, nodes=nodes, temperature=0.6, seed=51)
         assert cut.tokens == whole.tokens
@@ -204,7 +204,7 @@ async def test_a_prompt_in_chunks_gives_the_same_text(three: Running, monkeypatc
 
 async def test_a_prompt_longer_than_a_chunk(three: Running, hugging_face: PreTrainedModel) -> None:
     ids = tuple(token for line in range(8, 14) for token in prompt(line, 200))[:550]
-    assert len(ids) > client.aio.PREFILL_CHUNK
+    assert len(ids) > client.jobs.PREFILL_CHUNK
     result = await three.client.generate(ids, max_new_tokens=8, nodes=16)
     assert result.stats.prefill_sweeps == 2
     assert result.tokens == greedy(hugging_face, ids, 8)

@@ -264,7 +264,7 @@ async def test_a_full_window_is_refused_and_the_session_goes_on(running: Running
 async def test_attaches_that_do_not_fit_are_refused_by_kind(running: Running) -> None:
     first, middle, tail = running.nodes
     fits = attach(running.route, opening(first), b"misfit")
-    stranger = replace(running.route[1], peer=running.client._registry.peer_id)
+    stranger = replace(running.route[1], peer=running.client._opener.registry.peer_id)
     cases = [
         (replace(fits, open=replace(fits.open, fingerprint="other")), FaultKind.MODEL_MISMATCH, "", first.peer_id),
         (replace(fits, index=1), FaultKind.PROTOCOL, "route", first.peer_id),

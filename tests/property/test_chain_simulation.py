@@ -48,6 +48,8 @@ class Hop:
     def execute(self, work: SweepWork) -> list[tuple[TreeNodeId, int]]:
         """Run a sweep's wanted nodes; returns the pick after each, read from the KV rows that the node sees."""
         sweep, applied = work.frame.sweep, work.applied
+        if applied.truncated_to is not None:
+            self.slots.truncate(applied.truncated_to)
         if applied.path:
             start = self.slots.committed
             moves = self.slots.commit(applied.path, applied.survivors).tolist()
@@ -89,6 +91,7 @@ class Simulation:
         self.pruned: set[TreeNodeId] = set()
         self.text: list[int] = []
         self.left = list(self.prompt)
+        self.restarts = chance.randint(0, 2)
         self.seen: Counter[str] = Counter()
 
     def run(self) -> None:
@@ -101,6 +104,13 @@ class Simulation:
             else:
                 assert able, "stuck: all is answered and the walk still waits"
             able += [self.send] if self.walk.room > 0 else []
+            if (
+                self.restarts
+                and self.text
+                and len(self.unanswered) < self.limits.sweeps
+                and self.chance.random() < 0.05
+            ):
+                able = [self.restart]
             self.chance.choice(able)()
         plain = list(self.prompt)
         while len(plain) < len(self.prompt) + len(self.text):
@@ -108,7 +118,23 @@ class Simulation:
         assert self.prompt + self.text == plain, "another text than plain decoding's"
 
     def send(self) -> None:
-        sweep = self.make_sweep()
+        self.dispatch(self.make_sweep())
+
+    def restart(self) -> None:
+        """Another turn in the same session, whatever is in flight: some of the text stays and some is new."""
+        self.restarts -= 1
+        so_far = [*self.prompt, *self.text]
+        so_far = so_far[: self.chance.randint(0, len(so_far))]
+        self.prompt = (so_far + [self.chance.randrange(VOCAB) for _ in range(4)])[: self.chance.randint(1, 25)]
+        self.text = []
+        commit, kept = self.walk.restart(self.prompt, Sampling())
+        if commit is not None:
+            self.dispatch(commit)
+        self.left = self.prompt[kept:-1]
+        self.seen["kept"] += kept
+        self.seen["restarts in flight"] += bool(self.unanswered)
+
+    def dispatch(self, sweep: Sweep) -> None:
         self.unanswered[sweep.sequence] = len(sweep.tokens)
         assert len(self.unanswered) <= self.limits.sweeps
         assert sum(self.unanswered.values()) <= self.limits.nodes
@@ -128,7 +154,7 @@ class Simulation:
         if self.left:
             count = min(room, chance.randint(1, 4))
             chunk, self.left = self.left[:count], self.left[count:]
-            return self.walk.prefill(chunk, last=not self.left)
+            return self.walk.prefill(chunk, last=not self.left and self.walk.pending is None)
         if self.walk.pending is not None:
             return self.walk.extend(self.random_tree(min(room - 1, chance.randint(0, 8))))
         return self.grow(min(room, chance.randint(0, 5)))
@@ -222,6 +248,8 @@ def test_any_pace_gives_the_text_of_plain_decoding(block: int) -> None:
     assert seen["ahead of replies"] > 1_000
     assert seen["pruned"] > 100
     assert seen["emptied"] > 10
+    assert seen["kept"] > 200
+    assert seen["restarts in flight"] > 20
 
 
 class GlancingLog(HopLog):

@@ -207,11 +207,11 @@ def test_an_illegal_header_is_refused_by_name_and_changes_nothing(field: str, ch
 def test_unanswered_sweeps_and_nodes_are_limited() -> None:
     state = SessionState(LIMITS)
     for sequence in range(3):
-        assert state.room(None, 0) == 8 - sequence
+        assert state.room(len(state.live), 0) == 8 - sequence
         state.apply(replace(following(state, [(sequence, None)]), acked=0))
-    assert state.room(None, 0) == 0
+    assert state.room(len(state.live), 0) == 0
     refuses(state, replace(following(state), acked=0), "sequence")
-    assert state.room(None, 1) == 5
+    assert state.room(len(state.live), 1) == 5
     state.apply(replace(following(state, [(9, None)]), acked=1))
     refuses(state, replace(following(state), acked=0), "sequence")  # an older `acked` takes nothing back
     assert state.acked == 1
@@ -223,8 +223,8 @@ def test_unanswered_sweeps_and_nodes_are_limited() -> None:
 def test_unanswered_nodes_count_until_they_are_answered_also_when_dead() -> None:
     state = SessionState(LIMITS)
     push(state, [(1, None), (2, None), (3, None), (4, None), (5, 0)])
-    assert state.room(TreeNodeId(0), 0) == 3
-    assert state.room(TreeNodeId(0), 1) == 7
+    assert state.room(len(state.below(TreeNodeId(0))), 0) == 3
+    assert state.room(len(state.below(TreeNodeId(0))), 1) == 7
     four = [(6, None), (7, None), (8, None), (9, None)]
     refuses(state, replace(following(state, four, commit_to=0), acked=0), "tokens")
     push(state, four, commit_to=0)

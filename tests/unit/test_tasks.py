@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from swarm.tasks import TaskScope
+from swarm.tasks import Held, TaskScope, relay
 
 
 async def forever() -> None:
@@ -52,3 +53,83 @@ async def test_of_several_errors_the_first_comes_out() -> None:
 async def test_being_cancelled_is_not_swallowed() -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(beside(forever()), 0.01)
+
+
+async def counting(ended: list[str], fault: Exception | None = None) -> AsyncGenerator[int, None]:
+    try:
+        for number in range(3):
+            yield number
+        if fault is not None:
+            raise fault
+        await forever()
+    finally:
+        ended.append("ended")
+
+
+async def test_a_relay_hands_on_items_and_the_error() -> None:
+    ended: list[str] = []
+    items: list[int] = []
+
+    async def read() -> None:
+        async with TaskScope() as scope:
+            async for item in relay(scope, counting(ended, KeyError("source"))):
+                items.append(item)  # noqa: PERF401 - the items before the error count too
+
+    with pytest.raises(KeyError, match="source"):
+        await read()
+    assert items == [0, 1, 2]
+    assert ended == ["ended"]
+
+
+async def test_leaving_a_relay_ends_its_source() -> None:
+    ended: list[str] = []
+    async with TaskScope() as scope:
+        async with aclosing(relay(scope, counting(ended), ahead=1)) as items:
+            async for _ in items:
+                break
+        assert ended == ["ended"]
+
+
+@asynccontextmanager
+async def context(said: list[str], fault: Exception | None = None) -> AsyncIterator[str]:
+    if fault is not None:
+        raise fault
+    said.append("in")
+    try:
+        yield "value"
+    finally:
+        said.append("out")
+
+
+async def test_a_held_context_is_open_until_it_is_closed_from_any_task() -> None:
+    said: list[str] = []
+    async with TaskScope() as scope:
+        held: Held[str] = Held(scope)
+        assert await held.open(context(said)) == "value"
+        assert said == ["in"]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(held.close())
+        assert said == ["in", "out"]
+
+
+async def test_a_context_that_cannot_be_entered_says_why_to_who_opens_it() -> None:
+    async with TaskScope() as scope:
+        with pytest.raises(KeyError, match="no entry"):
+            await Held[str](scope).open(context([], KeyError("no entry")))
+
+
+async def test_a_cancelled_opening_leaves_the_context() -> None:
+    said: list[str] = []
+
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[str]:
+        async with context(said) as value:
+            await forever()
+            yield value
+
+    async with TaskScope() as scope:
+        held: Held[str] = Held(scope)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(held.open(slow()), 0.01)
+        await held.close()
+        assert said == ["in", "out"]

@@ -196,3 +196,46 @@ def test_the_window_is_the_callers_to_mind() -> None:
         walk.extend(DraftTree((4,), (None,), (1.0,)))
     assert walk.pending == 3
     assert walk.extend(DraftTree()).tokens == (3,)
+
+
+def test_another_prompt_in_the_same_session_keeps_what_both_begin_with() -> None:
+    walk = prompted(10, 11, pick=20)
+    sweep = walk.extend(DraftTree((30, 31), (None, 0), (1.0,) * 2))
+    walk.accept(reply(sweep, (2, 30), (3, 31), (4, 40)))
+    other = replace(SAMPLING, seed=6)
+    commit, kept = walk.restart([10, 11, 20, 30, 50, 51], other)
+    assert commit is not None
+    assert (commit.commit_to, commit.committed, commit.tokens) == (4, 5, ())
+    assert (kept, walk.pending, text(walk)) == (4, 51, [10, 11, 20, 30, 31])
+    sweep = walk.prefill([50], last=False)
+    assert (sweep.truncate_to, sweep.committed, sweep.parents, sweep.sampling) == (4, 4, (None,), other)
+    assert text(walk) == [10, 11, 20, 30]
+    assert walk.extend(DraftTree()).truncate_to is None
+    assert text(walk) == [10, 11, 20, 30, 50]
+
+
+def test_the_last_token_of_a_prompt_is_made_again_for_its_pick() -> None:
+    walk = prompted(10, 11, pick=20)
+    commit, kept = walk.restart([10, 11], SAMPLING)
+    assert commit is not None
+    assert (kept, walk.pending) == (1, 11)
+    sweep = walk.extend(DraftTree())
+    assert (sweep.truncate_to, sweep.committed, sweep.tokens) == (1, 1, (11,))
+
+
+def test_a_generation_that_was_left_does_not_speak_in_the_next() -> None:
+    walk = prompted(10, pick=20)
+    left = walk.extend(DraftTree((30,), (None,), (1.0,)))
+    _, kept = walk.restart([10, 20, 60], SAMPLING)
+    assert kept == 2
+    assert walk.room == 16 - 2  # the live nodes go, the unanswered ones still count
+    assert walk.accept(reply(left, (1, 30), (2, 33))) == []
+    following = walk.extend(DraftTree((30,), (None,), (1.0,)))
+    assert (following.truncate_to, following.tokens, walk.pending) == (2, (60, 30), None)
+    assert walk.accept(reply(following, (3, 61), (4, 62))) == [61]
+
+
+def test_a_first_prompt_truncates_nothing() -> None:
+    walk = Walk(LIMITS, SAMPLING)
+    assert walk.restart([10, 11], SAMPLING) == (None, 0)
+    assert walk.prefill([10], last=False).truncate_to is None

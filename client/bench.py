@@ -1,0 +1,240 @@
+"""`client bench`: the user's own prompts through any swarm, measured. Owns the order of runs and what is recorded.
+
+Two ways of decoding are measured in turns (A B, B A, A B, …) with one seed per prompt, and compared within each pair.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import mean, median
+from typing import Literal
+
+from rich.table import Table
+
+from client.aio import AsyncSwarm
+from client.options import Options
+from client.pairs import Median, median_of, ratios
+from client.stats import Result
+from swarm.demo import PASSAGES
+from swarm.errors import ConfigError, ContextFull
+
+MAX_PROMPTS_BYTES = 64 << 20
+MAX_SEED = 2**63
+AS_ASKED, PLAIN = "as asked", "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt: a text to continue, or the user's turns of a conversation."""
+
+    name: str
+    text: str | None = None
+    turns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One measured answer. tokens: its ids, by which two ways of decoding are compared."""
+
+    prompt: str
+    turn: int
+    way: str
+    seed: int
+    tokens: tuple[int, ...]
+    tokens_per_s: float
+    acceptance_length: float
+    ms_per_sweep: float
+    time_to_first_token_s: float
+    sweeps: int
+    prompt_tokens: int
+    reused_tokens: int
+    numeric_class: str
+    reproducible: bool
+
+
+def read_prompts(path: Path | None, limit: int) -> list[Prompt]:
+    """The first prompts of a file of JSON lines, each with `text`, or `turns` as in Spec-Bench.
+
+    Raises:
+        ConfigError: the file cannot be read, or names the line that is no prompt.
+    """
+    if limit < 1:
+        raise ConfigError(f"limit: {limit}; ask for at least 1 prompt")
+    path = path or PASSAGES
+    try:
+        if path.stat().st_size > MAX_PROMPTS_BYTES:
+            raise ConfigError(f"{path}: more than {MAX_PROMPTS_BYTES >> 20} MiB of prompts; give a smaller file")
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: prompts cannot be read ({error})") from error
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][:limit]
+    if not numbered:
+        raise ConfigError(f"{path}: holds no prompt; write JSON lines with a text or turns")
+    return [_prompt(line, f"{path}:{number}") for number, line in numbered]
+
+
+def _prompt(line: str, place: str) -> Prompt:
+    try:
+        match json.loads(line):
+            case {"text": str(text), **rest} if text:
+                return Prompt(str(rest.get("id", place)), text=text)
+            case {"turns": [str(), *_] as turns, **rest} if all(isinstance(turn, str) and turn for turn in turns):
+                return Prompt(str(rest.get("question_id", rest.get("id", place))), turns=tuple(turns))
+    except json.JSONDecodeError:
+        pass
+    raise ConfigError(f'{place}: is no prompt; each line is JSON such as {{"text": "…"}} or {{"turns": ["…", "…"]}}')
+
+
+def cut(swarm: AsyncSwarm, prompts: Sequence[Prompt], tokens: int | None) -> list[Prompt]:
+    """The prompts with only the first `tokens` tokens of each text.
+
+    Raises:
+        ConfigError: not even one token.
+    """
+    if tokens is None:
+        return list(prompts)
+    if tokens < 1:
+        raise ConfigError(f"prompt_tokens: {tokens}; ask for at least 1")
+    tokenizer = swarm.target.tokenizer
+    texts = [None if prompt.text is None else tokenizer(prompt.text)["input_ids"][:tokens] for prompt in prompts]
+    return [
+        prompt if ids is None else replace(prompt, text=str(tokenizer.decode(ids, skip_special_tokens=True)))
+        for prompt, ids in zip(prompts, texts, strict=True)
+    ]
+
+
+def ways(options: Options, compare: Literal["none", "plain"]) -> dict[str, Options]:
+    """The ways of decoding to measure, by name."""
+    return {AS_ASKED: options} if compare == "none" else {AS_ASKED: options, PLAIN: replace(options, nodes=0)}
+
+
+async def measure(
+    swarm: AsyncSwarm, prompts: Sequence[Prompt], ways: dict[str, Options]
+) -> AsyncIterator[tuple[Prompt, str, list[Run]]]:
+    """Measure every prompt in every way; yields each as it is done, without a run if it exceeds the context."""
+    base = next(iter(ways.values())).seed
+    base = secrets.randbits(62) if base is None else base
+    for number, prompt in enumerate(prompts):
+        order = list(ways.items())
+        for way, options in order if number % 2 == 0 else reversed(order):
+            seeded = replace(options, seed=(base + number) % MAX_SEED)
+            results: list[Result] = []
+            with suppress(ContextFull):
+                results += [result async for result in _answers(swarm, prompt, seeded)]
+            yield prompt, way, [_run(prompt, turn, way, result) for turn, result in enumerate(results)]
+
+
+async def warm_up(swarm: AsyncSwarm) -> None:
+    """Open connections and touch every part once, so that the first measured run is like the others."""
+    await swarm.generate("It was", max_new_tokens=4)
+
+
+async def _answers(swarm: AsyncSwarm, prompt: Prompt, options: Options) -> AsyncIterator[Result]:
+    if prompt.text is not None:
+        yield await swarm.generate(prompt.text, **asdict(options))
+        return
+    async with swarm.chat(**asdict(options)) as chat:
+        for turn in prompt.turns:
+            yield await chat.say(turn)
+
+
+def _run(prompt: Prompt, turn: int, way: str, result: Result) -> Run:
+    stats = result.stats
+    return Run(
+        prompt=prompt.name,
+        turn=turn,
+        way=way,
+        seed=stats.seed,
+        tokens=result.tokens,
+        tokens_per_s=stats.tokens_per_s,
+        acceptance_length=stats.acceptance_length,
+        ms_per_sweep=stats.ms_per_sweep,
+        time_to_first_token_s=stats.time_to_first_token_s,
+        sweeps=len(stats.sweeps),
+        prompt_tokens=stats.prompt_tokens,
+        reused_tokens=stats.reused_tokens,
+        numeric_class=stats.numeric_class,
+        reproducible=stats.reproducible,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The first way against the second, pair by pair. same_text: answers that are equal token for token."""
+
+    speedup: Median
+    same_text: int
+    pairs: int
+
+
+@dataclass(slots=True)
+class Measured:
+    """All that was measured, and with what. route: the chain at the beginning. skipped: prompts beyond the context."""
+
+    model: str
+    draft: str
+    options: Options
+    route: list[str] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """The two ways that were measured against each other; None if there was one."""
+        ours, theirs = (
+            {(run.prompt, run.turn): run for run in self.runs if run.way == way} for way in (AS_ASKED, PLAIN)
+        )
+        pairs = [(ours[key], theirs[key]) for key in ours.keys() & theirs.keys()]
+        speedups = ratios([a.tokens_per_s for a, _ in pairs], [b.tokens_per_s for _, b in pairs])
+        same = sum(a.tokens == b.tokens for a, b in pairs)
+        return Comparison(median_of(speedups), same, len(pairs)) if speedups else None
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether texts differ although the swarm computes reproducibly."""
+        found = self.comparison
+        return found is not None and found.same_text < found.pairs and all(run.reproducible for run in self.runs)
+
+    def to_json(self) -> str:
+        """Everything."""
+        found = self.comparison
+        return json.dumps({**asdict(self), "comparison": None if found is None else asdict(found)}, indent=2)
+
+
+def report(measured: Measured) -> Iterator[str | Table]:
+    """What a person wants to know of it."""
+    yield f"{measured.model} through {' → '.join(measured.route)}"
+    if measured.skipped:
+        yield f"skipped, because they exceed the model's context: {', '.join(dict.fromkeys(measured.skipped))}"
+    yield table(measured.runs)
+    found = measured.comparison
+    if found is not None:
+        yield (
+            f"as asked against plain decoding: {found.speedup} × as fast, median of {found.pairs} pairs"
+            f"{'' if found.speedup.low is None else ' and its 95 % interval'}; "
+            f"same text in {found.same_text} of {found.pairs}"
+        )
+
+
+def table(runs: Sequence[Run]) -> Table:
+    """One line per way of decoding."""
+    shown = Table(title="medians over prompts; acceptance length is a mean")
+    for title in ("", "answers", "tokens", "tokens/s", "acceptance length", "ms per sweep", "first token, s"):
+        shown.add_column(title, justify="right" if title else "left")
+    for way in dict.fromkeys(run.way for run in runs):
+        chosen = [run for run in runs if run.way == way]
+        shown.add_row(
+            way,
+            str(len(chosen)),
+            str(sum(len(run.tokens) for run in chosen)),
+            f"{median(run.tokens_per_s for run in chosen):.1f}",
+            f"{mean(run.acceptance_length for run in chosen):.2f}",
+            f"{median(run.ms_per_sweep for run in chosen):.0f}",
+            f"{median(run.time_to_first_token_s for run in chosen):.2f}",
+        )
+    return shown

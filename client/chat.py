@@ -1,0 +1,183 @@
+"""A conversation through the swarm that keeps its session between turns, so that only new tokens travel.
+
+What a turn has in common with the session's sequence stays where it is; a session that ended meanwhile, or whose window
+is full, is opened again and gets the whole conversation once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from types import TracebackType
+from typing import Self, Unpack
+
+from client.conversation import Conversation, Message
+from client.decode import Job
+from client.jobs import JobMaker
+from client.options import GenerateOptions, make_options
+from client.session import Piece, Session, SessionOpener
+from client.stats import Result
+from swarm.errors import Busy, ConfigError, ContextFull, GenerationInterrupted
+from swarm.tasks import Held, TaskScope, relay
+
+FIRST_WINDOW_TOKENS = 2_048
+"""What a conversation reserves at first; it doubles when it is full."""
+
+
+class AsyncChat:
+    """A conversation; made by `AsyncSwarm.chat`, used as `async with swarm.chat() as chat:`."""
+
+    def __init__(
+        self,
+        opener: SessionOpener,
+        jobs: JobMaker,
+        scope: TaskScope,
+        conversation: Conversation,
+        defaults: GenerateOptions,
+    ) -> None:
+        make_options(defaults).check()
+        self._opener = opener
+        self._jobs = jobs
+        self._scope = scope
+        self._conversation = conversation
+        self._defaults = defaults
+        self._turn = asyncio.Lock()
+        self._held: Held[Session] | None = None
+        self._session: Session | None = None
+        self._nodes = 0
+
+    @property
+    def history(self) -> Sequence[Message]:
+        """Every message so far, an unfinished answer included as far as it was read."""
+        return tuple(self._conversation.messages)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model brings a chat template; without one turns are joined as a plain transcript."""
+        return self._conversation.has_template
+
+    async def stream(self, text: str, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Piece, None]:
+        """Say something and hand out the answer as it becomes certain; a second call waits for the first.
+
+        Leaving early ends the answer; what was handed out stays in the history and the session stays open. If nothing
+        was, the turn never happened.
+
+        Args:
+            text: what the user says.
+            options: fields of `client.Options`; those of `AsyncSwarm.chat` are the defaults.
+
+        Raises:
+            ConfigError: an option cannot be, or the model's template does not take the conversation.
+            ContextFull: the conversation exceeds the model's context.
+            RouteError: nobody serves some layers.
+            GenerationInterrupted: the chain broke midway; the conversation can go on.
+        """
+        async with self._turn:
+            self._conversation.add("user", text)
+            said: list[str] = []
+            try:
+                async with aclosing(relay(self._scope, self._answer({**self._defaults, **options}))) as pieces:
+                    async for piece in pieces:
+                        said.append(piece.text)
+                        yield piece
+            finally:
+                if said:
+                    self._conversation.add("assistant", "".join(said))
+                else:
+                    self._conversation.take_back()
+
+    async def say(self, text: str, **options: Unpack[GenerateOptions]) -> Result:
+        """Say something and return the whole answer; arguments and errors as in `stream`."""
+        result = None
+        async for piece in self.stream(text, **options):
+            result = piece.result
+        assert result is not None, "a stream ends with a result or an error"
+        return result
+
+    async def clear(self) -> None:
+        """Begin again: forget every message but the system's."""
+        async with self._turn:
+            self._conversation.clear()
+
+    async def close(self) -> None:
+        """End the session; its KV is free everywhere."""
+        held, self._held, self._session = self._held, None, None
+        if held is not None:
+            await held.close()
+
+    async def __aenter__(self) -> Self:
+        """A session is opened by the first turn."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the session."""
+        await self.close()
+
+    async def _answer(self, options: GenerateOptions) -> AsyncGenerator[Piece, None]:
+        """One turn; if the kept session has ended meanwhile, once more in a new one."""
+        job = self._job(options)
+        session = self._fitting(job)
+        if session is not None:
+            try:
+                async for piece in session.run(job):
+                    yield piece
+                return
+            except GenerationInterrupted as error:
+                await self.close()
+                if error.tokens:
+                    raise
+            job = self._job(options)
+        session = await self._open(job)
+        try:
+            async for piece in session.run(job):
+                yield piece
+        except GenerationInterrupted:
+            await self.close()
+            raise
+
+    def _job(self, given: GenerateOptions) -> Job:
+        """The next answer; near the end of the context it gets what is left."""
+        options = make_options(given)
+        options = replace(options, stop=(*options.stop, *self._conversation.stop))
+        prompt, limit = self._conversation.prompt(), self._opener.target.max_positions
+        if not prompt:
+            raise ConfigError("say something: the prompt is empty")
+        if limit is not None:
+            if len(prompt) >= limit:
+                raise ContextFull(
+                    f"the conversation has {len(prompt)} tokens, the model's context {limit}; clear it and begin again"
+                )
+            options = replace(options, max_new_tokens=min(options.max_new_tokens, limit - len(prompt)))
+        return self._jobs.make(prompt, options)
+
+    def _fitting(self, job: Job) -> Session | None:
+        """The kept session, if this turn fits it."""
+        needed = len(job.prompt) + job.max_new_tokens
+        if self._session is None or needed > self._session.window_tokens or job.nodes > self._nodes:
+            return None
+        return self._session
+
+    async def _open(self, job: Job) -> Session:
+        """A new session with room for later turns, if the nodes have that much."""
+        await self.close()
+        needed, limit = len(job.prompt) + job.max_new_tokens, self._opener.target.max_positions
+        roomy = FIRST_WINDOW_TOKENS
+        while roomy < 2 * needed:
+            roomy *= 2
+        roomy = max(needed, min(roomy, limit or roomy))
+        try:
+            return await self._hold(roomy, job.nodes)
+        except Busy:
+            if roomy == needed:
+                raise
+            return await self._hold(needed, job.nodes)
+
+    async def _hold(self, window_tokens: int, nodes: int) -> Session:
+        held: Held[Session] = Held(self._scope)
+        session = await held.open(self._opener.open(window_tokens, nodes))
+        self._held, self._session, self._nodes = held, session, nodes
+        return session

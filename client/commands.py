@@ -1,0 +1,86 @@
+"""What the `client` command can be told; its command line is built from these and defaults stand here only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from client.options import CodecChoice, Options
+
+Generation = Annotated[Options, tyro.conf.arg(name="")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """Which model, in which swarm.
+
+    Attributes:
+        model: hub id or folder of the target (default: CANOPY_MODEL); only its config and tokenizer are read.
+        join: multiaddress of a peer of the swarm; may be repeated.
+        draft: hub id or folder of a draft model with the same tokenizer, or none.
+        revision: branch, tag or commit of a hub model.
+        threads: CPU threads for the draft model (default: all cores).
+        codec: how hidden rows travel between nodes; int8 is less to send and changes results.
+    """
+
+    model: tyro.conf.Positional[str | None] = None
+    join: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    draft: str = "none"
+    revision: str | None = None
+    threads: int | None = None
+    codec: CodecChoice = "lossless"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generate(Connection):
+    """Generate text through a swarm; it streams to standard output.
+
+    Attributes:
+        prompt: text to continue; - or nothing reads standard input.
+        stats: print where the time went, to standard error.
+        options: how to generate.
+    """
+
+    prompt: str = "-"
+    stats: bool = False
+    options: Generation = field(default_factory=Options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat(Connection):
+    """Talk with a model of a swarm; what was said stays in the nodes' memory, so only new tokens travel.
+
+    Attributes:
+        system: what the model is told before the first turn.
+        options: how to generate.
+    """
+
+    system: str | None = None
+    options: Generation = field(default_factory=Options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench(Connection):
+    """Measure a swarm with your own prompts: speed, acceptance length, time to the first token.
+
+    Attributes:
+        prompts: file of JSON lines with "text", or with "turns" as in Spec-Bench (default: the demo's passages).
+        limit: only the first so many prompts.
+        prompt_tokens: only the first so many tokens of each text.
+        compare: plain also runs every prompt without speculation, in turns, and compares text and speed.
+        json: write every measurement here.
+        options: how to generate.
+    """
+
+    prompts: Path | None = None
+    limit: int = 10
+    prompt_tokens: int | None = None
+    compare: Literal["none", "plain"] = "none"
+    json: Path | None = None
+    options: Generation = field(default_factory=Options)
+
+
+Command = Generate | Chat | Bench

@@ -1,0 +1,69 @@
+"""From a prompt and options to a job that the decode loop can run; whatever cannot be is refused here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from client.decode import Job
+from client.draft import Drafter, NoDrafter
+from client.options import Options
+from client.target import Target
+from client.text import TextStream
+from swarm.budget import FixedBudget
+from swarm.errors import ConfigError, ContextFull
+from swarm.sampling import check as check_sampling
+
+PREFILL_CHUNK = 512
+"""Most nodes of a prefill sweep."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobMaker:
+    """What all generations of a client share. nodes: default tree nodes per sweep (K)."""
+
+    target: Target
+    drafter: Drafter
+    drafting: Executor
+    nodes: int
+
+    def make(self, prompt: str | Sequence[int], options: Options) -> Job:
+        """A job for this prompt, text or token ids.
+
+        Raises:
+            ConfigError: an option or the prompt cannot be.
+            ContextFull: prompt and new tokens exceed the model's context.
+        """
+        target = self.target
+        options.check()
+        sampling = options.sampling()
+        check_sampling(sampling, target.vocab_size)
+        ids = tuple(target.tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) else tuple(prompt)
+        if not ids:
+            raise ConfigError("prompt: is empty, and this tokenizer adds no token of its own; give at least one token")
+        if not all(0 <= token < target.vocab_size for token in ids):
+            raise ConfigError(f"prompt: token ids must be below {target.vocab_size}")
+        limit = target.max_positions
+        if limit is not None and len(ids) + options.max_new_tokens > limit:
+            raise ContextFull(
+                f"prompt of {len(ids)} tokens and {options.max_new_tokens} new ones exceed the model's context of "
+                f"{limit}; shorten one of them"
+            )
+        nodes = self.nodes if options.nodes is None else options.nodes
+        return Job(
+            prompt=ids,
+            sampling=sampling,
+            budget=FixedBudget(0 if isinstance(self.drafter, NoDrafter) else nodes),
+            chunk=PREFILL_CHUNK,
+            max_new_tokens=options.max_new_tokens,
+            text=TextStream(
+                target.tokenizer,
+                ids,
+                stop=options.stop,
+                eos_ids=target.eos_ids,
+                max_new_tokens=options.max_new_tokens,
+            ),
+            drafter=self.drafter,
+            drafting=self.drafting,
+        )

@@ -1,0 +1,83 @@
+"""Canopy's own programs, started as a user would start them and ended with whoever started them."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.errors import RegistryError
+
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A started program and the file that its output goes to."""
+
+    process: asyncio.subprocess.Process
+    log: Path
+
+    async def wait_for(self, pattern: str) -> str:
+        """The first match in its output.
+
+        Raises:
+            RegistryError: it ended, or said nothing of the kind in time.
+        """
+        for _ in range(int(START_TIMEOUT_S / 0.1)):
+            found = re.search(pattern, self.log.read_text())
+            if found is not None:
+                return found[0]
+            if self.process.returncode is not None:
+                break
+            await asyncio.sleep(0.1)
+        last = (self.log.read_text().strip().splitlines() or ["it said nothing"])[-1]
+        raise RegistryError(f"{self.log.stem} did not start: {last}")
+
+
+@asynccontextmanager
+async def start_program(
+    name: str, arguments: Sequence[str], folder: Path, inside: Sequence[str] = ()
+) -> AsyncIterator[Running]:
+    """Run a module such as `node.cli` with its arguments; leaving ends it, politely first.
+
+    folder: where its output goes. inside: what the command line begins with, to run it in another network.
+    """
+    log = folder / f"{name}.log"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *inside,
+            *(sys.executable, "-m", *arguments),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches the demo alone, which ends them in order
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+        )
+    try:
+        yield Running(process, log)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def _end_with_parent() -> None:
+    """In the child before exec: a SIGTERM when the demo dies, however it dies."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

@@ -1,0 +1,185 @@
+"""A session of one client: opened on the best route, then generations run in it, one after another.
+
+Owns no text rules, no tree and no network: it brings `client.decode`, `client.chain` and `client.walk` together.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import torch
+
+from client.chain import Chain, open_chain
+from client.decode import Job, decode
+from client.jobs import PREFILL_CHUNK
+from client.options import CodecChoice
+from client.stats import Result, Stats
+from client.target import Target
+from client.walk import Walk
+from swarm.codec import lossless_codec
+from swarm.dial import Dialer
+from swarm.errors import GenerationInterrupted, HopError, RouteError, SwarmError, UnsupportedModel
+from swarm.messages import Codec, Open, Sampling
+from swarm.registry import ModelIdentity, Registry
+from swarm.routing import Route, RouteQuery, best_route
+from swarm.session import Limits
+
+SWEEPS_IN_FLIGHT = 4
+OPEN_ATTEMPTS = 3
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that became certain; the last piece of a stream also carries the result."""
+
+    text: str
+    result: Result | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """An open chain and the sequence that it holds."""
+
+    chain: Chain
+    route: Route
+    walk: Walk
+    codec: Codec
+
+    @property
+    def window_tokens(self) -> int:
+        """Tokens that the sequence may grow to."""
+        return self.chain.credits.window_tokens
+
+    async def run(self, job: Job) -> AsyncGenerator[Piece, None]:
+        """Generate; what the session's sequence has in common with the prompt does not travel again.
+
+        Raises:
+            GenerationInterrupted: the chain broke midway; carries text and tokens so far.
+        """
+        started = job.clock()
+        first_token = started
+        last = ""
+        try:
+            async for text in decode(job, self.chain, self.walk):
+                if first_token == started and job.text.tokens:
+                    first_token = job.clock()
+                if text and not job.text.stopped:
+                    yield Piece(text)
+                last = text
+        except SwarmError as error:
+            job.text.finish()
+            raise GenerationInterrupted(str(error), job.text.text, job.text.tokens) from error
+        stats = self._stats(job, first_token - started, job.clock() - started)
+        logger.info(
+            "session over: %d tokens, %d sweeps, acceptance length %.2f, %.1f tokens/s",
+            *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),
+        )
+        yield Piece(last, Result(job.text.text, tuple(job.text.tokens), job.text.finish_reason or "length", stats))
+
+    def _stats(self, job: Job, first_token_s: float, total_s: float) -> Stats:
+        numeric_class = self.route.numeric_class
+        if self.codec is Codec.INT8:
+            numeric_class += "+int8"
+        return Stats(
+            tokens=len(job.text.tokens),
+            prompt_tokens=len(job.prompt),
+            reused_tokens=job.kept_tokens,
+            prefill_sweeps=job.prefill_sweeps,
+            seed=job.sampling.seed,
+            reproducible=numeric_class.endswith("-float32"),
+            numeric_class=numeric_class,
+            time_to_first_token_s=first_token_s,
+            total_s=total_s,
+            sweeps=tuple(job.sweeps),
+            hops=tuple(f"{hop.peer[-8:]} {hop.span}" for hop in self.route.hops),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpener:
+    """Opens sessions of one model in one swarm.
+
+    join: the peers that were named, for messages. nodes: tree nodes per sweep that routes are chosen for. codec: how
+    hidden rows travel between its hops.
+    """
+
+    target: Target
+    identity: ModelIdentity
+    registry: Registry
+    dialer: Dialer
+    join: tuple[str, ...]
+    nodes: int
+    codec: CodecChoice = "lossless"
+
+    async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
+        """The chain that a session would take now.
+
+        Raises:
+            RouteError: nobody serves some layers.
+        """
+        records = await self.registry.records(self.identity.fingerprint, self.identity.num_layers, fresh=bool(avoid))
+        query = RouteQuery(self.target.name, self.identity.num_layers, self.nodes, self.join)
+        return best_route([record for record in records if record.peer not in avoid], query)
+
+    @asynccontextmanager
+    async def open(self, window_tokens: int, nodes: int) -> AsyncIterator[Session]:
+        """Open a session, on another route if a machine of the first does not answer.
+
+        Args:
+            window_tokens: most tokens of its sequence.
+            nodes: most tree nodes of a sweep, its pending token not counted.
+
+        Raises:
+            RouteError: nobody serves some layers.
+            HopError: a machine refused, or did not answer, and no other takes its place.
+        """
+        avoid: frozenset[str] = frozenset()
+        refusal: HopError | None = None
+        for attempt in range(OPEN_ATTEMPTS):
+            route = await self._route_beside(avoid, refusal)
+            most = nodes + 1
+            want = Open(
+                fingerprint=self.identity.fingerprint,
+                window_tokens=window_tokens,
+                sweeps=SWEEPS_IN_FLIGHT,
+                nodes=most + max((SWEEPS_IN_FLIGHT - 1) * min(PREFILL_CHUNK, window_tokens), most),
+                codec=_codec(route.numeric_class, self.codec),
+            )
+            is_open = False
+            try:
+                async with open_chain(self.dialer, route, want) as chain:
+                    is_open = True
+                    yield Session(chain, route, self._walk(chain), want.codec)
+                return
+            except HopError as error:
+                if is_open or attempt + 1 == OPEN_ATTEMPTS:
+                    raise
+                avoid |= {error.peer}
+                refusal = error
+
+    async def _route_beside(self, avoid: frozenset[str], refusal: HopError | None) -> Route:
+        """A route without the machines that refused; where there is none, their refusal is the answer."""
+        try:
+            return await self.route(avoid=avoid)
+        except RouteError:
+            if refusal is not None:
+                raise refusal from None
+            raise
+
+    def _walk(self, chain: Chain) -> Walk:
+        credits = chain.credits
+        limits = Limits(self.target.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)
+        return Walk(limits, Sampling())
+
+
+def _codec(numeric_class: str, choice: CodecChoice) -> Codec:
+    """The codec that was chosen; the lossless one is that of the compute type, which a numeric class ends with."""
+    dtype = getattr(torch, numeric_class.rpartition("-")[2], None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnsupportedModel(f"this client knows no codec for nodes that compute in {numeric_class}; update it")
+    return Codec.INT8 if choice == "int8" else lossless_codec(dtype)

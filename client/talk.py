@@ -1,0 +1,107 @@
+"""The chat on a terminal: lines in, answers out, a few commands. Owns no model and no network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, suppress
+
+from rich.console import Console
+
+from client import report
+from client.stats import Stats
+from client.sync import Chat
+from swarm.errors import SwarmError
+
+HELP = """\
+/stats     where the last answer's time went
+/seed      show the seed; /seed 7 sets it, /seed random draws one per answer
+/history   everything said so far
+/clear     begin again
+/quit      leave, as Ctrl-D does; Ctrl-C stops an answer"""
+
+
+class Talk:
+    """A conversation between a person and a model."""
+
+    def __init__(self, chat: Chat, console: Console, seed: int | None) -> None:
+        self.failed = 0
+        self._chat = chat
+        self._console = console
+        self._seed = seed
+        self._last: Stats | None = None
+
+    def run(self, lines: Iterator[str]) -> None:
+        """Answer lines until they end or one of them is /quit."""
+        for line in lines:
+            text = line.strip()
+            if text in {"/quit", "/exit"}:
+                return
+            if text.startswith("/"):
+                self._command(text)
+            elif text:
+                self._answer(text)
+
+    def _answer(self, text: str) -> None:
+        """Stream one answer; whatever ends it early ends it alone."""
+        try:
+            with closing(self._chat.stream(text, seed=self._seed)) as pieces:
+                for piece in pieces:
+                    self._show(piece.text, end="")
+                    if piece.result is not None:
+                        self._last = piece.result.stats
+            self._show("")
+        except KeyboardInterrupt:
+            self._console.print("\n(stopped; what you read stays in the history)", style="dim")
+        except SwarmError as error:
+            self.failed += 1
+            self._show("")
+            self._console.print(f"client: {error}", style="red", markup=False, soft_wrap=True)
+
+    def _command(self, text: str) -> None:
+        name, _, value = text.partition(" ")
+        match name:
+            case "/stats" if self._last is not None:
+                self._console.print(report.summary(self._last), soft_wrap=True)
+                self._console.print(report.turn(self._last), soft_wrap=True)
+                self._console.print(report.waterfall(self._last))
+            case "/stats":
+                self._show("nothing was answered yet")
+            case "/seed":
+                self._set_seed(value.strip())
+            case "/history":
+                for message in self._chat.history:
+                    self._show(f"{message.role}: {message.content}")
+            case "/clear":
+                self._chat.clear()
+                self._show("forgotten")
+            case "/help":
+                self._show(HELP)
+            case _:
+                self._show(f"there is no {name}; /help lists what there is")
+
+    def _set_seed(self, value: str) -> None:
+        if value == "random":
+            self._seed = None
+        elif value.isdecimal() and int(value) < 2**63:
+            self._seed = int(value)
+        elif value:
+            self._show(f"{value!r} is no seed; give a number below 2⁶³, or random")
+            return
+        self._show(f"seed: {'drawn for each answer' if self._seed is None else self._seed}")
+
+    def _show(self, text: str, end: str = "\n") -> None:
+        self._console.file.write(text + end)
+        self._console.file.flush()
+
+
+def typed_lines(is_terminal: bool) -> Iterator[str]:
+    """What is typed, line by line; Ctrl-C at the prompt gives a new one."""
+    with suppress(ImportError):
+        import readline  # noqa: F401 - gives `input` its line editing
+    while True:
+        try:
+            yield input("› " if is_terminal else "")
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D leaves)")  # noqa: T201 - the command line's own output
