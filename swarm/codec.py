@@ -1,6 +1,7 @@
-"""Hidden rows as tensors and as bytes (DESIGN §4): fp32, fp16, bf16, little-endian. Owns values; no header and no I/O.
+"""Hidden rows as tensors and as bytes (DESIGN §4): fp32, fp16, bf16, int8 blocks. Owns values; no header and no I/O.
 
 Encoding into the tensor's own dtype is exact; a narrower one rounds to nearest, which belongs to the numeric class.
+Each row is encoded by itself: its bytes are the same whatever rows travel with it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from swarm import int8
 from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.messages import Codec, Rows
 
@@ -38,13 +40,15 @@ def encode_rows(rows: torch.Tensor, codec: Codec) -> Rows:
     The result may share memory with `rows`: do not write to them afterwards.
 
     Raises:
-        LocalProtocolError: not a matrix.
+        LocalProtocolError: not a matrix, or a value that is not finite and a codec that cannot carry it.
     """
     if rows.ndim != 2:
         raise LocalProtocolError("rows", f"a tensor of shape {tuple(rows.shape)} instead of [n, d]")
+    count, width = rows.shape
+    if codec is Codec.INT8:
+        return Rows(codec, count, width, int8.pack(rows).reshape(-1).data if rows.numel() else b"")
     bits, wire = BITS[codec.item_bytes]
     values = rows.detach().to(DTYPES[codec]).cpu().contiguous()
-    count, width = values.shape
     octets = values.view(bits).numpy().astype(wire, copy=False).reshape(-1).view(np.uint8)
     return Rows(codec, count, width, octets.data)
 
@@ -53,20 +57,28 @@ def decode_rows(rows: Rows, dtype: torch.dtype, device: torch.device | str = "cp
     """Decode to [n, d] of `dtype` on `device`; on the CPU the tensor may share memory with `rows.data`.
 
     Raises:
-        RemoteProtocolError: a value is not finite in `dtype`, or the bytes are not count × width values.
+        RemoteProtocolError: a value is not finite in `dtype`, a scale is not positive, or the size is wrong.
     """
     if len(rows.data) != rows.size_bytes:
         raise RemoteProtocolError("rows", f"{len(rows.data)} bytes of values instead of {rows.size_bytes}")
     if rows.size_bytes == 0:
         return torch.empty(rows.count, rows.width, dtype=dtype, device=device)
-    _, wire = BITS[rows.codec.item_bytes]
-    writable = rows.data if isinstance(rows.data, bytearray) else bytearray(rows.data)
-    native = np.frombuffer(writable, dtype=wire).astype(wire.newbyteorder("="), copy=False)
-    values = torch.from_numpy(native).view(DTYPES[rows.codec]).reshape(rows.count, rows.width)
-    values = values.to(device).to(dtype)
+    if rows.codec is Codec.INT8:
+        octets = np.frombuffer(rows.data, np.uint8).reshape(rows.count, -1)
+        values = int8.unpack(octets, rows.width, device).to(dtype)
+    else:
+        values = _floats(rows).to(device).to(dtype)
     if not all_finite(values):
         raise RemoteProtocolError("rows", f"a value is not finite in {dtype}")
     return values
+
+
+def _floats(rows: Rows) -> torch.Tensor:
+    """Values of a codec that is a dtype, on the CPU."""
+    _, wire = BITS[rows.codec.item_bytes]
+    writable = rows.data if isinstance(rows.data, bytearray) else bytearray(rows.data)
+    native = np.frombuffer(writable, dtype=wire).astype(wire.newbyteorder("="), copy=False)
+    return torch.from_numpy(native).view(DTYPES[rows.codec]).reshape(rows.count, rows.width)
 
 
 def check_width(rows: Rows, hidden_size: int) -> None:

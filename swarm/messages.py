@@ -12,18 +12,28 @@ from dataclasses import dataclass
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 
+BLOCK = 32
+"""Values of a row that share a scale in `Codec.INT8`."""
+SCALE_BYTES = 2
+
 
 class Codec(enum.Enum):
-    """How hidden rows travel; part of the numeric class."""
+    """How hidden rows travel; part of the numeric class. INT8 is lossy, see `swarm.int8`."""
 
     FP32 = "fp32"
     FP16 = "fp16"
     BF16 = "bf16"
+    INT8 = "int8"
 
     @property
     def item_bytes(self) -> int:
-        """Bytes per value on the wire."""
-        return 4 if self is Codec.FP32 else 2
+        """Bytes per value on the wire, scales not counted."""
+        return {Codec.FP32: 4, Codec.INT8: 1}.get(self, 2)
+
+    def row_bytes(self, width: int) -> int:
+        """Bytes that a row of `width` values takes."""
+        scales = -(-width // BLOCK) if self is Codec.INT8 else 0
+        return width * self.item_bytes + scales * SCALE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +57,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Hidden states of `count` tree nodes: row-major, little-endian, `count × width` values of `codec`.
+    """Hidden states of `count` tree nodes: one row of `width` values after the other, little-endian, as `codec` says.
 
     `data` may share memory with the tensor or frame it came from: never write to it.
     """
@@ -59,8 +69,8 @@ class Rows:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that `count × width` values take, whatever `data` holds."""
-        return self.count * self.width * self.codec.item_bytes
+        """Bytes that `count` rows take, whatever `data` holds."""
+        return self.count * self.codec.row_bytes(self.width)
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,10 +210,9 @@ def _text(value: str, field: str) -> str:
 
 
 def _codec(value: int) -> Codec:
-    if value == pb.CODEC_INT8:
-        raise RemoteProtocolError("codec", "int8 rows are not supported by this version; use fp32, fp16 or bf16")
     if value not in CODECS:
-        raise RemoteProtocolError("codec", f"unknown codec {value}")
+        known = ", ".join(codec.value for codec in Codec)
+        raise RemoteProtocolError("codec", f"{value} is unknown to this version, which has {known}")
     return CODECS[value]
 
 

@@ -47,6 +47,7 @@ CODECS: dict[Codec, pb.Codec.ValueType] = {
     Codec.FP32: pb.CODEC_FP32,
     Codec.FP16: pb.CODEC_FP16,
     Codec.BF16: pb.CODEC_BF16,
+    Codec.INT8: pb.CODEC_INT8,
 }
 FAULT_KINDS: dict[FaultKind, pb.FaultKind.ValueType] = {
     kind: pb.FaultKind.Value(f"FAULT_KIND_{kind.name}") for kind in FaultKind

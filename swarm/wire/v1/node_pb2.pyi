@@ -35,7 +35,9 @@ class _CodecEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Codec.ValueType
     CODEC_FP16: _Codec.ValueType  # 2
     CODEC_BF16: _Codec.ValueType  # 3
     CODEC_INT8: _Codec.ValueType  # 4
-    """Reserved: blocks of 32 along the row, each with its scale; scales never span rows. Refused by name for now."""
+    """Per row: a bf16 scale per block of 32 values (the last may be shorter), then an int8 in -127 … 127 per value.
+    A value is int8 × scale; scales are positive and finite, and never span rows.
+    """
 
 class Codec(_Codec, metaclass=_CodecEnumTypeWrapper):
     """How hidden values travel (R11): a field of every frame with rows. Little-endian."""
@@ -45,7 +47,9 @@ CODEC_FP32: Codec.ValueType  # 1
 CODEC_FP16: Codec.ValueType  # 2
 CODEC_BF16: Codec.ValueType  # 3
 CODEC_INT8: Codec.ValueType  # 4
-"""Reserved: blocks of 32 along the row, each with its scale; scales never span rows. Refused by name for now."""
+"""Per row: a bf16 scale per block of 32 values (the last may be shorter), then an int8 in -127 … 127 per value.
+A value is int8 × scale; scales are positive and finite, and never span rows.
+"""
 Global___Codec: _TypeAlias = Codec  # noqa: Y015
 
 class _FaultKind:
@@ -169,7 +173,7 @@ Global___Frame: _TypeAlias = Frame  # noqa: Y015
 
 @_typing.final
 class Rows(_message.Message):
-    """Shape of the hidden states that follow the head: row-major [count, width], count × width values of `codec`."""
+    """Shape of the hidden states that follow the head: row-major [count, width], each row encoded by itself as `codec`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -1,0 +1,252 @@
+"""What the codecs of hidden rows cost and change: bytes, time, logits, text. In one process, on the bundled demo pair.
+
+Time: median of encoding and of decoding 64 rows of 8192 of a compute dtype. Link: what those rows take on a line of
+100 Mbit/s, and what that saves against the dtype's lossless codec; computed. Quality: the fp32 target in three spans
+whose rows pass through the codec, against the lossless one. Logits are teacher-forced over whole held-out passages;
+texts are greedy, from the first 96 tokens of every second passage, once plain and once with trees of 16.
+
+    python -m benchmarks.codec --prompts 4
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import mean, median
+
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from benchmarks.acceptance import LEVELS, answer, demo_prompts
+from client.draft import Drafter, LocalSession, ModelDrafter, NoDrafter
+from client.walk import Walk
+from swarm.arena import Arena
+from swarm.codec import decode_rows, encode_rows, lossless_codec
+from swarm.demo import DRAFT, PASSAGES, TARGET
+from swarm.layers import Span
+from swarm.messages import Codec, Sampling, Sweep
+from swarm.ragged import RaggedModel, Work, load_whole
+from swarm.session import Limits
+
+ROWS, WIDTH, DEMO_WIDTH = 64, 8192, 192
+LINK_BITS_PER_MS = 100e3
+SPANS = (Span(0, 4), Span(4, 8), Span(8, 12))
+TREE = 16
+TIMED = {
+    "fp32": (Codec.FP32, torch.float32),
+    "bf16": (Codec.BF16, torch.bfloat16),
+    "int8 of fp32": (Codec.INT8, torch.float32),
+    "int8 of bf16": (Codec.INT8, torch.bfloat16),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure the codecs."""
+
+    prompts: int = 24
+    """How many of the 24 prompts, and twice as many passages."""
+    new_tokens: int = 48
+    repeats: int = 200
+    """How often each timed step is run."""
+    threads: int = 1
+    json: Path | None = None
+    """Write the tables here as JSON too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One codec's bytes and times; milliseconds for 64 rows of 8192."""
+
+    codec: str
+    demo_row_bytes: int
+    row_bytes: int
+    encode_ms: float
+    decode_ms: float
+    link_ms: float
+    saved_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What one codec changes in the demo target, against fp32. kl: mean over tokens, in nats.
+
+    Shares of tokens: argmaxes that agree, teacher-forced; equal tokens at equal places of free-running texts.
+    same_tree_text: texts that a tree of 16 leaves as they are with plain decoding and the same codec.
+    """
+
+    codec: str
+    max_logit_change: float
+    kl: float
+    argmax_agreement: float
+    equal_tokens: float
+    same_text: int
+    same_tree_text: int
+    texts: int
+
+
+class SplitSession(LocalSession):
+    """A session of the target in three spans, hidden rows passing between them in a codec."""
+
+    def __init__(self, model: RaggedModel, limits: Limits, codec: Codec) -> None:
+        super().__init__(model, limits)
+        self._arenas = [Arena(model.layout.within(span), self.arena.slots.capacity) for span in SPANS]
+        self._codec = codec
+
+    def run(self, sweep: Sweep) -> torch.Tensor:
+        """Apply a sweep; the hidden rows [nodes, width] that leave the last span."""
+        applied = self.state.apply(sweep)
+        ids, rows = torch.tensor(sweep.tokens), None
+        for span, arena in zip(SPANS, self._arenas, strict=True):
+            if applied.path:
+                arena.commit(applied.path, applied.survivors)
+            if rows is not None:
+                rows = decode_rows(encode_rows(rows, self._codec), rows.dtype)
+            entering = ids if rows is None else None
+            work = Work(arena, applied.appended, sweep.parents, applied.positions, entering, rows)
+            rows = self.model.forward([work], span)
+        assert rows is not None
+        return rows
+
+
+def median_ms(step: Callable[[], object], repeats: int) -> float:
+    """Median time of a step."""
+    taken = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        step()
+        taken.append((time.perf_counter() - started) * 1e3)
+    return median(taken)
+
+
+def costs(options: Options) -> list[Cost]:
+    """Bytes and times of every codec."""
+    values = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+    found = []
+    for name, (codec, dtype) in TIMED.items():
+        rows = values.to(dtype)
+        sent = encode_rows(rows, codec)
+        received = dataclasses.replace(sent, data=bytearray(sent.data))
+        encode_ms = median_ms(partial(encode_rows, rows, codec), options.repeats)
+        decode_ms = median_ms(partial(decode_rows, received, dtype), options.repeats)
+        row_bytes, lossless_bytes = codec.row_bytes(WIDTH), lossless_codec(dtype).row_bytes(WIDTH)
+        times = (encode_ms, decode_ms, link_ms(row_bytes), link_ms(lossless_bytes - row_bytes))
+        found.append(Cost(name, codec.row_bytes(DEMO_WIDTH), row_bytes, *times))
+    return found
+
+
+def link_ms(row_bytes: int) -> float:
+    """What the rows take on the link."""
+    return ROWS * row_bytes * 8 / LINK_BITS_PER_MS
+
+
+def teacher_forced(target: RaggedModel, text: list[int], codec: Codec) -> torch.Tensor:
+    """Logits [n, vocab] after every token of a text."""
+    session = SplitSession(target, Limits(target.vocab_size, len(text), 1, len(text)), codec)
+    walk = Walk(session.state.limits, Sampling())
+    return target.logits(session.run(walk.prefill(text, last=True)))
+
+
+def generate(target: RaggedModel, drafter: Drafter, prompt: list[int], codec: Codec, new_tokens: int) -> list[int]:
+    """A greedy continuation."""
+    nodes = 0 if isinstance(drafter, NoDrafter) else TREE
+    limits = Limits(target.vocab_size, len(prompt) + new_tokens + nodes + LEVELS, 1, len(prompt) + nodes + 1)
+    walk, session = Walk(limits, Sampling()), SplitSession(target, limits, codec)
+    tokens = prompt + walk.accept(answer(session, walk.prefill(prompt, last=True)))
+    while len(tokens) < len(prompt) + new_tokens:
+        tokens += walk.accept(answer(session, walk.extend(drafter.grow(tokens, nodes, LEVELS, Sampling()))))
+    return tokens[len(prompt) :][:new_tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the target does with one codec: logits [n, vocab] of each passage, texts without and with a tree."""
+
+    logits: list[torch.Tensor]
+    plain: list[list[int]]
+    trees: list[list[int]]
+
+
+def outcomes(options: Options, console: Console) -> dict[Codec, Outcome]:
+    """Logits and texts with every codec, the lossless one first."""
+    target, draft = load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32)
+    drafter = ModelDrafter(draft, target.vocab_size, draft.max_positions or 2048)
+    tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+    lines = PASSAGES.read_text(encoding="utf-8").splitlines()[: 2 * options.prompts]
+    passages = [tokenizer.encode(json.loads(line)["text"]).ids for line in lines]
+    found = {}
+    for codec in (Codec.FP32, Codec.BF16, Codec.INT8):
+        outcome = found[codec] = Outcome([teacher_forced(target, text, codec) for text in passages], [], [])
+        for prompt in track(demo_prompts(options.prompts), f"texts with {codec.value} rows", console=console):
+            outcome.plain.append(generate(target, NoDrafter(), prompt, codec, options.new_tokens))
+            outcome.trees.append(generate(target, drafter, prompt, codec, options.new_tokens))
+    return found
+
+
+def effect(codec: Codec, lossless: Outcome, changed: Outcome) -> Effect:
+    """How an outcome differs from the lossless one."""
+    rows = list(zip(torch.cat(lossless.logits), torch.cat(changed.logits), strict=True))
+    texts = list(zip(lossless.plain, changed.plain, strict=True))
+    tokens = [pair for old, new in texts for pair in zip(old, new, strict=True)]
+    return Effect(
+        codec=codec.value,
+        max_logit_change=max(float((old - new).abs().max()) for old, new in rows),
+        kl=mean(divergence(old, new) for old, new in rows),
+        argmax_agreement=mean(bool(old.argmax() == new.argmax()) for old, new in rows),
+        equal_tokens=mean(old == new for old, new in tokens),
+        same_text=sum(old == new for old, new in texts),
+        same_tree_text=sum(one == other for one, other in zip(changed.plain, changed.trees, strict=True)),
+        texts=len(texts),
+    )
+
+
+def divergence(target_logits: torch.Tensor, other_logits: torch.Tensor) -> float:
+    """KL(target ‖ other) of two rows of logits, in nats."""
+    old, new = target_logits.double().log_softmax(-1), other_logits.double().log_softmax(-1)
+    return float((old.exp() * (old - new)).sum())
+
+
+def tables(found_costs: list[Cost], found_effects: list[Effect]) -> list[Table]:
+    """Both tables for people."""
+    title = f"{ROWS} rows of {WIDTH}: ms to encode, to decode, on a 100 Mbit/s link"
+    cost = Table("codec", "bytes, d=192", "bytes, d=8192", "encode", "decode", "link", "saved", title=title)
+    for one in found_costs:
+        times = (f"{one.encode_ms:.2f}", f"{one.decode_ms:.2f}", f"{one.link_ms:.1f}", f"{one.saved_ms:.1f}")
+        cost.add_row(one.codec, str(one.demo_row_bytes), str(one.row_bytes), *times)
+    names = ("codec", "max |Δlogit|", "KL, nats", "same argmax", "equal tokens", "same text", "tree = plain")
+    changes = Table(*names, title="Demo target, fp32, three spans, against lossless rows")
+    for change in found_effects:
+        shares = (f"{change.argmax_agreement:.2%}", f"{change.equal_tokens:.1%}")
+        texts = (f"{change.same_text} of {change.texts}", f"{change.same_tree_text} of {change.texts}")
+        changes.add_row(change.codec, f"{change.max_logit_change:.3f}", f"{change.kl:.1e}", *shares, *texts)
+    return [cost, changes]
+
+
+def main() -> None:
+    """Measure and print."""
+    options = tyro.cli(Options)
+    torch.set_num_threads(options.threads)
+    console = Console()
+    found_costs, found = costs(options), outcomes(options, console)
+    found_effects = [effect(codec, found[Codec.FP32], outcome) for codec, outcome in found.items()]
+    for table in tables(found_costs, found_effects):
+        console.print(table)
+    if options.json:
+        rows = {
+            "costs": [dataclasses.asdict(cost) for cost in found_costs],
+            "effects": [dataclasses.asdict(change) for change in found_effects],
+        }
+        options.json.write_text(json.dumps(rows, indent=2), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
