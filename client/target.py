@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from swarm.errors import ModelMismatch, UnknownModel, UnsupportedModel
 from swarm.families import max_positions
+from swarm.hub import find_model
 from swarm.model_identity import client_identity
+from swarm.pretrained import UNREADABLE, check_own_code, first_line, read_config
 from swarm.registry import ModelIdentity
 from swarm.routing import RouteQuery, no_route
-
-SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +39,22 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
 
     Raises:
         UnknownModel: no such model.
-        UnsupportedModel: it has no fast tokenizer.
+        UnsupportedModel: it has no fast tokenizer, or needs code of its own.
+        HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
     """
-    folder = _small_files(model, revision)
+    folder, hub = find_model(model, revision)
     name, config_digest, tokenizer_digest = client_identity(folder)
+    config = read_config(folder, str(model))
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UnknownModel(f"{model}: config and tokenizer cannot be read ({reason})") from error
+    except UNREADABLE as error:
+        check_own_code(folder / "tokenizer_config.json", str(model))
+        raise UnknownModel(f"{model}: its tokenizer cannot be read ({first_line(error)})") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UnsupportedModel(f"{model}: needs a fast tokenizer (tokenizer.json)")
     text = config.get_text_config()
     return Target(
-        name=name if Path(model).is_dir() else str(model),
+        name=name if hub is None else hub.repo,
         config_digest=config_digest,
         tokenizer_digest=tokenizer_digest,
         tokenizer=tokenizer,
@@ -90,20 +89,6 @@ def find_in_swarm(target: Target, models: Sequence[ModelIdentity], join: tuple[s
             theirs = f"config {model.config_digest[:12]}, tokenizer {model.tokenizer_digest[:12]}"
             raise ModelMismatch(f"{target.name} here has {ours}; the swarm's has {theirs}")
     raise no_route(RouteQuery(target.name, target.num_layers, join=join), [(0, target.num_layers)])
-
-
-def _small_files(model: str | Path, revision: str | None) -> Path:
-    if Path(model).expanduser().is_dir():
-        return Path(model).expanduser()
-    if str(model).startswith((".", "/", "~")):
-        raise UnknownModel(f"{model}: no such folder")
-    try:
-        return Path(snapshot_download(str(model), revision=revision, allow_patterns=SMALL_FILES))
-    except HFValidationError as error:
-        raise UnknownModel(f"{model}: neither a folder nor a hub id") from error
-    except (OSError, HfHubHTTPError, OfflineModeIsEnabled) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UnknownModel(f"{model}: no such folder, and the hub says: {reason}") from error
 
 
 def _eos_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int]:

@@ -14,9 +14,14 @@ from node.checkpoint import Checkpoint, check_disk, check_memory
 from node.config import ServeConfig
 from node.span import Anatomy, SpanModel, dissect, load_span
 from swarm.errors import ConfigError
+from swarm.hub import Progress
 from swarm.layers import Span
 
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+BF16_CAPABILITY = (8, 0)
+"""The first CUDA devices that compute in bfloat16; older ones imitate it."""
 MAX_DEFAULT_KV_TOKENS = 262_144
+PROGRESS_LINES = 20
 KV_SHARE = 0.5
 """Part of the memory that is free after loading which KV may take."""
 
@@ -39,18 +44,43 @@ def load(checkpoint: Checkpoint, config: ServeConfig, say: Say) -> SpanModel:
     tensors = [name for name in checkpoint.weight_map if anatomy.holds(name, span)]
     check_disk(checkpoint, span, tensors)
     check_memory(span, anatomy.weights_in(span) * dtype.itemsize, _layer_bytes(anatomy, span, dtype), device)
-    checkpoint.fetch(tensors, lambda file, done, total: say(f"fetching {file} ({done + 1} of {total})"))
+    checkpoint.fetch(tensors, progress_lines(say))
     started = time.perf_counter()
     model = load_span(checkpoint, span, dtype, device)
     say(f"loaded {model.weight_bytes / 2**20:.1f} MiB of weights in {time.perf_counter() - started:.1f} s")
     return model
 
 
+def progress_lines(say: Say) -> Progress:
+    """Report a download in lines: one when a file begins, and one for each twentieth of all the bytes."""
+    last = ("", 0)
+
+    def tell(file: str, here: int, total: int) -> None:
+        nonlocal last
+        now = (file, PROGRESS_LINES * here // max(1, total))
+        if now != last:
+            last = now
+            say(f"fetching {file}: {here / 2**20:,.0f} of {total / 2**20:,.0f} MiB are here")
+
+    return tell
+
+
+def check_compute(config: ServeConfig) -> None:
+    """Refuse a device or a compute type before anything slow is begun.
+
+    Raises:
+        ConfigError: the device is not there, or cannot compute in that type.
+    """
+    device = pick_device(config.device)
+    if config.dtype != "auto":
+        check_dtype(DTYPES[config.dtype], device)
+
+
 def pick_device(wanted: str) -> torch.device:
     """The device of that name; auto prefers a GPU.
 
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: there is no such device, or it is of a kind that no span runs on.
     """
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -60,15 +90,37 @@ def pick_device(wanted: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"device {wanted!r} cannot be used ({reason}); cpu always can") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {wanted!r}: layers run on cpu, cuda or cuda:N only")
     return device
 
 
 def pick_dtype(wanted: str, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
-    """The compute type of that name; auto is exact on a CPU and the checkpoint's own type elsewhere."""
-    if wanted != "auto":
-        return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[wanted]
+    """The compute type of that name; auto is exact on a CPU and the checkpoint's own type elsewhere.
+
+    Raises:
+        ConfigError: the device cannot compute in it.
+    """
     own = checkpoint.config.get_text_config().dtype
-    return own if device.type != "cpu" and isinstance(own, torch.dtype) else torch.float32
+    auto = own if device.type != "cpu" and isinstance(own, torch.dtype) else torch.float32
+    dtype = DTYPES.get(wanted, auto)
+    check_dtype(dtype, device)
+    return dtype
+
+
+def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a type in which the device only imitates computing, at a fraction of its speed.
+
+    Raises:
+        ConfigError: says which type to use.
+    """
+    if dtype is torch.float16 and device.type == "cpu":
+        raise ConfigError(
+            "--dtype float16 is far slower than float32 on a CPU; use float32, or bfloat16 to save memory"
+        )
+    if dtype is torch.bfloat16 and device.type == "cuda" and torch.cuda.get_device_capability(device) < BF16_CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(f"{device} ({name}) does not compute in bfloat16; use --dtype float16 or float32")
 
 
 def default_kv_tokens(model: SpanModel) -> int:

@@ -3,6 +3,7 @@
 SwarmError
 ├─ ConfigError                     what the user asked for cannot be done: options, folders, models, drafts
 │  ├─ UnknownModel                 no such model on disk, on the hub or in the swarm
+│  ├─ HubError                     the hub refuses or cannot be reached, or what it sent cannot be kept
 │  ├─ LayersError                  a span that the model does not have
 │  ├─ UnsupportedModel             a model (or draft) that Canopy refuses, by name
 │  ├─ IncompatibleDraft            draft and target do not map token ids to the same tokens
@@ -40,6 +41,10 @@ class ConfigError(SwarmError):
 
 class UnknownModel(ConfigError):
     """No such model on disk, on the hub or in the swarm."""
+
+
+class HubError(ConfigError):
+    """The hub refuses or cannot be reached, or what it sent cannot be kept."""
 
 
 class LayersError(ConfigError):

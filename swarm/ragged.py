@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from swarm.arena import KvLayout
 from swarm.attention import NAME, Part, Step, use_canopy
-from swarm.errors import UnknownModel, UnsupportedModel
+from swarm.errors import UnsupportedModel
 from swarm.families import causal_lm_class, max_positions
+from swarm.hub import find_model
 from swarm.layers import Span
+from swarm.pretrained import read_config, unreadable_weights, weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -202,21 +205,22 @@ def load_whole(model: str | Path, dtype: torch.dtype, device: torch.device | str
     Raises:
         UnknownModel: there is no such model.
         UnsupportedModel: Canopy cannot run it.
+        HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
     """
-    try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UnknownModel(f"{model}: not a model folder, nor a model on the hub ({_first_line(error)})") from error
+    folder, hub = find_model(model)
+    config = read_config(folder, str(model))
     causal_lm_class(config)
     use_canopy(config)
-    whole: Any = AutoModelForCausalLM.from_pretrained(
-        model, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False
-    )
+    files = weight_files(folder, hub, str(model))
+    if hub is not None:
+        hub.fetch(files)
+    try:
+        whole: Any = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        )
+    except (OSError, SafetensorError) as error:
+        raise unreadable_weights(str(model), folder, error) from error
     return RaggedModel(whole.to(device), Span(0, whole.config.num_hidden_layers))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 def _parts(works: Sequence[Work]) -> list[Part]:

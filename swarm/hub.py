@@ -1,0 +1,186 @@
+"""A model's files, in a folder or from one commit of the hub. Fetches safetensors and small text files, nothing else.
+
+    find_model ──▶ config, index and tokenizer are in a folder ──▶ Hub.fetch puts chosen weight files beside them
+
+Files lie in Hugging Face's own cache, so that other programs find them and this one finds theirs. Code that comes with
+a model is never fetched, let alone run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url, snapshot_download
+from huggingface_hub.errors import SafetensorsParsingError
+from huggingface_hub.file_download import repo_folder_name
+
+from swarm.download import Damaged, Place, download
+from swarm.errors import HubError, SwarmError, UnknownModel, UnsupportedModel
+from swarm.hub_trouble import TROUBLES, check_token, explain
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
+
+SMALL_FILES = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
+"""What is fetched of a hub model before anything is known of it: config, index, tokenizer."""
+CONFIG = "config.json"
+WEIGHTS = "*.safetensors"
+ANSWER_TIMEOUT_S = 10
+DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+
+Progress = Callable[[str, int, int], None]
+"""Called with a file's name, how many bytes of all the files are here and how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file on the hub. digest: SHA-256, or git's blob id of a small file; empty where the hub does not say."""
+
+    size_bytes: int
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """One commit of a hub model and the cache folder for its files.
+
+    files: what the hub lists; empty when it could not be asked, and `trouble` is why.
+    """
+
+    repo: str
+    commit: str
+    folder: Path
+    files: Mapping[str, HubFile] = field(default_factory=dict)
+    trouble: Exception | None = None
+
+    def missing_bytes(self, names: Iterable[str]) -> int:
+        """How many bytes of some files are not on this machine yet."""
+        missing = [
+            (name, self.files[name]) for name in names if not (self.folder / name).exists() and name in self.files
+        ]
+        return sum(file.size_bytes - self._place(name, file).bytes_here() for name, file in missing)
+
+    def fetch(self, names: Iterable[str], told: Progress | None = None) -> None:
+        """Download those of some files that are not here; what an interrupted download left is completed.
+
+        Raises:
+            UnknownModel: a file is neither here nor on the hub.
+            HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
+            NotEnoughSpace: the disk is full.
+        """
+        missing = [(name, self._listed(name)) for name in names if not (self.folder / name).exists()]
+        before, total = 0, sum(file.size_bytes for _, file in missing)
+        for name, file in missing:
+            self._fetch(name, file, None if told is None else partial(_tell, told, name, before, total))
+            before += file.size_bytes
+
+    def tensor_names(self, file: str) -> list[str]:
+        """The tensors of a safetensors file that stays on the hub; only its header is read.
+
+        Raises:
+            HubError: it cannot be had.
+            UnsupportedModel: it is no such file.
+        """
+        try:
+            header = HfApi().parse_safetensors_file_metadata(self.repo, file, revision=self.commit)
+        except SafetensorsParsingError:
+            raise UnsupportedModel(f"{self.repo}: {file} cannot be read; the file on the hub is damaged") from None
+        except TROUBLES as error:
+            raise explain(error, self.repo, file) from error
+        return list(header.tensors)
+
+    def _listed(self, name: str) -> HubFile:
+        if "/" in name or "\\" in name or not any(fnmatch(name, kind) for kind in (*SMALL_FILES, WEIGHTS)):
+            raise UnsupportedModel(f"{self.repo}: {name!r} is not fetched; only safetensors are read")
+        if name in self.files:
+            return self.files[name]
+        if self.trouble is not None:
+            raise explain(self.trouble, self.repo, name) from self.trouble
+        raise UnknownModel(f"{self.repo}: {name}: the hub has no such file; the model there is incomplete")
+
+    def _fetch(self, name: str, file: HubFile, told: Callable[[int], None] | None) -> None:
+        try:
+            if file.digest and file.size_bytes <= constants.MAX_HTTP_DOWNLOAD_SIZE:
+                download(hf_hub_url(self.repo, name, revision=self.commit), self._place(name, file), told)
+            else:
+                hf_hub_download(self.repo, name, revision=self.commit)
+        except Damaged:
+            raise HubError(f"{self.repo}: {name} arrived damaged and was deleted; run this again") from None
+        except TROUBLES as error:
+            raise explain(error, self.repo, name) from error
+
+    def _place(self, name: str, file: HubFile) -> Place:
+        return Place(self.folder / name, file.digest, file.size_bytes)
+
+
+def _tell(told: Progress, name: str, before: int, total: int, here: int) -> None:
+    told(name, before + here, total)
+
+
+def find_model(model: str | Path, revision: str | None = None) -> tuple[Path, Hub | None]:
+    """The folder of a model's small files: its own, or the cache's when `model` is a hub id.
+
+    What was downloaded before serves when the hub cannot be asked or refuses.
+
+    Raises:
+        UnknownModel: there is no such model.
+        UnsupportedModel: it is no model of transformers.
+        HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder, None
+    if str(model).startswith((".", "/", "~")):
+        raise UnknownModel(f"{model}: no such folder")
+    hub = _open(str(model), revision)
+    small = [name for name in hub.files if "/" not in name and any(fnmatch(name, kind) for kind in SMALL_FILES)]
+    if hub.trouble is None and CONFIG not in small:
+        raise UnsupportedModel(f"{model}: has no {CONFIG}, so it is no model of transformers; choose another one")
+    hub.fetch(sorted(small, key=lambda name: name == CONFIG))  # last: with it, the others are there too
+    return hub.folder, hub
+
+
+def _open(repo: str, revision: str | None) -> Hub:
+    check_token()
+    try:
+        info = HfApi().model_info(repo, revision=revision, timeout=ANSWER_TIMEOUT_S, files_metadata=True)
+        commit = info.sha or ""
+        if DIGEST.fullmatch(commit) is None:
+            raise ValueError("no commit")
+        files = {file.rfilename: _hub_file(file) for file in info.siblings or ()}
+        cache = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+        hub = Hub(repo, commit, cache / "snapshots" / commit, files)
+        _remember(cache, revision or constants.DEFAULT_REVISION, commit)
+    except TROUBLES as error:
+        return _cached(repo, revision, error)
+    return hub
+
+
+def _hub_file(file: RepoSibling) -> HubFile:
+    digest = (file.blob_id if file.lfs is None else file.lfs.sha256) or ""
+    is_known = file.size is not None and DIGEST.fullmatch(digest) is not None
+    return HubFile(file.size or 0, digest if is_known else "")
+
+
+def _remember(cache: Path, revision: str, commit: str) -> None:
+    """Note which commit a branch or tag stands for, as the cache has it, for when the hub cannot be asked."""
+    if revision != commit:
+        (cache / "refs" / revision).parent.mkdir(parents=True, exist_ok=True)
+        (cache / "refs" / revision).write_text(commit)
+
+
+def _cached(repo: str, revision: str | None, trouble: Exception) -> Hub:
+    told: SwarmError = explain(trouble, repo, "" if revision is None else f"revision {revision}")
+    try:
+        folder = Path(snapshot_download(repo, revision=revision, local_files_only=True, allow_patterns=[CONFIG]))
+    except (OSError, ValueError):
+        raise told from trouble
+    if not (folder / CONFIG).exists():
+        raise told from trouble
+    return Hub(repo, folder.name, folder, trouble=trouble)

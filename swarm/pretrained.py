@@ -1,0 +1,110 @@
+"""Config and weight files of a model whose small files are in a folder. Code that comes with a model is never run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, PreTrainedConfig
+
+from swarm.errors import UnknownModel, UnsupportedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from swarm.hub import Hub
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+OTHER_WEIGHTS = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".pt", ".pth"}
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
+"""What transformers raises on a config or tokenizer that it cannot read."""
+
+
+def read_config(folder: Path, model: str) -> PreTrainedConfig:
+    """The config of a model that transformers knows by itself.
+
+    Raises:
+        UnknownModel: there is no config that it can read.
+        UnsupportedModel: only code that comes with the model could read it.
+    """
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except UNREADABLE as error:
+        check_own_code(folder / "config.json", model)
+        raise UnknownModel(f"{model}: no config.json that transformers knows ({first_line(error)})") from error
+    return config
+
+
+def check_own_code(file: Path, model: str) -> None:
+    """Say so when a config or tokenizer that cannot be read asks for code of its own.
+
+    Raises:
+        UnsupportedModel: it does.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    if isinstance(content, dict) and "auto_map" in content:
+        reason = f"needs code that comes with it ({file.name}), and such code is never run"
+        raise UnsupportedModel(f"{model}: {reason}; choose another model") from None
+
+
+def weight_files(folder: Path, hub: Hub | None, model: str) -> list[str]:
+    """Names of the files that hold a model's weights, here or on the hub.
+
+    Raises:
+        UnsupportedModel: they are no safetensors.
+    """
+    if (folder / INDEX).exists():
+        return sorted(set(_index(folder, model).values()))
+    present = {path.name for path in folder.iterdir()} | set(hub.files if hub else ())
+    if SINGLE in present:
+        return [SINGLE]
+    others = sorted(name for name in present if Path(name).suffix in OTHER_WEIGHTS and name != "training_args.bin")
+    found = f"; it has {others[0]}" if others else ""
+    raise UnsupportedModel(f"{model}: no {SINGLE} and no {INDEX}{found}; only safetensors are read")
+
+
+def weight_map(folder: Path, hub: Hub | None, model: str) -> Mapping[str, str]:
+    """Which file holds each tensor. Of a single file on the hub only the header is read.
+
+    Raises:
+        UnsupportedModel: the weights are no safetensors, or cannot be read.
+        HubError: the header cannot be had.
+    """
+    if weight_files(folder, hub, model) != [SINGLE] or (folder / INDEX).exists():
+        return _index(folder, model)
+    if hub is not None and not (folder / SINGLE).exists():
+        return dict.fromkeys(hub.tensor_names(SINGLE), SINGLE)
+    try:
+        with safe_open(folder / SINGLE, framework="pt") as opened:
+            return dict.fromkeys(opened.keys(), SINGLE)
+    except (OSError, SafetensorError) as error:
+        raise unreadable_weights(model, folder / SINGLE, error) from error
+
+
+def unreadable_weights(model: str, file: Path, error: Exception) -> UnsupportedModel:
+    """The error for a damaged weight file."""
+    return UnsupportedModel(f"{model}: {file} cannot be read ({first_line(error)}); delete it and fetch it again")
+
+
+def first_line(error: Exception) -> str:
+    """The head of a message, or its type's name."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _index(folder: Path, model: str) -> dict[str, str]:
+    try:
+        content: Any = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        files: dict[str, str] = dict(content["weight_map"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnsupportedModel(f"{model}: {INDEX} cannot be read ({first_line(error)})") from error
+    for file in files.values():
+        if not isinstance(file, str) or "/" in file or "\\" in file or not file.endswith(".safetensors"):
+            raise UnsupportedModel(f"{model}: {INDEX} names {file!r}; only safetensors are read, beside the index")
+    return files

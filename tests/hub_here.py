@@ -1,0 +1,244 @@
+"""A small hub on loopback that speaks as much of the real one's HTTP as huggingface_hub asks for.
+
+Large files are redirected to a second server, as the real hub redirects to its file servers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import cast
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from huggingface_hub import close_session, constants
+
+MODEL = "org/tiny"
+COMMIT = "c0ffee" + "0" * 34
+API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/(?P<revision>.+))?")
+RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
+LARGE = (".safetensors", ".bin")
+
+
+@dataclass
+class Repo:
+    """A model on the hub.
+
+    token: the one that may read it, None when everybody may. gated: everybody sees it, the token may read its files.
+    answers: files, or "" for the model itself, that answer with this status of HTTP.
+    """
+
+    files: dict[str, bytes]
+    token: str | None = None
+    gated: bool = False
+    revisions: tuple[str, ...] = ("main", COMMIT)
+    answers: dict[str, int] = field(default_factory=dict)
+    cut_after: dict[str, int] = field(default_factory=dict)
+    """Bytes of a file's answer after which the connection breaks, once."""
+    stall_after: dict[str, int] = field(default_factory=dict)
+    """Bytes of a file's (or "", the list's) answer after which nothing more comes until `HubHere.released` is set."""
+    says_digests: bool = True
+
+    @classmethod
+    def of(cls, folder: Path) -> Repo:
+        """The files of a folder."""
+        return cls({path.name: path.read_bytes() for path in folder.iterdir()})
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request about a model as the hub saw it; server: "hub", or "files" for what it redirects to."""
+
+    method: str
+    path: str
+    bytes_range: str | None
+    token: str | None
+    server: str
+
+
+@dataclass
+class HubHere:
+    """The hub: what it has, and what it was asked."""
+
+    repos: dict[str, Repo] = field(default_factory=dict)
+    asked: list[Asked] = field(default_factory=list)
+    status: int | None = None
+    tokens: set[str] = field(default_factory=set)
+    """Of other people, who are logged in."""
+    url: str = ""
+    files_url: str = ""
+    released: threading.Event = field(default_factory=threading.Event)
+    stalled: threading.Event = field(default_factory=threading.Event)
+
+    def fetched(self) -> set[str]:
+        """Names of the files whose contents were asked for."""
+        paths = (
+            RESOLVE.fullmatch(asked.path) for asked in self.asked if asked.method == "GET" and asked.server == "hub"
+        )
+        return {match["file"] for match in paths if match is not None}
+
+    def ranges(self, file: str) -> list[str | None]:
+        """The range of each request for a file's contents."""
+        return [
+            asked.bytes_range
+            for asked in self.asked
+            if asked.method == "GET" and asked.server == "files" and asked.path.endswith(f"/{file}")
+        ]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 10
+
+    @property
+    def hub(self) -> HubHere:
+        return cast("_Server", self.server).hub
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        name = cast("_Server", self.server).name
+        path = unquote(urlsplit(self.path).path)
+        token = self.headers.get("Authorization")
+        match = API.fullmatch(path) or RESOLVE.fullmatch(path)
+        if match is not None:  # huggingface_hub also asks for a list of programs that it is part of
+            self.hub.asked.append(Asked(self.command, path, self.headers.get("Range"), token, name))
+        repo = None if match is None else self.hub.repos.get(match["repo"])
+        asked = {} if match is None else match.groupdict()
+        refusal = self._refusal(repo, asked, token) if name == "hub" else None
+        if refusal is not None:
+            status, code = refusal
+            self._send(status, b"", {"X-Error-Code": code} if code else {})
+        elif repo is not None and "file" not in asked:
+            listing = json.dumps(self._listing(asked["repo"], repo)).encode()
+            self._send(200, listing, {}, stall=repo.stall_after.pop("", None))
+        elif repo is not None:
+            self._send_file(repo, asked["file"], name)
+        else:
+            self._send(404, b"", {})
+
+    def _refusal(self, repo: Repo | None, asked: dict[str, str | None], token: str | None) -> tuple[int, str] | None:
+        if self.hub.status is not None:
+            return self.hub.status, ""
+        mine = None if repo is None else repo.token
+        if token is not None and token.removeprefix("Bearer ") not in {*self.hub.tokens, mine}:
+            return 401, ""
+        if repo is None:
+            return (401, "") if token is None else (404, "RepoNotFound")
+        if status := repo.answers.get(asked.get("file") or ""):
+            return status, "EntryNotFound" if status == 404 else ""
+        if mine is not None and token != f"Bearer {mine}":
+            if not repo.gated:
+                return (401, "") if token is None else (404, "RepoNotFound")
+            if "file" in asked:
+                return (401 if token is None else 403), "GatedRepo"
+        if asked["revision"] not in (None, *repo.revisions):
+            return 404, "RevisionNotFound"
+        return (404, "EntryNotFound") if "file" in asked and asked["file"] not in repo.files else None
+
+    def _listing(self, name: str | None, repo: Repo) -> dict[str, object]:
+        siblings = []
+        for file, content in repo.files.items():
+            entry: dict[str, object] = {"rfilename": file}
+            if repo.says_digests:
+                entry |= {"size": len(content), "blobId": _blob_id(content)}
+                if file.endswith(LARGE):
+                    sha256 = hashlib.sha256(content).hexdigest()
+                    entry["lfs"] = {"sha256": sha256, "size": len(content), "pointerSize": 130}
+            siblings.append(entry)
+        return {"id": name, "sha": COMMIT, "siblings": siblings, "private": False, "gated": repo.gated, "tags": []}
+
+    def _send_file(self, repo: Repo, file: str, server: str) -> None:
+        content = repo.files[file]
+        if file.endswith(LARGE) and server == "hub":
+            linked = {"X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Linked-Size": str(len(content))}
+            where = {"Location": f"{self.hub.files_url}{self.path}", "X-Repo-Commit": COMMIT}
+            self._send(302, b"", where | linked)
+            return
+        headers = {"ETag": f'"{_blob_id(content)}"', "X-Repo-Commit": COMMIT}
+        status = 200
+        if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            start, end = int(asked[1]), min(int(asked[2] or len(content)), len(content) - 1)
+            headers["Content-Range"] = f"bytes {start}-{end}/{len(content)}"
+            status, content = 206, content[start : end + 1]
+        self._send(status, content, headers, repo.cut_after.pop(file, None), repo.stall_after.pop(file, None))
+
+    def _send(
+        self, status: int, body: bytes, headers: dict[str, str], cut: int | None = None, stall: int | None = None
+    ) -> None:
+        self.send_response(status, HTTPStatus(status).phrase)
+        for name, value in ({"Content-Length": str(len(body))} | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if stall is not None:
+            self.wfile.write(body[:stall])
+            self.hub.stalled.set()
+            self.hub.released.wait()
+            body = body[stall:]
+        self.wfile.write(body if cut is None else body[:cut])
+        self.close_connection = self.close_connection or cut is not None
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False
+
+    def __init__(self, hub: HubHere, name: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.hub, self.name = hub, name
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away in the middle is part of the game."""
+
+
+def _blob_id(content: bytes) -> str:
+    return hashlib.sha1(f"blob {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
+
+
+@contextmanager
+def hub_here() -> Iterator[HubHere]:
+    """A hub without models."""
+    hub = HubHere()
+    servers = [_Server(hub, "hub"), _Server(hub, "files")]
+    hub.url, hub.files_url = (server.url for server in servers)
+    threads = [threading.Thread(target=server.serve_forever, args=(0.05,)) for server in servers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield hub
+    finally:
+        hub.released.set()
+        close_session()  # its open connections hold threads of the servers
+        for server, thread in zip(servers, threads, strict=True):
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+def use_hub(url: str, cache: Path, patch: pytest.MonkeyPatch) -> None:
+    """Make huggingface_hub ask this hub, as the environment would have before it was imported."""
+    patch.setattr(constants, "ENDPOINT", url)
+    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+    patch.setattr(constants, "HF_HUB_OFFLINE", False)
+    patch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    patch.setattr(constants, "AGENT_HARNESSES_PATH", str(cache.with_name("harnesses")))
+    patch.setattr(constants, "HF_TOKEN_PATH", str(cache.with_name("token")))
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        patch.delenv(name, raising=False)

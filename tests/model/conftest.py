@@ -1,0 +1,36 @@
+"""A tiny model and a hub that has it, for the tests of what comes from the hub."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from huggingface_hub import file_download
+
+from swarm.demo import TARGET
+from tests.hub_here import MODEL, HubHere, Repo, hub_here, use_hub
+from tests.model.tiny import save_sharded, tiny_model
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_sharded(tiny_model("llama"), tmp_path_factory.mktemp("whole"))
+    shutil.copy(TARGET / "tokenizer.json", folder)
+    return folder
+
+
+@pytest.fixture
+def copied(whole: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(whole, tmp_path / "model")
+
+
+@pytest.fixture
+def hub(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubHere]:
+    with hub_here() as running:
+        running.repos[MODEL] = Repo.of(whole)
+        use_hub(running.url, tmp_path / "cache", monkeypatch)
+        monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _: None))
+        yield running
