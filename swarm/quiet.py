@@ -10,4 +10,4 @@ def quiet_libraries() -> None:
     """Called by commands only, never by the library."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    hub_logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]

@@ -1,0 +1,192 @@
+"""The process that carries packets between the emulated hosts, each when its link's model says. Reads no payload.
+
+`python -m benchmarks.packets SETUP` makes the hosts, prints a line that names their namespaces, then obeys lines on
+standard input until it closes: `[number, verb, link, …]` is answered by `[number, {…}]` once it has taken effect. A
+link is `[source, target]`, with null for every host. Losses and jitter are seeded per link, so that a link's traffic
+alone decides what happens to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import heapq
+import itertools
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from benchmarks.namespaces import make_host
+from client.shape import Ends, Interface, Link, LinkShape, matching
+from swarm.errors import SwarmError
+
+SUBNET = (10, 88, 0)
+BURST = 64
+"""Packets read from one device before the ones that are due get their turn."""
+PACKET_BYTES = 1 << 16
+PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
+
+Waiting = tuple[float, int, Link, int, bytes, bool]
+"""Due time, number (a tie-break), link, receiver's device, packet, whether it has passed the receiver's interface."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the process is started with."""
+
+    hosts: int
+    shape: LinkShape
+    mtu: int
+    seed: int
+
+    @classmethod
+    def from_json(cls, text: str) -> Setup:
+        """The inverse of `json.dumps(asdict(setup))`."""
+        fields = json.loads(text)
+        return cls(**{**fields, "shape": LinkShape(**fields["shape"])})
+
+
+def address(host: int) -> str:
+    """A host's IPv4 address."""
+    return ".".join(str(part) for part in (*SUBNET, host + 1))
+
+
+class Carrier:
+    """The links between the hosts; `devices[host]` is the host's TUN device."""
+
+    def __init__(self, devices: Sequence[int], shape: LinkShape, seed: int) -> None:
+        self.packets = 0
+        self.dropped = 0
+        self._devices = devices
+        self._waiting: list[Waiting] = []
+        self._numbers = itertools.count()
+        self._cut: set[Ends] = set()
+        outgoing = [Interface() for _ in devices]
+        incoming = [Interface() for _ in devices]
+        self._links: dict[Ends, Link] = {}
+        self._routes: dict[int, dict[bytes, tuple[Link, int]]] = {device: {} for device in devices}
+        for source, target in itertools.permutations(range(len(devices)), 2):
+            chance = random.Random(f"{seed}: {source} to {target}").random
+            link = Link(shape, outgoing[source], incoming[target], chance)
+            self._links[source, target] = link
+            self._routes[devices[source]][bytes((*SUBNET, target + 1))] = (link, devices[target])
+
+    def obey(self, verb: str, link: Sequence[int | None], *words: object) -> dict[str, float]:
+        """Change links; tells what was carried so far."""
+        source, target = link
+        match verb, *words:
+            case "shape", dict(shape):
+                for ends in matching((source, target), self._links):
+                    self._links[ends].shape = LinkShape(**shape)
+            case ("cut",):
+                self._cut.add((source, target))
+            case ("join",):
+                self._cut.discard((source, target))
+            case ("load",):
+                pass
+            case _:
+                raise ValueError(f"no such order: {verb} {words}")
+        closed = {ends for cut in self._cut for ends in matching(cut, self._links)}
+        for ends, changed in self._links.items():
+            changed.is_open = ends not in closed
+        return {"packets": self.packets, "dropped": self.dropped, "cpu_s": time.process_time()}
+
+    def take(self, device: int) -> None:
+        """Read what a host has sent."""
+        routes = self._routes[device]
+        for _ in range(BURST):
+            try:
+                packet = os.read(device, PACKET_BYTES)
+            except BlockingIOError:
+                return
+            route = routes.get(packet[16:20]) if packet[0] >> 4 == 4 else None
+            if route is None:
+                continue  # IPv6, multicast, strangers: nobody here
+            link, target = route
+            due_s = link.depart(time.monotonic(), len(packet)) if link.is_open else None
+            if due_s is None:
+                self.dropped += 1
+            else:
+                heapq.heappush(self._waiting, (due_s, next(self._numbers), link, target, packet, False))
+
+    def deliver(self) -> float | None:
+        """Hand over what is due; seconds until the next is, None if none waits."""
+        waiting = self._waiting
+        while waiting:
+            early_s = waiting[0][0] - time.monotonic()
+            if early_s > 0:
+                return early_s
+            due_s, number, link, target, packet, passed = heapq.heappop(waiting)
+            done_s = due_s if passed or not link.is_open else link.arrive(due_s, len(packet))
+            if done_s is None or not link.is_open:
+                self.dropped += 1
+            elif done_s > due_s:
+                heapq.heappush(waiting, (done_s, number, link, target, packet, True))
+            else:
+                self.packets += 1
+                with suppress(OSError):  # the receiver's kernel will not have it
+                    os.write(target, packet)
+        return None
+
+
+def _serve(carrier: Carrier, devices: Sequence[int], orders: int) -> None:
+    """Carry packets until the orders' end."""
+    inputs = (*devices, orders)  # what was sent before an order was given goes by the old rules
+    unread = b""
+    while True:
+        ready, _, _ = select.select(inputs, (), (), carrier.deliver())  # to the µs, where poll counts in ms
+        for source in ready:
+            if source != orders:
+                carrier.take(source)
+                continue
+            read = os.read(orders, PACKET_BYTES)
+            if not read:
+                return
+            *lines, unread = (unread + read).split(b"\n")
+            for line in lines:
+                number, *order = json.loads(line)
+                _say(number, carrier.obey(*order))
+
+
+def _say(number: int | None, answer: object) -> None:
+    sys.stdout.write(json.dumps([number, answer]) + "\n")
+    sys.stdout.flush()
+
+
+def _prefer() -> None:
+    """Die with the parent; wake to the µs, and before the programs whose packets these are, where that is allowed."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(PR_SET_TIMERSLACK, 1)
+    with suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    gc.disable()  # nothing here makes cycles
+
+
+def main() -> None:
+    """Entry point."""
+    setup = Setup.from_json(sys.argv[1])
+    try:
+        hosts = [make_host(address(host), setup.mtu) for host in range(setup.hosts)]
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
+        _say(None, {"error": f"the hosts cannot be made: {str(reason).strip()}"})
+        sys.exit(1)
+    devices = [device for _, device in hosts]
+    carrier = Carrier(devices, setup.shape, setup.seed)
+    _prefer()
+    _say(None, {"namespaces": [f"/proc/{os.getpid()}/fd/{namespace}" for namespace, _ in hosts]})
+    with suppress(SwarmError, BrokenPipeError):
+        _serve(carrier, devices, sys.stdin.fileno())
+
+
+if __name__ == "__main__":
+    main()
