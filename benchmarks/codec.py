@@ -16,17 +16,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import mean, median
 
 import torch
 import tyro
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from tokenizers import Tokenizer
 
 from benchmarks.acceptance import LEVELS, answer, demo_prompts
+from benchmarks.sheet import Sheet
 from client.draft import Drafter, LocalSession, ModelDrafter, NoDrafter
 from client.walk import Walk
 from swarm.arena import Arena
@@ -59,8 +58,8 @@ class Options:
     repeats: int = 200
     """How often each timed step is run."""
     threads: int = 1
-    json: Path | None = None
-    """Write the tables here as JSON too."""
+    record: bool = False
+    """Write the tables into BENCHMARKS.md and the measurements beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,19 +214,27 @@ def divergence(target_logits: torch.Tensor, other_logits: torch.Tensor) -> float
     return float((old.exp() * (old - new)).sum())
 
 
-def tables(found_costs: list[Cost], found_effects: list[Effect]) -> list[Table]:
-    """Both tables for people."""
-    title = f"{ROWS} rows of {WIDTH}: ms to encode, to decode, on a 100 Mbit/s link"
-    cost = Table("codec", "bytes, d=192", "bytes, d=8192", "encode", "decode", "link", "saved", title=title)
+def sheets(found_costs: list[Cost], found_effects: list[Effect]) -> list[Sheet]:
+    """Both tables."""
+    cost = Sheet(
+        "codec_cost",
+        f"{ROWS} rows of {WIDTH}: ms to encode, to decode, on a 100 Mbit/s link",
+        ("codec", "bytes, d=192", f"bytes, d={WIDTH}", "encode", "decode", "link", "saved"),
+        measured={"costs": [dataclasses.asdict(one) for one in found_costs]},
+    )
     for one in found_costs:
         times = (f"{one.encode_ms:.2f}", f"{one.decode_ms:.2f}", f"{one.link_ms:.1f}", f"{one.saved_ms:.1f}")
-        cost.add_row(one.codec, str(one.demo_row_bytes), str(one.row_bytes), *times)
-    names = ("codec", "max |Δlogit|", "KL, nats", "same argmax", "equal tokens", "same text", "tree = plain")
-    changes = Table(*names, title="Demo target, fp32, three spans, against lossless rows")
+        cost.rows.append((one.codec, str(one.demo_row_bytes), str(one.row_bytes), *times))
+    changes = Sheet(
+        "codec_effect",
+        "Demo target, fp32, three spans, against lossless rows",
+        ("codec", "max |Δlogit|", "KL, nats", "same argmax", "equal tokens", "same text", "tree = plain"),
+        measured={"effects": [dataclasses.asdict(change) for change in found_effects]},
+    )
     for change in found_effects:
         shares = (f"{change.argmax_agreement:.2%}", f"{change.equal_tokens:.1%}")
         texts = (f"{change.same_text} of {change.texts}", f"{change.same_tree_text} of {change.texts}")
-        changes.add_row(change.codec, f"{change.max_logit_change:.3f}", f"{change.kl:.1e}", *shares, *texts)
+        changes.rows.append((change.codec, f"{change.max_logit_change:.3f}", f"{change.kl:.1e}", *shares, *texts))
     return [cost, changes]
 
 
@@ -238,14 +245,8 @@ def main() -> None:
     console = Console()
     found_costs, found = costs(options), outcomes(options, console)
     found_effects = [effect(codec, found[Codec.FP32], outcome) for codec, outcome in found.items()]
-    for table in tables(found_costs, found_effects):
-        console.print(table)
-    if options.json:
-        rows = {
-            "costs": [dataclasses.asdict(cost) for cost in found_costs],
-            "effects": [dataclasses.asdict(change) for change in found_effects],
-        }
-        options.json.write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    for sheet in sheets(found_costs, found_effects):
+        sheet.finish(console, record=options.record)
 
 
 if __name__ == "__main__":

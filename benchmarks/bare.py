@@ -1,0 +1,161 @@
+"""The floor of a sweep: its links, its bytes, its forwards and its draft, each timed bare, without a network or a node.
+
+Forwards have the same shapes, the same spans and the same thread count as on the nodes, but run here, one after the
+other: [K + 1 rows] through every span, the head and the picks at the end; and the draft grows its trees alone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TypeVar
+
+import torch
+from tokenizers import Tokenizer
+
+from client.draft import ModelDrafter
+from client.shape import LinkShape
+from node.checkpoint import open_checkpoint
+from node.span import SpanModel, load_span
+from swarm.arena import Arena
+from swarm.codec import encode_rows
+from swarm.demo import DRAFT, PASSAGES, TARGET
+from swarm.frames import split
+from swarm.ids import TreeNodeId
+from swarm.layers import Span
+from swarm.messages import Codec, Frame, Reply, Sampling, Sweep, SweepFrame
+from swarm.ragged import Work, load_whole
+from swarm.sampling import pick
+from swarm.session import Limits, SessionState
+from swarm.tree import DraftTree
+
+T = TypeVar("T")
+
+CONTEXT_TOKENS = 120
+"""About the middle of a benchmark's sequences."""
+STEP_TOKENS = 3
+"""Tokens by which the sequence grows between two drafts, about what a sweep emits."""
+LEVELS = 16
+
+
+def demo_prompts(count: int, tokens: int) -> list[tuple[int, ...]]:
+    """The first tokens of every second held-out passage."""
+    tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+    lines = PASSAGES.read_text(encoding="utf-8").splitlines()[::2][:count]
+    return [tuple(tokenizer.encode(json.loads(line)["text"]).ids[:tokens]) for line in lines]
+
+
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """Medians in milliseconds for trees of `nodes` (K): all spans together, and the draft."""
+
+    nodes: int
+    temperature: float
+    compute_ms: float
+    draft_ms: float
+    message_bytes: tuple[int, ...]
+
+    def floor_ms(self, shape: LinkShape) -> float:
+        """Delays of all links, bytes at their rate, compute and draft (DESIGN §11)."""
+        wire_ms = sum(shape.transmit_s(size) for size in self.message_bytes) * 1e3
+        return len(self.message_bytes) * shape.delay_ms + wire_ms + self.compute_ms + self.draft_ms
+
+
+@dataclass(slots=True)
+class Rig:
+    """The demo model's spans and its draft in this process; repeated rounds add samples, so that noise is shared."""
+
+    spans: Sequence[Span]
+    _models: list[SpanModel] = field(default_factory=list)
+    _samples: dict[tuple[int, float], tuple[list[float], list[float]]] = field(default_factory=dict)
+    _trees: dict[tuple[int, float], DraftTree] = field(default_factory=dict)
+    _sequence: tuple[int, ...] = ()
+    _drafter: ModelDrafter | None = None
+
+    def load(self) -> None:
+        """Load the models."""
+        checkpoint = open_checkpoint(TARGET)
+        self._models = [load_span(checkpoint, span, torch.float32) for span in self.spans]
+        draft = load_whole(DRAFT, torch.float32)
+        self._drafter = ModelDrafter(draft, self._models[-1].vocab_size, draft.max_positions or 2_048)
+        (self._sequence,) = demo_prompts(1, 2 * CONTEXT_TOKENS)
+
+    def sample(self, nodes: int, temperature: float, repeats: int) -> None:
+        """Time a few more sweeps of this size."""
+        sampling = Sampling(seed=1, temperature=temperature)
+        forwards, drafts = self._samples.setdefault((nodes, temperature), ([], []))
+        for repeat in range(repeats):
+            tree, draft_ms = self._draft(nodes, sampling, repeat)
+            drafts.append(draft_ms)
+            forwards.append(self._forward(tree, sampling))
+            self._trees[nodes, temperature] = tree
+
+    def result(self, nodes: int, temperature: float) -> Bare:
+        """The medians so far."""
+        forwards, drafts = self._samples[nodes, temperature]
+        sizes = self._message_bytes(self._trees[nodes, temperature])
+        return Bare(nodes, temperature, median(forwards), median(drafts), sizes)
+
+    def _draft(self, nodes: int, sampling: Sampling, repeat: int) -> tuple[DraftTree, float]:
+        assert self._drafter is not None, "load comes first"
+        if nodes == 0:
+            return DraftTree(), 0.0
+        length = CONTEXT_TOKENS - 30 + STEP_TOKENS * (repeat % 20)
+        grow = self._drafter.grow
+        grow(self._sequence[:length], nodes, LEVELS, sampling)  # what the client drafted for the sweep before
+        return _timed(lambda: grow(self._sequence[: length + STEP_TOKENS], nodes, LEVELS, sampling))
+
+    def _forward(self, tree: DraftTree, sampling: Sampling) -> float:
+        """One sweep through every span with a fresh KV of the context; only the sweep is timed."""
+        total_ms = 0.0
+        limits = Limits(
+            self._models[-1].vocab_size, 2 * CONTEXT_TOKENS, sweeps=1, nodes=CONTEXT_TOKENS + len(tree.tokens)
+        )
+        state = SessionState(limits)
+        arenas = [Arena(model.layout, limits.window_tokens + limits.nodes) for model in self._models]
+        for sweep in (_prompt(self._sequence[:CONTEXT_TOKENS]), _sweep(tree, self._sequence[CONTEXT_TOKENS])):
+            applied = state.apply(sweep)
+            rows: torch.Tensor | None = None
+            total_ms = 0.0
+            for model, arena in zip(self._models, arenas, strict=True):
+                if applied.path:
+                    arena.commit(applied.path, applied.survivors)
+                ids = torch.tensor(sweep.tokens) if rows is None else None
+                work = Work(arena, applied.appended, sweep.parents, applied.positions, ids, rows)
+                rows, spent_ms = _timed(lambda model=model, work=work: model.forward([work]))  # type: ignore[misc]
+                total_ms += spent_ms
+            at = [position + 1 for position in applied.positions]
+            total_ms += _timed(lambda rows=rows, at=at: pick(self._models[-1].logits(rows), at, sampling))[1]  # type: ignore[misc]
+        return total_ms
+
+    def _message_bytes(self, tree: DraftTree) -> tuple[int, ...]:
+        """Bytes of a sweep's messages, link by link."""
+        sweep = _sweep(tree, 0)
+        rows = encode_rows(torch.zeros(len(sweep.tokens), self._models[0].hidden_size), Codec.FP32)
+        reply = Reply(sweep.sequence, 0, tuple((TreeNodeId(node), 1) for node in range(len(sweep.tokens))))
+        middle: list[Frame] = [SweepFrame(sweep, None, rows)] * (len(self._models) - 1)
+        return tuple(sum(len(part) for part in split(frame)) for frame in (SweepFrame(sweep), *middle, reply))
+
+
+def _prompt(tokens: Sequence[int]) -> Sweep:
+    parents = (None, *(TreeNodeId(node) for node in range(len(tokens) - 1)))
+    last = TreeNodeId(len(tokens) - 1)
+    return Sweep(1, 0, TreeNodeId(0), tuple(tokens), parents, last)
+
+
+def _sweep(tree: DraftTree, pending: int) -> Sweep:
+    """The decode sweep after `_prompt`: the pending token and the tree below it."""
+    first = TreeNodeId(CONTEXT_TOKENS)
+    hung = [first if parent is None else TreeNodeId(first + 1 + parent) for parent in tree.parents]
+    tokens = (pending, *tree.tokens)
+    commit = TreeNodeId(CONTEXT_TOKENS - 1)
+    return Sweep(2, CONTEXT_TOKENS, first, tokens, (None, *hung), first, acked=1, commit_to=commit)
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    started = time.perf_counter()
+    value = work()
+    return value, (time.perf_counter() - started) * 1e3

@@ -1,0 +1,115 @@
+"""What a hop costs beyond its forward: three nodes on loopback, without delay, against the same forwards timed bare.
+
+Trees of several sizes are measured in turns, and the bare parts between them. What is left over is divided by the hops
+and set beside what the nodes say of themselves.
+
+    python -m benchmarks.hop --record
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.bare import Bare, Rig, demo_prompts
+from benchmarks.hosted import SPANS, local_swarm
+from benchmarks.sheet import Sheet
+from benchmarks.worker import PROMPT_TOKENS, covered
+from client.aio import AsyncSwarm
+from client.shape import LinkShape
+from client.stats import SweepStats
+from swarm.demo import DRAFT, TARGET
+from swarm.layers import Span
+from swarm.quiet import quiet_libraries
+
+LOOPBACK = LinkShape()
+BARE_REPEATS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure the overhead of a hop."""
+
+    nodes: tuple[int, ...] = (0, 16, 64)
+    """Tree nodes per sweep (K)."""
+    rounds: int = 12
+    new_tokens: int = 48
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+async def measure(options: Options, console: Console) -> tuple[dict[int, list[SweepStats]], dict[int, Bare]]:
+    """Sweeps by tree size, and the bare parts of each size."""
+    rig = Rig([Span.parse(span) for span in SPANS])
+    rig.load()
+    sweeps: dict[int, list[SweepStats]] = defaultdict(list)
+    prompts = demo_prompts(options.rounds, PROMPT_TOKENS)
+    with tempfile.TemporaryDirectory(prefix="canopy-hop-") as temporary:
+        async with local_swarm(Path(temporary)) as (peer, nodes):
+            await asyncio.gather(*(node.wait_for("serving at") for node in nodes))
+            async with AsyncSwarm.connect(TARGET, peers=[peer], draft=DRAFT, threads=1) as swarm:
+                await covered(swarm)
+                await swarm.generate(prompts[0], max_new_tokens=8, nodes=max(options.nodes))
+                for prompt in track(prompts, "rounds", console=console):
+                    for size in options.nodes:
+                        result = await swarm.generate(prompt, max_new_tokens=options.new_tokens, nodes=size)
+                        sweeps[size] += [sweep for sweep in result.stats.sweeps if sweep.nodes == size]
+                        rig.sample(size, 0.0, BARE_REPEATS)
+    return sweeps, {size: rig.result(size, 0.0) for size in options.nodes}
+
+
+def sheet(sweeps: dict[int, list[SweepStats]], bare: dict[int, Bare], options: Options) -> Sheet:
+    """The table."""
+    made = Sheet(
+        "hop",
+        f"Three nodes on loopback, no delay, one thread each; medians of {options.rounds} rounds, ms",
+        (
+            *("K", "sweep", "bare compute", "bare draft", "over, per hop", "forward beyond bare", "queue", "encode"),
+            "links and the rest",
+        ),
+        notes=["The last four columns say where a hop's overhead is, by the nodes' own clocks; all are per hop."],
+        measured={
+            "bare": [asdict(one) for one in bare.values()],
+            "sweeps": {size: [asdict(sweep) for sweep in some] for size, some in sweeps.items()},
+        },
+    )
+    hops = len(SPANS)
+    for size, some in sweeps.items():
+        known = bare[size]
+        whole = median(sweep.draft_ms + sweep.total_ms for sweep in some)
+        over = (whole - known.floor_ms(LOOPBACK)) / hops
+        queue, encode = (_per_hop(some, name) for name in ("queue_ms", "other_ms"))
+        beyond = _per_hop(some, "compute_ms") - known.compute_ms / hops
+        rest = over - beyond - queue - encode
+        cells = (whole, known.compute_ms, known.draft_ms, over, beyond, queue, encode, rest)
+        made.rows.append((str(size), *(f"{cell:.2f}" for cell in cells)))
+    return made
+
+
+def _per_hop(sweeps: Sequence[SweepStats], name: str) -> float:
+    return float(median(sum(getattr(hop, name) for hop in sweep.hops) for sweep in sweeps)) / len(SPANS)
+
+
+def main() -> None:
+    """Measure and print."""
+    options = tyro.cli(Options)
+    torch.set_num_threads(1)
+    quiet_libraries()
+    console = Console()
+    found = asyncio.run(measure(options, console))
+    sheet(*found, options).finish(console, record=options.record, path=options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""A whole swarm, on the hosts of an emulated network or on loopback: a bootstrap peer, then a node per span."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.network import Network
+from client.programs import Running, start_program
+from swarm.demo import TARGET
+
+SPANS = ("0-4", "4-8", "8-12")
+STAR_PORT = 4_300
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """A swarm that is up. peer: where to join. nodes: its programs. star: addresses of star servers, if wanted."""
+
+    peer: str
+    nodes: tuple[Running, ...]
+    star: tuple[str, ...]
+
+
+@asynccontextmanager
+async def hosted_swarm(
+    net: Network, folder: Path, spans: Sequence[str] = SPANS, *, star: bool = False
+) -> AsyncIterator[Hosted]:
+    """Start it; leaving ends every program.
+
+    Raises:
+        RegistryError: a program did not start.
+    """
+    async with AsyncExitStack() as stack:
+        boot = ["swarm.cli", "bootstrap", "--host", net.bind_address(0)[0], "--port", "0"]
+        boot += ["--identity", str(folder / "bootstrap.key")]
+        bootstrap = await stack.enter_async_context(start_program("bootstrap", boot, folder, net.command(0, [])))
+        peer = await bootstrap.wait_for(r"/ip4/\S+")
+        nodes, stars = [], []
+        for host, span in enumerate(spans, 1):
+            serve = ["node.cli", "serve", str(TARGET), "--layers", span, "--join", peer, "--threads", "1"]
+            serve += ["--identity", str(folder / f"{span}.key"), *net.node_options(host)]
+            nodes.append(await stack.enter_async_context(start_program(span, serve, folder, net.command(host, []))))
+        for host, span in enumerate(spans if star else (), 1):
+            listen = ["--host", net.bind_address(host)[0], "--port", str(STAR_PORT)]
+            serve = ["benchmarks.star", "--layers", span, *listen]
+            stars.append(
+                await stack.enter_async_context(start_program(f"star {span}", serve, folder, net.command(host, [])))
+            )
+        await asyncio.gather(
+            *(node.wait_for("serving at") for node in nodes), *(one.wait_for("star at") for one in stars)
+        )
+        addresses = tuple(f"{net.bind_address(host)[0]}:{STAR_PORT}" for host in range(1, len(stars) + 1))
+        yield Hosted(peer, tuple(nodes), addresses)
+
+
+@asynccontextmanager
+async def local_swarm(folder: Path) -> AsyncIterator[tuple[str, list[Running]]]:
+    """A bootstrap peer and three nodes on loopback; yields the peer's address and the nodes, which may still load."""
+    async with AsyncExitStack() as stack:
+        boot = ["swarm.cli", "bootstrap", "--host", "127.0.0.1", "--port", "0", "--identity", str(folder / "boot.key")]
+        bootstrap = await stack.enter_async_context(start_program("bootstrap", boot, folder))
+        peer = await bootstrap.wait_for(r"/ip4/\S+")
+        nodes = []
+        for span in SPANS:
+            serve = ["node.cli", "serve", str(TARGET), "--layers", span, "--join", peer, "--host", "127.0.0.1"]
+            serve += ["--threads", "1", "--identity", str(folder / f"{span}.key")]
+            nodes.append(await stack.enter_async_context(start_program(span, serve, folder)))
+        yield peer, nodes
