@@ -26,7 +26,7 @@ PURE = {
         "ids",
         "errors",
     ),
-    "client": ("walk", "text"),
+    "client": ("walk", "text", "shape", "pairs"),
     "node": ("nodejs",),
 }
 IMPURE = {"asyncio", "time", "datetime", "random", "secrets", "grpc", "socket", "threading", "subprocess", "hivemind"}

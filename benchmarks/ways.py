@@ -1,0 +1,161 @@
+"""Ways of making the same text, measured alike: Canopy plain and with trees, the star, and one machine alone.
+
+Each run is one prompt through one way. Speed is tokens after the first ones, per second after them, for all ways.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from benchmarks.star import LinearDraft, Star
+from client.aio import AsyncSwarm
+from client.stats import Result
+from swarm.demo import DRAFT, TARGET
+from swarm.ragged import load_whole
+
+TREES = (16, 64)
+LINEAR = (4, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One prompt and how to continue it."""
+
+    prompt: tuple[int, ...]
+    temperature: float
+    seed: int
+    new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One measured text. sweep_ms: each decode sweep, its draft included. tokens_per_s: after the first ones."""
+
+    tokens: tuple[int, ...]
+    tokens_per_s: float
+    first_s: float
+    total_s: float
+    sweep_ms: tuple[float, ...] = ()
+    acceptance_length: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way. nodes: tree nodes per sweep, None where there are no sweeps of ours. sampled: knows temperatures."""
+
+    name: str
+    nodes: int | None
+    sampled: bool
+    run: Callable[[Case], Awaitable[Run]]
+
+
+def canopy_ways(swarm: AsyncSwarm) -> list[Way]:
+    """Plain decoding and trees through the swarm."""
+
+    def through(nodes: int) -> Callable[[Case], Awaitable[Run]]:
+        async def run(case: Case) -> Run:
+            result: Result | None = None
+            async for piece in swarm.stream(
+                case.prompt,
+                max_new_tokens=case.new_tokens,
+                temperature=case.temperature,
+                seed=case.seed,
+                nodes=nodes,
+            ):
+                result = piece.result
+            assert result is not None, "a stream ends with a result or an error"
+            stats = result.stats
+            spent = tuple(sweep.draft_ms + sweep.total_ms for sweep in stats.sweeps)
+            first_s, total_s = stats.time_to_first_token_s, stats.total_s
+            return Run(result.tokens, stats.tokens_per_s, first_s, total_s, spent, stats.acceptance_length)
+
+        return run
+
+    trees = [Way(f"Canopy, tree of {nodes}", nodes, True, through(nodes)) for nodes in TREES]
+    return [Way("Canopy, plain", 0, True, through(0)), *trees]
+
+
+def star_ways(star: Star) -> list[Way]:
+    """Petals' topology, greedy: plain, and with a linear draft."""
+    draft = load_whole(DRAFT, torch.float32)
+
+    def through(linear: LinearDraft | None) -> Callable[[Case], Awaitable[Run]]:
+        async def run(case: Case) -> Run:
+            made = await star.generate(case.prompt, case.new_tokens, linear)
+            count = len(made.tokens)
+            speed = _speed(count, 1, made.first_s, made.total_s)
+            acceptance = (count - 1) / len(made.steps)
+            return Run(made.tokens, speed, made.first_s, made.total_s, tuple(made.steps), acceptance)
+
+        return run
+
+    linear = [
+        Way(f"star, linear draft of {count}", None, False, through(LinearDraft(draft, count))) for count in LINEAR
+    ]
+    return [Way("star, plain", None, False, through(None)), *linear]
+
+
+class _FirstToken(BaseStreamer):
+    """Notes when the first new tokens come and how many they are; the first call brings the prompt."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.first_at = 0.0
+        self.first_tokens = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        self.calls += 1
+        if self.calls == 2:
+            self.first_at, self.first_tokens = time.perf_counter(), value.numel()
+
+    def end(self) -> None:
+        """Nothing to close."""
+
+
+def one_machine_ways() -> list[Way]:
+    """Hugging Face on one machine with the whole target: `generate`, and assisted by the same draft."""
+    target, draft = (_whole(folder) for folder in (TARGET, DRAFT))
+
+    def with_draft(assistant: PreTrainedModel | None) -> Callable[[Case], Awaitable[Run]]:
+        async def run(case: Case) -> Run:
+            torch.manual_seed(case.seed)
+            watch = _FirstToken()
+            options: dict[str, Any] = {"do_sample": case.temperature > 0, "max_new_tokens": case.new_tokens}
+            if case.temperature > 0:
+                options |= {"temperature": case.temperature, "top_k": 0}
+            if assistant is not None:
+                options |= {"assistant_model": assistant}
+            ids = torch.tensor([case.prompt])
+            started = time.perf_counter()
+            made = cast("Any", target).generate(
+                ids, attention_mask=torch.ones_like(ids), streamer=watch, eos_token_id=None, pad_token_id=0, **options
+            )
+            ended = time.perf_counter()
+            tokens = tuple(made[0, len(case.prompt) :].tolist())
+            first_s, total_s = watch.first_at - started, ended - started
+            return Run(tokens, _speed(len(tokens), watch.first_tokens, first_s, total_s), first_s, total_s)
+
+        return run
+
+    return [
+        Way("one machine, HF generate", None, True, with_draft(None)),
+        Way("one machine, HF assisted", None, True, with_draft(draft)),
+    ]
+
+
+def _whole(folder: object) -> PreTrainedModel:
+    model: PreTrainedModel = cast("Any", AutoModelForCausalLM).from_pretrained(folder, dtype=torch.float32)
+    return model
+
+
+def _speed(tokens: int, first_tokens: int, first_s: float, total_s: float) -> float:
+    """Tokens after the first ones, per second after them."""
+    later_s = total_s - first_s
+    return max(tokens - first_tokens, 0) / later_s if later_s > 0 else 0.0

@@ -1,0 +1,249 @@
+"""Plain decoding, trees, a star and one machine alone over emulated wide-area networks: text speed, and sweep by floor.
+
+Every program runs on a host of its own. Per profile and pair, one prompt goes through every way, in turns; the parts of
+the floor are timed bare between the pairs. Ratios are medians over pairs with 95 % intervals.
+
+    sudo python -m benchmarks.wide_area --record
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+from benchmarks.bare import Bare
+from benchmarks.hosted import SPANS, hosted_swarm
+from benchmarks.network import Kind, Network, Plan, open_network
+from benchmarks.network_check import check
+from benchmarks.sheet import Sheet
+from benchmarks.worker import Job
+from client.pairs import Median, median_of, ratios
+from client.programs import start_program
+from client.shape import LinkShape
+from swarm.errors import ConfigError, RegistryError
+
+PLAIN = "Canopy, plain"
+PROGRESS_S = 5
+COLUMNS = (
+    "network, way", "T", "tokens/s", "× plain (95 %)", "accept.", "ms/sweep", "floor", "× floor", "over, ms/hop",
+    "same text",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One kind of network, and how much is measured on it."""
+
+    shape: LinkShape
+    new_tokens: int
+    star: bool = True
+
+
+PROFILES = {
+    "1 ms, 1 Gbit/s": Profile(LinkShape(delay_ms=1, mbit=1_000), 48),
+    "25 ms, 100 Mbit/s": Profile(LinkShape(delay_ms=25, mbit=100), 48),
+    "100 ms, 100 Mbit/s": Profile(LinkShape(delay_ms=100, mbit=100), 24, star=False),
+    "22 … 28 ms, 20 Mbit/s, 0.2 % loss": Profile(LinkShape(22, 20, jitter_ms=6, loss=0.002), 32, star=False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure the wide-area table."""
+
+    profiles: tuple[str, ...] = tuple(PROFILES)
+    pairs: int = 10
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    kind: Kind | None = None
+    """tun needs root; left out: the best that this machine allows."""
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row of the table."""
+
+    profile: str
+    way: str
+    temperature: float
+    tokens_per_s: float
+    acceptance_length: float | None
+    sweep_ms: float | None
+    floor_ms: float | None
+    over_floor: float | None
+    ms_per_hop: float | None
+    against_plain: Median
+    same_text: bool | None
+
+
+async def measure(name: str, options: Options, console: Console) -> tuple[list[Line], dict[str, Any]]:
+    """One profile."""
+    profile = PROFILES[name]
+    with tempfile.TemporaryDirectory(prefix="canopy-wide-") as temporary:
+        folder = Path(temporary)
+        async with open_network(Plan(len(SPANS) + 2, profile.shape), options.kind) as net:
+            checked = await check(net, ((0, 1),))
+            console.print(f"{name}: {net.kind} network ({net.reason}); one-way delays measured: {_delays(checked)} ms")
+            async with hosted_swarm(net, folder, star=profile.star and net.kind is Kind.TUN) as hosted:
+                job = Job(
+                    peer=hosted.peer,
+                    spans=SPANS,
+                    star=hosted.star,
+                    one_machine=True,
+                    temperatures=options.temperatures,
+                    pairs=options.pairs,
+                    new_tokens=profile.new_tokens,
+                    result=str(folder / "result.json"),
+                )
+                found = await _work(job, net, folder, console)
+            lost = asdict(await net.load()) if hasattr(net, "load") else {}
+    found |= {"profile": asdict(profile), "network": [asdict(value) for value in checked], "load": lost}
+    return lines(name, found), found
+
+
+async def _work(job: Job, net: Network, folder: Path, console: Console) -> dict[str, Any]:
+    """Run the client's part on its host; its progress is passed on."""
+    arguments = ["benchmarks.worker", json.dumps(asdict(job))]
+    async with start_program("worker", arguments, folder, net.command(len(SPANS) + 1, [])) as worker:
+        shown = 0
+        while worker.process.returncode is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(worker.process.wait(), PROGRESS_S)
+            said = worker.log.read_text().splitlines()
+            for line in said[shown:]:
+                console.print(line, style="dim", markup=False, soft_wrap=True)
+            shown = len(said)
+    if worker.process.returncode != 0:
+        raise RegistryError(
+            f"the client's part ended with {worker.process.returncode}: {worker.log.read_text()[-800:]}"
+        )
+    return _read(job.result)
+
+
+def _read(path: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(Path(path).read_text())
+    return result
+
+
+def lines(name: str, found: dict[str, Any]) -> list[Line]:
+    """The rows of a profile."""
+    shape = LinkShape(**found["profile"]["shape"])
+    bare = {
+        (one.nodes, one.temperature): one
+        for one in (Bare(**{**words, "message_bytes": tuple(words["message_bytes"])}) for words in found["bare"])
+    }
+    keys = dict.fromkeys((run["way"], run["temperature"]) for run in found["runs"])
+    made = []
+    for way, temperature in sorted(keys, key=lambda key: key[1]):
+        runs, plain = (
+            [run for run in found["runs"] if run["way"] == which and run["temperature"] == temperature]
+            for which in (way, PLAIN)
+        )
+        nodes = runs[0]["nodes"]
+        known = bare.get((nodes, temperature)) if nodes is not None else None
+        made.append(_line(_named(name, way, temperature), runs, plain, (known, shape)))
+    return made
+
+
+def _named(profile: str, way: str, temperature: float) -> Line:
+    """A row that has only its name yet."""
+    return Line(profile, way, temperature, 0, None, None, None, None, None, Median(1.0, None, None), None)
+
+
+def _line(
+    named: Line, runs: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], ground: tuple[Bare | None, LinkShape]
+) -> Line:
+    known, shape = ground
+    sweeps = [ms for run in runs for ms in run["sweep_ms"]]
+    sweep_ms = median(sweeps) if sweeps else None
+    floor_ms = known.floor_ms(shape) if known is not None else None
+    over = sweep_ms - floor_ms if sweep_ms is not None and floor_ms is not None else None
+    own_law = named.temperature == 0 or named.way.startswith("Canopy")
+    return replace(
+        named,
+        tokens_per_s=median(run["tokens_per_s"] for run in runs),
+        acceptance_length=mean(run["acceptance_length"] for run in runs) if sweeps else None,
+        sweep_ms=sweep_ms,
+        floor_ms=floor_ms,
+        over_floor=sweep_ms / floor_ms if sweep_ms is not None and floor_ms is not None else None,
+        ms_per_hop=over / len(SPANS) if over is not None else None,
+        against_plain=median_of(ratios([r["tokens_per_s"] for r in runs], [r["tokens_per_s"] for r in plain])),
+        same_text=all(r["tokens"] == p["tokens"] for r, p in zip(runs, plain, strict=True)) if own_law else None,
+    )
+
+
+def sheet(found: Sequence[Line], measured: dict[str, Any], options: Options) -> Sheet:
+    """The table."""
+    made = Sheet(
+        "wide_area",
+        f"Demo pair, 3 nodes with one thread each, fp32, prompts of 96 tokens; medians of {options.pairs} pairs",
+        COLUMNS,
+        measured=measured,
+    )
+    profile = ""
+    for line in found:
+        if line.profile != profile:
+            profile = line.profile
+            made.rows.append((f"**{profile}**", *[""] * 9))
+        made.rows.append(
+            (
+                line.way,
+                f"{line.temperature:g}",
+                f"{line.tokens_per_s:.1f}",
+                str(line.against_plain),
+                *(_shown(line.acceptance_length, ".2f"), _shown(line.sweep_ms, ".1f"), _shown(line.floor_ms, ".1f")),
+                *(_shown(line.over_floor, ".3f"), _shown(line.ms_per_hop, ".1f")),
+                {None: "", True: "yes", False: "NO"}[line.same_text],
+            )
+        )
+    return made
+
+
+def _shown(value: float | None, how: str) -> str:
+    return "" if value is None else format(value, how)
+
+
+def _delays(checked: Sequence[Any]) -> str:
+    return ", ".join(f"{value.measured:.2f}" for value in checked if value.unit == "ms")
+
+
+async def run(options: Options, console: Console) -> Sheet:
+    """Every profile."""
+    unknown = set(options.profiles) - PROFILES.keys()
+    if unknown:
+        raise ConfigError(f"no profile {sorted(unknown)[0]!r}; there are {', '.join(PROFILES)}")
+    found: list[Line] = []
+    measured: dict[str, Any] = {}
+    for name in options.profiles:
+        some, raw = await measure(name, options, console)
+        found += some
+        measured[name] = raw
+        sheet(some, raw, options).show(console)
+    return sheet(found, {"profiles": measured, "lines": [asdict(line) for line in found]}, options)
+
+
+def main() -> None:
+    """Measure, print, and fail if a text differs where it must not."""
+    options = tyro.cli(Options)
+    console = Console()
+    made = asyncio.run(run(options, console))
+    made.finish(console, record=options.record, path=options.json)
+    if any(row[-1] == "NO" for row in made.rows):
+        sys.exit("wide_area: a text differs from plain decoding's")
+
+
+if __name__ == "__main__":
+    main()

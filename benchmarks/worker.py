@@ -1,0 +1,111 @@
+"""The client's part of a benchmark, run on the client's host of an emulated network: every way in turn, then the floor.
+
+Reads its job as JSON from the command line and writes what it measured to the file that the job names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.bare import Rig, demo_prompts
+from benchmarks.star import open_star
+from benchmarks.ways import TREES, Case, Way, canopy_ways, one_machine_ways, star_ways
+from client.aio import AsyncSwarm
+from swarm.demo import DRAFT, TARGET
+from swarm.errors import RouteError
+from swarm.layers import Span
+from swarm.quiet import quiet_libraries
+
+PROMPT_TOKENS = 96
+FIRST_SEED = 11
+COVER_ATTEMPTS = 60
+BARE_REPEATS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to measure.
+
+    star: addresses of star servers, none if they are not compared. bare: whether to time the parts of the floor.
+    """
+
+    peer: str
+    spans: tuple[str, ...]
+    star: tuple[str, ...]
+    one_machine: bool
+    temperatures: tuple[float, ...]
+    pairs: int
+    new_tokens: int
+    result: str
+
+
+async def measure(job: Job) -> dict[str, Any]:
+    """All runs of every way, interleaved, and the bare parts of a sweep, timed between them."""
+    rig = Rig([Span.parse(span) for span in job.spans])
+    rig.load()
+    runs: list[dict[str, Any]] = []
+    async with AsyncExitStack() as stack:
+        connecting = AsyncSwarm.connect(TARGET, peers=[job.peer], draft=DRAFT, threads=1)
+        swarm = await stack.enter_async_context(connecting)
+        ways = canopy_ways(swarm)
+        if job.star:
+            ways += star_ways(await stack.enter_async_context(open_star(job.star)))
+        ways += one_machine_ways() if job.one_machine else []
+        await covered(swarm)
+        prompts = demo_prompts(job.pairs, PROMPT_TOKENS)
+        for way in ways:
+            await way.run(Case(prompts[0], 0.0, 1, 8))
+        for number in range(job.pairs):
+            prompt = prompts[number % len(prompts)]
+            for temperature in job.temperatures:
+                case = Case(prompt, temperature, FIRST_SEED + number, job.new_tokens)
+                runs += [run async for run in _round(ways, case, number)]
+                for nodes in (0, *TREES):
+                    rig.sample(nodes, temperature, BARE_REPEATS)
+    bare = [asdict(rig.result(nodes, temperature)) for nodes in (0, *TREES) for temperature in job.temperatures]
+    return {"runs": runs, "bare": bare}
+
+
+async def _round(ways: list[Way], case: Case, number: int) -> Any:  # noqa: ANN401
+    """One case through every way, beginning with another one each time."""
+    able = [way for way in ways if way.sampled or case.temperature == 0]
+    start = number % len(able)
+    for way in able[start:] + able[:start]:
+        run = await way.run(case)
+        said = f"pair {number}, temperature {case.temperature:g}, {way.name}: {run.tokens_per_s:.1f} tokens/s"
+        print(said, flush=True)  # noqa: T201
+        yield {"pair": number, "way": way.name, "nodes": way.nodes, "temperature": case.temperature, **asdict(run)}
+
+
+async def covered(swarm: AsyncSwarm) -> None:
+    """Wait until the directory that the client sees has a chain over all layers."""
+    for attempt in range(COVER_ATTEMPTS):
+        try:
+            await swarm.route()
+            return
+        except RouteError:
+            if attempt + 1 == COVER_ATTEMPTS:
+                raise
+            await asyncio.sleep(0.5)
+
+
+def main() -> None:
+    """Entry point."""
+    torch.set_num_threads(1)
+    quiet_libraries()
+    words: dict[str, Any] = json.loads(sys.argv[1])
+    lists: dict[str, Any] = {name: tuple(value) for name, value in words.items() if isinstance(value, list)}
+    job = Job(**(words | lists))
+    Path(job.result).write_text(json.dumps(asyncio.run(measure(job))), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
