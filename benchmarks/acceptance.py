@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -30,6 +31,7 @@ from swarm.messages import Reply, Sampling, Sweep
 from swarm.ragged import RaggedModel, load_whole
 from swarm.sampling import pick
 from swarm.session import Limits
+from swarm.tree import DraftTree
 
 PROMPT_TOKENS = 96
 FIRST_SEED = 11
@@ -79,17 +81,21 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One generation: its tokens, and how many were emitted by how many sweeps after prefill."""
+    """One generation: its tokens, and how many were emitted by how many sweeps after prefill.
+
+    guesses: of every tree node its chance, and whether it was accepted.
+    """
 
     tokens: tuple[int, ...]
     emitted: int
     sweeps: int
+    guesses: tuple[tuple[float, bool], ...]
 
 
-def demo_prompts(count: int) -> list[list[int]]:
-    """The first tokens of every second passage."""
+def demo_prompts(count: int, first: int = 0) -> list[list[int]]:
+    """The first tokens of every second passage, from the first or the second one on."""
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
-    lines = PASSAGES.read_text(encoding="utf-8").splitlines()[::2][:count]
+    lines = PASSAGES.read_text(encoding="utf-8").splitlines()[first::2][:count]
     return [tokenizer.encode(json.loads(line)["text"]).ids[:PROMPT_TOKENS] for line in lines]
 
 
@@ -110,11 +116,25 @@ def generate(target: RaggedModel, drafter: Drafter, prompt: list[int], sampling:
     walk, session = Walk(limits, sampling), LocalSession(target, limits)
     tokens = prompt + walk.accept(answer(session, walk.prefill(prompt, last=True)))
     first, sweeps = len(tokens), 0
+    guesses: list[tuple[float, bool]] = []
     while len(tokens) < len(prompt) + size.new_tokens:
         tree = drafter.grow(tokens, size.nodes, LEVELS, sampling)
-        tokens += walk.accept(answer(session, walk.extend(tree)))
+        reply = answer(session, walk.extend(tree))
+        tokens += walk.accept(reply)
+        picks = dict(zip((None, *range(len(tree))), (token for _, token in reply.picks), strict=True))
+        guesses += zip(tree.chances, accepted(tree, picks), strict=True)
+        drafter.learn(tree, picks)
         sweeps += 1
-    return Run(tuple(tokens[len(prompt) :][: size.new_tokens]), len(tokens) - first, sweeps)
+    return Run(tuple(tokens[len(prompt) :][: size.new_tokens]), len(tokens) - first, sweeps, tuple(guesses))
+
+
+def accepted(tree: DraftTree, picks: Mapping[int | None, int]) -> list[bool]:
+    """Whether each tree node lies on the path of the picks; the key None is the root's pick."""
+    certain: set[int | None] = {None}
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        if parent in certain and picks[parent] == token:
+            certain.add(node)
+    return [node in certain for node in range(len(tree))]
 
 
 def measure(options: Options, console: Console) -> list[Cell]:

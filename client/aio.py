@@ -7,14 +7,16 @@ stops it too, and a reader may live in any task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
 import torch
 
+from client.calibration import calibration_path, default_calibration_folder, load_calibration, save_calibration
 from client.chat import AsyncChat
 from client.conversation import Conversation
 from client.decode import Job
@@ -24,6 +26,7 @@ from client.options import ConnectOptions, GenerateOptions, check_codec, make_op
 from client.session import Piece, SessionOpener
 from client.stats import Result
 from client.target import Target, find_in_swarm, load_target
+from swarm.chance import Calibration
 from swarm.dial import Dialer
 from swarm.errors import ConfigError
 from swarm.ragged import load_whole
@@ -72,6 +75,8 @@ class AsyncSwarm:
                 threads: CPU threads for the draft model.
                 codec: "lossless", or "int8" for a quarter (fp32) or half (bf16) of the bytes between nodes and a
                     text that may differ.
+                calibration: folder that keeps what is learned about the draft, the user's cache by default; None
+                    keeps nothing after this connection.
 
         Raises:
             SwarmError: the model is unknown, nobody answers, the draft does not fit …
@@ -83,7 +88,8 @@ class AsyncSwarm:
         if (threads := options.get("threads")) is not None:
             torch.set_num_threads(threads)
         target = await asyncio.to_thread(load_target, model, options.get("revision"))
-        drafter = await asyncio.to_thread(_load_drafter, target, options.get("draft"))
+        folder = options.get("calibration", default_calibration_folder())
+        drafter, keep_calibration = await asyncio.to_thread(_load_drafter, target, options.get("draft"), folder)
         opened = registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True))
         nodes = options.get("nodes", DEFAULT_NODES)
         async with opened, Dialer() as dialer, TaskScope() as scope:
@@ -94,6 +100,7 @@ class AsyncSwarm:
                 yield cls(opener, JobMaker(target, drafter, drafting, nodes), scope)
             finally:
                 drafting.shutdown(wait=False, cancel_futures=True)
+                await asyncio.to_thread(keep_calibration)
 
     async def stream(
         self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
@@ -150,11 +157,16 @@ class AsyncSwarm:
                 yield piece
 
 
-def _load_drafter(target: Target, draft: str | Path | None) -> Drafter:
+def _load_drafter(target: Target, draft: str | Path | None, folder: Path | None) -> tuple[Drafter, Callable[[], None]]:
+    """The drafter, and what to call when it is not needed any more."""
     if draft is None:
-        return NoDrafter()
+        return NoDrafter(), lambda: None
     device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
     model = load_whole(draft, dtype, device)
-    tokenizer = load_target(draft).tokenizer
-    check_compatible(target.tokenizer, tokenizer, target.vocab_size, model.vocab_size)
-    return ModelDrafter(model, len(target.tokenizer), model.max_positions or DRAFT_WINDOW)
+    small = load_target(draft)
+    check_compatible(target.tokenizer, small.tokenizer, target.vocab_size, model.vocab_size)
+    path = calibration_path(folder, target, small) if folder is not None else None
+    calibration = load_calibration(path) if path is not None else Calibration()
+    window = model.max_positions or DRAFT_WINDOW
+    drafter = ModelDrafter(model, len(target.tokenizer), window, chances=calibration)
+    return drafter, partial(save_calibration, path, calibration) if path is not None else lambda: None

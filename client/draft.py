@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from swarm.arena import Arena
-from swarm.chance import ChanceModel, SoftmaxPrior
+from swarm.chance import Candidates, ChanceModel, Evidence, SoftmaxPrior
 from swarm.errors import IncompatibleDraft
 from swarm.ids import TreeNodeId
 from swarm.messages import Sampling, Sweep
@@ -53,6 +53,13 @@ class Drafter(Protocol):
         """
         ...
 
+    def learn(self, tree: DraftTree, picks: Mapping[int | None, int]) -> None:
+        """Learn what the target picked after the nodes of a tree that `grow` made; None is its root.
+
+        Changes which trees grow later, never a text. Runs where `grow` does, not beside it.
+        """
+        ...
+
 
 class NoDrafter:
     """Plain decoding: no tree at all."""
@@ -60,6 +67,9 @@ class NoDrafter:
     def grow(self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling) -> DraftTree:
         """An empty tree."""
         return DraftTree()
+
+    def learn(self, tree: DraftTree, picks: Mapping[int | None, int]) -> None:
+        """There is nothing to learn."""
 
 
 class LocalSession:
@@ -122,6 +132,7 @@ class ModelDrafter:
 
         vocab_tokens: ids that draft and target share; those above are padding.
         live_nodes: most nodes expanded for one tree; then the tree is made of what is there.
+        chances: what `learn` teaches; the fixed prior by default.
         """
         self._model = model
         self._vocab_tokens = vocab_tokens
@@ -140,11 +151,21 @@ class ModelDrafter:
         self._fit(len(sequence) + levels)
         try:
             with torch.inference_mode():
-                return self._search(sequence, TokenTree(sequence[-1], nodes, levels), sampling).best(nodes)
+                return self._search(sequence, TokenTree(sequence[-1], nodes, levels), sampling)
         except BaseException:
             # Rules and KV may have parted half-way through a sweep; the next tree starts afresh.
             self.session = LocalSession(self._model, self._limits)
             raise
+
+    def learn(self, tree: DraftTree, picks: Mapping[int | None, int]) -> None:
+        """Every candidate below a node whose pick is known is a label, also those that did not get into the tree."""
+        if tree.evidence is None:
+            return
+        known = [row for row, node in enumerate(tree.evidence.nodes) if node in picks]
+        if known:
+            evidence = tree.evidence.rows(known)
+            picked = np.array([picks[node] for node in evidence.nodes])
+            self._chances.learn(evidence.candidates, evidence.tokens == picked[:, None])
 
     def _fit(self, tokens: int) -> None:
         """Make room for longer sequences; the KV so far is made again, which doubling keeps rare."""
@@ -155,16 +176,17 @@ class ModelDrafter:
             self._limits = replace(self._limits, window_tokens=min(window, self._window_tokens))
             self.session = LocalSession(self._model, self._limits)
 
-    def _search(self, sequence: Sequence[int], tree: TokenTree, sampling: Sampling) -> TokenTree:
+    def _search(self, sequence: Sequence[int], tree: TokenTree, sampling: Sampling) -> DraftTree:
         hidden = self._catch_up(sequence)
         state = self.session.state
         placed: dict[int | None, Parent] = {TokenTree.ROOT: None}
         chosen = tree.frontier(1)
+        considered: list[Evidence] = []
         while True:
-            self._add_candidates(tree, chosen, hidden, (len(sequence), sampling))
+            considered.append(self._add_candidates(tree, chosen, hidden, (len(sequence), sampling)))
             chosen = tree.frontier(min(EXPANSIONS, self._limits.nodes - len(state.live)))
             if not chosen:
-                return tree
+                return _settle(tree, considered)
             placed.update((node, TreeNodeId(state.next_id + row)) for row, node in enumerate(chosen))
             hidden = self.session.append(
                 [tree.tokens[node] for node in chosen], [placed[tree.parents[node]] for node in chosen]
@@ -192,16 +214,34 @@ class ModelDrafter:
 
     def _add_candidates(
         self, tree: TokenTree, nodes: list[int], hidden: torch.Tensor, at: tuple[int, Sampling]
-    ) -> None:
+    ) -> Evidence:
         first_position, sampling = at
-        depths = np.array([tree.depths[node] for node in nodes])
         logits = self._model.logits(hidden)[:, : self._vocab_tokens]
-        scores = ranking_scores(logits, (depths + first_position).tolist(), sampling, self._noise)
+        scores = ranking_scores(logits, [first_position + tree.depths[node] for node in nodes], sampling, self._noise)
         best = scores.topk(min(CHILDREN, scores.shape[1]))
         mass = scores.logsumexp(dim=1).cpu().numpy() if sampling.temperature == 0 else None
-        chances = self._chances.chances(best.values.cpu().numpy(), mass, depths).tolist()
+        candidates = Candidates(best.values.cpu().numpy(), mass, sampling.temperature)
+        chances = self._chances.chances(candidates).tolist()
         for node, tokens, row in zip(nodes, best.indices.tolist(), chances, strict=True):
             tree.add_children(node, [(token, chance) for token, chance in zip(tokens, row, strict=True) if chance > 0])
+        return Evidence(tuple(nodes), best.indices.cpu().numpy(), candidates)
+
+
+def _settle(tree: TokenTree, considered: list[Evidence]) -> DraftTree:
+    """The best tree, with the candidates below those of its nodes that were expanded."""
+    chosen = tree.best_nodes(tree.nodes)
+    index: dict[int | None, int | None] = {node: place for place, node in enumerate(chosen)}
+    index[TokenTree.ROOT] = None
+    parts = [part.rows([row for row, node in enumerate(part.nodes) if node in index]) for part in considered]
+    masses = [part.candidates.log_mass for part in parts if part.candidates.log_mass is not None]
+    candidates = Candidates(
+        np.concatenate([part.candidates.scores for part in parts]),
+        np.concatenate(masses) if masses else None,
+        parts[0].candidates.temperature,
+    )
+    nodes = tuple(index[node] for part in parts for node in part.nodes)
+    evidence = Evidence(nodes, np.concatenate([part.tokens for part in parts]), candidates)
+    return replace(tree.cut(chosen), evidence=evidence)
 
 
 class Tokens(Protocol):

@@ -85,6 +85,7 @@ class ConnectOptions(TypedDict, total=False):
     registry: Registry
     threads: int | None
     codec: CodecChoice
+    calibration: Path | None
 
 
 def check_codec(given: CodecChoice) -> CodecChoice:

@@ -13,7 +13,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from swarm.chance import Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +25,13 @@ class DraftTree:
     """Tree nodes below a root, best first and so parents first.
 
     tokens, parents, chances: equally long; a parent is an index into `tokens`, None is the root.
+    evidence: what its drafter learns from when the picks are known.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int | None, ...] = ()
     chances: tuple[float, ...] = ()
+    evidence: Evidence | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -88,11 +94,18 @@ class TokenTree:
         self._taken.update(taken)
         return taken
 
-    def best(self, count: int) -> DraftTree:
-        """The `count` nodes of highest chance, older first among equals."""
+    def best_nodes(self, count: int) -> list[int]:
+        """The `count` nodes of highest chance, older first among equals, the root left out."""
         floor = self.floor if count <= self.nodes else 0.0
         able = [node for node in range(1, len(self.tokens)) if self.chances[node] >= floor]
-        chosen = sorted(able, key=self.chances.__getitem__, reverse=True)[:count]
+        return sorted(able, key=self.chances.__getitem__, reverse=True)[:count]
+
+    def best(self, count: int) -> DraftTree:
+        """The tree of the `best_nodes`."""
+        return self.cut(self.best_nodes(count))
+
+    def cut(self, chosen: list[int]) -> DraftTree:
+        """The tree of these nodes, parents first."""
         index: dict[int | None, int] = {node: place for place, node in enumerate(chosen)}
         return DraftTree(
             tuple(self.tokens[node] for node in chosen),

@@ -24,9 +24,9 @@ class SwarmHere:
 
     @asynccontextmanager
     async def client(self, **options: Any) -> AsyncIterator[AsyncSwarm]:  # noqa: ANN401
-        """A client of this swarm."""
-        registry = MemoryRegistry(self.network)
-        async with AsyncSwarm.connect(self.model, registry=registry, **options) as swarm:
+        """A client of this swarm, which keeps no calibration unless it is told where."""
+        kept: dict[str, Any] = {"registry": MemoryRegistry(self.network), "calibration": None}
+        async with AsyncSwarm.connect(self.model, **{**kept, **options}) as swarm:
             yield swarm
 
 

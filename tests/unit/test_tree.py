@@ -1,11 +1,9 @@
-"""The token tree and the prior, by example."""
+"""The token tree, by example."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from swarm.chance import SoftmaxPrior
 from swarm.tree import DraftTree, TokenTree
 
 
@@ -51,16 +49,3 @@ def test_a_tree_of_no_nodes_asks_for_nothing() -> None:
 def test_a_chance_above_one_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="probability"):
         TokenTree(9, nodes=1, levels=1).add_children(TokenTree.ROOT, [(10, 1.1)])
-
-
-def test_prior_is_the_softmax_of_the_whole_vocabulary_or_of_the_best() -> None:
-    logits = np.log(np.array([[0.4, 0.2, 0.1]]))
-    depths = np.array([3])
-    prior = SoftmaxPrior(decay=0.5)
-    np.testing.assert_allclose(prior.chances(logits + 7, np.array([7.0]), depths), [[0.2, 0.1, 0.05]])
-    np.testing.assert_allclose(prior.chances(logits + 7, None, depths).sum(), 0.5)
-
-
-def test_prior_gives_no_chance_to_tokens_that_cannot_be_picked() -> None:
-    scores = np.array([[1.0, -np.inf]])
-    np.testing.assert_allclose(SoftmaxPrior().chances(scores, None, np.array([0])), [[0.9, 0.0]])

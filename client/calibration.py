@@ -1,0 +1,107 @@
+"""Where a calibration is kept between runs: one small file per pair of draft and target in the user's cache.
+
+    {"version": 1, "temperatures": […], "fits": [{"weights": [4], "information": [4][4]}, …]}
+
+Nothing here can fail a generation: what cannot be read is learned again within a few sweeps, what cannot be written is
+lost, and a warning says so. Files appear whole or not at all; of two programs that write, the last one's stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from client.target import Target
+from swarm.chance import TEMPERATURES, Calibration, Fit
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+"""Of the file and of what its numbers mean: raise it when features, prior or ranges change."""
+
+MAX_FILE_BYTES = 65_536
+MAX_FILES = 64
+_PREFIX = "pair-"
+
+
+def default_calibration_folder() -> Path:
+    """Where this user's calibrations are kept: `canopy/calibration` in the cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "canopy" / "calibration"
+
+
+def calibration_path(folder: Path, target: Target, draft: Target) -> Path:
+    """The file of one pair; it tells models by short name, config and tokenizer."""
+    pair = [[model.name.rpartition("/")[2], model.config_digest, model.tokenizer_digest] for model in (target, draft)]
+    return folder / f"{_PREFIX}{hashlib.sha256(json.dumps(pair).encode()).hexdigest()[:32]}.json"
+
+
+def load_calibration(path: Path) -> Calibration:
+    """What was learned before; a fresh calibration where there is no file, or none that makes sense."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        return Calibration(_parse(data))
+    except FileNotFoundError:
+        return Calibration()
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
+        reason = "it holds no calibration that this version knows"
+    logger.warning("calibration %s is not used (%s); learning afresh", path, reason)
+    return Calibration()
+
+
+def save_calibration(path: Path, calibration: Calibration) -> None:
+    """Replace the file, and remove the oldest where there are too many."""
+    fits = [{"weights": fit.weights.tolist(), "information": fit.information.tolist()} for fit in calibration.fits]
+    text = json.dumps({"version": VERSION, "temperatures": TEMPERATURES, "fits": fits})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=_PREFIX, suffix=".tmp", delete=False) as file:
+            draft = Path(file.name)
+            try:
+                file.write(text)
+                file.flush()
+                draft.replace(path)
+            except BaseException:
+                draft.unlink(missing_ok=True)
+                raise
+        _remove_oldest(path.parent)
+    except OSError as error:
+        logger.warning("calibration %s is not kept (%s)", path, error.strerror or error)
+
+
+def _parse(data: bytes) -> tuple[Fit, ...]:
+    """Raises what unexpected contents make it raise."""
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError("too large")
+    content = json.loads(data)
+    if content["version"] != VERSION or content["temperatures"] != list(TEMPERATURES):
+        raise ValueError("of another version")
+    fits = tuple(
+        Fit(np.array(fit["weights"], np.float64), np.array(fit["information"], np.float64)) for fit in content["fits"]
+    )
+    if len(fits) != len(TEMPERATURES) + 1 or not all(fit.is_sound for fit in fits):
+        raise ValueError("not what lessons lead to")
+    return fits
+
+
+def _remove_oldest(folder: Path) -> None:
+    """Files that a killed program left half-written count as well."""
+    files = sorted(folder.glob(f"{_PREFIX}*"), key=_written, reverse=True)
+    for file in files[MAX_FILES:]:
+        file.unlink(missing_ok=True)
+
+
+def _written(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
