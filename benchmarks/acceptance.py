@@ -92,11 +92,11 @@ class Run:
     guesses: tuple[tuple[float, bool], ...]
 
 
-def demo_prompts(count: int, first: int = 0) -> list[list[int]]:
+def demo_prompts(count: int, first: int = 0, tokens: int = PROMPT_TOKENS) -> list[list[int]]:
     """The first tokens of every second passage, from the first or the second one on."""
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     lines = PASSAGES.read_text(encoding="utf-8").splitlines()[first::2][:count]
-    return [tokenizer.encode(json.loads(line)["text"]).ids[:PROMPT_TOKENS] for line in lines]
+    return [tokenizer.encode(json.loads(line)["text"]).ids[:tokens] for line in lines]
 
 
 def answer(session: LocalSession, sweep: Sweep) -> Reply:

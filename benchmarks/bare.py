@@ -6,7 +6,6 @@ other: [K + 1 rows] through every span, the head and the picks at the end; and t
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,15 +13,16 @@ from statistics import median
 from typing import TypeVar
 
 import torch
-from tokenizers import Tokenizer
 
+from benchmarks.acceptance import Size, demo_prompts, generate
 from client.draft import ModelDrafter
 from client.shape import LinkShape
 from node.checkpoint import open_checkpoint
 from node.span import SpanModel, load_span
 from swarm.arena import Arena
+from swarm.chance import Calibration
 from swarm.codec import encode_rows
-from swarm.demo import DRAFT, PASSAGES, TARGET
+from swarm.demo import DRAFT, TARGET
 from swarm.frames import split
 from swarm.ids import TreeNodeId
 from swarm.layers import Span
@@ -39,13 +39,7 @@ CONTEXT_TOKENS = 120
 STEP_TOKENS = 3
 """Tokens by which the sequence grows between two drafts, about what a sweep emits."""
 LEVELS = 16
-
-
-def demo_prompts(count: int, tokens: int) -> list[tuple[int, ...]]:
-    """The first tokens of every second held-out passage."""
-    tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
-    lines = PASSAGES.read_text(encoding="utf-8").splitlines()[::2][:count]
-    return [tuple(tokenizer.encode(json.loads(line)["text"]).ids[:tokens]) for line in lines]
+LESSONS, LESSON_TOKENS, LESSON_NODES = 4, 32, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +66,7 @@ class Rig:
     _models: list[SpanModel] = field(default_factory=list)
     _samples: dict[tuple[int, float], tuple[list[float], list[float]]] = field(default_factory=dict)
     _trees: dict[tuple[int, float], DraftTree] = field(default_factory=dict)
-    _sequence: tuple[int, ...] = ()
+    _sequence: Sequence[int] = ()
     _drafter: ModelDrafter | None = None
 
     def load(self) -> None:
@@ -80,8 +74,19 @@ class Rig:
         checkpoint = open_checkpoint(TARGET)
         self._models = [load_span(checkpoint, span, torch.float32) for span in self.spans]
         draft = load_whole(DRAFT, torch.float32)
-        self._drafter = ModelDrafter(draft, self._models[-1].vocab_size, draft.max_positions or 2_048)
-        (self._sequence,) = demo_prompts(1, 2 * CONTEXT_TOKENS)
+        window = draft.max_positions or 2_048
+        self._drafter = ModelDrafter(draft, self._models[-1].vocab_size, window, chances=Calibration())
+        (self._sequence,) = demo_prompts(1, tokens=2 * CONTEXT_TOKENS)
+
+    def teach(self, temperatures: Sequence[float]) -> None:
+        """Let the draft learn as a client's does within its first texts: what it knows decides how deep it looks."""
+        assert self._drafter is not None, "load comes first"
+        target = load_whole(TARGET, torch.float32)
+        for temperature in temperatures:
+            for number, prompt in enumerate(demo_prompts(LESSONS, first=1)):
+                generate(
+                    target, self._drafter, prompt, Sampling(number, temperature), Size(LESSON_TOKENS, LESSON_NODES)
+                )
 
     def sample(self, nodes: int, temperature: float, repeats: int) -> None:
         """Time a few more sweeps of this size."""

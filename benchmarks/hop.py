@@ -21,10 +21,11 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.bare import Bare, Rig, demo_prompts
+from benchmarks.acceptance import demo_prompts
+from benchmarks.bare import Bare, Rig
 from benchmarks.hosted import SPANS, local_swarm
 from benchmarks.sheet import Sheet
-from benchmarks.worker import PROMPT_TOKENS, covered
+from benchmarks.worker import covered
 from client.aio import AsyncSwarm
 from client.shape import LinkShape
 from client.stats import SweepStats
@@ -53,12 +54,13 @@ async def measure(options: Options, console: Console) -> tuple[dict[int, list[Sw
     """Sweeps by tree size, and the bare parts of each size."""
     rig = Rig([Span.parse(span) for span in SPANS])
     rig.load()
+    rig.teach([0.0])
     sweeps: dict[int, list[SweepStats]] = defaultdict(list)
-    prompts = demo_prompts(options.rounds, PROMPT_TOKENS)
+    prompts = demo_prompts(options.rounds)
     with tempfile.TemporaryDirectory(prefix="canopy-hop-") as temporary:
         async with local_swarm(Path(temporary)) as (peer, nodes):
             await asyncio.gather(*(node.wait_for("serving at") for node in nodes))
-            async with AsyncSwarm.connect(TARGET, peers=[peer], draft=DRAFT, threads=1) as swarm:
+            async with AsyncSwarm.connect(TARGET, peers=[peer], draft=DRAFT, threads=1, calibration=None) as swarm:
                 await covered(swarm)
                 await swarm.generate(prompts[0], max_new_tokens=8, nodes=max(options.nodes))
                 for prompt in track(prompts, "rounds", console=console):

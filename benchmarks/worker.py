@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.bare import Rig, demo_prompts
+from benchmarks.acceptance import demo_prompts
+from benchmarks.bare import Rig
 from benchmarks.star import open_star
 from benchmarks.ways import TREES, Case, Way, canopy_ways, one_machine_ways, star_ways
 from client.aio import AsyncSwarm
@@ -24,7 +25,6 @@ from swarm.errors import RouteError
 from swarm.layers import Span
 from swarm.quiet import quiet_libraries
 
-PROMPT_TOKENS = 96
 FIRST_SEED = 11
 COVER_ATTEMPTS = 60
 BARE_REPEATS = 8
@@ -51,16 +51,17 @@ async def measure(job: Job) -> dict[str, Any]:
     """All runs of every way, interleaved, and the bare parts of a sweep, timed between them."""
     rig = Rig([Span.parse(span) for span in job.spans])
     rig.load()
+    rig.teach(job.temperatures)
     runs: list[dict[str, Any]] = []
     async with AsyncExitStack() as stack:
-        connecting = AsyncSwarm.connect(TARGET, peers=[job.peer], draft=DRAFT, threads=1)
+        connecting = AsyncSwarm.connect(TARGET, peers=[job.peer], draft=DRAFT, threads=1, calibration=None)
         swarm = await stack.enter_async_context(connecting)
         ways = canopy_ways(swarm)
         if job.star:
             ways += star_ways(await stack.enter_async_context(open_star(job.star)))
         ways += one_machine_ways() if job.one_machine else []
         await covered(swarm)
-        prompts = demo_prompts(job.pairs, PROMPT_TOKENS)
+        prompts = [tuple(prompt) for prompt in demo_prompts(job.pairs)]
         for way in ways:
             await way.run(Case(prompts[0], 0.0, 1, 8))
         for number in range(job.pairs):

@@ -57,6 +57,15 @@ class Job:
         return self.max_new_tokens - len(self.text.tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A tree below the node `root`, and what the target picked after its nodes."""
+
+    tree: DraftTree
+    root: TreeNodeId
+    reply: Reply
+
+
 async def decode(job: Job, chain: Chain, walk: Walk) -> AsyncIterator[str]:
     """Generate; yields text as it becomes certain, possibly "" while a character or a stop string is incomplete.
 
@@ -68,8 +77,11 @@ async def decode(job: Job, chain: Chain, walk: Walk) -> AsyncIterator[str]:
     """
     await _prefill(job, chain, walk)
     prefilled = walk.state.sequence
+    lesson: Lesson | None = None
     while True:
         tree, root, draft_ms = await _speculate(job, chain, walk)
+        await _learn(job, lesson)  # from the last sweep, while this one is on its way
+        lesson = None
         while walk.pending is None and not job.text.stopped:
             answer = await chain.answer()
             emitted = walk.accept(answer.reply)
@@ -79,10 +91,10 @@ async def decode(job: Job, chain: Chain, walk: Walk) -> AsyncIterator[str]:
                 cost = SweepStats(len(tree), len(emitted), draft_ms, answer.total_ms, chain.first_link_ms, times)
                 job.sweeps.append(cost)
                 logger.debug("sweep %d: %d nodes, %d tokens", answer.reply.sequence, len(tree), len(emitted))
+                lesson = Lesson(tree, root, answer.reply)
             yield piece
-            if answer.reply.sequence > prefilled:
-                await _learn(job, tree, root, answer.reply)
         if job.text.stopped:
+            await _learn(job, lesson)
             return
 
 
@@ -123,12 +135,13 @@ async def _speculate(job: Job, chain: Chain, walk: Walk) -> tuple[DraftTree, Tre
     return tree, sweep.first_id, draft_ms
 
 
-async def _learn(job: Job, tree: DraftTree, root: TreeNodeId, reply: Reply) -> None:
+async def _learn(job: Job, lesson: Lesson | None) -> None:
     """Hand the picks after a tree's nodes and its root to the drafter that grew it, on its own thread."""
-    if not tree:
+    if lesson is None or not lesson.tree:
         return
-    picks = {node - root - 1 if node > root else None: token for node, token in reply.picks if node >= root}
-    await asyncio.get_running_loop().run_in_executor(job.drafting, job.drafter.learn, tree, picks)
+    root, picks = lesson.root, lesson.reply.picks
+    after = {node - root - 1 if node > root else None: token for node, token in picks if node >= root}
+    await asyncio.get_running_loop().run_in_executor(job.drafting, job.drafter.learn, lesson.tree, after)
 
 
 async def _draft(job: Job, room: int) -> DraftTree:

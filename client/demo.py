@@ -51,7 +51,7 @@ async def demo(delay_ms: float, console: Console) -> None:
     async with _swarm(delay_ms, console) as peer:
         from client.aio import AsyncSwarm  # loaded by now, see _load
 
-        connecting = AsyncSwarm.connect(TARGET, peers=[peer], draft=DRAFT, nodes=NODES, threads=1)
+        connecting = AsyncSwarm.connect(TARGET, peers=[peer], draft=DRAFT, nodes=NODES, threads=1, calibration=None)
         async with connecting as swarm:
             await _wait_covered(swarm, console)
             await swarm.generate(PROMPT, max_new_tokens=4, seed=SEED)  # opens the connections

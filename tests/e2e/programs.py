@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,9 +27,13 @@ IN_OPEN = 0x20
 INOTIFY_EVENT_BYTES = 16
 
 
+CACHE = tempfile.TemporaryDirectory(prefix="canopy-cache-")
+"""What programs learn about drafts is kept here and not in the user's cache."""
+
+
 def environment() -> dict[str, str]:
     """One thread per program: several share two cores."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "XDG_CACHE_HOME": CACHE.name}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
@@ -21,9 +23,9 @@ def tokenizer(template: str | None) -> PreTrainedTokenizerFast:
     """One that puts a beginning of text before every text, as Llama's does."""
     inner = byte_level()
     inner.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", inner.token_to_id("<s>"))])
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")
+    made: Any = cast("Any", PreTrainedTokenizerFast)(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")
     made.chat_template = template
-    return made
+    return cast("PreTrainedTokenizerFast", made)
 
 
 def text(conversation: Conversation, of: PreTrainedTokenizerFast) -> str:

@@ -11,6 +11,7 @@ import pytest_asyncio
 import client.chat
 from client import Message
 from client.conversation import Conversation
+from client.options import GenerateOptions
 from swarm.errors import ConfigError, ContextFull, GenerationInterrupted
 from swarm.messages import Counters
 from tests.net.raw import info
@@ -18,7 +19,7 @@ from tests.net.running import Running, grown, three_nodes, until_freed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-OPTIONS = {"temperature": 0.8, "seed": 5, "max_new_tokens": 12}
+OPTIONS: GenerateOptions = {"temperature": 0.8, "seed": 5, "max_new_tokens": 12}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -44,7 +45,8 @@ def prompt_of(running: Running, messages: tuple[Message, ...]) -> tuple[int, ...
 
 @pytest.mark.parametrize("nodes", [0, 16])
 async def test_only_new_tokens_travel(nodes: int, running: Running) -> None:
-    async with running.client.chat(**OPTIONS, nodes=nodes) as chat:
+    options: GenerateOptions = {**OPTIONS, "nodes": nodes}
+    async with running.client.chat(**options) as chat:
         first = await chat.say("Where is the captain?")
         assert await sessions(running) == [1, 1, 1]
         before = await counters(running)
@@ -59,11 +61,12 @@ async def test_only_new_tokens_travel(nodes: int, running: Running) -> None:
 
 
 async def test_every_answer_is_that_of_a_fresh_session(running: Running) -> None:
+    plain: GenerateOptions = {**OPTIONS, "nodes": 0}
     async with running.client.chat(**OPTIONS) as chat:
         for text in ("Where is the captain?", "And the boat?", "Why?"):
             result = await chat.say(text)
             prompt = prompt_of(running, tuple(chat.history[:-1]))
-            alone = await running.client.generate(prompt, **OPTIONS, nodes=0)
+            alone = await running.client.generate(prompt, **plain)
             assert (result.tokens, result.text) == (alone.tokens, alone.text)
             assert chat.history[-1] == Message("assistant", result.text)
         assert result.stats.reused_tokens > result.stats.prompt_tokens / 2
