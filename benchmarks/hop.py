@@ -77,10 +77,12 @@ def sheet(sweeps: dict[int, list[SweepStats]], bare: dict[int, Bare], options: O
         "hop",
         f"Three nodes on loopback, no delay, one thread each; medians of {options.rounds} rounds, ms",
         (
-            *("K", "sweep", "bare compute", "bare draft", "over, per hop", "forward beyond bare", "queue", "encode"),
-            "links and the rest",
+            *("K", "sweep", "bare compute", "bare draft", "over, per hop", "draft beyond bare", "forward beyond bare"),
+            *("queue", "encode", "links and the rest"),
         ),
-        notes=["The last four columns say where a hop's overhead is, by the nodes' own clocks; all are per hop."],
+        notes=[
+            "The last five columns say where the overhead is, by the programs' own clocks; all are divided by the hops."
+        ],
         measured={
             "bare": [asdict(one) for one in bare.values()],
             "sweeps": {size: [asdict(sweep) for sweep in some] for size, some in sweeps.items()},
@@ -93,8 +95,9 @@ def sheet(sweeps: dict[int, list[SweepStats]], bare: dict[int, Bare], options: O
         over = (whole - known.floor_ms(LOOPBACK)) / hops
         queue, encode = (_per_hop(some, name) for name in ("queue_ms", "other_ms"))
         beyond = _per_hop(some, "compute_ms") - known.compute_ms / hops
-        rest = over - beyond - queue - encode
-        cells = (whole, known.compute_ms, known.draft_ms, over, beyond, queue, encode, rest)
+        draft = (median(sweep.draft_ms for sweep in some) - known.draft_ms) / hops
+        rest = over - draft - beyond - queue - encode
+        cells = (whole, known.compute_ms, known.draft_ms, over, draft, beyond, queue, encode, rest)
         made.rows.append((str(size), *(f"{cell:.2f}" for cell in cells)))
     return made
 

@@ -313,5 +313,5 @@ def test_rotary_embeddings_that_grow_with_the_batch_end_at_their_first_window() 
 
 
 def test_a_folder_that_is_no_model_is_unknown(tmp_path: Path) -> None:
-    with pytest.raises(UnknownModel, match="no config.json that transformers knows"):
+    with pytest.raises(UnknownModel, match=r"no config\.json that transformers knows"):
         load_whole(tmp_path, torch.float32)
