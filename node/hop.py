@@ -102,8 +102,8 @@ class HopSession:
 
     @property
     def max_row_bytes(self) -> int:
-        """Most bytes of rows in a frame: every node that the session may have unanswered, in the widest codec."""
-        return self._shop.model.hidden_size * 4 * self.credits.nodes
+        """Most bytes of rows in a frame: every node that the session may have unanswered, in its codec."""
+        return self._role.codec.row_bytes(self._shop.model.hidden_size) * self.credits.nodes
 
     @property
     def is_closed(self) -> bool:
@@ -189,6 +189,7 @@ class HopSession:
             if self._end_timer is not None:
                 self._end_timer.cancel()
             self._end_upstream()
+            self._arena = self._running = None  # its KV is free now, whoever still holds this session
             logger.info("session over: %s; %d sweeps", self._reason, self.log.received.sequence)
 
     def next_run(self) -> SweepRun | None:
@@ -249,7 +250,8 @@ class HopSession:
     async def _run_linked(self) -> None:
         behind = replace(self._attach, index=self._attach.index + 1)
         address = await self._address_of(behind)
-        async with open_link(self._shop.dialer.channel(address), behind, self._on_downstream) as link:
+        channel, is_cold = self._shop.dialer.channel(address), self._shop.dialer.was_cold(address)
+        async with open_link(channel, behind, self._on_downstream, is_cold=is_cold) as link:
             self._downstream = link
             try:
                 self._take_credits(await link.ready())
@@ -305,10 +307,15 @@ class HopSession:
                 pass
 
     def _check(self, frame: SweepFrame) -> None:
-        """Sweeps come after Ready; rows from hops, never from a client, in the model's shape; sampling makes sense."""
+        """Sweeps come after Ready; rows from hops, never from a client, in the model's shape; sampling makes sense.
+
+        Nobody holds a reply to what was not run here yet: whoever says so could fill this hop's queue beyond F1.
+        """
         rows, sampling = frame.rows, frame.sweep.sampling
         if not self._is_ready:
             raise RemoteProtocolError("sequence", f"sweep {frame.sweep.sequence} came before Ready")
+        if frame.sweep.acked > self.log.executed.sequence:
+            raise RemoteProtocolError("acked", f"{frame.sweep.acked} is not answered")
         if frame.sweep.want is not None:
             raise RemoteProtocolError("want", "log-probabilities and hidden rows are not given by this version")
         if sampling is not None:
@@ -320,6 +327,8 @@ class HopSession:
             raise RemoteProtocolError("rows", "hop 0 embeds ids, later hops take rows")
         if rows is not None:
             check_width(rows, self._shop.model.hidden_size)
+            if rows.codec is not self._role.codec:
+                raise RemoteProtocolError("codec", f"{rows.codec.value} rows in a session of {self._role.codec.value}")
 
     def _end_upstream(self) -> None:
         if self._upstream is not None:

@@ -5,6 +5,8 @@ Channels are kept per address, so that links stay warm. Tunnelling for machines 
 
 from __future__ import annotations
 
+import time
+
 import grpc.aio
 
 _BOTH_SIDES: list[tuple[str, int]] = [
@@ -31,17 +33,29 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 
 
+WARM_S = 30.0
+"""How long what TCP learned of a connection is trusted."""
+
+
 class Dialer:
     """Keeps one channel per address; `async with` closes them all."""
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._warm_until: dict[str, float] = {}
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """The channel to `host:port`; it connects when first used."""
         if address not in self._channels:
             self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         return self._channels[address]
+
+    def was_cold(self, address: str) -> bool:
+        """Whether the connection needs warming up; the caller does it now, and it counts as warm for a while."""
+        now = time.monotonic()
+        was_cold = now >= self._warm_until.get(address, now)
+        self._warm_until[address] = now + WARM_S
+        return was_cold
 
     async def __aenter__(self) -> Dialer:
         """Nothing is dialled yet."""

@@ -202,9 +202,10 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Measures a link: the other side answers with the same number at once."""
+    """Measures a link: the other side answers with the same number at once. Its padding is thrown away on arrival."""
 
     nonce: int
+    padding: bytes = b""
 
 
 Downstream = Attach | SweepFrame | Reroute | Snapshot | Close | Ping

@@ -48,6 +48,7 @@ from swarm.wire.parts import (
     MAX_HOPS,
     MAX_NODES,
     MAX_WIDTH,
+    PADDING_BYTES,
     PEER_CHARACTERS,
     REASON_CHARACTERS,
     TEXT_CHARACTERS,
@@ -81,6 +82,7 @@ def decode_frame(data: bytes | bytearray) -> Frame:
         case "close":
             return Close(checks.at_most(frame.close.reason, REASON_CHARACTERS, "reason"))
         case "ping":
+            checks.at_most(frame.ping.padding, PADDING_BYTES, "padding")
             return Ping(frame.ping.nonce)
         case "fault":
             return _fault(frame.fault)

@@ -128,7 +128,7 @@ def _frame(message: Frame) -> pb.Frame:
         case Close():
             return pb.Frame(close=pb.Close(reason=_reason(message.reason)))
         case Ping():
-            return pb.Frame(ping=pb.Ping(nonce=message.nonce))
+            return pb.Frame(ping=pb.Ping(nonce=message.nonce, padding=message.padding))
         case Fault():
             return pb.Frame(fault=_fault(message))
     assert_never(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from typing import Any, cast
@@ -16,11 +17,13 @@ from swarm import wire
 from swarm.codec import encode_rows
 from swarm.demo import TARGET
 from swarm.ids import SessionId, TreeNodeId
+from swarm.link import WARM_UP_BYTES, WARM_UP_PINGS, Link
 from swarm.messages import (
     Ack,
     Attached,
     Close,
     Codec,
+    Downstream,
     Fault,
     FaultKind,
     Ping,
@@ -32,6 +35,7 @@ from swarm.messages import (
 )
 from tests.net.raw import Sweeps, attach, counters, dial, opening, raw_link, raw_replies, route_of
 from tests.net.running import (
+    SPANS,
     Running,
     grown,
     prompt,
@@ -42,6 +46,7 @@ from tests.net.running import (
     until_freed,
     until_received,
 )
+from tests.swarm_here import swarm_here
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -283,3 +288,21 @@ async def test_attaches_that_do_not_fit_are_refused_by_kind(running: Running) ->
             fault = await refusal(link)
             assert (fault.kind, fault.field, fault.peer) == (kind, field, about), number
             assert not any(isinstance(answer, Ready) for answer in link.heard)
+
+
+async def test_a_cold_link_is_warmed_up_once_and_only_where_rows_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    padded: list[tuple[str, int]] = []
+    ping = Link.send
+
+    def noted(link: Link, message: Downstream) -> None:
+        if isinstance(message, Ping) and message.padding:
+            padded.append((link.hop.peer, len(message.padding)))
+        ping(link, message)
+
+    monkeypatch.setattr(Link, "send", noted)
+    async with swarm_here(TARGET, SPANS) as here, here.client() as swarm:
+        for _ in range(2):
+            await swarm.generate("It was", max_new_tokens=2)
+        _, middle, tail = (node.peer_id for node in here.nodes)
+        assert Counter(peer for peer, _ in padded) == {middle: WARM_UP_PINGS, tail: WARM_UP_PINGS}
+        assert {size for _, size in padded} == {WARM_UP_BYTES}

@@ -20,6 +20,7 @@ from swarm.messages import (
     FaultKind,
     NodeInfo,
     Open,
+    Ping,
     Reply,
     RouteHop,
     Rows,
@@ -28,6 +29,7 @@ from swarm.messages import (
     Sweep,
     SweepFrame,
 )
+from swarm.wire.parts import PADDING_BYTES
 from swarm.wire.v1 import node_pb2 as pb
 
 SWEEP = Sweep(
@@ -275,3 +277,12 @@ def test_a_faults_own_text_never_stops_it() -> None:
 def test_our_own_mistakes_are_local(sweep: Sweep) -> None:
     with pytest.raises(LocalProtocolError):
         wire.encode_frame(SweepFrame(sweep))
+
+
+def test_padding_is_bounded_and_thrown_away() -> None:
+    padded = wire.encode_frame(Ping(7, bytes(PADDING_BYTES)))
+    assert len(padded) > PADDING_BYTES
+    assert wire.decode_frame(padded) == Ping(7)
+    with pytest.raises(RemoteProtocolError) as caught:
+        wire.decode_frame(wire.encode_frame(Ping(7, bytes(PADDING_BYTES + 1))))
+    assert caught.value.field == "padding"
