@@ -41,6 +41,7 @@ def serve(config: ServeConfig) -> int:
 
 
 async def _run(config: ServeConfig) -> None:
+    config.check()
     from node.serve import Node  # torch and transformers take seconds to import: bad options are told before
     from swarm.quiet import quiet_libraries
 

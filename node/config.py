@@ -8,6 +8,12 @@ from typing import Annotated, Literal
 
 import tyro
 
+from swarm.errors import ConfigError
+from swarm.identity import default_identity_path
+from swarm.layers import Span
+from swarm.record import RecordError, split_address
+from swarm.registry_dht import DhtConfig, listen_on
+
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
 
@@ -43,3 +49,42 @@ class ServeConfig:
     """Identity file; default: one per machine, in the user's configuration folder."""
     name: str | None = None
     """A name shown to others; none is published unless given."""
+
+    def check(self) -> None:
+        """Refuse what no model, device or swarm could make right, before anything slow is begun.
+
+        Raises:
+            ConfigError: names the option and what to write.
+        """
+        Span.parse(self.layers)
+        for option, port in (("--port", self.port), ("--dht-port", self.dht_port)):
+            if not 0 <= port < 65_536:
+                raise ConfigError(f"{option} {port}: a TCP port is 1 to 65535, or 0 for a free one")
+        for option, count in (("--threads", self.threads), ("--kv-tokens", self.kv_tokens)):
+            if count is not None and count < 1:
+                raise ConfigError(f"{option} {count}: give at least 1, or leave it out")
+        listen_on(self.dht())
+
+    def dht(self) -> DhtConfig:
+        """How this node takes part in the DHT.
+
+        Raises:
+            ConfigError: the announced address is malformed.
+        """
+        return DhtConfig(
+            join=self.join,
+            host=self.host,
+            port=self.dht_port,
+            announce_host=_host(self.announce_address),
+            identity_path=self.identity or default_identity_path(),
+        )
+
+
+def _host(address: str | None) -> str | None:
+    """The host of `host:port`, with which the DHT is announced too."""
+    if address is None:
+        return None
+    try:
+        return split_address(address)[0]
+    except RecordError:
+        raise ConfigError(f"--announce-address {address!r}: write host:port, such as 203.0.113.7:31338") from None

@@ -22,8 +22,9 @@ from node.checkpoint import Checkpoint, open_checkpoint
 from node.config import ServeConfig
 from node.engine import Engine
 from node.hop import Workshop
-from node.loading import count_tokens, default_kv_tokens, load
+from node.loading import check_compute, count_tokens, default_kv_tokens, load
 from node.measure import measure_sweeps, step_cost
+from node.namesake import check_alone, check_still_alone
 from node.service import NodeService
 from node.sessions import Sessions
 from node.tally import Tally
@@ -31,17 +32,17 @@ from swarm.coverage import serve_line
 from swarm.dial import SERVER_OPTIONS, Dialer
 from swarm.errors import ConfigError, ModelMismatch, RegistryError, UnknownModel, Unreachable
 from swarm.hello import NONCE_BYTES
-from swarm.identity import default_identity_path
 from swarm.ids import PeerId
 from swarm.model_identity import model_identity
 from swarm.noise import gumbel_row
 from swarm.record import NodeRecord, NodeState
 from swarm.registry import RECORD_TTL_S, ModelIdentity, Registry
-from swarm.registry_dht import DhtConfig, DhtRegistry
+from swarm.registry_dht import DhtRegistry
 from swarm.tasks import TaskScope
 
 STOP_GRACE_S = 2.0
 MAX_STREAMS = 4_096
+ANNOUNCE_S = RECORD_TTL_S / 3
 NOISE_ROWS = 64
 """Positions whose noise is kept: neighbouring sweeps pick at the same ones."""
 
@@ -79,11 +80,13 @@ class Node:
     ) -> None:
         """Leave: announce it, end sessions, close everything."""
         self.sessions.draining = True
-        self._announcing.cancel()  # or it would list this node again
+        is_listed = self._announcing.cancel()  # or it would list this node again; False: it gave way to a namesake
         try:
-            await self._announce(NodeState.DRAINING)
+            if is_listed:
+                await self._announce(NodeState.DRAINING)
             self.sessions.close_all("the node leaves the swarm")
-            await self.registry.withdraw(self._record(NodeState.DRAINING))
+            if is_listed:
+                await self.registry.withdraw(self._record(NodeState.DRAINING))
         except RegistryError as trouble:
             logger.warning("left without saying so: %s", trouble)  # the record runs out by itself
         finally:
@@ -111,9 +114,12 @@ class Node:
 
     async def _start(self) -> None:
         config = self._config
+        config.check()
+        check_compute(config)
         server, port = self._bind()
-        joining = self._given_registry or DhtRegistry.open(_dht_config(config))
+        joining = self._given_registry or DhtRegistry.open(config.dht())
         self.registry: Registry = await self._stack.enter_async_context(joining)
+        await check_alone(self.registry)
         self._checkpoint = await self._find_model()
         self._model = await asyncio.to_thread(load, self._checkpoint, config, self._say)
         self._sweep_ms = await asyncio.to_thread(measure_sweeps, self._model)
@@ -194,14 +200,17 @@ class Node:
 
     async def _keep_announcing(self) -> None:
         while True:
-            await asyncio.sleep(RECORD_TTL_S / 3)
+            await asyncio.sleep(ANNOUNCE_S)
             try:
+                await check_still_alone(self.registry, self._announced)
                 await self._announce(NodeState.SERVING)
             except RegistryError as trouble:
                 logger.warning("not announced this time: %s", trouble)
 
     async def _announce(self, state: NodeState) -> None:
-        await self.registry.announce(self._record(state))
+        record = self._record(state)
+        await self.registry.announce(record)
+        self._announced = record
 
     def _record(self, state: NodeState) -> NodeRecord:
         self._sequence += 1
@@ -225,23 +234,3 @@ class Node:
 def _bracketed(host: str) -> str:
     """An IPv6 address as it stands before a port."""
     return f"[{host}]" if ":" in host else host
-
-
-def _dht_config(config: ServeConfig) -> DhtConfig:
-    return DhtConfig(
-        join=config.join,
-        host=config.host,
-        port=config.dht_port,
-        announce_host=_host(config.announce_address),
-        identity_path=config.identity or default_identity_path(),
-    )
-
-
-def _host(address: str | None) -> str | None:
-    """The host of `host:port`, with which the DHT is announced too."""
-    if address is None:
-        return None
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigError(f"--announce-address {address!r}: write host:port, such as 203.0.113.7:31338")
-    return host

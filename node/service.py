@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from typing import NoReturn
 
 import grpc
 import grpc.aio
@@ -27,6 +28,8 @@ from swarm.messages import Attach, Close, Frame, Ping, Pong, RepliesRequest, Swe
 from swarm.tasks import TaskScope
 
 FIRST_MESSAGE_S = 10.0
+WRITE_S = 30.0
+"""How long one message waits for a peer that does not read, before its stream is ended."""
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +74,17 @@ class NodeService:
         hop = self._sessions.find(request.session) if isinstance(request, RepliesRequest) else None
         if hop is None or not hop.is_tail or not isinstance(request, RepliesRequest):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such session ends here")
-        async with TaskScope() as scope:
-            scope.spawn(self._measure(requests, hop.replies))
-            for part in split(Ping(time.perf_counter_ns())):
-                await context.write(part)
-            async for reply in hop.replies.stream(request.acked):
-                for part in split(reply):
-                    await context.write(part)
+        try:
+            async with TaskScope() as scope:
+                scope.spawn(self._measure(requests, hop.replies))
+                out = PatientWriter(context)
+                for part in split(Ping(time.perf_counter_ns())):
+                    await out.write(part)
+                async for reply in hop.replies.stream(request.acked):
+                    for part in split(reply):
+                        await out.write(part)
+        except TimeoutError:
+            await _give_up(context)
 
     async def _measure(self, requests: AsyncIterator[bytes], replies: ReplyBuffer) -> None:
         """The client answers each ping with its nonce, which is the time when it was sent."""
@@ -92,10 +99,13 @@ class NodeService:
     async def link(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """One session's stream from its upstream neighbour."""
         upstream = UpstreamSide()
-        async with TaskScope() as scope:
-            reader = scope.spawn(self._read(requests, upstream))
-            reader.add_done_callback(lambda _: upstream.end())
-            await upstream.drain(context)
+        try:
+            async with TaskScope() as scope:
+                reader = scope.spawn(self._read(requests, upstream))
+                reader.add_done_callback(lambda _: upstream.end())
+                await upstream.drain(PatientWriter(context))
+        except TimeoutError:
+            await _give_up(context)
 
     async def _read(self, requests: AsyncIterator[bytes], upstream: UpstreamSide) -> None:
         hop: HopSession | None = None
@@ -116,7 +126,8 @@ class NodeService:
             logger.warning("refused a stream: %s", error)
             upstream.send(fault_of(error, generation, PeerId(self._identity.peer_id)))
         except TimeoutError:
-            logger.warning("a stream brought no attach within %.0f s", FIRST_MESSAGE_S)
+            silence = RemoteProtocolError("attach", f"did not come within {FIRST_MESSAGE_S:.0f} s")
+            upstream.send(fault_of(silence, generation, PeerId(self._identity.peer_id)))
         except grpc.aio.AioRpcError:
             pass  # the neighbour's machine or process is gone
         finally:
@@ -143,3 +154,20 @@ class NodeService:
                 raise RemoteProtocolError("attach", "a stream carries one session")
             case _:
                 raise RemoteProtocolError("kind", f"{type(message).__name__} is not understood by this version")
+
+
+class PatientWriter:
+    """A stream's way out, with a bound on patience: TimeoutError when the peer does not read."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def write(self, message: bytes) -> None:
+        """Send one message."""
+        async with asyncio.timeout(WRITE_S):
+            await self._context.write(message)
+
+
+async def _give_up(context: Context) -> NoReturn:
+    logger.warning("ended the stream of a peer that does not read")
+    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"nothing was read here for {WRITE_S:.0f} s")

@@ -118,6 +118,8 @@ class Sessions:
             raise RemoteProtocolError("route", f"hop {attach.index} is {hop.peer}, this is {self._shop.peer}")
         if not model.span.contains(hop.span):
             raise RemoteProtocolError("route", f"layers {hop.span} are not within {model.span} of {self._shop.peer}")
+        if len({other.peer for other in route}) < len(route):
+            raise RemoteProtocolError("route", "a node stands in it twice")
         ends = [0, *(other.span.end for other in route)]
         if (
             any(other.span.start != end for other, end in zip(route, ends, strict=False))

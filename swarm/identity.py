@@ -51,7 +51,7 @@ class Identity:
         """Read the identity file, or make one (mode 0400) where there is none.
 
         Raises:
-            IdentityError: the file cannot be read or written, or holds something else.
+            IdentityError: the file cannot be read or written, holds something else, or is open to every user.
         """
         try:
             if not path.exists():
@@ -61,7 +61,10 @@ class Identity:
                 data = file.read(_MAX_FILE_BYTES + 1)
         except OSError as error:
             raise IdentityError(f"identity file {path}: {error.strerror}; choose another with --identity") from error
-        return cls(_parse_private_key(data, path), path)
+        identity = cls(_parse_private_key(data, path), path)
+        if path.stat().st_mode & 0o007:
+            raise IdentityError(f"identity file {path} is open to every user, who could pose as it: chmod 600 {path}")
+        return identity
 
     def save(self, path: Path) -> None:
         """Write the identity where no file is yet; a file that appeared meanwhile is left alone."""

@@ -76,6 +76,10 @@ class Registry(Protocol):
         """Valid, unexpired records of a model, the newest per peer; up to 2 s old unless `fresh`."""
         ...
 
+    async def mine(self) -> NodeRecord | None:
+        """The newest valid record under this machine's own name, whoever wrote it; always fresh."""
+        ...
+
     async def dial_back(self, address: str, nonce: bytes) -> bool | None:
         """Ask a peer to call this machine at `host:port`: does it answer with `nonce` signed? None: nobody to ask."""
         ...

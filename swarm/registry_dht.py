@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from swarm.dht_pipe import DhtPipe, start_pipe
-from swarm.errors import ConfigError, RegistryError
+from swarm.errors import ConfigError, IdentityError, RegistryError
 from swarm.identity import Identity, is_peer_id
 from swarm.ids import PeerId
 from swarm.record import MAX_TTL_S, NodeRecord, RecordError, live_records, open_filed, seal, tombstone
@@ -97,6 +97,7 @@ class DhtRegistry:
     async def _join(self) -> None:
         if not self._config.client_mode:
             check_port_free(self._config)
+        self._check_join()
         self._held.enter_context(self.identity.lock())
         roomy = len(tempfile.gettempdir()) <= 50  # a socket's whole path has at most 104 bytes
         folder = Path(tempfile.mkdtemp(prefix="canopy-", dir=None if roomy else "/tmp"))
@@ -111,6 +112,15 @@ class DhtRegistry:
         if described["peer_id"] != self.peer_id:
             raise RegistryError(f"the p2p daemon runs as {described['peer_id']}, not as {self.peer_id}")
         self._addresses = sorted(described["addresses"], key=_is_loopback)
+
+    def _check_join(self) -> None:
+        """Refuse to join this machine by itself: libp2p would say only that nobody answers."""
+        join = self._config.join
+        if join and all(address.endswith(f"/p2p/{self.peer_id}") for address in join):
+            raise IdentityError(
+                f"--join {join[0]} is this machine's own identity; if another machine runs there, "
+                "a copy of its key is used here: give this one its own with --identity FILE"
+            )
 
     @cached_property
     def identity(self) -> Identity:
@@ -149,7 +159,10 @@ class DhtRegistry:
         self._cache.clear()
         arguments = {"keys": keys, "subkey": record.peer, "value": value, "expires_at": record.expires_at}
         if not await self._call("store", arguments):
-            raise RegistryError("the DHT refused this machine's record: it expires no later than the last one")
+            raise RegistryError(
+                "the DHT refused this machine's record: it expires no later than the last one; "
+                "is the clock right, and is no copy of this identity in use elsewhere?"
+            )
 
     async def models(self) -> list[ModelIdentity]:
         """The models that somebody serves now."""
@@ -161,6 +174,11 @@ class DhtRegistry:
         """Valid, unexpired records of a model, the newest per peer; up to 1.5 s old unless `fresh`."""
         blobs = await self._fetch(block_keys(fingerprint, 0, num_layers), fresh=fresh)
         return [record for record in live_records(blobs, time.time()) if record.model.num_layers == num_layers]
+
+    async def mine(self) -> NodeRecord | None:
+        """The newest valid record under this machine's own name, whoever wrote it; always fresh."""
+        records = live_records(await self._fetch([MODELS_KEY], fresh=True), time.time())
+        return next((record for record in records if record.peer == self.peer_id), None)
 
     async def _fetch(self, keys: list[str], *, fresh: bool) -> list[bytes]:
         name, now = keys[0], time.monotonic()

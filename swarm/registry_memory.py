@@ -95,6 +95,11 @@ class MemoryRegistry:
         self._check_open()
         return self._network.get(block_keys(fingerprint, 0, num_layers))
 
+    async def mine(self) -> NodeRecord | None:
+        """The newest valid record under this machine's own name."""
+        self._check_open()
+        return next((record for record in self._network.get([MODELS_KEY]) if record.peer == self.peer_id), None)
+
     async def dial_back(self, address: str, nonce: bytes) -> bool | None:
         """Whatever the network's `dial` says; None without one."""
         self._check_open()

@@ -5,29 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, cast
 
 import grpc.aio
 import pytest
 import pytest_asyncio
-import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
-import node.hop
 from node.hop import HopSession
 from node.serve import Node
 from swarm import wire
-from swarm.codec import encode_rows
-from swarm.demo import TARGET
-from swarm.frames import split
 from swarm.hello import HELLO_METHOD
 from swarm.ids import SessionId, TreeNodeId
 from swarm.messages import (
+    Ack,
     Attach,
     Close,
-    Codec,
     Fault,
     FaultKind,
     Frame,
@@ -36,90 +29,40 @@ from swarm.messages import (
     Ready,
     Reply,
     Reroute,
-    Rows,
     Sampling,
     Sweep,
     SweepFrame,
 )
 from swarm.wire import PART_BYTES, encode_part
-from tests.net.raw import RawLink, Sweeps, Unary, attach, dial, info, opening, raw_link, raw_replies, route_of
-from tests.net.running import SPANS, refusal
-from tests.swarm_here import swarm_here
+from tests.net.bystander import (
+    GOOD,
+    NEXT,
+    VOCAB,
+    WORDS,
+    bystander,
+    fitting,
+    right_picks,
+    until_sessions,
+    victim,
+    warm_nodes,
+    whole,
+)
+from tests.net.raw import Sweeps, Unary, attach, dial, opening, raw_link, raw_replies, route_of
+from tests.net.running import SPANS, refusal, thread_held
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-WIDTH, VOCAB = 192, 4096
-WORDS = (2565, 591, 572, 289, 663, 281)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def nodes() -> AsyncIterator[tuple[Node, ...]]:
-    async with swarm_here(TARGET, SPANS) as here, here.client() as swarm:
-        await swarm.generate("It", max_new_tokens=1)  # starts the threads that live as long as the nodes
-        yield here.nodes
-
-
-@pytest.fixture(scope="module")
-def right_picks() -> list[int]:
-    """Hugging Face's greedy pick after each of WORDS."""
-    model: PreTrainedModel = cast("Any", AutoModelForCausalLM).from_pretrained(TARGET, dtype=torch.float32)
-    with torch.inference_mode():
-        picks: list[int] = cast("Any", model)(torch.tensor([WORDS])).logits[0].argmax(dim=1).tolist()
-    return picks
+    async with warm_nodes() as three:
+        yield three
 
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def other_session(
-    nodes: tuple[Node, ...], right_picks: list[int], monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[None]:
-    """A session that is open while its nodes get garbage, and whose picks must be right before and after."""
-    monkeypatch.setattr(node.hop, "ORPHAN_S", 0.1)
-    opened = attach(route_of(nodes, SPANS), opening(nodes[0]), b"other")
-    async with raw_link(nodes[0], opened) as link:
-        await link.until(Ready)
-        async with raw_replies(nodes[2], opened.session) as replies:
-            said = Sweeps()
-            await link.send(SweepFrame(said.chain(WORDS[:3])))
-            picks = [token for _, token in (await replies.read()).picks]
-            yield
-            await until_sessions(nodes, 1)
-            await link.send(SweepFrame(said.chain(WORDS[3:], commit=(0, 1, 2), acked=1)))
-            picks += [token for _, token in (await replies.read()).picks]
-            assert picks == right_picks
-            await link.send(Close("done"))
-            while await link.read() is not None:
-                pass
-        assert not [answer for answer in link.heard if isinstance(answer, Fault)]
-    await until_sessions(nodes, 0)
-
-
-async def until_sessions(nodes: tuple[Node, ...], count: int) -> None:
-    """Wait until every node holds so many sessions."""
-    async with asyncio.timeout(5):
-        while any([(await info(node)).sessions != count for node in nodes]):
-            pass
-
-
-@asynccontextmanager
-async def victim(nodes: tuple[Node, ...], index: int = 0) -> AsyncIterator[RawLink]:
-    """A link of another session to the hop at `index`, attached."""
-    async with raw_link(nodes[index], fitting(nodes, index)) as link:
-        await link.until(Ready)
-        yield link
-
-
-def fitting(nodes: tuple[Node, ...], index: int = 0) -> Attach:
-    return attach(route_of(nodes, SPANS), opening(nodes[index]), b"victim", index=index)
-
-
-def rows(count: int, width: int = WIDTH, codec: Codec = Codec.FP32) -> Rows:
-    return encode_rows(torch.randn(count, width, generator=torch.Generator().manual_seed(count)), codec)
-
-
-def whole(message: Frame) -> bytes:
-    """A small message as its only part."""
-    (part,) = split(message)
-    return part
+async def other_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    async with bystander(nodes, monkeypatch):
+        yield
 
 
 # Bytes
@@ -271,19 +214,6 @@ async def test_a_sweep_before_ready_is_refused(nodes: tuple[Node, ...], monkeypa
 
 # Sweeps that break a rule: refused, and the session goes on
 
-GOOD = Sweeps().chain(WORDS)
-NEXT = replace(
-    GOOD,
-    sequence=2,
-    committed=6,
-    commit_to=TreeNodeId(5),
-    first_id=TreeNodeId(6),
-    picks_from=TreeNodeId(6),
-    tokens=(1, 2),
-    parents=(None, TreeNodeId(6)),
-    acked=1,
-)
-
 
 @pytest.mark.parametrize(
     ("field", "bad"),
@@ -320,13 +250,27 @@ async def test_bad_sweeps_are_refused_by_field(field: str, bad: Sweep, nodes: tu
         await link.send(Close("done"))
 
 
-async def test_a_replayed_sweep_with_other_content_changes_nothing(
-    nodes: tuple[Node, ...], right_picks: list[int]
-) -> None:
+async def test_a_replayed_sweep_with_other_content_changes_nothing(nodes: tuple[Node, ...]) -> None:
     async with victim(nodes) as link, raw_replies(nodes[2], fitting(nodes).session) as replies:
-        await link.send(SweepFrame(GOOD), SweepFrame(replace(GOOD, tokens=(9,) * 6)), SweepFrame(NEXT))
-        assert [token for _, token in (await replies.read()).picks] == right_picks
+        await link.send(SweepFrame(GOOD), SweepFrame(replace(GOOD, tokens=(9,) * 6)))
+        await link.send(SweepFrame(replace(NEXT, acked=0)))
+        assert [(await link.until(Ack)).sequence for _ in range(3)] == [1, 1, 2]
+        assert [token for _, token in (await replies.read()).picks] == list(right_picks())
         assert (await replies.read()).sequence == 2
+        await link.send(Close("done"))
+
+
+async def test_replies_that_nobody_can_hold_make_no_room(nodes: tuple[Node, ...]) -> None:
+    """Or a client could queue sweeps without end at a hop that computes slowly (F1)."""
+    async with victim(nodes) as link:
+        async with thread_held(nodes[0]):
+            said = Sweeps()
+            for number in range(1, 5):
+                await link.send(SweepFrame(said.chain((number,))))
+                await link.until(Ack)
+            await link.send(SweepFrame(said.chain((5,), acked=4)))
+            fault = await link.until(Fault)
+            assert (fault.kind, fault.field) == (FaultKind.PROTOCOL, "acked")
         await link.send(Close("done"))
 
 
@@ -341,78 +285,3 @@ async def test_meaningless_sampling_is_refused(sampling: Sampling, nodes: tuple[
         await link.send(SweepFrame(Sweeps(Sampling(temperature=1.0)).chain(WORDS)))
         assert (await replies.read()).sequence == 1
         await link.send(Close("done"))
-
-
-# Rows from another hop
-
-
-@pytest.mark.parametrize(
-    ("index", "frame"),
-    [
-        (0, SweepFrame(GOOD, None, rows(6))),
-        (1, SweepFrame(GOOD)),
-        (1, SweepFrame(GOOD, None, rows(6, WIDTH - 1))),
-        (2, SweepFrame(GOOD, None, rows(6, 2 * WIDTH))),
-    ],
-    ids=["from a client", "none", "narrow", "wide"],
-)
-async def test_rows_of_another_shape_are_refused(index: int, frame: SweepFrame, nodes: tuple[Node, ...]) -> None:
-    async with victim(nodes, index) as link, raw_replies(nodes[2], fitting(nodes).session) as replies:
-        await link.send(frame)
-        fault = await link.until(Fault)
-        assert (fault.kind, fault.field, fault.peer) == (FaultKind.PROTOCOL, "rows", nodes[index].peer_id)
-        await link.send(SweepFrame(GOOD, None, rows(6) if index else None))
-        assert (await replies.read()).sequence == 1, "the session goes on"
-        await link.send(Close("done"))
-
-
-@pytest.mark.parametrize(
-    ("field", "frame"),
-    [
-        ("rows", SweepFrame(GOOD, None, rows(5))),
-        ("rows", SweepFrame(GOOD, (True,) * 5 + (False,), rows(6))),
-        ("kept", SweepFrame(GOOD, (True,) * 9, rows(9))),
-        ("kept", SweepFrame(GOOD, (True,) * 7, rows(7))),
-    ],
-    ids=["fewer", "more", "longer", "beyond"],
-)
-async def test_rows_that_do_not_match_their_nodes_end_the_stream(
-    field: str, frame: SweepFrame, nodes: tuple[Node, ...]
-) -> None:
-    async with victim(nodes, 1) as link:
-        await link.send(frame)
-        fault = await refusal(link)
-        assert (fault.kind, fault.field) == (FaultKind.PROTOCOL, field)
-
-
-async def test_values_of_another_size_than_announced(nodes: tuple[Node, ...]) -> None:
-    """The header says fp16, the values are fp32: twice the bytes."""
-    honest = wire.encode_frame(SweepFrame(GOOD, None, rows(6, codec=Codec.FP16)))
-    values = bytes(rows(6).data)
-    async with victim(nodes, 1) as link:
-        await link.send_bytes(encode_part(len(honest), len(values), (honest, values)))
-        assert (await refusal(link)).field == "rows"
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("index", [1, 2])
-async def test_values_that_are_not_finite_end_their_session(value: float, index: int, nodes: tuple[Node, ...]) -> None:
-    bad = torch.zeros(6, WIDTH)
-    bad[3, 5] = value
-    async with victim(nodes, index) as link:
-        await link.send(SweepFrame(GOOD, None, encode_rows(bad, Codec.FP32)))
-        fault = await refusal(link)
-        assert (fault.kind, fault.field, fault.peer) == (FaultKind.PROTOCOL, "rows", nodes[index].peer_id)
-
-
-@pytest.mark.parametrize("index", [1, 2])
-async def test_committing_a_node_that_was_left_out(index: int, nodes: tuple[Node, ...]) -> None:
-    async with victim(nodes, index) as link:
-        said = Sweeps()
-        kept = (True, True, False)
-        await link.send(
-            SweepFrame(said.next(WORDS[:3], (None, 0, 1)), kept, rows(2)),
-            SweepFrame(said.next((7,), (None,), commit=(0, 1, 2)), None, rows(1)),
-        )
-        fault = await refusal(link)
-        assert (fault.kind, fault.field, fault.peer) == (FaultKind.PROTOCOL, "kept", nodes[index].peer_id)

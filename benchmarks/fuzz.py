@@ -1,0 +1,289 @@
+"""Garbage against live nodes: they serve on, every answer is typed, and their memory is flat.
+
+Starts two nodes on loopback, sends them well-formed, half-right and senseless frames in every role of a chain, and has
+texts generated before, meanwhile and after, which must be Hugging Face's. Memory is each node's anonymous resident set
+(Linux's RssAnon, without its DHT process), sampled as the frames go: unlike the proportional set it does not change
+when other programs come and go that share libraries with it. Ends with status 1 when something of that does not hold.
+
+    python -m benchmarks.fuzz --frames 100000 --seed 1
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import linear_regression
+from typing import Any, cast
+
+import grpc.aio
+import psutil
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM
+
+from benchmarks.garbage import Model
+from benchmarks.siege import Broken, Tally, Victim, fuzz
+from client import AsyncSwarm
+from swarm import wire
+from swarm.demo import TARGET
+from swarm.ids import PeerId
+from swarm.layers import Span
+from swarm.messages import NodeInfo, RouteHop
+
+PROMPT = (2565, 591, 572, 289, 663, 281)
+NEW_TOKENS = 8
+FLAT_BYTES = 8 << 20
+"""What a node's memory may seem to grow by over the second half of the frames: malloc keeps no exact books."""
+SPARE_FILES = 16
+"""Open files and threads that a node may have more of at the end than at the start."""
+SAMPLES = 40
+START_S = 120.0
+SETTLE_S = 20.0
+"""Orphans are free five seconds after their stream has ended."""
+SPANS = ("0-12", "6-12")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Send garbage to live nodes."""
+
+    frames: int = 100_000
+    seed: int = 1
+    limit_s: float = 900.0
+    """Give up after so many seconds."""
+    json: Path | None = None
+    """Write the numbers here as JSON too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One node's process at one moment."""
+
+    frames: int
+    anonymous_bytes: int
+    files: int
+    threads: int
+
+
+@dataclass(slots=True)
+class Watched:
+    """A node's process and what it looked like over time."""
+
+    span: str
+    process: psutil.Process
+    samples: list[Sample] = field(default_factory=list)
+
+    def look(self, frames: int) -> None:
+        """Take a sample."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        anonymous = re.search(r"RssAnon:\s+(\d+) kB", status)
+        assert anonymous is not None, status
+        files, threads = self.process.num_fds(), self.process.num_threads()
+        self.samples.append(Sample(frames, int(anonymous[1]) << 10, files, threads))
+
+    @property
+    def growth_bytes(self) -> float:
+        """By a straight line through the second half of the samples, over that half."""
+        half = self.samples[len(self.samples) // 2 :]
+        frames = [sample.frames for sample in half]
+        slope, _ = linear_regression(frames, [sample.anonymous_bytes for sample in half])
+        return slope * (frames[-1] - frames[0])
+
+    def check(self) -> list[str]:
+        """What is not as it was."""
+        first, last = self.samples[0], self.samples[-1]
+        found = []
+        if self.growth_bytes > FLAT_BYTES:
+            found.append(f"node {self.span}: memory grew by {self.growth_bytes / 2**20:.1f} MiB in the second half")
+        for name in ("files", "threads"):
+            before, after = getattr(first, name), getattr(last, name)
+            if after > before + SPARE_FILES:
+                found.append(f"node {self.span}: {before} {name} became {after}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A running `node serve`."""
+
+    span: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    address: str
+    peer: PeerId
+    join: str
+
+
+@contextmanager
+def serve(span: str, join: str | None, folder: Path) -> Iterator[Started]:
+    """Run `node serve` on loopback until the block ends."""
+    log = folder / f"{span}.log"
+    command = [sys.executable, "-m", "node.cli", "serve", str(TARGET), "--layers", span, "--host", "127.0.0.1"]
+    command += ["--threads", "1", "--kv-tokens", "40000", "--identity", str(folder / f"{span}.key")]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command + (["--join", join] if join else []), stdout=output, stderr=output)
+    try:
+        said = _wait_for(r"serving at (\S+) as (\S+)[\s\S]*--join (\S+)", process, log)
+        yield Started(span, process, log, said[1], PeerId(said[2]), said[3])
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=20)
+
+
+def _wait_for(pattern: str, process: subprocess.Popen[bytes], log: Path) -> re.Match[str]:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        if found := re.search(pattern, log.read_text()):
+            return found
+        time.sleep(0.1)  # a log file has no event to wait for
+    raise Broken(f"a node did not start:\n{log.read_text()}")
+
+
+async def info(address: str) -> NodeInfo:
+    """What a node says of itself."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(wire.INFO)
+        return wire.decode_info(await call(b"", timeout=10))
+
+
+def right_tokens() -> tuple[int, ...]:
+    """Hugging Face's greedy continuation of the prompt."""
+    model = cast("Any", AutoModelForCausalLM).from_pretrained(TARGET, dtype=torch.float32)
+    ids = model.generate(torch.tensor([PROMPT]), max_new_tokens=NEW_TOKENS, do_sample=False)
+    return tuple(ids[0].tolist()[len(PROMPT) :])
+
+
+class Siege:
+    """A run: fuzz, watch, and have texts generated beside."""
+
+    def __init__(self, options: Options, nodes: Sequence[Started], right: tuple[int, ...]) -> None:
+        self.tally = Tally()
+        self.watched = [Watched(node.span, psutil.Process(node.process.pid)) for node in nodes]
+        self.texts = 0
+        self._options = options
+        self._nodes = nodes
+        self._right = right
+
+    async def run(self, swarm: AsyncSwarm) -> None:
+        """Raise `Broken` when a node does not withstand it."""
+        await self.text(swarm)
+        victim = await self._victim()
+        await fuzz(victim, self._options.frames // 50, self._options.seed + 1, Tally())  # caches fill, threads start
+        self._look()
+        async with asyncio.timeout(self._options.limit_s), self._beside(swarm):
+            await fuzz(victim, self._options.frames, self._options.seed, self.tally)
+        await self._until_freed()
+        await self.text(swarm)
+        self._look()
+        for node in self._nodes:
+            if "Traceback" in node.log.read_text():
+                raise Broken(f"an accident in node {node.span}:\n{node.log.read_text()[-3_000:]}")
+        if found := [trouble for watched in self.watched for trouble in watched.check()]:
+            raise Broken("; ".join(found))
+
+    async def text(self, swarm: AsyncSwarm) -> None:
+        """One text, which must be the right one."""
+        result = await swarm.generate(PROMPT, max_new_tokens=NEW_TOKENS, temperature=0.0)
+        if tuple(result.tokens) != self._right:
+            raise Broken(f"a text is {result.tokens}, and Hugging Face's is {self._right}")
+        self.texts += 1
+
+    async def _victim(self) -> Victim:
+        first, second = self._nodes
+        about = await info(first.address)
+        model = Model(about.fingerprint, about.hidden_size, about.vocab_size)
+        behind = RouteHop(second.peer, Span.parse(second.span))
+        return Victim(first.address, first.peer, behind, second.address, model, about.num_layers)
+
+    @asynccontextmanager
+    async def _beside(self, swarm: AsyncSwarm) -> AsyncIterator[None]:
+        """Samples and texts while the block runs."""
+
+        async def watch() -> None:
+            step = self._options.frames / SAMPLES
+            while True:
+                await asyncio.sleep(0.1)
+                if self.tally.frames >= step * len(self.watched[0].samples):
+                    self._look()
+                    await self.text(swarm)
+
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(watch())
+            yield
+            task.cancel()
+
+    async def _until_freed(self) -> None:
+        async with asyncio.timeout(SETTLE_S):
+            while True:
+                found = [await info(node.address) for node in self._nodes]
+                if all(one.sessions == 0 and one.kv_tokens_free == one.kv_tokens_total for one in found):
+                    return
+                await asyncio.sleep(0.2)
+
+    def _look(self) -> None:
+        for watched in self.watched:
+            watched.look(self.tally.frames)
+
+
+def report(siege: Siege, seconds: float, console: Console) -> None:
+    """What was sent, what came back, what the nodes look like."""
+    tally = siege.tally
+    for title, counted in (("sent", tally.sent), ("answers", tally.answers), ("ends of streams", tally.endings)):
+        listed = ", ".join(f"{name} {count:,}" for name, count in counted.most_common())
+        console.print(f"{title}: {listed}")
+    table = Table()
+    for title in ("node", "MiB at the start", "at half", "at the end", "growth in 2nd half", "files", "threads"):
+        table.add_column(title)
+    for watched in siege.watched:
+        if not watched.samples:
+            continue
+        first, half, last = watched.samples[0], watched.samples[len(watched.samples) // 2], watched.samples[-1]
+        memory = [f"{sample.anonymous_bytes / 2**20:.1f}" for sample in (first, half, last)]
+        counts = [f"{first.files} → {last.files}", f"{first.threads} → {last.threads}"]
+        table.add_row(watched.span, *memory, f"{watched.growth_bytes / 2**20:+.1f}", *counts)
+    console.print(table)
+    console.print(f"{tally.frames:,} frames in {seconds:.0f} s, {siege.texts} right texts before, meanwhile and after")
+
+
+def main() -> None:
+    """Run and report; the exit status says whether the nodes withstood it."""
+    options = tyro.cli(Options, prog="fuzz")
+    console = Console(soft_wrap=True, highlight=False)
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        first = stack.enter_context(serve(SPANS[0], None, Path(name)))
+        second = stack.enter_context(serve(SPANS[1], first.join, Path(name)))
+        siege = Siege(options, (first, second), right_tokens())
+        started, failure = time.monotonic(), None
+        try:
+            asyncio.run(_besiege(siege, first.join))
+        except (Broken, TimeoutError) as error:
+            failure = f"seed {options.seed}, after {siege.tally.frames:,} frames: {error or 'out of time'}"
+        report(siege, time.monotonic() - started, console)
+    if options.json is not None:
+        numbers = {
+            "tally": {"sent": siege.tally.sent, "answers": siege.tally.answers, "ends": siege.tally.endings},
+            "nodes": {one.span: list(map(asdict, one.samples)) for one in siege.watched},
+        }
+        options.json.write_text(json.dumps({"options": asdict(options) | {"json": None}} | numbers, indent=1))
+    sys.exit(failure)
+
+
+async def _besiege(siege: Siege, join: str) -> None:
+    async with AsyncSwarm.connect(TARGET, peers=(join,)) as swarm:
+        await siege.run(swarm)
+
+
+if __name__ == "__main__":
+    main()

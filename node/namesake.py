@@ -1,0 +1,63 @@
+"""Another machine under this node's identity, because a key file was copied: found by the record that it wrote.
+
+Nobody else can sign such a record, so neither check can be provoked by a stranger.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+import grpc.aio
+
+from swarm.dht_dialback import call_hello
+from swarm.errors import IdentityError
+from swarm.hello import NONCE_BYTES, check_hello
+from swarm.record import NodeRecord
+from swarm.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+
+async def check_alone(registry: Registry) -> None:
+    """Before this node listens: refuse to start while its identity is in use elsewhere.
+
+    A record alone may be what an earlier run of this machine left behind, so its address is called.
+
+    Raises:
+        IdentityError: another machine answers under this identity.
+    """
+    found = await registry.mine()
+    if found is not None and await _answers(found):
+        raise _shared(found)
+
+
+async def check_still_alone(registry: Registry, announced: NodeRecord) -> None:
+    """Before each later announcement: a record that expires after this run's last one is another machine's.
+
+    The machine that has announced itself less often gives way; the other one says so and goes on.
+
+    Raises:
+        IdentityError: another machine has served under this identity for longer.
+    """
+    found = await registry.mine()
+    if found is None or found.expires_at <= announced.expires_at:
+        return
+    if (announced.sequence, announced.address) <= (found.sequence, found.address):
+        raise _shared(found)
+    logger.warning("another machine, at %s, uses a copy of this node's identity file; stop it", found.address)
+
+
+async def _answers(found: NodeRecord) -> bool:
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    try:
+        return check_hello(found.peer, nonce, await call_hello(found.address, nonce))
+    except grpc.aio.AioRpcError:
+        return False
+
+
+def _shared(found: NodeRecord) -> IdentityError:
+    return IdentityError(
+        f"another machine, at {found.address}, already serves under this node's identity {found.peer}; "
+        "give this one a key of its own with --identity FILE"
+    )

@@ -1,0 +1,119 @@
+"""Three nodes that get garbage, and the session on them that must not notice it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any, cast
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import node.hop
+from node.serve import Node
+from swarm.codec import encode_rows
+from swarm.demo import TARGET
+from swarm.frames import split
+from swarm.ids import TreeNodeId
+from swarm.messages import (
+    Attach,
+    Close,
+    Codec,
+    Fault,
+    Frame,
+    Ready,
+    Rows,
+    SweepFrame,
+)
+from tests.net.raw import RawLink, Sweeps, attach, info, opening, raw_link, raw_replies, route_of
+from tests.net.running import SPANS
+from tests.swarm_here import swarm_here
+
+WIDTH, VOCAB = 192, 4096
+WORDS = (2565, 591, 572, 289, 663, 281)
+
+
+@asynccontextmanager
+async def warm_nodes() -> AsyncIterator[tuple[Node, ...]]:
+    """Three nodes, and every thread that lives as long as they do."""
+    async with swarm_here(TARGET, SPANS) as here, here.client() as swarm:
+        await swarm.generate("It", max_new_tokens=1)
+        yield here.nodes
+
+
+@cache
+def right_picks() -> tuple[int, ...]:
+    """Hugging Face's greedy pick after each of WORDS."""
+    model: PreTrainedModel = cast("Any", AutoModelForCausalLM).from_pretrained(TARGET, dtype=torch.float32)
+    with torch.inference_mode():
+        return tuple(cast("Any", model)(torch.tensor([WORDS])).logits[0].argmax(dim=1).tolist())
+
+
+@asynccontextmanager
+async def bystander(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """A session that is open while its nodes get garbage, and whose picks must be right before and after."""
+    monkeypatch.setattr(node.hop, "ORPHAN_S", 0.1)
+    opened = attach(route_of(nodes, SPANS), opening(nodes[0]), b"other")
+    async with raw_link(nodes[0], opened) as link:
+        await link.until(Ready)
+        async with raw_replies(nodes[2], opened.session) as replies:
+            said = Sweeps()
+            await link.send(SweepFrame(said.chain(WORDS[:3])))
+            picks = [token for _, token in (await replies.read()).picks]
+            yield
+            await until_sessions(nodes, 1)
+            await link.send(SweepFrame(said.chain(WORDS[3:], commit=(0, 1, 2), acked=1)))
+            picks += [token for _, token in (await replies.read()).picks]
+            assert tuple(picks) == right_picks()
+            await link.send(Close("done"))
+            while await link.read() is not None:
+                pass
+        assert not [answer for answer in link.heard if isinstance(answer, Fault)]
+    await until_sessions(nodes, 0)
+
+
+async def until_sessions(nodes: tuple[Node, ...], count: int) -> None:
+    """Wait until every node holds so many sessions."""
+    async with asyncio.timeout(5):
+        while any([(await info(node)).sessions != count for node in nodes]):
+            pass
+
+
+@asynccontextmanager
+async def victim(nodes: tuple[Node, ...], index: int = 0) -> AsyncIterator[RawLink]:
+    """A link of another session to the hop at `index`, attached."""
+    async with raw_link(nodes[index], fitting(nodes, index)) as link:
+        await link.until(Ready)
+        yield link
+
+
+def fitting(nodes: tuple[Node, ...], index: int = 0) -> Attach:
+    return attach(route_of(nodes, SPANS), opening(nodes[index]), b"victim", index=index)
+
+
+def rows(count: int, width: int = WIDTH, codec: Codec = Codec.FP32) -> Rows:
+    return encode_rows(torch.randn(count, width, generator=torch.Generator().manual_seed(count)), codec)
+
+
+def whole(message: Frame) -> bytes:
+    """A small message as its only part."""
+    (part,) = split(message)
+    return part
+
+
+GOOD = Sweeps().chain(WORDS)
+NEXT = replace(
+    GOOD,
+    sequence=2,
+    committed=6,
+    commit_to=TreeNodeId(5),
+    first_id=TreeNodeId(6),
+    picks_from=TreeNodeId(6),
+    tokens=(1, 2),
+    parents=(None, TreeNodeId(6)),
+    acked=1,
+)

@@ -1,0 +1,76 @@
+"""A seeded fuzz of two live nodes: every answer is typed, a text beside it is right, and nothing is left behind.
+
+`python -m benchmarks.fuzz` sends a hundred thousand frames and more, and looks at memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+import node.hop
+from benchmarks.garbage import ENDING, GOING_ON, Kind, Model
+from benchmarks.siege import Tally, Victim, fuzz
+from node.hop import HopSession
+from node.serve import Node
+from swarm.arena import Arena
+from swarm.demo import TARGET
+from swarm.layers import Span
+from swarm.messages import RouteHop
+from tests.net.bystander import WORDS, right_picks
+from tests.net.raw import info
+from tests.net.running import until, until_freed
+from tests.swarm_here import swarm_here
+
+FRAMES = 2_000
+
+
+def victim_of(first: Node, second: Node) -> Victim:
+    model = Model(first.identity.fingerprint, 192, 4096)
+    behind = RouteHop(second.peer_id, Span(6, 12))
+    return Victim(first.address, first.peer_id, behind, second.address, model, 12)
+
+
+async def nothing_held() -> bool:
+    """Whether no session and no KV is referred to by anything."""
+    gc.collect()
+    return not any(type(thing) in (HopSession, Arena) for thing in gc.get_objects())
+
+
+@pytest.fixture
+async def broken_calls() -> AsyncIterator[None]:
+    """Ends the tasks that gRPC leaves to calls that broke while they were written to: only a fuzz has so many."""
+    yield
+    for task in asyncio.all_tasks():
+        if "_handle_status_once_received" in repr(task):
+            task.cancel()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("broken_calls")
+async def test_nodes_withstand_garbage(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(node.hop, "ORPHAN_S", 0.2)
+    caplog.set_level(logging.ERROR)
+    async with swarm_here(TARGET, ["0-12", "6-12"], kv_tokens=20_000) as here, here.client() as swarm:
+        tally, texts, done = Tally(), [], asyncio.Event()
+
+        async def read_on() -> None:
+            while not done.is_set():
+                texts.append((await swarm.generate(WORDS, max_new_tokens=1)).tokens)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(read_on())
+            await fuzz(victim_of(*here.nodes), FRAMES, seed=3, tally=tally)
+            done.set()
+        await until_freed(here.nodes)
+        assert (await info(here.nodes[0])).counters.sweeps > 50
+        await until(nothing_held)
+    assert {tuple(tokens) for tokens in texts} == {right_picks()[-1:]}
+    assert not [record for record in caplog.records if record.exc_info], "an accident in a node"
+    assert {Kind.ATTACH, *GOING_ON} <= tally.sent.keys()
+    assert sum(tally.sent[kind] for kind in ENDING) > 10
+    assert tally.answers["reply"] > 20

@@ -1,0 +1,145 @@
+"""Two machines under one identity file: over the DHT and in memory, at the start and later."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+import node.serve
+from node.config import ServeConfig
+from node.namesake import check_alone, check_still_alone
+from node.serve import Node
+from swarm.demo import TARGET
+from swarm.errors import IdentityError
+from swarm.hello import HELLO_METHOD, hello_response
+from swarm.identity import Identity
+from swarm.layers import Span
+from swarm.record import NodeRecord, NodeState
+from swarm.registry import RECORD_TTL_S, ModelIdentity, Registry
+from swarm.registry_dht import DhtConfig, DhtRegistry
+from swarm.registry_memory import MemoryNetwork, MemoryRegistry
+
+MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40)
+DEAD = "127.0.0.1:9"
+
+Twins = Callable[[Path], AbstractAsyncContextManager[tuple[Registry, Registry]]]
+
+
+@asynccontextmanager
+async def memory_twins(_: Path) -> AsyncIterator[tuple[Registry, Registry]]:
+    network, identity = MemoryNetwork(), Identity.ephemeral()
+    async with MemoryRegistry(network, identity) as one, MemoryRegistry(network, identity) as two:
+        yield one, two
+
+
+@asynccontextmanager
+async def dht_twins(folder: Path) -> AsyncIterator[tuple[Registry, Registry]]:
+    """Copies of one file on two machines, where the file's lock does not reach."""
+    paths = [folder / "one.key", folder / "two.key"]
+    Identity.load_or_create(paths[0])
+    shutil.copy(paths[0], paths[1])
+    async with DhtRegistry.open(DhtConfig(host="127.0.0.1")) as third:
+        configs = [DhtConfig(tuple(third.join_addresses()), "127.0.0.1", identity_path=path) for path in paths]
+        async with DhtRegistry.open(configs[0]) as one, DhtRegistry.open(configs[1]) as two:
+            yield one, two
+
+
+@asynccontextmanager
+async def answering(identity: Identity) -> AsyncIterator[str]:
+    """A gRPC server that says hello as `identity`; its address."""
+
+    async def hello(request: bytes, _context: object) -> bytes:
+        return hello_response(identity, request)
+
+    service, method = HELLO_METHOD.strip("/").split("/")
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {method: grpc.unary_unary_rpc_method_handler(hello)}
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+def record_of(registry: Registry, address: str, sequence: int = 1, after_s: float = 0.0) -> NodeRecord:
+    return NodeRecord(
+        peer=registry.peer_id,
+        model=MODEL,
+        span=Span(0, 4),
+        address=address,
+        state=NodeState.SERVING,
+        numeric_class="cpu-float32",
+        version="0.1.0",
+        name=None,
+        sweep_ms=(),
+        kv_tokens_free=1,
+        kv_tokens_total=2,
+        sequence=sequence,
+        expires_at=time.time() + RECORD_TTL_S + after_s,
+    )
+
+
+@pytest.mark.parametrize("twins", [memory_twins, dht_twins])
+async def test_a_second_machine_under_one_identity_is_found_by_both(twins: Twins, tmp_path: Path) -> None:
+    async with twins(tmp_path) as (first, second), answering(first.identity) as address:
+        assert first.peer_id == second.peer_id
+        await check_alone(second)
+        own = record_of(first, address, sequence=7)
+        await first.announce(own)
+        await check_still_alone(first, own)
+        with pytest.raises(IdentityError, match=f"another machine, at {address}") as caught:
+            await check_alone(second)
+        assert "--identity" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        later = record_of(second, "127.0.0.1:8", sequence=2, after_s=1)
+        await second.announce(later)
+        await check_still_alone(second, later)
+        await check_still_alone(first, own)  # it was here first and goes on
+        await first.announce(record_of(first, address, sequence=8, after_s=2))
+        with pytest.raises(IdentityError, match=f"another machine, at {address}"):
+            await check_still_alone(second, later)
+
+
+async def test_what_an_earlier_run_left_behind_is_no_namesake() -> None:
+    async with memory_twins(Path()) as (first, second), answering(Identity.ephemeral()) as strangers:
+        for number, address in enumerate((DEAD, strangers)):
+            await first.announce(record_of(first, address, after_s=number))
+            await check_alone(second)
+
+
+async def test_of_two_that_began_together_exactly_one_gives_way() -> None:
+    async with memory_twins(Path()) as (first, second):
+        records = [record_of(first, "127.0.0.1:8"), record_of(second, "127.0.0.1:9", after_s=1)]
+        for record in records:
+            await first.announce(record)
+        with pytest.raises(IdentityError):
+            await check_still_alone(first, records[0])
+        await first.announce(later := replace(records[0], expires_at=records[1].expires_at + 1))
+        await check_still_alone(second, replace(records[1], expires_at=later.expires_at - 1))
+
+
+async def test_a_node_gives_its_name_up_and_leaves_the_others_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node.serve, "ANNOUNCE_S", 0.05)
+    network, identity = MemoryNetwork(), Identity.ephemeral()
+    other = MemoryRegistry(network, identity)
+    config = ServeConfig(layers="8-12", model=str(TARGET), host="127.0.0.1", threads=1)
+
+    async def serve() -> None:
+        async with Node(config, lambda _: None, MemoryRegistry(network, identity)) as running:
+            await other.announce(record_of(other, DEAD, sequence=10**6))
+            await running.wait_failed()
+
+    with pytest.raises(IdentityError, match=f"another machine, at {DEAD}"):
+        await serve()
+    found = await other.mine()
+    assert found is not None
+    assert found.address == DEAD

@@ -1,0 +1,60 @@
+"""An identity file that others could use, or that this program cannot."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from swarm.errors import IdentityError
+from swarm.identity import Identity
+from swarm.registry_dht import DhtConfig, DhtRegistry
+
+NOBODY = 65_534
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Permissions do not bind root."""
+    was = os.geteuid()
+    if was == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(was)
+
+
+def test_a_file_that_may_not_be_read_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "identity.key"
+    Identity.load_or_create(path)
+    path.chmod(0)
+    with unprivileged(), pytest.raises(IdentityError, match="Permission denied") as caught:
+        Identity.load_or_create(path)
+    assert str(path) in str(caught.value)
+    assert "--identity" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_every_user_can_read_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "identity.key"
+    made = Identity.load_or_create(path)
+    path.chmod(0o444)
+    with pytest.raises(IdentityError, match=f"chmod 600 {path}"):
+        Identity.load_or_create(path)
+    path.chmod(0o640)
+    assert Identity.load_or_create(path).peer_id == made.peer_id
+
+
+async def test_joining_oneself_is_named(tmp_path: Path) -> None:
+    """With a copied file this is what `--join` gives: libp2p would only say that nobody answers."""
+    path = tmp_path / "identity.key"
+    peer_id = Identity.load_or_create(path).peer_id
+    address = f"/ip4/127.0.0.1/tcp/9/p2p/{peer_id}"
+    with pytest.raises(IdentityError, match="own identity") as caught:
+        await DhtRegistry.open(DhtConfig(join=(address,), host="127.0.0.1", identity_path=path))
+    assert address in str(caught.value)
+    assert "\n" not in str(caught.value)
