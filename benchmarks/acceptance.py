@@ -21,9 +21,9 @@ import torch
 import tyro
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from tokenizers import Tokenizer
 
+from benchmarks.sheet import Sheet
 from client.draft import Drafter, LocalSession, ModelDrafter, NoDrafter
 from client.walk import Walk
 from swarm.demo import DRAFT, PASSAGES, TARGET
@@ -55,6 +55,8 @@ class Options:
     """Tree nodes below the pending token."""
     new_tokens: int = 48
     threads: int = 1
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
     json: Path | None = None
     """Write the table here as JSON too."""
 
@@ -157,14 +159,19 @@ def measure(options: Options, console: Console) -> list[Cell]:
     return cells
 
 
-def table(cells: list[Cell]) -> Table:
-    """The cells for people."""
-    shown = Table("temperature", "K", "acceptance length", "reference", "same text", title="Demo pair, in one process")
+def sheet(cells: list[Cell]) -> Sheet:
+    """The cells as a table."""
+    made = Sheet(
+        "acceptance",
+        "Acceptance length of the demo pair with fixed chances, in one process",
+        ("temperature", "K", "acceptance length", "reference", "same text"),
+        measured={"cells": [dataclasses.asdict(cell) for cell in cells]},
+    )
     for cell in cells:
         reference = f"{cell.reference:.2f}" if cell.reference is not None else ""
         same = f"{cell.same_text} of {cell.prompts}"
-        shown.add_row(str(cell.temperature), str(cell.nodes), f"{cell.acceptance:.2f}", reference, same)
-    return shown
+        made.rows.append((str(cell.temperature), str(cell.nodes), f"{cell.acceptance:.2f}", reference, same))
+    return made
 
 
 def main() -> None:
@@ -173,9 +180,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     console = Console()
     cells = measure(options, console)
-    console.print(table(cells))
-    if options.json:
-        options.json.write_text(json.dumps([dataclasses.asdict(cell) for cell in cells], indent=2), encoding="utf-8")
+    sheet(cells).finish(console, record=options.record, path=options.json)
     if any(cell.same_text < cell.prompts for cell in cells):
         sys.exit("acceptance: a text differs from plain decoding's")
 

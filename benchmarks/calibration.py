@@ -14,7 +14,6 @@ error      expected calibration error of the tree nodes' chances: |predicted −
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +25,9 @@ import tyro
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from benchmarks.acceptance import FIRST_SEED, Run, Size, demo_prompts, generate
+from benchmarks.sheet import Sheet
 from client.draft import ModelDrafter, NoDrafter
 from swarm.chance import Calibration, Candidates, ChanceModel, SoftmaxPrior
 from swarm.demo import DRAFT, TARGET
@@ -54,6 +53,8 @@ class Options:
     threads: int = 1
     cold: bool = False
     """Learn while measuring, from nothing, instead of before."""
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
     json: Path | None = None
     """Write the table here as JSON too."""
 
@@ -161,34 +162,29 @@ def _side(runs: list[Run]) -> Side:
     return Side(mean(run.emitted / run.sweeps for run in runs), predicted, error, tenths)
 
 
-def table(cells: list[Cell]) -> Table:
-    """The cells for people."""
-    columns = (
-        "temperature",
-        "K",
-        "prior",
-        "learned",
-        "gain (95 %)",
-        "predicted: prior",
-        "learned",
-        "error: prior",
-        "learned",
+def sheet(cells: list[Cell]) -> Sheet:
+    """The cells as a table."""
+    made = Sheet(
+        "calibration",
+        "Acceptance length of the demo pair, in one process: fixed prior and learned chances",
+        (
+            *("T", "K", "prior", "learned", "gain (95 %)", "expected: prior", "expected: learned"),
+            *("error: prior", "error: learned", "same text"),
+        ),
+        measured={"cells": [dataclasses.asdict(cell) for cell in cells]},
     )
-    shown = Table(*columns, "same text", title="Acceptance length of the demo pair: fixed prior and learned chances")
     for cell in cells:
-        shown.add_row(
-            f"{cell.temperature}",
-            f"{cell.nodes}",
-            f"{cell.prior.acceptance:.2f}",
-            f"{cell.learned.acceptance:.2f}",
-            f"{cell.gain:+.2f} ({cell.interval[0]:+.2f} … {cell.interval[1]:+.2f})",
-            f"{cell.prior.predicted:.2f}",
-            f"{cell.learned.predicted:.2f}",
-            f"{cell.prior.error:.3f}",
-            f"{cell.learned.error:.3f}",
-            f"{cell.same_text} of {cell.texts}",
+        sides = (cell.prior, cell.learned)
+        made.rows.append(
+            (
+                *(f"{cell.temperature:g}", f"{cell.nodes}", *(f"{side.acceptance:.2f}" for side in sides)),
+                f"{cell.gain:+.2f} ({cell.interval[0]:+.2f} … {cell.interval[1]:+.2f})",
+                *(f"{side.predicted:.2f}" for side in sides),
+                *(f"{side.error:.3f}" for side in sides),
+                f"{cell.same_text} of {cell.texts}",
+            )
         )
-    return shown
+    return made
 
 
 def main() -> None:
@@ -198,9 +194,7 @@ def main() -> None:
     console = Console(width=160)
     bench = Bench(options, console, load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32))
     cells = bench.measure()
-    console.print(table(cells))
-    if options.json:
-        options.json.write_text(json.dumps([dataclasses.asdict(cell) for cell in cells], indent=2), encoding="utf-8")
+    sheet(cells).finish(console, record=options.record, path=options.json)
     if any(cell.same_text < cell.texts for cell in cells):
         sys.exit("calibration: a text differs from plain decoding's")
 

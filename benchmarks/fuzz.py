@@ -11,7 +11,6 @@ when other programs come and go that share libraries with it. Ends with status 1
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import signal
 import subprocess
@@ -30,10 +29,10 @@ import psutil
 import torch
 import tyro
 from rich.console import Console
-from rich.table import Table
 from transformers import AutoModelForCausalLM
 
 from benchmarks.garbage import Model
+from benchmarks.sheet import Sheet
 from benchmarks.siege import Broken, Tally, Victim, fuzz
 from client import AsyncSwarm
 from swarm import wire
@@ -63,6 +62,8 @@ class Options:
     seed: int = 1
     limit_s: float = 900.0
     """Give up after so many seconds."""
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
     json: Path | None = None
     """Write the numbers here as JSON too."""
 
@@ -172,7 +173,7 @@ class Siege:
         self.tally = Tally()
         self.watched = [Watched(node.span, psutil.Process(node.process.pid)) for node in nodes]
         self.texts = 0
-        self._options = options
+        self.options = options
         self._nodes = nodes
         self._right = right
 
@@ -180,10 +181,10 @@ class Siege:
         """Raise `Broken` when a node does not withstand it."""
         await self.text(swarm)
         victim = await self._victim()
-        await fuzz(victim, self._options.frames // 50, self._options.seed + 1, Tally())  # caches fill, threads start
+        await fuzz(victim, self.options.frames // 50, self.options.seed + 1, Tally())  # caches fill, threads start
         self._look()
-        async with asyncio.timeout(self._options.limit_s), self._beside(swarm):
-            await fuzz(victim, self._options.frames, self._options.seed, self.tally)
+        async with asyncio.timeout(self.options.limit_s), self._beside(swarm):
+            await fuzz(victim, self.options.frames, self.options.seed, self.tally)
         await self._until_freed()
         await self.text(swarm)
         self._look()
@@ -212,7 +213,7 @@ class Siege:
         """Samples and texts while the block runs."""
 
         async def watch() -> None:
-            step = self._options.frames / SAMPLES
+            step = self.options.frames / SAMPLES
             while True:
                 await asyncio.sleep(0.1)
                 if self.tally.frames >= step * len(self.watched[0].samples):
@@ -237,24 +238,32 @@ class Siege:
             watched.look(self.tally.frames)
 
 
-def report(siege: Siege, seconds: float, console: Console) -> None:
+def sheet(siege: Siege, seconds: float) -> Sheet:
     """What was sent, what came back, what the nodes look like."""
     tally = siege.tally
+    made = Sheet(
+        "fuzz",
+        f"{tally.frames:,} frames in {seconds:.0f} s, {siege.texts} right texts before, meanwhile and after",
+        ("node", "MiB at the start", "at half", "at the end", "growth in 2nd half", "files", "threads"),
+        measured={
+            "options": asdict(siege.options) | {"json": None},
+            "seconds": seconds,
+            "texts": siege.texts,
+            "tally": {"sent": tally.sent, "answers": tally.answers, "ends": tally.endings},
+            "nodes": {one.span: list(map(asdict, one.samples)) for one in siege.watched},
+        },
+    )
     for title, counted in (("sent", tally.sent), ("answers", tally.answers), ("ends of streams", tally.endings)):
         listed = ", ".join(f"{name} {count:,}" for name, count in counted.most_common())
-        console.print(f"{title}: {listed}")
-    table = Table()
-    for title in ("node", "MiB at the start", "at half", "at the end", "growth in 2nd half", "files", "threads"):
-        table.add_column(title)
+        made.notes.append(f"{title}: {listed}")
     for watched in siege.watched:
         if not watched.samples:
             continue
         first, half, last = watched.samples[0], watched.samples[len(watched.samples) // 2], watched.samples[-1]
         memory = [f"{sample.anonymous_bytes / 2**20:.1f}" for sample in (first, half, last)]
         counts = [f"{first.files} → {last.files}", f"{first.threads} → {last.threads}"]
-        table.add_row(watched.span, *memory, f"{watched.growth_bytes / 2**20:+.1f}", *counts)
-    console.print(table)
-    console.print(f"{tally.frames:,} frames in {seconds:.0f} s, {siege.texts} right texts before, meanwhile and after")
+        made.rows.append((watched.span, *memory, f"{watched.growth_bytes / 2**20:+.1f}", *counts))
+    return made
 
 
 def main() -> None:
@@ -270,13 +279,7 @@ def main() -> None:
             asyncio.run(_besiege(siege, first.join))
         except (Broken, TimeoutError) as error:
             failure = f"seed {options.seed}, after {siege.tally.frames:,} frames: {error or 'out of time'}"
-        report(siege, time.monotonic() - started, console)
-    if options.json is not None:
-        numbers = {
-            "tally": {"sent": siege.tally.sent, "answers": siege.tally.answers, "ends": siege.tally.endings},
-            "nodes": {one.span: list(map(asdict, one.samples)) for one in siege.watched},
-        }
-        options.json.write_text(json.dumps({"options": asdict(options) | {"json": None}} | numbers, indent=1))
+    sheet(siege, time.monotonic() - started).finish(console, record=options.record, path=options.json)
     sys.exit(failure)
 
 

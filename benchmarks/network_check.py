@@ -6,7 +6,6 @@ One TCP connection does it all: both of its ends are in this process, so one clo
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import sys
 import time
@@ -15,12 +14,13 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.network import Kind, Network, Plan, open_network
+from benchmarks.sheet import Sheet
 from client.shape import LinkShape
 from swarm.errors import SwarmError
 
@@ -77,6 +77,8 @@ class Options:
     queue_ms: float = 100.0
     seed: int = 0
     mtu: int = 1500
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
     json: Path | None = None
     """Write the values here too."""
 
@@ -194,26 +196,34 @@ async def _count(reader: asyncio.StreamReader, for_s: float) -> float:
     return size_bytes * 8e-6 / spent_s
 
 
-def table(net: Network, results: Sequence[Measured]) -> Table:
+def sheet(net: Network, results: Sequence[Measured]) -> Sheet:
     """Measured beside nominal."""
-    drawn = Table(title=f"{net.kind} network of {net.plan.hosts} hosts", caption=f"{net.kind}: {net.reason}")
-    for title in ("", "nominal", "measured", "accepted", ""):
-        drawn.add_column(title, justify="right" if title else "left")
+    made = Sheet(
+        "network",
+        f"{net.kind} network of {net.plan.hosts} hosts",
+        ("what", "nominal", "measured", "accepted", ""),
+        notes=[f"{net.kind}: {net.reason}; TCP congestion control {_congestion_control()}"],
+        measured=summary(net, results),
+    )
     for result in results:
         cells = (f"{result.nominal:.2f}", f"{result.measured:.2f} {result.unit}", f"{result.low:.2f}–{result.high:.2f}")
-        drawn.add_row(result.what, *cells, "ok" if result.is_good else "OFF")
-    return drawn
+        made.rows.append((result.what, *cells, "ok" if result.is_good else "OFF"))
+    return made
 
 
-def summary(net: Network, results: Sequence[Measured]) -> dict[str, object]:
+def summary(net: Network, results: Sequence[Measured]) -> dict[str, Any]:
     """The network and what was measured, for JSON."""
     return {
         "kind": net.kind,
         "reason": net.reason,
         "plan": asdict(net.plan),
-        "congestion_control": CONGESTION_CONTROL.read_text().strip() if CONGESTION_CONTROL.exists() else None,
+        "congestion_control": _congestion_control(),
         "measured": [asdict(result) for result in results],
     }
+
+
+def _congestion_control() -> str | None:
+    return CONGESTION_CONTROL.read_text().strip() if CONGESTION_CONTROL.exists() else None
 
 
 async def _run(options: Options, console: Console) -> bool:
@@ -221,9 +231,7 @@ async def _run(options: Options, console: Console) -> bool:
     shape = LinkShape(options.delay_ms, options.mbit, options.jitter_ms, options.loss, options.queue_ms)
     async with open_network(Plan(options.hosts, shape, options.seed, options.mtu), options.kind) as net:
         results = await check(net)
-    console.print(table(net, results))
-    if options.json is not None:
-        options.json.write_text(json.dumps(summary(net, results), indent=1) + "\n")
+    sheet(net, results).finish(console, record=options.record, path=options.json)
     return all(result.is_good for result in results)
 
 

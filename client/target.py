@@ -8,13 +8,16 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from swarm.errors import ModelMismatch, UnknownModel, UnsupportedModel
+from swarm.errors import ModelMismatch, RouteError, UnknownModel, UnsupportedModel
 from swarm.families import max_positions
 from swarm.hub import find_model
 from swarm.model_identity import client_identity
 from swarm.pretrained import UNREADABLE, check_own_code, first_line, read_config
 from swarm.registry import ModelIdentity
 from swarm.routing import RouteQuery, no_route
+
+MODELS_NAMED = 8
+"""Most other models that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,11 @@ def find_in_swarm(target: Target, models: Sequence[ModelIdentity], join: tuple[s
             ours = f"config {target.config_digest[:12]}, tokenizer {target.tokenizer_digest[:12]}"
             theirs = f"config {model.config_digest[:12]}, tokenizer {model.tokenizer_digest[:12]}"
             raise ModelMismatch(f"{target.name} here has {ours}; the swarm's has {theirs}")
-    raise no_route(RouteQuery(target.name, target.num_layers, join=join), [(0, target.num_layers)])
+    nobody = no_route(RouteQuery(target.name, target.num_layers, join=join), [(0, target.num_layers)])
+    if models:
+        names = ", ".join(sorted({model.name for model in models})[:MODELS_NAMED])
+        raise RouteError(f"{nobody}; this swarm serves {names}", nobody.missing)
+    raise nobody
 
 
 def _eos_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int]:

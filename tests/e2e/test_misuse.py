@@ -261,6 +261,7 @@ def test_a_swarm_of_other_models_is_one_line(
     line = refusal(generate(peer))
     assert "demo-target" in line
     assert "nobody serves" in line
+    assert line.rstrip().endswith("this swarm serves stranger")
 
 
 def test_another_fingerprint_of_the_same_name_is_one_line(

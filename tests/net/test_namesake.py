@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +18,7 @@ from node.config import ServeConfig
 from node.namesake import check_alone, check_still_alone
 from node.serve import Node
 from swarm.demo import TARGET
-from swarm.errors import IdentityError
+from swarm.errors import IdentityError, RegistryError
 from swarm.hello import HELLO_METHOD, hello_response
 from swarm.identity import Identity
 from swarm.layers import Span
@@ -143,3 +144,30 @@ async def test_a_node_gives_its_name_up_and_leaves_the_others_record(monkeypatch
     found = await other.mine()
     assert found is not None
     assert found.address == DEAD
+
+
+class HalfDeaf(MemoryRegistry):
+    """Says of every second announcement that it failed, although it arrived."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        super().__init__(network)
+        self.announced = 0
+        self.often = asyncio.Event()
+
+    async def announce(self, record: NodeRecord) -> None:
+        await super().announce(record)
+        self.announced += 1
+        if self.announced == 6:
+            self.often.set()
+        if self.announced % 2 == 0:
+            raise RegistryError("the DHT did not answer in time")
+
+
+async def test_an_announcement_that_arrived_although_it_failed_is_nobody_elses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(node.serve, "ANNOUNCE_S", 0.02)
+    registry = HalfDeaf(MemoryNetwork())
+    config = ServeConfig(layers="8-12", model=str(TARGET), host="127.0.0.1", threads=1)
+    async with Node(config, lambda _: None, registry), asyncio.timeout(10):
+        await registry.often.wait()
