@@ -26,7 +26,7 @@ from benchmarks.bare import Bare
 from benchmarks.hosted import SPANS, hosted_swarm
 from benchmarks.network import Kind, Network, Plan, open_network
 from benchmarks.network_check import check
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import RESULTS, Sheet
 from benchmarks.worker import Job
 from client.pairs import Median, median_of, ratios
 from client.programs import start_program
@@ -68,7 +68,7 @@ class Options:
     kind: Kind | None = None
     """tun needs root; left out: the best that this machine allows."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into BENCHMARKS.md and the measurements beside it; other profiles stay as they were recorded."""
     json: Path | None = None
 
 
@@ -127,10 +127,14 @@ async def _work(job: Job, net: Network, folder: Path, console: Console) -> dict[
                 console.print(line, style="dim", markup=False, soft_wrap=True)
             shown = len(said)
     if worker.process.returncode != 0:
-        raise RegistryError(
-            f"the client's part ended with {worker.process.returncode}: {worker.log.read_text()[-800:]}"
-        )
+        raise RegistryError(f"the client's part ended with {worker.process.returncode}: {_last_words(folder)}")
     return _read(job.result)
+
+
+def _last_words(folder: Path) -> str:
+    """What every program said last."""
+    logs = sorted(folder.glob("*.log"))
+    return "\n".join(f"--- {log.stem}\n" + "\n".join(log.read_text().splitlines()[-8:]) for log in logs)
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -225,14 +229,20 @@ async def run(options: Options, console: Console) -> Sheet:
     unknown = set(options.profiles) - PROFILES.keys()
     if unknown:
         raise ConfigError(f"no profile {sorted(unknown)[0]!r}; there are {', '.join(PROFILES)}")
-    found: list[Line] = []
-    measured: dict[str, Any] = {}
+    measured = _recorded() if options.record else {}
     for name in options.profiles:
-        some, raw = await measure(name, options, console)
-        found += some
-        measured[name] = raw
-        sheet(some, raw, options).show(console)
-    return sheet(found, {"profiles": measured, "lines": [asdict(line) for line in found]}, options)
+        some, measured[name] = await measure(name, options, console)
+        sheet(some, {}, options).show(console)
+    ordered = {name: measured[name] for name in PROFILES if name in measured}
+    found = [line for name, raw in ordered.items() for line in lines(name, raw)]
+    return sheet(found, {"profiles": ordered, "lines": [asdict(line) for line in found]}, options)
+
+
+def _recorded() -> dict[str, Any]:
+    """The profiles that were measured and recorded before; what is measured now takes their place."""
+    path = RESULTS / "wide_area.json"
+    recorded: dict[str, Any] = _read(str(path))["profiles"] if path.exists() else {}
+    return recorded
 
 
 def main() -> None:
