@@ -117,12 +117,10 @@ class Node:
         config.check()
         check_compute(config)
         server, port = self._bind()
-        # A model that was asked for is looked up before anything is joined, so that a wrong name is told at once.
-        asked = None if config.model is None else await self._open_model(config.model)
         joining = self._given_registry or DhtRegistry.open(config.dht())
         self.registry: Registry = await self._stack.enter_async_context(joining)
         await check_alone(self.registry)
-        self._checkpoint = await self._find_model(asked)
+        self._checkpoint = await self._find_model()
         self._model = await asyncio.to_thread(load, self._checkpoint, config, self._say)
         self._sweep_ms = await asyncio.to_thread(measure_sweeps, self._model)
         self._model.forwards = self._model.rows_in = 0
@@ -133,22 +131,20 @@ class Node:
         await self._announce(NodeState.SERVING)
         self._announcing = self._scope.spawn(self._keep_announcing())
 
-    async def _open_model(self, name: str) -> Checkpoint:
-        self._say(f"model: {name}")
-        return await asyncio.to_thread(open_checkpoint, name, self._config.revision)
-
-    async def _find_model(self, asked: Checkpoint | None) -> Checkpoint:
+    async def _find_model(self) -> Checkpoint:
         """The model asked for, or the joined swarm's only one."""
         config = self._config
         known = await self.registry.models() if config.join else []
-        if asked is None and len(known) != 1:
+        if config.model is None and len(known) != 1:
             names = ", ".join(sorted(f"{model.name} ({model.fingerprint[:8]})" for model in known)) or "none"
             raise UnknownModel(f"say which MODEL to serve; models in this swarm: {names}")
-        checkpoint = asked or await self._open_model(known[0].name)
+        name = config.model or known[0].name
+        self._say(f"model: {name}")
+        checkpoint = await asyncio.to_thread(open_checkpoint, name, config.revision)
         self.identity: ModelIdentity = await asyncio.to_thread(
             model_identity, checkpoint.folder, checkpoint.name, checkpoint.hub.commit if checkpoint.hub else None
         )
-        self._check_twins(known, must_match=asked is None)
+        self._check_twins(known, must_match=config.model is None)
         return checkpoint
 
     def _check_twins(self, known: list[ModelIdentity], *, must_match: bool) -> None:
