@@ -124,12 +124,13 @@ def test_the_library_in_a_running_loop_never_opens_the_targets_weights(running: 
 
 
 INTERRUPTED = """
-import _thread, sys, threading
+import signal, sys, threading
 from client import Swarm
 
 model, peer, how = sys.argv[1:]
 with Swarm.connect(model, peers=[peer], threads=1) as swarm:
-    threading.Timer(2.0, _thread.interrupt_main).start()
+    press = (threading.main_thread().ident, signal.SIGINT)
+    threading.Timer(2.0, signal.pthread_kill, press).start()
     try:
         if how == "stream":
             for piece in swarm.stream("It was", max_new_tokens=1500):
