@@ -63,7 +63,6 @@ class LinearDraft:
     def __init__(self, model: RaggedModel, tokens: int) -> None:
         """`model` has the target's vocabulary; a chain has up to `tokens` tokens."""
         self.tokens = tokens
-        self._model = model
         self._window = min(model.max_positions or WINDOW_TOKENS, WINDOW_TOKENS)
         self._session = LocalSession(model, Limits(model.vocab_size, self._window, sweeps=1, nodes=self._window))
 
@@ -78,24 +77,25 @@ class LinearDraft:
         return tuple(chain)
 
     def _read(self, sequence: Sequence[int]) -> torch.Tensor:
-        """Run what has no KV yet, in one forward, and the last token in any case; its hidden row [1, width]."""
+        """Run what has no KV yet, in one forward, and the last token in any case; its logits [1, vocab_size]."""
         held = self._session.state.committed
         pairs = enumerate(zip(held, sequence[:-1], strict=False))
         differing = (place for place, (ours, token) in pairs if ours.token != token)
         known = next(differing, min(len(held), len(sequence) - 1))
-        self._session.append((), (), truncate_to=known)
+        self._session.run(self._session.next((), (), truncate_to=known))
         return self._run(sequence[known:])
 
     def _run(self, tokens: Sequence[int]) -> torch.Tensor:
         """Append tokens to what is committed."""
         first = self._session.state.next_id
         ids = [TreeNodeId(first + offset) for offset in range(len(tokens))]
-        hidden = self._session.append(tokens, [None, *ids[:-1]])
-        self._session.append((), (), commit_to=ids[-1])
-        return hidden[-1:]
+        logits = self._session.score(self._session.next(tokens, [None, *ids[:-1]]), last=1)
+        self._session.run(self._session.next((), (), commit_to=ids[-1]))
+        return logits
 
-    def _likeliest(self, hidden: torch.Tensor) -> int:
-        return int(self._model.logits(hidden)[0].argmax())
+    @staticmethod
+    def _likeliest(logits: torch.Tensor) -> int:
+        return int(logits[0].argmax())
 
 
 @dataclass(frozen=True, slots=True)

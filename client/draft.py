@@ -83,35 +83,42 @@ class LocalSession:
 
     def run(self, sweep: Sweep) -> torch.Tensor:
         """Apply a sweep; the hidden rows [nodes, width] of its nodes."""
+        work = self._work(sweep)
+        return torch.empty(0) if work is None else self.model.forward([work])
+
+    def score(self, sweep: Sweep, last: int) -> torch.Tensor:
+        """Apply a sweep; the logits [last, vocab_size] of its last nodes."""
+        work = self._work(sweep)
+        return torch.empty(0) if work is None else self.model.scores(work, last)
+
+    def _work(self, sweep: Sweep) -> Work | None:
         applied = self.state.apply(sweep)
         if applied.truncated_to is not None:
             self.arena.truncate(applied.truncated_to)
         if applied.path:
             self.arena.commit(applied.path, applied.survivors)
         if not applied.appended:
-            return torch.empty(0)
+            return None
         self.rows += len(sweep.tokens)
         ids = torch.tensor(sweep.tokens, device=self.model.device)
-        return self.model.forward([Work(self.arena, applied.appended, sweep.parents, applied.positions, ids, None)])
+        return Work(self.arena, applied.appended, sweep.parents, applied.positions, ids, None)
 
-    def append(
+    def next(
         self, tokens: Sequence[int], parents: Sequence[Parent], commit_to: Parent = None, truncate_to: int | None = None
-    ) -> torch.Tensor:
-        """Run the next sweep, made of these parts; every earlier one counts as answered."""
+    ) -> Sweep:
+        """The next sweep, made of these parts; every earlier one counts as answered."""
         state = self.state
         kept = len(state.committed) if truncate_to is None else truncate_to
-        return self.run(
-            Sweep(
-                sequence=state.sequence + 1,
-                committed=kept + (len(state.path_to(commit_to)) if commit_to is not None else 0),
-                first_id=state.next_id,
-                tokens=tuple(tokens),
-                parents=tuple(parents),
-                picks_from=state.next_id,
-                acked=state.sequence,
-                truncate_to=truncate_to,
-                commit_to=commit_to,
-            )
+        return Sweep(
+            sequence=state.sequence + 1,
+            committed=kept + (len(state.path_to(commit_to)) if commit_to is not None else 0),
+            first_id=state.next_id,
+            tokens=tuple(tokens),
+            parents=tuple(parents),
+            picks_from=state.next_id,
+            acked=state.sequence,
+            truncate_to=truncate_to,
+            commit_to=commit_to,
         )
 
 
@@ -177,23 +184,22 @@ class ModelDrafter:
             self.session = LocalSession(self._model, self._limits)
 
     def _search(self, sequence: Sequence[int], tree: TokenTree, sampling: Sampling) -> DraftTree:
-        hidden = self._catch_up(sequence)
+        logits = self._catch_up(sequence)
         state = self.session.state
         placed: dict[int | None, Parent] = {TokenTree.ROOT: None}
         chosen = tree.frontier(1)
         considered: list[Evidence] = []
         while True:
-            considered.append(self._add_candidates(tree, chosen, hidden, (len(sequence), sampling)))
+            considered.append(self._add_candidates(tree, chosen, logits, (len(sequence), sampling)))
             chosen = tree.frontier(min(EXPANSIONS, self._limits.nodes - len(state.live)))
             if not chosen:
                 return _settle(tree, considered)
             placed.update((node, TreeNodeId(state.next_id + row)) for row, node in enumerate(chosen))
-            hidden = self.session.append(
-                [tree.tokens[node] for node in chosen], [placed[tree.parents[node]] for node in chosen]
-            )
+            expand = [tree.tokens[node] for node in chosen], [placed[tree.parents[node]] for node in chosen]
+            logits = self.session.score(self.session.next(*expand), last=len(chosen))
 
     def _catch_up(self, sequence: Sequence[int]) -> torch.Tensor:
-        """Make the sequence committed, running only tokens that lack KV; the hidden row [1, width] of the last one."""
+        """Make the sequence committed, running only tokens that lack KV; the logits [1, vocab_size] of the last one."""
         session, state = self.session, self.session.state
         known = _common_prefix([token.token for token in state.committed], sequence[:-1])
         confirmed: Parent = None
@@ -201,22 +207,23 @@ class ModelDrafter:
             while known < len(sequence) - 1 and (child := state.child(confirmed, sequence[known])) is not None:
                 confirmed, known = child, known + 1
         if confirmed is not None:
-            session.append((), (), commit_to=confirmed)
+            session.run(session.next((), (), commit_to=confirmed))
         # Whatever is live now is off the sequence or is the pending token, which runs again for its candidates.
-        session.append((), (), truncate_to=known)
-        hidden = torch.empty(0)
+        session.run(session.next((), (), truncate_to=known))
+        logits = torch.empty(0)
         for start in range(known, len(sequence), PREFILL_ROWS):
             part = sequence[start : start + PREFILL_ROWS]
             first = state.next_id
-            hidden = session.append(part, [None, *(TreeNodeId(first + row) for row in range(len(part) - 1))])
-            session.append((), (), commit_to=TreeNodeId(state.next_id - 1))
-        return hidden[-1:]
+            sweep = session.next(part, [None, *(TreeNodeId(first + row) for row in range(len(part) - 1))])
+            logits = session.score(sweep, last=1)
+            session.run(session.next((), (), commit_to=TreeNodeId(state.next_id - 1)))
+        return logits
 
     def _add_candidates(
-        self, tree: TokenTree, nodes: list[int], hidden: torch.Tensor, at: tuple[int, Sampling]
+        self, tree: TokenTree, nodes: list[int], logits: torch.Tensor, at: tuple[int, Sampling]
     ) -> Evidence:
         first_position, sampling = at
-        logits = self._model.logits(hidden)[:, : self._vocab_tokens]
+        logits = logits[:, : self._vocab_tokens]
         scores = ranking_scores(logits, [first_position + tree.depths[node] for node in nodes], sampling, self._noise)
         best = scores.topk(min(CHILDREN, scores.shape[1]))
         mass = scores.logsumexp(dim=1).cpu().numpy() if sampling.temperature == 0 else None

@@ -122,6 +122,7 @@ class HopSession:
             raise HopClosed(self._shop.peer, str(self._role.span), "cannot change a running session's route")
         self._end_upstream()
         self._upstream, self._attach = upstream, attach
+        upstream.receipt = self._receipt
         self._end_unless_heard(IDLE_S, "nothing was heard of it")
         upstream.send(Attached(attach.generation, self.log.received.sequence or None))
         if self._is_ready:
@@ -144,7 +145,6 @@ class HopSession:
             self._report(error)
             return
         self._end_unless_heard(IDLE_S, "nothing was heard of it")
-        upstream.send(Ack(frame.sweep.sequence))
         self._shop.tally.frames_in += 1
         if is_new:
             self._arrived[frame.sweep.sequence] = time.perf_counter()
@@ -268,6 +268,10 @@ class HopSession:
     def _be_ready(self) -> None:
         self._is_ready = True
         self._say(Ready(self._attach.generation, self.credits))
+
+    def _receipt(self, parts: int) -> Ack:
+        working = self._running.work.frame.sweep.sequence if self._running is not None else 0
+        return Ack(self.log.received.sequence, parts, working)
 
     def _end_unless_heard(self, seconds: float, reason: str) -> None:
         """The session's lease: it ends in so many seconds unless it is renewed (R9)."""

@@ -25,6 +25,7 @@ from node.hop import Workshop
 from node.loading import check_compute, count_tokens, default_kv_tokens, load
 from node.measure import measure_sweeps, step_cost
 from node.namesake import check_alone, check_still_alone
+from node.neighbours import Neighbours
 from node.service import NodeService
 from node.sessions import Sessions
 from node.tally import Tally
@@ -128,6 +129,7 @@ class Node:
         self._address = config.announce_address or f"{self._reachable_host()}:{port}"
         await self._open_service(server)
         await self._be_dialled_back()
+        self._neighbours = Neighbours(self.registry.peer_id, self._model, self._sweep_ms)
         await self._announce(NodeState.SERVING)
         self._announcing = self._scope.spawn(self._keep_announcing())
 
@@ -203,6 +205,9 @@ class Node:
             await asyncio.sleep(ANNOUNCE_S)
             try:
                 await check_still_alone(self.registry, self._announced)
+                await self._neighbours.measure(
+                    await self.registry.records(self.identity.fingerprint, self.identity.num_layers)
+                )
                 await self._announce(NodeState.SERVING)
             except RegistryError as trouble:
                 logger.warning("not announced this time: %s", trouble)
@@ -214,7 +219,7 @@ class Node:
 
     def _record(self, state: NodeState) -> NodeRecord:
         self._sequence += 1
-        return NodeRecord(
+        record = NodeRecord(
             peer=self.registry.peer_id,
             model=self.identity,
             span=self._model.span,
@@ -229,6 +234,7 @@ class Node:
             sequence=self._sequence,
             expires_at=time.time() + RECORD_TTL_S,
         )
+        return self._neighbours.describe(record)
 
 
 def _bracketed(host: str) -> str:

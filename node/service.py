@@ -114,9 +114,11 @@ class NodeService:
             async with asyncio.timeout(FIRST_MESSAGE_S):
                 attach = self._first(await anext(requests, b""))
             generation = attach.generation
+            upstream.count_part()
             hop = self._sessions.attach(attach, upstream)
             joiner = Joiner(FrameLimits(rows_bytes=hop.max_row_bytes))
             async for part in requests:
+                upstream.count_part()
                 message = joiner.feed(part)
                 if message is not None:
                     self._take(message, hop, upstream)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from swarm import wire
-from swarm.messages import Upstream
+from swarm.messages import Ack, Upstream
+from swarm.watch import RECEIPT_S
 
 OUTBOX_MESSAGES = 256
 
@@ -19,9 +21,15 @@ class StreamWriter(Protocol):
 
 
 class UpstreamSide:
-    """One incoming stream's way back; an unread outbox ends the stream."""
+    """One incoming stream's way back; an unread outbox ends the stream.
+
+    Receipts gather for a moment: one for each sweep would cost every hop two wake-ups while it computes.
+    """
 
     def __init__(self) -> None:
+        self.receipt: Callable[[int], Ack] = lambda parts: Ack(0, parts)
+        self._parts = 0
+        self._receipt_due: asyncio.TimerHandle | None = None
         self._outbox: asyncio.Queue[Upstream | None] = asyncio.Queue(OUTBOX_MESSAGES + 1)
         self.ended = asyncio.Event()
 
@@ -34,10 +42,22 @@ class UpstreamSide:
             return
         self._outbox.put_nowait(message)
 
+    def count_part(self) -> None:
+        """A part arrived; its receipt follows soon."""
+        self._parts += 1
+        if self._receipt_due is None:
+            self._receipt_due = asyncio.get_running_loop().call_later(RECEIPT_S, self._send_receipt)
+
+    def _send_receipt(self) -> None:
+        self._receipt_due = None
+        self.send(self.receipt(self._parts))
+
     def end(self) -> None:
         """Finish the stream when what is queued has left."""
         if not self.ended.is_set():
             self.ended.set()
+            if self._receipt_due is not None:
+                self._receipt_due.cancel()
             self._outbox.put_nowait(None)
 
     async def drain(self, writer: StreamWriter) -> None:

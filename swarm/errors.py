@@ -17,7 +17,8 @@ SwarmError
 │  ├─ Unreachable                  cannot be dialled, or its stream broke
 │  ├─ HopTimeout                   did not answer in time
 │  ├─ Busy                         has no room for this session
-│  └─ HopClosed                    leaving, or gave the session up
+│  ├─ HopClosed                    gone, or gave the session up
+│  └─ HopLeaving                   leaves soon, and serves until the session has moved
 ├─ RouteError(missing)             nobody serves some layers
 ├─ SessionError
 │  ├─ SessionExpired               the swarm no longer holds this session
@@ -111,7 +112,11 @@ class Busy(HopError):
 
 
 class HopClosed(HopError):
-    """Is leaving, or gave the session up."""
+    """Is gone, or gave the session up."""
+
+
+class HopLeaving(HopError):
+    """Leaves the swarm soon; it serves until the session has moved elsewhere."""
 
 
 class RouteError(SwarmError):

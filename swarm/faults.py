@@ -7,6 +7,7 @@ from swarm.errors import (
     ContextFull,
     HopClosed,
     HopError,
+    HopLeaving,
     HopTimeout,
     ModelMismatch,
     ProtocolError,
@@ -25,6 +26,7 @@ _KINDS: list[tuple[type[SwarmError], FaultKind]] = [
     (Unreachable, FaultKind.UNREACHABLE),
     (HopTimeout, FaultKind.TIMEOUT),
     (HopClosed, FaultKind.CLOSED),
+    (HopLeaving, FaultKind.DRAINING),
     (ContextFull, FaultKind.CONTEXT_FULL),
     (ModelMismatch, FaultKind.MODEL_MISMATCH),
 ]
@@ -59,5 +61,7 @@ def error_of(fault: Fault, span: str) -> SwarmError:
             return Unreachable(fault.peer, span, fault.reason)
         case FaultKind.TIMEOUT:
             return HopTimeout(fault.peer, span, fault.reason)
+        case FaultKind.DRAINING:
+            return HopLeaving(fault.peer, span, fault.reason)
         case FaultKind.CLOSED | FaultKind.INTERNAL:
             return HopClosed(fault.peer, span, fault.reason)

@@ -19,6 +19,7 @@ from swarm.errors import HopClosed, HopError, HopTimeout, SwarmError, Unreachabl
 from swarm.faults import error_of
 from swarm.frames import split
 from swarm.messages import (
+    Ack,
     Attach,
     Attached,
     Credits,
@@ -31,6 +32,7 @@ from swarm.messages import (
     Upstream,
 )
 from swarm.tasks import TaskScope
+from swarm.watch import Watch
 
 OUTBOX_MESSAGES = 256
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]
@@ -38,7 +40,11 @@ Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 ATTACH_S = 10.0
 ATTACH_PER_HOP_S = 3.0
 """Each hop waits longer than the one behind it, so that the silent one is named and not its neighbour."""
-PING_PERIOD_S = 5.0
+PING_S = 0.25
+"""Between pings while a session works: what is silent is noticed soon after."""
+IDLE_PING_S = 1.5
+WORKING_S = 10.0
+"""How long after its last message a session counts as working."""
 WARM_UP_PINGS = 8
 WARM_UP_BYTES = 32_768
 """Padding of each: 256 KiB in all. Without it BBR paces a connection that carries small bursts only at what they filled
@@ -50,6 +56,7 @@ class Link:
     """A running stream; made by `open_link`.
 
     rtt_ms: latest measured round trip of a ping on this stream, event loop to event loop.
+    watch: what of it was receipted. last: the other side's latest receipt.
     """
 
     route: tuple[RouteHop, ...]
@@ -58,7 +65,10 @@ class Link:
     _ready: asyncio.Future[Ready]
     is_cold: bool = False
     rtt_ms: float = 0.0
+    watch: Watch = field(default_factory=Watch)
+    last: Ack = field(default_factory=lambda: Ack(0))
     _pings: dict[int, float] = field(default_factory=dict)
+    _sent_s: float = field(default_factory=time.monotonic)
 
     @property
     def hop(self) -> RouteHop:
@@ -71,6 +81,8 @@ class Link:
         Raises:
             HopClosed: the outbox is full, because the peer stopped reading.
         """
+        if not isinstance(message, Ping):
+            self._sent_s = time.monotonic()
         try:
             self.outbox.put_nowait(message)
         except asyncio.QueueFull:
@@ -95,6 +107,9 @@ class Link:
         match message:
             case Pong(nonce=nonce) if nonce in self._pings:
                 self.rtt_ms = (time.perf_counter() - self._pings.pop(nonce)) * 1e3
+            case Ack():
+                self.last = message
+                self.watch.receipt(message.parts, time.monotonic())
             case Fault():
                 span = next((str(hop.span) for hop in self.route if hop.peer == message.peer), str(self.hop.span))
                 self.give_up(error_of(message, span))
@@ -108,6 +123,16 @@ class Link:
         if not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()  # seen: nobody may be waiting
+
+    @property
+    def ping_s(self) -> float:
+        """How long until the next ping."""
+        return PING_S if time.monotonic() - self._sent_s < WORKING_S else IDLE_PING_S
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the other side owes a receipt for too long (R10); not before it took the stream."""
+        return self.rtt_ms > 0 and self.watch.is_silent(time.monotonic(), self.rtt_ms / 1e3)
 
     def warm_up(self) -> None:
         """Fill a cold connection for a moment, so that TCP knows how fast it is before a tree needs it."""
@@ -148,7 +173,7 @@ async def open_link(
     async with TaskScope() as scope:
         scope.spawn(_write(call, link))
         scope.spawn(_read(call, link, listener))
-        scope.spawn(_ping(link))
+        scope.spawn(_watch(link, listener))
         try:
             yield link
         finally:
@@ -163,6 +188,7 @@ async def _write(call: Stream, link: Link) -> None:
         while True:
             message = await link.outbox.get()
             for part in split(message):
+                link.watch.write(time.monotonic())
                 await call.write(part)
             link.outbox.task_done()
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -186,10 +212,14 @@ async def _read(call: Stream, link: Link, listener: Callable[[Upstream | HopErro
     listener(error)
 
 
-async def _ping(link: Link) -> None:
-    while True:
-        await asyncio.sleep(PING_PERIOD_S)
+async def _watch(link: Link, listener: Callable[[Upstream | HopError], None]) -> None:
+    """Ping, and give the link up when nothing is receipted any more."""
+    while not link.is_silent:
+        await asyncio.sleep(link.ping_s)
         link.ping()
+    error = HopTimeout(link.hop.peer, str(link.hop.span), "is silent: nothing that was sent to it is receipted")
+    link.give_up(error)
+    listener(error)
 
 
 async def _say_goodbye(call: Stream, link: Link) -> None:

@@ -178,19 +178,22 @@ class Reroute:
 class Snapshot:
     """Everything a fresh hop needs to continue a session (R5): committed and live nodes with their rows.
 
-    ids, tokens, sequences, parents and positions: committed nodes first, in order, then live ones.
+    ids, tokens, sequences and parents: committed nodes first, in order, then live ones. next_id: of the next sweep.
+    kept: one flag per node, None when all are; a node that was pruned has no row. `rows.count` = kept nodes.
     """
 
     committed: int
     sequence: int
     acked: int
+    next_id: TreeNodeId
     sampling: Sampling
     ids: tuple[TreeNodeId, ...]
     tokens: tuple[int, ...]
     sequences: tuple[int, ...]
     parents: tuple[TreeNodeId | None, ...]
     headers: tuple[Sweep, ...]
-    rows: Rows | None
+    kept: tuple[bool, ...] | None = None
+    rows: Rows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +242,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Receipt of one sweep, sent by the event loop: alive, whatever the compute thread does (R10)."""
+    """Receipt of all so far, sent by the event loop: alive, whatever the compute thread does (R10).
+
+    sequence: the last received. parts: of frames, taken from this stream. working: the sweep in work, 0 for none.
+    """
 
     sequence: int
+    parts: int = 0
+    working: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +270,7 @@ class FaultKind(enum.Enum):
     INTERNAL = "internal"
     CONTEXT_FULL = "context_full"
     MODEL_MISMATCH = "model_mismatch"
+    DRAINING = "draining"
 
 
 @dataclass(frozen=True, slots=True)

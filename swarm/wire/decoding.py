@@ -111,7 +111,12 @@ def decode_upstream(data: bytes) -> Upstream:
                 credits=Credits(credits_.window_tokens, credits_.sweeps, credits_.nodes),
             )
         case "ack":
-            return Ack(checks.number(upstream.ack.sequence, "sequence"))
+            ack = upstream.ack
+            return Ack(
+                checks.number(ack.sequence, "sequence"),
+                checks.number(ack.parts, "parts"),
+                checks.number(ack.working, "working"),
+            )
         case "pong":
             return Pong(upstream.pong.nonce)
         case "fault":
@@ -343,17 +348,21 @@ def _snapshot(snapshot: pb.Snapshot) -> Snapshot:
     ids = checks.node_ids(snapshot.ids, "ids")
     for field in ("tokens", "sequences", "parents"):
         checks.same_length(len(getattr(snapshot, field)), len(ids), field, "ids")
+    kept = _kept(snapshot.kept, len(ids)) if snapshot.HasField("kept") else None
+    count = len(ids) if kept is None else sum(kept)
     return Snapshot(
         committed=checks.number(snapshot.committed, "committed", len(ids) + 1),
         sequence=checks.number(snapshot.sequence, "sequence"),
         acked=checks.number(snapshot.acked, "acked"),
+        next_id=checks.node_id(snapshot.next_id, "next_id"),
         sampling=_sampling(snapshot.sampling),
         ids=ids,
         tokens=checks.numbers(snapshot.tokens, "tokens", checks.TOKEN_END),
         sequences=checks.numbers(snapshot.sequences, "sequences"),
         parents=checks.parents(snapshot.parents, "parents"),
         headers=tuple(_sweep(header) for header in checks.at_most(snapshot.headers, MAX_HEADERS, "headers")),
-        rows=_rows(snapshot.rows, len(ids), "ids") if snapshot.HasField("rows") else None,
+        kept=kept,
+        rows=_rows(snapshot.rows, count, "kept nodes") if snapshot.HasField("rows") else None,
     )
 
 

@@ -144,7 +144,7 @@ def _upstream(message: Upstream) -> pb.Upstream:
             )
             return pb.Upstream(ready=pb.Ready(generation=message.generation, credits=credits_))
         case Ack():
-            return pb.Upstream(ack=pb.Ack(sequence=message.sequence))
+            return pb.Upstream(ack=pb.Ack(sequence=message.sequence, parts=message.parts, working=message.working))
         case Pong():
             return pb.Upstream(pong=pb.Pong(nonce=message.nonce))
         case Fault():
@@ -200,8 +200,12 @@ def _times(times: Iterable[HopTime]) -> list[pb.HopTime]:
 
 
 def _sweep_frame(frame: SweepFrame) -> pb.SweepFrame:
-    kept = None if frame.kept is None else np.packbits(np.array(frame.kept, dtype=bool), bitorder="little").tobytes()
+    kept = _bitmap(frame.kept)
     return pb.SweepFrame(sweep=_sweep(frame.sweep), kept=kept, rows=_rows(frame.rows), times=_times(frame.times))
+
+
+def _bitmap(flags: Sequence[bool] | None) -> bytes | None:
+    return None if flags is None else np.packbits(np.array(flags, dtype=bool), bitorder="little").tobytes()
 
 
 def _reply(reply: Reply) -> pb.Reply:
@@ -243,12 +247,14 @@ def _snapshot(snapshot: Snapshot) -> pb.Snapshot:
         committed=snapshot.committed,
         sequence=snapshot.sequence,
         acked=snapshot.acked,
+        next_id=snapshot.next_id,
         sampling=_sampling(snapshot.sampling),
         ids=snapshot.ids,
         tokens=snapshot.tokens,
         sequences=snapshot.sequences,
         parents=_parents(snapshot.parents),
         headers=[_sweep(header) for header in snapshot.headers],
+        kept=_bitmap(snapshot.kept),
         rows=_rows(snapshot.rows),
     )
 

@@ -17,6 +17,7 @@ from swarm.ids import SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.link import Stream
 from swarm.messages import (
+    Ack,
     Attach,
     Codec,
     Counters,
@@ -70,6 +71,12 @@ class RawLink:
             if isinstance(answer, kind):
                 return answer
         raise AssertionError(f"the stream ended without {kind.__name__}; heard {self.heard}")
+
+    async def receipt(self, parts: int) -> Ack:
+        """The receipt of so many parts, the attach being the first."""
+        while (ack := await self.until(Ack)).parts < parts:
+            pass
+        return ack
 
     async def status(self) -> grpc.StatusCode:
         """How the call ended."""

@@ -128,17 +128,20 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     def listed(values: st.SearchStrategy[int]) -> tuple[int, ...]:
         return tuple(draw(st.lists(values, min_size=count, max_size=count)))
 
+    kept = draw(st.none() | st.tuples(*[st.booleans()] * count))
     return Snapshot(
         committed=draw(st.integers(0, count)),
         sequence=draw(naturals),
         acked=draw(naturals),
+        next_id=draw(node_ids),
         sampling=draw(samplings),
         ids=tuple(map(TreeNodeId, listed(naturals))),
         tokens=listed(tokens),
         sequences=listed(naturals),
         parents=tuple(draw(st.lists(parents, min_size=count, max_size=count))),
         headers=tuple(draw(st.lists(sweeps(), max_size=2))),
-        rows=draw(st.none() | rows_of(count)),
+        kept=kept,
+        rows=draw(st.none() | rows_of(count if kept is None else sum(kept))),
     )
 
 
@@ -155,7 +158,7 @@ frames: st.SearchStrategy[Frame] = st.one_of(
 upstreams: st.SearchStrategy[Upstream] = st.one_of(
     st.builds(Attached, naturals, st.none() | naturals),
     st.builds(Ready, naturals, st.builds(Credits, words, words, words)),
-    st.builds(Ack, naturals),
+    st.builds(Ack, naturals, naturals, naturals),
     st.builds(Pong, uint64),
     faults,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import suppress
 from typing import cast
 
@@ -142,3 +143,33 @@ def test_the_cost_forgets_a_wrong_start() -> None:
 def test_a_dear_base_is_paid_for_many_rows() -> None:
     assert StepCost(base_ms=400.0, per_row_ms=2.0).rows_within(50.0) == 200
     assert StepCost(base_ms=0.0, per_row_ms=100.0).rows_within(50.0) == node.engine.LEAST_ROWS
+
+
+class ThreadRun(FakeRun):
+    """Notes the thread that each slice runs on."""
+
+    threads: set[int]
+
+    def advance(self, rows: int) -> None:
+        self.threads.add(threading.get_ident())
+        super().advance(rows)
+
+
+@pytest.mark.parametrize(("row_ms", "held", "in_loop"), [(1.0, False, True), (30.0, False, False), (1.0, True, False)])
+async def test_short_slices_run_in_the_event_loop_but_never_beside_the_thread(
+    clock: Clock, row_ms: float, *, held: bool, in_loop: bool
+) -> None:
+    engine = Engine(StepCost(0.0, row_ms))
+    session = FakeSession(clock, sweeps=1, rows=4, row_ms=row_ms)
+    run = session._run = ThreadRun(clock, 4, row_ms)
+    run.threads = set()
+    gate = threading.Event()
+    holding = asyncio.ensure_future(engine.on_thread(gate.wait if held else bool))
+    await asyncio.sleep(0)
+    if not held:
+        await holding
+    asyncio.get_running_loop().call_later(0.05, gate.set)
+    await serve(engine, session)
+    await holding
+    assert (run.threads == {threading.get_ident()}) is in_loop
+    assert len(run.threads) == 1

@@ -56,7 +56,8 @@ def test_a_head_larger_than_a_part() -> None:
     wide = 2**62
     ids = tuple(map(TreeNodeId, range(wide, wide + count)))
     snapshot = Snapshot(
-        count, 1, 0, Sampling(), ids, (0,) * count, ids, ids, (), Rows(Codec.BF16, count, 1, bytes(2 * count))
+        *(count, 1, 0, TreeNodeId(count), Sampling(), ids, (0,) * count, ids, ids, ()),
+        rows=Rows(Codec.BF16, count, 1, bytes(2 * count)),
     )
     assert len(encode_frame(snapshot)) > MIB
     assert join(Joiner(), snapshot) == snapshot

@@ -67,6 +67,8 @@ class _FaultKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FaultKind.V
     FAULT_KIND_INTERNAL: _FaultKind.ValueType  # 6
     FAULT_KIND_CONTEXT_FULL: _FaultKind.ValueType  # 7
     FAULT_KIND_MODEL_MISMATCH: _FaultKind.ValueType  # 8
+    FAULT_KIND_DRAINING: _FaultKind.ValueType  # 9
+    """The peer leaves soon: it serves on until the session has moved."""
 
 class FaultKind(_FaultKind, metaclass=_FaultKindEnumTypeWrapper): ...
 
@@ -79,6 +81,8 @@ FAULT_KIND_CLOSED: FaultKind.ValueType  # 5
 FAULT_KIND_INTERNAL: FaultKind.ValueType  # 6
 FAULT_KIND_CONTEXT_FULL: FaultKind.ValueType  # 7
 FAULT_KIND_MODEL_MISMATCH: FaultKind.ValueType  # 8
+FAULT_KIND_DRAINING: FaultKind.ValueType  # 9
+"""The peer leaves soon: it serves on until the session has moved."""
 Global___FaultKind: _TypeAlias = FaultKind  # noqa: Y015
 
 @_typing.final
@@ -669,7 +673,7 @@ Global___Reroute: _TypeAlias = Reroute  # noqa: Y015
 
 @_typing.final
 class Snapshot(_message.Message):
-    """Everything that a fresh hop needs to continue a session (R5). Committed nodes first, in order, then live ones."""
+    """Everything that a fresh hop needs to continue a session (R5). Committed nodes first, in order, then live ones; ids rise."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -683,11 +687,17 @@ class Snapshot(_message.Message):
     PARENTS_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
+    NEXT_ID_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     committed: _builtins.int
     """How many of the nodes are committed."""
     sequence: _builtins.int
     """Last sequence that these nodes include."""
     acked: _builtins.int
+    next_id: _builtins.int
+    """The id that the next sweep begins with."""
+    kept: _builtins.bytes
+    """Bitmap over the n nodes, as in SweepFrame: pruned ones have no row. Committed ones are all kept. Absent: all are."""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
@@ -708,7 +718,7 @@ class Snapshot(_message.Message):
 
     @_builtins.property
     def rows(self) -> Global___Rows:
-        """[n] rows; absent when the receiver embeds the tokens itself."""
+        """One row per kept node; absent when the receiver embeds the tokens itself."""
 
     def __init__(
         self,
@@ -723,12 +733,16 @@ class Snapshot(_message.Message):
         parents: _abc.Iterable[_builtins.int] | None = ...,
         headers: _abc.Iterable[Global___Sweep] | None = ...,
         rows: Global___Rows | None = ...,
+        next_id: _builtins.int = ...,
+        kept: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kept", b"_kept", "kept", b"kept", "rows", b"rows", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "committed", b"committed", "headers", b"headers", "ids", b"ids", "parents", b"parents", "rows", b"rows", "sampling", b"sampling", "sequence", b"sequence", "sequences", b"sequences", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kept", b"_kept", "acked", b"acked", "committed", b"committed", "headers", b"headers", "ids", b"ids", "kept", b"kept", "next_id", b"next_id", "parents", b"parents", "rows", b"rows", "sampling", b"sampling", "sequence", b"sequence", "sequences", b"sequences", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__kept: _TypeAlias = _typing.Literal["kept"]  # noqa: Y015
+    _WhichOneofArgType__kept: _TypeAlias = _typing.Literal["_kept", b"_kept"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kept) -> _WhichOneofReturnType__kept | None: ...
 
 Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
 
@@ -900,20 +914,29 @@ Global___Credits: _TypeAlias = Credits  # noqa: Y015
 
 @_typing.final
 class Ack(_message.Message):
-    """Receipt of a sweep, sent by the event loop (R10)."""
+    """Receipt of everything so far, sent by the event loop whatever the compute thread does (R10)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    WORKING_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
+    """Last sequence received."""
+    parts: _builtins.int
+    """Parts of frames taken from this stream."""
+    working: _builtins.int
+    """The sweep in work; 0: none."""
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
+        parts: _builtins.int = ...,
+        working: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "sequence", b"sequence", "working", b"working"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,40 @@
+"""Is the machine at the other end of a link still there (PROTOCOL R10)? Pure; time is a parameter.
+
+Every part that is written must be receipted by the other side's event loop, which answers whatever its compute thread
+does: a machine in a forward of ten seconds is slow and not dead, a stopped one is silent. Parts and not bytes are
+counted, so a large frame on a slow link shows progress long before it has arrived.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RECEIPT_S = 0.1
+"""How long the receiving side gathers parts before it sends a receipt."""
+SILENCE_S = 0.5 + RECEIPT_S
+ROUND_TRIPS = 4
+
+
+@dataclass(slots=True)
+class Watch:
+    """Parts that were written and receipted; progress_s: when it was last known that the other side lives."""
+
+    written: int = 0
+    receipted: int = 0
+    progress_s: float = 0.0
+
+    def write(self, now_s: float) -> None:
+        """A part is about to be written."""
+        if self.written == self.receipted:
+            self.progress_s = now_s
+        self.written += 1
+
+    def receipt(self, parts: int, now_s: float) -> None:
+        """The other side has so many parts; a repeated or stale receipt is no progress."""
+        if self.receipted < parts <= self.written:
+            self.receipted = parts
+            self.progress_s = now_s
+
+    def is_silent(self, now_s: float, rtt_s: float) -> bool:
+        """Whether something is unreceipted for longer than the link and an event loop can take."""
+        return self.written > self.receipted and now_s - self.progress_s > ROUND_TRIPS * rtt_s + SILENCE_S

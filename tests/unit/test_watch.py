@@ -1,0 +1,46 @@
+"""Silence is what is not receipted for too long; slow links and long forwards are not silent."""
+
+from __future__ import annotations
+
+from swarm.watch import ROUND_TRIPS, SILENCE_S, Watch
+
+RTT_S = 0.05
+LIMIT_S = ROUND_TRIPS * RTT_S + SILENCE_S
+
+
+def test_what_is_receipted_is_never_silent() -> None:
+    watch = Watch()
+    assert not watch.is_silent(1e9, RTT_S), "nothing was written"
+    watch.write(10.0)
+    watch.receipt(1, 10.1)
+    assert not watch.is_silent(1e9, RTT_S), "nothing is owed, however long ago it was"
+
+
+def test_a_part_without_receipt_is_silence_after_the_limit() -> None:
+    watch = Watch()
+    watch.write(10.0)
+    assert not watch.is_silent(10.0 + LIMIT_S - 0.001, RTT_S)
+    assert watch.is_silent(10.0 + LIMIT_S + 0.001, RTT_S)
+
+
+def test_each_receipt_of_a_large_frame_is_progress() -> None:
+    watch = Watch()
+    for _ in range(5):
+        watch.write(10.0)
+    for parts in range(1, 5):
+        watch.receipt(parts, 10.0 + parts * LIMIT_S * 0.9)
+    assert not watch.is_silent(10.0 + 4.5 * LIMIT_S * 0.9, RTT_S)
+    assert watch.is_silent(10.0 + 4 * LIMIT_S * 0.9 + LIMIT_S + 0.001, RTT_S)
+
+
+def test_writing_on_and_stale_or_impossible_receipts_are_no_progress() -> None:
+    """A peer that is deaf in one direction hears nothing new, whatever it says again and again."""
+    watch = Watch()
+    watch.write(10.0)
+    watch.receipt(1, 10.0)
+    watch.write(11.0)
+    for second in range(12, 15):
+        watch.write(float(second))
+        watch.receipt(1, float(second))
+        watch.receipt(99, float(second))
+    assert watch.is_silent(11.0 + LIMIT_S + 0.001, RTT_S)
