@@ -11,12 +11,17 @@ rules' state, which follows the client's log alone; only their rows are missing.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from swarm.errors import RemoteProtocolError
 from swarm.ids import TreeNodeId
-from swarm.messages import SweepFrame
-from swarm.session import Applied, Limits, SessionState
+from swarm.messages import Reply, Rows, Snapshot, Sweep, SweepFrame
+from swarm.session import Applied, Limits, Parent, SessionState
+
+REPLAY_NODES = 512
+"""Nodes of a snapshot that are run at a time, each time below what is committed by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +29,19 @@ class SweepWork:
     """One sweep to execute: change the KV as `applied` says, then run the nodes at `run`.
 
     run: offsets within the sweep of the nodes to run; `kept_rows` are the matching rows of `frame.rows`.
+    is_replay: part of a snapshot, dressed as a sweep; nothing is sent on for it.
     """
 
     frame: SweepFrame
     applied: Applied
     run: tuple[int, ...]
     kept_rows: tuple[int, ...]
+    is_replay: bool = False
+
+    @property
+    def nodes(self) -> tuple[TreeNodeId, ...]:
+        """The nodes to run."""
+        return tuple(self.applied.appended[offset] for offset in self.run)
 
 
 class HopLog:
@@ -40,11 +52,18 @@ class HopLog:
         self.executed = SessionState(limits)
         self.pruned = 0
         self._queue: deque[SweepFrame] = deque()
+        self._replay: deque[SweepWork] = deque()
+        self._unanswered: tuple[Sweep, ...] = ()
         self._dead: set[TreeNodeId] = set()
         self._skipped: set[TreeNodeId] = set()
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + len(self._replay)
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether parts of a snapshot still wait to be run."""
+        return bool(self._replay)
 
     def limit(self, limits: Limits) -> None:
         """Tighten the limits once those of the hops behind are known (F1)."""
@@ -60,6 +79,7 @@ class HopLog:
         """
         if frame.sweep.sequence <= self.received.sequence:
             return False
+        self._check_room(frame.sweep)
         kept = len(frame.sweep.tokens) if frame.kept is None else sum(frame.kept)
         if frame.kept is not None and len(frame.kept) != len(frame.sweep.tokens):
             raise RemoteProtocolError("kept", f"{len(frame.kept)} flags for {len(frame.sweep.tokens)} nodes")
@@ -73,12 +93,45 @@ class HopLog:
         self._queue.append(frame)
         return True
 
+    def restore(self, snapshot: Snapshot) -> None:
+        """Forget everything and continue from a snapshot (R5).
+
+        Raises:
+            RemoteProtocolError: the snapshot makes no sense; nothing is changed.
+        """
+        limits = self.received.limits
+        executed = SessionState.restored(limits, snapshot)
+        self.received, self.executed = SessionState.restored(limits, snapshot), executed
+        kept = snapshot.kept or (True,) * len(snapshot.ids)
+        self._skipped = {node for node, flag in zip(snapshot.ids, kept, strict=True) if not flag}
+        self._dead = set()
+        self._queue.clear()
+        self._replay = deque(_replay_of(snapshot, executed))
+        self._unanswered = snapshot.headers
+
+    def replies(self, picks: Mapping[TreeNodeId, int], generation: int) -> list[Reply]:
+        """A new tail's replies to the sweeps that were unanswered in the snapshot, from the picks of its replay (R6)."""
+        return [
+            Reply(
+                header.sequence,
+                generation,
+                tuple(
+                    (node, picks[node])
+                    for node in map(TreeNodeId, range(header.picks_from, header.first_id + len(header.tokens)))
+                    if node in picks
+                ),
+            )
+            for header in self._unanswered
+        ]
+
     def next_work(self) -> SweepWork | None:
         """The next sweep in order, without the nodes that are dead already; None when nothing waits.
 
         Raises:
             RemoteProtocolError: a node is committed that the hop before left out.
         """
+        if self._replay:
+            return self._replay.popleft()
         if not self._queue:
             return None
         frame = self._queue.popleft()
@@ -101,5 +154,65 @@ class HopLog:
         self._dead.difference_update(applied.appended)
         return SweepWork(frame, applied, tuple(run), tuple(kept_rows))
 
+    def _check_room(self, sweep: Sweep) -> None:
+        """Whatever a client says it has answers to: no more than its credits waits here (F1)."""
+        limits = self.received.limits
+        if len(self._queue) >= limits.sweeps:
+            raise RemoteProtocolError("sequence", f"more than {limits.sweeps} sweeps wait here")
+        if sum(len(frame.sweep.tokens) for frame in self._queue) + len(sweep.tokens) > limits.nodes:
+            raise RemoteProtocolError("tokens", f"more than {limits.nodes} nodes wait here")
+
     def _is_wanted(self, node: TreeNodeId) -> bool:
         return node not in self._dead and self.executed.live[node].parent not in self._skipped
+
+
+def _replay_of(snapshot: Snapshot, state: SessionState) -> list[SweepWork]:
+    """A snapshot as works: committed tokens in chunks, each committed by the next, and the live nodes at last.
+
+    Picks are wanted of every node that an unanswered sweep wants one of, committed ones too (R6).
+    """
+    kept = snapshot.kept or (True,) * len(snapshot.ids)
+    rows = list(accumulate(kept, initial=0))
+    wanted = [
+        node
+        for header in snapshot.headers
+        for node in snapshot.ids
+        if header.picks_from <= node < header.first_id + len(header.tokens)
+    ]
+    picks_from = min(wanted, default=snapshot.next_id)
+    works: list[SweepWork] = []
+    path: tuple[TreeNodeId, ...] = ()
+    cuts = [*range(0, snapshot.committed, REPLAY_NODES), snapshot.committed]
+    for start, end in zip(cuts, (*cuts[1:], len(snapshot.ids)), strict=True):
+        places = [place for place in range(start, end) if kept[place]]
+        ids = tuple(snapshot.ids[place] for place in places)
+        is_live = start == snapshot.committed
+        parents: tuple[Parent, ...]
+        if is_live:
+            parents = tuple(snapshot.parents[place] for place in places)
+            positions = tuple(state.live[node].position for node in ids)
+        else:
+            parents, positions = (None, *ids[:-1]), tuple(places)
+        sweep = Sweep(
+            sequence=0,
+            committed=start,
+            first_id=ids[0] if ids else snapshot.next_id,
+            tokens=tuple(snapshot.tokens[place] for place in places),
+            parents=parents,
+            picks_from=picks_from,
+        )
+        applied = Applied(None if works else 0, path, (), ids, positions)
+        every = tuple(range(len(ids)))
+        part = _part(snapshot.rows, [rows[place] for place in places])
+        works.append(SweepWork(SweepFrame(sweep, None, part), applied, every, every, is_replay=True))
+        path = ids
+    return works
+
+
+def _part(rows: Rows | None, places: list[int]) -> Rows | None:
+    """Rows that follow one another."""
+    if rows is None or not places:
+        return None if rows is None else Rows(rows.codec, 0, rows.width, b"")
+    size = rows.codec.row_bytes(rows.width)
+    data = memoryview(rows.data)[places[0] * size : (places[-1] + 1) * size]
+    return Rows(rows.codec, len(places), rows.width, data)

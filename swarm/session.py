@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from swarm.errors import ContextFull, RemoteProtocolError
 from swarm.ids import TreeNodeId
-from swarm.messages import Sampling, Sweep
+from swarm.messages import Sampling, Snapshot, Sweep
 
 Parent = TreeNodeId | None
 
@@ -73,6 +73,32 @@ class SessionState:
         self.live: dict[TreeNodeId, LiveNode] = {}
         self._children: dict[Parent, dict[int, TreeNodeId]] = {}
         self._unanswered: dict[int, int] = {}
+
+    @classmethod
+    def restored(cls, limits: Limits, snapshot: Snapshot) -> SessionState:
+        """The state that a snapshot describes.
+
+        Raises:
+            RemoteProtocolError: it describes none that sweeps could have led to.
+        """
+        state = cls(limits)
+        state.sequence, state.acked, state.next_id = snapshot.sequence, snapshot.acked, snapshot.next_id
+        state.sampling = snapshot.sampling
+        state._check_snapshot(snapshot)
+        nodes = list(zip(snapshot.ids, snapshot.tokens, snapshot.sequences, snapshot.parents, strict=True))
+        state.committed = [CommittedToken(node[0], node[1], node[2]) for node in nodes[: snapshot.committed]]
+        for node, token, sequence, parent in nodes[snapshot.committed :]:
+            if parent is not None and parent not in state.live:
+                raise RemoteProtocolError("snapshot", f"live node {node} has no live parent {parent}")
+            if state.child(parent, token) is not None:
+                raise RemoteProtocolError("snapshot", f"token {token} stands twice under node {parent}")
+            position = snapshot.committed if parent is None else state.live[parent].position + 1
+            if position >= limits.window_tokens:
+                raise RemoteProtocolError("snapshot", f"more than the window of {limits.window_tokens} tokens")
+            state.live[node] = LiveNode(token, parent, sequence, position)
+            state._children.setdefault(parent, {})[token] = node
+        state._unanswered = {header.sequence: len(header.tokens) for header in snapshot.headers}
+        return state
 
     def apply(self, sweep: Sweep) -> Applied:
         """Advance by the next sweep, or leave the state as it is and raise.
@@ -151,6 +177,29 @@ class SessionState:
             path.append(step)
             step = self.live[step].parent
         return tuple(reversed(path))
+
+    def _check_snapshot(self, snapshot: Snapshot) -> None:
+        limits, ids = self.limits, snapshot.ids
+        live = len(ids) - snapshot.committed
+        unanswered = [header.sequence for header in snapshot.headers]
+        rules = {
+            f"{snapshot.committed} committed and {live} live nodes": (
+                snapshot.committed <= limits.window_tokens and 0 <= live <= limits.nodes
+            ),
+            "ids that do not rise": all(a < b for a, b in zip(ids, (*ids[1:], snapshot.next_id), strict=True)),
+            "a token outside the vocabulary": all(token < limits.vocab_size for token in snapshot.tokens),
+            "a node of a later sweep": all(number <= snapshot.sequence for number in snapshot.sequences),
+            "other headers than those of the unanswered sweeps": (
+                unanswered == list(range(snapshot.acked + 1, snapshot.sequence + 1))
+            ),
+            "more unanswered sweeps than credits": (
+                len(unanswered) <= limits.sweeps
+                and sum(len(header.tokens) for header in snapshot.headers) <= limits.nodes
+            ),
+        }
+        for what, holds in rules.items():
+            if not holds:
+                raise RemoteProtocolError("snapshot", f"has {what}")
 
     def _check_numbers(self, sweep: Sweep) -> None:
         if sweep.sequence != self.sequence + 1:

@@ -1,0 +1,127 @@
+"""What a machine keeps of a session so that it can replay it to its successor alone (PROTOCOL R4, R5). Pure.
+
+    headers   of every sweep beyond `acked`
+    rows      this machine's output for committed and live nodes, by node; the client has none: its successor embeds ids
+
+A successor that received sweep r gets the later ones again (a catch-up sweep is its header and those of its rows that
+survive), any other one a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from swarm.ids import TreeNodeId
+from swarm.messages import Codec, Rows, Snapshot, Sweep, SweepFrame
+from swarm.session import Applied, SessionState
+
+
+class Journal:
+    """One session's journal; `state` is the rules' state after the newest sweep noted here."""
+
+    def __init__(self, state: SessionState) -> None:
+        self.state = state
+        self.is_dropped = False
+        self.row_bytes = 0
+        self._headers: dict[int, Sweep] = {}
+        self._committed: dict[TreeNodeId, bytes] = {}
+        self._live: dict[TreeNodeId, bytes] = {}
+        self._form: tuple[Codec, int] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the rows."""
+        return self.row_bytes * (len(self._committed) + len(self._live))
+
+    def drop(self) -> None:
+        """Give the rows up for want of memory: this machine cannot replay any more (R8)."""
+        self.is_dropped = True
+        self._committed, self._live = {}, {}
+
+    def note(self, sweep: Sweep) -> None:
+        """Keep a header; `state` has applied it already."""
+        self._headers[sweep.sequence] = sweep
+        self._headers = {number: kept for number, kept in self._headers.items() if number > self.state.acked}
+
+    def keep(self, applied: Applied, nodes: Sequence[TreeNodeId], rows: Rows) -> None:
+        """Keep a sweep's output rows, one per node of `nodes`, and forget those of nodes that the sweep ended."""
+        if self.is_dropped:
+            return
+        if applied.truncated_to is not None:
+            left = {token.id for token in self.state.committed}
+            self._committed = {node: row for node, row in self._committed.items() if node in left}
+            self._live = {}
+        if applied.path:
+            self._committed |= {node: self._live[node] for node in applied.path if node in self._live}
+            self._live = {node: self._live[node] for node in applied.survivors if node in self._live}
+        self._form = (rows.codec, rows.width)
+        size = self.row_bytes = rows.codec.row_bytes(rows.width)
+        data = bytes(rows.data)
+        self._live |= {node: data[row * size : (row + 1) * size] for row, node in enumerate(nodes)}
+
+    def restored(self, state: SessionState, headers: Iterable[Sweep]) -> None:
+        """Begin again from a snapshot; its rows come with `keep`."""
+        self.state, self.is_dropped = state, False
+        self._headers = {header.sequence: header for header in headers}
+        self._committed, self._live = {}, {}
+
+    def replay(self, received: int | None) -> list[SweepFrame] | list[Snapshot]:
+        """What a successor needs that received so much (R4): nothing, the sweeps after that, or a snapshot."""
+        assert not self.is_dropped, "rows that were given up cannot be replayed"
+        if self.state.sequence == 0:
+            return list[SweepFrame]()
+        later = None if received is None else self.since(received)
+        return [self.snapshot()] if later is None else later
+
+    def since(self, received: int) -> list[SweepFrame] | None:
+        """The sweeps after `received`, for a successor that has all before; None when it needs a snapshot instead.
+
+        A truncation ended nodes whose rows an earlier commit would need, so it is replayed as a snapshot too.
+        """
+        missing = range(received + 1, self.state.sequence + 1)
+        headers = [self._headers.get(number) for number in missing]
+        found = [header for header in headers if header is not None and header.truncate_to is None]
+        if len(found) < len(missing):
+            return None
+        return [self._catch_up(header) for header in found]
+
+    def snapshot(self) -> Snapshot:
+        """All of the session as it is now."""
+        state = self.state
+        committed, live = state.committed, state.live.values()
+        ids = (*(token.id for token in committed), *state.live)
+        above = (None, *ids)[: len(committed)]
+        kept: tuple[bool, ...] | None = None
+        rows: Rows | None = None
+        if self._form is not None:
+            flags = tuple(node in self._committed or node in self._live for node in ids)
+            kept = None if all(flags) else flags
+            rows = self._rows(node for node, flag in zip(ids, flags, strict=True) if flag)
+        return Snapshot(
+            committed=len(committed),
+            sequence=state.sequence,
+            acked=state.acked,
+            next_id=state.next_id,
+            sampling=state.sampling,
+            ids=ids,
+            tokens=(*(token.token for token in committed), *(node.token for node in live)),
+            sequences=(*(token.sequence for token in committed), *(node.sequence for node in live)),
+            parents=(*above, *(node.parent for node in live)),
+            headers=tuple(header for number, header in sorted(self._headers.items()) if number > state.acked),
+            kept=kept,
+            rows=rows,
+        )
+
+    def _catch_up(self, header: Sweep) -> SweepFrame:
+        if self._form is None:
+            return SweepFrame(header)
+        nodes = [TreeNodeId(header.first_id + offset) for offset in range(len(header.tokens))]
+        kept = tuple(node in self._committed or node in self._live for node in nodes)
+        rows = self._rows(node for node, flag in zip(nodes, kept, strict=True) if flag)
+        return SweepFrame(header, None if all(kept) else kept, rows)
+
+    def _rows(self, nodes: Iterable[TreeNodeId]) -> Rows:
+        assert self._form is not None, "the client has no rows"
+        codec, width = self._form
+        pieces = [self._committed[node] if node in self._committed else self._live[node] for node in nodes]
+        return Rows(codec, len(pieces), width, b"".join(pieces))
