@@ -1,48 +1,61 @@
 """An open session over a chain of hops: sweeps go in at hop 0, replies come straight from the tail.
 
-Replies are read by a task of its own, so that the tail never waits for this client (F1). Owns no tokens and no rules.
+When a machine is lost, the client alone decides (R1): it raises the generation, finds a route around the machine and
+sends it down the chain (R2). Sweeps in flight survive. Owns no tokens and no rules.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-import grpc
 import grpc.aio
 
+from client.replies import ReplyStream
+from client.stats import Repair
 from swarm import wire
 from swarm.dial import Dialer
-from swarm.errors import HopClosed, HopError, HopTimeout, SessionExpired, SwarmError, Unreachable
+from swarm.errors import HopError, HopLeaving, HopTimeout, RouteError, SwarmError
 from swarm.faults import error_of
-from swarm.frames import Joiner
-from swarm.ids import SessionId
-from swarm.link import Link, Stream, open_link
+from swarm.ids import PeerId, SessionId
+from swarm.journal import Journal
 from swarm.messages import (
     Attach,
-    Close,
     Credits,
     Fault,
+    Hold,
     Open,
-    Ping,
-    Pong,
+    Ready,
     RepliesRequest,
     Reply,
     RouteHop,
+    Snapshot,
     Sweep,
     SweepFrame,
-    Upstream,
 )
 from swarm.routing import Route
+from swarm.session import SessionState
+from swarm.successor import Successor
 from swarm.tasks import TaskScope
 
 REPLY_TIMEOUT_S = 120.0
 INBOX_ITEMS = 256
-FAULT_GRACE_S = 1.0
+OPEN_S, OPEN_PER_HOP_S = 10.0, 3.0
+READY_S = 4.0
+"""How long a new route may take to be attached before the next one is tried (R7)."""
+SUSPECT_S = 30.0
+"""How long a machine that was lost is avoided while others can take its place."""
+RETRY_S = 0.5
+HOLD_TTL_S = 10.0
+MAX_REPAIRS = 1_000
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,128 +66,314 @@ class Answer:
     total_ms: float
 
 
-class Chain:
-    """A running session; made by `open_chain`."""
+class Detour(Protocol):
+    """Finds routes around machines."""
 
-    def __init__(self, route: Sequence[RouteHop]) -> None:
-        self.route = tuple(route)
+    async def __call__(self, avoid: Collection[str], keep: Sequence[RouteHop], *, fresh: bool) -> Route:
+        """A route without the machines in `avoid`, which leaves the hops in `keep` where they are if it can.
+
+        Raises:
+            RouteError: nobody serves some layers.
+        """
+
+
+class Chain:
+    """A running session; made by `open_chain`.
+
+    wait_s: how long a missing machine is waited for. repairs: what was repaired so far.
+    """
+
+    def __init__(self, dialer: Dialer, route: Route, want: Open, detour: Detour, wait_s: float = 60.0) -> None:
+        self.route = route
+        self.generation = 0
         self.credits = Credits(0, 0, 0)
-        self._link: Link | None = None
+        self.repairs: list[Repair] = []
+        self._dialer = dialer
+        self._want = want
+        self._detour = detour
+        self._wait_s = wait_s
+        self._session = SessionId(secrets.token_bytes(16))
+        self._journal: Journal | None = None
+        self._next: Successor | None = None
+        self._scope: TaskScope | None = None
+        self._replies: tuple[ReplyStream, asyncio.Task[None]] | None = None
         self._inbox: asyncio.Queue[Answer | SwarmError] = asyncio.Queue(INBOX_ITEMS)
         self._sent_at: dict[int, float] = {}
+        self._suspects: dict[str, float] = {}
+        self._leaving: set[str] = set()
+        self._trouble: SwarmError | None = None
+        self._ready_for = -1
+        self._news = asyncio.Event()
+        self._is_repairing = False
 
     @property
     def first_link_ms(self) -> float:
         """One-way time to hop 0: half the measured round trip."""
-        return self._link.rtt_ms / 2 if self._link is not None else 0.0
+        return self._next.rtt_ms / 2 if self._next is not None else 0.0
 
-    def attached(self, link: Link, credits: Credits) -> None:
-        """Every hop is ready."""
-        self._link, self.credits = link, credits
+    def begin(self, state: SessionState) -> None:
+        """What is sent from now on belongs to a session with this state."""
+        self._journal = Journal(state)
 
     def send(self, sweep: Sweep) -> None:
-        """Start a sweep; never waits.
-
-        Raises:
-            HopClosed: hop 0 does not read any more.
-        """
-        assert self._link is not None, "open_chain attaches before it hands the chain out"
+        """Start a sweep; never waits. While the chain is repaired, it follows with the replay."""
+        assert self._next is not None and self._journal is not None, "open_chain and begin come first"  # noqa: PT018
+        sweep = replace(sweep, generation=self.generation)
         self._sent_at[sweep.sequence] = time.perf_counter()
-        self._link.send(SweepFrame(sweep))
+        self._journal.note(sweep)
+        self._next.push(SweepFrame(sweep))
 
     async def answer(self, timeout_s: float = REPLY_TIMEOUT_S) -> Answer:
         """The next reply.
 
         Raises:
-            SwarmError: what broke the chain.
+            SwarmError: what broke the chain for good.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                item = await self._inbox.get()
-        except TimeoutError:
-            tail = self.route[-1]
-            raise HopTimeout(tail.peer, str(tail.span), f"no reply from the chain within {timeout_s:.0f} s") from None
-        if isinstance(item, SwarmError):
-            raise item
-        return item
+        while True:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    item = await self._inbox.get()
+            except TimeoutError:
+                if self._is_repairing:
+                    continue
+                tail = self.route.hops[-1]
+                reason = f"no reply from the chain within {timeout_s:.0f} s"
+                raise HopTimeout(tail.peer, str(tail.span), reason) from None
+            if isinstance(item, SwarmError):
+                raise item
+            return item
 
-    def take(self, message: Reply) -> None:
-        """A reply arrived; repetitions are dropped (the first pick of a node wins)."""
-        sent = self._sent_at.pop(message.sequence, None)
-        if sent is not None and not self._inbox.full():
-            self._inbox.put_nowait(Answer(message, (time.perf_counter() - sent) * 1e3))
+    # What the successor asks and says
+
+    def replay(self, received: int | None) -> Sequence[SweepFrame | Snapshot]:
+        """What hop 0 lacks: ids are all that it needs."""
+        return () if self._journal is None else self._journal.replay(received)
+
+    def on_ready(self, ready: Ready) -> None:
+        """Every hop of the newest route is attached."""
+        if ready.generation == self.generation:
+            if self.generation == 0:
+                self.credits = ready.credits
+            self._ready_for = ready.generation
+            self._news.set()
+
+    def on_fault(self, fault: Fault) -> None:
+        """A hop reports trouble; reports of older generations are stale (R1)."""
+        if fault.generation >= self.generation:
+            span = next((str(hop.span) for hop in self.route.hops if hop.peer == fault.peer), "?")
+            self.on_trouble(error_of(fault, span))
+
+    def on_trouble(self, error: SwarmError) -> None:
+        """Something is wrong: a lost machine is replaced, anything else ends the session."""
+        logger.info("generation %d: %s", self.generation, error)
+        if isinstance(error, HopLeaving):
+            self._leaving.add(error.peer)
+        elif isinstance(error, HopError):
+            self._suspects[error.peer] = time.monotonic()
+            self._trouble = error
+        else:
+            self._trouble = error
+            self.give_up(error)
+        self._news.set()
 
     def give_up(self, error: SwarmError) -> None:
-        """The chain is broken; whoever waits for an answer learns why. What comes after many errors is not news."""
+        """The chain is broken for good; whoever waits for an answer learns why. What comes after is not news."""
         if not self._inbox.full():
             self._inbox.put_nowait(error)
 
-    def listen(self, message: Upstream | HopError) -> None:
-        """What hop 0's stream says."""
-        match message:
-            case Fault():
-                span = next((str(hop.span) for hop in self.route if hop.peer == message.peer), "?")
-                self.give_up(error_of(message, span))
-            case HopError():
-                self.give_up(message)
-            case _:
-                pass
+    def _hear(self, stream: ReplyStream, said: Reply | SwarmError) -> None:
+        if self._replies is None or self._replies[0] is not stream:
+            return
+        if isinstance(said, Reply):
+            sent = self._sent_at.pop(said.sequence, None)  # repetitions are dropped: the first pick of a node wins
+            if sent is not None and not self._inbox.full():
+                self._inbox.put_nowait(Answer(said, (time.perf_counter() - sent) * 1e3))
+        else:
+            self.on_trouble(said)
+
+    # Opening, repairing, closing
+
+    async def open(self, scope: TaskScope) -> None:
+        """Attach every hop and open the reply stream.
+
+        Raises:
+            SwarmError: a hop refused, or did not answer in time.
+        """
+        self._scope = scope
+        self._next = Successor(scope, self._dial, self)
+        limit_s = OPEN_S + OPEN_PER_HOP_S * len(self.route.hops)
+        try:
+            async with asyncio.timeout(limit_s):
+                self._next.follow(self._attach())
+                while self._ready_for < 0:
+                    await self._news.wait()
+                    self._news.clear()
+                    if self._trouble is not None:
+                        raise self._trouble
+                stream = self._follow_tail(scope)
+                await stream.opened.wait()
+        except TimeoutError:
+            first = self.route.hops[0]
+            raise HopTimeout(first.peer, str(first.span), f"no chain within {limit_s:.0f} s") from None
+        scope.spawn(self._keep())
+
+    async def close(self) -> None:
+        """End the session everywhere, and wait until it is said."""
+        if self._replies is not None:
+            self._replies[1].cancel()
+        if self._next is not None:
+            self._next.close("done")
+            await self._next.gone()
+
+    async def _keep(self) -> None:
+        """Repair the chain whenever it needs it."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            lost = self._lost()
+            moving = self._leaving.intersection(self._peers())
+            if not lost and not moving:
+                continue
+            self._is_repairing = bool(lost)
+            try:
+                await self._repair(sorted(lost | moving), is_move=not lost)
+            except SwarmError as error:
+                self.give_up(error)
+                return
+            finally:
+                self._is_repairing = False
+
+    async def _repair(self, replaced: Sequence[str], *, is_move: bool) -> None:
+        """Try routes until one stands (R7).
+
+        Raises:
+            SwarmError: none did in time.
+        """
+        assert self._scope is not None
+        assert self._next is not None
+        started = time.monotonic()
+        self._hold_survivors(self._scope)
+        while True:
+            self._trouble = None
+            route = await self._way_around(started, is_move=is_move)
+            if route is None:
+                return
+            self.route = route
+            self.generation += 1
+            logger.info("generation %d goes over %s", self.generation, ", ".join(map(_named, route.hops)))
+            self._next.follow(self._attach())
+            self._follow_tail(self._scope)
+            if await self._stands():
+                break
+            if time.monotonic() - started > self._wait_s:
+                raise self._trouble or HopTimeout(route.hops[0].peer, str(route.hops[0].span), "no route stood in time")
+            self._hold_survivors(self._scope)
+        seconds = time.monotonic() - started
+        logger.info("repaired in %.2f s", seconds)
+        if len(self.repairs) < MAX_REPAIRS:
+            self.repairs.append(Repair(self.generation, tuple(replaced), seconds, is_move))
+
+    async def _way_around(self, started: float, *, is_move: bool) -> Route | None:
+        """A route for the next generation; None when a move must wait, because nobody else has the layers."""
+        told = False
+        while True:
+            suspects = self._suspected(SUSPECT_S)
+            keep = [hop for hop in self.route.hops if hop.peer not in suspects | self._leaving]
+            for avoid, fresh in ((suspects, False), (suspects, True), (self._suspected(RETRY_S), True)):
+                try:
+                    return await self._detour(avoid | self._leaving, keep, fresh=fresh)
+                except RouteError as error:
+                    missing = error
+            if is_move:
+                logger.info("cannot move yet: %s", missing)
+                return None
+            if time.monotonic() - started > self._wait_s:
+                raise missing
+            if not told:
+                told = True
+                logger.warning("waiting up to %.0f s: %s", self._wait_s, missing)
+            if self._scope is not None:
+                self._hold_survivors(self._scope)
+            await asyncio.sleep(RETRY_S)
+
+    async def _stands(self) -> bool:
+        """Whether all hops of the newest route are attached before trouble or the deadline comes."""
+        try:
+            async with asyncio.timeout(READY_S):
+                while self._ready_for < self.generation:
+                    await self._news.wait()
+                    self._news.clear()
+                    if self._lost():
+                        return False
+        except TimeoutError:
+            logger.info("generation %d does not stand in time", self.generation)
+            return False
+        return not self._lost()
+
+    def _peers(self) -> set[str]:
+        return {hop.peer for hop in self.route.hops}
+
+    def _lost(self) -> set[str]:
+        """Machines of this route about which trouble was reported in this generation."""
+        return {self._trouble.peer} & self._peers() if isinstance(self._trouble, HopError) else set()
+
+    def _suspected(self, within_s: float) -> set[str]:
+        now = time.monotonic()
+        return {peer for peer, lost_s in self._suspects.items() if now - lost_s < within_s}
+
+    def _attach(self) -> Attach:
+        want = self._want
+        if self.generation:  # no new hop may have less than what the session uses
+            credits = self.credits
+            want = replace(want, window_tokens=credits.window_tokens, sweeps=credits.sweeps, nodes=credits.nodes)
+        return Attach(self._session, self.generation, self.route.hops, 0, want)
+
+    def _follow_tail(self, scope: TaskScope) -> ReplyStream:
+        tail = self.route.hops[-1]
+        if self._replies is not None:
+            stream, task = self._replies
+            if stream.tail == tail and not stream.is_broken:
+                return stream
+            task.cancel()
+        stream = ReplyStream(tail, self._hear)
+        acked = self._journal.state.acked if self._journal is not None else 0
+        request = RepliesRequest(self._session, self.generation, acked)
+        channel = self._dialer.channel(self.route.addresses[-1])
+        self._replies = (stream, scope.spawn(stream.run(channel, request)))
+        return stream
+
+    def _hold_survivors(self, scope: TaskScope) -> None:
+        """Hops behind a gap would take their client for dead (R9)."""
+        held = wire.encode_hold(Hold(self._session, self.generation, HOLD_TTL_S))
+        for hop, address in zip(self.route.hops, self.route.addresses, strict=True):
+            if hop.peer not in self._suspects:
+                scope.spawn(_tell(self._dialer.channel(address), held))
+
+    async def _dial(self, hop: RouteHop) -> tuple[grpc.aio.Channel, bool]:
+        at = self.route.hops.index(hop)
+        return self._dialer.channel(self.route.addresses[at]), False
 
 
 @asynccontextmanager
-async def open_chain(dialer: Dialer, route: Route, want: Open) -> AsyncIterator[Chain]:
-    """Attach every hop of the route and open the reply stream; leaving closes the session everywhere.
+async def open_chain(chain: Chain) -> AsyncIterator[Chain]:
+    """Attach every hop of the chain's route; leaving closes the session everywhere.
 
     Raises:
         SwarmError: a hop refused, or did not answer in time.
     """
-    session = SessionId(secrets.token_bytes(16))
-    attach = Attach(session, 0, route.hops, 0, want)
-    chain = Chain(route.hops)
-    async with open_link(dialer.channel(route.addresses[0]), attach, chain.listen) as link:
+    async with TaskScope() as scope:
         try:
-            chain.attached(link, await link.ready())
-            async with TaskScope() as scope:
-                opened = asyncio.Event()
-                scope.spawn(_read_replies(dialer.channel(route.addresses[-1]), session, chain, opened))
-                await _wait_opened(opened, route.hops[-1])
-                yield chain
+            await chain.open(scope)
+            yield chain
         finally:
-            link.send(Close("done"))  # also when the generation is left or breaks: KV elsewhere is not ours to keep
+            await chain.close()  # also when the generation is left or breaks: KV elsewhere is not ours to keep
 
 
-async def _wait_opened(opened: asyncio.Event, tail: RouteHop, timeout_s: float = 10.0) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await opened.wait()
-    except TimeoutError:
-        raise HopTimeout(tail.peer, str(tail.span), f"no reply stream within {timeout_s:.0f} s") from None
+async def _tell(channel: grpc.aio.Channel, request: bytes) -> None:
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(wire.HOLD)
+    with suppress(grpc.aio.AioRpcError):  # lost as well: its predecessor will say so
+        await call(request, timeout=1.0)
 
 
-async def _read_replies(channel: grpc.aio.Channel, session: SessionId, chain: Chain, opened: asyncio.Event) -> None:
-    tail = chain.route[-1]
-    joiner = Joiner()
-    call: Stream = channel.stream_stream(wire.REPLIES)()
-    error: SwarmError = HopClosed(tail.peer, str(tail.span), "ended the reply stream")
-    try:
-        await call.write(wire.encode_replies_up(RepliesRequest(session)))
-        while isinstance(part := await call.read(), bytes):
-            opened.set()
-            match joiner.feed(part):
-                case Reply() as reply:
-                    chain.take(reply)
-                case Ping(nonce=nonce):
-                    await call.write(wire.encode_replies_up(Pong(nonce)))
-                case _:
-                    pass
-        await asyncio.sleep(FAULT_GRACE_S)  # the fault that says why comes up the chain, one hop later
-    except grpc.aio.AioRpcError as failure:
-        error = Unreachable(tail.peer, str(tail.span), f"the reply stream broke ({failure.details()})")
-        if failure.code() is grpc.StatusCode.NOT_FOUND:
-            error = SessionExpired(f"node {tail.peer} no longer holds this session")
-    except SwarmError as failure:
-        error = failure
-    finally:
-        call.cancel()
-        opened.set()
-    chain.give_up(error)
+def _named(hop: RouteHop) -> str:
+    return f"{PeerId(hop.peer)[-8:]} {hop.span}"

@@ -6,9 +6,10 @@ Owns no text rules, no tree and no network: it brings `client.decode`, `client.c
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -22,13 +23,15 @@ from client.walk import Walk
 from swarm.codec import lossless_codec
 from swarm.dial import Dialer
 from swarm.errors import GenerationInterrupted, HopError, RouteError, SwarmError, UnsupportedModel
-from swarm.messages import Codec, Open, Sampling
+from swarm.messages import Codec, Open, RouteHop, Sampling
 from swarm.registry import ModelIdentity, Registry
 from swarm.routing import Route, RouteQuery, best_route
 from swarm.session import Limits
 
 SWEEPS_IN_FLIGHT = 4
 OPEN_ATTEMPTS = 3
+REPLAY_LAYER_MS = 10.0
+"""What it costs a repair to give a layer to a machine that has no KV of the session."""
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +49,6 @@ class Session:
     """An open chain and the sequence that it holds."""
 
     chain: Chain
-    route: Route
     walk: Walk
     codec: Codec
 
@@ -62,6 +64,7 @@ class Session:
             GenerationInterrupted: the chain broke midway; carries text and tokens so far.
         """
         started = job.clock()
+        repaired = len(self.chain.repairs)
         first_token = started
         last = ""
         try:
@@ -74,15 +77,16 @@ class Session:
         except SwarmError as error:
             job.text.finish()
             raise GenerationInterrupted(str(error), job.text.text, job.text.tokens) from error
-        stats = self._stats(job, first_token - started, job.clock() - started)
+        stats = self._stats(job, first_token - started, job.clock() - started, repaired)
         logger.info(
             "session over: %d tokens, %d sweeps, acceptance length %.2f, %.1f tokens/s",
             *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),
         )
         yield Piece(last, Result(job.text.text, tuple(job.text.tokens), job.text.finish_reason or "length", stats))
 
-    def _stats(self, job: Job, first_token_s: float, total_s: float) -> Stats:
-        numeric_class = self.route.numeric_class
+    def _stats(self, job: Job, first_token_s: float, total_s: float, repaired: int) -> Stats:
+        route = self.chain.route
+        numeric_class = route.numeric_class
         if self.codec is Codec.INT8:
             numeric_class += "+int8"
         return Stats(
@@ -96,7 +100,8 @@ class Session:
             time_to_first_token_s=first_token_s,
             total_s=total_s,
             sweeps=tuple(job.sweeps),
-            hops=tuple(f"{hop.peer[-8:]} {hop.span}" for hop in self.route.hops),
+            hops=tuple(f"{hop.peer[-8:]} {hop.span}" for hop in route.hops),
+            repairs=tuple(self.chain.repairs[repaired:]),
         )
 
 
@@ -115,6 +120,7 @@ class SessionOpener:
     join: tuple[str, ...]
     nodes: int
     codec: CodecChoice = "lossless"
+    wait_s: float = 60.0
 
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
         """The chain that a session would take now.
@@ -152,15 +158,37 @@ class SessionOpener:
             )
             is_open = False
             try:
-                async with open_chain(self.dialer, route, want) as chain:
+                detour = partial(self._detour, route.numeric_class)
+                async with open_chain(Chain(self.dialer, route, want, detour, self.wait_s)) as chain:
                     is_open = True
-                    yield Session(chain, route, self._walk(chain), want.codec)
+                    walk = self._walk(chain)
+                    chain.begin(walk.state)
+                    yield Session(chain, walk, want.codec)
                 return
             except HopError as error:
                 if is_open or attempt + 1 == OPEN_ATTEMPTS:
                     raise
                 avoid |= {error.peer}
                 refusal = error
+
+    async def _detour(
+        self, numeric_class: str, avoid: Collection[str], keep: Sequence[RouteHop], *, fresh: bool
+    ) -> Route:
+        """A route of the same numeric class without some machines; the others stay where they are."""
+        identity = self.identity
+        records = await self.registry.records(identity.fingerprint, identity.num_layers, fresh=fresh)
+        listed = {record.peer for record in records}
+        query = RouteQuery(
+            self.target.name,
+            identity.num_layers,
+            self.nodes,
+            self.join,
+            avoid=frozenset(avoid),
+            keep=tuple(hop for hop in keep if hop.peer in listed),
+            replay_layer_ms=REPLAY_LAYER_MS,
+            numeric_class=numeric_class,
+        )
+        return best_route(records, query)
 
     async def _route_beside(self, avoid: frozenset[str], refusal: HopError | None) -> Route:
         """A route without the machines that refused; where there is none, their refusal is the answer."""

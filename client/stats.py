@@ -32,12 +32,27 @@ class SweepStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Repair:
+    """One change of route in the middle of a session.
+
+    generation: of the new route. replaced: peers that it goes around. seconds: from the first report until every hop
+    of the new route was attached. is_move: they were leaving and served meanwhile.
+    """
+
+    generation: int
+    replaced: tuple[str, ...]
+    seconds: float
+    is_move: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """One generation.
 
     reused_tokens: of the prompt, those that the session held already, which did not travel again.
     sweeps: decode sweeps; prefill ones, which bring no token, are counted apart. Acceptance length is tokens per decode
     sweep, the target's own token included (plain decoding scores 1.00).
+    repairs: changes of route meanwhile.
     reproducible: whether text depends on model, prompt and seed alone (fp32 and a lossless codec).
     """
 
@@ -52,6 +67,7 @@ class Stats:
     total_s: float
     sweeps: tuple[SweepStats, ...]
     hops: tuple[str, ...]
+    repairs: tuple[Repair, ...] = ()
 
     @property
     def acceptance_length(self) -> float:

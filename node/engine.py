@@ -40,8 +40,8 @@ class Customer(Protocol):
     def finish(self, run: SweepRun) -> None:
         """Take a finished sweep."""
 
-    def fail(self, error: Exception) -> None:
-        """Take the error that ended the sweep."""
+    def fail(self, error: Exception, run: SweepRun | None = None) -> None:
+        """Take the error that ended a sweep; no sweep when it was the next one that could not be made."""
 
 
 class StepCost:
@@ -148,5 +148,5 @@ class Engine:
             if run.is_done:
                 session.finish(run)
         except Exception as error:  # noqa: BLE001 - whatever a forward raises is this sweep's fault, not the node's
-            session.fail(error)
+            session.fail(error, run)
         return (time.perf_counter() - started) * 1e3

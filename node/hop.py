@@ -1,7 +1,8 @@
 """One session on this machine: its upstream, its log, its KV, its link to the next hop. Lives in the event loop.
 
 Only the newest generation's upstream is heard (R3). What the sweeps mean is `swarm.session`'s, tensors are
-`node.sweep_run`'s; this file moves work between them and says so to the neighbours.
+`node.sweep_run`'s, who comes next is `swarm.successor`'s; this file moves work between them and says so to the
+neighbours. Trouble behind it is reported and waited out: the client alone repairs (R1).
 """
 
 from __future__ import annotations
@@ -9,22 +10,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
+import grpc.aio
+
+from node.edge import check_rows, check_sweep
 from node.engine import Engine
+from node.journals import JOURNAL_BYTES, JournalRoom
 from node.replies import ReplyBuffer
 from node.span import SpanModel
 from node.sweep_run import HopRole, NoiseSource, SweepRun
 from node.tally import Tally
 from node.upstream import UpstreamSide
 from swarm.arena import Arena
-from swarm.codec import check_width
 from swarm.dial import Dialer
 from swarm.errors import (
     Busy,
-    ConfigError,
     HopClosed,
     HopError,
+    HopLeaving,
     LocalProtocolError,
     RemoteProtocolError,
     SwarmError,
@@ -32,27 +37,33 @@ from swarm.errors import (
 )
 from swarm.faults import fault_of
 from swarm.hop_log import HopLog
-from swarm.ids import PeerId
-from swarm.link import Link, open_link
+from swarm.ids import PeerId, TreeNodeId
+from swarm.journal import Journal
+from swarm.layers import Span
 from swarm.messages import (
     Ack,
     Attach,
     Attached,
-    Close,
     Credits,
     Fault,
     HopTime,
     Ready,
     Reply,
+    Reroute,
+    RouteHop,
+    Snapshot,
     SweepFrame,
     Upstream,
 )
 from swarm.registry import Registry
-from swarm.sampling import check as check_sampling
 from swarm.session import Limits
+from swarm.successor import Successor
+from swarm.tasks import TaskScope
 
-ORPHAN_S = 5.0
+ORPHAN_S = 4.0
 """How long a session outlives its upstream's stream (R9)."""
+HOLD_S = 60.0
+"""The longest time for which a client may hold an orphan."""
 IDLE_S = 1_800.0
 """How long a session may stay without a sweep; a chat's user may think meanwhile."""
 
@@ -71,6 +82,7 @@ class Workshop:
     tally: Tally
     valid_tokens: int
     noise: NoiseSource
+    journals: JournalRoom = field(default_factory=lambda: JournalRoom(JOURNAL_BYTES))
 
 
 class HopSession:
@@ -80,20 +92,28 @@ class HopSession:
         self.credits = credits
         self.replies = ReplyBuffer()
         self.log = HopLog(self._limits(shop, credits))
+        self.journal = Journal(self.log.executed)
         self._shop = shop
         self._attach = attach
         self._arena: Arena | None = None
         self._role = HopRole(attach.route[attach.index].span, attach.open.codec, shop.valid_tokens, shop.noise)
         self._is_tail = attach.index == len(attach.route) - 1
         self._upstream: UpstreamSide | None = None
-        self._downstream: Link | None = None
+        self._next: Successor | None = None
         self._running: SweepRun | None = None
+        self._replayed: dict[TreeNodeId, int] = {}
         self._arrived: dict[int, float] = {}
+        self._journal_bytes = 0
         self._is_ready = False
         self._closed = asyncio.Event()
         self._reason = "closed"
         self._end_timer: asyncio.TimerHandle | None = None
         self._attaching: asyncio.Task[None] | None = None
+
+    @property
+    def span(self) -> Span:
+        """The layers that this session uses here."""
+        return self._role.span
 
     @property
     def is_tail(self) -> bool:
@@ -102,8 +122,9 @@ class HopSession:
 
     @property
     def max_row_bytes(self) -> int:
-        """Most bytes of rows in a frame: every node that the session may have unanswered, in its codec."""
-        return self._role.codec.row_bytes(self._shop.model.hidden_size) * self.credits.nodes
+        """Most bytes of rows in a frame: every node that the session may hold (a snapshot's), in its codec."""
+        tokens = self.credits.window_tokens + self.credits.nodes
+        return self._role.codec.row_bytes(self._shop.model.hidden_size) * tokens
 
     @property
     def is_closed(self) -> bool:
@@ -111,22 +132,40 @@ class HopSession:
         return self._closed.is_set()
 
     def attach(self, upstream: UpstreamSide, attach: Attach) -> None:
-        """Hear this stream from now on, and no other (R3).
+        """Hear this stream from now on, and no other (R3); go on with its route.
 
         Raises:
-            HopClosed: a newer generation holds the session, or the new route needs a replay.
+            HopClosed: a newer generation holds the session.
         """
         if self._upstream is not None and attach.generation <= self._attach.generation:
-            raise HopClosed(self._shop.peer, str(self._role.span), f"generation {attach.generation} is not newer")
-        if attach.route != self._attach.route or attach.index != self._attach.index:
-            raise HopClosed(self._shop.peer, str(self._role.span), "cannot change a running session's route")
+            raise HopClosed(self._shop.peer, str(self.span), f"generation {attach.generation} is not newer")
         self._end_upstream()
-        self._upstream, self._attach = upstream, attach
+        self._upstream = upstream
         upstream.receipt = self._receipt
         self._end_unless_heard(IDLE_S, "nothing was heard of it")
         upstream.send(Attached(attach.generation, self.log.received.sequence or None))
-        if self._is_ready:
+        self._go_on(attach)
+
+    def reroute(self, upstream: UpstreamSide, reroute: Reroute) -> None:
+        """Go on with another route, which has this hop as it is (R2).
+
+        Raises:
+            RemoteProtocolError: it has not.
+        """
+        if upstream is not self._upstream or reroute.generation <= self._attach.generation or self.is_closed:
+            return
+        here = RouteHop(self._shop.peer, self.span)
+        if here not in reroute.route:
+            raise RemoteProtocolError("route", f"{here.peer} does not have layers {here.span} in it")
+        index = reroute.route.index(here)
+        self._go_on(replace(self._attach, generation=reroute.generation, route=reroute.route, index=index))
+
+    def _go_on(self, attach: Attach) -> None:
+        self._attach = attach
+        if self._is_tail and self._arena is not None:
             self._be_ready()
+        elif self._next is not None:
+            self._next.follow(replace(attach, index=attach.index + 1))
 
     def detach(self, upstream: UpstreamSide) -> None:
         """The stream ended. If it was the session's upstream, wait a while for another one."""
@@ -138,7 +177,9 @@ class HopSession:
         if upstream is not self._upstream or self.is_closed:
             return
         try:
-            self._check(frame)
+            if not self._is_ready and self._attach.generation == 0:
+                raise RemoteProtocolError("sequence", f"sweep {frame.sweep.sequence} came before Ready")
+            check_sweep(frame, self._shop.model, self._role.codec, is_first=self._attach.index == 0)
             is_new = self.log.receive(frame)
         except SwarmError as error:
             self._shop.tally.errors += 1
@@ -151,6 +192,35 @@ class HopSession:
             self._shop.engine.submit(self)
         elif self._is_tail:
             self.replies.resend(frame.sweep.sequence)
+
+    def restore(self, upstream: UpstreamSide, snapshot: Snapshot) -> None:
+        """Forget what was here and continue from a snapshot (R5)."""
+        if upstream is not self._upstream or self.is_closed:
+            return
+        try:
+            check_rows(snapshot.rows, self._shop.model, self._role.codec, is_first=self._attach.index == 0)
+            self.log.restore(snapshot)
+        except SwarmError as error:
+            self._shop.tally.errors += 1
+            self._report(error)
+            return
+        self._running = None  # what runs now is of no use any more
+        self._arrived.clear()
+        self._replayed.clear()
+        self.journal.restored(self.log.executed, snapshot.headers)
+        self._account()
+        self._shop.tally.restores += 1
+        self._shop.tally.restored_nodes += len(snapshot.ids)
+        self._shop.engine.submit(self)
+
+    def hold(self, generation: int, seconds: float) -> None:
+        """Outlive the upstream for a while: the chain is being repaired (R9)."""
+        if generation >= self._attach.generation and (self._upstream is None or self._upstream.ended.is_set()):
+            self._end_unless_heard(min(seconds, HOLD_S), "its chain was not repaired in time")
+
+    def warn(self, reason: str) -> None:
+        """Say that this hop leaves soon, and serve on."""
+        self._report(HopLeaving(self._shop.peer, str(self.span), reason))
 
     def closed_by(self, upstream: UpstreamSide, reason: str) -> None:
         """The session's upstream says that it is over."""
@@ -176,10 +246,9 @@ class HopSession:
         self._attaching = asyncio.current_task()
         try:
             self._arena = await self._make_arena()
-            if self._is_tail:
-                await self._serve()
-            else:
-                await self._run_linked()
+            self._attaching = None
+            self._shop.engine.submit(self)  # a replay may have come before there was room for it
+            await (self._serve_tail() if self._is_tail else self._serve_linked())
         except SwarmError as error:
             self._report(error)
             self.close(str(error))
@@ -190,6 +259,8 @@ class HopSession:
                 self._end_timer.cancel()
             self._end_upstream()
             self._arena = self._running = None  # its KV is free now, whoever still holds this session
+            self.journal.drop()
+            self._account()
             logger.info("session over: %s; %d sweeps", self._reason, self.log.received.sequence)
 
     def next_run(self) -> SweepRun | None:
@@ -205,13 +276,17 @@ class HopSession:
 
     def finish(self, run: SweepRun) -> None:
         """For the engine: a sweep is done; send it on, or answer it."""
+        if self.is_closed or run is not self._running:
+            return
         self._running = None
-        if self.is_closed:
+        self._note(run)
+        if run.work.is_replay:
+            self._end_replay(run)
             return
         sweep = run.work.frame.sweep
         stayed_ms = (time.perf_counter() - self._arrived.pop(sweep.sequence)) * 1e3
         waited_ms = stayed_ms - run.compute_ms - run.encode_ms
-        link_ms = self.replies.link_ms if self._downstream is None else self._downstream.rtt_ms / 2
+        link_ms = self.replies.link_ms if self._next is None else self._next.rtt_ms / 2
         times = (*run.work.frame.times, HopTime(max(waited_ms, 0.0), run.compute_ms, run.encode_ms, link_ms))
         tally = self._shop.tally
         tally.sweeps += 1
@@ -222,15 +297,68 @@ class HopSession:
             reply = Reply(sweep.sequence, sweep.generation, tuple(run.picks), times)
             self.replies.put(reply, self.log.received.acked)
             return
-        assert self._downstream is not None, "sweeps come after Ready"
         kept = None if len(run.work.run) == len(sweep.tokens) else run.kept
-        try:
-            self._downstream.send(SweepFrame(sweep, kept, run.rows, times))
-        except HopError as error:
-            self._report(error)
+        if self._next is not None:
+            self._next.push(SweepFrame(sweep, kept, run.rows, times))
 
-    def fail(self, error: Exception) -> None:
+    def _note(self, run: SweepRun) -> None:
+        """Into the journal before anything is sent (R5)."""
+        if run.rows is not None:
+            self.journal.keep(run.work.applied, run.work.nodes, run.rows)
+            self._account()
+        if not run.work.is_replay:
+            self.journal.note(run.work.frame.sweep)
+
+    def _end_replay(self, run: SweepRun) -> None:
+        """A part of a snapshot was run: after the last one, go on where the hop before left off."""
+        if self._is_tail:
+            self._replayed |= dict(run.picks)
+        if self.log.is_replaying:
+            return
+        if self._next is not None:
+            self._next.sync()
+            return
+        for reply in self.log.replies(self._replayed, self._attach.generation):
+            self.replies.put(reply, self.log.executed.acked)
+        self._replayed.clear()
+
+    def replay(self, received: int | None) -> Sequence[SweepFrame | Snapshot] | None:
+        """What the next hop lacks, unless this one is being replayed itself."""
+        if self.log.is_replaying or self._running_replay:
+            return None
+        if self.journal.is_dropped and received != self.log.executed.sequence:
+            self._say(Attached(self._attach.generation, None))  # it needs a replay before it can give one (R8)
+            return None
+        if received == self.log.executed.sequence:
+            return ()
+        messages = self.journal.replay(received)
+        self._shop.tally.replays += any(isinstance(message, Snapshot) for message in messages)
+        self._shop.tally.catch_ups += sum(isinstance(message, SweepFrame) for message in messages)
+        return messages
+
+    @property
+    def _running_replay(self) -> bool:
+        return self._running is not None and self._running.work.is_replay
+
+    def on_ready(self, ready: Ready) -> None:
+        """The hops behind are attached."""
+        if ready.generation == self._attach.generation:
+            self._take_credits(ready.credits)
+            self._be_ready()
+
+    def on_fault(self, fault: Fault) -> None:
+        """A hop behind has trouble: the client's business."""
+        self._say(fault)
+
+    def on_trouble(self, error: HopError) -> None:
+        """The next hop is lost: the client's business."""
+        self._shop.tally.errors += 1
+        self._report(error)
+
+    def fail(self, error: Exception, run: SweepRun | None = None) -> None:
         """For the engine: a sweep could not be run, so this hop is lost to the session."""
+        if run is not None and run is not self._running:
+            return  # of a state that was replaced meanwhile
         self._running = None
         self._shop.tally.errors += 1
         if not isinstance(error, SwarmError) or isinstance(error, LocalProtocolError):
@@ -247,21 +375,18 @@ class HopSession:
             reason = f"has no memory for the KV of {tokens} tokens ({str(error).partition(chr(10))[0]})"
             raise Busy(self._shop.peer, str(self._role.span), reason) from error
 
-    async def _run_linked(self) -> None:
-        behind = replace(self._attach, index=self._attach.index + 1)
-        address = await self._address_of(behind)
-        channel, is_cold = self._shop.dialer.channel(address), self._shop.dialer.was_cold(address)
-        async with open_link(channel, behind, self._on_downstream, is_cold=is_cold) as link:
-            self._downstream = link
+    async def _serve_linked(self) -> None:
+        async with TaskScope() as scope:
+            self._next = Successor(scope, self._dial, self)
+            self._next.follow(replace(self._attach, index=self._attach.index + 1))
             try:
-                self._take_credits(await link.ready())
-                await self._serve()
+                await self._closed.wait()
             finally:
                 self._end_upstream()  # whoever closed waits for this hop only, not for all behind it
-                link.send(Close(self._reason))
+                self._next.close(self._reason)
+                await self._next.gone()
 
-    async def _serve(self) -> None:
-        self._attaching = None
+    async def _serve_tail(self) -> None:
         self._be_ready()
         await self._closed.wait()
 
@@ -289,50 +414,23 @@ class HopSession:
         )
         self.log.limit(self._limits(self._shop, self.credits))
 
-    async def _address_of(self, behind: Attach) -> str:
+    async def _dial(self, hop: RouteHop) -> tuple[grpc.aio.Channel, bool]:
         """Where the next hop listens, from its own signed record and nothing else."""
-        hop = behind.route[behind.index]
+        fingerprint, dialer = self._attach.open.fingerprint, self._shop.dialer
         for fresh in (False, True):
-            records = await self._shop.registry.records(
-                behind.open.fingerprint, self._shop.model.num_layers, fresh=fresh
-            )
+            records = await self._shop.registry.records(fingerprint, self._shop.model.num_layers, fresh=fresh)
             for record in records:
                 if record.peer == hop.peer and record.span.contains(hop.span):
-                    return record.address
+                    return dialer.channel(record.address), dialer.was_cold(record.address)
         raise Unreachable(hop.peer, str(hop.span), "has no valid record in the registry")
 
-    def _on_downstream(self, message: Upstream | HopError) -> None:
-        match message:
-            case Fault():
-                self._say(message)
-            case HopError() if not self.is_closed:
-                self._report(message)
-            case _:
-                pass
-
-    def _check(self, frame: SweepFrame) -> None:
-        """Sweeps come after Ready; rows from hops, never from a client, in the model's shape; sampling makes sense.
-
-        Nobody holds a reply to what was not run here yet: whoever says so could fill this hop's queue beyond F1.
-        """
-        rows, sampling = frame.rows, frame.sweep.sampling
-        if not self._is_ready:
-            raise RemoteProtocolError("sequence", f"sweep {frame.sweep.sequence} came before Ready")
-        if frame.sweep.acked > self.log.executed.sequence:
-            raise RemoteProtocolError("acked", f"{frame.sweep.acked} is not answered")
-        if frame.sweep.want is not None:
-            raise RemoteProtocolError("want", "log-probabilities and hidden rows are not given by this version")
-        if sampling is not None:
-            try:
-                check_sampling(sampling, self._shop.model.vocab_size)
-            except ConfigError as error:
-                raise RemoteProtocolError("sampling", str(error)) from None
-        if (rows is None) != (self._attach.index == 0):
-            raise RemoteProtocolError("rows", "hop 0 embeds ids, later hops take rows")
-        if rows is not None:
-            check_width(rows, self._shop.model.hidden_size)
-            if rows.codec is not self._role.codec:
-                raise RemoteProtocolError("codec", f"{rows.codec.value} rows in a session of {self._role.codec.value}")
+    def _account(self) -> None:
+        """Pay for the journal; what the machine has no room for is given up (R8)."""
+        if not self._shop.journals.change(self._journal_bytes, self.journal.size_bytes):
+            logger.warning("no room for the journal of a session: another hop will replay it when this is needed")
+            self.journal.drop()
+            self._shop.journals.change(self._journal_bytes, 0)
+        self._journal_bytes = self.journal.size_bytes
 
     def _end_upstream(self) -> None:
         if self._upstream is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from swarm.messages import Reply
+from swarm.messages import Ping, Reply
 
 
 class ReplyBuffer:
@@ -19,6 +19,7 @@ class ReplyBuffer:
         self._kept: dict[int, Reply] = {}
         self._reader = 0
         self._sent = 0
+        self._ping: Ping | None = None
         self._closed = False
         self._changed = asyncio.Event()
 
@@ -26,6 +27,11 @@ class ReplyBuffer:
         """Keep a reply and forget those that the client holds."""
         self._kept = {sequence: kept for sequence, kept in self._kept.items() if sequence > acked}
         self._kept[reply.sequence] = reply
+        self._changed.set()
+
+    def ping(self, ping: Ping) -> None:
+        """Send a ping when the stream is next free; only the newest one waits."""
+        self._ping = ping
         self._changed.set()
 
     def resend(self, sequence: int) -> None:
@@ -39,14 +45,17 @@ class ReplyBuffer:
         self._closed = True
         self._changed.set()
 
-    async def stream(self, acked: int) -> AsyncIterator[Reply]:
-        """Everything kept beyond `acked`, then what comes; a newer stream ends this one."""
+    async def stream(self, acked: int) -> AsyncIterator[Reply | Ping]:
+        """Everything kept beyond `acked`, then what comes, and pings; a newer stream ends this one."""
         self._reader += 1
         reader, self._sent = self._reader, acked
         self._changed.set()
         while reader == self._reader and not self._closed:
             waiting = [sequence for sequence in self._kept if sequence > self._sent]
-            if waiting:
+            if self._ping is not None:
+                ping, self._ping = self._ping, None
+                yield ping
+            elif waiting:
                 self._sent = min(waiting)
                 yield self._kept[self._sent]
             else:

@@ -24,10 +24,27 @@ from swarm.faults import fault_of
 from swarm.frames import FrameLimits, Joiner, split
 from swarm.identity import Identity
 from swarm.ids import PeerId
-from swarm.messages import Attach, Close, Frame, Ping, Pong, RepliesRequest, SweepFrame
+from swarm.messages import (
+    Attach,
+    Close,
+    Frame,
+    Held,
+    Ping,
+    Pong,
+    RepliesRequest,
+    Reroute,
+    Snapshot,
+    SweepFrame,
+)
 from swarm.tasks import TaskScope
 
 FIRST_MESSAGE_S = 10.0
+REPAIR_S = 5.0
+"""How long a reply stream waits for its session to be attached here."""
+REPLY_PING_S = 0.5
+"""Between pings on a reply stream, by which the client knows that its tail is there."""
+UPSTREAM_S = 5.0
+"""Silence of an upstream neighbour after which it counts as gone; its pings come more often."""
 WRITE_S = 30.0
 """How long one message waits for a peer that does not read, before its stream is ended."""
 
@@ -49,6 +66,7 @@ class NodeService:
             wire.HELLO: grpc.unary_unary_rpc_method_handler(self.hello),
             wire.INFO: grpc.unary_unary_rpc_method_handler(self.info),
             wire.LINK: grpc.stream_stream_rpc_method_handler(self.link),
+            wire.HOLD: grpc.unary_unary_rpc_method_handler(self.hold),
             wire.REPLIES: grpc.stream_stream_rpc_method_handler(self.replies),
         }
         by_name = {path.rsplit("/", 1)[1]: handler for path, handler in methods.items()}
@@ -64,6 +82,17 @@ class NodeService:
         """What this node serves and has done."""
         return wire.encode_info(self._sessions.info())
 
+    async def hold(self, request: bytes, context: Context) -> bytes:
+        """Keep a session whose upstream is lost while its chain is repaired (R9)."""
+        try:
+            wanted = wire.decode_hold(request)
+        except RemoteProtocolError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        hop = self._sessions.find(wanted.session)
+        if hop is not None:
+            hop.hold(wanted.generation, wanted.ttl_s)
+        return wire.encode_held(Held(hop is not None))
+
     async def replies(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """The picks of one session, for whoever holds its id."""
         try:
@@ -71,17 +100,18 @@ class NodeService:
                 request = wire.decode_replies_up(await anext(requests, b""))
         except (RemoteProtocolError, TimeoutError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error) or "no request came in time")
-        hop = self._sessions.find(request.session) if isinstance(request, RepliesRequest) else None
-        if hop is None or not hop.is_tail or not isinstance(request, RepliesRequest):
+        hop = None
+        if isinstance(request, RepliesRequest):  # a repair may reach this node a little later than its client does
+            hop = await self._sessions.find_tail(request.session, REPAIR_S if request.generation else 0.0)
+        if hop is None or not isinstance(request, RepliesRequest):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such session ends here")
         try:
             async with TaskScope() as scope:
                 scope.spawn(self._measure(requests, hop.replies))
+                scope.spawn(_beat(hop.replies))
                 out = PatientWriter(context)
-                for part in split(Ping(time.perf_counter_ns())):
-                    await out.write(part)
-                async for reply in hop.replies.stream(request.acked):
-                    for part in split(reply):
+                async for message in hop.replies.stream(request.acked):
+                    for part in split(message):
                         await out.write(part)
         except TimeoutError:
             await _give_up(context)
@@ -116,14 +146,7 @@ class NodeService:
             generation = attach.generation
             upstream.count_part()
             hop = self._sessions.attach(attach, upstream)
-            joiner = Joiner(FrameLimits(rows_bytes=hop.max_row_bytes))
-            async for part in requests:
-                upstream.count_part()
-                message = joiner.feed(part)
-                if message is not None:
-                    self._take(message, hop, upstream)
-                if upstream.ended.is_set():
-                    break
+            await self._read_session(requests, hop, upstream)
         except SwarmError as error:
             logger.warning("refused a stream: %s", error)
             upstream.send(fault_of(error, generation, PeerId(self._identity.peer_id)))
@@ -135,6 +158,22 @@ class NodeService:
         finally:
             if hop is not None:
                 hop.detach(upstream)
+
+    async def _read_session(self, requests: AsyncIterator[bytes], hop: HopSession, upstream: UpstreamSide) -> None:
+        joiner = Joiner(FrameLimits(rows_bytes=hop.max_row_bytes))
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(UPSTREAM_S) as patience:
+                async for part in requests:
+                    patience.reschedule(loop.time() + UPSTREAM_S)
+                    upstream.count_part()
+                    message = joiner.feed(part)
+                    if message is not None:
+                        self._take(message, hop, upstream)
+                    if upstream.ended.is_set():
+                        break
+        except TimeoutError:
+            logger.info("a neighbour is silent; its stream was ended")
 
     @staticmethod
     def _first(part: bytes) -> Attach:
@@ -150,12 +189,22 @@ class NodeService:
                 hop.receive(upstream, message)
             case Ping(nonce=nonce):
                 upstream.send(Pong(nonce))
+            case Reroute():
+                hop.reroute(upstream, message)
+            case Snapshot():
+                hop.restore(upstream, message)
             case Close(reason=reason):
                 hop.closed_by(upstream, reason)
             case Attach():
                 raise RemoteProtocolError("attach", "a stream carries one session")
             case _:
                 raise RemoteProtocolError("kind", f"{type(message).__name__} is not understood by this version")
+
+
+async def _beat(replies: ReplyBuffer) -> None:
+    while True:
+        replies.ping(Ping(time.perf_counter_ns()))
+        await asyncio.sleep(REPLY_PING_S)
 
 
 class PatientWriter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from dataclasses import asdict
@@ -32,7 +33,9 @@ class Sessions:
         self._identity = identity
         self._scope = scope
         self._open: dict[SessionId, HopSession] = {}
-        self._reserved: dict[SessionId, int] = {}
+        self._reserved: dict[HopSession, int] = {}
+        self._arrived = asyncio.Event()
+        self._ended = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -46,18 +49,33 @@ class Sessions:
         """The session with this id, compared in constant time per session: the id is a capability."""
         return next((hop for known, hop in self._open.items() if secrets.compare_digest(known, session)), None)
 
+    async def find_tail(self, session: SessionId, seconds: float) -> HopSession | None:
+        """The session, if it ends here or comes to within so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                while (hop := self.find(session)) is None or not hop.is_tail:
+                    await self._arrived.wait()
+                return hop
+        except TimeoutError:
+            return None
+
     def attach(self, attach: Attach, upstream: UpstreamSide) -> HopSession:
         """Open the session, or hand a running one to its new upstream.
 
         Raises:
             SwarmError: the attach does not fit this node, or there is no room.
         """
+        self._check(attach)
         hop = self.find(attach.session)
+        if hop is not None and hop.span != attach.route[attach.index].span:
+            hop.close("another part of the layers is wanted now")
+            hop = None
         if hop is None:
-            self._check(attach)
             hop = self._reserve(attach)
             hop.attach(upstream, attach)
             self._scope.spawn(self._run(attach.session, hop))
+            self._arrived.set()
+            self._arrived.clear()
         else:
             hop.attach(upstream, attach)
         return hop
@@ -78,6 +96,19 @@ class Sessions:
             counters=self._shop.tally.counters(model.forwards, model.rows_in),
         )
 
+    async def drain(self, seconds: float) -> bool:
+        """Take no new session and ask every client to move its own; whether all had left in time."""
+        self.draining = True
+        for hop in list(self._open.values()):
+            hop.warn("leaves the swarm")
+        try:
+            async with asyncio.timeout(seconds):
+                while self._open:
+                    await self._ended.wait()
+        except TimeoutError:
+            return False
+        return True
+
     def close_all(self, reason: str) -> None:
         """End every session."""
         for hop in list(self._open.values()):
@@ -96,7 +127,7 @@ class Sessions:
             raise Busy(peer, span, f"needs KV for {tokens} tokens, {self.kv_tokens_free} of {self.kv_tokens} are free")
         hop = HopSession(self._shop, attach, credits)
         self._open[attach.session] = hop
-        self._reserved[attach.session] = tokens
+        self._reserved[hop] = tokens
         return hop
 
     async def _run(self, session: SessionId, hop: HopSession) -> None:
@@ -106,7 +137,11 @@ class Sessions:
             logger.error("a session failed", exc_info=error)
             hop.fail(error)
         finally:
-            del self._open[session], self._reserved[session]
+            del self._reserved[hop]
+            if self._open.get(session) is hop:
+                del self._open[session]
+            self._ended.set()
+            self._ended.clear()
 
     def _check(self, attach: Attach) -> None:
         """Refuse what cannot be this node's part of a chain, before anything is allocated."""

@@ -17,6 +17,10 @@ class Tally:
     tree_nodes: int = 0
     pruned_nodes: int = 0
     errors: int = 0
+    replays: int = 0
+    catch_ups: int = 0
+    restores: int = 0
+    restored_nodes: int = 0
 
     def counters(self, forwards: int, rows_in_forwards: int) -> Counters:
         """The totals as a message, with what the model itself counted."""

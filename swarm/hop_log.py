@@ -110,7 +110,7 @@ class HopLog:
         self._unanswered = snapshot.headers
 
     def replies(self, picks: Mapping[TreeNodeId, int], generation: int) -> list[Reply]:
-        """A new tail's replies to the sweeps that were unanswered in the snapshot, from the picks of its replay (R6)."""
+        """A new tail's replies to the snapshot's unanswered sweeps, from the picks of its replay (R6)."""
         return [
             Reply(
                 header.sequence,

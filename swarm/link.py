@@ -15,19 +15,15 @@ from dataclasses import dataclass, field
 import grpc.aio
 
 from swarm import wire
-from swarm.errors import HopClosed, HopError, HopTimeout, SwarmError, Unreachable
-from swarm.faults import error_of
+from swarm.errors import HopClosed, HopError, HopTimeout, Unreachable
 from swarm.frames import split
 from swarm.messages import (
     Ack,
     Attach,
     Attached,
-    Credits,
     Downstream,
-    Fault,
     Ping,
     Pong,
-    Ready,
     RouteHop,
     Upstream,
 )
@@ -37,9 +33,6 @@ from swarm.watch import Watch
 OUTBOX_MESSAGES = 256
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 
-ATTACH_S = 10.0
-ATTACH_PER_HOP_S = 3.0
-"""Each hop waits longer than the one behind it, so that the silent one is named and not its neighbour."""
 PING_S = 0.25
 """Between pings while a session works: what is silent is noticed soon after."""
 IDLE_PING_S = 1.5
@@ -55,25 +48,18 @@ WARM_UP_BYTES = 32_768
 class Link:
     """A running stream; made by `open_link`.
 
-    rtt_ms: latest measured round trip of a ping on this stream, event loop to event loop.
-    watch: what of it was receipted. last: the other side's latest receipt.
+    hop: the machine at the other end. rtt_ms: latest measured round trip of a ping, event loop to event loop.
+    watch: what was receipted. last: the other side's latest receipt.
     """
 
-    route: tuple[RouteHop, ...]
-    index: int
+    hop: RouteHop
     outbox: asyncio.Queue[Downstream]
-    _ready: asyncio.Future[Ready]
     is_cold: bool = False
     rtt_ms: float = 0.0
     watch: Watch = field(default_factory=Watch)
     last: Ack = field(default_factory=lambda: Ack(0))
     _pings: dict[int, float] = field(default_factory=dict)
     _sent_s: float = field(default_factory=time.monotonic)
-
-    @property
-    def hop(self) -> RouteHop:
-        """The machine at the other end."""
-        return self.route[self.index]
 
     def send(self, message: Downstream) -> None:
         """Queue a message.
@@ -88,20 +74,6 @@ class Link:
         except asyncio.QueueFull:
             raise HopClosed(self.hop.peer, str(self.hop.span), "reads too slowly; its link was given up") from None
 
-    async def ready(self) -> Credits:
-        """Wait until this hop and all behind it are attached.
-
-        Raises:
-            HopError: what a hop of the chain reported, or no answer in time.
-        """
-        timeout_s = ATTACH_S + ATTACH_PER_HOP_S * (len(self.route) - self.index)
-        try:
-            async with asyncio.timeout(timeout_s):
-                return (await asyncio.shield(self._ready)).credits
-        except TimeoutError:
-            reason = f"did not attach within {timeout_s:.0f} s"
-            raise HopTimeout(self.hop.peer, str(self.hop.span), reason) from None
-
     def take(self, message: Upstream) -> None:
         """Note what concerns the link itself."""
         match message:
@@ -110,19 +82,8 @@ class Link:
             case Ack():
                 self.last = message
                 self.watch.receipt(message.parts, time.monotonic())
-            case Fault():
-                span = next((str(hop.span) for hop in self.route if hop.peer == message.peer), str(self.hop.span))
-                self.give_up(error_of(message, span))
-            case Ready() if not self._ready.done():
-                self._ready.set_result(message)
             case _:
                 pass
-
-    def give_up(self, error: SwarmError) -> None:
-        """Fail whoever waits in `ready`."""
-        if not self._ready.done():
-            self._ready.set_exception(error)
-            self._ready.exception()  # seen: nobody may be waiting
 
     @property
     def ping_s(self) -> float:
@@ -166,8 +127,7 @@ async def open_link(
         listener: called in the event loop with every message, and once with the HopError that ended the stream.
         is_cold: whether rows will travel over a connection that carried nothing large for a while.
     """
-    ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-    link = Link(attach.route, attach.index, asyncio.Queue(OUTBOX_MESSAGES), ready, is_cold)
+    link = Link(attach.route[attach.index], asyncio.Queue(OUTBOX_MESSAGES), is_cold)
     link.send(attach)
     call: Stream = channel.stream_stream(wire.LINK)()
     async with TaskScope() as scope:
@@ -208,7 +168,6 @@ async def _read(call: Stream, link: Link, listener: Callable[[Upstream | HopErro
     except grpc.aio.AioRpcError as failure:
         details = failure.details() or failure.code().name.lower()
         error = Unreachable(link.hop.peer, str(link.hop.span), f"the stream broke ({details})")
-    link.give_up(error)
     listener(error)
 
 
@@ -218,7 +177,6 @@ async def _watch(link: Link, listener: Callable[[Upstream | HopError], None]) ->
         await asyncio.sleep(link.ping_s)
         link.ping()
     error = HopTimeout(link.hop.peer, str(link.hop.span), "is silent: nothing that was sent to it is receipted")
-    link.give_up(error)
     listener(error)
 
 

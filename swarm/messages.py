@@ -322,7 +322,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What a node has done since it started: numbers that only rise."""
+    """What a node has done since it started: numbers that only rise.
+
+    replays, catch_ups: snapshots and sweeps sent again to a new next hop. restores, restored_nodes: snapshots taken.
+    """
 
     sweeps: int = 0
     frames_in: int = 0
@@ -332,6 +335,10 @@ class Counters:
     rows_in_forwards: int = 0
     pruned_nodes: int = 0
     errors: int = 0
+    replays: int = 0
+    catch_ups: int = 0
+    restores: int = 0
+    restored_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

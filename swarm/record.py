@@ -24,6 +24,8 @@ from swarm.registry import ModelIdentity
 MAX_RECORD_BYTES: Final = 4_096
 MAX_TTL_S: Final = 300.0
 MAX_LAYERS: Final = 4_096
+MAX_DELAYS: Final = 16
+MAX_ROW_BYTES: Final = 2**20
 CLOCK_SLACK_S: Final = 5.0  # the DHT tolerates clocks that differ by 3 s
 _MAX_NUMBER: Final = 2**62
 _DOMAIN: Final = b"canopy-record"
@@ -47,6 +49,9 @@ class NodeRecord:
 
     address: `host:port` of its gRPC service. sweep_ms: (tree nodes, measured ms per sweep) pairs, a hint only.
     expires_at: DHT time (Unix seconds). sequence: grows with every announcement of one run.
+    delays_ms: one-way delays, measured, to nodes that may follow it in a chain. busy: the fraction of time for which it
+    computes. uplink_mbit_per_s: None while not measured. row_bytes: of a hidden row, lossless; None if it does not say.
+    movable: it goes where the swarm needs it, and would now.
     """
 
     peer: PeerId
@@ -62,6 +67,11 @@ class NodeRecord:
     kv_tokens_total: int
     sequence: int
     expires_at: float
+    delays_ms: tuple[tuple[PeerId, float], ...] = ()
+    busy: float = 0.0
+    uplink_mbit_per_s: float | None = None
+    row_bytes: int | None = None
+    movable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +187,12 @@ _HEX = re.compile(r"[0-9a-f]{8,128}")
 _FIELDS = (
     "version_of_format", "left", "peer", "model", "span", "address", "state", "numeric_class", "version", "name",
     "sweep_ms", "kv_tokens_free", "kv_tokens_total", "sequence", "expires_at",
+    "delays_ms", "busy", "uplink_mbit_per_s", "row_bytes",
+    "movable",
 )  # fmt: skip
 _FORMAT: Final = 1
+_DELAY_MS: Final = (0.0, 60_000.0)
+_MBIT_PER_S: Final = (0.001, 1e6)
 
 
 def _encode(record: NodeRecord, left: bool) -> list[Any]:
@@ -206,6 +220,11 @@ def _encode(record: NodeRecord, left: bool) -> list[Any]:
         record.kv_tokens_total,
         record.sequence,
         float(record.expires_at),
+        [list(pair) for pair in record.delays_ms],
+        record.busy,
+        record.uplink_mbit_per_s,
+        record.row_bytes,
+        record.movable,
     ]
 
 
@@ -231,6 +250,11 @@ def _decode(values: list[Any]) -> Sealed:
         kv_tokens_total=total,
         sequence=_whole("sequence", raw["sequence"]),
         expires_at=_real("expires_at", raw["expires_at"]),
+        delays_ms=_delays_ms(raw["delays_ms"]),
+        busy=_within("busy", raw["busy"], (0.0, 1.0)),
+        uplink_mbit_per_s=_uplink(raw["uplink_mbit_per_s"]),
+        row_bytes=None if raw["row_bytes"] is None else _whole("row_bytes", raw["row_bytes"], MAX_ROW_BYTES),
+        movable=_flag("movable", raw["movable"]),
     )
     return Sealed(record, raw["left"])
 
@@ -263,16 +287,29 @@ def _real(field: str, value: object) -> float:
     return value
 
 
+def _flag(field: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise RecordError(field, "must be true or false")
+    return value
+
+
+def _within(field: str, value: object, bounds: tuple[float, float]) -> float:
+    number = _real(field, value)
+    if not bounds[0] <= number <= bounds[1]:
+        raise RecordError(field, f"must be a number in [{bounds[0]:g}, {bounds[1]:g}]")
+    return number
+
+
 def _items(field: str, value: object, limit: int, read: Callable[[str, Any], Any]) -> tuple[Any, ...]:
     if not isinstance(value, list) or len(value) > limit:
         raise RecordError(field, f"must be a list of at most {limit}")
     return tuple(read(field, item) for item in value)
 
 
-def _peer(value: object) -> PeerId:
-    text = _text("peer", value, 64)
+def _peer(value: object, field: str = "peer") -> PeerId:
+    text = _text(field, value, 64)
     if not is_peer_id(text):
-        raise RecordError("peer", "not a peer id")
+        raise RecordError(field, "not a peer id")
     return PeerId(text)
 
 
@@ -302,9 +339,22 @@ def _state(value: object) -> NodeState:
 
 
 def _sweep_ms(value: object) -> tuple[tuple[int, float], ...]:
-    pairs: list[tuple[int, float]] = []
-    for pair in _items("sweep_ms", value, 8, lambda _field, item: item):
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise RecordError("sweep_ms", "must be pairs")
-        pairs.append((_whole("sweep_ms", pair[0]), _real("sweep_ms", pair[1])))
-    return tuple(pairs)
+    pairs = _items("sweep_ms", value, 8, _pair)
+    return tuple((_whole("sweep_ms", nodes), _real("sweep_ms", milliseconds)) for nodes, milliseconds in pairs)
+
+
+def _delays_ms(value: object) -> tuple[tuple[PeerId, float], ...]:
+    pairs = _items("delays_ms", value, MAX_DELAYS, _pair)
+    return tuple(
+        (_peer(peer, "delays_ms"), _within("delays_ms", milliseconds, _DELAY_MS)) for peer, milliseconds in pairs
+    )
+
+
+def _pair(field: str, value: object) -> list[Any]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise RecordError(field, "must be pairs")
+    return value
+
+
+def _uplink(value: object) -> float | None:
+    return None if value is None else _within("uplink_mbit_per_s", value, _MBIT_PER_S)

@@ -57,7 +57,7 @@ class FakeSession:
     def finish(self, run: SweepRun) -> None:
         self._run, self.left, self.served_ms = None, self.left - 1, self.served_ms + run.compute_ms
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: Exception, run: SweepRun | None = None) -> None:
         self._run, self.left = None, 0
         self.failed.append(error)
         self.ended.set()
@@ -164,12 +164,12 @@ async def test_short_slices_run_in_the_event_loop_but_never_beside_the_thread(
     run = session._run = ThreadRun(clock, 4, row_ms)
     run.threads = set()
     gate = threading.Event()
-    holding = asyncio.ensure_future(engine.on_thread(gate.wait if held else bool))
-    await asyncio.sleep(0)
-    if not held:
-        await holding
-    asyncio.get_running_loop().call_later(0.05, gate.set)
-    await serve(engine, session)
-    await holding
+    async with asyncio.TaskGroup() as group:
+        holding = group.create_task(engine.on_thread(gate.wait if held else bool))
+        await asyncio.sleep(0)
+        if not held:
+            await holding
+        asyncio.get_running_loop().call_later(0.05, gate.set)
+        await serve(engine, session)
     assert (run.threads == {threading.get_ident()}) is in_loop
     assert len(run.threads) == 1

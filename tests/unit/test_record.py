@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import base58
 import msgpack
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from swarm.identity import Identity, verify
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.record import (
+    MAX_DELAYS,
     MAX_RECORD_BYTES,
     NodeRecord,
     NodeState,
@@ -48,6 +50,10 @@ RECORD = NodeRecord(
     kv_tokens_total=200,
     sequence=3,
     expires_at=NOW + 60,
+    delays_ms=((OTHER.peer_id, 12.5),),
+    busy=0.25,
+    uplink_mbit_per_s=20.5,
+    row_bytes=16_384,
 )
 SEALED = seal(RECORD, ME)
 
@@ -55,6 +61,7 @@ SEALED = seal(RECORD, ME)
 FIELDS = [
     *["format", "left", "peer", "model", "span", "address", "state", "numeric_class", "version", "name"],
     *["sweep_ms", "kv_tokens_free", "kv_tokens_total", "sequence", "expires_at"],
+    *["delays_ms", "busy", "uplink_mbit_per_s", "row_bytes", "movable"],
 ]
 
 
@@ -107,6 +114,17 @@ def test_a_record_comes_back_as_it_was_and_is_small() -> None:
         ({"sequence": True}, "sequence"),
         ({"sweep_ms": [[1, "fast"]]}, "sweep_ms"),
         ({"sweep_ms": [[1, 1.0]] * 9}, "sweep_ms"),
+        ({"delays_ms": [[ME.peer_id, -1.0]]}, "delays_ms"),
+        ({"delays_ms": [[ME.peer_id, float("nan")]]}, "delays_ms"),
+        ({"delays_ms": [[ME.peer_id, 60_001.0]]}, "delays_ms"),
+        ({"delays_ms": [["Qm", 1.0]]}, "delays_ms"),
+        ({"delays_ms": [[ME.peer_id]]}, "delays_ms"),
+        ({"delays_ms": [[ME.peer_id, 1.0]] * 17}, "delays_ms"),
+        ({"busy": 1.5}, "busy"),
+        ({"busy": None}, "busy"),
+        ({"uplink_mbit_per_s": 0.0}, "uplink_mbit_per_s"),
+        ({"row_bytes": 2**20 + 1}, "row_bytes"),
+        ({"movable": 1}, "movable"),
         ({"model": ["demo"]}, "model"),
         ({"model": ["demo", "A1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40]}, "model"),
         ({"format": 2}, "data"),
@@ -124,6 +142,21 @@ def test_signature_key_and_size() -> None:
     assert field_at_fault(msgpack.packb([key, body])) == "data"
     with pytest.raises(RecordError, match="peer"):
         seal(RECORD, OTHER)
+
+
+def test_a_record_with_everything_in_it_fits() -> None:
+    peers = [base58.b58encode(b"\x12\x20" + bytes([number + 1]) * 32).decode() for number in range(MAX_DELAYS)]
+    most = replace(
+        RECORD,
+        address=f"{'h' * 253}:65535",
+        numeric_class="n" * 96,
+        version="v" * 32,
+        name="ü" * 64,
+        model=ModelIdentity("m" * 96, "f" * 128, "c" * 128, "e" * 128, "d" * 128, 40),
+        sweep_ms=((2**60, 1e9),) * 8,
+        delays_ms=tuple((PeerId(peer), 59_999.999) for peer in peers),
+    )
+    assert unseal(seal(most, ME), NOW) == most
 
 
 def test_a_record_is_over_when_it_expires() -> None:

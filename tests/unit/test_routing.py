@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+import swarm.route_search
 from swarm.errors import RouteError
 from swarm.ids import PeerId
 from swarm.layers import Span
@@ -22,12 +23,13 @@ from swarm.route_costs import (
     HOP_MS,
     LAYER_MS,
     LINK_MBIT_PER_S,
+    NEARLY_EQUAL,
     ROW_BYTES,
     penalty_ms,
     sweep_ms,
     wait_ms,
 )
-from swarm.routing import NEARLY_EQUAL, RouteQuery, best_route, runner_up
+from swarm.routing import RouteQuery, best_route, runner_up
 
 LAYERS = 6
 MODEL = ModelIdentity("big", "f" * 64, "c" * 64, "w" * 64, "t" * 64, LAYERS)
@@ -150,17 +152,17 @@ def test_the_route_is_the_cheapest_chain(seed: int) -> None:
     rng = random.Random(seed)
     covered = 0
     for _ in range(500):
-        swarm = random_swarm(rng)
-        least_ms = min(map(swarm.cost_ms, swarm.chains()), default=None)
+        here = random_swarm(rng)
+        least_ms = min(map(here.cost_ms, here.chains()), default=None)
         if least_ms is None:
             with pytest.raises(RouteError):
-                best_route(swarm.records, swarm.query)
+                best_route(here.records, here.query)
             continue
         covered += 1
-        route = best_route(rng.sample(swarm.records, len(swarm.records)), swarm.query)
+        route = best_route(rng.sample(here.records, len(here.records)), here.query)
         chain = tuple(zip(route.records, (hop.span for hop in route.hops), strict=True))
-        assert chain in list(swarm.chains())
-        assert swarm.cost_ms(chain) == pytest.approx(least_ms)
+        assert chain in list(here.chains())
+        assert here.cost_ms(chain) == pytest.approx(least_ms)
         assert route.gap_ms == 0
     assert covered > 150
 
@@ -169,8 +171,8 @@ def test_a_route_says_what_it_predicts() -> None:
     rng = random.Random(1)
     said = 0
     for _ in range(200):
-        swarm = random_swarm(rng)
-        plain = Swarm(swarm.records, replace(swarm.query, keep=(), replay_layer_ms=0.0, failures=()))
+        here = random_swarm(rng)
+        plain = Swarm(here.records, replace(here.query, keep=(), replay_layer_ms=0.0, failures=()))
         try:
             route = best_route(plain.records, plain.query)
         except RouteError:
@@ -326,22 +328,43 @@ def test_clients_spread_over_equal_chains() -> None:
 def test_chance_never_costs_more_than_a_few_percent() -> None:
     rng = random.Random(3)
     for seed in range(300):
-        swarm = random_swarm(rng)
-        query = replace(swarm.query, keep=(), replay_layer_ms=0.0, failures=())
+        here = random_swarm(rng)
+        query = replace(here.query, keep=(), replay_layer_ms=0.0, failures=())
         try:
-            best = best_route(swarm.records, query)
+            best = best_route(here.records, query)
         except RouteError:
             continue
-        drawn = best_route(swarm.records, replace(query, seed=seed))
+        drawn = best_route(here.records, replace(query, seed=seed))
         assert best.sweep_ms <= drawn.sweep_ms + 1e-9
         assert drawn.sweep_ms <= best.sweep_ms * (1 + NEARLY_EQUAL) + 1e-9
+
+
+def test_chance_picks_among_nearly_equal_chains_only() -> None:
+    query = replace(QUERY, delays_ms={PeerId(name): 0.0 for name in "abc"})
+    records = [record("a", 0, 6, 100.0), record("b", 0, 6, 101.0), record("c", 0, 6, 104.0)]
+    taken = {best_route(records, replace(query, seed=seed)).hops[0].peer for seed in range(200)}
+    assert taken == {"a", "b"}
+
+
+def test_a_search_cut_short_says_how_far_off_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `slow` twice it would be 40 ms of compute; rightful are 45 with `z` at the end, and `slow` alone with 60."""
+    near = tuple((PeerId(name), 0.1) for name in ("slow", "fast", "z"))
+    records = [record("slow", 0, 6, 60.0), record("fast", 2, 4, 0.1), record("z", 4, 6, 25.0)]
+    records = [replace(node, delays_ms=near) for node in records]
+    query = replace(QUERY, delays_ms=dict(near))
+    best = best_route(records, query)
+    assert ([hop.peer for hop in best.hops], best.gap_ms) == (["slow", "fast", "z"], 0.0)
+    monkeypatch.setattr(swarm.route_search, "MAX_SPLITS", 1)
+    hasty = best_route(records, query)
+    assert [hop.peer for hop in hasty.hops] == ["slow"]
+    assert hasty.gap_ms == pytest.approx(hasty.sweep_ms - best.sweep_ms)
 
 
 def test_the_runner_up_does_without_one_of_its_machines() -> None:
     records = [record("a", 0, 3), record("b", 3, 6), record("c", 0, 6, 60.0)]
     best = best_route(records, QUERY)
-    assert [hop.peer for hop in best.hops] == ["c"]
+    assert [hop.peer for hop in best.hops] == ["a", "b"]
     second = runner_up(records, QUERY, best)
     assert second is not None
-    assert [hop.peer for hop in second.hops] == ["a", "b"]
-    assert runner_up(records[2:], QUERY, best) is None
+    assert [hop.peer for hop in second.hops] == ["c"]
+    assert runner_up(records[:2], QUERY, best) is None

@@ -1204,6 +1204,10 @@ class Counters(_message.Message):
     ROWS_IN_FORWARDS_FIELD_NUMBER: _builtins.int
     PRUNED_NODES_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
+    REPLAYS_FIELD_NUMBER: _builtins.int
+    CATCH_UPS_FIELD_NUMBER: _builtins.int
+    RESTORES_FIELD_NUMBER: _builtins.int
+    RESTORED_NODES_FIELD_NUMBER: _builtins.int
     sweeps: _builtins.int
     """Sweeps finished."""
     frames_in: _builtins.int
@@ -1217,6 +1221,11 @@ class Counters(_message.Message):
     pruned_nodes: _builtins.int
     """Tree nodes skipped because a queued commit had killed them."""
     errors: _builtins.int
+    replays: _builtins.int
+    """Repair: snapshots and catch-up sweeps that this node sent, snapshots that it was restored from, and their nodes."""
+    catch_ups: _builtins.int
+    restores: _builtins.int
+    restored_nodes: _builtins.int
     def __init__(
         self,
         *,
@@ -1228,10 +1237,14 @@ class Counters(_message.Message):
         rows_in_forwards: _builtins.int = ...,
         pruned_nodes: _builtins.int = ...,
         errors: _builtins.int = ...,
+        replays: _builtins.int = ...,
+        catch_ups: _builtins.int = ...,
+        restores: _builtins.int = ...,
+        restored_nodes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "forwards", b"forwards", "frames_in", b"frames_in", "frames_out", b"frames_out", "pruned_nodes", b"pruned_nodes", "rows_in_forwards", b"rows_in_forwards", "sweeps", b"sweeps", "tree_nodes", b"tree_nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catch_ups", b"catch_ups", "errors", b"errors", "forwards", b"forwards", "frames_in", b"frames_in", "frames_out", b"frames_out", "pruned_nodes", b"pruned_nodes", "replays", b"replays", "restored_nodes", b"restored_nodes", "restores", b"restores", "rows_in_forwards", b"rows_in_forwards", "sweeps", b"sweeps", "tree_nodes", b"tree_nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,55 @@
+"""What a client knows of the machines around it: delays that it measured, failures that it saw. Makes route queries."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from swarm.ids import PeerId
+from swarm.nearby import LIMIT_S, chain_ends, measure_delays
+from swarm.record import NodeRecord
+from swarm.routing import RouteQuery
+
+KEPT_S = 60.0
+FAILURES_KEPT = 64
+
+
+@dataclass(slots=True)
+class Nearby:
+    """One client's knowledge of one model's machines.
+
+    rng: chooses whom to measure where there are many, and this client's place among equal chains.
+    """
+
+    rng: random.Random = field(default_factory=random.SystemRandom)
+    probe: Callable[[Sequence[NodeRecord]], Awaitable[dict[PeerId, float]]] = measure_delays
+    clock: Callable[[], float] = time.monotonic
+    delays_ms: dict[PeerId, float] = field(default_factory=dict)
+    failures: tuple[tuple[str, float], ...] = ()
+    _seed: int = field(init=False)
+    _measured_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self._seed = self.rng.getrandbits(32)
+
+    async def measure(self, records: Sequence[NodeRecord], num_layers: int) -> None:
+        """Measure machines that a chain may begin or end with, for at most a second, at most once in `KEPT_S`.
+
+        Who does not answer counts as that second away, so that the dead are passed over while somebody lives.
+        """
+        now = self.clock()
+        if self._measured_at is not None and now - self._measured_at < KEPT_S:
+            return
+        self._measured_at = now
+        asked = chain_ends(records, num_layers, self.rng)
+        self.delays_ms = dict.fromkeys([record.peer for record in asked], LIMIT_S * 1e3) | await self.probe(asked)
+
+    def failed(self, peer: str) -> None:
+        """A machine failed: others are preferred for a while."""
+        self.failures = (*self.failures, (peer, self.clock()))[-FAILURES_KEPT:]
+
+    def query(self, wanted: RouteQuery) -> RouteQuery:
+        """`wanted` with all that this client knows."""
+        return replace(wanted, delays_ms=self.delays_ms, failures=self.failures, now=self.clock(), seed=self._seed)

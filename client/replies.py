@@ -1,0 +1,73 @@
+"""The stream on which one tail sends its replies. Read by a task of its own, so no tail waits for a client (F1)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from swarm import wire
+from swarm.errors import HopClosed, HopError, HopTimeout, RemoteProtocolError, SwarmError, Unreachable
+from swarm.frames import Joiner
+from swarm.link import Stream
+from swarm.messages import Ping, Pong, RepliesRequest, Reply, RouteHop
+from swarm.watch import ROUND_TRIPS, SILENCE_S
+
+OPEN_S = 8.0
+"""How long a tail may take to be dialled and to begin, its session's attach included."""
+FAULT_GRACE_S = 0.5
+"""When the tail ends the stream itself, its reason comes up the chain a little later."""
+PINGS_S = 0.5
+"""Between the tail's pings."""
+
+
+class ReplyStream:
+    """The replies of one session from one tail, from `run` until it is cancelled or broken."""
+
+    def __init__(self, tail: RouteHop, listener: Callable[[ReplyStream, Reply | SwarmError], None]) -> None:
+        self.tail = tail
+        self.is_broken = False
+        self.opened = asyncio.Event()
+        self._listener = listener
+        self._rtt_s = 0.5
+
+    async def run(self, channel: grpc.aio.Channel, request: RepliesRequest) -> None:
+        """Ask for the replies and hand each on; says at the end why it ended."""
+        call: Stream = channel.stream_stream(wire.REPLIES)()
+        span = str(self.tail.span)
+        error: SwarmError
+        try:
+            await self._read(call, request)
+            await asyncio.sleep(FAULT_GRACE_S)
+            error = HopClosed(self.tail.peer, span, "ended the reply stream")
+        except TimeoutError:
+            error = HopTimeout(self.tail.peer, span, "is silent: nothing came on the reply stream")
+        except grpc.aio.AioRpcError as failure:
+            error = Unreachable(self.tail.peer, span, f"the reply stream broke ({failure.details()})")
+            if failure.code() is grpc.StatusCode.NOT_FOUND:
+                error = HopClosed(self.tail.peer, span, "no longer holds this session")
+        except (HopError, RemoteProtocolError) as failure:
+            error = failure
+        finally:
+            call.cancel()
+        self.is_broken = True
+        self._listener(self, error)
+
+    async def _read(self, call: Stream, request: RepliesRequest) -> None:
+        joiner, loop = Joiner(), asyncio.get_running_loop()
+        async with asyncio.timeout(OPEN_S) as patience:
+            await call.write(wire.encode_replies_up(request))
+            while isinstance(part := await call.read(), bytes):
+                patience.reschedule(loop.time() + PINGS_S + SILENCE_S + ROUND_TRIPS * self._rtt_s)
+                self.opened.set()
+                match joiner.feed(part):
+                    case Reply() as reply:
+                        if reply.times:
+                            self._rtt_s = 2e-3 * reply.times[-1].link_ms
+                        self._listener(self, reply)
+                    case Ping(nonce=nonce):
+                        await call.write(wire.encode_replies_up(Pong(nonce)))
+                    case _:
+                        pass

@@ -1,0 +1,40 @@
+"""What a hop checks of a frame beyond the session's rules, before it takes it: rows, codec, sampling. Pure."""
+
+from __future__ import annotations
+
+from node.span import SpanModel
+from swarm.codec import check_width
+from swarm.errors import ConfigError, RemoteProtocolError
+from swarm.messages import Codec, Rows, SweepFrame
+from swarm.sampling import check as check_sampling
+
+
+def check_sweep(frame: SweepFrame, model: SpanModel, codec: Codec, *, is_first: bool) -> None:
+    """Rows come from hops, never from a client, in the model's shape; sampling makes sense.
+
+    Raises:
+        RemoteProtocolError: names the field.
+    """
+    sampling = frame.sweep.sampling
+    if frame.sweep.want is not None:
+        raise RemoteProtocolError("want", "log-probabilities and hidden rows are not given by this version")
+    if sampling is not None:
+        try:
+            check_sampling(sampling, model.vocab_size)
+        except ConfigError as error:
+            raise RemoteProtocolError("sampling", str(error)) from None
+    check_rows(frame.rows, model, codec, is_first=is_first)
+
+
+def check_rows(rows: Rows | None, model: SpanModel, codec: Codec, *, is_first: bool) -> None:
+    """Hop 0 embeds ids, later hops take rows of the model's width in the session's codec.
+
+    Raises:
+        RemoteProtocolError: names the field.
+    """
+    if (rows is None) != is_first:
+        raise RemoteProtocolError("rows", "hop 0 embeds ids, later hops take rows")
+    if rows is not None:
+        check_width(rows, model.hidden_size)
+        if rows.codec is not codec:
+            raise RemoteProtocolError("codec", f"{rows.codec.value} rows in a session of {codec.value}")

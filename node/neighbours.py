@@ -1,0 +1,108 @@
+"""What a node tells others of its place: delays to nodes that may follow it in a chain, its uplink, how busy it is.
+
+Measured a little at a time, before announcements. Owns no record and no session.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from node.measure import step_cost
+from swarm.ids import PeerId
+from swarm.layers import Span
+from swarm.nearby import AT_ONCE, measure_delays, measure_rate
+from swarm.record import MAX_DELAYS, NodeRecord, NodeState
+
+DELAY_KEPT_S = 300.0
+RATE_KEPT_S = 3_600.0
+
+
+class Worker(Protocol):
+    """The model, as far as it matters here; `forwards` and `rows_in` count its work."""
+
+    forwards: int
+    rows_in: int
+    hidden_size: int
+    dtype: torch.dtype
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """How delays and the rate are measured; tests bring their own."""
+
+    delays: Callable[[Sequence[NodeRecord]], Awaitable[dict[PeerId, float]]] = measure_delays
+    rate: Callable[[NodeRecord], Awaitable[float | None]] = measure_rate
+    clock: Callable[[], float] = time.monotonic
+
+
+class Neighbours:
+    """What the node `peer`, which runs `model`, knows of its place."""
+
+    def __init__(
+        self, peer: PeerId, model: Worker, sweep_ms: tuple[tuple[int, float], ...], probes: Probes | None = None
+    ) -> None:
+        self._peer = peer
+        self._model = model
+        self._cost = step_cost(sweep_ms)
+        self._probes = probes or Probes()
+        self._measured: dict[PeerId, tuple[float, float | None]] = {}
+        self._uplink_mbit_per_s: float | None = None
+        self._rate_at: float | None = None
+        self._counted = self._count()
+
+    def describe(self, record: NodeRecord) -> NodeRecord:
+        """The record with all this; busy is the fraction of time since the last call."""
+        return replace(
+            record,
+            delays_ms=self.delays_ms,
+            busy=self._busy(),
+            uplink_mbit_per_s=self._uplink_mbit_per_s,
+            row_bytes=self._model.hidden_size * self._model.dtype.itemsize,
+        )
+
+    @property
+    def delays_ms(self) -> tuple[tuple[PeerId, float], ...]:
+        """(peer, one-way delay) of the nearest that answered, at most `MAX_DELAYS`."""
+        known = [(delay_ms, peer) for peer, (_, delay_ms) in self._measured.items() if delay_ms is not None]
+        return tuple((peer, round(delay_ms, 3)) for delay_ms, peer in sorted(known)[:MAX_DELAYS])
+
+    async def measure(self, records: Sequence[NodeRecord]) -> None:
+        """Measure those successors among `records` whose turn it is, at most `AT_ONCE`; never-measured ones first."""
+        now = self._probes.clock()
+        successors = {record.peer: record for record in records if self._may_follow(record)}
+        self._measured = {peer: known for peer, known in self._measured.items() if peer in successors}
+        due = [peer for peer in successors if now - self._measured.get(peer, (-DELAY_KEPT_S, None))[0] >= DELAY_KEPT_S]
+        asked = sorted(due, key=lambda peer: self._measured.get(peer, (float("-inf"), None))[0])[:AT_ONCE]
+        if asked:
+            answers = await self._probes.delays([successors[peer] for peer in asked])
+            self._measured |= {peer: (now, answers.get(peer)) for peer in asked}
+        await self._measure_rate(successors, now)
+
+    async def _measure_rate(self, successors: dict[PeerId, NodeRecord], now: float) -> None:
+        """The uplink, towards the nearest, seldom: it costs half a megabyte."""
+        if not self.delays_ms or (self._rate_at is not None and now - self._rate_at < RATE_KEPT_S):
+            return
+        self._rate_at = now
+        rate = await self._probes.rate(successors[self.delays_ms[0][0]])
+        self._uplink_mbit_per_s = rate or self._uplink_mbit_per_s
+
+    def _may_follow(self, record: NodeRecord) -> bool:
+        """Whether a chain may go on there after this span's last layer."""
+        serves = record.state is NodeState.SERVING and record.peer != self._peer
+        return serves and record.span.start <= self._model.span.end < record.span.end
+
+    def _busy(self) -> float:
+        """Estimated from the number of forwards and their rows: the compute thread is not watched."""
+        last, self._counted = self._counted, self._count()
+        passed_s, forwards, rows = (now - before for now, before in zip(self._counted, last, strict=True))
+        worked_ms = self._cost.base_ms * forwards + self._cost.per_row_ms * rows
+        return min(max(worked_ms / (passed_s * 1e3), 0.0), 1.0) if passed_s > 0 else 0.0
+
+    def _count(self) -> tuple[float, int, int]:
+        return self._probes.clock(), self._model.forwards, self._model.rows_in

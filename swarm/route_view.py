@@ -1,0 +1,127 @@
+"""`swarm route`: the chain that a client here would take, why, and how much slower the next best is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from swarm.errors import ConfigError, UnknownModel
+from swarm.nearby import chain_ends, measure_delays
+from swarm.record import NodeRecord
+from swarm.registry import ModelIdentity, Registry
+from swarm.registry_dht import DhtConfig, DhtRegistry
+from swarm.routing import Route, RouteQuery, best_route, runner_up
+
+_TITLES = ("peer", "name", "layers", "address", "delay in", "transfer in", "queue", "compute", "sum")
+_WORDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ShowRoute:
+    """Print the chain that a client on this machine would take now, and what a sweep should cost.
+
+    Attributes:
+        model: name or fingerprint of one model; may be left out where the swarm serves only one.
+        join: multiaddress of a peer of the swarm; may be repeated.
+        nodes: tree nodes per sweep (K); 0 is plain decoding.
+        avoid: a peer to do without, its id or how that ends; may be repeated.
+    """
+
+    join: tyro.conf.UseAppendAction[tuple[str, ...]]
+    model: tyro.conf.Positional[str | None] = None
+    nodes: int = 16
+    avoid: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+
+
+async def route(command: ShowRoute, console: Console) -> None:
+    """Find and print it.
+
+    Raises:
+        SwarmError: no such model or peer, or no chain.
+    """
+    if not command.join:
+        raise ConfigError("which swarm? give a peer's address with --join, as `swarm bootstrap` prints it")
+    if command.nodes < 0:
+        raise ConfigError(f"--nodes {command.nodes}: 0 is plain decoding, a tree has more")
+    async with DhtRegistry.open(DhtConfig(join=command.join, client_mode=True)) as registry:
+        await show_route(command, registry, console)
+
+
+async def show_route(command: ShowRoute, registry: Registry, console: Console) -> None:
+    """The same through a registry that is open."""
+    model = _the_model(await registry.models(), command.model)
+    records = await registry.records(model.fingerprint, model.num_layers, fresh=True)
+    avoid = frozenset(_named(records, peer) for peer in command.avoid)
+    asked = chain_ends([one for one in records if one.peer not in avoid], model.num_layers, random.SystemRandom())
+    query = RouteQuery(model.name, model.num_layers, command.nodes, command.join, avoid=avoid)
+    query = replace(query, delays_ms=await measure_delays(asked))
+    best = best_route(records, query)
+    console.print(Text(f"{model.name} · {model.num_layers} layers · tree of {command.nodes} nodes"))
+    console.print(_table(best, model.num_layers), soft_wrap=False)
+    plain = best_route(records, replace(query, nodes=0))
+    for line in _summary(best, plain, runner_up(records, query, best)):
+        console.print(Text(line))
+
+
+def _summary(best: Route, plain: Route, second: Route | None) -> list[str]:
+    back = f"back from the tail {best.return_ms:.1f} ms"
+    lines = [f"{best.sweep_ms:.1f} ms per sweep, drafting not counted ({back}) · numeric class {best.numeric_class}"]
+    rate = f"{1e3 / max(plain.sweep_ms, 1e-3):.1f}"
+    lines.append(f"plain decoding: at most {rate} tokens/s ({plain.sweep_ms:.1f} ms per sweep on its fastest chain)")
+    if second is None:
+        lines.append("no other chain: without one of these machines some layers have nobody")
+    else:
+        names = " → ".join(short(hop.peer) for hop in second.hops)
+        lines.append(f"next best: {second.sweep_ms:.1f} ms per sweep over {names}")
+    if any(not cost.is_measured for cost in best.costs):
+        lines.append("≈ is a delay that nobody has measured yet")
+    return lines
+
+
+def _table(best: Route, num_layers: int) -> Table:
+    table = Table()
+    for number, title in enumerate(_TITLES):
+        table.add_column(title, overflow="fold", justify="right" if number >= _WORDS else "left")
+    for hop, record, cost in zip(best.hops, best.records, best.costs, strict=True):
+        cells = [short(hop.peer), record.name or "", hop.span.describe(num_layers).removeprefix("layers ")]
+        cells += [record.address, f"{'' if cost.is_measured else '≈ '}{cost.delay_ms:.1f}"]
+        cells += [f"{part:.1f}" for part in (cost.transfer_ms, cost.queue_ms, cost.compute_ms, cost.total_ms)]
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def short(peer: str) -> str:
+    """A peer id, as tables show it."""
+    return f"{peer[:4]}…{peer[-6:]}"
+
+
+def _the_model(models: Sequence[ModelIdentity], wanted: str | None) -> ModelIdentity:
+    chosen = [model for model in models if wanted is None or is_called(model, wanted)]
+    if len(chosen) == 1:
+        return chosen[0]
+    names = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in models) or "nothing"
+    if chosen:
+        raise UnknownModel(f"say which model, by its fingerprint if need be; this swarm has: {names}")
+    raise UnknownModel(f"nobody serves {wanted or 'anything'!r}; this swarm has: {names}")
+
+
+def is_called(model: ModelIdentity, wanted: str) -> bool:
+    """Whether a user means this model: by its name, or by the beginning of its fingerprint."""
+    return model.name == wanted or (len(wanted) >= 6 and model.fingerprint.startswith(wanted))
+
+
+def _named(records: Sequence[NodeRecord], wanted: str) -> str:
+    """The one peer whose id is `wanted`, ends with it, or is shown like it."""
+    found = [record.peer for record in records if record.peer.endswith(wanted) or short(record.peer) == wanted]
+    if len(found) != 1 or not wanted:
+        known = ", ".join(short(record.peer) for record in records)
+        raise ConfigError(
+            f"--avoid {wanted!r}: {'several peers end so' if found else 'no such peer'}; there are {known}"
+        )
+    return found[0]

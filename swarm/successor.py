@@ -1,0 +1,192 @@
+"""The next machine of one session's chain, whichever that is at the moment: used by the client and by every hop.
+
+`follow` takes a new route (R2): the same machine with the same layers over a living stream gets the Reroute in band;
+any other one gets a stream of its own, an Attach, and a replay of what it lacks (R4). Messages of streams that were
+left are not heard any more. Owns no journal and makes no decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import grpc.aio
+
+from swarm.errors import HopError, HopTimeout, SwarmError, Unreachable
+from swarm.link import Link, open_link
+from swarm.messages import (
+    Attach,
+    Attached,
+    Close,
+    Fault,
+    Ready,
+    Reroute,
+    RouteHop,
+    Snapshot,
+    SweepFrame,
+    Upstream,
+)
+from swarm.tasks import TaskScope
+
+ATTACH_S = 3.0
+"""How long a machine may take to be dialled and to take the stream."""
+
+logger = logging.getLogger(__name__)
+
+Dial = Callable[[RouteHop], Awaitable[tuple[grpc.aio.Channel, bool]]]
+"""The connection to a hop, and whether it is cold.
+
+Raises:
+    SwarmError: nobody knows where it listens.
+"""
+
+
+class Owner(Protocol):
+    """Whose successor it is."""
+
+    def replay(self, received: int | None) -> Sequence[SweepFrame | Snapshot] | None:
+        """What the successor lacks, which has received so much; None: not now, `Successor.sync` follows."""
+
+    def on_ready(self, ready: Ready) -> None:
+        """The successor and all behind it are attached."""
+
+    def on_fault(self, fault: Fault) -> None:
+        """A machine behind this one reports trouble."""
+
+    def on_trouble(self, error: HopError) -> None:
+        """The successor itself is lost, or cannot be reached."""
+
+
+@dataclass(slots=True)
+class _Tie:
+    """One stream to one machine. `received` counts only once `is_attached`; `is_synced`: it lacks nothing."""
+
+    hop: RouteHop
+    link: Link | None = None
+    is_attached: bool = False
+    is_synced: bool = False
+    is_broken: bool = False
+    received: int | None = None
+    farewell: str | None = None
+    attached: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Successor:
+    """Sends one session's messages to the machine that comes next."""
+
+    def __init__(self, scope: TaskScope, dial: Dial, owner: Owner) -> None:
+        self._scope = scope
+        self._dial = dial
+        self._owner = owner
+        self._tie: _Tie | None = None
+        self._holding: set[asyncio.Task[None]] = set()
+
+    @property
+    def rtt_ms(self) -> float:
+        """Round trip to the machine, as last measured."""
+        return self._tie.link.rtt_ms if self._tie is not None and self._tie.link is not None else 0.0
+
+    def follow(self, attach: Attach) -> None:
+        """Go on with this route, where the successor stands at `attach.index`."""
+        hop, tie = attach.route[attach.index], self._tie
+        if tie is not None and tie.hop == hop and tie.link is not None and tie.is_attached and not tie.is_broken:
+            tie.link.send(Reroute(attach.generation, attach.route))
+            return
+        if tie is not None:
+            stays = any(other.peer == tie.hop.peer for other in attach.route)
+            self._leave(tie, None if stays else "the chain goes on without this machine")
+        self._tie = _Tie(hop)
+        task = self._scope.spawn(self._hold(self._tie, attach))
+        self._holding.add(task)
+        task.add_done_callback(self._holding.discard)
+
+    def push(self, frame: SweepFrame) -> None:
+        """Send a sweep, unless a replay that is still to come will hold it."""
+        tie = self._tie
+        if tie is not None and tie.is_synced and tie.link is not None:
+            try:
+                tie.link.send(frame)
+            except HopError as error:
+                self._lost(tie, error)
+
+    def sync(self) -> None:
+        """Send what the successor lacks, if it is attached and its owner is able to."""
+        tie = self._tie
+        if tie is None or tie.link is None or not tie.is_attached or tie.is_synced:
+            return
+        messages = self._owner.replay(tie.received)
+        if messages is None:
+            return
+        tie.is_synced = True
+        try:
+            for message in messages:
+                tie.link.send(message)
+        except HopError as error:
+            self._lost(tie, error)
+
+    def close(self, reason: str) -> None:
+        """Say that the session is over, and leave."""
+        if self._tie is not None:
+            self._leave(self._tie, reason)
+
+    async def gone(self) -> None:
+        """Wait until every stream that was left has ended."""
+        if self._holding:
+            await asyncio.wait(self._holding)
+
+    @staticmethod
+    def _leave(tie: _Tie, farewell: str | None) -> None:
+        tie.farewell = farewell
+        tie.left.set()
+
+    async def _hold(self, tie: _Tie, attach: Attach) -> None:
+        try:
+            channel, is_cold = await self._dial(tie.hop)
+            async with open_link(channel, attach, lambda said: self._hear(tie, said), is_cold=is_cold) as link:
+                tie.link = link
+                if not tie.left.is_set():
+                    self._scope.spawn(self._limit(tie))
+                await tie.left.wait()
+                if tie.farewell is not None:
+                    link.send(Close(tie.farewell))
+        except HopError as error:
+            self._lost(tie, error)
+        except SwarmError as error:
+            self._lost(tie, Unreachable(tie.hop.peer, str(tie.hop.span), str(error)))
+
+    async def _limit(self, tie: _Tie) -> None:
+        try:
+            async with asyncio.timeout(ATTACH_S):
+                await tie.attached.wait()
+        except TimeoutError:
+            self._lost(tie, HopTimeout(tie.hop.peer, str(tie.hop.span), f"did not attach within {ATTACH_S:.0f} s"))
+
+    def _hear(self, tie: _Tie, said: Upstream | HopError) -> None:
+        if tie is not self._tie or tie.left.is_set():
+            return
+        match said:
+            case Attached(received=received):
+                tie.received, tie.is_attached, tie.is_synced = received, True, False
+                tie.attached.set()
+                self.sync()
+            case Ready():
+                self._owner.on_ready(said)
+            case Fault():
+                self._owner.on_fault(said)
+            case HopError():
+                self._lost(tie, said)
+            case _:
+                pass
+
+    def _lost(self, tie: _Tie, error: HopError) -> None:
+        tie.is_synced = False
+        if not tie.is_broken:
+            tie.is_broken = True
+            tie.attached.set()
+            if tie is self._tie and not tie.left.is_set():
+                logger.info("%s", error)
+                self._owner.on_trouble(error)

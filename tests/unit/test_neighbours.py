@@ -1,0 +1,145 @@
+"""What nodes measure and tell of their place, and what clients remember: whom they ask, how often, what they keep."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+import pytest
+import torch
+
+from client.nearby import KEPT_S, Nearby
+from node.neighbours import DELAY_KEPT_S, RATE_KEPT_S, Neighbours, Probes
+from swarm.ids import PeerId
+from swarm.layers import Span
+from swarm.nearby import AT_ONCE, chain_ends
+from swarm.record import MAX_DELAYS, NodeRecord, NodeState
+from swarm.routing import RouteQuery
+from tests.unit.test_routing import record
+
+
+@dataclass
+class Model:
+    forwards: int = 0
+    rows_in: int = 0
+    hidden_size: int = 64
+    dtype: torch.dtype = torch.bfloat16
+    span: Span = field(default_factory=lambda: Span(0, 4))
+
+
+@dataclass
+class Network:
+    """Answers as it is told, and writes down who was asked. Peers without a delay do not answer."""
+
+    delays: dict[str, float]
+    now: float = 0.0
+    asked: list[list[str]] = field(default_factory=list)
+    rates: list[str] = field(default_factory=list)
+
+    async def measure(self, records: Sequence[NodeRecord]) -> dict[PeerId, float]:
+        self.asked.append([one.peer for one in records])
+        return {one.peer: self.delays[one.peer] for one in records if one.peer in self.delays}
+
+    async def rate(self, one: NodeRecord) -> float | None:
+        self.rates.append(one.peer)
+        return 12.5
+
+    def node(self, model: Model | None = None) -> Neighbours:
+        probes = Probes(self.measure, self.rate, lambda: self.now)
+        return Neighbours(PeerId("me"), model or Model(), ((1, 2.0), (11, 7.0)), probes)
+
+
+async def test_only_those_who_may_follow_are_asked() -> None:
+    others = [record("before", 0, 4), record("at", 4, 5), record("over", 2, 6), record("far", 5, 6), record("me", 0, 6)]
+    leaving = replace(record("leaving", 4, 6), state=NodeState.DRAINING)
+    network = Network({"at": 3.0, "over": 1.0})
+    node = network.node()
+    await node.measure([*others, leaving])
+    assert network.asked == [["at", "over"]]
+    assert node.delays_ms == (("over", 1.0), ("at", 3.0))
+
+
+async def test_the_nearest_are_published_and_everybody_has_a_turn() -> None:
+    peers = [f"p{number:02}" for number in range(40)]
+    network = Network({peer: 100.0 - number for number, peer in enumerate(peers)})
+    node = network.node()
+    records = [record(peer, 4, 6) for peer in peers]
+    for _ in range(3):
+        await node.measure(records)
+        network.now += 20
+    assert [len(asked) for asked in network.asked] == [AT_ONCE, AT_ONCE, 8]
+    assert sorted(chain.from_iterable(network.asked)) == peers
+    assert [peer for peer, _ in node.delays_ms] == peers[: -MAX_DELAYS - 1 : -1]
+    await node.measure(records)
+    assert len(network.asked) == 3, "all of them are fresh"
+    network.now = DELAY_KEPT_S
+    await node.measure(records)
+    assert network.asked[3] == network.asked[0]
+
+
+async def test_who_is_gone_or_silent_is_not_published() -> None:
+    network = Network({"a": 1.0, "b": 2.0})
+    node = network.node()
+    await node.measure([record("a", 4, 6), record("b", 4, 6), record("silent", 4, 6)])
+    assert [peer for peer, _ in node.delays_ms] == ["a", "b"]
+    await node.measure([record("b", 4, 6)])
+    assert node.delays_ms == (("b", 2.0),)
+
+
+async def test_the_uplink_is_measured_seldom_and_towards_the_nearest() -> None:
+    network = Network({"a": 2.0, "b": 1.0})
+    node = network.node()
+    plain = record("me", 0, 4)
+    assert node.describe(plain).uplink_mbit_per_s is None
+    for now in (0.0, 400.0, RATE_KEPT_S + 1):
+        network.now = now
+        await node.measure([record("a", 4, 6), record("b", 4, 6)])
+    assert network.rates == ["b", "b"]
+    assert node.describe(plain).uplink_mbit_per_s == 12.5
+
+
+def test_busy_is_the_part_of_the_time_that_forwards_took() -> None:
+    """By the measured sweeps a forward takes 1.5 ms and .5 ms per row."""
+    network, model = Network({}), Model()
+    node = network.node(model)
+    network.now, model.forwards, model.rows_in = 1.0, 100, 200
+    described = node.describe(record("me", 0, 4))
+    assert described.busy == pytest.approx(0.25)
+    assert described.row_bytes == 128
+    assert node.describe(record("me", 0, 4)).busy == 0.0
+    network.now, model.rows_in = 1.1, 10_000
+    assert node.describe(record("me", 0, 4)).busy == 1.0
+
+
+def test_a_client_asks_first_and_last_machines_alike() -> None:
+    firsts = [record(f"f{number}", 0, 3) for number in range(30)]
+    lasts = [record(f"l{number}", 3, 6) for number in range(3)]
+    middle = [record("m", 1, 5), replace(record("d", 0, 6), state=NodeState.DRAINING)]
+    asked = chain_ends([*firsts, *lasts, *middle], 6, random.Random(1))
+    assert len(asked) == AT_ONCE
+    assert {one.peer for one in asked} >= {"l0", "l1", "l2"}
+    assert not {"m", "d"} & {one.peer for one in asked}
+    many = [record(f"l{number}", 3, 6) for number in range(30)]
+    both = [one.peer[0] for one in chain_ends([*firsts, *many], 6, random.Random(1))]
+    assert (both.count("f"), both.count("l")) == (8, 8)
+    assert sorted(one.peer for one in chain_ends([record("whole", 0, 6)], 6, random.Random(1))) == ["whole"]
+
+
+async def test_a_client_asks_once_a_minute_and_passes_over_the_silent() -> None:
+    network = Network({"a": 7.0})
+    nearby = Nearby(random.Random(1), network.measure, lambda: network.now)
+    records = [record("a", 0, 6), record("dead", 0, 6)]
+    await nearby.measure(records, 6)
+    network.now = KEPT_S - 1
+    nearby.failed("b")
+    await nearby.measure(records, 6)
+    assert len(network.asked) == 1
+    query = nearby.query(RouteQuery("big", 6))
+    assert dict(query.delays_ms) == {"a": 7.0, "dead": 1_000.0}
+    assert (query.failures, query.now) == ((("b", KEPT_S - 1),), KEPT_S - 1)
+    assert query.seed == nearby.query(query).seed
+    network.now = KEPT_S
+    await nearby.measure(records, 6)
+    assert len(network.asked) == 2
