@@ -38,6 +38,7 @@ from swarm.tasks import TaskScope, relay
 __all__ = ["AsyncSwarm", "Piece"]
 
 DEFAULT_NODES = 16
+DEFAULT_WAIT_S = 60.0
 DRAFT_WINDOW = 32_768
 
 
@@ -75,6 +76,7 @@ class AsyncSwarm:
                 threads: CPU threads for the draft model.
                 codec: "lossless", or "int8" for a quarter (fp32) or half (bf16) of the bytes between nodes and a
                     text that may differ.
+                wait: seconds to wait for a machine when nobody serves some layers any more; 60 by default.
                 calibration: folder that keeps what is learned about the draft, the user's cache by default; None
                     keeps nothing after this connection.
 
@@ -94,7 +96,8 @@ class AsyncSwarm:
         nodes = options.get("nodes", DEFAULT_NODES)
         async with opened, Dialer() as dialer, TaskScope() as scope:
             identity = find_in_swarm(target, await opened.models(), peers)
-            opener = SessionOpener(target, identity, opened, dialer, peers, nodes, codec)
+            wait_s = options.get("wait", DEFAULT_WAIT_S)
+            opener = SessionOpener(target, identity, opened, dialer, peers, nodes, codec, wait_s)
             drafting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft")
             try:
                 yield cls(opener, JobMaker(target, drafter, drafting, nodes), scope)

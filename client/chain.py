@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Protocol
 
 import grpc.aio
@@ -21,7 +22,7 @@ from client.replies import ReplyStream
 from client.stats import Repair
 from swarm import wire
 from swarm.dial import Dialer
-from swarm.errors import HopError, HopLeaving, HopTimeout, RouteError, SwarmError
+from swarm.errors import HopError, HopLeaving, HopTimeout, RouteError, SwarmError, Unreachable
 from swarm.faults import error_of
 from swarm.ids import PeerId, SessionId
 from swarm.journal import Journal
@@ -99,7 +100,7 @@ class Chain:
         self._replies: tuple[ReplyStream, asyncio.Task[None]] | None = None
         self._inbox: asyncio.Queue[Answer | SwarmError] = asyncio.Queue(INBOX_ITEMS)
         self._sent_at: dict[int, float] = {}
-        self._suspects: dict[str, float] = {}
+        self._suspects: dict[str, tuple[float, HopError]] = {}
         self._leaving: set[str] = set()
         self._trouble: SwarmError | None = None
         self._ready_for = -1
@@ -122,6 +123,8 @@ class Chain:
         self._sent_at[sweep.sequence] = time.perf_counter()
         self._journal.note(sweep)
         self._next.push(SweepFrame(sweep))
+        if self._lost():
+            self._news.set()  # lost while nobody needed it: now somebody does
 
     async def answer(self, timeout_s: float = REPLY_TIMEOUT_S) -> Answer:
         """The next reply.
@@ -169,7 +172,7 @@ class Chain:
         if isinstance(error, HopLeaving):
             self._leaving.add(error.peer)
         elif isinstance(error, HopError):
-            self._suspects[error.peer] = time.monotonic()
+            self._suspects[error.peer] = (time.monotonic(), error)
             self._trouble = error
         else:
             self._trouble = error
@@ -230,7 +233,7 @@ class Chain:
         while True:
             await self._news.wait()
             self._news.clear()
-            lost = self._lost()
+            lost = self._lost() if self._sent_at else set()
             moving = self._leaving.intersection(self._peers())
             if not lost and not moving:
                 continue
@@ -253,7 +256,8 @@ class Chain:
         assert self._next is not None
         started = time.monotonic()
         self._hold_survivors(self._scope)
-        while True:
+        for attempt in count():
+            await asyncio.sleep(min(RETRY_S, 0.05 * attempt))
             self._trouble = None
             route = await self._way_around(started, is_move=is_move)
             if route is None:
@@ -277,9 +281,9 @@ class Chain:
         """A route for the next generation; None when a move must wait, because nobody else has the layers."""
         told = False
         while True:
-            suspects = self._suspected(SUSPECT_S)
+            suspects, gone = self._suspected(SUSPECT_S, HopError), self._suspected(RETRY_S, Unreachable, HopTimeout)
             keep = [hop for hop in self.route.hops if hop.peer not in suspects | self._leaving]
-            for avoid, fresh in ((suspects, False), (suspects, True), (self._suspected(RETRY_S), True)):
+            for avoid, fresh in ((suspects, False), (suspects, True), (gone, True)):
                 try:
                     return await self._detour(avoid | self._leaving, keep, fresh=fresh)
                 except RouteError as error:
@@ -317,9 +321,12 @@ class Chain:
         """Machines of this route about which trouble was reported in this generation."""
         return {self._trouble.peer} & self._peers() if isinstance(self._trouble, HopError) else set()
 
-    def _suspected(self, within_s: float) -> set[str]:
+    def _suspected(self, within_s: float, *kinds: type[HopError]) -> set[str]:
+        """Machines that were lost lately, in one of these ways."""
         now = time.monotonic()
-        return {peer for peer, lost_s in self._suspects.items() if now - lost_s < within_s}
+        return {
+            peer for peer, (at, error) in self._suspects.items() if now - at < within_s and isinstance(error, kinds)
+        }
 
     def _attach(self) -> Attach:
         want = self._want

@@ -152,6 +152,7 @@ def _connection(command: Connection) -> tuple[str, ConnectOptions]:
         "revision": command.revision,
         "threads": command.threads,
         "codec": command.codec,
+        "wait": command.wait,
     }
 
 

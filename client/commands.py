@@ -23,6 +23,7 @@ class Connection:
         draft: hub id or folder of a draft model with the same tokenizer, or none.
         revision: branch, tag or commit of a hub model.
         threads: CPU threads for the draft model (default: all cores).
+        wait: seconds to wait for a machine when nobody serves some layers any more.
         codec: how hidden rows travel between nodes; int8 is less to send and changes results.
     """
 
@@ -32,6 +33,7 @@ class Connection:
     revision: str | None = None
     threads: int | None = None
     codec: CodecChoice = "lossless"
+    wait: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

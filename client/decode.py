@@ -11,15 +11,16 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from client.chain import Chain
+from client.chain import Answer
 from client.draft import Drafter
 from client.stats import SweepStats
 from client.text import TextStream
 from client.walk import Walk
 from swarm.budget import Budget
 from swarm.ids import TreeNodeId
-from swarm.messages import Reply, Sampling
+from swarm.messages import Credits, Reply, Sampling, Sweep
 from swarm.tree import DraftTree
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,24 @@ class Job:
         return self.max_new_tokens - len(self.text.tokens)
 
 
+class Trips(Protocol):
+    """What the loop needs of a chain."""
+
+    @property
+    def credits(self) -> Credits:
+        """What may be unanswered."""
+
+    @property
+    def first_link_ms(self) -> float:
+        """One-way time to hop 0."""
+
+    def send(self, sweep: Sweep) -> None:
+        """Start a sweep."""
+
+    async def answer(self) -> Answer:
+        """The next reply."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """A tree below the node `root`, and what the target picked after its nodes."""
@@ -66,7 +85,7 @@ class Lesson:
     reply: Reply
 
 
-async def decode(job: Job, chain: Chain, walk: Walk) -> AsyncIterator[str]:
+async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
     """Generate; yields text as it becomes certain, possibly "" while a character or a stop string is incomplete.
 
     The session may be new, or hold any sequence, and even sweeps of a generation that was left: what it has in common
@@ -98,7 +117,7 @@ async def decode(job: Job, chain: Chain, walk: Walk) -> AsyncIterator[str]:
             return
 
 
-async def _prefill(job: Job, chain: Chain, walk: Walk) -> None:
+async def _prefill(job: Job, chain: Trips, walk: Walk) -> None:
     """Send all of the prompt but its last token, which the first tree hangs from, as far ahead as the credits allow.
 
     The draft then reads the prompt while the chain does.
@@ -115,13 +134,13 @@ async def _prefill(job: Job, chain: Chain, walk: Walk) -> None:
     await _await_replies(chain, walk, chain.credits.sweeps - 1)
 
 
-async def _await_replies(chain: Chain, walk: Walk, most: int) -> None:
+async def _await_replies(chain: Trips, walk: Walk, most: int) -> None:
     """Until at most so many sweeps are unanswered."""
     while walk.in_flight > most:
         walk.accept((await chain.answer()).reply)
 
 
-async def _speculate(job: Job, chain: Chain, walk: Walk) -> tuple[DraftTree, TreeNodeId, float]:
+async def _speculate(job: Job, chain: Trips, walk: Walk) -> tuple[DraftTree, TreeNodeId, float]:
     """Grow a tree below the pending token and send both.
 
     Returns:

@@ -85,6 +85,7 @@ class ConnectOptions(TypedDict, total=False):
     registry: Registry
     threads: int | None
     codec: CodecChoice
+    wait: float
     calibration: Path | None
 
 

@@ -22,13 +22,15 @@ class ServeConfig:
     """Serve some layers of a model to the swarm."""
 
     layers: str
-    """Half-open range: 0-20 is layers 0…19."""
+    """Half-open range: 0-20 is layers 0…19; auto serves what the swarm needs most, and moves when that changes."""
     model: Annotated[str | None, tyro.conf.Positional] = None
     """Hub id or folder; default: CANOPY_MODEL, else the only model of the joined swarm."""
     join: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Multiaddress of a peer of the swarm; may be given several times. Without one a new swarm begins."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
+    num_layers: int | None = None
+    """With --layers auto: how many layers to hold; default: as many as fit the device's memory."""
     device: str = "auto"
     """cpu, cuda, cuda:1 …; auto takes a GPU if there is one."""
     dtype: Dtype = "auto"
@@ -50,17 +52,26 @@ class ServeConfig:
     name: str | None = None
     """A name shown to others; none is published unless given."""
 
+    @property
+    def is_auto(self) -> bool:
+        """Whether the swarm's needs choose the layers."""
+        return self.layers.strip() == "auto"
+
     def check(self) -> None:
         """Refuse what no model, device or swarm could make right, before anything slow is begun.
 
         Raises:
             ConfigError: names the option and what to write.
         """
-        Span.parse(self.layers)
+        if not self.is_auto:
+            Span.parse(self.layers)
+            if self.num_layers is not None:
+                raise ConfigError(f"--num-layers {self.num_layers} goes with --layers auto, not with {self.layers}")
         for option, port in (("--port", self.port), ("--dht-port", self.dht_port)):
             if not 0 <= port < 65_536:
                 raise ConfigError(f"{option} {port}: a TCP port is 1 to 65535, or 0 for a free one")
-        for option, count in (("--threads", self.threads), ("--kv-tokens", self.kv_tokens)):
+        counts = (("--threads", self.threads), ("--kv-tokens", self.kv_tokens), ("--num-layers", self.num_layers))
+        for option, count in counts:
             if count is not None and count < 1:
                 raise ConfigError(f"{option} {count}: give at least 1, or leave it out")
         listen_on(self.dht())

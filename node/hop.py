@@ -11,20 +11,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-
-import grpc.aio
+from dataclasses import replace
+from functools import partial
 
 from node.edge import check_rows, check_sweep
-from node.engine import Engine
-from node.journals import JOURNAL_BYTES, JournalRoom
+from node.lease import Lease
 from node.replies import ReplyBuffer
-from node.span import SpanModel
-from node.sweep_run import HopRole, NoiseSource, SweepRun
-from node.tally import Tally
+from node.sweep_run import HopRole, SweepRun
 from node.upstream import UpstreamSide
+from node.workshop import Workshop
 from swarm.arena import Arena
-from swarm.dial import Dialer
 from swarm.errors import (
     Busy,
     HopClosed,
@@ -33,11 +29,10 @@ from swarm.errors import (
     LocalProtocolError,
     RemoteProtocolError,
     SwarmError,
-    Unreachable,
 )
 from swarm.faults import fault_of
 from swarm.hop_log import HopLog
-from swarm.ids import PeerId, TreeNodeId
+from swarm.ids import TreeNodeId
 from swarm.journal import Journal
 from swarm.layers import Span
 from swarm.messages import (
@@ -55,34 +50,11 @@ from swarm.messages import (
     SweepFrame,
     Upstream,
 )
-from swarm.registry import Registry
 from swarm.session import Limits
 from swarm.successor import Successor
 from swarm.tasks import TaskScope
 
-ORPHAN_S = 4.0
-"""How long a session outlives its upstream's stream (R9)."""
-HOLD_S = 60.0
-"""The longest time for which a client may hold an orphan."""
-IDLE_S = 1_800.0
-"""How long a session may stay without a sweep; a chat's user may think meanwhile."""
-
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Workshop:
-    """What all sessions of a node share."""
-
-    peer: PeerId
-    model: SpanModel
-    engine: Engine
-    registry: Registry
-    dialer: Dialer
-    tally: Tally
-    valid_tokens: int
-    noise: NoiseSource
-    journals: JournalRoom = field(default_factory=lambda: JournalRoom(JOURNAL_BYTES))
 
 
 class HopSession:
@@ -107,7 +79,7 @@ class HopSession:
         self._is_ready = False
         self._closed = asyncio.Event()
         self._reason = "closed"
-        self._end_timer: asyncio.TimerHandle | None = None
+        self._lease = Lease(self.leave)
         self._attaching: asyncio.Task[None] | None = None
 
     @property
@@ -142,7 +114,7 @@ class HopSession:
         self._end_upstream()
         self._upstream = upstream
         upstream.receipt = self._receipt
-        self._end_unless_heard(IDLE_S, "nothing was heard of it")
+        self._lease.renew()
         upstream.send(Attached(attach.generation, self.log.received.sequence or None))
         self._go_on(attach)
 
@@ -170,7 +142,7 @@ class HopSession:
     def detach(self, upstream: UpstreamSide) -> None:
         """The stream ended. If it was the session's upstream, wait a while for another one."""
         if self._upstream is upstream:
-            self._end_unless_heard(ORPHAN_S, "its upstream vanished")
+            self._lease.orphan()
 
     def receive(self, upstream: UpstreamSide, frame: SweepFrame) -> None:
         """Take one sweep off the session's stream; a header that breaks the rules is refused and changes nothing."""
@@ -185,7 +157,7 @@ class HopSession:
             self._shop.tally.errors += 1
             self._report(error)
             return
-        self._end_unless_heard(IDLE_S, "nothing was heard of it")
+        self._lease.renew()
         self._shop.tally.frames_in += 1
         if is_new:
             self._arrived[frame.sweep.sequence] = time.perf_counter()
@@ -216,7 +188,7 @@ class HopSession:
     def hold(self, generation: int, seconds: float) -> None:
         """Outlive the upstream for a while: the chain is being repaired (R9)."""
         if generation >= self._attach.generation and (self._upstream is None or self._upstream.ended.is_set()):
-            self._end_unless_heard(min(seconds, HOLD_S), "its chain was not repaired in time")
+            self._lease.hold(seconds)
 
     def warn(self, reason: str) -> None:
         """Say that this hop leaves soon, and serve on."""
@@ -255,8 +227,7 @@ class HopSession:
         finally:
             self._attaching = None
             self.close("ended")
-            if self._end_timer is not None:
-                self._end_timer.cancel()
+            self._lease.cancel()
             self._end_upstream()
             self._arena = self._running = None  # its KV is free now, whoever still holds this session
             self.journal.drop()
@@ -323,8 +294,8 @@ class HopSession:
         self._replayed.clear()
 
     def replay(self, received: int | None) -> Sequence[SweepFrame | Snapshot] | None:
-        """What the next hop lacks, unless this one is being replayed itself."""
-        if self.log.is_replaying or self._running_replay:
+        """What the next hop lacks, unless this one is in the middle of a sweep or being replayed itself."""
+        if self.log.is_replaying or self._running is not None:
             return None
         if self.journal.is_dropped and received != self.log.executed.sequence:
             self._say(Attached(self._attach.generation, None))  # it needs a replay before it can give one (R8)
@@ -335,10 +306,6 @@ class HopSession:
         self._shop.tally.replays += any(isinstance(message, Snapshot) for message in messages)
         self._shop.tally.catch_ups += sum(isinstance(message, SweepFrame) for message in messages)
         return messages
-
-    @property
-    def _running_replay(self) -> bool:
-        return self._running is not None and self._running.work.is_replay
 
     def on_ready(self, ready: Ready) -> None:
         """The hops behind are attached."""
@@ -377,7 +344,7 @@ class HopSession:
 
     async def _serve_linked(self) -> None:
         async with TaskScope() as scope:
-            self._next = Successor(scope, self._dial, self)
+            self._next = Successor(scope, partial(self._shop.dial, self._attach.open.fingerprint), self)
             self._next.follow(replace(self._attach, index=self._attach.index + 1))
             try:
                 await self._closed.wait()
@@ -398,13 +365,6 @@ class HopSession:
         working = self._running.work.frame.sweep.sequence if self._running is not None else 0
         return Ack(self.log.received.sequence, parts, working)
 
-    def _end_unless_heard(self, seconds: float, reason: str) -> None:
-        """The session's lease: it ends in so many seconds unless it is renewed (R9)."""
-        if self._end_timer is not None:
-            self._end_timer.cancel()
-        if not self.is_closed:
-            self._end_timer = asyncio.get_running_loop().call_later(seconds, self.leave, reason)
-
     def _take_credits(self, theirs: Credits) -> None:
         ours = self.credits
         self.credits = Credits(
@@ -413,16 +373,6 @@ class HopSession:
             min(ours.nodes, theirs.nodes),
         )
         self.log.limit(self._limits(self._shop, self.credits))
-
-    async def _dial(self, hop: RouteHop) -> tuple[grpc.aio.Channel, bool]:
-        """Where the next hop listens, from its own signed record and nothing else."""
-        fingerprint, dialer = self._attach.open.fingerprint, self._shop.dialer
-        for fresh in (False, True):
-            records = await self._shop.registry.records(fingerprint, self._shop.model.num_layers, fresh=fresh)
-            for record in records:
-                if record.peer == hop.peer and record.span.contains(hop.span):
-                    return dialer.channel(record.address), dialer.was_cold(record.address)
-        raise Unreachable(hop.peer, str(hop.span), "has no valid record in the registry")
 
     def _account(self) -> None:
         """Pay for the journal; what the machine has no room for is given up (R8)."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
 import torch
 from tokenizers import Tokenizer
+from torch import nn
 
 from node.checkpoint import Checkpoint, check_disk, check_memory
 from node.config import ServeConfig
 from node.span import Anatomy, SpanModel, dissect, load_span
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, NotEnoughSpace
 from swarm.hub import Progress
 from swarm.layers import Span
 
@@ -25,30 +26,90 @@ PROGRESS_LINES = 20
 KV_SHARE = 0.5
 """Part of the memory that is free after loading which KV may take."""
 
+AUTO_SHARE = 0.6
+"""Part of the free memory that `--layers auto` fills with weights and the KV that it reckons with."""
+KV_RESERVE_TOKENS = 8_192
+"""KV that it reckons with: two sessions of 4,096 tokens."""
+
 Say = Callable[[str], None]
 
 
-def load(checkpoint: Checkpoint, config: ServeConfig, say: Say) -> SpanModel:
+def load(
+    checkpoint: Checkpoint, config: ServeConfig, say: Say, held: Mapping[str, nn.Module] | None = None
+) -> SpanModel:
     """Check that the span fits, fetch its files and no others, and load it.
+
+    held: parts of the last span that this one needs too; they are not read again.
 
     Raises:
         ConfigError: the layers, the device or the room for them are not there.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    device = pick_device(config.device)
-    dtype = pick_dtype(config.dtype, device, checkpoint)
+    device, dtype = compute_of(checkpoint, config)
     anatomy = dissect(checkpoint.config)
     span = Span.parse(config.layers).within(anatomy.num_layers)
+    held = held or {}
     say(f"{span.describe(anatomy.num_layers)} as {str(dtype).removeprefix('torch.')} on {device}")
-    tensors = [name for name in checkpoint.weight_map if anatomy.holds(name, span)]
-    check_disk(checkpoint, span, tensors)
-    check_memory(span, anatomy.weights_in(span) * dtype.itemsize, _layer_bytes(anatomy, span, dtype), device)
-    checkpoint.fetch(tensors, progress_lines(say))
+    needs_bytes = anatomy.weights_in(span, held) * dtype.itemsize
+    check_memory(span, needs_bytes, _layer_bytes(anatomy, span, dtype), device)
+    fetch(checkpoint, anatomy, span, say)
     started = time.perf_counter()
-    model = load_span(checkpoint, span, dtype, device)
+    model = load_span(checkpoint, span, dtype, device, held)
     say(f"loaded {model.weight_bytes / 2**20:.1f} MiB of weights in {time.perf_counter() - started:.1f} s")
     return model
+
+
+def fetch(checkpoint: Checkpoint, anatomy: Anatomy, span: Span, say: Say) -> None:
+    """Download the files of a span that are not here yet.
+
+    Raises:
+        SwarmError: the disk has no room for them, or they cannot be had.
+    """
+    tensors = [name for name in checkpoint.weight_map if anatomy.holds(name, span)]
+    check_disk(checkpoint, span, tensors)
+    checkpoint.fetch(tensors, progress_lines(say))
+
+
+def compute_of(checkpoint: Checkpoint, config: ServeConfig) -> tuple[torch.device, torch.dtype]:
+    """Where and in which type a node computes.
+
+    Raises:
+        ConfigError: the device is not there, or cannot compute in that type.
+    """
+    device = pick_device(config.device)
+    return device, pick_dtype(config.dtype, device, checkpoint)
+
+
+def fitting_layers(anatomy: Anatomy, dtype: torch.dtype, free_bytes: int, kv_tokens: int | None = None) -> int:
+    """How many layers fit in `AUTO_SHARE` of the free memory, wherever in the model, beside KV for some tokens.
+
+    Raises:
+        NotEnoughSpace: not one does.
+    """
+    text, count = anatomy.config, anatomy.num_layers
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    kv_weights = 2 * heads * width * (kv_tokens or KV_RESERVE_TOKENS)
+
+    def needs_bytes(layers: int) -> int:
+        spans = (Span(start, start + layers) for start in range(count - layers + 1))
+        weights = max(anatomy.weights_in(span) for span in spans)
+        return (weights + int(kv_weights) * layers) * dtype.itemsize
+
+    fit = next((layers for layers in range(count, 0, -1) if needs_bytes(layers) <= free_bytes * AUTO_SHARE), 0)
+    if not fit:
+        raise NotEnoughSpace(
+            f"not one layer fits: it needs {needs_bytes(1) / 2**30:.1f} GiB with its KV, and --layers auto takes "
+            f"{AUTO_SHARE:.0%} of the {free_bytes / 2**30:.1f} GiB that are free; --num-layers 1 tries it all the same"
+        )
+    return fit
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of the device that nobody uses now."""
+    free: int = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    return free
 
 
 def progress_lines(say: Say) -> Progress:
@@ -125,9 +186,8 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
 
 def default_kv_tokens(model: SpanModel) -> int:
     """As many KV tokens as half of the memory that is free now holds, within a bound."""
-    device = model.device
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    return max(1, min(MAX_DEFAULT_KV_TOKENS, int(free * KV_SHARE / model.layout.bytes_per_token)))
+    fit = int(free_bytes(model.device) * KV_SHARE / model.layout.bytes_per_token)
+    return max(1, min(MAX_DEFAULT_KV_TOKENS, fit))
 
 
 def count_tokens(folder: Path, vocab_size: int) -> int:

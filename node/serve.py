@@ -7,33 +7,49 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
 from types import TracebackType
 from typing import Self
 
 import grpc.aio
+from torch import nn
 
 from node.checkpoint import Checkpoint, open_checkpoint
 from node.config import ServeConfig
 from node.engine import Engine
-from node.hop import Workshop
-from node.loading import check_compute, count_tokens, default_kv_tokens, load
+from node.joining import Seats, joiners_choice
+from node.loading import (
+    check_compute,
+    compute_of,
+    count_tokens,
+    default_kv_tokens,
+    fetch,
+    fitting_layers,
+    free_bytes,
+    load,
+)
 from node.measure import measure_sweeps, step_cost
 from node.namesake import check_alone, check_still_alone
 from node.neighbours import Neighbours
+from node.rebalance import Rebalance
 from node.service import NodeService
 from node.sessions import Sessions
+from node.span import dissect, shared_parts
 from node.tally import Tally
+from node.workshop import Workshop
 from swarm.coverage import serve_line
 from swarm.dial import SERVER_OPTIONS, Dialer
 from swarm.errors import ConfigError, ModelMismatch, RegistryError, UnknownModel, Unreachable
 from swarm.hello import NONCE_BYTES
 from swarm.ids import PeerId
+from swarm.layers import Span
 from swarm.model_identity import model_identity
 from swarm.noise import gumbel_row
 from swarm.record import NodeRecord, NodeState
@@ -62,6 +78,14 @@ class Node:
         self._say = say
         self._stack = AsyncExitStack()
         self._sequence = 0
+        self._state = NodeState.JOINING
+        self._announced: NodeRecord | None = None
+        self._one_by_one = asyncio.Lock()  # a record must expire later than the one before
+        self._sweep_ms: tuple[tuple[int, float], ...] = ()
+        self._neighbours: Neighbours | None = None
+        self._rebalance = Rebalance(random.Random())
+        self._looking: asyncio.Task[None] | None = None
+        self._server: grpc.aio.Server | None = None
 
     async def __aenter__(self) -> Self:
         """Start serving; returns once the node is listed.
@@ -72,6 +96,9 @@ class Node:
         try:
             await self._start()
         except BaseException:
+            if self._announced is not None:
+                with suppress(RegistryError):
+                    await self.registry.withdraw(self._announced)
             await self._stack.aclose()
             raise
         return self
@@ -81,11 +108,13 @@ class Node:
     ) -> None:
         """Leave: announce it, end sessions, close everything."""
         self.sessions.draining = True
+        if self._looking is not None:
+            self._looking.cancel()
         is_listed = self._announcing.cancel()  # or it would list this node again; False: it gave way to a namesake
         try:
             if is_listed:
                 await self._announce(NodeState.DRAINING)
-            self.sessions.close_all("the node leaves the swarm")
+            await self._drain("the node leaves the swarm")
             if is_listed:
                 await self.registry.withdraw(self._record(NodeState.DRAINING))
         except RegistryError as trouble:
@@ -105,8 +134,8 @@ class Node:
 
     def join_line(self) -> str:
         """The exact line with which the next machine joins: the layers after this span, or all of them."""
-        end = self._model.span.end
-        layers = f"{end}-{self._model.num_layers}" if end < self._model.num_layers else f"0-{self._model.num_layers}"
+        end, last = self._span.end, self.identity.num_layers
+        layers = f"{end}-{last}" if end < last else f"0-{last}"
         return serve_line(self._config.model or self.identity.name, layers, self.registry.join_addresses())
 
     async def wait_failed(self) -> None:
@@ -117,21 +146,97 @@ class Node:
         config = self._config
         config.check()
         check_compute(config)
-        server, port = self._bind()
+        server, self._port = self._bind(config.port)
         joining = self._given_registry or DhtRegistry.open(config.dht())
         self.registry: Registry = await self._stack.enter_async_context(joining)
         await check_alone(self.registry)
         self._checkpoint = await self._find_model()
-        self._model = await asyncio.to_thread(load, self._checkpoint, config, self._say)
+        self._address = config.announce_address or f"{self._reachable_host()}:{self._port}"
+        self._dialer = await self._stack.enter_async_context(Dialer())
+        self._scope = await self._stack.enter_async_context(TaskScope())
+        self._stack.push_async_callback(self._stop_server)
+        if config.is_auto:
+            await self._take_span()
+        else:
+            self._span = Span.parse(config.layers)
+        await self._load()
+        await self._open_service(server)
+        await self._be_dialled_back()
+        self._rebalance.arrived()
+        await self._announce(NodeState.SERVING)
+        if config.is_auto:
+            self._looking = self._scope.spawn(self._rebalance.keep_looking(self._seats, self))
+        else:
+            self._announcing = self._scope.spawn(self._keep_announcing())
+
+    async def _take_span(self) -> None:
+        """Reserve the span that the swarm needs most, and keep the reservation alive while it is loaded."""
+        config, checkpoint = self._config, self._checkpoint
+        device, dtype = await asyncio.to_thread(compute_of, checkpoint, config)
+        anatomy = await asyncio.to_thread(dissect, checkpoint.config)
+        count = config.num_layers
+        if count is None:
+            count = fitting_layers(anatomy, dtype, free_bytes(device), config.kv_tokens)
+        Span(0, count).within(anatomy.num_layers)
+        self._numeric_class = f"{device.type}-{str(dtype).removeprefix('torch.')}"
+        self._seats = Seats(self.registry, self.identity, self._reserve)
+        await self._seats.reserve(joiners_choice(self.peer_id, count, self.identity))
+        self._say(f"the swarm needs {self._span.describe(anatomy.num_layers)} most")
+        self._announcing = self._scope.spawn(self._keep_announcing())
+
+    async def _load(self, held: Mapping[str, nn.Module] | None = None) -> None:
+        """Load the span and measure how fast it is."""
+        order = replace(self._config, layers=str(self._span))
+        self._model = await asyncio.to_thread(load, self._checkpoint, order, self._say, held)
+        self._numeric_class = self._model.numeric_class
         self._sweep_ms = await asyncio.to_thread(measure_sweeps, self._model)
         self._model.forwards = self._model.rows_in = 0
         self._say("speed: " + ", ".join(f"{ms:.1f} ms per sweep of {nodes}" for nodes, ms in self._sweep_ms))
-        self._address = config.announce_address or f"{self._reachable_host()}:{port}"
-        await self._open_service(server)
-        await self._be_dialled_back()
-        self._neighbours = Neighbours(self.registry.peer_id, self._model, self._sweep_ms)
+
+    async def _reserve(self, span: Span) -> None:
+        self._span = span
+        await self._announce(NodeState.JOINING)
+
+    def serving(self) -> NodeRecord:
+        """The record of a node that serves."""
+        return self._record(NodeState.SERVING)
+
+    async def fetch(self, span: Span) -> None:
+        """Download what another span needs."""
+        anatomy = await asyncio.to_thread(dissect, self._checkpoint.config)
+        await asyncio.to_thread(fetch, self._checkpoint, anatomy, span, self._say)
+
+    async def stay(self) -> None:
+        """Take back a reservation: this node serves the layers that it has."""
+        self._span = self._model.span
         await self._announce(NodeState.SERVING)
-        self._announcing = self._scope.spawn(self._keep_announcing())
+
+    async def move(self, span: Span) -> None:
+        """Serve the reserved span instead; what both spans have stays in memory.
+
+        Raises:
+            SwarmError: it cannot be loaded.
+        """
+        count = self.identity.num_layers
+        self._say(f"moves from {self._model.span.describe(count)} to {span.describe(count)}, where it is needed more")
+        await self._drain("the node moves to other layers")
+        await self._stop_server()
+        self._working.cancel()
+        await asyncio.wait([self._working])
+        self._neighbours, self._span = None, span
+        anatomy = await asyncio.to_thread(dissect, self._checkpoint.config)
+        await self._load(shared_parts(self._model, anatomy, span))
+        await self._open_service(self._bind(self._port)[0])
+        await self._announce(NodeState.SERVING)
+
+    async def _drain(self, reason: str) -> None:
+        """Take no new session and end those that run."""
+        self.sessions.draining = True
+        self.sessions.close_all(reason)
+
+    async def _stop_server(self) -> None:
+        if self._server is not None:
+            await self._server.stop(STOP_GRACE_S)
 
     async def _find_model(self) -> Checkpoint:
         """The model asked for, or the joined swarm's only one."""
@@ -160,10 +265,10 @@ class Node:
                 raise ModelMismatch(line)
             self._say(f"note: {line}; a chain never mixes them")
 
-    def _bind(self) -> tuple[grpc.aio.Server, int]:
+    def _bind(self, port: int) -> tuple[grpc.aio.Server, int]:
         """Take the port before anything slow, so that a taken one is told at once."""
         server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
-        host, port = self._config.host, self._config.port
+        host = self._config.host
         try:
             return server, server.add_insecure_port(f"{_bracketed(host)}:{port}")
         except RuntimeError:
@@ -171,19 +276,18 @@ class Node:
 
     async def _open_service(self, server: grpc.aio.Server) -> None:
         config, model = self._config, self._model
-        dialer = await self._stack.enter_async_context(Dialer())
-        self._scope = await self._stack.enter_async_context(TaskScope())
         engine = Engine(step_cost(self._sweep_ms))
         valid = await asyncio.to_thread(count_tokens, self._checkpoint.folder, model.vocab_size)
         noise = lru_cache(NOISE_ROWS)(gumbel_row)
-        shop = Workshop(self.registry.peer_id, model, engine, self.registry, dialer, Tally(), valid, noise)
+        shop = Workshop(self.registry.peer_id, model, engine, self.registry, self._dialer, Tally(), valid, noise)
         kv_tokens = config.kv_tokens or default_kv_tokens(model)
         self.sessions = Sessions(shop, self.identity, kv_tokens, self._scope)
-        self._scope.spawn(engine.run())
+        self._working = self._scope.spawn(engine.run())
         service = NodeService(self.registry.identity, self.sessions)
         server.add_generic_rpc_handlers((service.handlers(),))
         await server.start()
-        self._stack.push_async_callback(server.stop, STOP_GRACE_S)
+        self._server = server
+        self._neighbours = Neighbours(self.registry.peer_id, model, self._sweep_ms)
 
     def _reachable_host(self) -> str:
         """The host of the first address under which the DHT peer is reachable, or the listening one."""
@@ -198,43 +302,51 @@ class Node:
             self._say("no peer yet that could dial back: this is the first machine of the swarm")
         elif not reachable:
             reason = f"peers cannot reach {self._address}: open or forward the port, or give --announce-address"
-            raise Unreachable(self.registry.peer_id, str(self._model.span), reason)
+            raise Unreachable(self.registry.peer_id, str(self._span), reason)
 
     async def _keep_announcing(self) -> None:
         while True:
             await asyncio.sleep(ANNOUNCE_S)
             try:
+                assert self._announced is not None
                 await check_still_alone(self.registry, self._announced)
-                await self._neighbours.measure(
-                    await self.registry.records(self.identity.fingerprint, self.identity.num_layers)
-                )
-                await self._announce(NodeState.SERVING)
+                if self._neighbours is not None:
+                    await self._neighbours.measure(
+                        await self.registry.records(self.identity.fingerprint, self.identity.num_layers)
+                    )
+                await self._announce(self._state)
             except RegistryError as trouble:
                 logger.warning("not announced this time: %s", trouble)
 
     async def _announce(self, state: NodeState) -> None:
-        record = self._record(state)
-        self._announced = record  # also if this fails: it may have reached some peers all the same
-        await self.registry.announce(record)
+        self._state = state
+        async with self._one_by_one:
+            record = self._record(self._state)
+            self._announced = record  # also if this fails: it may have reached some peers all the same
+            await self.registry.announce(record)
 
     def _record(self, state: NodeState) -> NodeRecord:
         self._sequence += 1
         record = NodeRecord(
             peer=self.registry.peer_id,
             model=self.identity,
-            span=self._model.span,
+            span=self._span,
             address=self._address,
             state=state,
-            numeric_class=self._model.numeric_class,
+            numeric_class=self._numeric_class,
             version=version("canopy-swarm"),
             name=self._config.name,
             sweep_ms=self._sweep_ms,
-            kv_tokens_free=self.sessions.kv_tokens_free,
-            kv_tokens_total=self.sessions.kv_tokens,
+            kv_tokens_free=0,
+            kv_tokens_total=0,
             sequence=self._sequence,
             expires_at=time.time() + RECORD_TTL_S,
+            movable=self._config.is_auto and state is NodeState.SERVING and self._rebalance.may_move,
         )
-        return self._neighbours.describe(record)
+        if self._neighbours is None:
+            return record  # nothing is loaded
+        kv_free, kv_total = self.sessions.kv_tokens_free, self.sessions.kv_tokens
+        return self._neighbours.describe(replace(record, kv_tokens_free=kv_free, kv_tokens_total=kv_total))
 
 
 def _bracketed(host: str) -> str:

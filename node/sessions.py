@@ -8,8 +8,9 @@ import secrets
 from dataclasses import asdict
 from importlib.metadata import version
 
-from node.hop import HopSession, Workshop
+from node.hop import HopSession
 from node.upstream import UpstreamSide
+from node.workshop import Workshop
 from swarm.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
 from swarm.ids import SessionId
 from swarm.messages import Attach, Credits, NodeInfo

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -22,7 +23,7 @@ from swarm.families import TESTED, causal_lm_class
 from swarm.ragged import Hole, RaggedModel, find_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -32,6 +33,16 @@ if TYPE_CHECKING:
 
 class SpanModel(RaggedModel):
     """The layers of a span, ready for several sessions' nodes at a time; with the head when the span ends the model."""
+
+    def hand_over(self, names: Iterable[str]) -> dict[str, nn.Module]:
+        """Take modules out by name and free the memory of all others; this span runs no more."""
+        self._arrange(self.span.start, self.span.end)
+        parts = {name: self.model.get_submodule(name) for name in names}
+        for name in parts:
+            self.model.set_submodule(name, nn.Identity())
+        self._owned.clear()
+        cast("nn.Module", self.model).to("meta")
+        return parts
 
 
 class Absent(nn.Module):
@@ -74,6 +85,10 @@ class Anatomy:
         """Whether the head uses the embedding's weights."""
         return bool(self.config.tie_word_embeddings)
 
+    def ties(self, span: Span) -> bool:
+        """Whether a span has a head that uses the embedding's weights."""
+        return self.is_tied and span.end == self.num_layers
+
     def modules(self, span: Span) -> list[str]:
         """Names of the modules with weights that a span needs."""
         names = [f"{self.layers}.{index}" for index in range(span.start, span.end)]
@@ -81,24 +96,26 @@ class Anatomy:
             names += self.front
         if span.end == self.num_layers:
             names += self.tail
-            names += [self.front[0]] if self.is_tied and span.start else []
+            names += [self.front[0]] if self.ties(span) and span.start else []
         return names
 
-    def weights_in(self, span: Span) -> int:
-        """How many weights a span has; a tied head counts once."""
-        return sum(self.weights[name] for name in self.modules(span))
+    def weights_in(self, span: Span, held: Container[str] = ()) -> int:
+        """How many weights a span has beside the modules held already; a tied head counts once."""
+        return sum(self.weights[name] for name in self.modules(span) if name not in held)
 
-    def holds(self, tensor: str, span: Span) -> bool:
-        """Whether a tensor of the checkpoint belongs to a span.
+    def holds(self, tensor: str, span: Span, held: Container[str] = ()) -> bool:
+        """Whether a tensor of the checkpoint belongs to a span, and to none of the modules held already.
 
         Checkpoints may leave out or add a prefix; one that is neither in a layer nor known by name is taken for the
         head under an older name.
         """
         layer = re.search(rf"(?:^|\.){self.layers.rpartition('.')[2]}\.(\d+)\.", tensor)
         if layer is not None:
-            return span.start <= int(layer[1]) < span.end
+            return span.start <= int(layer[1]) < span.end and f"{self.layers}.{int(layer[1])}" not in held
         owner = next((name for name in (*self.front, *self.tail) if self._names(tensor, name)), None)
-        return span.end == self.num_layers if owner is None else owner in self.modules(span)
+        if owner is None:
+            return span.end == self.num_layers and self.tail[-1] not in held
+        return owner in self.modules(span) and owner not in held
 
     def _names(self, tensor: str, module: str) -> bool:
         inner = module.removeprefix(f"{self.model_class.base_model_prefix}.")
@@ -135,8 +152,16 @@ def dissect(config: PreTrainedConfig) -> Anatomy:
     return Anatomy(model_class, text, where, tuple(front), tuple(tail), weights)
 
 
-def load_span(checkpoint: Checkpoint, span: Span, dtype: torch.dtype, device: torch.device | str = "cpu") -> SpanModel:
+def load_span(
+    checkpoint: Checkpoint,
+    span: Span,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    held: Mapping[str, nn.Module] | None = None,
+) -> SpanModel:
     """Load the layers of a span, and the embedding and head where it has them; no other tensor is read.
+
+    held: what `shared_parts` kept of the span before: it is taken over and not read again.
 
     Raises:
         LayersError: the model does not have these layers.
@@ -145,27 +170,52 @@ def load_span(checkpoint: Checkpoint, span: Span, dtype: torch.dtype, device: to
     causal_lm_class(checkpoint.config)
     if checkpoint.config.get_text_config().model_type not in TESTED:
         prove(checkpoint.config, _load)
-    return _load(checkpoint, span, dtype, device)
+    return _load(checkpoint, span, dtype, device, held or {})
 
 
-def _load(checkpoint: Checkpoint, span: Span, dtype: torch.dtype, device: torch.device | str = "cpu") -> SpanModel:
+def shared_parts(model: SpanModel, anatomy: Anatomy, span: Span) -> dict[str, nn.Module]:
+    """The modules of a loaded span that another span needs too; `model` is given up for them."""
+    shared = set(anatomy.modules(model.span)) & set(anatomy.modules(span))
+    if anatomy.is_tied and (model.span.end == anatomy.num_layers) != (span.end == anatomy.num_layers):
+        shared.discard(anatomy.front[0])  # one weight for two modules: they are read together
+    return model.hand_over(shared)
+
+
+def _load(
+    checkpoint: Checkpoint,
+    span: Span,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    held: Mapping[str, nn.Module] = MappingProxyType({}),
+) -> SpanModel:
     anatomy = dissect(checkpoint.config)
     span.within(anatomy.num_layers)
-    tensors = checkpoint.tensors(name for name in checkpoint.weight_map if anatomy.holds(name, span))
-    model: Any = fill_span(anatomy, span, tensors, dtype)
-    return SpanModel(model.to(device), span)
+    tensors = checkpoint.tensors(name for name in checkpoint.weight_map if anatomy.holds(name, span, held))
+    model: Any = fill_span(anatomy, span, tensors, dtype, held)
+    model = model.to(device)
+    for name, part in held.items():
+        model.set_submodule(name, part)
+    return SpanModel(model, span)
 
 
-def fill_span(anatomy: Anatomy, span: Span, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> PreTrainedModel:
+def fill_span(
+    anatomy: Anatomy,
+    span: Span,
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+    held: Mapping[str, nn.Module] = MappingProxyType({}),
+) -> PreTrainedModel:
     """Make the class with holes and fill it with a span's tensors, under the checkpoint's own names.
+
+    Where something is held already the class has holes too.
 
     Raises:
         UnsupportedModel: tensors are missing, unknown or of another shape.
     """
     config = copy.deepcopy(anatomy.config)
-    config.tie_word_embeddings = anatomy.is_tied and span.end == anatomy.num_layers
+    config.tie_word_embeddings = anatomy.ties(span) and anatomy.front[0] not in held
     use_canopy(config)
-    filled: tuple[PreTrainedModel, dict[str, Any]] = _class_with_holes(anatomy, span).from_pretrained(
+    filled: tuple[PreTrainedModel, dict[str, Any]] = _class_with_holes(anatomy, span, held).from_pretrained(
         None, config=config, state_dict=dict(tensors), dtype=dtype, output_loading_info=True
     )
     model, info = filled
@@ -176,7 +226,7 @@ def fill_span(anatomy: Anatomy, span: Span, tensors: Mapping[str, torch.Tensor],
     return model
 
 
-def _class_with_holes(anatomy: Anatomy, span: Span) -> Any:  # noqa: ANN401 - a class made here
+def _class_with_holes(anatomy: Anatomy, span: Span, held: Container[str]) -> Any:  # noqa: ANN401 - a class made here
     base: Any = anatomy.model_class
 
     class WithHoles(base):  # type: ignore[misc]
@@ -184,11 +234,12 @@ def _class_with_holes(anatomy: Anatomy, span: Span) -> Any:  # noqa: ANN401 - a 
             super().__init__(config, *args, **kwargs)
             layers = self.get_submodule(anatomy.layers)
             for index in range(anatomy.num_layers):
-                if not span.start <= index < span.end:
+                if not span.start <= index < span.end or f"{anatomy.layers}.{index}" in held:
                     layers[index] = Hole(layers[index])
             absent = Absent(config.hidden_size, self.get_input_embeddings().embedding_dim)
-            for name in {*anatomy.front, *anatomy.tail} - {*anatomy.modules(span)}:
-                self.set_submodule(name, absent)
+            for name in (*anatomy.front, *anatomy.tail):
+                if name in held or name not in anatomy.modules(span):
+                    self.set_submodule(name, absent)
 
     WithHoles.__name__, WithHoles.__module__ = base.__name__, base.__module__  # renames of tensors go by these
     return WithHoles

@@ -1,4 +1,4 @@
-"""The command `swarm`: a bare DHT peer, and who serves what. Owns terminal output and exit codes, nothing else."""
+"""The command `swarm`: a bare DHT peer, who serves what, the way of a session. Owns output and exit codes, no more."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from rich.text import Text
 from swarm.coverage import Coverage, cover, fill_lines, serve_line
 from swarm.errors import ConfigError, SwarmError, UnknownModel
 from swarm.identity import default_identity_path
+from swarm.plan_view import ShowPlan, plan
 from swarm.record import NodeRecord
 from swarm.registry import ModelIdentity, Registry
 from swarm.registry_dht import DhtConfig, DhtRegistry
+from swarm.route_view import ShowRoute, is_called, route, short
 
 BOOTSTRAP_PORT = 31_337
 PLAIN_WIDTH = 240
@@ -62,7 +64,12 @@ class Status:
     model: tyro.conf.Positional[str | None] = None
 
 
-Command = Annotated[Bootstrap, tyro.conf.subcommand("bootstrap")] | Annotated[Status, tyro.conf.subcommand("status")]
+Command = (
+    Annotated[Bootstrap, tyro.conf.subcommand("bootstrap")]
+    | Annotated[Status, tyro.conf.subcommand("status")]
+    | Annotated[ShowRoute, tyro.conf.subcommand("route")]
+    | Annotated[ShowPlan, tyro.conf.subcommand("plan")]
+)
 
 
 def main() -> None:
@@ -72,7 +79,7 @@ def main() -> None:
     sys.exit(run(command))
 
 
-def run(command: Bootstrap | Status) -> int:
+def run(command: Bootstrap | Status | ShowRoute | ShowPlan) -> int:
     """Carry out a command; the exit code."""
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     try:
@@ -81,6 +88,10 @@ def run(command: Bootstrap | Status) -> int:
                 asyncio.run(bootstrap(command, console))
             case Status():
                 asyncio.run(status(command, console))
+            case ShowRoute():
+                asyncio.run(route(command, console))
+            case ShowPlan():
+                asyncio.run(plan(command, console))
     except SwarmError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(Text(f"swarm: {error}"))
         return 1
@@ -139,15 +150,11 @@ async def status(command: Status, console: Console) -> None:
 
 
 def _chosen(models: Sequence[ModelIdentity], wanted: str | None) -> list[ModelIdentity]:
-    chosen = [model for model in models if wanted is None or model.name == wanted or _has_print(model, wanted)]
+    chosen = [model for model in models if wanted is None or is_called(model, wanted)]
     if models and not chosen:
         names = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in models)
         raise UnknownModel(f"nobody serves {wanted!r}; this swarm has: {names}")
     return chosen
-
-
-def _has_print(model: ModelIdentity, wanted: str) -> bool:
-    return len(wanted) >= 6 and model.fingerprint.startswith(wanted)
 
 
 async def _coverage(registry: Registry, model: ModelIdentity) -> Coverage:
@@ -173,7 +180,7 @@ def report(coverage: Coverage, join: Sequence[str], console: Console) -> None:
 def _cells(record: NodeRecord) -> list[str]:
     speeds = dict(record.sweep_ms)
     return [
-        f"{record.peer[:4]}…{record.peer[-6:]}",
+        short(record.peer),
         record.name or "",
         record.span.describe(record.model.num_layers).removeprefix("layers "),
         record.state.value,

@@ -55,7 +55,7 @@ async def route(command: ShowRoute, console: Console) -> None:
 
 async def show_route(command: ShowRoute, registry: Registry, console: Console) -> None:
     """The same through a registry that is open."""
-    model = _the_model(await registry.models(), command.model)
+    model = the_model(await registry.models(), command.model)
     records = await registry.records(model.fingerprint, model.num_layers, fresh=True)
     avoid = frozenset(_named(records, peer) for peer in command.avoid)
     asked = chain_ends([one for one in records if one.peer not in avoid], model.num_layers, random.SystemRandom())
@@ -101,7 +101,7 @@ def short(peer: str) -> str:
     return f"{peer[:4]}…{peer[-6:]}"
 
 
-def _the_model(models: Sequence[ModelIdentity], wanted: str | None) -> ModelIdentity:
+def the_model(models: Sequence[ModelIdentity], wanted: str | None) -> ModelIdentity:
     chosen = [model for model in models if wanted is None or is_called(model, wanted)]
     if len(chosen) == 1:
         return chosen[0]

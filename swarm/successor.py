@@ -105,13 +105,15 @@ class Successor:
         task.add_done_callback(self._holding.discard)
 
     def push(self, frame: SweepFrame) -> None:
-        """Send a sweep, unless a replay that is still to come will hold it."""
+        """Send a sweep that the journal holds already; a successor that still needs a replay gets it with that."""
         tie = self._tie
-        if tie is not None and tie.is_synced and tie.link is not None:
-            try:
-                tie.link.send(frame)
-            except HopError as error:
-                self._lost(tie, error)
+        if tie is None or tie.link is None or not tie.is_synced:
+            self.sync()
+            return
+        try:
+            tie.link.send(frame)
+        except HopError as error:
+            self._lost(tie, error)
 
     def sync(self) -> None:
         """Send what the successor lacks, if it is attached and its owner is able to."""

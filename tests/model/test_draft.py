@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.acceptance import Size, accepted, answer, demo_prompts, generate
-from client.chain import Chain
+from client.chain import Answer
 from client.decode import Job, decode
 from client.draft import PREFILL_ROWS, Drafter, LocalSession, ModelDrafter, NoDrafter, check_compatible
 from client.text import TextStream
@@ -210,18 +211,22 @@ class Pupil(Calibration):
         super().learn(candidates, hits)
 
 
-class ChainHere(Chain):
+class ChainHere:
     """A chain whose only machine is this one."""
 
+    first_link_ms = 0.0
+
     def __init__(self, target: RaggedModel, credits: Credits) -> None:
-        super().__init__(())
         self.credits = credits
+        self._answers: deque[Answer] = deque()
         self.limits = Limits(target.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)
         self._session = LocalSession(target, self.limits)
 
     def send(self, sweep: Sweep) -> None:
-        self._sent_at[sweep.sequence] = 0.0
-        self.take(answer(self._session, sweep))
+        self._answers.append(Answer(answer(self._session, sweep), 0.0))
+
+    async def answer(self) -> Answer:
+        return self._answers.popleft()
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-import node.hop
+import node.lease
 from node.serve import Node
 from swarm.codec import encode_rows
 from swarm.demo import TARGET
@@ -56,7 +56,7 @@ def right_picks() -> tuple[int, ...]:
 @asynccontextmanager
 async def bystander(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """A session that is open while its nodes get garbage, and whose picks must be right before and after."""
-    monkeypatch.setattr(node.hop, "ORPHAN_S", 0.1)
+    monkeypatch.setattr(node.lease, "ORPHAN_S", 0.1)
     opened = attach(route_of(nodes, SPANS), opening(nodes[0]), b"other")
     async with raw_link(nodes[0], opened) as link:
         await link.until(Ready)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -12,8 +13,10 @@ import client.chat
 from client import Message
 from client.conversation import Conversation
 from client.options import GenerateOptions
-from swarm.errors import ConfigError, ContextFull, GenerationInterrupted
+from client.session import SessionOpener
+from swarm.errors import ConfigError, ContextFull, GenerationInterrupted, RouteError
 from swarm.messages import Counters
+from swarm.routing import Route
 from tests.net.raw import info
 from tests.net.running import Running, grown, three_nodes, until_freed
 
@@ -89,17 +92,20 @@ async def test_a_left_answer_stays_as_far_as_it_was_read_and_its_session_goes_on
         assert result.tokens == alone.tokens
 
 
-async def test_a_session_that_ended_meanwhile_is_opened_again(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_session_that_ended_meanwhile_is_replayed_when_it_is_needed(running: Running) -> None:
     async with running.client.chat(**OPTIONS) as chat:
         await chat.say("Where is the captain?")
         for one in running.nodes:
             one.sessions.close_all("idle for too long")
+        await until_freed(running.nodes)
+        before = await counters(running)
         result = await chat.say("And the boat?")
-        assert result.stats.reused_tokens == 0
-        again = await chat.say("Why?")
-        assert again.stats.reused_tokens > 0
+        assert result.stats.reused_tokens > 0
+        assert result.stats.repairs
+        assert grown(before, await counters(running), "restores") == [1, 1, 1]
+    async with running.client.chat(**OPTIONS) as chat:
+        await chat.say("Where is the captain?")
+        assert (await chat.say("And the boat?")).text == result.text
 
 
 async def test_a_full_window_is_opened_again_with_room_for_later(
@@ -115,6 +121,11 @@ async def test_a_full_window_is_opened_again_with_room_for_later(
 async def test_a_broken_chain_keeps_the_history_and_the_next_turn_works(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def no_way_around(*_: object, **__: object) -> Route:
+        raise RouteError("the node leaves", ())
+
+    monkeypatch.setattr(SessionOpener, "_detour", no_way_around)
+    monkeypatch.setattr(running.client, "_opener", replace(running.client._opener, wait_s=0.0))
     async with running.client.chat(**OPTIONS) as chat:
         await chat.say("Where is the captain?")
         read = ""

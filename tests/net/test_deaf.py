@@ -127,9 +127,9 @@ async def test_silence_ends_every_kind_of_stream(nodes: tuple[Node, ...], monkey
 
 @pytest.mark.usefixtures("other_session")
 async def test_a_frame_that_never_ends_costs_what_its_session_may_send_and_no_more(nodes: tuple[Node, ...]) -> None:
-    """Drop by drop: the frame's buffer is bounded by the session's nodes, and other sessions go on beside it."""
+    """Drop by drop: the buffer is bounded by the session's window and nodes, and other sessions go on beside it."""
     async with victim(nodes, 1) as link:
-        most = 256 * WIDTH * 4
+        most = 512 * WIDTH * 4
         await link.send_bytes(encode_part(100, most + 1, (b"x", b"")))
         fault = await refusal(link)
         assert fault.field == "part"
@@ -146,7 +146,7 @@ async def test_a_frame_that_never_ends_costs_what_its_session_may_send_and_no_mo
 
 async def test_more_streams_than_a_node_takes_are_refused_and_go_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node.serve, "MAX_STREAMS", 20)
-    monkeypatch.setattr(node.service, "FIRST_MESSAGE_S", 0.5)
+    monkeypatch.setattr(node.service, "FIRST_MESSAGE_S", 3.0)
     async with swarm_here(TARGET, SPANS) as here, AsyncExitStack() as stack:
         calls = [await stack.enter_async_context(dial(here.nodes[0], wire.LINK)) for _ in range(40)]
         codes = await asyncio.gather(*map(ended, calls))

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-import node.hop
+import node.lease
 from benchmarks.garbage import ENDING, GOING_ON, Kind, Model
 from benchmarks.siege import Tally, Victim, fuzz
 from node.hop import HopSession
@@ -53,7 +53,7 @@ async def broken_calls() -> AsyncIterator[None]:
 @pytest.mark.timeout(60)
 @pytest.mark.usefixtures("broken_calls")
 async def test_nodes_withstand_garbage(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(node.hop, "ORPHAN_S", 0.2)
+    monkeypatch.setattr(node.lease, "ORPHAN_S", 0.2)
     caplog.set_level(logging.ERROR)
     async with swarm_here(TARGET, ["0-12", "6-12"], kv_tokens=20_000) as here, here.client() as swarm:
         tally, texts, done = Tally(), [], asyncio.Event()

@@ -12,13 +12,12 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from node.hop import HopSession
 from node.serve import Node
+from node.workshop import Workshop
 from swarm import wire
 from swarm.hello import HELLO_METHOD
 from swarm.ids import SessionId, TreeNodeId
 from swarm.messages import (
-    Attach,
     Close,
     Fault,
     FaultKind,
@@ -28,6 +27,7 @@ from swarm.messages import (
     Ready,
     Reply,
     Reroute,
+    RouteHop,
     Sampling,
     Sweep,
     SweepFrame,
@@ -176,10 +176,11 @@ async def test_a_stream_carries_one_session(nodes: tuple[Node, ...]) -> None:
 
 
 async def test_what_a_node_does_not_understand(nodes: tuple[Node, ...]) -> None:
-    for message in (Reply(1, 0, ()), Reroute(1, route_of(nodes, SPANS))):
+    elsewhere = route_of((nodes[1], nodes[0], nodes[2]), SPANS)
+    for message, field in ((Reply(1, 0, ()), "kind"), (Reroute(1, elsewhere), "route")):
         async with victim(nodes) as link:
             await link.send(message)
-            assert (await refusal(link)).field == "kind"
+            assert (await refusal(link)).field == field
         await until_sessions(nodes, 1)
 
 
@@ -193,13 +194,13 @@ async def test_sessions_of_no_size_are_refused(limits: tuple[int, int, int], nod
 
 async def test_a_sweep_before_ready_is_refused(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     gate = asyncio.Event()
-    address_of = HopSession._address_of
+    dial = Workshop.dial
 
-    async def gated(hop: HopSession, behind: Attach) -> str:
+    async def gated(shop: Workshop, fingerprint: str, hop: RouteHop) -> tuple[grpc.aio.Channel, bool]:
         await gate.wait()
-        return await address_of(hop, behind)
+        return await dial(shop, fingerprint, hop)
 
-    monkeypatch.setattr(HopSession, "_address_of", gated)
+    monkeypatch.setattr(Workshop, "dial", gated)
     sweep = SweepFrame(Sweeps().chain(WORDS))
     async with raw_link(nodes[0], fitting(nodes), sweep) as link:
         assert (await link.until(Fault)).field == "sequence"
@@ -264,12 +265,12 @@ async def test_replies_that_nobody_can_hold_make_no_room(nodes: tuple[Node, ...]
     async with victim(nodes) as link:
         async with thread_held(nodes[0]):
             said = Sweeps()
-            for number in range(1, 5):
-                await link.send(SweepFrame(said.chain((number,))))
-            await link.receipt(5)
-            await link.send(SweepFrame(said.chain((5,), acked=4)))
+            for number in range(1, 6):  # one is at work, four wait
+                await link.send(SweepFrame(said.chain((number,), acked=max(0, number - 4))))
+            await link.receipt(6)
+            await link.send(SweepFrame(said.chain((6,), acked=5)))
             fault = await link.until(Fault)
-            assert (fault.kind, fault.field) == (FaultKind.PROTOCOL, "acked")
+            assert (fault.kind, fault.field) == (FaultKind.PROTOCOL, "sequence")
         await link.send(Close("done"))
 
 

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+import swarm.hop_log
 from swarm.errors import ProtocolError, RemoteProtocolError
 from swarm.hop_log import HopLog, SweepWork
 from swarm.ids import TreeNodeId
-from swarm.messages import Codec, Rows, Sampling, Sweep, SweepFrame
-from swarm.session import Limits, SessionState
+from swarm.journal import Journal
+from swarm.messages import Codec, Reply, Rows, Sampling, Snapshot, Sweep, SweepFrame
+from swarm.session import Applied, Limits, SessionState
 
 LIMITS = Limits(vocab_size=100, window_tokens=50, sweeps=8, nodes=32)
 
@@ -171,3 +173,156 @@ def test_sampling_of_the_executed_sweep_is_not_that_of_a_queued_one() -> None:
     assert log.executed.sampling == cold
     work(log)
     assert log.executed.sampling == warm
+
+
+def acking(sweep: Sweep) -> SweepFrame:
+    """The sweep of a client that says it has the replies to all before."""
+    return SweepFrame(replace(sweep, acked=sweep.sequence - 1))
+
+
+def test_no_more_waits_than_the_credits_whatever_is_acked() -> None:
+    small = replace(LIMITS, sweeps=3, nodes=8)
+    log, client = HopLog(small), Sender()
+    for token in range(3):
+        log.receive(acking(client.make([(token, None)])))
+    fourth = acking(client.make())
+    with pytest.raises(RemoteProtocolError, match="more than 3 sweeps wait here"):
+        log.receive(fourth)
+    work(log)
+    assert log.receive(fourth)
+
+
+def test_no_more_nodes_wait_than_the_credits_whatever_is_acked() -> None:
+    small = replace(LIMITS, sweeps=3, nodes=8)
+    log, client = HopLog(small), Sender()
+    log.receive(acking(client.make([(token, None) for token in range(5)])))
+    second = acking(client.make([(token, None) for token in range(4)], commit=0))
+    with pytest.raises(RemoteProtocolError, match="more than 8 nodes wait here"):
+        log.receive(second)
+    work(log)
+    assert log.receive(second)
+
+
+def node_ids(*nodes: int) -> tuple[TreeNodeId, ...]:
+    return tuple(TreeNodeId(node) for node in nodes)
+
+
+class Source:
+    """A client that notes what it sends, as the machine before a new hop."""
+
+    def __init__(self) -> None:
+        self.client = Sender()
+        self.journal = Journal(self.client.state)
+
+    def make(
+        self, nodes: Sequence[tuple[int, int | None]] = (), commit: int | None = None, truncate: int | None = None
+    ) -> Sweep:
+        sweep = self.client.make(nodes, commit, truncate)
+        self.journal.note(sweep)
+        return sweep
+
+    def grown(self) -> Snapshot:
+        """Committed: 0, 1, 2. Live: 3 below the tip, 5 below 3, 6 below the tip. Nothing is acked."""
+        self.make([(1, None), (2, 0), (3, 1)])
+        self.make([(4, None), (5, None), (6, 3)], commit=2)
+        self.make([(7, None)])
+        snapshot = self.journal.snapshot()
+        assert snapshot.ids == node_ids(0, 1, 2, 3, 4, 5, 6)
+        return snapshot
+
+
+def test_a_snapshot_is_replayed_in_chunks_and_its_live_nodes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm.hop_log, "REPLAY_NODES", 2)
+    log, snapshot = HopLog(LIMITS), Source().grown()
+    log.restore(snapshot)
+    assert (len(log), log.is_replaying) == (3, True)
+    steps = [work(log) for _ in range(3)]
+    assert [step.applied for step in steps] == [
+        Applied(0, (), (), node_ids(0, 1), (0, 1)),
+        Applied(None, node_ids(0, 1), (), node_ids(2), (2,)),
+        Applied(None, node_ids(2), (), node_ids(3, 4, 5, 6), (3, 3, 4, 3)),
+    ]
+    assert [step.frame.sweep.parents for step in steps] == [(None, 0), (None,), (None, None, 3, None)]
+    assert [step.frame.sweep.tokens for step in steps] == [(1, 2), (3,), (4, 5, 6, 7)]
+    assert all(step.is_replay and step.run == tuple(range(len(step.nodes))) == step.kept_rows for step in steps)
+    assert log.next_work() is None
+    assert not log.is_replaying
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 100])
+def test_whole_chunks_and_an_empty_sequence_are_replayed_too(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(swarm.hop_log, "REPLAY_NODES", chunk)
+    log, snapshot = HopLog(LIMITS), Source().grown()
+    log.restore(snapshot)
+    nodes = [node for step in iter(log.next_work, None) for node in step.nodes]
+    assert nodes == [*snapshot.ids]
+    source = Source()
+    source.make([(1, None)])
+    log.restore(source.journal.snapshot())
+    assert [step.applied for step in iter(log.next_work, None)] == [Applied(0, (), (), node_ids(0), (0,))]
+
+
+def test_a_restored_log_goes_on_with_the_next_sweep_and_forgets_its_queue() -> None:
+    source, log = Source(), HopLog(LIMITS)
+    other = Sender()
+    log.receive(SweepFrame(other.make([(9, None)])))
+    log.restore(source.grown())
+    assert vars(log.executed) == vars(source.client.state) == vars(log.received)
+    assert not log.receive(SweepFrame(other.make()))  # a repetition of what the snapshot holds
+    sweep = source.make([(8, 5)], commit=3)
+    assert log.receive(SweepFrame(sweep))
+    assert [work(log).is_replay for _ in range(len(log))] == [True, True, False]
+    assert vars(log.executed) == vars(source.client.state)
+
+
+def test_a_replay_has_rows_of_the_kept_nodes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm.hop_log, "REPLAY_NODES", 2)
+    source, log = Source(), HopLog(LIMITS)
+    kept = (True, True, True, False, True, False, True)
+    rows = Rows(Codec.FP32, 5, 1, b"".join(bytes([node] * 4) for node in (0, 1, 2, 4, 6)))
+    log.restore(replace(source.grown(), kept=kept, rows=rows))
+    parts = [(step.nodes, step.frame.rows) for step in iter(log.next_work, None)]
+    assert [nodes for nodes, _ in parts] == [(0, 1), (2,), (4, 6)]
+    assert [bytes(part.data)[::4] for _, part in parts if part is not None] == [b"\0\1", b"\2", b"\4\6"]
+    log.receive(SweepFrame(source.make([(8, 5), (9, 6)])))  # 5 was left out: what is below it dies on arrival (P7)
+    assert work(log).run == (1,)
+    log.receive(SweepFrame(source.make(commit=3)))
+    with pytest.raises(RemoteProtocolError, match="node 3 was left out"):
+        log.next_work()
+
+
+def test_a_refused_snapshot_changes_nothing() -> None:
+    client, log = Sender(), HopLog(LIMITS)
+    first = client.make([(1, None)])
+    log.receive(SweepFrame(first))
+    with pytest.raises(RemoteProtocolError, match="headers"):
+        log.restore(replace(Source().grown(), headers=()))
+    assert (len(log), log.received.sequence) == (1, 1)
+    assert work(log).frame.sweep is first
+
+
+def test_a_new_tail_answers_what_was_unanswered_committed_nodes_too() -> None:
+    log, snapshot = HopLog(LIMITS), Source().grown()
+    log.restore(snapshot)
+    assert [step.frame.sweep.picks_from for step in iter(log.next_work, None)] == [0, 0]
+    picks = {node: 10 + node for node in node_ids(0, 1, 2, 3, 4, 6)}  # 5 has none: it was left out
+    assert log.replies(picks, generation=4) == [
+        Reply(1, 4, ((TreeNodeId(0), 10), (TreeNodeId(1), 11), (TreeNodeId(2), 12))),
+        Reply(2, 4, ((TreeNodeId(3), 13), (TreeNodeId(4), 14))),
+        Reply(3, 4, ((TreeNodeId(6), 16),)),
+    ]
+
+
+def test_a_new_tail_owes_no_picks_of_answered_or_forced_nodes() -> None:
+    source, log = Source(), HopLog(LIMITS)
+    source.make([(1, None), (2, 0)])
+    forced = replace(source.client.make([(3, None), (4, 2)], commit=1), acked=1, picks_from=TreeNodeId(3))
+    state = SessionState(LIMITS)
+    journal = Journal(state)
+    for sweep in (source.journal.snapshot().headers[0], forced):
+        state.apply(sweep)
+        journal.note(sweep)
+    log.restore(journal.snapshot())
+    assert [step.frame.sweep.picks_from for step in iter(log.next_work, None)] == [3, 3]
+    every = dict.fromkeys(node_ids(0, 1, 2, 3), 1)
+    assert log.replies(every, generation=1) == [Reply(2, 1, ((TreeNodeId(3), 1),))]

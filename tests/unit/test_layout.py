@@ -22,6 +22,7 @@ PURE = {
         "layers",
         "coverage",
         "routing",
+        "placement",
         "messages",
         "ids",
         "errors",

@@ -39,6 +39,8 @@ def test_a_span_is_two_rising_numbers(layers: str) -> None:
         ("--dht-port", {"dht_port": 70_000}),
         ("--threads", {"threads": 0}),
         ("--kv-tokens", {"kv_tokens": 0}),
+        ("--num-layers", {"layers": "auto", "num_layers": 0}),
+        ("--layers auto", {"num_layers": 4}),
         ("--host", {"host": "banana"}),
         ("--join", {"join": ("192.0.2.1:80",)}),
         ("--announce-address", {"announce_address": "no port"}),
@@ -54,6 +56,8 @@ def test_sensible_options_pass() -> None:
     GOOD.check()
     config = replace(GOOD, host="::", announce_address="[2001:db8::1]:80", threads=1, kv_tokens=1, port=65_535)
     config.check()
+    replace(GOOD, layers="auto").check()
+    replace(GOOD, layers="auto", num_layers=4).check()
     assert config.dht().announce_host == "[2001:db8::1]"
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from swarm.errors import ContextFull, ProtocolError, SwarmError
 from swarm.ids import TreeNodeId
-from swarm.messages import Sampling, Sweep
+from swarm.journal import Journal
+from swarm.messages import Sampling, Snapshot, Sweep
 from swarm.session import Applied, CommittedToken, Limits, LiveNode, SessionState
 
 LIMITS = Limits(vocab_size=100, window_tokens=12, sweeps=3, nodes=8)
@@ -264,3 +265,69 @@ def test_errors_are_one_line() -> None:
         with pytest.raises(SwarmError) as caught:
             state.apply(replace(following(state, [(20, 1), (21, 3)]), **changes))  # type: ignore[arg-type]
         assert "\n" not in str(caught.value)
+
+
+def snapshot() -> Snapshot:
+    """Committed: 0 and 1. Live: 3 below the tip, 4 below 3, 6 below the tip. Sweep 1 is acked, 2 and 3 are not."""
+    state = SessionState(LIMITS)
+    journal = Journal(state)
+    for nodes, commit_to, acked in (
+        ([(10, None)], None, 0),
+        ([(11, None), (12, None), (13, 1), (14, 3), (15, 2)], 0, 1),
+        ([(16, None)], 1, 1),
+    ):
+        sweep = replace(following(state, nodes, commit_to), acked=acked)
+        state.apply(sweep)
+        journal.note(sweep)
+    return journal.snapshot()
+
+
+def test_a_snapshot_restores_the_state() -> None:
+    taken = snapshot()
+    state = SessionState.restored(LIMITS, taken)
+    assert tokens(state) == [10, 11]
+    assert list(state.live) == [3, 4, 6]
+    assert [live.position for live in state.live.values()] == [2, 3, 2]
+    assert (state.sequence, state.acked, state.next_id) == (3, 1, 7)
+    assert state.child(None, 16) == 6
+    assert state.room(3, 1) == 2  # six unanswered nodes of eight
+    refuses(state, replace(following(state, [(20, 5)]), acked=1), "parents")
+    push(state, [(20, 4)], commit_to=3)
+    assert tokens(state) == [10, 11, 13]
+
+
+SENSELESS: list[tuple[str, dict[str, object]]] = [
+    ("7 committed and -2 live nodes", {"committed": 7}),
+    ("ids that do not rise", {"ids": ids(0, 1, 4, 3, 6)}),
+    ("ids that do not rise", {"next_id": 6}),
+    ("a token outside the vocabulary", {"tokens": (10, 11, 13, 100, 16)}),
+    ("a node of a later sweep", {"sequences": (1, 2, 2, 2, 4)}),
+    ("other headers than those of the unanswered sweeps", {"headers": ()}),
+    ("other headers than those of the unanswered sweeps", {"acked": 2}),
+    ("other headers than those of the unanswered sweeps", {"headers": snapshot().headers[::-1]}),
+    ("live node 4 has no live parent 1", {"parents": (None, *ids(0), None, *ids(1), None)}),
+    ("live node 4 has no live parent 6", {"parents": (None, *ids(0), None, *ids(6), None)}),
+    ("token 13 stands twice under node None", {"tokens": (10, 11, 13, 14, 13)}),
+]
+
+
+@pytest.mark.parametrize(("reason", "changes"), SENSELESS)
+def test_a_snapshot_that_makes_no_sense_is_refused(reason: str, changes: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError, match=reason) as caught:
+        SessionState.restored(LIMITS, replace(snapshot(), **changes))  # type: ignore[arg-type]
+    assert caught.value.field == "snapshot"
+
+
+@pytest.mark.parametrize(
+    ("reason", "limits"),
+    [
+        ("2 committed and 3 live nodes", replace(LIMITS, nodes=2)),
+        ("2 committed and 3 live nodes", replace(LIMITS, window_tokens=1)),
+        ("more than the window of 3 tokens", replace(LIMITS, window_tokens=3)),
+        ("more unanswered sweeps than credits", replace(LIMITS, sweeps=1)),
+        ("more unanswered sweeps than credits", replace(LIMITS, nodes=5)),
+    ],
+)
+def test_a_snapshot_beyond_the_limits_is_refused(reason: str, limits: Limits) -> None:
+    with pytest.raises(ProtocolError, match=reason):
+        SessionState.restored(limits, snapshot())

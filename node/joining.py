@@ -1,0 +1,95 @@
+"""Which span an `--layers auto` node takes: chosen from fresh records, reserved before anything is loaded.
+
+The reservation is a `JOINING` record, which no route uses and every other placement counts. Of two that reserve at the
+same time the one with the lower peer id keeps its span, and the other chooses again with that span taken.
+
+    choose ──▶ announce JOINING ──▶ settle ──▶ read ──▶ did somebody who goes before me reserve meanwhile? ──▶ again
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from swarm.ids import PeerId
+from swarm.layers import Span
+from swarm.placement import Newcomer, layout_of, own_move, plan_join, typical_capacity
+from swarm.record import NodeRecord, NodeState
+from swarm.registry import ModelIdentity, Registry
+
+SETTLE_S = 3.0
+"""Longer than it takes to choose and to store a record: of two that reserve together at least one sees the other."""
+MAX_ROUNDS = 4
+
+Choose = Callable[[Sequence[NodeRecord]], Span | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """Where spans of a model are reserved. announce: publishes this machine's `JOINING` record for a span."""
+
+    registry: Registry
+    model: ModelIdentity
+    announce: Callable[[Span], Awaitable[None]]
+
+    @property
+    def peer(self) -> PeerId:
+        """This machine."""
+        return self.registry.peer_id
+
+    async def others(self) -> list[NodeRecord]:
+        """Everybody else's records, read now."""
+        records = await self.registry.records(self.model.fingerprint, self.model.num_layers, fresh=True)
+        return [record for record in records if record.peer != self.peer]
+
+    async def reserve(self, choose: Choose) -> Span | None:
+        """The span that `choose` makes of the others' records, reserved; None when it makes none of them.
+
+        Raises:
+            RegistryError: the directory cannot be read or written.
+        """
+        known = await self.others()
+        span = await asyncio.to_thread(choose, known)
+        for _ in range(MAX_ROUNDS):
+            if span is None:
+                return None
+            await self.announce(span)
+            await asyncio.sleep(SETTLE_S)
+            now = await self.others()
+            rivals = _reservations(now) - _reservations(known)
+            if not any(peer < self.peer for peer, _ in rivals):
+                return span
+            giving_way = {peer for peer, _ in rivals if peer > self.peer}
+            known = [record for record in now if record.peer not in giving_way]
+            again = await asyncio.to_thread(choose, known)
+            if again == span:
+                return span
+            span = again
+        return span
+
+
+def joiners_choice(peer: PeerId, num_layers: int, model: ModelIdentity) -> Choose:
+    """What a newcomer takes; until it has measured itself it passes for a typical machine."""
+
+    def choose(records: Sequence[NodeRecord]) -> Span:
+        capacity = typical_capacity(records)
+        layout = layout_of(records, model.num_layers, capacity)
+        return plan_join(layout, Newcomer(peer, num_layers, capacity)).span
+
+    return choose
+
+
+def movers_choice(own: NodeRecord) -> Choose:
+    """Where a node that serves as `own` says goes now, if it is its turn."""
+
+    def choose(records: Sequence[NodeRecord]) -> Span | None:
+        layout = layout_of((*records, own), own.model.num_layers, typical_capacity((*records, own)))
+        move = own_move(layout, own.peer)
+        return None if move is None else move.new
+
+    return choose
+
+
+def _reservations(records: Sequence[NodeRecord]) -> set[tuple[PeerId, Span]]:
+    return {(record.peer, record.span) for record in records if record.state is NodeState.JOINING}

@@ -1,0 +1,96 @@
+"""A running `--layers auto` node looks now and then whether it is needed elsewhere. Owns neither span nor session.
+
+Everybody plans the same from the same records (`swarm.placement`), so at most one machine finds that it is its turn. It
+first fetches what it would read, while it still serves; then it reserves the span as a newcomer does, and moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from node.joining import Seats, movers_choice
+from swarm.errors import SwarmError
+from swarm.layers import Span
+from swarm.record import NodeRecord
+
+LOOK_S = 180.0
+"""Mean time between looks; each is drawn from half of it to one and a half."""
+COOL_DOWN_S = 300.0
+"""For so long at least, and half as long again at most, a node stays where it came to."""
+
+logger = logging.getLogger(__name__)
+
+
+class Mover(Protocol):
+    """The node, as far as it matters here."""
+
+    def serving(self) -> NodeRecord:
+        """What it announces now."""
+
+    async def fetch(self, span: Span) -> None:
+        """Download what another span needs, and go on serving."""
+
+    async def move(self, span: Span) -> None:
+        """Serve the span that it has reserved, instead of its own."""
+
+    async def stay(self) -> None:
+        """Take back a reservation: go on where it is."""
+
+
+class Rebalance:
+    """When a node may move, and the loop that asks."""
+
+    def __init__(self, rng: random.Random, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rng = rng
+        self._clock = clock
+        self._stays_until = 0.0
+
+    @property
+    def may_move(self) -> bool:
+        """Whether the cool-down after the last arrival is over."""
+        return self._clock() >= self._stays_until
+
+    def arrived(self) -> None:
+        """Begin a cool-down."""
+        self._stays_until = self._clock() + COOL_DOWN_S * self._rng.uniform(1.0, 1.5)
+
+    async def keep_looking(self, seats: Seats, node: Mover) -> None:
+        """Look every few minutes, for ever; what stands in the way of a look is logged."""
+        while True:
+            await asyncio.sleep(LOOK_S * self._rng.uniform(0.5, 1.5))
+            if self.may_move:
+                await self.look(seats, node)
+
+    async def look(self, seats: Seats, node: Mover) -> None:
+        """Move if it is this node's turn.
+
+        Raises:
+            SwarmError: it gave its span up and cannot load the other.
+        """
+        try:
+            span = await self._reserve(seats, node)
+        except SwarmError as trouble:
+            logger.warning("stays where it is: %s", trouble)
+            return
+        if span is not None:
+            self.arrived()
+            await node.move(span)
+
+    async def _reserve(self, seats: Seats, node: Mover) -> Span | None:
+        choose = movers_choice(node.serving())
+        span = await asyncio.to_thread(choose, await seats.others())
+        if span is None:
+            return None
+        await node.fetch(span)
+        reserved = None
+        try:
+            reserved = await seats.reserve(choose)
+        finally:
+            if reserved is None:
+                await node.stay()
+        return reserved

@@ -1,0 +1,331 @@
+"""Which layers a machine should serve: the span that is needed most, and who moves as machines come and go. Pure.
+
+A machine that computes `capacity` layers per second and holds n layers passes `capacity / n` sweeps per second. A
+layer's rate is the sum over its holders, and a model's the rate of its *weakest* layer: no chain, and no mixture of
+chains, passes more sweeps. No layout of spans beats the *fluid bound*, all capacities over the number of layers.
+
+A layout is judged by, in this order:
+
+    1. holes      layers that nobody holds: without them there is no chain
+    2. singles    layers with one holder: one machine's death makes them holes
+    3. weakest    the rate of the weakest layer
+
+    join:     every span for the newcomer ──▶ the best few ──▶ what up to two moves make of each ──▶ the best
+    moves:    one move ──▶ the best few ──▶ one move more ──▶ the best, if it is worth it (hysteresis)
+
+Greedy choice alone is what Petals does: then spans depend on the order of arrivals. Two moves per join make up for it.
+
+Source: Borzunov et al., "Petals: Collaborative Inference and Fine-tuning of Large Models" (2022), §3.2, server
+load balancing: a newcomer takes the span whose weakest layers are the swarm's weakest (`petals_span`, the baseline).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from swarm.ids import PeerId
+from swarm.layers import Span
+from swarm.record import NodeRecord, NodeState
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Steps: TypeAlias = tuple["Move", ...]
+
+MAX_MOVES: Final = 2
+"""Moves of other machines that one join may bring about."""
+WORTH_IT: Final = 1.2
+"""A move for throughput must raise the weakest layer's rate by this factor: measured speeds are as noisy …"""
+UNEVEN: Final = 0.8
+"""… or, while the weakest layer has less than this part of the fluid bound, as in a large swarm that lost many …"""
+WELL_USED: Final = 0.5
+"""… by this part of what the machine brings along."""
+JOIN_BEAM: Final = 12
+"""Spans of a newcomer for which the moves afterwards are looked at."""
+MOVE_BEAM: Final = 48
+"""First moves after which a second one is looked for."""
+SEARCH: Final = 10_000
+"""Holders × layers × spans looked at further: bounds the time of a decision in large swarms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A machine and its span. capacity: layers per second. may_move: it serves, and goes where it is needed."""
+
+    peer: PeerId
+    span: Span
+    capacity: float
+    may_move: bool = False
+    serving: bool = True
+
+    @property
+    def rate(self) -> float:
+        """Sweeps per second through its span."""
+        return self.capacity / len(self.span)
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A machine that can hold `num_layers` and computes `capacity` layers per second."""
+
+    peer: PeerId
+    num_layers: int
+    capacity: float
+
+    def at(self, start: int) -> Holder:
+        """This machine with its span beginning at a layer."""
+        return Holder(self.peer, Span(start, start + self.num_layers), self.capacity)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One machine leaves its span for another of the same length."""
+
+    peer: PeerId
+    old: Span
+    new: Span
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Score:
+    """How a layout is judged; the greater the better, compared from the first field on.
+
+    evenness: minus the mean of `rate ** -8`, relative to the mean rate: a soft minimum, which tells equals apart.
+    """
+
+    minus_holes: int
+    minus_singles: int
+    weakest: float
+    evenness: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where a newcomer goes, and who moves afterwards."""
+
+    span: Span
+    moves: Steps
+    before: Score
+    after: Score
+
+
+class Layout:
+    """Holders over a model's layers. holders: per layer, int-valued [L]; rates: sweeps per second [L]."""
+
+    def __init__(self, num_layers: int, holders: Iterable[Holder]) -> None:
+        self.num_layers = num_layers
+        self.holders = tuple(sorted(holders, key=lambda holder: (holder.span, holder.peer)))
+        self.counts, self.rates, self.serving = np.zeros((3, num_layers))
+        for holder in self.holders:
+            own = slice(holder.span.start, holder.span.end)
+            self.counts[own] += 1
+            self.rates[own] += holder.rate
+            self.serving[own] += holder.serving
+
+    def joined(self, holder: Holder) -> Layout:
+        """With one more holder."""
+        return Layout(self.num_layers, (*self.holders, holder))
+
+    def moved(self, move: Move) -> Layout:
+        """With one holder elsewhere, and not asked to move again."""
+        holders = (
+            replace(holder, span=move.new, may_move=False) if holder.peer == move.peer else holder
+            for holder in self.holders
+        )
+        return Layout(self.num_layers, holders)
+
+    def fluid_bound(self) -> float:
+        """No layout of these machines has a faster weakest layer."""
+        return sum(holder.capacity for holder in self.holders) / self.num_layers
+
+    def score(self) -> Score:
+        """How good it is."""
+        nothing = np.zeros((1, self.num_layers))
+        return Scores(self, nothing, nothing)[0]
+
+    def spread(self, starts: npt.NDArray[Any], ends: npt.NDArray[Any]) -> Floats:
+        """[n, L]: 1 where a layer is in `[start, end)`."""
+        layers = np.arange(self.num_layers)
+        return ((layers >= starts[:, None]) & (layers < ends[:, None])).astype(float)
+
+    def is_free(self, holder: Holder) -> bool:
+        """Whether a holder may leave: others serve all that it holds, or there is no chain to break anyway."""
+        own = slice(holder.span.start, holder.span.end)
+        return holder.may_move and bool((self.serving[own] > 1).all() or (self.counts < 1).any())
+
+
+def layout_of(records: Iterable[NodeRecord], num_layers: int, capacity: float) -> Layout:
+    """The layout that valid records describe; who reserves a span counts as if it were there, who drains does not.
+
+    capacity: what a machine that has not measured itself yet is taken for, in layers per second.
+    """
+    return Layout(
+        num_layers,
+        (
+            Holder(
+                peer=record.peer,
+                span=record.span,
+                capacity=capacity_of(record) or capacity,
+                may_move=record.movable and record.state is NodeState.SERVING,
+                serving=record.state is NodeState.SERVING,
+            )
+            for record in records
+            if record.state is not NodeState.DRAINING
+        ),
+    )
+
+
+def capacity_of(record: NodeRecord) -> float | None:
+    """Claimed layers per second in plain decoding; None before the machine has measured itself."""
+    if not record.sweep_ms or min(record.sweep_ms)[1] <= 0:
+        return None
+    return 1e3 * len(record.span) / min(record.sweep_ms)[1]
+
+
+def typical_capacity(records: Iterable[NodeRecord]) -> float:
+    """The median of what is claimed; 1 where nobody claims anything."""
+    claimed = [capacity for record in records if (capacity := capacity_of(record)) is not None]
+    return float(np.median(claimed)) if claimed else 1.0
+
+
+def plan_join(layout: Layout, newcomer: Newcomer) -> Plan:
+    """The span for a newcomer with which, after at most two moves of others, the layout is best.
+
+    No hole that it can close waits for a move of others: they take minutes.
+    """
+    starts = np.arange(layout.num_layers - newcomer.num_layers + 1)
+    counts = layout.spread(starts, starts + newcomer.num_layers)
+    scores = Scores(layout, counts, counts * (newcomer.capacity / newcomer.num_layers))
+    plans = []
+    for number in scores.best(_beam(layout, JOIN_BEAM)):
+        if scores.minus_holes[number] < scores.minus_holes.max():
+            break
+        joining = newcomer.at(int(starts[number]))
+        joined = layout.joined(joining)
+        moves = plan_moves(joined)
+        plans.append(Plan(joining.span, moves, layout.score(), after(joined, moves).score()))
+    return max(plans, key=lambda plan: (plan.after, -len(plan.moves)))
+
+
+def plan_moves(layout: Layout) -> Steps:
+    """At most two moves, in order, that together are worth it: one if one does, none if none do.
+
+    Everybody who has the same records plans the same, and only the machine that stands first moves; the others plan
+    again when it has. No move ever opens a hole: what a machine leaves is served by others meanwhile.
+    """
+    before = layout.score()
+    if not _can_be_worth_it(layout, before):
+        return ()
+    plans: list[tuple[Score, Steps]] = [(score, (move,)) for score, move in _step(layout, _beam(layout, MOVE_BEAM))]
+    for _, (first, *_) in tuple(plans):
+        plans += [(score, (first, second)) for score, second in _step(layout.moved(first), 1)]
+    worth = [plan for plan in plans if _is_worth_it(layout, before, plan)]
+    return max(worth, key=lambda plan: (plan[0], -len(plan[1])), default=(before, ()))[1]
+
+
+def own_move(layout: Layout, peer: PeerId) -> Move | None:
+    """The move that is this machine's to make now: the first of the plan, or none."""
+    moves = plan_moves(layout)
+    return moves[0] if moves and moves[0].peer == peer else None
+
+
+def _is_worth_it(layout: Layout, before: Score, plan: tuple[Score, Steps]) -> bool:
+    """Hysteresis: a hole closed, a single point of failure less, or a weakest layer that is much faster."""
+    score, moves = plan
+    if score.minus_holes != before.minus_holes:
+        return score.minus_holes > before.minus_holes
+    if score.minus_singles != before.minus_singles:
+        return score.minus_singles > before.minus_singles
+    if before.weakest < UNEVEN * layout.fluid_bound():
+        brought = max(holder.rate for holder in layout.holders if holder.peer in {move.peer for move in moves})
+        if score.weakest >= before.weakest + WELL_USED * brought:
+            return True
+    return score.weakest >= WORTH_IT * before.weakest > 0
+
+
+def after(layout: Layout, moves: Sequence[Move]) -> Layout:
+    """The layout when all have moved."""
+    for move in moves:
+        layout = layout.moved(move)
+    return layout
+
+
+def _can_be_worth_it(layout: Layout, before: Score) -> bool:
+    """False when no two moves could lift the weakest layer far enough; spares large, even swarms the search."""
+    if before.minus_holes or before.minus_singles or before.weakest < UNEVEN * layout.fluid_bound():
+        return True
+    most = sum(sorted((holder.rate for holder in layout.holders if holder.may_move), reverse=True)[:MAX_MOVES])
+    return before.weakest + most >= WORTH_IT * before.weakest
+
+
+def _beam(layout: Layout, most: int) -> int:
+    """How many to look at further: all in small swarms, few in large ones."""
+    return max(4, min(most, SEARCH // max(1, len(layout.holders) * layout.num_layers)))
+
+
+def _step(layout: Layout, beam: int) -> list[tuple[Score, Move]]:
+    """The best single moves onto a layer that is in need, and what each leads to, best first."""
+    spans = np.array([(h.span.start, h.span.end, h.rate) for h in layout.holders if layout.is_free(h)]).reshape(-1, 3)
+    owners, starts = np.nonzero(_wanted(layout, spans))
+    if not len(owners):
+        return []
+    old = spans[owners]
+    counts = layout.spread(starts, starts + old[:, 1] - old[:, 0]) - layout.spread(old[:, 0], old[:, 1])
+    scores = Scores(layout, counts, counts * old[:, 2:])
+    movers = [holder for holder in layout.holders if layout.is_free(holder)]
+    found = []
+    for number in scores.best(beam):
+        mover, start = movers[owners[number]], int(starts[number])
+        found.append((scores[number], Move(mover.peer, mover.span, Span(start, start + len(mover.span)))))
+    return found
+
+
+def _wanted(layout: Layout, spans: Floats) -> npt.NDArray[np.bool_]:
+    """[movers, L]: where each may begin so that it brings help to a layer in need that it does not hold yet."""
+    needy = (layout.counts < 2) | (layout.rates <= layout.rates.min())
+    fresh = needy & (layout.spread(spans[:, 0], spans[:, 1]) == 0)
+    sums = np.concatenate([np.zeros((len(spans), 1)), fresh.cumsum(axis=1)], axis=1)
+    starts = np.arange(layout.num_layers)
+    ends = starts + (spans[:, 1] - spans[:, 0])[:, None].astype(int)
+    helps = np.take_along_axis(sums, np.minimum(ends, layout.num_layers), axis=1) > sums[:, :-1]
+    wanted: npt.NDArray[np.bool_] = helps & (ends <= layout.num_layers)
+    return wanted
+
+
+class Scores:
+    """Scores of many variants of a layout: counts and rates are what each adds, [variants, L]."""
+
+    def __init__(self, layout: Layout, counts: Floats, rates: Floats) -> None:
+        held = layout.counts + counts
+        passed = np.where(held > 0, layout.rates + rates, 0.0)
+        scarce = max(layout.rates.mean(), 1e-12) / np.maximum(passed, 1e-3 * layout.rates.mean() + 1e-12)
+        self.minus_holes = -(held < 1).sum(axis=1)
+        self.minus_singles = -(held == 1).sum(axis=1)
+        self.weakest = passed.min(axis=1).round(9)
+        self.evenness = -np.square(np.square(np.square(scarce))).mean(axis=1).round(6)
+
+    def __getitem__(self, number: int) -> Score:
+        """One variant's."""
+        return Score(
+            int(self.minus_holes[number]),
+            int(self.minus_singles[number]),
+            float(self.weakest[number]),
+            float(self.evenness[number]),
+        )
+
+    def best(self, count: int) -> list[int]:
+        """The best variants' numbers, best first; of equals the first."""
+        order = np.lexsort((-self.evenness, -self.weakest, -self.minus_singles, -self.minus_holes))
+        return [int(number) for number in order[:count]]
+
+
+def petals_span(layout: Layout, newcomer: Newcomer) -> Span:
+    """The baseline: Petals' greedy rule, the span whose rates, in rising order, come first.
+
+    Source: Borzunov et al. (2022), §3.2; `petals.server.block_selection`.
+    """
+    spans = [newcomer.at(start).span for start in range(layout.num_layers - newcomer.num_layers + 1)]
+    return min(spans, key=lambda span: (sorted(layout.rates[span.start : span.end].tolist()), span))

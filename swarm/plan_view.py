@@ -1,0 +1,119 @@
+"""`swarm plan`: what joining with so many layers would change, and the line that does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from swarm.coverage import serve_line
+from swarm.errors import ConfigError
+from swarm.ids import PeerId
+from swarm.layers import Span, missing_layers
+from swarm.placement import Layout, Newcomer, Plan, layout_of, plan_join, typical_capacity
+from swarm.registry import ModelIdentity, Registry
+from swarm.registry_dht import DhtConfig, DhtRegistry
+from swarm.route_view import the_model, short
+
+_YOU = PeerId("you")
+
+
+@dataclass(frozen=True, slots=True)
+class ShowPlan:
+    """Print what a machine that joins would change: its layers, who holds what, the weakest layer.
+
+    Attributes:
+        model: name or fingerprint of one model; may be left out where the swarm serves only one.
+        join: multiaddress of a peer of the swarm; may be repeated.
+        num_layers: how many layers the machine would hold.
+        ms: milliseconds that it takes for one layer in plain decoding; left out: a typical machine of this swarm.
+    """
+
+    join: tyro.conf.UseAppendAction[tuple[str, ...]]
+    num_layers: int
+    model: tyro.conf.Positional[str | None] = None
+    ms: float | None = None
+
+    def check(self) -> None:
+        """Refuse what no swarm could make right.
+
+        Raises:
+            ConfigError: names the option and what to write.
+        """
+        if not self.join:
+            raise ConfigError("which swarm? give a peer's address with --join, as `swarm bootstrap` prints it")
+        if self.num_layers < 1:
+            raise ConfigError(f"--num-layers {self.num_layers}: a machine holds at least 1")
+        if self.ms is not None and not 0 < self.ms < float("inf"):
+            raise ConfigError(f"--ms {self.ms:g}: milliseconds per layer are more than 0")
+
+
+async def plan(command: ShowPlan, console: Console) -> None:
+    """Find and print it.
+
+    Raises:
+        SwarmError: no such model or peer, or the model has fewer layers.
+    """
+    command.check()
+    async with DhtRegistry.open(DhtConfig(join=command.join, client_mode=True)) as registry:
+        await show_plan(command, registry, console)
+
+
+async def show_plan(command: ShowPlan, registry: Registry, console: Console) -> None:
+    """The same through a registry that is open."""
+    model = the_model(await registry.models(), command.model)
+    records = await registry.records(model.fingerprint, model.num_layers, fresh=True)
+    Span(0, command.num_layers).within(model.num_layers)
+    capacity = typical_capacity(records) if command.ms is None else 1e3 / command.ms
+    layout = layout_of(records, model.num_layers, capacity)
+    newcomer = Newcomer(_YOU, command.num_layers, capacity)
+    found = plan_join(layout, newcomer)
+    joined = layout.joined(newcomer.at(found.span.start))
+    console.print(Text(f"{model.name}: joining with {command.num_layers} layers at {1e3 / capacity:.2f} ms per layer"))
+    console.print(Text(f"chosen: {found.span.describe(model.num_layers)}"))
+    console.print(_table(layout, joined), soft_wrap=False)
+    for line in (*_moves(found, joined, model), *_lines(command, found, model)):
+        console.print(Text(line))
+
+
+def _table(before: Layout, joined: Layout) -> Table:
+    table = Table()
+    for title in ("", "now", "with this machine"):
+        table.add_column(title, justify="right" if title else "left")
+    for name, tell in (
+        ("layers that nobody holds", _gaps),
+        ("layers with one holder", lambda layout: str(-layout.score().minus_singles)),
+        ("fewest holders of a layer", lambda layout: str(int(layout.counts.min()))),
+        ("weakest layer, sweeps/s", lambda layout: f"{layout.score().weakest:.2f}"),
+    ):
+        table.add_row(name, tell(before), tell(joined))
+    return table
+
+
+def _gaps(layout: Layout) -> str:
+    gaps = missing_layers([holder.span for holder in layout.holders], layout.num_layers)
+    return ", ".join(f"{start}-{end}" for start, end in gaps) or "none"
+
+
+def _moves(found: Plan, joined: Layout, model: ModelIdentity) -> list[str]:
+    if not found.moves:
+        return []
+    lines = [
+        f"then {short(move.peer)} would move from {move.old.describe(model.num_layers)} to "
+        f"{move.new.describe(model.num_layers).removeprefix('layers ')}"
+        for move in found.moves
+    ]
+    gain = f"{joined.score().weakest:.2f} to {found.after.weakest:.2f} sweeps/s"
+    return [
+        *lines,
+        f"that changes the weakest layer from {gain}, layers with one holder to {-found.after.minus_singles}",
+    ]
+
+
+def _lines(command: ShowPlan, found: Plan, model: ModelIdentity) -> list[str]:
+    auto = f"{serve_line(model.name, 'auto', command.join)} --num-layers {command.num_layers}"
+    stays = serve_line(model.name, found.span, command.join)
+    return [f"this takes them, and moves when it is needed elsewhere:\n{auto}", f"this takes them and stays:\n{stays}"]

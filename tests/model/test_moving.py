@@ -1,0 +1,89 @@
+"""A span that moves: what stays is the same modules, what comes is read, and the result is a span loaded afresh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from node.checkpoint import Checkpoint, open_checkpoint
+from node.loading import AUTO_SHARE, KV_RESERVE_TOKENS, fitting_layers
+from node.span import dissect, load_span, shared_parts
+from swarm.arena import Arena
+from swarm.demo import TARGET
+from swarm.errors import NotEnoughSpace
+from swarm.ids import TreeNodeId
+from swarm.layers import Span
+from swarm.ragged import RaggedModel, Work
+from tests.model.tiny import save_sharded, tiny_model
+
+ROWS = 5
+
+
+def run(model: RaggedModel) -> torch.Tensor:
+    ids = tuple(TreeNodeId(number) for number in range(ROWS))
+    rows = torch.randn(ROWS, model.hidden_size, generator=torch.Generator().manual_seed(1))
+    is_first = model.span.start == 0
+    work = Work(
+        Arena(model.layout, ROWS),
+        ids,
+        (None, *ids[:-1]),
+        range(ROWS),
+        torch.arange(ROWS) if is_first else None,
+        None if is_first else rows,
+    )
+    hidden = model.forward([work])
+    return model.logits(hidden) if model.span.end == model.num_layers else hidden
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])  # gpt2 and gemma2 are tied
+@pytest.mark.parametrize(
+    ("old", "new"), [((0, 4), (2, 6)), ((2, 6), (0, 4)), ((0, 4), (1, 5)), ((0, 3), (3, 6)), ((0, 4), (0, 6))]
+)
+def test_only_what_is_missing_is_read(
+    family: str, old: tuple[int, int], new: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = open_checkpoint(save_sharded(tiny_model(family), tmp_path / "whole"))
+    anatomy = dissect(checkpoint.config)
+    before, after = Span(*old), Span(*new)
+    assert anatomy.num_layers == 6
+    model = load_span(checkpoint, before, torch.float32)
+    fresh = run(load_span(checkpoint, after, torch.float32))
+    kept = {index: id(model._owned[index]) for index in range(max(old[0], new[0]), min(old[1], new[1]))}
+    held = shared_parts(model, anatomy, after)
+    read: list[str] = []
+    tensors = Checkpoint.tensors
+
+    def noted(self: Checkpoint, names: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
+        found = tensors(self, names)
+        read.extend(found)
+        return found
+
+    monkeypatch.setattr(Checkpoint, "tensors", noted)
+    moved = load_span(checkpoint, after, torch.float32, held=held)
+    wanted = {index for index in range(*new) if index not in kept}
+    assert {
+        index for index in range(6) if any(anatomy.holds(name, Span(index, index + 1)) for name in layers(read))
+    } == wanted
+    assert {index: id(moved._owned[index]) for index in kept} == kept
+    assert torch.equal(run(moved), fresh)
+    assert all(weight.device.type == "meta" for weight in model.model.parameters()), "the rest is freed"
+
+
+def layers(tensors: list[str]) -> list[str]:
+    return [name for name in tensors if any(part.isdigit() for part in name.split("."))]
+
+
+def test_as_many_layers_as_fit_anywhere_in_the_model() -> None:
+    anatomy = dissect(open_checkpoint(TARGET).config)
+    ends, layer, kv = 786_432 + 192, 393_600, 2 * 2 * 32
+    for count in (1, 5, 12):
+        needs = 4 * (ends + count * (layer + kv * KV_RESERVE_TOKENS))
+        assert fitting_layers(anatomy, torch.float32, int(needs / AUTO_SHARE) + 2) == count
+        assert fitting_layers(anatomy, torch.bfloat16, int(needs / AUTO_SHARE / 2) + 2) == count
+    assert fitting_layers(anatomy, torch.float32, 2**40) == 12
+    assert fitting_layers(anatomy, torch.float32, int(4 * (ends + layer * 3) / AUTO_SHARE), kv_tokens=1) == 2
+    with pytest.raises(NotEnoughSpace, match=r"not one layer fits: .*--num-layers 1"):
+        fitting_layers(anatomy, torch.float32, 1_000)

@@ -1,0 +1,214 @@
+"""Nodes that die and come back within this process: real gRPC on loopback, the registry in memory.
+
+A death looks from outside like kill -9: all connections break at once, nothing is said, the record stays listed. A node
+that came back has the same identity and port, and holds no session. Strikes are placed by sweep number and not by time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from client import AsyncSwarm
+from client.chain import Chain
+from node.hop import HopSession
+from node.serve import Node
+from node.service import NodeService
+from node.sweep_run import SweepRun
+from swarm.demo import DRAFT, TARGET
+from swarm.ids import PeerId
+from swarm.record import NodeState
+from swarm.session import SessionState
+from tests.net.raw import counters
+from tests.net.running import engine_of, grown, until, until_freed
+from tests.swarm_here import swarm_here
+
+POOL = {
+    "a0": "0-4", "a1": "4-8", "a2": "8-12",
+    "b0": "0-4", "b1": "4-8", "b2": "8-12",
+    "c1": "4-8", "wide": "0-8", "overlapping": "2-10", "rest": "4-12",
+}  # fmt: skip
+"""The nodes that there are, with the layers they hold."""
+CHAIN = ("a0", "a1", "a2")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stall:
+    """at: the first sweep that is not executed; None: no part of a replay is."""
+
+    at: int | None
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def holds(self, hop: HopSession) -> bool:
+        """Whether this session has to wait now."""
+        if hop._running is not None or hop.log.is_replaying:
+            return self.at is None
+        queue = hop.log._queue
+        return self.at is not None and bool(queue) and queue[0].sweep.sequence >= self.at
+
+
+@dataclass(slots=True)
+class Mortals:
+    """The pool and a client. Only what a test lists can be found; a session opened meanwhile stays where it is.
+
+    chains: of the sessions that were opened since the test began.
+    """
+
+    nodes: dict[str, Node]
+    client: AsyncSwarm
+    chains: list[Chain] = field(default_factory=list)
+    _dead: set[str] = field(default_factory=set)
+    _stalled: dict[PeerId, _Stall] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Node:
+        return self.nodes[name]
+
+    async def announce(self, *names: str) -> None:
+        """Announce them."""
+        for name in names:
+            await self.nodes[name]._announce(NodeState.SERVING)
+
+    async def unlist(self, *names: str) -> None:
+        """Take their records back."""
+        for name in names:
+            node = self.nodes[name]
+            await node.registry.withdraw(node._record(NodeState.DRAINING))
+
+    async def kill(self, *names: str) -> None:
+        """End them as kill -9 would."""
+        for name in names:
+            node = self.nodes[name]
+            self._dead.add(name)
+            await node._dialer.__aexit__()
+            assert node._server is not None
+            await node._server.stop(None)
+
+    async def revive(self, name: str) -> None:
+        """Start it again, with nothing but its identity, its port and its layers."""
+        node = self.nodes[name]
+        node.sessions.close_all("died")
+        while len(node.sessions):
+            await node.sessions._ended.wait()
+        node.sessions.draining = False
+        server, _ = node._bind(node._port)
+        server.add_generic_rpc_handlers((NodeService(node.registry.identity, node.sessions).handlers(),))
+        await server.start()
+        node._server = server
+        self._dead.remove(name)
+
+    def stall(self, name: str, at: int) -> asyncio.Event:
+        """Let a node execute no sweep from number `at` on; the event says that one has come and waits."""
+        return self._stall(name, _Stall(at))
+
+    def stall_replay(self, name: str) -> asyncio.Event:
+        """Let a node execute no replay; the event says that one has come and waits."""
+        return self._stall(name, _Stall(None))
+
+    def _stall(self, name: str, stall: _Stall) -> asyncio.Event:
+        self._stalled[self.nodes[name].peer_id] = stall
+        return stall.arrived
+
+    def go_on(self, name: str) -> None:
+        """Undo `stall` and `stall_replay`."""
+        node = self.nodes[name]
+        self._stalled.pop(node.peer_id)
+        for session in node.sessions._open.values():
+            session._shop.engine.submit(session)
+
+    def route(self) -> list[str]:
+        """The names of the newest session's hops."""
+        names = {node.peer_id: name for name, node in self.nodes.items()}
+        return [names[PeerId(hop.peer)] for hop in self.chains[-1].route.hops]
+
+    async def until_routed(self, *names: str) -> None:
+        """Wait until the newest session goes over these nodes, whether or not they are attached."""
+
+        async def routed() -> bool:
+            await asyncio.sleep(0)
+            return self.route() == list(names)
+
+        await until(routed)
+
+    async def until_missed(self) -> None:
+        """Wait until the client knows that a machine of its newest session is lost."""
+
+        async def missed() -> bool:
+            await asyncio.sleep(0)
+            return bool(self.chains[-1]._lost())
+
+        await until(missed)
+
+    @asynccontextmanager
+    async def counted(self) -> AsyncIterator[dict[str, dict[str, int]]]:
+        """What each node's recovery counters grew by meanwhile, of those that live."""
+        fields = ("restores", "replays", "catch_ups")
+        alive = [name for name in self.nodes if name not in self._dead]
+        before = await counters(self.nodes[name] for name in alive)
+        found: dict[str, dict[str, int]] = {}
+        yield found
+        kept = [(name, start) for name, start in zip(alive, before, strict=True) if name not in self._dead]
+        after = await counters(self.nodes[name] for name, _ in kept)
+        for number, (name, _) in enumerate(kept):
+            growth = {one: grown([start for _, start in kept], after, one)[number] for one in fields}
+            if any(growth.values()):
+                found[name] = {one: count for one, count in growth.items() if count}
+
+    async def clear(self) -> None:
+        """After a test: everybody lives, holds nothing, knows nobody, and is listed nowhere."""
+        self._stalled.clear()
+        for name in list(self._dead):
+            await self.revive(name)
+        await until_freed(self.nodes.values(), timeout_s=8)
+        some = self.nodes["a0"]
+        listed = await some.registry.records(some.identity.fingerprint, some.identity.num_layers)
+        await self.unlist(*(name for name, node in self.nodes.items() if node.peer_id in {one.peer for one in listed}))
+        for node in self.nodes.values():
+            await node._dialer.__aexit__()  # a channel to one who was dead waits before it tries again
+        await self.client._opener.dialer.__aexit__()
+        self.chains.clear()
+
+    @contextmanager
+    def patched(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Know the chains, and make stalls work."""
+        begin, next_run = Chain.begin, HopSession.next_run
+
+        def noted(chain: Chain, state: SessionState) -> None:
+            self.chains.append(chain)
+            begin(chain, state)
+
+        def stalling(hop: HopSession) -> SweepRun | None:
+            stall = self._stalled.get(hop._shop.peer)
+            if stall is not None and stall.holds(hop):
+                stall.arrived.set()
+                return None
+            return next_run(hop)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Chain, "begin", noted)
+            patch.setattr(HopSession, "next_run", stalling)
+            yield
+
+
+@asynccontextmanager
+async def mortals() -> AsyncIterator[Mortals]:
+    """Start the pool and a client that waits for nobody for long."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
+    async with swarm_here(TARGET, list(POOL.values()), kv_tokens=8_192) as here, here.client(draft=DRAFT) as swarm:
+        nodes = dict(zip(POOL, here.nodes, strict=True))
+        for node in nodes.values():
+            node._announcing.cancel()  # or it would list itself again
+            await engine_of(node).on_thread(int)  # its thread lives as long as the node
+        await swarm.generate("It", max_new_tokens=3, nodes=1)
+        everybody = Mortals(nodes, swarm)
+        await everybody.clear()
+        yield everybody
+
+
+def patience(swarm: AsyncSwarm, wait_s: float) -> None:
+    """How long a client waits for a machine that nobody replaces."""
+    swarm._opener = replace(swarm._opener, wait_s=wait_s)

@@ -1,0 +1,499 @@
+"""Chains whose machines die, over real nodes: the text is the undisturbed one, and each repair took the path it should.
+
+Which path is said by the nodes' counters: who was given a snapshot (`restores`), who gave one (`replays`; the client's
+own are not counted), and how many sweeps were sent again to a machine that had all before them (`catch_ups`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+import pytest_asyncio
+
+import client.chain
+import client.decode
+import client.jobs
+import node.lease
+import node.serve
+from client import Result
+from client.decode import Job
+from client.options import GenerateOptions
+from node.hop import HopSession
+from node.journals import JournalRoom
+from node.replies import ReplyBuffer
+from node.upstream import UpstreamSide
+from swarm.errors import GenerationInterrupted, RouteError
+from swarm.messages import Ping, Reply, Reroute
+from swarm.successor import Successor
+from swarm.tree import DraftTree
+from tests.net.mortal import CHAIN, Mortals, mortals, patience
+from tests.net.raw import counters, info
+from tests.net.running import grown, prompt, until
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
+
+IDS = prompt(4, 24)
+SPARES = ("b0", "b1", "b2")
+GREEDY: GenerateOptions = {"max_new_tokens": 24, "nodes": 8}
+SAMPLED: GenerateOptions = {"max_new_tokens": 24, "nodes": 8, "temperature": 1.0, "seed": 7}
+BOTH = pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+SPEED = ((1, 8.0), (8, 9.0), (64, 20.0))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool() -> AsyncIterator[Mortals]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(node.serve, "measure_sweeps", lambda _: SPEED)  # equal machines: routes are chosen by tests
+        async with mortals() as everybody:
+            yield everybody
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def nodes(pool: Mortals, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Mortals]:
+    """The pool, of which the first chain is listed; afterwards everything that was held is free again."""
+    patience(pool.client, 20.0)
+    with pool.patched(monkeypatch):
+        await pool.announce(*CHAIN)
+        yield pool
+    await pool.clear()
+
+
+async def struck(
+    nodes: Mortals, victims: Sequence[str], spares: Sequence[str], at: int = 5, options: GenerateOptions = GREEDY
+) -> tuple[Result, Result]:
+    """Two texts: an undisturbed one, and one whose victims die while sweep `at` waits in the first of them."""
+    plain = await nodes.client.generate(IDS, **options)
+    arrived = nodes.stall(victims[0], at)
+    async with asyncio.timeout(15), asyncio.TaskGroup() as group:
+        telling = group.create_task(nodes.client.generate(IDS, **options))
+        await arrived.wait()
+        await nodes.announce(*spares)
+        await nodes.kill(*victims)
+    return plain, telling.result()
+
+
+# One machine dies
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("victim", "path"),
+    [
+        ("a0", {"b0": {"restores": 1, "catch_ups": 1}}),
+        ("a1", {"a0": {"replays": 1}, "b1": {"restores": 1, "catch_ups": 1}}),
+        ("a2", {"a1": {"replays": 1}, "b2": {"restores": 1}}),
+    ],
+)
+async def test_a_death_with_a_sweep_in_flight(
+    victim: str, path: dict[str, dict[str, int]], options: GenerateOptions, nodes: Mortals
+) -> None:
+    """Its predecessor alone replays to its replacement, which sends the sweep on to a survivor that kept its KV."""
+    async with nodes.counted() as found:
+        plain, result = await struck(nodes, (victim,), SPARES, 5, options)
+    assert result.tokens == plain.tokens
+    assert found == path
+    assert nodes.route() == [victim.replace("a", "b") if name == victim else name for name in CHAIN]
+    (repair,) = result.stats.repairs
+    assert (repair.generation, repair.replaced, repair.is_move) == (1, (nodes[victim].peer_id,), False)
+
+
+@pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize("victim", CHAIN)
+async def test_a_death_in_the_middle_of_a_prompt(
+    victim: str, at: int, nodes: Mortals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client.jobs, "PREFILL_CHUNK", 4)
+    plain, result = await struck(nodes, (victim,), SPARES, at, SAMPLED)
+    assert plain.stats.prefill_sweeps == 6
+    assert result.tokens == plain.tokens
+    assert len(result.stats.repairs) == 1
+
+
+@pytest.mark.parametrize(
+    ("victim", "path"),
+    [
+        ("a0", {"b0": {"restores": 1, "catch_ups": 1}}),
+        ("a1", {"a0": {"replays": 1}, "b1": {"restores": 1}}),
+        ("a2", {"a1": {"replays": 1}, "b2": {"restores": 1}}),
+    ],
+)
+async def test_a_death_while_the_client_drafts(
+    victim: str, path: dict[str, dict[str, int]], nodes: Mortals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is in flight: the next sweep goes over the repaired chain."""
+    plain = await nodes.client.generate(IDS, **SAMPLED)
+    draft, count = client.decode._draft, 0
+
+    async def interrupted(job: Job, room: int) -> DraftTree:
+        nonlocal count
+        count += 1
+        if count == 4:
+            await nodes.announce(*SPARES)
+            await nodes.kill(victim)
+            await nodes.until_missed()
+        return await draft(job, room)
+
+    monkeypatch.setattr(client.decode, "_draft", interrupted)
+    async with nodes.counted() as found:
+        result = await nodes.client.generate(IDS, **SAMPLED)
+    assert result.tokens == plain.tokens
+    assert found == path
+    assert len(result.stats.repairs) == 1
+
+
+# Several machines die
+
+
+@pytest.mark.parametrize(
+    ("victims", "path"),
+    [
+        (("a0", "a1"), {"b0": {"restores": 1, "replays": 1}, "b1": {"restores": 1, "catch_ups": 1}}),
+        (("a1", "a2"), {"a0": {"replays": 1}, "b1": {"restores": 1, "replays": 1}, "b2": {"restores": 1}}),
+        (
+            ("a0", "a2"),
+            {"b0": {"restores": 1, "catch_ups": 1}, "a1": {"replays": 1}, "b2": {"restores": 1}},
+        ),
+        (
+            ("a0", "a1", "a2"),
+            {"b0": {"restores": 1, "replays": 1}, "b1": {"restores": 1, "replays": 1}, "b2": {"restores": 1}},
+        ),
+    ],
+    ids=" ".join,
+)
+async def test_several_deaths_at_once(
+    victims: tuple[str, ...], path: dict[str, dict[str, int]], nodes: Mortals
+) -> None:
+    async with nodes.counted() as found:
+        plain, result = await struck(nodes, victims, SPARES)
+    assert result.tokens == plain.tokens
+    assert nodes.route() == [name.replace("a", "b") if name in victims else name for name in CHAIN]
+    assert found == path
+
+
+@pytest.mark.parametrize(
+    ("victims", "path"),
+    [
+        (("a1",), {"a0": {"replays": 1}, "b1": {"restores": 1, "catch_ups": 1}}),
+        (("a1", "a2"), {"a0": {"replays": 1}, "b1": {"restores": 1, "replays": 1}, "b2": {"restores": 1}}),
+    ],
+    ids=" ".join,
+)
+async def test_the_replay_comes_after_all_are_attached(
+    victims: tuple[str, ...], path: dict[str, dict[str, int]], nodes: Mortals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replacement that has nothing yet, when the machine behind it asks, gives it what it lacks later."""
+    sync = Successor.sync
+
+    def late(successor: Successor) -> None:
+        behind = [hop._next for hop in nodes["b1"].sessions._open.values()]
+        is_attached = all(one is not None and one._tie is not None and one._tie.is_attached for one in behind)
+        is_first = isinstance(successor._owner, HopSession) and successor._owner._shop.peer == nodes["a0"].peer_id
+        if is_first and nodes.chains[-1].generation and not (behind and is_attached):
+            asyncio.get_running_loop().call_later(0.01, late, successor)
+        else:
+            sync(successor)
+
+    monkeypatch.setattr(Successor, "sync", late)
+    async with nodes.counted() as found:
+        plain, result = await struck(nodes, victims, SPARES)
+    assert result.tokens == plain.tokens
+    assert found == path
+
+
+async def test_the_replacement_dies_while_it_is_replayed(nodes: Mortals) -> None:
+    plain = await nodes.client.generate(IDS, **SAMPLED)
+    arrived, restored = nodes.stall("a1", 5), nodes.stall_replay("b1")
+    async with asyncio.TaskGroup() as group:
+        telling = group.create_task(nodes.client.generate(IDS, **SAMPLED))
+        await arrived.wait()
+        await nodes.announce("b1")
+        await nodes.kill("a1")
+        await restored.wait()
+        await nodes.announce("c1")
+        await nodes.kill("b1")
+    result = telling.result()
+    assert result.tokens == plain.tokens
+    assert nodes.route() == ["a0", "c1", "a2"]
+    replaced = {peer for repair in result.stats.repairs for peer in repair.replaced}
+    assert replaced == {nodes["a1"].peer_id, nodes["b1"].peer_id}
+
+
+async def test_another_hop_dies_while_a_replacement_is_replayed(nodes: Mortals) -> None:
+    """The predecessor that replays is lost too: the client replays to a new one, and that one onwards."""
+    plain = await nodes.client.generate(IDS, **SAMPLED)
+    arrived, restored = nodes.stall("a1", 5), nodes.stall_replay("b1")
+    async with asyncio.TaskGroup() as group:
+        telling = group.create_task(nodes.client.generate(IDS, **SAMPLED))
+        await arrived.wait()
+        await nodes.announce("b0", "b1")
+        await nodes.kill("a1")
+        await restored.wait()
+        await nodes.kill("a0")
+        await nodes.until_routed("b0", "b1", "a2")
+        nodes.go_on("b1")
+    assert telling.result().tokens == plain.tokens
+
+
+# Other borders
+
+
+async def test_one_hop_is_replaced_by_two(nodes: Mortals) -> None:
+    await nodes.unlist("a0", "a1")
+    await nodes.announce("wide")
+    async with nodes.counted() as found:
+        plain, result = await struck(nodes, ("wide",), ("b0", "b1"))
+    assert result.tokens == plain.tokens
+    assert nodes.route() == ["b0", "b1", "a2"]
+    assert found == {"b0": {"restores": 1, "replays": 1}, "b1": {"restores": 1, "catch_ups": 1}}
+
+
+async def test_two_hops_are_replaced_by_one(nodes: Mortals) -> None:
+    async with nodes.counted() as found:
+        plain, result = await struck(nodes, ("a0", "a1"), ("wide",))
+    assert result.tokens == plain.tokens
+    assert nodes.route() == ["wide", "a2"]
+    assert found == {"wide": {"restores": 1, "catch_ups": 1}}
+
+
+async def test_the_last_two_hops_are_replaced_by_one(nodes: Mortals) -> None:
+    async with nodes.counted() as found:
+        plain, result = await struck(nodes, ("a1", "a2"), ("rest",))
+    assert result.tokens == plain.tokens
+    assert nodes.route() == ["a0", "rest"]
+    assert found == {"a0": {"replays": 1}, "rest": {"restores": 1}}
+
+
+async def test_a_wider_machine_takes_only_the_layers_that_are_missing(nodes: Mortals) -> None:
+    async with nodes.counted() as found:
+        plain, result = await struck(nodes, ("a1",), ("overlapping",))
+    assert result.tokens == plain.tokens
+    assert nodes.route() == ["a0", "overlapping", "a2"]
+    assert [str(hop.span) for hop in nodes.chains[-1].route.hops] == ["0-4", "4-8", "8-12"], "of its 2-10 (R12)"
+    assert found == {"a0": {"replays": 1}, "overlapping": {"restores": 1, "catch_ups": 1}}
+
+
+async def test_a_survivor_hands_layers_over_where_borders_must_move(nodes: Mortals) -> None:
+    """Only layers 2-10 are left for the lost 4-12, so the tail-to-be begins elsewhere and the first hop goes on."""
+    await nodes.unlist("a1", "a2")
+    await nodes.announce("rest")
+    async with nodes.counted() as found:
+        plain, result = await struck(nodes, ("rest",), ("overlapping", "b2"))
+    assert result.tokens == plain.tokens
+    assert nodes.route() == ["a0", "overlapping", "b2"]
+    assert found == {
+        "a0": {"replays": 1},
+        "overlapping": {"restores": 1, "replays": 1},
+        "b2": {"restores": 1},
+    }
+
+
+# Nobody to take its place
+
+
+async def test_nobody_takes_its_place(nodes: Mortals, caplog: pytest.LogCaptureFixture) -> None:
+    """It says which layers are missing while it waits, and then keeps what was made."""
+    patience(nodes.client, 0.6)
+    plain = await nodes.client.generate(IDS, **GREEDY)
+    arrived = nodes.stall("a1", 5)
+    with caplog.at_level(logging.WARNING, "client.chain"):
+        async with asyncio.TaskGroup() as group:
+            telling = group.create_task(_interrupted(nodes))
+            await arrived.wait()
+            await nodes.unlist("a1")
+            await nodes.kill("a1")
+    error = telling.result()
+    assert "4-8" in caplog.text
+    assert "waiting up to" in caplog.text
+    assert isinstance(error.__cause__, RouteError)
+    assert error.__cause__.missing == ((4, 8),)
+    assert "4-8" in str(error)
+    assert 0 < len(error.tokens) < len(plain.tokens)
+    assert error.tokens == plain.tokens[: len(error.tokens)]
+    assert plain.text.startswith(error.text)
+    assert error.text
+
+
+async def _interrupted(nodes: Mortals) -> GenerationInterrupted:
+    with pytest.raises(GenerationInterrupted) as caught:
+        await nodes.client.generate(IDS, **GREEDY)
+    return caught.value
+
+
+@pytest.mark.parametrize("victim", CHAIN)
+async def test_survivors_wait_for_a_replacement(victim: str, nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than an orphan lives by itself: the client holds those whose upstream is lost (R9)."""
+    monkeypatch.setattr(node.lease, "ORPHAN_S", 0.2)
+    plain = await nodes.client.generate(IDS, **SAMPLED)
+    arrived, loop = nodes.stall(victim, 5), asyncio.get_running_loop()
+    survivors = [nodes[name] for name in CHAIN if name != victim]
+    async with asyncio.TaskGroup() as group:
+        telling = group.create_task(nodes.client.generate(IDS, **SAMPLED))
+        await arrived.wait()
+        await nodes.unlist(victim)
+        await nodes.kill(victim)
+        due = loop.time() + 1.0
+
+        async def outlived() -> bool:
+            assert [(await info(one)).sessions for one in survivors] == [1, 1]
+            return loop.time() > due
+
+        await until(outlived)
+        async with nodes.counted() as found:
+            await nodes.announce(victim.replace("a", "b"))
+            result = await telling
+    assert result.tokens == plain.tokens
+    assert [name for name, counts in found.items() if counts.get("restores")] == [victim.replace("a", "b")]
+
+
+async def test_the_lost_machine_itself_comes_back(nodes: Mortals) -> None:
+    """With its name and layers and without the session: it is replayed like any other."""
+    plain = await nodes.client.generate(IDS, **SAMPLED)
+    arrived = nodes.stall("a1", 5)
+    async with asyncio.TaskGroup() as group:
+        telling = group.create_task(nodes.client.generate(IDS, **SAMPLED))
+        await arrived.wait()
+        await nodes.kill("a1")
+        nodes.go_on("a1")
+        await nodes.revive("a1")
+    assert telling.result().tokens == plain.tokens
+    assert nodes.route() == list(CHAIN)
+    assert (await counters([nodes["a1"]]))[0].restores == 1
+
+
+# Journals, messages, streams
+
+
+async def test_a_hop_without_its_journal_is_replayed_itself(nodes: Mortals) -> None:
+    """It says that it has nothing, the client replays it from ids, and it replays what comes next (R8)."""
+    shop = nodes["a0"].sessions._shop
+    object.__setattr__(shop, "journals", JournalRoom(2_000))
+    try:
+        async with nodes.counted() as found:
+            plain, result = await struck(nodes, ("a1",), SPARES)
+    finally:
+        object.__setattr__(shop, "journals", JournalRoom(1 << 30))
+    assert result.tokens == plain.tokens
+    assert nodes.route() == ["a0", "b1", "a2"]
+    assert found["a0"]["restores"] == 1
+    assert found["b1"]["restores"] == 1
+    assert "a2" not in found
+
+
+@pytest.mark.parametrize("lost", ["reply", "stream"])
+async def test_a_broken_reply_stream_is_opened_again(
+    lost: str, nodes: Mortals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tail keeps what the client does not hold and sends it again (R6): nobody is replayed or replaced."""
+    stream, broken = ReplyBuffer.stream, 0
+
+    async def breaking(buffer: ReplyBuffer, acked: int) -> AsyncIterator[Reply | Ping]:
+        nonlocal broken
+        async for message in stream(buffer, acked):
+            if isinstance(message, Reply) and message.sequence == 5 and not broken:
+                broken += 1
+                if lost == "stream":
+                    yield message
+                return
+            yield message
+
+    plain = await nodes.client.generate(IDS, **SAMPLED)
+    monkeypatch.setattr(ReplyBuffer, "stream", breaking)
+    async with nodes.counted() as found:
+        result = await nodes.client.generate(IDS, **SAMPLED)
+    assert broken == 1
+    assert result.tokens == plain.tokens
+    assert nodes.route() == list(CHAIN)
+    assert found == {}
+    assert len(result.stats.repairs) == 1
+
+
+async def test_a_lost_reroute_is_followed_by_a_newer_one(nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No route stands by the deadline: the next generation (R7)."""
+    monkeypatch.setattr(client.chain, "READY_S", 0.5)
+    reroute = HopSession.reroute
+    lost: list[int] = []
+
+    def losing(hop: HopSession, upstream: UpstreamSide, message: Reroute) -> None:
+        if lost:
+            reroute(hop, upstream, message)
+        else:
+            lost.append(message.generation)
+
+    monkeypatch.setattr(HopSession, "reroute", losing)
+    plain, result = await struck(nodes, ("a2",), SPARES)
+    assert result.tokens == plain.tokens
+    assert lost == [1]
+    assert [repair.generation for repair in result.stats.repairs] == [2]
+
+
+async def test_a_machine_wrongly_taken_for_dead_does_no_harm(nodes: Mortals) -> None:
+    """Its stream was lost and it works on: what it sends to its old neighbour is not heard (R3)."""
+    plain = await nodes.client.generate(IDS, **SAMPLED)
+    before = await counters([nodes["a2"]])
+    arrived = nodes.stall("a1", 5)
+    async with asyncio.TaskGroup() as group:
+        telling = group.create_task(nodes.client.generate(IDS, **SAMPLED))
+        await arrived.wait()
+        await nodes.announce("b1")
+        (hop,) = nodes["a1"].sessions._open.values()
+        hop._end_upstream()
+        await nodes.until_routed("a0", "b1", "a2")
+        nodes.go_on("a1")
+    result = telling.result()
+    assert result.tokens == plain.tokens
+    sweeps = result.stats.prefill_sweeps + len(result.stats.sweeps)
+    assert grown(before, await counters([nodes["a2"]]), "frames_in") == [sweeps]
+
+
+# Leaving politely
+
+
+@pytest.mark.parametrize("leaver", CHAIN)
+async def test_a_machine_that_leaves_serves_until_its_sessions_have_moved(leaver: str, nodes: Mortals) -> None:
+    plain = await nodes.client.generate(IDS, **SAMPLED)
+    arrived = nodes.stall(leaver, 5)
+    async with asyncio.TaskGroup() as group:
+        telling = group.create_task(nodes.client.generate(IDS, **SAMPLED))
+        await arrived.wait()
+        await nodes.announce(*SPARES)
+        nodes.go_on(leaver)
+        assert await nodes[leaver].sessions.drain(5.0)
+    result = telling.result()
+    await nodes.kill(leaver)
+    assert result.tokens == plain.tokens
+    assert nodes.route() == [leaver.replace("a", "b") if name == leaver else name for name in CHAIN]
+    (repair,) = result.stats.repairs
+    assert repair.is_move
+    assert repair.replaced == (nodes[leaver].peer_id,)
+
+
+async def test_a_machine_that_leaves_dies_before_its_sessions_have_moved(nodes: Mortals) -> None:
+    plain = await nodes.client.generate(IDS, **SAMPLED)
+    arrived, restored = nodes.stall("a1", 5), nodes.stall_replay("b1")
+    async with asyncio.TaskGroup() as group:
+        telling = group.create_task(nodes.client.generate(IDS, **SAMPLED))
+        await arrived.wait()
+        await nodes.announce("b1")
+        draining = group.create_task(nodes["a1"].sessions.drain(5.0))
+        await restored.wait()
+        await nodes.kill("a1")
+        nodes.go_on("b1")
+    assert telling.result().tokens == plain.tokens
+    assert nodes.route() == ["a0", "b1", "a2"]
+    assert draining.result()
+
+
+async def test_a_machine_that_nobody_can_replace_is_not_left(nodes: Mortals) -> None:
+    plain = await nodes.client.generate(IDS, **GREEDY)
+    arrived = nodes.stall("a1", 5)
+    async with asyncio.TaskGroup() as group:
+        telling = group.create_task(nodes.client.generate(IDS, **GREEDY))
+        await arrived.wait()
+        assert not await nodes["a1"].sessions.drain(0.2)
+        nodes.go_on("a1")
+    await nodes.kill("a1")
+    assert telling.result().tokens == plain.tokens
+    assert telling.result().stats.repairs == ()

@@ -1,0 +1,204 @@
+"""What simulated chains are made of: a fake target in layers, machines with KV bookkeeping, a client at a random pace.
+
+The target is fake, but it reads every KV row of every layer that a node's mask shows: a row in the wrong place, of the
+wrong node or of the wrong layer changes the text. Plain decoding with the same function is the oracle.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from client.walk import Walk
+from swarm.hop_log import HopLog, SweepWork
+from swarm.ids import TreeNodeId
+from swarm.layers import Span
+from swarm.messages import Codec, Reply, Rows, Sampling, Sweep
+from swarm.session import Limits
+from swarm.slots import Slots
+from swarm.tree import DraftTree
+
+LAYERS = 4
+VOCAB = 3
+ROW_BYTES = 4
+PRIME = 1_000_003
+
+
+def first_state(layer: int) -> int:
+    return 7 + layer
+
+
+def fold(state: int, values: Sequence[int]) -> int:
+    """One layer over a path: what comes out at its end."""
+    for value in values:
+        state = (state * 31 + value + 1) % PRIME
+    return state
+
+
+def pick(value: int) -> int:
+    """The head: the token picked where the last layer gives this value."""
+    return (value >> 3) % VOCAB
+
+
+def plain_decoding(prompt: Sequence[int], length: int) -> list[int]:
+    """The prompt and what follows it, `length` tokens in all."""
+    text, states = list(prompt), [first_state(layer) for layer in range(LAYERS)]
+    for place in range(length - 1):
+        value = text[place]
+        for layer, state in enumerate(states):
+            states[layer] = value = fold(state, (value,))
+        if place + 1 == len(text):
+            text.append(pick(value))
+    return text[:length]
+
+
+class Machine:
+    """One hop's KV: what came into each of its layers at each slot."""
+
+    def __init__(self, limits: Limits, span: Span) -> None:
+        self.slots = Slots(limits.window_tokens + limits.nodes)
+        self.kv = {layer: [-1] * self.slots.capacity for layer in range(span.start, span.end)}
+
+    def execute(self, work: SweepWork) -> list[int]:
+        """Run a sweep's wanted nodes; what comes out of the last layer for each."""
+        slots, applied = self.slots, work.applied
+        if applied.truncated_to is not None:
+            slots.truncate(applied.truncated_to)
+        if applied.path:
+            start = slots.committed
+            moves = slots.commit(applied.path, applied.survivors).tolist()
+            for held in self.kv.values():
+                held[start : start + len(moves)] = [held[slot] for slot in moves]
+        values = self._values(work)
+        first, committed = slots.used, slots.committed
+        positions = [applied.positions[offset] for offset in work.run]
+        parents = [work.frame.sweep.parents[offset] for offset in work.run]
+        mask = slots.append(work.nodes, parents, positions).tolist()
+        if work.frame.sweep.sequence % 4 == 0:
+            slots.check_integrity()
+        seen = [[*range(committed), *(committed + slot for slot, sees in enumerate(row) if sees)] for row in mask]
+        assert [len(path) - 1 for path in seen] == positions, "a mask shows another depth than the node's"
+        for layer, held in self.kv.items():
+            held[first : first + len(values)] = values
+            values = [fold(first_state(layer), [held[slot] for slot in path]) for path in seen]
+        return values
+
+    @staticmethod
+    def _values(work: SweepWork) -> list[int]:
+        rows = work.frame.rows
+        if rows is None:
+            return [work.frame.sweep.tokens[offset] for offset in work.run]
+        places = [row * ROW_BYTES for row in work.kept_rows]
+        return [int.from_bytes(rows.data[place : place + ROW_BYTES], "little") for place in places]
+
+
+def rows_of(values: Sequence[int]) -> Rows:
+    data = b"".join(value.to_bytes(ROW_BYTES, "little") for value in values)
+    return Rows(Codec.FP32, len(values), ROW_BYTES // Codec.FP32.item_bytes, data)
+
+
+class Writer:
+    """A client that makes legal sweeps at random, several ahead of the replies, and sometimes turns to another chat."""
+
+    def __init__(self, chance: random.Random, widest: int) -> None:
+        self.chance = chance
+        self.widest = widest
+        self.prompt = [chance.randrange(VOCAB) for _ in range(chance.randint(1, 7))]
+        self.limits = Limits(VOCAB, window_tokens=80, sweeps=chance.randint(1, 6), nodes=chance.choice([2, 5, 12, 40]))
+        self.walk = Walk(self.limits, Sampling())
+        self.text: list[int] = []
+        self.left = list(self.prompt)
+        self._can_send: bool | None = None
+
+    @property
+    def can_send(self) -> bool:
+        if self._can_send is None:  # asked for at every step
+            self._can_send = self.walk.room > 0
+        return self._can_send
+
+    @property
+    def must_send(self) -> bool:
+        """Whether nobody but the client can go on."""
+        return bool(self.left) or self.walk.pending is not None
+
+    @property
+    def can_restart(self) -> bool:
+        return bool(self.text) and self.walk.in_flight < self.limits.sweeps
+
+    def sweep(self) -> Sweep:
+        """The next sweep."""
+        self._can_send = None
+        chance, room = self.chance, self.walk.room
+        if self.left:
+            count = min(room, chance.randint(1, 4))
+            chunk, self.left = self.left[:count], self.left[count:]
+            return self.walk.prefill(chunk, last=not self.left and self.walk.pending is None)
+        if self.walk.pending is not None:
+            return self.walk.extend(self._tree(min(room - 1, chance.randint(0, self.widest))))
+        return self._grow(min(room, chance.randint(0, self.widest)))
+
+    def restart(self) -> tuple[Sweep | None, int]:
+        """Another turn in the same session, whatever is in flight: some of the text stays and some is new."""
+        self._can_send = None
+        so_far = [*self.prompt, *self.text]
+        so_far = so_far[: self.chance.randint(0, len(so_far))]
+        self.prompt = (so_far + [self.chance.randrange(VOCAB) for _ in range(4)])[: self.chance.randint(1, 25)]
+        self.text = []
+        commit, kept = self.walk.restart(self.prompt, Sampling())
+        self.left = self.prompt[kept:-1]
+        return commit, kept
+
+    def accept(self, reply: Reply) -> None:
+        self._can_send = None
+        self.text += self.walk.accept(reply)
+
+    def check_text(self) -> None:
+        text = [*self.prompt, *self.text]
+        assert text == plain_decoding(self.prompt, len(text)), "another text than plain decoding's"
+
+    def _tree(self, count: int) -> DraftTree:
+        children: set[tuple[int | None, int]] = set()
+        for _ in range(count):
+            parent = self.chance.choice([None, *range(len(children))])
+            children.add((parent, self.chance.randrange(VOCAB)))
+        pairs: list[tuple[int | None, int]] = []
+        for parent, token in sorted(children, key=lambda pair: -1 if pair[0] is None else pair[0]):
+            if parent is None or parent < len(pairs):
+                pairs.append((parent, token))
+        return DraftTree(tuple(token for _, token in pairs), tuple(parent for parent, _ in pairs), (1.0,) * len(pairs))
+
+    def _grow(self, count: int) -> Sweep:
+        """A sweep of nodes at and below the certain node, under parents whose picks are mostly still in flight."""
+        state, certain = self.walk.state, self.walk.certain
+        assert certain is not None
+        inside = certain in state.live
+        able = [certain, *state.below(certain if inside else None)]
+        tokens: list[int] = []
+        parents: list[TreeNodeId] = []
+        for _ in range(count):
+            parent, token = self.chance.choice(able), self.chance.randrange(VOCAB)
+            older = state.child(parent if inside or parent != certain else None, token) is not None
+            if not older and (parent, token) not in zip(parents, tokens, strict=True):
+                able.append(TreeNodeId(state.next_id + len(tokens)))
+                tokens.append(token)
+                parents.append(parent)
+        return self.walk.grow(tokens, parents)
+
+
+class GlancingLog(HopLog):
+    """Looks into its queue only now and then, as a hop may whose look-ahead is bounded."""
+
+    def __init__(self, limits: Limits, chance: random.Random) -> None:
+        super().__init__(limits)
+        self.chance = chance
+
+    def _is_wanted(self, node: TreeNodeId) -> bool:
+        dead = node in self._dead and self.chance.random() < 0.5
+        return not dead and self.executed.live[node].parent not in self._skipped
+
+
+class ForgetfulLog(GlancingLog):
+    """The same without stickiness: it runs nodes below one that it skipped (breaks P7)."""
+
+    def _is_wanted(self, node: TreeNodeId) -> bool:
+        return node not in self._dead or self.chance.random() < 0.5

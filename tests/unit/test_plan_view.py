@@ -1,0 +1,71 @@
+"""`swarm plan`: what it prints, against records in memory."""
+
+from __future__ import annotations
+
+import io
+import time
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from swarm.cli import PLAIN_WIDTH
+from swarm.errors import ConfigError, LayersError, UnknownModel
+from swarm.plan_view import ShowPlan, show_plan
+from swarm.registry_memory import MemoryNetwork, MemoryRegistry
+from tests.unit.test_coverage import JOIN, record
+
+LINE = f"node serve org/demo --layers auto --join {JOIN[0]} --num-layers 4\n"
+
+
+async def shown(command: ShowPlan, *spans: tuple[int, int]) -> str:
+    network = MemoryNetwork()
+    for start, end in spans:
+        registry = MemoryRegistry(network)
+        listed = replace(record(start, end), peer=registry.peer_id, expires_at=time.time() + 60, movable=True)
+        await registry.announce(listed)
+    out = io.StringIO()
+    await show_plan(command, MemoryRegistry(network), Console(file=out, soft_wrap=True, width=PLAIN_WIDTH))
+    return " ".join(out.getvalue().replace("│", " ").split(" "))
+
+
+def cells(text: str, title: str) -> list[str]:
+    [line] = [line for line in text.splitlines() if title in line]
+    return line.replace(title, "").split()
+
+
+async def test_a_gap_is_filled_and_everything_is_told() -> None:
+    text = await shown(ShowPlan(tuple(JOIN), 4, ms=2.0), (0, 4), (8, 12))
+    assert "org/demo: joining with 4 layers at 2.00 ms per layer" in text
+    assert "chosen: layers 4…7 of 12" in text
+    assert cells(text, "layers that nobody holds") == ["4-8", "none"]
+    assert cells(text, "layers with one holder") == ["8", "12"]
+    assert cells(text, "fewest holders of a layer") == ["0", "1"]
+    assert cells(text, "weakest layer, sweeps/s") == ["0.00", "125.00"]
+    assert LINE in text
+    assert f"node serve org/demo --layers 4-8 --join {JOIN[0]}\n" in text
+
+
+async def test_moves_that_would_follow_are_told() -> None:
+    text = await shown(ShowPlan(tuple(JOIN), 6), (0, 6), (0, 6), (0, 6), (6, 12))
+    assert "chosen: layers 6…11 of 12" in text
+    assert cells(text, "layers with one holder") == ["6", "0"]
+    moving = await shown(ShowPlan(tuple(JOIN), 1), (0, 6), (0, 6), (0, 6), (6, 12))
+    assert "would move from layers 0…5 of 12 to " in moving
+    assert "layers with one holder to 0" in moving
+
+
+async def test_mistakes_are_told() -> None:
+    good = ShowPlan(tuple(JOIN), 4)
+    good.check()
+    for wrong, part in (
+        (replace(good, join=()), "--join"),
+        (replace(good, num_layers=0), "--num-layers 0"),
+        (replace(good, ms=0.0), "--ms 0"),
+    ):
+        with pytest.raises(ConfigError, match=part):
+            wrong.check()
+    with pytest.raises(LayersError, match="the model has 12 layers"):
+        await shown(replace(good, num_layers=13), (0, 4))
+    with pytest.raises(UnknownModel):
+        await shown(good)
