@@ -180,6 +180,8 @@ class HopSession:
         self._arrived.clear()
         self._replayed.clear()
         self.journal.restored(self.log.executed, snapshot.headers)
+        if self._next is not None:
+            self._next.desync()
         self._account()
         self._shop.tally.restores += 1
         self._shop.tally.restored_nodes += len(snapshot.ids)
@@ -297,11 +299,11 @@ class HopSession:
         """What the next hop lacks, unless this one is in the middle of a sweep or being replayed itself."""
         if self.log.is_replaying or self._running is not None:
             return None
-        if self.journal.is_dropped and received != self.log.executed.sequence:
+        if self.log.executed.sequence == (received or 0):
+            return ()
+        if self.journal.is_dropped:
             self._say(Attached(self._attach.generation, None))  # it needs a replay before it can give one (R8)
             return None
-        if received == self.log.executed.sequence:
-            return ()
         messages = self.journal.replay(received)
         self._shop.tally.replays += any(isinstance(message, Snapshot) for message in messages)
         self._shop.tally.catch_ups += sum(isinstance(message, SweepFrame) for message in messages)

@@ -155,12 +155,15 @@ class HopLog:
         return SweepWork(frame, applied, tuple(run), tuple(kept_rows))
 
     def _check_room(self, sweep: Sweep) -> None:
-        """Whatever a client says it has answers to: no more than its credits waits here (F1)."""
-        limits = self.received.limits
-        if len(self._queue) >= limits.sweeps:
-            raise RemoteProtocolError("sequence", f"more than {limits.sweeps} sweeps wait here")
-        if sum(len(frame.sweep.tokens) for frame in self._queue) + len(sweep.tokens) > limits.nodes:
-            raise RemoteProtocolError("tokens", f"more than {limits.nodes} nodes wait here")
+        """Whatever a client says it has answers to, what waits here is bounded (F1).
+
+        By twice the credits: a machine that comes back into a chain may hold as many old sweeps, answered elsewhere.
+        """
+        most_sweeps, most_nodes = 2 * self.received.limits.sweeps, 2 * self.received.limits.nodes
+        if len(self._queue) >= most_sweeps:
+            raise RemoteProtocolError("sequence", f"more than {most_sweeps} sweeps wait here")
+        if sum(len(frame.sweep.tokens) for frame in self._queue) + len(sweep.tokens) > most_nodes:
+            raise RemoteProtocolError("tokens", f"more than {most_nodes} nodes wait here")
 
     def _is_wanted(self, node: TreeNodeId) -> bool:
         return node not in self._dead and self.executed.live[node].parent not in self._skipped

@@ -102,6 +102,7 @@ def short(peer: str) -> str:
 
 
 def the_model(models: Sequence[ModelIdentity], wanted: str | None) -> ModelIdentity:
+    """The model that was asked for, or the only one."""
     chosen = [model for model in models if wanted is None or is_called(model, wanted)]
     if len(chosen) == 1:
         return chosen[0]

@@ -62,7 +62,10 @@ class Owner(Protocol):
 
 @dataclass(slots=True)
 class _Tie:
-    """One stream to one machine. `received` counts only once `is_attached`; `is_synced`: it lacks nothing."""
+    """One stream to one machine.
+
+    received: the last sequence that it has or that is on its way, once `is_attached`. is_synced: it lacks nothing.
+    """
 
     hop: RouteHop
     link: Link | None = None
@@ -112,8 +115,14 @@ class Successor:
             return
         try:
             tie.link.send(frame)
+            tie.received = frame.sweep.sequence
         except HopError as error:
             self._lost(tie, error)
+
+    def desync(self) -> None:
+        """The owner begins again from a snapshot: what that holds beyond what was sent here is to be sent yet."""
+        if self._tie is not None:
+            self._tie.is_synced = False
 
     def sync(self) -> None:
         """Send what the successor lacks, if it is attached and its owner is able to."""
@@ -127,6 +136,7 @@ class Successor:
         try:
             for message in messages:
                 tie.link.send(message)
+                tie.received = message.sequence if isinstance(message, Snapshot) else message.sweep.sequence
         except HopError as error:
             self._lost(tie, error)
 

@@ -265,10 +265,10 @@ async def test_replies_that_nobody_can_hold_make_no_room(nodes: tuple[Node, ...]
     async with victim(nodes) as link:
         async with thread_held(nodes[0]):
             said = Sweeps()
-            for number in range(1, 6):  # one is at work, four wait
+            for number in range(1, 10):  # one is at work, twice the credits wait
                 await link.send(SweepFrame(said.chain((number,), acked=max(0, number - 4))))
-            await link.receipt(6)
-            await link.send(SweepFrame(said.chain((6,), acked=5)))
+            await link.receipt(10)
+            await link.send(SweepFrame(said.chain((10,), acked=9)))
             fault = await link.until(Fault)
             assert (fault.kind, fault.field) == (FaultKind.PROTOCOL, "sequence")
         await link.send(Close("done"))
