@@ -53,6 +53,8 @@ READY_S = 4.0
 SUSPECT_S = 30.0
 """How long a machine that was lost is avoided while others can take its place."""
 RETRY_S = 0.5
+MOVE_S = 2.0
+"""Between looks for a machine in place of one that leaves."""
 HOLD_TTL_S = 10.0
 MAX_REPAIRS = 1_000
 
@@ -229,9 +231,12 @@ class Chain:
             await self._next.gone()
 
     async def _keep(self) -> None:
-        """Repair the chain whenever it needs it."""
+        """Repair the chain whenever it needs it; a machine that leaves is left when somebody can take its place."""
         while True:
-            await self._news.wait()
+            moving = self._leaving.intersection(self._peers())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(MOVE_S if moving else None):
+                    await self._news.wait()
             self._news.clear()
             lost = self._lost() if self._sent_at else set()
             moving = self._leaving.intersection(self._peers())
@@ -283,9 +288,10 @@ class Chain:
         while True:
             suspects, gone = self._suspected(SUSPECT_S, HopError), self._suspected(RETRY_S, Unreachable, HopTimeout)
             keep = [hop for hop in self.route.hops if hop.peer not in suspects | self._leaving]
-            for avoid, fresh in ((suspects, False), (suspects, True), (gone, True)):
+            unwanted = suspects | self._leaving
+            for avoid, fresh in ((unwanted, False), (unwanted, True), (unwanted if is_move else gone, True)):
                 try:
-                    return await self._detour(avoid | self._leaving, keep, fresh=fresh)
+                    return await self._detour(avoid, keep, fresh=fresh)
                 except RouteError as error:
                     missing = error
             if is_move:

@@ -39,6 +39,8 @@ class ServeConfig:
     """CPU threads for computing; default: all cores. Give each of several nodes on one machine its share."""
     kv_tokens: int | None = None
     """KV cache in tokens, for all sessions together; default: from free memory."""
+    drain: float = 30.0
+    """Seconds for which a node that was told to stop serves on until its sessions have moved; a second signal stops it."""
     host: str = "0.0.0.0"
     """Address to listen on."""
     port: int = 0

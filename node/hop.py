@@ -39,6 +39,7 @@ from swarm.messages import (
     Ack,
     Attach,
     Attached,
+    Close,
     Credits,
     Fault,
     HopTime,
@@ -50,7 +51,6 @@ from swarm.messages import (
     SweepFrame,
     Upstream,
 )
-from swarm.session import Limits
 from swarm.successor import Successor
 from swarm.tasks import TaskScope
 
@@ -63,7 +63,7 @@ class HopSession:
     def __init__(self, shop: Workshop, attach: Attach, credits: Credits) -> None:
         self.credits = credits
         self.replies = ReplyBuffer()
-        self.log = HopLog(self._limits(shop, credits))
+        self.log = HopLog(shop.limits(credits))
         self.journal = Journal(self.log.executed)
         self._shop = shop
         self._attach = attach
@@ -76,7 +76,7 @@ class HopSession:
         self._replayed: dict[TreeNodeId, int] = {}
         self._arrived: dict[int, float] = {}
         self._journal_bytes = 0
-        self._is_ready = False
+        self._is_ready = self._is_dismissed = False
         self._closed = asyncio.Event()
         self._reason = "closed"
         self._lease = Lease(self.leave)
@@ -196,10 +196,16 @@ class HopSession:
         """Say that this hop leaves soon, and serve on."""
         self._report(HopLeaving(self._shop.peer, str(self.span), reason))
 
-    def closed_by(self, upstream: UpstreamSide, reason: str) -> None:
-        """The session's upstream says that it is over."""
+    def closed_by(self, upstream: UpstreamSide, close: Close) -> None:
+        """The session's upstream says that it is over, here or altogether."""
         if upstream is self._upstream:
-            self.close(reason)
+            self._is_dismissed = close.dismissed
+            self.close(close.reason)
+
+    def dismiss(self, reason: str) -> None:
+        """End the session on this hop alone."""
+        self._is_dismissed = True
+        self.close(reason)
 
     def leave(self, reason: str) -> None:
         """End the session from this side, and say why."""
@@ -352,7 +358,7 @@ class HopSession:
                 await self._closed.wait()
             finally:
                 self._end_upstream()  # whoever closed waits for this hop only, not for all behind it
-                self._next.close(self._reason)
+                self._next.close(None if self._is_dismissed else self._reason)
                 await self._next.gone()
 
     async def _serve_tail(self) -> None:
@@ -368,13 +374,8 @@ class HopSession:
         return Ack(self.log.received.sequence, parts, working)
 
     def _take_credits(self, theirs: Credits) -> None:
-        ours = self.credits
-        self.credits = Credits(
-            min(ours.window_tokens, theirs.window_tokens),
-            min(ours.sweeps, theirs.sweeps),
-            min(ours.nodes, theirs.nodes),
-        )
-        self.log.limit(self._limits(self._shop, self.credits))
+        self.credits = self.credits.least(theirs)
+        self.log.limit(self._shop.limits(self.credits))
 
     def _account(self) -> None:
         """Pay for the journal; what the machine has no room for is given up (R8)."""
@@ -394,7 +395,3 @@ class HopSession:
     def _say(self, message: Upstream) -> None:
         if self._upstream is not None:
             self._upstream.send(message)
-
-    @staticmethod
-    def _limits(shop: Workshop, credits: Credits) -> Limits:
-        return Limits(shop.model.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)

@@ -230,8 +230,11 @@ class Node:
         await self._announce(NodeState.SERVING)
 
     async def _drain(self, reason: str) -> None:
-        """Take no new session and end those that run."""
-        self.sessions.draining = True
+        """Take no new session, serve on until those that run have moved, and end what is left."""
+        if len(self.sessions):
+            self._say(f"waiting up to {self._config.drain:.0f} s for {len(self.sessions)} sessions to move elsewhere")
+        if not await self.sessions.drain(self._config.drain):
+            self._say(f"{len(self.sessions)} sessions had nowhere to go")
         self.sessions.close_all(reason)
 
     async def _stop_server(self) -> None:

@@ -193,8 +193,8 @@ class NodeService:
                 hop.reroute(upstream, message)
             case Snapshot():
                 hop.restore(upstream, message)
-            case Close(reason=reason):
-                hop.closed_by(upstream, reason)
+            case Close():
+                hop.closed_by(upstream, message)
             case Attach():
                 raise RemoteProtocolError("attach", "a stream carries one session")
             case _:

@@ -69,7 +69,7 @@ class Sessions:
         self._check(attach)
         hop = self.find(attach.session)
         if hop is not None and hop.span != attach.route[attach.index].span:
-            hop.close("another part of the layers is wanted now")
+            hop.dismiss("another part of the layers is wanted now")
             hop = None
         if hop is None:
             hop = self._reserve(attach)
@@ -100,7 +100,7 @@ class Sessions:
     async def drain(self, seconds: float) -> bool:
         """Take no new session and ask every client to move its own; whether all had left in time."""
         self.draining = True
-        for hop in list(self._open.values()):
+        for hop in self._open.values():
             hop.warn("leaves the swarm")
         try:
             async with asyncio.timeout(seconds):

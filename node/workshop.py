@@ -14,8 +14,9 @@ from node.tally import Tally
 from swarm.dial import Dialer
 from swarm.errors import Unreachable
 from swarm.ids import PeerId
-from swarm.messages import RouteHop
+from swarm.messages import Credits, RouteHop
 from swarm.registry import Registry
+from swarm.session import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +44,7 @@ class Workshop:
                 if record.peer == hop.peer and record.span.contains(hop.span):
                     return self.dialer.channel(record.address), self.dialer.was_cold(record.address)
         raise Unreachable(hop.peer, str(hop.span), "has no valid record in the registry")
+
+    def limits(self, credits: Credits) -> Limits:
+        """What a session with these credits may hold."""
+        return Limits(self.model.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)

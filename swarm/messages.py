@@ -198,9 +198,13 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The session is over; its KV is free."""
+    """The session is over; its KV is free.
+
+    dismissed: only here. The chain goes on without this hop; those behind it are not told and wait for a new upstream.
+    """
 
     reason: str
+    dismissed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +226,11 @@ class Credits:
     window_tokens: int
     sweeps: int
     nodes: int
+
+    def least(self, other: Credits) -> Credits:
+        """What both allow."""
+        ours, theirs = (self.window_tokens, self.sweeps, self.nodes), (other.window_tokens, other.sweeps, other.nodes)
+        return Credits(*map(min, ours, theirs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class _Tie:
     is_synced: bool = False
     is_broken: bool = False
     received: int | None = None
-    farewell: str | None = None
+    farewell: Close | None = None
     attached: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -101,7 +101,7 @@ class Successor:
             return
         if tie is not None:
             stays = any(other.peer == tie.hop.peer for other in attach.route)
-            self._leave(tie, None if stays else "the chain goes on without this machine")
+            self._leave(tie, None if stays else Close("the chain goes on without this machine", dismissed=True))
         self._tie = _Tie(hop)
         task = self._scope.spawn(self._hold(self._tie, attach))
         self._holding.add(task)
@@ -140,10 +140,10 @@ class Successor:
         except HopError as error:
             self._lost(tie, error)
 
-    def close(self, reason: str) -> None:
-        """Say that the session is over, and leave."""
+    def close(self, reason: str | None) -> None:
+        """Leave, and say that the session is over; say nothing where the chain goes on elsewhere."""
         if self._tie is not None:
-            self._leave(self._tie, reason)
+            self._leave(self._tie, None if reason is None else Close(reason))
 
     async def gone(self) -> None:
         """Wait until every stream that was left has ended."""
@@ -151,7 +151,7 @@ class Successor:
             await asyncio.wait(self._holding)
 
     @staticmethod
-    def _leave(tie: _Tie, farewell: str | None) -> None:
+    def _leave(tie: _Tie, farewell: Close | None) -> None:
         tie.farewell = farewell
         tie.left.set()
 
@@ -164,7 +164,7 @@ class Successor:
                     self._scope.spawn(self._limit(tie))
                 await tie.left.wait()
                 if tie.farewell is not None:
-                    link.send(Close(tie.farewell))
+                    link.send(tie.farewell)
         except HopError as error:
             self._lost(tie, error)
         except SwarmError as error:

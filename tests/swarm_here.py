@@ -37,7 +37,8 @@ async def swarm_here(model: Path, spans: Sequence[str], **options: Any) -> Async
     async with AsyncExitStack() as stack:
         nodes = []
         for span in spans:
-            config = ServeConfig(**{"layers": span, "model": str(model), "host": "127.0.0.1", "threads": 1, **options})
+            usual = {"layers": span, "model": str(model), "host": "127.0.0.1", "threads": 1, "drain": 0.0}
+            config = ServeConfig(**{**usual, **options})
             node = Node(config, lambda _: None, MemoryRegistry(network))
             nodes.append(await stack.enter_async_context(node))
         yield SwarmHere(model, network, tuple(nodes))

@@ -80,7 +80,7 @@ def decode_frame(data: bytes | bytearray) -> Frame:
         case "snapshot":
             return _snapshot(frame.snapshot)
         case "close":
-            return Close(checks.at_most(frame.close.reason, REASON_CHARACTERS, "reason"))
+            return Close(checks.at_most(frame.close.reason, REASON_CHARACTERS, "reason"), frame.close.dismissed)
         case "ping":
             checks.at_most(frame.ping.padding, PADDING_BYTES, "padding")
             return Ping(frame.ping.nonce)

@@ -126,7 +126,7 @@ def _frame(message: Frame) -> pb.Frame:
         case Snapshot():
             return pb.Frame(snapshot=_snapshot(message))
         case Close():
-            return pb.Frame(close=pb.Close(reason=_reason(message.reason)))
+            return pb.Frame(close=pb.Close(reason=_reason(message.reason), dismissed=message.dismissed))
         case Ping():
             return pb.Frame(ping=pb.Ping(nonce=message.nonce, padding=message.padding))
         case Fault():

@@ -151,7 +151,7 @@ frames: st.SearchStrategy[Frame] = st.one_of(
     snapshots(),
     st.builds(Attach, session_ids, naturals, routes, st.just(0), opens),
     st.builds(Reroute, naturals, routes),
-    st.builds(Close, texts),
+    st.builds(Close, texts, st.booleans()),
     st.builds(Ping, uint64),
     faults,
 )

@@ -1,0 +1,84 @@
+"""A node that leaves: its sessions move to other machines while it still serves, and no text notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from client.options import GenerateOptions
+from node.config import ServeConfig
+from node.serve import Node
+from swarm.demo import TARGET
+from swarm.registry_memory import MemoryRegistry
+from tests.net.raw import counters, info
+from tests.net.running import SPANS, prompt, until
+from tests.swarm_here import SwarmHere, swarm_here
+
+DOUBLE = [*SPANS, *SPANS]
+
+
+@asynccontextmanager
+async def another(here: SwarmHere, layers: str, drain: float) -> AsyncIterator[Node]:
+    """One more node of the swarm."""
+    config = ServeConfig(layers=layers, model=str(TARGET), host="127.0.0.1", threads=1, drain=drain)
+    async with Node(config, lambda _: None, MemoryRegistry(here.network)) as node:
+        yield node
+
+
+def holders(here: SwarmHere, peers: set[str]) -> list[Node]:
+    return [node for node in here.nodes if node.peer_id in peers]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_sessions_move_while_the_node_still_serves(place: int, temperature: float) -> None:
+    async with swarm_here(TARGET, DOUBLE) as here, here.client() as swarm:
+        options: GenerateOptions = {"max_new_tokens": 80, "temperature": temperature, "seed": 3}
+        plain = await swarm.generate(prompt(1), **options)
+        stream = swarm.stream(prompt(1), **options)
+        text = (await anext(stream)).text
+        busy = [node for node in here.nodes if (await info(node)).sessions]
+        leaving = next(node for node in busy if str(node._model.span) == SPANS[place])
+        before = await counters(here.nodes)
+        async with asyncio.TaskGroup() as group:
+            drained = group.create_task(leaving.sessions.drain(20))
+            async for piece in stream:
+                text += piece.text
+                result = piece.result
+        assert drained.result(), "every session has left"
+        assert result is not None
+        assert (result.tokens, text) == (plain.tokens, plain.text)
+        (repair,) = result.stats.repairs
+        assert (repair.is_move, repair.replaced) == (True, (leaving.peer_id,))
+        after = await counters(here.nodes)
+        restored = [node for node, a, b in zip(here.nodes, before, after, strict=True) if b.restores > a.restores]
+        assert [str(node._model.span) for node in restored] == [SPANS[place]]
+        assert leaving not in restored
+
+
+async def test_a_node_that_leaves_takes_no_new_session_and_waits_for_a_place_to_move_to() -> None:
+    async with swarm_here(TARGET, SPANS) as here, here.client() as swarm:
+        plain = await swarm.generate(prompt(2), max_new_tokens=150)
+        leaving = here.nodes[1]
+        stream = swarm.stream(prompt(2), max_new_tokens=150)
+        text = (await anext(stream)).text
+        async with asyncio.TaskGroup() as group:
+            drained = group.create_task(leaving.sessions.drain(30))
+            text += (await anext(stream)).text
+            assert not drained.done(), "nobody else has its layers"
+            async with another(here, SPANS[1], drain=0.0):
+                async for piece in stream:
+                    text += piece.text
+                    result = piece.result
+        assert drained.result()
+        assert text == plain.text
+        assert result is not None
+        assert all(repair.is_move for repair in result.stats.repairs)
+
+        async def freed() -> bool:
+            return (await info(leaving)).sessions == 0
+
+        await until(freed)
