@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -28,7 +29,7 @@ from client.stats import Result
 from client.target import Target, find_in_swarm, load_target
 from swarm.chance import Calibration
 from swarm.dial import Dialer
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, GenerationInterrupted
 from swarm.ragged import load_whole
 from swarm.registry import ModelIdentity
 from swarm.registry_dht import DhtConfig, DhtRegistry
@@ -120,7 +121,26 @@ class AsyncSwarm:
             RouteError: nobody serves some layers.
             GenerationInterrupted: the chain broke midway; carries text and tokens so far.
         """
-        job = self._jobs.make(prompt, make_options(options))
+        async for piece in self._pieces(self._jobs.make(prompt, make_options(options))):
+            yield piece
+
+    async def resume(self, interrupted: GenerationInterrupted) -> AsyncGenerator[Piece, None]:
+        """Go on where a generation was interrupted, as if nothing had happened; errors as in `stream`.
+
+        Yields the text that comes after `interrupted.text`; the result is of the whole generation, its stats are of the
+        rest.
+        """
+        left = interrupted.unfinished
+        if left is None:
+            raise ConfigError("resume: this error does not come from a generation")
+        options = make_options(GenerateOptions(**left.options))  # type: ignore[typeddict-item]
+        job = self._jobs.make(left.prompt, options, left.tokens)
+        shown = len(interrupted.text) - len(job.text.text)
+        async for piece in self._pieces(job):
+            text, shown = piece.text[max(shown, 0) :], shown - len(piece.text)
+            yield replace(piece, text=text)
+
+    async def _pieces(self, job: Job) -> AsyncGenerator[Piece, None]:
         async with aclosing(relay(self._scope, self._once(job))) as pieces:
             async for piece in pieces:
                 yield piece

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -44,7 +45,8 @@ def run(command: Command) -> int:
             case _:
                 assert_never(command)
     except GenerationInterrupted as error:
-        print(f"\nclient: {error}", file=sys.stderr)  # noqa: T201 - the command line's own output
+        lines = "; ".join((str(error), *getattr(error, "__notes__", ())))
+        print(f"\nclient: {lines}", file=sys.stderr)  # noqa: T201 - the command line's own output
         return 1
     except SwarmError as error:
         print(f"client: {error}", file=sys.stderr)  # noqa: T201
@@ -57,17 +59,25 @@ def run(command: Command) -> int:
 async def generate(command: Generate) -> None:
     """Stream one text."""
     model, options = _connection(command)
-    from client import report
+    from client import report, resumption
     from client.aio import AsyncSwarm  # torch and transformers take seconds to import: bad options are told before
     from swarm.quiet import quiet_libraries
 
     quiet_libraries()
-    prompt = sys.stdin.read() if command.prompt == "-" else command.prompt
+    begun = resumption.load(command.resume) if command.resume is not None else None
+    prompt = sys.stdin.read() if command.prompt == "-" and begun is None else command.prompt
     result = None
     async with AsyncSwarm.connect(model, **options) as swarm:
-        async for piece in swarm.stream(prompt, **asdict(command.options)):
-            print(piece.text, end="", flush=True)  # noqa: T201
-            result = piece.result
+        pieces = swarm.resume(begun) if begun is not None else swarm.stream(prompt, **asdict(command.options))
+        try:
+            async for piece in pieces:
+                print(piece.text, end="", flush=True)  # noqa: T201
+                result = piece.result
+        except GenerationInterrupted as error:
+            path = resumption.default_path()
+            if resumption.save(error, path):
+                error.add_note(f"go on with the same command and: --resume {shlex.quote(str(path))}")
+            raise
     print()  # noqa: T201
     if command.stats and result is not None:
         console = Console(stderr=True, highlight=False)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from client.chain import Answer
 from client.draft import Drafter
@@ -19,6 +19,7 @@ from client.stats import SweepStats
 from client.text import TextStream
 from client.walk import Walk
 from swarm.budget import Budget
+from swarm.errors import Unfinished
 from swarm.ids import TreeNodeId
 from swarm.messages import Credits, Reply, Sampling, Sweep
 from swarm.tree import DraftTree
@@ -31,7 +32,7 @@ class Job:
     """One generation: what to continue, how, and what came of it.
 
     prompt: token ids. chunk: nodes per prefill sweep. text: decides where the output ends. kept_tokens: of the prompt,
-    those that the session held already.
+    those that the session held already. options: what it was asked for. resumed_tokens: were in `text` from the start.
     """
 
     prompt: tuple[int, ...]
@@ -42,6 +43,8 @@ class Job:
     text: TextStream
     drafter: Drafter
     drafting: Executor
+    options: Mapping[str, Any] = field(default_factory=dict)
+    resumed_tokens: int = 0
     clock: Callable[[], float] = time.perf_counter
     kept_tokens: int = 0
     prefill_sweeps: int = 0
@@ -51,6 +54,15 @@ class Job:
     def nodes(self) -> int:
         """Most tree nodes of a sweep, its pending token not counted."""
         return self.budget.nodes(self.max_new_tokens)
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """Every certain token."""
+        return (*self.prompt, *self.text.tokens)
+
+    def unfinished(self) -> Unfinished:
+        """What it takes to go on later."""
+        return Unfinished(self.prompt, {**self.options, "seed": self.sampling.seed}, tuple(self.text.tokens))
 
     @property
     def tokens_left(self) -> int:
@@ -94,6 +106,8 @@ async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
     Raises:
         SwarmError: what broke the chain; `job.text` holds what was made before.
     """
+    if job.text.stopped:
+        return
     await _prefill(job, chain, walk)
     prefilled = walk.state.sequence
     lesson: Lesson | None = None
@@ -124,12 +138,13 @@ async def _prefill(job: Job, chain: Trips, walk: Walk) -> None:
     """
     ahead = max(0, chain.credits.sweeps - 2)
     await _await_replies(chain, walk, ahead)
-    commit, job.kept_tokens = walk.restart(job.prompt, job.sampling)
+    prompt = job.sequence
+    commit, job.kept_tokens = walk.restart(prompt, job.sampling)
     if commit is not None:
         chain.send(commit)
-    for start in range(job.kept_tokens, len(job.prompt) - 1, job.chunk):
+    for start in range(job.kept_tokens, len(prompt) - 1, job.chunk):
         await _await_replies(chain, walk, ahead)
-        chain.send(walk.prefill(job.prompt[start : min(start + job.chunk, len(job.prompt) - 1)], last=False))
+        chain.send(walk.prefill(prompt[start : min(start + job.chunk, len(prompt) - 1)], last=False))
         job.prefill_sweeps += 1
     await _await_replies(chain, walk, chain.credits.sweeps - 1)
 
@@ -168,7 +183,8 @@ async def _draft(job: Job, room: int) -> DraftTree:
     count = min(job.budget.nodes(job.tokens_left), room)
     if count <= 0:
         return DraftTree((), ())
-    sequence = (*job.prompt, *job.text.tokens)
     grow = job.drafter.grow
     depth = job.tokens_left - 1
-    return await asyncio.get_running_loop().run_in_executor(job.drafting, grow, sequence, count, depth, job.sampling)
+    return await asyncio.get_running_loop().run_in_executor(
+        job.drafting, grow, job.sequence, count, depth, job.sampling
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from client.decode import Job
 from client.draft import Drafter, NoDrafter
@@ -28,8 +28,8 @@ class JobMaker:
     drafting: Executor
     nodes: int
 
-    def make(self, prompt: str | Sequence[int], options: Options) -> Job:
-        """A job for this prompt, text or token ids.
+    def make(self, prompt: str | Sequence[int], options: Options, so_far: Sequence[int] = ()) -> Job:
+        """A job for this prompt, text or token ids, that goes on after the tokens `so_far`.
 
         Raises:
             ConfigError: an option or the prompt cannot be.
@@ -51,19 +51,23 @@ class JobMaker:
                 f"{limit}; shorten one of them"
             )
         nodes = self.nodes if options.nodes is None else options.nodes
+        text = TextStream(
+            target.tokenizer,
+            ids,
+            stop=options.stop,
+            eos_ids=target.eos_ids,
+            max_new_tokens=options.max_new_tokens,
+        )
+        text.push(so_far)
         return Job(
             prompt=ids,
             sampling=sampling,
             budget=FixedBudget(0 if isinstance(self.drafter, NoDrafter) else nodes),
             chunk=PREFILL_CHUNK,
             max_new_tokens=options.max_new_tokens,
-            text=TextStream(
-                target.tokenizer,
-                ids,
-                stop=options.stop,
-                eos_ids=target.eos_ids,
-                max_new_tokens=options.max_new_tokens,
-            ),
+            text=text,
             drafter=self.drafter,
             drafting=self.drafting,
+            options=asdict(options),
+            resumed_tokens=len(text.tokens),
         )

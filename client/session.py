@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from client.chain import Chain, open_chain
 from client.decode import Job, decode
 from client.jobs import PREFILL_CHUNK
+from client.nearby import Nearby
 from client.options import CodecChoice
 from client.stats import Result, Stats
 from client.target import Target
@@ -69,14 +70,16 @@ class Session:
         last = ""
         try:
             async for text in decode(job, self.chain, self.walk):
-                if first_token == started and job.text.tokens:
+                if first_token == started and len(job.text.tokens) > job.resumed_tokens:
                     first_token = job.clock()
                 if text and not job.text.stopped:
                     yield Piece(text)
                 last = text
         except SwarmError as error:
             job.text.finish()
-            raise GenerationInterrupted(str(error), job.text.text, job.text.tokens) from error
+            interrupted = GenerationInterrupted(str(error), job.text.text, job.text.tokens)
+            interrupted.unfinished = job.unfinished()
+            raise interrupted from error
         stats = self._stats(job, first_token - started, job.clock() - started, repaired)
         logger.info(
             "session over: %d tokens, %d sweeps, acceptance length %.2f, %.1f tokens/s",
@@ -90,7 +93,7 @@ class Session:
         if self.codec is Codec.INT8:
             numeric_class += "+int8"
         return Stats(
-            tokens=len(job.text.tokens),
+            tokens=len(job.text.tokens) - job.resumed_tokens,
             prompt_tokens=len(job.prompt),
             reused_tokens=job.kept_tokens,
             prefill_sweeps=job.prefill_sweeps,
@@ -121,6 +124,7 @@ class SessionOpener:
     nodes: int
     codec: CodecChoice = "lossless"
     wait_s: float = 60.0
+    nearby: Nearby = field(default_factory=Nearby)
 
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
         """The chain that a session would take now.
@@ -128,9 +132,13 @@ class SessionOpener:
         Raises:
             RouteError: nobody serves some layers.
         """
-        records = await self.registry.records(self.identity.fingerprint, self.identity.num_layers, fresh=bool(avoid))
-        query = RouteQuery(self.target.name, self.identity.num_layers, self.nodes, self.join)
-        return best_route([record for record in records if record.peer not in avoid], query)
+        identity = self.identity
+        records = await self.registry.records(identity.fingerprint, identity.num_layers, fresh=bool(avoid))
+        await self.nearby.measure(records, identity.num_layers)
+        return best_route(records, self.nearby.query(self._query(avoid)))
+
+    def _query(self, avoid: Collection[str]) -> RouteQuery:
+        return RouteQuery(self.target.name, self.identity.num_layers, self.nodes, self.join, avoid=frozenset(avoid))
 
     @asynccontextmanager
     async def open(self, window_tokens: int, nodes: int) -> AsyncIterator[Session]:
@@ -168,6 +176,7 @@ class SessionOpener:
             except HopError as error:
                 if is_open or attempt + 1 == OPEN_ATTEMPTS:
                     raise
+                self.nearby.failed(error.peer)
                 avoid |= {error.peer}
                 refusal = error
 
@@ -178,12 +187,8 @@ class SessionOpener:
         identity = self.identity
         records = await self.registry.records(identity.fingerprint, identity.num_layers, fresh=fresh)
         listed = {record.peer for record in records}
-        query = RouteQuery(
-            self.target.name,
-            identity.num_layers,
-            self.nodes,
-            self.join,
-            avoid=frozenset(avoid),
+        query = replace(
+            self.nearby.query(self._query(avoid)),
             keep=tuple(hop for hop in keep if hop.peer in listed),
             replay_layer_ms=REPLAY_LAYER_MS,
             numeric_class=numeric_class,

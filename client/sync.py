@@ -20,6 +20,7 @@ from client.conversation import Message
 from client.options import ConnectOptions, GenerateOptions
 from client.session import Piece
 from client.stats import Result
+from swarm.errors import GenerationInterrupted
 
 T = TypeVar("T")
 
@@ -51,6 +52,10 @@ class Swarm:
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Result:
         """Generate and return the whole result; as `AsyncSwarm.generate`."""
         return _wait(self._portal, lambda: self._inner.generate(prompt, **options))
+
+    def resume(self, interrupted: GenerationInterrupted) -> Generator[Piece, None, None]:
+        """Go on where a generation was interrupted; as `AsyncSwarm.resume`."""
+        return _iterate(self._portal, self._inner.resume(interrupted))
 
     def chat(self, system: str | None = None, **options: Unpack[GenerateOptions]) -> Chat:
         """A conversation that keeps its session between turns; as `AsyncSwarm.chat`."""

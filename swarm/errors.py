@@ -29,7 +29,9 @@ SwarmError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 
 class SwarmError(Exception):
@@ -143,10 +145,23 @@ class RegistryError(SwarmError):
     """The DHT cannot be joined or did not answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What a generation needs to go on where it was: prompt ids, options by name (with its seed), tokens so far."""
+
+    prompt: tuple[int, ...]
+    options: Mapping[str, Any]
+    tokens: tuple[int, ...]
+
+
 class GenerationInterrupted(SwarmError):
-    """Generation ended early; `text` and `tokens` hold what was made before, `__cause__` why."""
+    """Generation ended early; `text` and `tokens` hold what was made before, `__cause__` why.
+
+    unfinished: for `resume`.
+    """
 
     def __init__(self, reason: str, text: str, tokens: Sequence[int]) -> None:
         super().__init__(f"generation interrupted after {len(tokens)} tokens: {reason}")
         self.text = text
         self.tokens = tuple(tokens)
+        self.unfinished: Unfinished | None = None

@@ -16,7 +16,7 @@ from swarm.layers import Span, missing_layers
 from swarm.placement import Layout, Newcomer, Plan, layout_of, plan_join, typical_capacity
 from swarm.registry import ModelIdentity, Registry
 from swarm.registry_dht import DhtConfig, DhtRegistry
-from swarm.route_view import the_model, short
+from swarm.route_view import short, the_model
 
 _YOU = PeerId("you")
 

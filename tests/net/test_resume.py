@@ -1,0 +1,71 @@
+"""A generation that nobody could go on with is gone on with later, from memory or from a file: the same text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from client import resumption
+from client.options import GenerateOptions
+from swarm.demo import TARGET
+from swarm.errors import ConfigError, GenerationInterrupted
+from tests.net.running import SPANS, prompt
+from tests.swarm_here import swarm_here
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> list[grpc.aio.Server]:
+    """Every gRPC server that a node makes from now on."""
+    made: list[grpc.aio.Server] = []
+    make = grpc.aio.server
+
+    def noted(*args: object, **kwargs: object) -> grpc.aio.Server:
+        made.append(make(*args, **kwargs))  # type: ignore[arg-type]
+        return made[-1]
+
+    monkeypatch.setattr(grpc.aio, "server", noted)
+    return made
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+async def test_an_interrupted_text_goes_on_as_if_nothing_had_happened(
+    temperature: float, servers: list[grpc.aio.Server], tmp_path: Path
+) -> None:
+    options: GenerateOptions = {"max_new_tokens": 60, "temperature": temperature, "stop": ["\n\n\n"]}
+    async with swarm_here(TARGET, SPANS) as here, here.client(wait=0.0) as swarm:
+        stream = swarm.stream(prompt(3), **options)
+        text = (await anext(stream)).text
+
+        async def read_on() -> None:
+            nonlocal text
+            async for piece in stream:
+                text += piece.text
+
+        await servers[1].stop(None)
+        with pytest.raises(GenerationInterrupted) as caught:
+            await read_on()
+    resumption.save(caught.value, tmp_path / "kept" / "interrupted.json")
+    begun = resumption.load(tmp_path / "kept" / "interrupted.json")
+    assert begun.unfinished is not None
+    assert 0 < len(begun.tokens) < 60
+    async with swarm_here(TARGET, SPANS) as here, here.client() as swarm:
+        seed = begun.unfinished.options["seed"]
+        plain = await swarm.generate(prompt(3), **{**options, "seed": seed})
+        rest = [piece async for piece in swarm.resume(begun)]
+        result = rest[-1].result
+        assert result is not None
+        assert result.tokens == plain.tokens
+        assert begun.text + "".join(piece.text for piece in rest) == plain.text
+        assert result.stats.tokens == len(plain.tokens) - len(begun.tokens)
+
+
+def test_what_is_no_interrupted_generation_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        resumption.load(tmp_path / "nothing.json")
+    for content in ("no json", "{}", '{"format": 7}', '{"format": 1, "text": "", "tokens": 5}'):
+        file = tmp_path / "file.json"
+        file.write_text(content)
+        with pytest.raises(ConfigError, match=r"interrupted generation|another version"):
+            resumption.load(file)
