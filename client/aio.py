@@ -85,7 +85,9 @@ class AsyncSwarm:
             SwarmError: the model is unknown, nobody answers, the draft does not fit …
         """
         peers, registry = tuple(options.get("peers", ())), options.get("registry")
-        codec = check_codec(options.get("codec", "lossless"))
+        codec, wait_s = check_codec(options.get("codec", "lossless")), options.get("wait", DEFAULT_WAIT_S)
+        if not wait_s >= 0:
+            raise ConfigError(f"wait: {wait_s}; give seconds, 0 to wait for nobody")
         if not peers and registry is None:
             raise ConfigError("peers: name one of the swarm's peers, as `swarm bootstrap` and `node serve` print them")
         if (threads := options.get("threads")) is not None:
@@ -97,7 +99,6 @@ class AsyncSwarm:
         nodes = options.get("nodes", DEFAULT_NODES)
         async with opened, Dialer() as dialer, TaskScope() as scope:
             identity = find_in_swarm(target, await opened.models(), peers)
-            wait_s = options.get("wait", DEFAULT_WAIT_S)
             opener = SessionOpener(target, identity, opened, dialer, peers, nodes, codec, wait_s)
             drafting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft")
             try:

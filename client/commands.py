@@ -43,7 +43,7 @@ class Generate(Connection):
     Attributes:
         prompt: text to continue; - or nothing reads standard input.
         stats: print where the time went, to standard error.
-        resume: go on with an interrupted generation, from the file that its error named; its own prompt and options hold.
+        resume: go on with an interrupted generation, from the file that its error named; its prompt and options hold.
         options: how to generate.
     """
 

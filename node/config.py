@@ -40,7 +40,7 @@ class ServeConfig:
     kv_tokens: int | None = None
     """KV cache in tokens, for all sessions together; default: from free memory."""
     drain: float = 30.0
-    """Seconds for which a node that was told to stop serves on until its sessions have moved; a second signal stops it."""
+    """Seconds for which a node that was told to stop serves on, until its sessions have moved; a second signal ends it."""
     host: str = "0.0.0.0"
     """Address to listen on."""
     port: int = 0
@@ -76,6 +76,8 @@ class ServeConfig:
         for option, count in counts:
             if count is not None and count < 1:
                 raise ConfigError(f"{option} {count}: give at least 1, or leave it out")
+        if not 0 <= self.drain <= 3_600:
+            raise ConfigError(f"--drain {self.drain:g}: give seconds from 0 to 3600")
         listen_on(self.dht())
 
     def dht(self) -> DhtConfig:

@@ -24,8 +24,7 @@ from swarm.demo import DRAFT, TARGET
 from swarm.ids import PeerId
 from swarm.record import NodeState
 from swarm.session import SessionState
-from tests.net.raw import counters
-from tests.net.running import engine_of, grown, until, until_freed
+from tests.net.running import engine_of, until, until_freed
 from tests.swarm_here import swarm_here
 
 POOL = {
@@ -80,13 +79,13 @@ class Mortals:
             await node.registry.withdraw(node._record(NodeState.DRAINING))
 
     async def kill(self, *names: str) -> None:
-        """End them as kill -9 would."""
-        for name in names:
-            node = self.nodes[name]
-            self._dead.add(name)
-            await node._dialer.__aexit__()
-            assert node._server is not None
-            await node._server.stop(None)
+        """End them as kill -9 would, all in one moment."""
+        self._dead |= set(names)
+        async with asyncio.TaskGroup() as group:
+            for node in (self.nodes[name] for name in names):
+                assert node._server is not None
+                group.create_task(node._server.stop(None))
+                group.create_task(node._dialer.__aexit__())
 
     async def revive(self, name: str) -> None:
         """Start it again, with nothing but its identity, its port and its layers."""
@@ -143,27 +142,24 @@ class Mortals:
 
         await until(missed)
 
-    @asynccontextmanager
-    async def counted(self) -> AsyncIterator[dict[str, dict[str, int]]]:
-        """What each node's recovery counters grew by meanwhile, of those that live."""
-        fields = ("restores", "replays", "catch_ups")
-        alive = [name for name in self.nodes if name not in self._dead]
-        before = await counters(self.nodes[name] for name in alive)
+    @contextmanager
+    def counted(self) -> Iterator[dict[str, dict[str, int]]]:
+        """What each node's recovery counters grew by meanwhile, if they did."""
+        before = {name: node.sessions.info().counters for name, node in self.nodes.items()}
         found: dict[str, dict[str, int]] = {}
         yield found
-        kept = [(name, start) for name, start in zip(alive, before, strict=True) if name not in self._dead]
-        after = await counters(self.nodes[name] for name, _ in kept)
-        for number, (name, _) in enumerate(kept):
-            growth = {one: grown([start for _, start in kept], after, one)[number] for one in fields}
-            if any(growth.values()):
-                found[name] = {one: count for one, count in growth.items() if count}
+        for name, node in self.nodes.items():
+            for one in ("restores", "replays", "catch_ups"):
+                growth = getattr(node.sessions.info().counters, one) - getattr(before[name], one)
+                if growth:
+                    found.setdefault(name, {})[one] = growth
 
     async def clear(self) -> None:
         """After a test: everybody lives, holds nothing, knows nobody, and is listed nowhere."""
         self._stalled.clear()
         for name in list(self._dead):
             await self.revive(name)
-        await until_freed(self.nodes.values(), timeout_s=8)
+        await until_freed(self.nodes.values(), timeout_s=12)
         some = self.nodes["a0"]
         listed = await some.registry.records(some.identity.fingerprint, some.identity.num_layers)
         await self.unlist(*(name for name, node in self.nodes.items() if node.peer_id in {one.peer for one in listed}))
