@@ -1,13 +1,12 @@
-"""How often which fault was survived: `python -m benchmarks.schedules [--schedules N] [--first SEED]`.
+"""How often which fault was survived: `python -m benchmarks.schedules [--schedules N] [--first SEED] [--record]`.
 
-Runs the repair rules' simulation (`tests/property/repair_world.py`) in two processes, prints a table by kind of fault
-and every seed that failed. Pure code: no sockets, no clock.
+Runs the repair rules' simulation (`tests/property/repair_world.py`) in two processes; a table by kind of fault, and
+every seed that failed. Pure code: no sockets, no clock.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ from multiprocessing import get_context
 
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 import swarm.hop_log
+from benchmarks.sheet import Sheet
 from swarm.errors import SwarmError
 from tests.property.repair_world import World
 
@@ -31,6 +30,8 @@ class Options:
     schedules: int = 10_000
     first: int = 0
     processes: int = 2
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
 
 
 def run_block(seeds: range) -> tuple[Counter[str], list[tuple[int, str]]]:
@@ -48,12 +49,16 @@ def run_block(seeds: range) -> tuple[Counter[str], list[tuple[int, str]]]:
     return seen, failed
 
 
-def table_of(seen: Counter[str], schedules: int) -> Table:
+def sheet(seen: Counter[str], failed: list[tuple[int, str]], schedules: int) -> Sheet:
     """Kinds by name."""
-    table = Table("what happened", "times", "per schedule", title=f"{schedules:,} schedules")
-    for kind, times in sorted(seen.items()):
-        table.add_row(kind, f"{times:,}", f"{times / schedules:.2f}")
-    return table
+    made = Sheet(
+        "schedules",
+        f"{schedules:,} random schedules of one session, {len(failed)} with another text or without an end",
+        ("what happened", "times", "per schedule"),
+        measured={"schedules": schedules, "seen": dict(seen), "failed": failed},
+    )
+    made.rows = [(kind, f"{times:,}", f"{times / schedules:.2f}") for kind, times in sorted(seen.items())]
+    return made
 
 
 def main() -> None:
@@ -63,13 +68,11 @@ def main() -> None:
     blocks = [range(start, min(start + BLOCK, last)) for start in range(options.first, last, BLOCK)]
     seen: Counter[str] = Counter()
     failed: list[tuple[int, str]] = []
-    started = time.monotonic()
     with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
         for some, bad in pool.map(run_block, blocks):
             seen += some
             failed += bad
-    console.print(table_of(seen, options.schedules))
-    console.print(f"{len(failed)} failed, {time.monotonic() - started:.0f} s")
+    sheet(seen, failed, options.schedules).finish(console, record=options.record)
     for seed, reason in failed:
         console.print(f"seed {seed}: {reason}")
     sys.exit(bool(failed))

@@ -40,7 +40,7 @@ class ServeConfig:
     kv_tokens: int | None = None
     """KV cache in tokens, for all sessions together; default: from free memory."""
     drain: float = 30.0
-    """Seconds for which a node that was told to stop serves on, until its sessions have moved; a second signal ends it."""
+    """Seconds for which a node that was told to stop serves on until its sessions moved; a second signal ends it."""
     host: str = "0.0.0.0"
     """Address to listen on."""
     port: int = 0
