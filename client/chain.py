@@ -40,6 +40,7 @@ from swarm.messages import (
     Sweep,
     SweepFrame,
 )
+from swarm.registry import KNOWN_S, RECENT_S
 from swarm.routing import Route
 from swarm.session import SessionState
 from swarm.successor import Successor
@@ -72,8 +73,10 @@ class Answer:
 class Detour(Protocol):
     """Finds routes around machines."""
 
-    async def __call__(self, avoid: Collection[str], keep: Sequence[RouteHop], *, fresh: bool) -> Route:
+    async def __call__(self, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float) -> Route:
         """A route without the machines in `avoid`, which leaves the hops in `keep` where they are if it can.
+
+        within_s: how old the records that it is made from may be.
 
         Raises:
             RouteError: nobody serves some layers.
@@ -289,9 +292,9 @@ class Chain:
             suspects, gone = self._suspected(SUSPECT_S, HopError), self._suspected(RETRY_S, Unreachable, HopTimeout)
             keep = [hop for hop in self.route.hops if hop.peer not in suspects | self._leaving]
             unwanted = suspects | self._leaving
-            for avoid, fresh in ((unwanted, False), (unwanted, True), (unwanted if is_move else gone, True)):
+            for avoid, within_s in ((unwanted, KNOWN_S), (unwanted, 0.0), (unwanted if is_move else gone, RECENT_S)):
                 try:
-                    return await self._detour(avoid, keep, fresh=fresh)
+                    return await self._detour(avoid, keep, within_s=within_s)
                 except RouteError as error:
                     missing = error
             if is_move:

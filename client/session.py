@@ -5,9 +5,10 @@ Owns no text rules, no tree and no network: it brings `client.decode`, `client.c
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -23,11 +24,12 @@ from client.target import Target
 from client.walk import Walk
 from swarm.codec import lossless_codec
 from swarm.dial import Dialer
-from swarm.errors import GenerationInterrupted, HopError, RouteError, SwarmError, UnsupportedModel
+from swarm.errors import GenerationInterrupted, HopError, RegistryError, RouteError, SwarmError, UnsupportedModel
 from swarm.messages import Codec, Open, RouteHop, Sampling
-from swarm.registry import ModelIdentity, Registry
+from swarm.registry import KNOWN_S, RECENT_S, ModelIdentity, Registry
 from swarm.routing import Route, RouteQuery, best_route
 from swarm.session import Limits
+from swarm.tasks import TaskScope
 
 SWEEPS_IN_FLIGHT = 4
 OPEN_ATTEMPTS = 3
@@ -133,7 +135,9 @@ class SessionOpener:
             RouteError: nobody serves some layers.
         """
         identity = self.identity
-        records = await self.registry.records(identity.fingerprint, identity.num_layers, fresh=bool(avoid))
+        records = await self.registry.records(
+            identity.fingerprint, identity.num_layers, within_s=0.0 if avoid else RECENT_S
+        )
         await self.nearby.measure(records, identity.num_layers)
         return best_route(records, self.nearby.query(self._query(avoid)))
 
@@ -171,7 +175,9 @@ class SessionOpener:
                     is_open = True
                     walk = self._walk(chain)
                     chain.begin(walk.state)
-                    yield Session(chain, walk, want.codec)
+                    async with TaskScope() as scope:
+                        scope.spawn(self._keep_known())
+                        yield Session(chain, walk, want.codec)
                 return
             except HopError as error:
                 if is_open or attempt + 1 == OPEN_ATTEMPTS:
@@ -180,12 +186,19 @@ class SessionOpener:
                 avoid |= {error.peer}
                 refusal = error
 
+    async def _keep_known(self) -> None:
+        """Look around now and then, so that a repair need not wait for the directory."""
+        while True:
+            await asyncio.sleep(KNOWN_S / 2)
+            with suppress(RegistryError):
+                await self.registry.records(self.identity.fingerprint, self.identity.num_layers)
+
     async def _detour(
-        self, numeric_class: str, avoid: Collection[str], keep: Sequence[RouteHop], *, fresh: bool
+        self, numeric_class: str, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float
     ) -> Route:
         """A route of the same numeric class without some machines; the others stay where they are."""
         identity = self.identity
-        records = await self.registry.records(identity.fingerprint, identity.num_layers, fresh=fresh)
+        records = await self.registry.records(identity.fingerprint, identity.num_layers, within_s=within_s)
         listed = {record.peer for record in records}
         query = replace(
             self.nearby.query(self._query(avoid)),

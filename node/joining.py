@@ -40,7 +40,7 @@ class Seats:
 
     async def others(self) -> list[NodeRecord]:
         """Everybody else's records, read now."""
-        records = await self.registry.records(self.model.fingerprint, self.model.num_layers, fresh=True)
+        records = await self.registry.records(self.model.fingerprint, self.model.num_layers, within_s=0.0)
         return [record for record in records if record.peer != self.peer]
 
     async def reserve(self, choose: Choose) -> Span | None:

@@ -15,7 +15,7 @@ from swarm.dial import Dialer
 from swarm.errors import Unreachable
 from swarm.ids import PeerId
 from swarm.messages import Credits, RouteHop
-from swarm.registry import Registry
+from swarm.registry import KNOWN_S, Registry
 from swarm.session import Limits
 
 
@@ -39,8 +39,8 @@ class Workshop:
         Raises:
             Unreachable: it has no such record.
         """
-        for fresh in (False, True):
-            for record in await self.registry.records(fingerprint, self.model.num_layers, fresh=fresh):
+        for within_s in (KNOWN_S, 0.0):
+            for record in await self.registry.records(fingerprint, self.model.num_layers, within_s=within_s):
                 if record.peer == hop.peer and record.span.contains(hop.span):
                     return self.dialer.channel(record.address), self.dialer.was_cold(record.address)
         raise Unreachable(hop.peer, str(hop.span), "has no valid record in the registry")

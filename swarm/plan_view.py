@@ -65,7 +65,7 @@ async def plan(command: ShowPlan, console: Console) -> None:
 async def show_plan(command: ShowPlan, registry: Registry, console: Console) -> None:
     """The same through a registry that is open."""
     model = the_model(await registry.models(), command.model)
-    records = await registry.records(model.fingerprint, model.num_layers, fresh=True)
+    records = await registry.records(model.fingerprint, model.num_layers, within_s=0.0)
     Span(0, command.num_layers).within(model.num_layers)
     capacity = typical_capacity(records) if command.ms is None else 1e3 / command.ms
     layout = layout_of(records, model.num_layers, capacity)

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from swarm.identity import Identity
     from swarm.record import NodeRecord
 
+RECENT_S = 1.5
+"""How old an answer of the directory may be where nothing else is said."""
+
+KNOWN_S = 30.0
+"""How old it may be where every millisecond counts: while a chain is repaired."""
+
 RECORD_TTL_S = 60.0
 """How long a record lives after its announcement; the announcer renews it well before."""
 
@@ -72,8 +78,8 @@ class Registry(Protocol):
         """The models that somebody serves now."""
         ...
 
-    async def records(self, fingerprint: str, num_layers: int, *, fresh: bool = False) -> list[NodeRecord]:
-        """Valid, unexpired records of a model, the newest per peer; up to 2 s old unless `fresh`."""
+    async def records(self, fingerprint: str, num_layers: int, *, within_s: float = RECENT_S) -> list[NodeRecord]:
+        """Valid, unexpired records of a model, the newest per peer, as known at most `within_s` seconds ago."""
         ...
 
     async def mine(self) -> NodeRecord | None:

@@ -25,12 +25,11 @@ from swarm.errors import ConfigError, IdentityError, RegistryError
 from swarm.identity import Identity, is_peer_id
 from swarm.ids import PeerId
 from swarm.record import MAX_TTL_S, NodeRecord, RecordError, live_records, open_filed, seal, tombstone
-from swarm.registry import MODELS_KEY, ModelIdentity, block_keys, record_keys
+from swarm.registry import MODELS_KEY, RECENT_S, ModelIdentity, block_keys, record_keys
 
 JOIN_DEADLINE_S = 22.0
 CALL_DEADLINE_S = 18.0
 DIAL_BACK_DEADLINE_S = 25.0
-CACHE_S = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +155,7 @@ class DhtRegistry:
         value = seal(record, self.identity, left=left)
         open_filed(value, record.peer, record.expires_at, time.time())
         keys = record_keys(record)
-        self._cache.clear()
+        self._cache = {name: (at - RECENT_S, blobs) for name, (at, blobs) in self._cache.items()}  # not recent any more
         arguments = {"keys": keys, "subkey": record.peer, "value": value, "expires_at": record.expires_at}
         if not await self._call("store", arguments):
             raise RegistryError(
@@ -166,25 +165,25 @@ class DhtRegistry:
 
     async def models(self) -> list[ModelIdentity]:
         """The models that somebody serves now."""
-        records = live_records(await self._fetch([MODELS_KEY], fresh=True), time.time())
+        records = live_records(await self._fetch([MODELS_KEY], 0.0), time.time())
         found = {record.model.fingerprint: record.model for record in records}
         return sorted(found.values(), key=lambda model: (model.name, model.fingerprint))
 
-    async def records(self, fingerprint: str, num_layers: int, *, fresh: bool = False) -> list[NodeRecord]:
-        """Valid, unexpired records of a model, the newest per peer; up to 1.5 s old unless `fresh`."""
-        blobs = await self._fetch(block_keys(fingerprint, 0, num_layers), fresh=fresh)
+    async def records(self, fingerprint: str, num_layers: int, *, within_s: float = RECENT_S) -> list[NodeRecord]:
+        """Valid, unexpired records of a model, the newest per peer, as known at most `within_s` seconds ago."""
+        blobs = await self._fetch(block_keys(fingerprint, 0, num_layers), within_s)
         return [record for record in live_records(blobs, time.time()) if record.model.num_layers == num_layers]
 
     async def mine(self) -> NodeRecord | None:
         """The newest valid record under this machine's own name, whoever wrote it; always fresh."""
-        records = live_records(await self._fetch([MODELS_KEY], fresh=True), time.time())
+        records = live_records(await self._fetch([MODELS_KEY], 0.0), time.time())
         return next((record for record in records if record.peer == self.peer_id), None)
 
-    async def _fetch(self, keys: list[str], *, fresh: bool) -> list[bytes]:
+    async def _fetch(self, keys: list[str], within_s: float) -> list[bytes]:
         name, now = keys[0], time.monotonic()
         cached = self._cache.get(name)
-        if cached is None or fresh or cached[0] <= now:
-            cached = (now + CACHE_S, await self._call("fetch", {"keys": keys}))
+        if cached is None or now - cached[0] >= within_s:
+            cached = (now, await self._call("fetch", {"keys": keys}))
             if len(self._cache) >= 64:
                 self._cache.clear()
             self._cache[name] = cached

@@ -12,7 +12,7 @@ from swarm.errors import RegistryError
 from swarm.identity import Identity
 from swarm.ids import PeerId
 from swarm.record import NodeRecord, live_records, open_filed, seal, tombstone
-from swarm.registry import MODELS_KEY, ModelIdentity, block_keys, record_keys
+from swarm.registry import MODELS_KEY, RECENT_S, ModelIdentity, block_keys, record_keys
 
 DialBack = Callable[[PeerId, str, bytes], Awaitable[bool]]
 
@@ -90,7 +90,7 @@ class MemoryRegistry:
         found = {record.model.fingerprint: record.model for record in self._network.get([MODELS_KEY])}
         return sorted(found.values(), key=lambda model: (model.name, model.fingerprint))
 
-    async def records(self, fingerprint: str, num_layers: int, *, fresh: bool = False) -> list[NodeRecord]:
+    async def records(self, fingerprint: str, num_layers: int, *, within_s: float = RECENT_S) -> list[NodeRecord]:
         """Valid, unexpired records of a model; always fresh here."""
         self._check_open()
         return self._network.get(block_keys(fingerprint, 0, num_layers))

@@ -56,7 +56,7 @@ async def route(command: ShowRoute, console: Console) -> None:
 async def show_route(command: ShowRoute, registry: Registry, console: Console) -> None:
     """The same through a registry that is open."""
     model = the_model(await registry.models(), command.model)
-    records = await registry.records(model.fingerprint, model.num_layers, fresh=True)
+    records = await registry.records(model.fingerprint, model.num_layers, within_s=0.0)
     avoid = frozenset(_named(records, peer) for peer in command.avoid)
     asked = chain_ends([one for one in records if one.peer not in avoid], model.num_layers, random.SystemRandom())
     query = RouteQuery(model.name, model.num_layers, command.nodes, command.join, avoid=avoid)

@@ -77,7 +77,7 @@ async def two_at_once(one: Registry, two: Registry, monkeypatch: pytest.MonkeyPa
     assert {span for span, _ in found.values()} == {Span(0, 6), Span(6, 12)}
     assert found[first] == (Span(0, 6), [Span(0, 6)]), "it goes first and chose once"
     assert found[second] == (Span(6, 12), [Span(0, 6), Span(6, 12)]), "it gave way"
-    coverage = cover(MODEL, await one.records(MODEL.fingerprint, 12, fresh=True))
+    coverage = cover(MODEL, await one.records(MODEL.fingerprint, 12, within_s=0.0))
     assert coverage.missing == (Span(0, 12),), "who only reserves serves nobody"
 
 

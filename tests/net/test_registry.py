@@ -75,11 +75,11 @@ async def test_announce_replace_and_withdraw(pair: Callable[[], object]) -> None
         await one.announce(first)
         await two.announce(second)
         for registry in (one, two):
-            assert await registry.records(MODEL.fingerprint, 40, fresh=True) == [first, second]
+            assert await registry.records(MODEL.fingerprint, 40, within_s=0.0) == [first, second]
             assert await registry.models() == [MODEL]
         newer = replace(second, span=Span(33, 40), sequence=2, expires_at=second.expires_at + 1)
         await two.announce(newer)
-        assert await one.records(MODEL.fingerprint, 40, fresh=True) == [first, newer]
+        assert await one.records(MODEL.fingerprint, 40, within_s=0.0) == [first, newer]
         with pytest.raises(RegistryError, match="last"):
             await two.announce(newer)
         with pytest.raises(RecordError, match="peer"):
@@ -87,9 +87,9 @@ async def test_announce_replace_and_withdraw(pair: Callable[[], object]) -> None
         with pytest.raises(RecordError, match="expires_at"):
             await two.announce(replace(newer, expires_at=time.time() + 3_600))
         await two.withdraw(newer)
-        assert await one.records(MODEL.fingerprint, 40, fresh=True) == [first]
+        assert await one.records(MODEL.fingerprint, 40, within_s=0.0) == [first]
         await one.withdraw(first)
-        assert await two.records(MODEL.fingerprint, 40, fresh=True) == []
+        assert await two.records(MODEL.fingerprint, 40, within_s=0.0) == []
         assert await two.models() == []
 
 
@@ -130,7 +130,7 @@ async def test_a_hostile_peer_cannot_touch_anothers_record_or_stay_for_long() ->
         taken = json.loads(output.splitlines()[-1])
         assert [name for name, accepted in taken.items() if accepted] == ["own record"], taken
         assert len(taken) == 10
-        listed = await one.records(MODEL.fingerprint, 40, fresh=True)
+        listed = await one.records(MODEL.fingerprint, 40, within_s=0.0)
         assert record in listed
         assert sorted(str(entry.name) for entry in listed) == ["hostile", "victim"]
         assert await one.models() == [MODEL]
