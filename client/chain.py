@@ -108,6 +108,7 @@ class Chain:
         self._suspects: dict[str, tuple[float, HopError]] = {}
         self._leaving: set[str] = set()
         self._trouble: SwarmError | None = None
+        self._missing: RouteError | None = None
         self._ready_for = -1
         self._news = asyncio.Event()
         self._is_repairing = False
@@ -262,7 +263,7 @@ class Chain:
         """
         assert self._scope is not None
         assert self._next is not None
-        started = time.monotonic()
+        started, self._missing = time.monotonic(), None
         self._hold_survivors(self._scope)
         for attempt in count():
             await asyncio.sleep(min(RETRY_S, 0.05 * attempt))
@@ -278,7 +279,7 @@ class Chain:
             if await self._stands():
                 break
             if time.monotonic() - started > self._wait_s:
-                raise self._trouble or HopTimeout(route.hops[0].peer, str(route.hops[0].span), "no route stood in time")
+                raise self._missing or self._trouble or _nothing_stood(route)
             self._hold_survivors(self._scope)
         seconds = time.monotonic() - started
         logger.info("repaired in %.2f s", seconds)
@@ -296,7 +297,7 @@ class Chain:
                 try:
                     return await self._detour(avoid, keep, within_s=within_s)
                 except RouteError as error:
-                    missing = error
+                    missing = self._missing = error
             if is_move:
                 logger.info("cannot move yet: %s", missing)
                 return None
@@ -389,6 +390,11 @@ async def _tell(channel: grpc.aio.Channel, request: bytes) -> None:
     call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(wire.HOLD)
     with suppress(grpc.aio.AioRpcError):  # lost as well: its predecessor will say so
         await call(request, timeout=1.0)
+
+
+def _nothing_stood(route: Route) -> HopTimeout:
+    first = route.hops[0]
+    return HopTimeout(first.peer, str(first.span), "no route stood in time")
 
 
 def _named(hop: RouteHop) -> str:

@@ -232,7 +232,7 @@ def test_in_a_chat_ctrl_c_stops_the_answer_and_not_the_program(
 def test_a_killed_client_leaves_nothing_and_frees_its_sessions(
     running: Running, bare_target: Path, tmp_path: Path
 ) -> None:
-    arguments = ["client.cli", "generate", str(bare_target), "--prompt", PROMPT, "--join", running.peer]
+    arguments = ["client.cli", "generate", str(bare_target), "--prompt", PROMPT, "--join", running.peer, "--wait", "2"]
     with program([*arguments, "--max-new-tokens", "1500"], tmp_path / "client.log") as client:
         client.wait_for(r"\w+ \w+ \w+")
         assert running.sessions() == len(SPANS)
@@ -244,14 +244,17 @@ def test_a_killed_client_leaves_nothing_and_frees_its_sessions(
 def test_a_killed_node_leaves_nothing_and_ends_the_text_with_a_clear_error(
     running: Running, bare_target: Path, tmp_path: Path
 ) -> None:
-    arguments = ["client.cli", "generate", str(bare_target), "--prompt", PROMPT, "--join", running.peer]
+    arguments = ["client.cli", "generate", str(bare_target), "--prompt", PROMPT, "--join", running.peer, "--wait", "2"]
     with program([*arguments, "--max-new-tokens", "1500"], tmp_path / "client.log") as client:
         client.wait_for(r"\w+ \w+ \w+")
         _, left = running.nodes["4-8"].end(signal.SIGKILL)
         assert not left
         assert client.process.wait(timeout=30) == 1
     said = client.log.read_text()
-    assert "client: generation interrupted after" in said.splitlines()[-1]
+    assert re.search(r"waiting up to 2 s: nobody serves layers 4-8", said)
+    last = said.splitlines()[-1]
+    assert re.search(r"client: generation interrupted after \d+ tokens: nobody serves layers 4-8", last)
+    assert re.search(r"go on with the same command and: --resume \S+interrupted.json$", last)
     assert "Traceback" not in said
     others = [running.addresses[span] for span in ("0-4", "8-12")]
     assert within(GONE_S, lambda: all(info(address).sessions == 0 for address in others))
