@@ -129,8 +129,8 @@ class Chain:
         self._sent_at[sweep.sequence] = time.perf_counter()
         self._journal.note(sweep)
         self._next.push(SweepFrame(sweep))
-        if self._lost():
-            self._news.set()  # lost while nobody needed it: now somebody does
+        if self._lost():  # while nobody needed it: now somebody does
+            self._news.set()
 
     async def answer(self, timeout_s: float = REPLY_TIMEOUT_S) -> Answer:
         """The next reply.
@@ -283,8 +283,7 @@ class Chain:
             self._hold_survivors(self._scope)
         seconds = time.monotonic() - started
         logger.info("repaired in %.2f s", seconds)
-        if len(self.repairs) < MAX_REPAIRS:
-            self.repairs.append(Repair(self.generation, tuple(replaced), seconds, is_move))
+        self.repairs = [*self.repairs, Repair(self.generation, tuple(replaced), seconds, is_move)][-MAX_REPAIRS:]
 
     async def _way_around(self, started: float, *, is_move: bool) -> Route | None:
         """A route for the next generation; None when a move must wait, because nobody else has the layers."""

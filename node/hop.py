@@ -75,7 +75,7 @@ class HopSession:
         self._running: SweepRun | None = None
         self._replayed: dict[TreeNodeId, int] = {}
         self._arrived: dict[int, float] = {}
-        self._journal_bytes = 0
+        self._journal_bytes, self._asked_in = 0, -1
         self._is_ready = self._is_dismissed = False
         self._closed = asyncio.Event()
         self._reason = "closed"
@@ -270,11 +270,10 @@ class HopSession:
         tally = self._shop.tally
         tally.sweeps += 1
         tally.tree_nodes += len(run.work.run)
-        tally.pruned_nodes = tally.pruned_nodes + len(sweep.tokens) - len(run.work.run)
+        tally.pruned_nodes += len(sweep.tokens) - len(run.work.run)
         tally.frames_out += 1
         if self._is_tail:
-            reply = Reply(sweep.sequence, sweep.generation, tuple(run.picks), times)
-            self.replies.put(reply, self.log.received.acked)
+            self.replies.put(Reply(sweep.sequence, sweep.generation, tuple(run.picks), times), self.log.received.acked)
             return
         kept = None if len(run.work.run) == len(sweep.tokens) else run.kept
         if self._next is not None:
@@ -308,12 +307,21 @@ class HopSession:
         if self.log.executed.sequence == (received or 0):
             return ()
         if self.journal.is_dropped:
-            self._say(Attached(self._attach.generation, None))  # it needs a replay before it can give one (R8)
+            self._need_replay()
             return None
         messages = self.journal.replay(received)
         self._shop.tally.replays += any(isinstance(message, Snapshot) for message in messages)
         self._shop.tally.catch_ups += sum(isinstance(message, SweepFrame) for message in messages)
         return messages
+
+    def _need_replay(self) -> None:
+        """Ask for a replay before one can be given (R8); where that found no room either, another machine must do."""
+        generation, asked = self._attach.generation, self._asked_in
+        self._asked_in = generation
+        if asked == generation:
+            self._report(Busy(self._shop.peer, str(self.span), "has no memory to replay this session to the next hop"))
+        else:
+            self._say(Attached(generation, None))
 
     def on_ready(self, ready: Ready) -> None:
         """The hops behind are attached."""
@@ -378,12 +386,7 @@ class HopSession:
         self.log.limit(self._shop.limits(self.credits))
 
     def _account(self) -> None:
-        """Pay for the journal; what the machine has no room for is given up (R8)."""
-        if not self._shop.journals.change(self._journal_bytes, self.journal.size_bytes):
-            logger.warning("no room for the journal of a session: another hop will replay it when this is needed")
-            self.journal.drop()
-            self._shop.journals.change(self._journal_bytes, 0)
-        self._journal_bytes = self.journal.size_bytes
+        self._journal_bytes = self._shop.journals.settle(self._journal_bytes, self.journal)
 
     def _end_upstream(self) -> None:
         if self._upstream is not None:

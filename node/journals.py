@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
+from swarm.journal import Journal
+
 JOURNAL_BYTES = 2 << 30
+
+logger = logging.getLogger(__name__)
 
 
 class JournalRoom:
@@ -12,10 +18,11 @@ class JournalRoom:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
 
-    def change(self, before: int, after: int) -> bool:
-        """One journal grows or shrinks; False, and nothing changed, where the budget does not allow it."""
-        used = self.used_bytes - before + after
-        if after > before and used > self.limit_bytes:
-            return False
-        self.used_bytes = used
-        return True
+    def settle(self, paid_bytes: int, journal: Journal) -> int:
+        """Pay for a journal that grew or shrank; what there is no room for is given up (R8). Returns what it takes."""
+        grown = journal.size_bytes - paid_bytes
+        if grown > 0 and self.used_bytes + grown > self.limit_bytes:
+            logger.warning("no room for the journal of a session: another hop will replay it when this is needed")
+            journal.drop()
+        self.used_bytes += journal.size_bytes - paid_bytes
+        return journal.size_bytes

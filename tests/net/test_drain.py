@@ -32,8 +32,7 @@ def holders(here: SwarmHere, peers: set[str]) -> list[Node]:
     return [node for node in here.nodes if node.peer_id in peers]
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("place", "temperature"), [(0, 0.0), (1, 1.0), (2, 0.0)])
 async def test_sessions_move_while_the_node_still_serves(place: int, temperature: float) -> None:
     async with swarm_here(TARGET, DOUBLE) as here, here.client() as swarm:
         options: GenerateOptions = {"max_new_tokens": 80, "temperature": temperature, "seed": 3}
