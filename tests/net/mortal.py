@@ -7,22 +7,26 @@ that came back has the same identity and port, and holds no session. Strikes are
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import random
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Unpack
 
 import pytest
 
 from client import AsyncSwarm
 from client.chain import Chain
+from client.nearby import Nearby
+from client.options import GenerateOptions
 from node.hop import HopSession
 from node.serve import Node
 from node.service import NodeService
 from node.sweep_run import SweepRun
 from swarm.demo import DRAFT, TARGET
 from swarm.ids import PeerId
-from swarm.record import NodeState
+from swarm.record import NodeRecord, NodeState
 from swarm.session import SessionState
 from tests.net.running import engine_of, until, until_freed
 from tests.swarm_here import swarm_here
@@ -61,6 +65,7 @@ class Mortals:
     nodes: dict[str, Node]
     client: AsyncSwarm
     chains: list[Chain] = field(default_factory=list)
+    _told: dict[tuple[object, ...], tuple[int, ...]] = field(default_factory=dict)
     _dead: set[str] = field(default_factory=set)
     _stalled: dict[PeerId, _Stall] = field(default_factory=dict)
 
@@ -118,6 +123,13 @@ class Mortals:
         self._stalled.pop(node.peer_id)
         for session in node.sessions._open.values():
             session._shop.engine.submit(session)
+
+    async def undisturbed(self, prompt: Sequence[int], **options: Unpack[GenerateOptions]) -> tuple[int, ...]:
+        """The tokens of an undisturbed run, made once: how it is cut into sweeps and hops changes nothing."""
+        key = (*prompt, *sorted(options.items()))
+        if key not in self._told:
+            self._told[key] = (await self.client.generate(prompt, **options)).tokens
+        return self._told[key]
 
     def route(self) -> list[str]:
         """The names of the newest session's hops."""
@@ -205,6 +217,10 @@ async def mortals() -> AsyncIterator[Mortals]:
         yield everybody
 
 
-def patience(swarm: AsyncSwarm, wait_s: float) -> None:
-    """How long a client waits for a machine that nobody replaces."""
-    swarm._opener = replace(swarm._opener, wait_s=wait_s)
+def forget(swarm: AsyncSwarm, wait_s: float) -> None:
+    """Let a client know nothing of its machines, and wait so long for one that nobody replaces."""
+    swarm._opener = replace(swarm._opener, wait_s=wait_s, nearby=Nearby(random.Random(1), _near))
+
+
+async def _near(records: Sequence[NodeRecord]) -> dict[PeerId, float]:
+    return {record.peer: 1.0 for record in records}

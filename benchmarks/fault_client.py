@@ -1,0 +1,167 @@
+"""The client of a fault benchmark, in a process of its own: generates what it is told and says what it is doing.
+
+Jobs come and events go as JSON lines over a Unix socket, which reaches out of a network namespace. Times are of the
+machine's monotonic clock, which all its processes share. Strikes nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import grpc.aio
+import torch
+from transformers import AutoTokenizer
+
+import client.decode
+import client.jobs
+from benchmarks.worker import covered
+from client.aio import AsyncSwarm
+from client.chain import Chain
+from client.decode import Job
+from client.session import SessionOpener
+from client.stats import Result
+from client.text import TextStream
+from swarm import wire
+from swarm.demo import DRAFT, PASSAGES, TARGET
+from swarm.errors import SwarmError
+from swarm.messages import Sweep
+from swarm.quiet import quiet_libraries
+from swarm.routing import Route
+from swarm.session import SessionState
+from swarm.tree import DraftTree
+
+GIVE_UP_S = 100.0
+INFO_S = 2.0
+PATHS = ("replays", "catch_ups", "restores")
+
+
+class Reporter(logging.Handler):
+    """Says what the client library does; `watch` makes it tell."""
+
+    def __init__(self, out: asyncio.StreamWriter) -> None:
+        super().__init__(logging.INFO)
+        self._out = out
+        self.arrivals: list[tuple[float, int]] = []
+        self.chains: list[Chain] = []
+        self.absent: frozenset[str] = frozenset()
+
+    def say(self, event: str, **words: Any) -> None:  # noqa: ANN401 - whatever JSON holds
+        """One line, at once."""
+        self._out.write(json.dumps({"event": event, "at": time.monotonic(), **words}).encode() + b"\n")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """The chain logs every new route."""
+        if record.msg.startswith("generation %d goes over"):
+            self.say("reroute", hops=[str(hop.peer) for hop in self.chains[-1].route.hops])
+        print(f"{time.monotonic():.3f} {record.getMessage()}", flush=True)  # noqa: T201 - its log file
+
+    def watch(self) -> None:
+        """Be told of sweeps, drafting, tokens and routes."""
+        send, begin, draft = Chain.send, Chain.begin, client.decode._draft
+        push, route = TextStream.push, SessionOpener.route
+
+        def noted_send(chain: Chain, sweep: Sweep) -> None:
+            send(chain, sweep)
+            self.say("send", sequence=sweep.sequence, commits=sweep.commit_to is not None)
+
+        def noted_begin(chain: Chain, state: SessionState) -> None:
+            begin(chain, state)
+            self.chains[:] = [chain]
+            self.say("begin", hops=[str(hop.peer) for hop in chain.route.hops])
+
+        async def noted_draft(job: Job, room: int) -> DraftTree:
+            self.say("draft")
+            return await draft(job, room)
+
+        def noted_push(text: TextStream, tokens: Sequence[int]) -> str:
+            if tokens:
+                self.arrivals.append((time.monotonic(), len(tokens)))
+            return push(text, tokens)
+
+        async def present(opener: SessionOpener, *, avoid: frozenset[str] = frozenset()) -> Route:
+            return await route(opener, avoid=avoid | self.absent)  # a text begins without those who lie dead
+
+        Chain.send, Chain.begin = noted_send, noted_begin  # type: ignore[method-assign, assignment]
+        client.decode._draft = noted_draft
+        TextStream.push, SessionOpener.route = noted_push, present  # type: ignore[method-assign, assignment]
+        logger = logging.getLogger("client.chain")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self)
+
+
+async def counters(addresses: Mapping[str, str]) -> dict[str, dict[str, int]]:
+    """The recovery counters of the nodes that answer."""
+
+    async def ask(name: str, address: str) -> tuple[str, dict[str, int]] | None:
+        async with grpc.aio.insecure_channel(address) as channel:
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(wire.INFO)
+            try:
+                found = wire.decode_info(await call(b"", timeout=INFO_S))
+            except grpc.aio.AioRpcError:
+                return None
+        return name, {"sessions": found.sessions, **{path: getattr(found.counters, path) for path in PATHS}}
+
+    asked = await asyncio.gather(*(ask(name, address) for name, address in addresses.items()))
+    return dict(one for one in asked if one is not None)
+
+
+async def tell(swarm: AsyncSwarm, reporter: Reporter, ids: Sequence[int], job: dict[str, Any]) -> None:
+    """One text."""
+    reporter.absent = frozenset(job["absent"])
+    reporter.arrivals.clear()
+    client.jobs.PREFILL_CHUNK = job["chunk"]
+    start = job["prompt"] * 173
+    before = await counters(job["nodes"])
+    began = time.monotonic()
+    told: dict[str, Any] = {"tokens": [], "error": None, "repairs": []}
+    try:
+        async with asyncio.timeout(GIVE_UP_S):
+            result: Result = await swarm.generate(
+                ids[start : start + job["prompt_tokens"]],
+                max_new_tokens=job["new_tokens"],
+                nodes=job["tree"],
+                temperature=job["temperature"],
+                seed=job["seed"],
+            )
+        told |= {"tokens": result.tokens, "repairs": [asdict(repair) for repair in result.stats.repairs]}
+    except (SwarmError, TimeoutError) as error:
+        told["error"] = f"{type(error).__name__}: {error}"
+    after = await counters(job["nodes"])
+    grown = {
+        name: {path: found[path] - before.get(name, {}).get(path, 0) for path in PATHS} for name, found in after.items()
+    }
+    told["paths"] = {name: paths for name, paths in grown.items() if any(paths.values())}
+    reporter.say("told", began=began, arrivals=reporter.arrivals, **told)
+
+
+def all_passages() -> list[int]:
+    """The demo's passages, one after another."""
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    lines = PASSAGES.read_text(encoding="utf-8").splitlines()
+    return [token for line in lines for token in tokenizer(json.loads(line)["text"])["input_ids"]]
+
+
+async def work(path: str, peer: str, ids: Sequence[int]) -> None:
+    """Take jobs until the socket is closed."""
+    jobs, out = await asyncio.open_unix_connection(path)
+    reporter = Reporter(out)
+    reporter.watch()
+    connecting = AsyncSwarm.connect(TARGET, peers=[peer], draft=DRAFT, threads=1, calibration=None)
+    async with connecting as swarm:
+        await covered(swarm)
+        reporter.say("up")
+        while job := await jobs.readline():
+            await tell(swarm, reporter, ids, json.loads(job))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    quiet_libraries()
+    asyncio.run(work(sys.argv[1], sys.argv[2], all_passages()))

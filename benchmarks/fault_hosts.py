@@ -1,0 +1,235 @@
+"""The swarm of a fault benchmark: three holders per span on emulated hosts, which are struck and come back.
+
+A victim comes back with the same identity, layers and address. It is started again between texts and never during one,
+because its start costs seconds of CPU that the others would miss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.hosted import SPANS
+from benchmarks.network import Network, TunNetwork
+from benchmarks.strikes import Fault
+from client.programs import Running, start_program
+from client.shape import LinkShape
+from swarm.demo import TARGET
+from swarm.errors import RegistryError
+
+HOLDERS = 3
+START_ATTEMPTS = 3
+SLOW = LinkShape(delay_ms=1_000, mbit=1)
+
+
+@dataclass(slots=True)
+class Host:
+    """One node's machine. peer: its id, once it serves. is_dead: it was killed, or will be after this text."""
+
+    number: int
+    span: str
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    program: Running | None = None
+    peer: str = ""
+    is_dead: bool = False
+
+    @property
+    def name(self) -> str:
+        """For a person."""
+        return f"{self.span} {'abcdef'[(self.number - 1) // len(SPANS)]}"
+
+
+class Hosts:
+    """All of them, a bootstrap peer on host 0 and the client on the last one."""
+
+    def __init__(self, net: Network, folder: Path) -> None:
+        self._net = net
+        self._folder = folder
+        self._cuts: list[tuple[int | None, int | None]] = []
+        self._slow: set[int] = set()
+        self.peer = ""
+        self.failed_starts = 0
+        self.all = [Host(number, span) for number, span in enumerate(SPANS * HOLDERS, 1)]
+
+    @property
+    def client(self) -> int:
+        """The client's host."""
+        return len(self.all) + 1
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where each node listens, by its name."""
+        return {host.name: "{}:{}".format(*self._net.dial_address(host.number)) for host in self.all}
+
+    @property
+    def dead(self) -> list[str]:
+        """Peers that were killed and not started again."""
+        return [host.peer for host in self.all if host.is_dead]
+
+    def holders(self, span: str) -> int:
+        """Living holders of a span."""
+        return sum(host.span == span and not host.is_dead for host in self.all)
+
+    def of(self, peer: str) -> Host:
+        """The host of a peer."""
+        return next(host for host in self.all if host.peer == peer)
+
+    async def start(self, host: Host) -> None:
+        """Start its node and wait until it is listed."""
+        serve = ["benchmarks.faulty_node", "serve", str(TARGET), "--layers", host.span, "--join", self.peer]
+        serve += ["--threads", "1", "--identity", str(self._folder / f"{host.name}.key")]
+        serve += self._net.node_options(host.number)
+        inside = self._net.command(host.number, [])
+        for attempt in range(START_ATTEMPTS):
+            host.program = await host.stack.enter_async_context(start_program(host.name, serve, self._folder, inside))
+            try:
+                said = await host.program.wait_for(r"serving at \S+ as \S+")
+                break
+            except RegistryError:  # counted, and shown by the table
+                self.failed_starts += 1
+                if attempt + 1 == START_ATTEMPTS:
+                    raise
+        host.peer, host.is_dead = said.split()[-1], False
+
+    async def revive(self) -> None:
+        """Start all who are dead."""
+        async with asyncio.TaskGroup() as group:
+            for host in self.all:
+                if host.is_dead:
+                    group.create_task(self._again(host))
+
+    async def _again(self, host: Host) -> None:
+        await host.stack.aclose()
+        await self.start(host)
+
+    async def strike(self, fault: Fault, host: Host, before: int) -> None:
+        """Do it now. before: the host that sends to this one."""
+        assert host.program is not None
+        match fault:
+            case Fault.KILL:
+                self.signal(host, signal.SIGKILL)
+                host.is_dead = True
+            case Fault.HANG:
+                self.signal(host, signal.SIGSTOP)
+                host.is_dead = True
+            case Fault.CUT:
+                await self._cut(host.number, None)
+                await self._cut(None, host.number)
+            case Fault.ONE_WAY:
+                await self._cut(before if isinstance(self._net, TunNetwork) else None, host.number)
+            case Fault.SLOW:
+                self._slow.add(host.number)
+                await self._net.shape(None, host.number, SLOW)
+                await self._net.shape(host.number, None, SLOW)
+            case Fault.CORRUPT:
+                self.signal(host, signal.SIGUSR2)
+
+    def signal(self, host: Host, number: int) -> None:
+        """Send a signal to a node's process; a stopped one stops with all its descendants."""
+        assert host.program is not None
+        process = host.program.process
+        if process.returncode is not None:
+            return
+        if number == signal.SIGSTOP:
+            for member in psutil.Process(process.pid).children(recursive=True):
+                member.suspend()
+        os.kill(process.pid, number)
+
+    async def leave(self, host: Host) -> None:
+        """Ask a node to leave politely."""
+        self.signal(host, signal.SIGTERM)
+        host.is_dead = True
+
+    async def restore(self) -> None:
+        """Between texts: the network is whole again, and whoever was stopped or is leaving is killed."""
+        for ends in self._cuts:
+            await self._net.restore_link(*ends)
+        for number in self._slow:
+            await self._net.shape(None, number, self._net.plan.shape)
+            await self._net.shape(number, None, self._net.plan.shape)
+        self._cuts, self._slow = [], set()
+        for host in self.all:
+            if host.is_dead and host.program is not None and host.program.process.returncode is None:
+                for member in psutil.Process(host.program.process.pid).children(recursive=True):
+                    with suppress(psutil.NoSuchProcess):
+                        member.kill()
+                self.signal(host, signal.SIGKILL)
+                await host.program.process.wait()
+
+    async def _cut(self, source: int | None, target: int | None) -> None:
+        self._cuts.append((source, target))
+        await self._net.cut_link(source, target)
+
+
+@asynccontextmanager
+async def open_hosts(net: Network, folder: Path) -> AsyncIterator[Hosts]:
+    """Start everything but the client."""
+    hosts = Hosts(net, folder)
+    async with AsyncExitStack() as stack:
+        boot = ["swarm.cli", "bootstrap", "--host", net.bind_address(0)[0], "--port", "0"]
+        boot += ["--identity", str(folder / "bootstrap.key")]
+        bootstrap = await stack.enter_async_context(start_program("bootstrap", boot, folder, net.command(0, [])))
+        hosts.peer = await bootstrap.wait_for(r"/ip4/\S+")
+        try:
+            for first in range(0, len(hosts.all), len(SPANS)):  # a few at a time: each takes seconds of CPU
+                async with asyncio.TaskGroup() as group:
+                    for host in hosts.all[first : first + len(SPANS)]:
+                        group.create_task(hosts.start(host))
+            yield hosts
+        finally:
+            await hosts.restore()
+            for host in hosts.all:
+                await host.stack.aclose()
+
+
+class Client:
+    """The client's program and the socket over which it takes jobs and tells events."""
+
+    def __init__(self) -> None:
+        self._streams: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+        self._streams = asyncio.get_running_loop().create_future()
+
+    def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The program has connected."""
+        if not self._streams.done():
+            self._streams.set_result((reader, writer))
+
+    async def send(self, job: Mapping[str, Any]) -> None:
+        """Give it a job."""
+        _, writer = await self._streams
+        writer.write(json.dumps(job).encode() + b"\n")
+        await writer.drain()
+
+    async def event(self) -> dict[str, Any]:
+        """What it does next.
+
+        Raises:
+            RegistryError: it ended.
+        """
+        reader, _ = await self._streams
+        line = await reader.readline()
+        if not line:
+            raise RegistryError("the client's program ended; see its log")
+        event: dict[str, Any] = json.loads(line)
+        return event
+
+
+@asynccontextmanager
+async def open_client(hosts: Hosts, net: Network, folder: Path) -> AsyncIterator[Client]:
+    """Start the client's program and wait until it sees a whole chain."""
+    path, client = folder / "client.socket", Client()
+    server = await asyncio.start_unix_server(client.connected, path, limit=1 << 20)
+    arguments = ["benchmarks.fault_client", str(path), hosts.peer]
+    async with server, start_program("client", arguments, folder, net.command(hosts.client, [])):
+        while (await client.event())["event"] != "up":
+            pass
+        yield client

@@ -1,0 +1,283 @@
+"""Steps per second when hops lose their sessions by chance: starting again, no cache at all, and Canopy's repair.
+
+The form of the fault-tolerance table of "Distributed Inference and Fine-tuning of Large Language Models Over The
+Internet" (arXiv 2312.08361): a failure is a hop that loses all it holds of the session, and lives on. Nodes and the
+client share this process; all they say to each other goes over sockets. One step is one sweep of plain decoding.
+
+    restart      the session is opened again and the text begins again from its prompt
+    cache-less   every step sends the whole sequence and nothing is kept; a failed step is sent again
+    Canopy       the chain is repaired: the hop is attached again and replayed
+
+    python -m benchmarks.fault_tolerance --record
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.acceptance import demo_prompts
+from benchmarks.hosted import SPANS
+from benchmarks.mishaps import Exposed, Mishaps, nodes_here
+from benchmarks.sheet import Sheet
+from client.chain import Chain, open_chain
+from client.decode import Job, decode
+from client.draft import NoDrafter
+from client.jobs import PREFILL_CHUNK, JobMaker
+from client.options import Options as TextOptions
+from client.session import SWEEPS_IN_FLIGHT, SessionOpener
+from client.target import load_target
+from client.walk import Walk
+from node.serve import Node
+from swarm.codec import lossless_codec
+from swarm.demo import TARGET
+from swarm.dial import Dialer
+from swarm.errors import RouteError, SwarmError
+from swarm.ids import TreeNodeId
+from swarm.messages import Open, RouteHop, Sampling, Sweep
+from swarm.quiet import quiet_libraries
+from swarm.registry_memory import MemoryNetwork, MemoryRegistry
+from swarm.routing import Route
+from swarm.session import Limits, SessionState
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Compare ways to outlive failures."""
+
+    chances: tuple[float, ...] = (0.0, 1e-4, 1e-3, 1e-2)
+    """For each hop, in each step, to lose its sessions."""
+    prompt_tokens: int = 64
+    new_tokens: int = 128
+    repeats: int = 9
+    limit_s: float = 60.0
+    """A text that takes longer is given up; its steps count for nothing, its time does."""
+    delay_ms: float = 0.0
+    """One way, on each link."""
+    seed: int = 0
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One text. tokens: none if it was given up. steps: sweeps that were sent for it."""
+
+    way: str
+    chance: float
+    tokens: tuple[int, ...]
+    seconds: float
+    steps: int
+    losses: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of useful steps."""
+        return len(self.tokens) / self.seconds
+
+
+async def no_detour(avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float) -> Route:
+    """Nobody repairs this chain."""
+    raise RouteError("the chain is broken", [])
+
+
+class Ways:
+    """Three ways to make the same text."""
+
+    def __init__(self, opener: SessionOpener, drafting: ThreadPoolExecutor) -> None:
+        self._opener = opener
+        self._jobs = JobMaker(opener.target, NoDrafter(), drafting, 0)
+
+    async def canopy(self, prompt: tuple[int, ...], new_tokens: int, mishaps: Mishaps) -> list[int]:
+        """One session, repaired."""
+        job = self._job(prompt, new_tokens)
+        async with self._opener.open(len(prompt) + new_tokens, 0) as session:
+            await _run(job, Exposed(session.chain, mishaps), session.walk)
+        return job.text.tokens
+
+    async def restart(self, prompt: tuple[int, ...], new_tokens: int, mishaps: Mishaps) -> list[int]:
+        """Session after session, until one lasts."""
+        while True:
+            job = self._job(prompt, new_tokens)
+            try:
+                async with self._fragile(len(prompt) + new_tokens) as chain:
+                    walk = Walk(_limits(self._opener, chain), GREEDY)
+                    chain.begin(walk.state)
+                    await _run(job, Exposed(chain, mishaps), walk)
+                return job.text.tokens
+            except SwarmError:
+                continue
+
+    async def cache_less(self, prompt: tuple[int, ...], new_tokens: int, mishaps: Mishaps) -> list[int]:
+        """Every step cuts off all that the hops hold and sends the whole sequence."""
+        made: list[int] = []
+        while len(made) < new_tokens:
+            try:
+                async with self._fragile(len(prompt) + new_tokens) as chain:
+                    state = SessionState(_limits(self._opener, chain))
+                    chain.begin(state)
+                    exposed = Exposed(chain, mishaps)
+                    while len(made) < new_tokens:
+                        sweep = whole_sweep((*prompt, *made), state)
+                        state.apply(sweep)
+                        exposed.send(sweep)
+                        reply = (await exposed.answer()).reply
+                        made.append(reply.picks[-1][1])
+            except SwarmError:
+                continue
+        return made
+
+    def _job(self, prompt: tuple[int, ...], new_tokens: int) -> Job:
+        return self._jobs.make(prompt, TextOptions(max_new_tokens=new_tokens, seed=0, nodes=0))
+
+    @asynccontextmanager
+    async def _fragile(self, window_tokens: int) -> AsyncIterator[Chain]:
+        """A chain that ends with its first failure."""
+        route = await self._opener.route()
+        codec = lossless_codec(torch.float32)
+        nodes = SWEEPS_IN_FLIGHT * min(PREFILL_CHUNK, window_tokens)
+        want = Open(self._opener.identity.fingerprint, window_tokens, SWEEPS_IN_FLIGHT, nodes, codec)
+        async with open_chain(Chain(self._opener.dialer, route, want, no_detour, wait_s=0.0)) as chain:
+            yield chain
+
+
+def _limits(opener: SessionOpener, chain: Chain) -> Limits:
+    credits = chain.credits
+    return Limits(opener.target.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)
+
+
+async def _run(job: Job, chain: Exposed, walk: Walk) -> None:
+    async for _ in decode(job, chain, walk):
+        pass
+
+
+def whole_sweep(sequence: tuple[int, ...], state: SessionState) -> Sweep:
+    """The sweep that forgets everything and brings a whole sequence, of which only the last token's pick is wanted."""
+    first = state.next_id
+    return Sweep(
+        sequence=state.sequence + 1,
+        committed=0,
+        first_id=first,
+        tokens=sequence,
+        parents=(None, *(TreeNodeId(first + offset) for offset in range(len(sequence) - 1))),
+        picks_from=TreeNodeId(first + len(sequence) - 1),
+        generation=0,
+        acked=state.sequence,
+        truncate_to=0 if state.sequence else None,
+        commit_to=None,
+        sampling=None if state.sequence else GREEDY,
+    )
+
+
+Tell = Callable[[tuple[int, ...], int, Mishaps], Awaitable[list[int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What the runs share."""
+
+    nodes: dict[str, Node]
+    prompt: tuple[int, ...]
+    options: Options
+
+    async def run(self, name: str, tell: Tell, chance: float, number: int) -> Run:
+        """One text by one way; number: of the repeat, which all ways meet with the same luck."""
+        options = self.options
+        mishaps = Mishaps(self.nodes, chance, random.Random(f"{options.seed}/{chance}/{number}"))
+        started, tokens = time.perf_counter(), []
+        try:
+            async with asyncio.timeout(options.limit_s):
+                tokens = await tell(self.prompt, options.new_tokens, mishaps)
+        except TimeoutError:
+            pass
+        seconds = time.perf_counter() - started
+        return Run(name, chance, tuple(tokens), seconds, mishaps.steps, mishaps.losses)
+
+
+async def measure(options: Options, console: Console) -> list[Run]:
+    """All ways at all chances, side by side."""
+    prompt = tuple(demo_prompts(1, tokens=options.prompt_tokens)[0])
+    with tempfile.TemporaryDirectory(prefix="canopy-faults-") as temporary, ThreadPoolExecutor(1) as drafting:
+        async with nodes_here(Path(temporary), SPANS, options.delay_ms) as (network, nodes), Dialer() as dialer:
+            ways = Ways(await _opener(network, nodes[0], dialer), drafting)
+            bench = Bench({node.peer_id: node for node in nodes}, prompt, options)
+            all_ways = {"restart": ways.restart, "cache-less": ways.cache_less, "Canopy": ways.canopy}
+            for name, tell in all_ways.items():
+                await bench.run(name, tell, 0.0, 0)  # warm
+            rounds = [(number, chance) for number in range(options.repeats) for chance in options.chances]
+            return [
+                await bench.run(name, tell, chance, number)
+                for number, chance in track(rounds, "rounds", console=console)
+                for name, tell in all_ways.items()
+            ]
+
+
+async def _opener(network: MemoryNetwork, node: Node, dialer: Dialer) -> SessionOpener:
+    target = replace(await asyncio.to_thread(load_target, TARGET), eos_ids=frozenset())
+    return SessionOpener(target, node.identity, MemoryRegistry(network), dialer, (), 0)
+
+
+def sheet(runs: Sequence[Run], options: Options) -> Sheet:
+    """The table."""
+    made = Sheet(
+        "fault_tolerance",
+        f"Steps (tokens) per second, {options.new_tokens} tokens after {options.prompt_tokens}, plain decoding, "
+        f"{len(SPANS)} hops, {options.delay_ms:g} ms one way; {options.repeats} texts each",
+        ("each hop loses its sessions, chance per step", *(f"{chance:g}" for chance in options.chances)),
+        measured={"runs": [{**asdict(run), "tokens_per_s": run.tokens_per_s} for run in runs]},
+    )
+    for way in dict.fromkeys(run.way for run in runs):
+        cells = []
+        for chance in options.chances:
+            some = [run for run in runs if (run.way, run.chance) == (way, chance)]
+            cells.append(_cell(some))
+        made.rows.append((way, *cells))
+    given_up, same = sum(not run.tokens for run in runs), "yes" if is_same(runs) else "NO"
+    made.notes = [
+        "All tokens over all time, a session's opening and its prompt included (median over the texts; failures met).",
+        f"Longer than {options.limit_s:g} s, and given up: {given_up} of {len(runs)} texts. Same text always: {same}.",
+    ]
+    return made
+
+
+def is_same(runs: Sequence[Run]) -> bool:
+    """Whether all texts that were finished are one and the same."""
+    return len({run.tokens for run in runs if run.tokens}) == 1
+
+
+def _cell(runs: Sequence[Run]) -> str:
+    tokens, seconds = sum(len(run.tokens) for run in runs), sum(run.seconds for run in runs)
+    speeds = f"{tokens / seconds:.2f} ({median(run.tokens_per_s for run in runs):.2f}" if tokens else "– (–"
+    return f"{speeds}; {sum(run.losses for run in runs)})"
+
+
+def main() -> None:
+    """Measure and print."""
+    options = tyro.cli(Options)
+    torch.set_num_threads(1)
+    quiet_libraries()
+    console = Console()
+    runs = asyncio.run(measure(options, console))
+    sheet(runs, options).finish(console, record=options.record, path=options.json)
+    sys.exit(not is_same(runs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""Machines that die, hang, are cut off, slow down or send garbage while a text is made: is it still the same text?
+
+Real processes on hosts of an emulated network with 25 ms and 100 Mbit/s per link: three holders per span, one client.
+Every strike has an undisturbed twin of the same prompt and seed. The plan is seeded and printed as it goes.
+
+    sudo python -m benchmarks.faults --record
+    sudo python -m benchmarks.faults --strikes 9 --only KILL
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+from benchmarks.fault_hosts import Client, Host, Hosts, open_client, open_hosts
+from benchmarks.hosted import SPANS
+from benchmarks.network import Kind, Plan, open_network
+from benchmarks.sheet import Sheet
+from benchmarks.strikes import (
+    DEADLY,
+    LONG_TOKENS,
+    NEW_TOKENS,
+    ONE_WAY_MS,
+    OTHERS,
+    POSITIONS,
+    Fault,
+    Outcome,
+    Phase,
+    Strike,
+    Text,
+    Told,
+    cell,
+    plan,
+    summary,
+)
+from client.shape import LinkShape
+
+TREE = 8
+CHUNK, LONG_CHUNK = 64, 256
+PREFILL_SWEEP = 2
+"""A strike in the prompt comes after this sweep of it was sent."""
+LINK = LinkShape(delay_ms=ONE_WAY_MS, mbit=100)
+NOTES = (
+    "Cells: texts equal to the undisturbed run, token for token / strikes · median (worst) recovery in seconds.",
+    "Recovery: the longest pause between two replies that brought tokens, of which the second came after the strike, "
+    "the disturbed sweep's own time included; in the prompt, how much later the first token came than undisturbed. "
+    "The replay's compute and transfer are in it: nothing is subtracted.",
+    "replay: another hop is killed first, and the strike comes while that is repaired. drain: the victim is told to "
+    "leave (SIGTERM), and struck while its sessions move. A hung machine is stopped (SIGSTOP) with all its processes.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Strike hops in every phase and compare texts and pauses."""
+
+    strikes: int = 108
+    """How many deadly ones at least; 54 combinations of position, phase and fault, each equally often."""
+    seed: int = 0
+    only: tuple[Fault, ...] = ()
+    """Only these faults."""
+    kind: Kind | None = None
+    """tun needs root; left out: the best that this machine allows."""
+    logs: Path | None = None
+    """Keep the programs' logs in this folder."""
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+class Bench:
+    """Strikes one after another."""
+
+    def __init__(self, hosts: Hosts, client: Client) -> None:
+        self._hosts = hosts
+        self._client = client
+        self._plain: dict[Text, Told] = {}
+        self._hops: list[Host] = []
+
+    async def outcome(self, strike: Strike) -> Outcome:
+        """One strike, after its undisturbed twin if that was not made yet."""
+        await self._make_whole(3 if strike.phase is Phase.REPLAY else 2)
+        if strike.text not in self._plain:
+            self._plain[strike.text], _ = await self._tell(strike.text, None)
+        told, struck_at = await self._tell(strike.text, strike)
+        await self._hosts.restore()
+        return Outcome(strike, self._plain[strike.text], told, struck_at)
+
+    async def _make_whole(self, holders: int) -> None:
+        """Every span has so many living holders."""
+        if any(self._hosts.holders(span) < holders for span in SPANS):
+            await self._hosts.revive()
+
+    async def _tell(self, text: Text, strike: Strike | None) -> tuple[Told, float | None]:
+        await self._client.send(
+            {
+                "prompt": text.number,
+                "prompt_tokens": text.prompt_tokens,
+                "new_tokens": NEW_TOKENS,
+                "temperature": text.temperature,
+                "seed": text.seed,
+                "tree": TREE,
+                "chunk": LONG_CHUNK if text.prompt_tokens == LONG_TOKENS else CHUNK,
+                "nodes": self._hosts.addresses,
+                "absent": self._hosts.dead,
+            }
+        )
+        script = Script(strike, self._hosts, self._prefills(text)) if strike is not None else None
+        while (event := await self._client.event())["event"] != "told":
+            if script is not None:
+                await script.hear(event)
+        arrivals = tuple((when, count) for when, count in event["arrivals"])
+        told = Told(
+            event["began"], tuple(event["tokens"]), arrivals, tuple(event["repairs"]), event["error"], event["paths"]
+        )
+        return told, script.struck_at if script is not None else None
+
+    @staticmethod
+    def _prefills(text: Text) -> int:
+        chunk = LONG_CHUNK if text.prompt_tokens == LONG_TOKENS else CHUNK
+        return -(-(text.prompt_tokens - 1) // chunk)
+
+
+class Script:
+    """Strikes when the client says that it does what the strike waits for."""
+
+    def __init__(self, strike: Strike, hosts: Hosts, prefills: int) -> None:
+        self.struck_at: float | None = None
+        self._strike = strike
+        self._hosts = hosts
+        self._prefills = prefills
+        self._hops: list[Host] = []
+        self._drafts = 0
+        self._has_begun = False
+
+    async def hear(self, event: dict[str, Any]) -> None:
+        """One event of the client's."""
+        if event["event"] == "begin":
+            self._hops = [self._hosts.of(peer) for peer in event["hops"]]
+        self._drafts += event["event"] == "draft"
+        if self.struck_at is not None or not self._hops:
+            return
+        strike = self._strike
+        if self._has_begun:
+            if event["event"] == "reroute":
+                await _until(event["at"] + strike.again_ms / 1e3)
+                await self._hit([self._hosts.of(peer) for peer in event["hops"]])
+        elif self._is_cue(event):
+            await _until(event["at"] + strike.delay_ms / 1e3)
+            match strike.phase:
+                case Phase.REPLAY:
+                    self._has_begun = True
+                    await self._hosts.strike(Fault.KILL, self._hops[strike.before], 0)
+                case Phase.DRAIN:
+                    self._has_begun = True
+                    await self._hosts.leave(self._hops[strike.position])
+                case _:
+                    await self._hit(self._hops)
+
+    def _is_cue(self, event: dict[str, Any]) -> bool:
+        phase, sweep = self._strike.phase, self._strike.sweep
+        if phase is Phase.DRAFTING:
+            return event["event"] == "draft" and self._drafts >= sweep
+        if event["event"] != "send":
+            return False
+        number, commits = int(event["sequence"]), bool(event["commits"])
+        if phase is Phase.PREFILL:
+            return number == PREFILL_SWEEP
+        return number >= self._prefills + sweep and (commits or phase is not Phase.COMMIT)
+
+    async def _hit(self, hops: Sequence[Host]) -> None:
+        """Strike the hop; one who drains is struck where it was, any other one in the newest route."""
+        strike = self._strike
+        route = self._hops if strike.phase is Phase.DRAIN else hops
+        victim = route[strike.position]
+        before = route[strike.position - 1].number if strike.position else self._hosts.client
+        self.struck_at = time.monotonic()
+        await self._hosts.strike(strike.fault, victim, before)
+
+
+async def _until(when: float) -> None:
+    await asyncio.sleep(max(when - time.monotonic(), 0.0))
+
+
+def sheet(outcomes: Sequence[Outcome], options: Options, network: str) -> Sheet:
+    """The table."""
+    made = Sheet(
+        "faults",
+        f"Strikes on a chain of 3 hops, {network}, fp32, tree of {TREE}, {NEW_TOKENS} tokens after 200 or 900",
+        ("phase, hop", *DEADLY),
+        notes=[*NOTES, f"Seed {options.seed}; greedy and temperature 1 alternate."],
+        measured={"seed": options.seed, "outcomes": [_plain(one) for one in outcomes]},
+    )
+
+    def of(wanted: Callable[[Strike], bool]) -> list[Outcome]:
+        return [one for one in outcomes if wanted(one.strike)]
+
+    for phase in Phase:
+        for position, name in enumerate(POSITIONS):
+            cells = [
+                cell(of(lambda s, f=fault, p=phase, n=position: (s.fault, s.phase, s.position) == (f, p, n)))  # type: ignore[misc]
+                for fault in DEADLY
+            ]
+            made.rows.append((f"{phase}, {name}", *cells))
+    made.rows.append(("**all**: median, p95", *(summary(of(lambda s, f=fault: s.fault is f)) for fault in DEADLY)))  # type: ignore[misc]
+    for fault in OTHERS:
+        some = of(lambda s, f=fault: s.fault is f)  # type: ignore[misc]
+        if some:
+            made.notes.append(f"{fault}: {summary(some)}.")
+    return made
+
+
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    strike = outcome.strike
+    return {
+        "strike": asdict(strike),
+        "same": outcome.is_same,
+        "recovery_s": outcome.recovery_s,
+        "struck_at_s": outcome.struck_at - outcome.told.began if outcome.struck_at is not None else None,
+        "told": asdict(outcome.told),
+        "plain_arrivals": outcome.plain.arrivals,
+    }
+
+
+async def run(options: Options, console: Console) -> Sheet:
+    """All strikes."""
+    strikes = plan(options.strikes, options.seed, options.only)
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory(prefix="canopy-faults-") as temporary:
+        folder = options.logs or Path(temporary)
+        folder.mkdir(exist_ok=True)
+        async with open_network(Plan(len(SPANS) * 3 + 2, LINK), options.kind) as net:
+            console.print(f"{net.kind} network ({net.reason}), {len(strikes)} strikes, seed {options.seed}")
+            async with open_hosts(net, folder) as hosts, open_client(hosts, net, folder) as client:
+                bench = Bench(hosts, client)
+                for number, strike in enumerate(strikes, 1):
+                    outcomes.append(await bench.outcome(strike))
+                    console.print(f"{number:3} {_said(outcomes[-1])}", soft_wrap=True, markup=False, highlight=False)
+            network = "25 ms and 100 Mbit/s links" if net.kind is Kind.TUN else f"loopback ({net.reason})"
+            made = sheet(outcomes, options, network)
+    if hosts.failed_starts:
+        made.notes.append(f"{hosts.failed_starts} restarts of victims failed and were tried again.")
+    return made
+
+
+def _said(outcome: Outcome) -> str:
+    recovery = f"{outcome.recovery_s:.2f} s" if outcome.recovery_s is not None else "-"
+    same = "same" if outcome.is_same else outcome.told.error or "ANOTHER TEXT"
+    generations = [repair["generation"] for repair in outcome.told.repairs]
+    missed = "" if outcome.struck_at is not None else ", not struck"
+    return f"{outcome.strike.name}: {same}{missed}, {recovery}, generations {generations}, {outcome.told.paths}"
+
+
+def main() -> None:
+    """Strike, print, and fail if a text differs."""
+    options = tyro.cli(Options)
+    console = Console()
+    made = asyncio.run(run(options, console))
+    made.finish(console, record=options.record, path=options.json)
+    wrong = [one for one in made.measured["outcomes"] if not one["same"]]
+    if wrong:
+        sys.exit(f"faults: {len(wrong)} texts differ from the undisturbed ones or ended early")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""One client of the soak: tells the same few texts again and again and compares each with its undisturbed self.
+
+Reads its job as JSON from the command line; writes a line of JSON per text to the file that the job names; ends after
+the text in work when its standard input closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from itertools import cycle
+from pathlib import Path
+
+import torch
+
+from benchmarks.acceptance import demo_prompts
+from benchmarks.worker import covered
+from client.aio import AsyncSwarm
+from client.options import GenerateOptions
+from client.stats import Result
+from swarm.demo import DRAFT, TARGET
+from swarm.errors import SwarmError
+from swarm.quiet import quiet_libraries
+
+AFTER_ERROR_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to tell. number: of this client; no two tell the same."""
+
+    peer: str
+    number: int
+    texts: int
+    new_tokens: int
+    nodes: int
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One text; the first ones of a client are the references. Times of day in seconds.
+
+    first_s: until its first piece. pause_s: the longest time between two pieces. error: why it ended early.
+    """
+
+    case: int
+    is_reference: bool
+    is_same: bool
+    tokens: int
+    started_at: float
+    ended_at: float
+    first_s: float
+    pause_s: float
+    repairs: int
+    error: str | None = None
+
+
+async def tell(swarm: AsyncSwarm, prompt: tuple[int, ...], options: GenerateOptions) -> tuple[Result, float, float]:
+    """One text, when its first piece came, and the longest time between two pieces."""
+    result: Result | None = None
+    started = last = time.perf_counter()
+    first_s, pause_s = 0.0, 0.0
+    async with aclosing(swarm.stream(prompt, **options)) as pieces:
+        async for piece in pieces:
+            now = time.perf_counter()
+            if first_s:
+                pause_s = max(pause_s, now - last)
+            first_s, last, result = first_s or now - started, now, piece.result
+    assert result is not None, "a stream ends with a result or an error"
+    return result, first_s, pause_s
+
+
+async def work(job: Job, say: Callable[[Told], None]) -> None:
+    """Tell each text once for reference, then all of them until standard input closes."""
+    prompts = [tuple(prompt) for prompt in demo_prompts((job.number + 1) * job.texts)[-job.texts :]]
+    references: dict[int, tuple[int, ...]] = {}
+    async with AsyncSwarm.connect(TARGET, peers=[job.peer], draft=DRAFT, threads=1, calibration=None) as swarm:
+        await covered(swarm)
+        ending = asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
+        for case in cycle(range(job.texts)):
+            if ending.done():
+                return
+            options: GenerateOptions = {"max_new_tokens": job.new_tokens, "nodes": job.nodes, "seed": case}
+            options["temperature"] = float(case % 2)
+            is_reference, began = case not in references, time.time()
+            try:
+                result, first_s, pause_s = await tell(swarm, prompts[case], options)
+            except SwarmError as error:
+                said = f"{type(error).__name__}: {error}"
+                say(Told(case, is_reference, False, 0, began, time.time(), 0.0, 0.0, 0, said))
+                await asyncio.sleep(AFTER_ERROR_S)
+                continue
+            is_same = result.tokens == references.setdefault(case, result.tokens)
+            made, repairs = len(result.tokens), len(result.stats.repairs)
+            say(Told(case, is_reference, is_same, made, began, time.time(), first_s, pause_s, repairs))
+
+
+def main() -> None:
+    """Entry point."""
+    torch.set_num_threads(1)
+    quiet_libraries()
+    job = Job(**json.loads(sys.argv[1]))
+    with Path(job.result).open("w", encoding="utf-8", buffering=1) as lines:
+        asyncio.run(work(job, lambda told: print(json.dumps(asdict(told)), file=lines)))
+
+
+if __name__ == "__main__":
+    main()

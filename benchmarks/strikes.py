@@ -1,0 +1,181 @@
+"""Which fault strikes which hop in which phase of which text: a seeded plan, and what the outcomes amount to. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import median
+from typing import Any
+
+POSITIONS = ("first", "middle", "tail")
+NEW_TOKENS = 32
+PROMPT_TOKENS, LONG_TOKENS = 200, 900
+PROMPTS, SEED = 2, 7
+LONG_EVERY = 4
+"""One in so many texts has the long prompt."""
+SWEEPS = (2, 5)
+"""A strike in decoding comes in one of these decode sweeps."""
+ONE_WAY_MS = 25.0
+
+
+class Fault(StrEnum):
+    """What happens to a machine."""
+
+    KILL = "kill -9"
+    HANG = "hang"
+    CUT = "cut"
+    ONE_WAY = "one-way cut"
+    SLOW = "slow link"
+    CORRUPT = "corrupted frame"
+
+
+class Phase(StrEnum):
+    """What the session is doing when it is struck."""
+
+    PREFILL = "prefill"
+    DRAFTING = "drafting"
+    SWEEP = "sweep in flight"
+    COMMIT = "commit"
+    REPLAY = "replay"
+    DRAIN = "drain"
+
+
+DEADLY = (Fault.KILL, Fault.HANG, Fault.CUT)
+OTHERS = (Fault.ONE_WAY, Fault.SLOW, Fault.CORRUPT)
+OTHER_PHASES = (Phase.PREFILL, Phase.SWEEP)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What is generated. number: which prompt. Two strikes with the same text share its undisturbed run."""
+
+    number: int
+    prompt_tokens: int
+    temperature: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """One fault. sweep: the decode sweep that triggers it, or what comes before it. delay_ms: from there.
+
+    before: in `REPLAY`, the position that is killed first; the fault comes `again_ms` after the first new route. In
+    `DRAIN` the victim itself is told to leave first.
+    """
+
+    fault: Fault
+    phase: Phase
+    position: int
+    text: Text
+    sweep: int
+    delay_ms: float
+    before: int
+    again_ms: float
+
+    @property
+    def name(self) -> str:
+        """For a person."""
+        text = f"{self.text.prompt_tokens} tokens, T {self.text.temperature:g}"
+        return f"{self.fault} · {POSITIONS[self.position]} · {self.phase} · {text}"
+
+
+def plan(strikes: int, seed: int, only: Sequence[Fault] = ()) -> list[Strike]:
+    """At least `strikes` deadly ones, each combination equally often, and each other fault a few times; shuffled."""
+    chance = random.Random(seed)
+    deadly = [fault for fault in DEADLY if not only or fault in only]
+    combinations = list(itertools.product(deadly, Phase, range(len(POSITIONS))))
+    rounds = -(-strikes // len(combinations)) if combinations else 0
+    wanted = [(one, number) for number in range(rounds) for one in combinations]
+    others = [fault for fault in OTHERS if not only or fault in only]
+    wanted += [(one, 0) for one in itertools.product(others, OTHER_PHASES, range(len(POSITIONS)))]
+    chance.shuffle(wanted)
+    return [_strike(one, place, number, chance) for place, (one, number) in enumerate(wanted)]
+
+
+def _strike(one: tuple[Fault, Phase, int], place: int, number: int, chance: random.Random) -> Strike:
+    fault, phase, position = one
+    greedy = (number + position + list(Phase).index(phase) + list(Fault).index(fault)) % 2 == 0
+    tokens = LONG_TOKENS if place % LONG_EVERY == 0 else PROMPT_TOKENS
+    text = Text(chance.randrange(PROMPTS), tokens, 0.0 if greedy else 1.0, SEED)
+    arrival_ms = ONE_WAY_MS * (position + 1)
+    window_ms = {
+        Phase.DRAFTING: (0.0, 10.0),
+        Phase.COMMIT: (arrival_ms, arrival_ms + 15),
+        Phase.REPLAY: (0.0, 60.0),
+    }.get(phase, (0.0, 100.0))
+    sweep, delay_ms = chance.randint(*SWEEPS), chance.uniform(*window_ms)
+    return Strike(fault, phase, position, text, sweep, delay_ms, chance.randrange(3), chance.uniform(0, 80))
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One generation as the client saw it; times of one clock, in seconds.
+
+    arrivals: (when, how many tokens) per reply that brought some. paths: recovery counters by node that grew.
+    """
+
+    began: float
+    tokens: tuple[int, ...]
+    arrivals: tuple[tuple[float, int], ...]
+    repairs: tuple[dict[str, Any], ...] = ()
+    error: str | None = None
+    paths: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def first_s(self) -> float:
+        """From the start to the first token."""
+        return self.arrivals[0][0] - self.began
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One strike, its undisturbed twin and the struck text. struck_at: None when the text ended before."""
+
+    strike: Strike
+    plain: Told
+    told: Told
+    struck_at: float | None
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the texts are the same, token for token."""
+        return self.told.error is None and self.told.tokens == self.plain.tokens
+
+    @property
+    def recovery_s(self) -> float | None:
+        """The longest pause between tokens that ended after the strike; in a prompt, how much later the first came."""
+        if self.struck_at is None or self.told.error is not None:
+            return None
+        if self.strike.phase is Phase.PREFILL:
+            return max(self.told.first_s - self.plain.first_s, 0.0)
+        times = [when for when, _ in self.told.arrivals]
+        pauses = [late - early for early, late in itertools.pairwise(times) if late > self.struck_at]
+        return max(pauses, default=None)
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """The nearest-rank percentile."""
+    ordered = sorted(values)
+    return ordered[min(int(part * len(ordered)), len(ordered) - 1)]
+
+
+def cell(outcomes: Sequence[Outcome]) -> str:
+    """Same texts of all, and the median and worst pause."""
+    if not outcomes:
+        return ""
+    same = sum(one.is_same for one in outcomes)
+    pauses = [one.recovery_s for one in outcomes if one.recovery_s is not None]
+    shown = f" · {median(pauses):.2f} ({max(pauses):.2f})" if pauses else ""
+    return f"{same}/{len(outcomes)}{shown}"
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """Same texts of all, and the median and 95th percentile of the pauses."""
+    pauses = [one.recovery_s for one in outcomes if one.recovery_s is not None]
+    same = sum(one.is_same for one in outcomes)
+    if not pauses:
+        return f"{same}/{len(outcomes)}"
+    return f"{same}/{len(outcomes)} · {median(pauses):.2f}, p95 {percentile(pauses, 0.95):.2f}"
