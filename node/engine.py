@@ -92,7 +92,13 @@ class Engine:
         """Run a call on the compute thread, between slices."""
         future = self._thread.submit(call)
         self._newest = cast("Future[object]", future)
+        future.add_done_callback(self._forget)
         return await asyncio.wrap_future(future)
+
+    def _forget(self, done: Future[T]) -> None:
+        """Whoever asked has the result: nothing else is to keep it alive."""
+        if self._newest is done:
+            self._newest = None
 
     def submit(self, session: Customer) -> None:
         """Say that a session has work; harmless when it is known already."""
@@ -137,7 +143,7 @@ class Engine:
         rows = min(run.remaining, self._cost.rows_within(min(balance_ms, self._quantum_ms)))
         encoded_ms, started = run.encode_ms, time.perf_counter()
         try:
-            if self._cost.predict_ms(rows) <= SHORT_MS and (self._newest is None or self._newest.done()):
+            if self._cost.predict_ms(rows) <= SHORT_MS and self._newest is None:
                 run.advance(rows)
                 await asyncio.sleep(0)  # the loop's other work has its turn
             else:

@@ -127,7 +127,7 @@ class Successor:
     def sync(self) -> None:
         """Send what the successor lacks, if it is attached and its owner is able to."""
         tie = self._tie
-        if tie is None or tie.link is None or not tie.is_attached or tie.is_synced:
+        if tie is None or tie.link is None or tie.is_broken or not tie.is_attached or tie.is_synced:
             return
         messages = self._owner.replay(tie.received)
         if messages is None:
