@@ -81,7 +81,7 @@ async def test_announce_replace_and_withdraw(pair: Callable[[], object]) -> None
         await two.announce(newer)
         assert await one.records(MODEL.fingerprint, 40, within_s=0.0) == [first, newer]
         with pytest.raises(RegistryError, match="last"):
-            await two.announce(newer)
+            await two.announce(replace(newer, sequence=3))  # the very same one would be held already
         with pytest.raises(RecordError, match="peer"):
             await two.announce(first)
         with pytest.raises(RecordError, match="expires_at"):
