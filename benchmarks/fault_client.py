@@ -39,7 +39,7 @@ from swarm.tree import DraftTree
 
 GIVE_UP_S = 100.0
 INFO_S = 2.0
-PATHS = ("replays", "catch_ups", "restores")
+PATHS = ("replays", "catch_ups", "restores", "replay_us")
 
 
 class Reporter(logging.Handler):

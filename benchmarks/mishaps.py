@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from client.chain import Answer, Chain
+from client.answers import Answer
+from client.chain import Chain
 from client.programs import start_program
 from client.proxy import free_ports
 from client.shape import LinkShape

@@ -145,7 +145,18 @@ class Outcome:
         return self.told.error is None and self.told.tokens == self.plain.tokens
 
     @property
+    def replay_s(self) -> float:
+        """Compute of replays, of all nodes together: in a chain one waits for the other."""
+        return sum(paths.get("replay_us", 0) for paths in self.told.paths.values()) / 1e6
+
+    @property
     def recovery_s(self) -> float | None:
+        """The pause, without the compute of what was replayed."""
+        pause_s = self.pause_s
+        return None if pause_s is None else max(pause_s - self.replay_s, 0.0)
+
+    @property
+    def pause_s(self) -> float | None:
         """The longest pause between tokens that ended after the strike; in a prompt, how much later the first came."""
         if self.struck_at is None or self.told.error is not None:
             return None
@@ -163,7 +174,8 @@ def percentile(values: Sequence[float], part: float) -> float:
 
 
 def cell(outcomes: Sequence[Outcome]) -> str:
-    """Same texts of all, and the median and worst pause."""
+    """Same texts of all that were struck, and the median and worst pause."""
+    outcomes = [one for one in outcomes if one.struck_at is not None]
     if not outcomes:
         return ""
     same = sum(one.is_same for one in outcomes)
@@ -173,7 +185,8 @@ def cell(outcomes: Sequence[Outcome]) -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """Same texts of all, and the median and 95th percentile of the pauses."""
+    """Same texts of all that were struck, and the median and 95th percentile of the pauses."""
+    outcomes = [one for one in outcomes if one.struck_at is not None]
     pauses = [one.recovery_s for one in outcomes if one.recovery_s is not None]
     same = sum(one.is_same for one in outcomes)
     if not pauses:

@@ -78,6 +78,8 @@ class AsyncSwarm:
                 codec: "lossless", or "int8" for a quarter (fp32) or half (bf16) of the bytes between nodes and a
                     text that may differ.
                 wait: seconds to wait for a machine when nobody serves some layers any more; 60 by default.
+                hedge: send every sweep to a second holder of the slowest layers too, where there is one; whoever is
+                    first is heard. Costs that machine's time, spares the waits for one that stutters or dies.
                 calibration: folder that keeps what is learned about the draft, the user's cache by default; None
                     keeps nothing after this connection.
 
@@ -96,10 +98,10 @@ class AsyncSwarm:
         folder = options.get("calibration", default_calibration_folder())
         drafter, keep_calibration = await asyncio.to_thread(_load_drafter, target, options.get("draft"), folder)
         opened = registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True))
-        nodes = options.get("nodes", DEFAULT_NODES)
+        nodes, hedge = options.get("nodes", DEFAULT_NODES), options.get("hedge", False)
         async with opened, Dialer() as dialer, TaskScope() as scope:
             identity = find_in_swarm(target, await opened.models(), peers)
-            opener = SessionOpener(target, identity, opened, dialer, peers, nodes, codec, wait_s)
+            opener = SessionOpener(target, identity, opened, dialer, peers, nodes, codec, wait_s, hedge)
             drafting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft")
             try:
                 yield cls(opener, JobMaker(target, drafter, drafting, nodes), scope)

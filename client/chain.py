@@ -12,18 +12,20 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import Protocol
 
 import grpc.aio
 
+from client.answers import Answer, Answers
 from client.replies import ReplyStream
 from client.stats import Repair
 from swarm import wire
 from swarm.dial import Dialer
-from swarm.errors import HopError, HopLeaving, HopTimeout, RouteError, SwarmError, Unreachable
+from swarm.errors import HopError, HopLeaving, HopTimeout, RouteError, SwarmError, TwinsDiffer, Unreachable
 from swarm.faults import error_of
+from swarm.hedge import Successors
 from swarm.ids import PeerId, SessionId
 from swarm.journal import Journal
 from swarm.messages import (
@@ -33,8 +35,6 @@ from swarm.messages import (
     Hold,
     Open,
     Ready,
-    RepliesRequest,
-    Reply,
     RouteHop,
     Snapshot,
     Sweep,
@@ -43,11 +43,9 @@ from swarm.messages import (
 from swarm.registry import KNOWN_S, RECENT_S
 from swarm.routing import Route
 from swarm.session import SessionState
-from swarm.successor import Successor
 from swarm.tasks import TaskScope
 
 REPLY_TIMEOUT_S = 120.0
-INBOX_ITEMS = 256
 OPEN_S, OPEN_PER_HOP_S = 10.0, 3.0
 READY_S = 4.0
 """How long a new route may take to be attached before the next one is tried (R7)."""
@@ -58,16 +56,9 @@ MOVE_S = 2.0
 """Between looks for a machine in place of one that leaves."""
 HOLD_TTL_S = 10.0
 MAX_REPAIRS = 1_000
+MAX_DIFFERENCES = 100
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A reply and how long its sweep was away, in milliseconds."""
-
-    reply: Reply
-    total_ms: float
 
 
 class Detour(Protocol):
@@ -86,7 +77,7 @@ class Detour(Protocol):
 class Chain:
     """A running session; made by `open_chain`.
 
-    wait_s: how long a missing machine is waited for. repairs: what was repaired so far.
+    wait_s: how long a missing machine is waited for. repairs: what was repaired so far. differences: between twins.
     """
 
     def __init__(self, dialer: Dialer, route: Route, want: Open, detour: Detour, wait_s: float = 60.0) -> None:
@@ -94,17 +85,16 @@ class Chain:
         self.generation = 0
         self.credits = Credits(0, 0, 0)
         self.repairs: list[Repair] = []
+        self.differences: list[str] = []
         self._dialer = dialer
         self._want = want
         self._detour = detour
         self._wait_s = wait_s
         self._session = SessionId(secrets.token_bytes(16))
         self._journal: Journal | None = None
-        self._next: Successor | None = None
+        self._next: Successors | None = None
         self._scope: TaskScope | None = None
-        self._replies: tuple[ReplyStream, asyncio.Task[None]] | None = None
-        self._inbox: asyncio.Queue[Answer | SwarmError] = asyncio.Queue(INBOX_ITEMS)
-        self._sent_at: dict[int, float] = {}
+        self._answers = Answers(self._session, self.on_trouble)
         self._suspects: dict[str, tuple[float, HopError]] = {}
         self._leaving: set[str] = set()
         self._trouble: SwarmError | None = None
@@ -126,7 +116,7 @@ class Chain:
         """Start a sweep; never waits. While the chain is repaired, it follows with the replay."""
         assert self._next is not None and self._journal is not None, "open_chain and begin come first"  # noqa: PT018
         sweep = replace(sweep, generation=self.generation)
-        self._sent_at[sweep.sequence] = time.perf_counter()
+        self._answers.expect(sweep.sequence)
         self._journal.note(sweep)
         self._next.push(SweepFrame(sweep))
         if self._lost():  # while nobody needed it: now somebody does
@@ -138,19 +128,7 @@ class Chain:
         Raises:
             SwarmError: what broke the chain for good.
         """
-        while True:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    item = await self._inbox.get()
-            except TimeoutError:
-                if self._is_repairing:
-                    continue
-                tail = self.route.hops[-1]
-                reason = f"no reply from the chain within {timeout_s:.0f} s"
-                raise HopTimeout(tail.peer, str(tail.span), reason) from None
-            if isinstance(item, SwarmError):
-                raise item
-            return item
+        return await self._answers.next(timeout_s, lambda: self._is_repairing)
 
     # What the successor asks and says
 
@@ -169,36 +147,27 @@ class Chain:
     def on_fault(self, fault: Fault) -> None:
         """A hop reports trouble; reports of older generations are stale (R1)."""
         if fault.generation >= self.generation:
-            span = next((str(hop.span) for hop in self.route.hops if hop.peer == fault.peer), "?")
+            span = next((str(hop.span) for hop in (*self.route.hops, *self.route.twins) if hop.peer == fault.peer), "?")
             self.on_trouble(error_of(fault, span))
 
     def on_trouble(self, error: SwarmError) -> None:
         """Something is wrong: a lost machine is replaced, anything else ends the session."""
         logger.info("generation %d: %s", self.generation, error)
-        if isinstance(error, HopLeaving):
-            self._leaving.add(error.peer)
-        elif isinstance(error, HopError):
-            self._suspects[error.peer] = (time.monotonic(), error)
-            self._trouble = error
-        else:
-            self._trouble = error
-            self.give_up(error)
+        match error:
+            case TwinsDiffer():
+                if str(error) not in self.differences:  # it may have come up both ways
+                    logger.warning("%s", error)
+                    self.differences = [*self.differences, str(error)][-MAX_DIFFERENCES:]
+            case HopLeaving():
+                self._leaving.add(error.peer)
+            case HopError():
+                self._suspects[error.peer] = (time.monotonic(), error)
+                if error.peer not in self._twins():  # without it the chain goes on as it is
+                    self._trouble = error
+            case _:
+                self._trouble = error
+                self._answers.give_up(error)
         self._news.set()
-
-    def give_up(self, error: SwarmError) -> None:
-        """The chain is broken for good; whoever waits for an answer learns why. What comes after is not news."""
-        if not self._inbox.full():
-            self._inbox.put_nowait(error)
-
-    def _hear(self, stream: ReplyStream, said: Reply | SwarmError) -> None:
-        if self._replies is None or self._replies[0] is not stream:
-            return
-        if isinstance(said, Reply):
-            sent = self._sent_at.pop(said.sequence, None)  # repetitions are dropped: the first pick of a node wins
-            if sent is not None and not self._inbox.full():
-                self._inbox.put_nowait(Answer(said, (time.perf_counter() - sent) * 1e3))
-        else:
-            self.on_trouble(said)
 
     # Opening, repairing, closing
 
@@ -209,7 +178,7 @@ class Chain:
             SwarmError: a hop refused, or did not answer in time.
         """
         self._scope = scope
-        self._next = Successor(scope, self._dial, self)
+        self._next = Successors(scope, self._dial, self)
         limit_s = OPEN_S + OPEN_PER_HOP_S * len(self.route.hops)
         try:
             async with asyncio.timeout(limit_s):
@@ -228,8 +197,7 @@ class Chain:
 
     async def close(self) -> None:
         """End the session everywhere, and wait until it is said."""
-        if self._replies is not None:
-            self._replies[1].cancel()
+        self._answers.close()
         if self._next is not None:
             self._next.close("done")
             await self._next.gone()
@@ -237,20 +205,20 @@ class Chain:
     async def _keep(self) -> None:
         """Repair the chain whenever it needs it; a machine that leaves is left when somebody can take its place."""
         while True:
-            moving = self._leaving.intersection(self._peers())
+            moving = self._moving()
             with suppress(TimeoutError):
                 async with asyncio.timeout(MOVE_S if moving else None):
                     await self._news.wait()
             self._news.clear()
-            lost = self._lost() if self._sent_at else set()
-            moving = self._leaving.intersection(self._peers())
+            lost = self._lost() if self._answers.are_due else set()
+            moving = self._moving()
             if not lost and not moving:
                 continue
             self._is_repairing = bool(lost)
             try:
                 await self._repair(sorted(lost | moving), is_move=not lost)
             except SwarmError as error:
-                self.give_up(error)
+                self._answers.give_up(error)
                 return
             finally:
                 self._is_repairing = False
@@ -290,8 +258,10 @@ class Chain:
         told = False
         while True:
             suspects, gone = self._suspected(SUSPECT_S, HopError), self._suspected(RETRY_S, Unreachable, HopTimeout)
-            keep = [hop for hop in self.route.hops if hop.peer not in suspects | self._leaving]
             unwanted = suspects | self._leaving
+            keep = [hop for hop in self.route.hops if hop.peer not in unwanted]
+            spans = {hop.span for hop in keep}  # of two twins, the other one goes on where one is lost
+            keep += [hop for hop in self.route.twins if hop.peer not in unwanted and hop.span not in spans]
             for avoid, within_s in ((unwanted, KNOWN_S), (unwanted, 0.0), (unwanted if is_move else gone, RECENT_S)):
                 try:
                     return await self._detour(avoid, keep, within_s=within_s)
@@ -326,6 +296,14 @@ class Chain:
     def _peers(self) -> set[str]:
         return {hop.peer for hop in self.route.hops}
 
+    def _twins(self) -> set[str]:
+        return {hop.peer for hop in self.route.twins}
+
+    def _moving(self) -> set[str]:
+        """Machines of this route that leave, and a twin that was lost."""
+        lost = self._twins() & self._suspected(SUSPECT_S, HopError)
+        return lost | self._leaving & (self._peers() | self._twins())
+
     def _lost(self) -> set[str]:
         """Machines of this route about which trouble was reported in this generation."""
         return {self._trouble.peer} & self._peers() if isinstance(self._trouble, HopError) else set()
@@ -342,32 +320,24 @@ class Chain:
         if self.generation:  # no new hop may have less than what the session uses
             credits = self.credits
             want = replace(want, window_tokens=credits.window_tokens, sweeps=credits.sweeps, nodes=credits.nodes)
-        return Attach(self._session, self.generation, self.route.hops, 0, want)
+        return Attach(self._session, self.generation, self.route.hops, 0, want, self.route.hedge, self.route.sealed)
 
     def _follow_tail(self, scope: TaskScope) -> ReplyStream:
-        tail = self.route.hops[-1]
-        if self._replies is not None:
-            stream, task = self._replies
-            if stream.tail == tail and not stream.is_broken:
-                return stream
-            task.cancel()
-        stream = ReplyStream(tail, self._hear)
+        route, last = self.route, self.route.hops[-1]
+        tails = [last, *(hop for hop in route.twins if hop.span == last.span)]
         acked = self._journal.state.acked if self._journal is not None else 0
-        request = RepliesRequest(self._session, self.generation, acked)
-        channel = self._dialer.channel(self.route.addresses[-1])
-        self._replies = (stream, scope.spawn(stream.run(channel, request)))
-        return stream
+        channels = [self._dialer.channel(route.address(hop.peer)) for hop in tails]
+        return self._answers.follow(scope, list(zip(tails, channels, strict=True)), self.generation, acked)
 
     def _hold_survivors(self, scope: TaskScope) -> None:
         """Hops behind a gap would take their client for dead (R9)."""
         held = wire.encode_hold(Hold(self._session, self.generation, HOLD_TTL_S))
-        for hop, address in zip(self.route.hops, self.route.addresses, strict=True):
+        for hop in (*self.route.hops, *self.route.twins):
             if hop.peer not in self._suspects:
-                scope.spawn(_tell(self._dialer.channel(address), held))
+                scope.spawn(_tell(self._dialer.channel(self.route.address(hop.peer)), held))
 
     async def _dial(self, hop: RouteHop) -> tuple[grpc.aio.Channel, bool]:
-        at = self.route.hops.index(hop)
-        return self._dialer.channel(self.route.addresses[at]), False
+        return self._dialer.channel(self.route.address(hop.peer)), False
 
 
 @asynccontextmanager

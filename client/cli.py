@@ -163,6 +163,7 @@ def _connection(command: Connection) -> tuple[str, ConnectOptions]:
         "threads": command.threads,
         "codec": command.codec,
         "wait": command.wait,
+        "hedge": command.hedge,
     }
 
 

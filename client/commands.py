@@ -25,6 +25,7 @@ class Connection:
         threads: CPU threads for the draft model (default: all cores).
         wait: seconds to wait for a machine when nobody serves some layers any more.
         codec: how hidden rows travel between nodes; int8 is less to send and changes results.
+        hedge: send every sweep to a second holder of the slowest layers too; whoever is first is heard.
     """
 
     model: tyro.conf.Positional[str | None] = None
@@ -34,6 +35,7 @@ class Connection:
     threads: int | None = None
     codec: CodecChoice = "lossless"
     wait: float = 60.0
+    hedge: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

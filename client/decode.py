@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from client.chain import Answer
+from client.answers import Answer
 from client.draft import Drafter
 from client.stats import SweepStats
 from client.text import TextStream

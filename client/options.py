@@ -86,6 +86,7 @@ class ConnectOptions(TypedDict, total=False):
     threads: int | None
     codec: CodecChoice
     wait: float
+    hedge: bool
     calibration: Path | None
 
 

@@ -26,8 +26,9 @@ from swarm.codec import lossless_codec
 from swarm.dial import Dialer
 from swarm.errors import GenerationInterrupted, HopError, RegistryError, RouteError, SwarmError, UnsupportedModel
 from swarm.messages import Codec, Open, RouteHop, Sampling
+from swarm.record import NodeRecord
 from swarm.registry import KNOWN_S, RECENT_S, ModelIdentity, Registry
-from swarm.routing import Route, RouteQuery, best_route
+from swarm.routing import Route, RouteQuery, best_route, hedged
 from swarm.session import Limits
 from swarm.tasks import TaskScope
 
@@ -106,7 +107,9 @@ class Session:
             total_s=total_s,
             sweeps=tuple(job.sweeps),
             hops=tuple(f"{hop.peer[-8:]} {hop.span}" for hop in route.hops),
+            twins=tuple(f"{hop.peer[-8:]} {hop.span}" for hop in route.twins),
             repairs=tuple(self.chain.repairs[repaired:]),
+            differences=tuple(self.chain.differences),
         )
 
 
@@ -115,7 +118,7 @@ class SessionOpener:
     """Opens sessions of one model in one swarm.
 
     join: the peers that were named, for messages. nodes: tree nodes per sweep that routes are chosen for. codec: how
-    hidden rows travel between its hops.
+    hidden rows travel between its hops. hedge: whether the slowest hop gets a second machine.
     """
 
     target: Target
@@ -126,6 +129,7 @@ class SessionOpener:
     nodes: int
     codec: CodecChoice = "lossless"
     wait_s: float = 60.0
+    hedge: bool = False
     nearby: Nearby = field(default_factory=Nearby)
 
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
@@ -139,7 +143,11 @@ class SessionOpener:
             identity.fingerprint, identity.num_layers, within_s=0.0 if avoid else RECENT_S
         )
         await self.nearby.measure(records, identity.num_layers)
-        return best_route(records, self.nearby.query(self._query(avoid)))
+        return self._best(records, self.nearby.query(self._query(avoid)))
+
+    def _best(self, records: Sequence[NodeRecord], query: RouteQuery) -> Route:
+        route = best_route(records, query)
+        return hedged(route, records, query) if self.hedge else route
 
     def _query(self, avoid: Collection[str]) -> RouteQuery:
         return RouteQuery(self.target.name, self.identity.num_layers, self.nodes, self.join, avoid=frozenset(avoid))
@@ -206,7 +214,7 @@ class SessionOpener:
             replay_layer_ms=REPLAY_LAYER_MS,
             numeric_class=numeric_class,
         )
-        return best_route(records, query)
+        return self._best(records, query)
 
     async def _route_beside(self, avoid: frozenset[str], refusal: HopError | None) -> Route:
         """A route without the machines that refused; where there is none, their refusal is the answer."""

@@ -52,7 +52,8 @@ class Stats:
     reused_tokens: of the prompt, those that the session held already, which did not travel again.
     sweeps: decode sweeps; prefill ones, which bring no token, are counted apart. Acceptance length is tokens per decode
     sweep, the target's own token included (plain decoding scores 1.00).
-    repairs: changes of route meanwhile.
+    twins: second machines of hops (hedging). repairs: changes of route meanwhile. differences: what was reported when
+    two such machines did not compute the same.
     reproducible: whether text depends on model, prompt and seed alone (fp32 and a lossless codec).
     """
 
@@ -67,7 +68,9 @@ class Stats:
     total_s: float
     sweeps: tuple[SweepStats, ...]
     hops: tuple[str, ...]
+    twins: tuple[str, ...] = ()
     repairs: tuple[Repair, ...] = ()
+    differences: tuple[str, ...] = ()
 
     @property
     def acceptance_length(self) -> float:

@@ -1,8 +1,8 @@
 """One session on this machine: its upstream, its log, its KV, its link to the next hop. Lives in the event loop.
 
-Only the newest generation's upstream is heard (R3). What the sweeps mean is `swarm.session`'s, tensors are
-`node.sweep_run`'s, who comes next is `swarm.successor`'s; this file moves work between them and says so to the
-neighbours. Trouble behind it is reported and waited out: the client alone repairs (R1).
+What the sweeps mean is `swarm.session`'s, tensors are `node.sweep_run`'s, who is heard is `node.upstreams`', who comes
+next is `swarm.hedge`'s; this file moves work between them and says so to the neighbours. Trouble behind it is reported
+and waited out: the client alone repairs (R1).
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+
+import grpc.aio
 
 from node.edge import check_rows, check_sweep
 from node.lease import Lease
 from node.replies import ReplyBuffer
 from node.sweep_run import HopRole, SweepRun
 from node.upstream import UpstreamSide
+from node.upstreams import Upstreams
 from node.workshop import Workshop
 from swarm.arena import Arena
 from swarm.errors import (
@@ -30,7 +32,7 @@ from swarm.errors import (
     RemoteProtocolError,
     SwarmError,
 )
-from swarm.faults import fault_of
+from swarm.hedge import Successors
 from swarm.hop_log import HopLog
 from swarm.ids import TreeNodeId
 from swarm.journal import Journal
@@ -49,9 +51,7 @@ from swarm.messages import (
     RouteHop,
     Snapshot,
     SweepFrame,
-    Upstream,
 )
-from swarm.successor import Successor
 from swarm.tasks import TaskScope
 
 logger = logging.getLogger(__name__)
@@ -70,22 +70,28 @@ class HopSession:
         self._arena: Arena | None = None
         self._role = HopRole(attach.route[attach.index].span, attach.open.codec, shop.valid_tokens, shop.noise)
         self._is_tail = attach.index == len(attach.route) - 1
-        self._upstream: UpstreamSide | None = None
-        self._next: Successor | None = None
+        self._upstreams = Upstreams(shop.peer, shop.tally, self._receipt)
+        self._next: Successors | None = None
         self._running: SweepRun | None = None
         self._replayed: dict[TreeNodeId, int] = {}
         self._arrived: dict[int, float] = {}
         self._journal_bytes, self._asked_in = 0, -1
-        self._is_ready = self._is_dismissed = False
+        self._is_dismissed = False
         self._closed = asyncio.Event()
         self._reason = "closed"
-        self._lease = Lease(self.leave)
+        self._lease = Lease(self.expire)
         self._attaching: asyncio.Task[None] | None = None
 
     @property
     def span(self) -> Span:
         """The layers that this session uses here."""
         return self._role.span
+
+    @property
+    def _is_twin(self) -> bool:
+        """Whether this hop is hedged: another machine gets the same sweeps."""
+        hedge = self._attach.hedge
+        return hedge is not None and hedge.index == self._attach.index
 
     @property
     def is_tail(self) -> bool:
@@ -104,19 +110,15 @@ class HopSession:
         return self._closed.is_set()
 
     def attach(self, upstream: UpstreamSide, attach: Attach) -> None:
-        """Hear this stream from now on, and no other (R3); go on with its route.
+        """Hear this stream from now on, and no other (R3) but its twin's (H2); go on with its route.
 
         Raises:
             HopClosed: a newer generation holds the session.
         """
-        if self._upstream is not None and attach.generation <= self._attach.generation:
-            raise HopClosed(self._shop.peer, str(self.span), f"generation {attach.generation} is not newer")
-        self._end_upstream()
-        self._upstream = upstream
-        upstream.receipt = self._receipt
+        is_new = self._upstreams.attach(upstream, attach, self.log.received.sequence, self.credits)
         self._lease.renew()
-        upstream.send(Attached(attach.generation, self.log.received.sequence or None))
-        self._go_on(attach)
+        if is_new:
+            self._go_on(attach)
 
     def reroute(self, upstream: UpstreamSide, reroute: Reroute) -> None:
         """Go on with another route, which has this hop as it is (R2).
@@ -124,57 +126,70 @@ class HopSession:
         Raises:
             RemoteProtocolError: it has not.
         """
-        if upstream is not self._upstream or reroute.generation <= self._attach.generation or self.is_closed:
+        if upstream not in self._upstreams or self.is_closed:
             return
         here = RouteHop(self._shop.peer, self.span)
         if here not in reroute.route:
             raise RemoteProtocolError("route", f"{here.peer} does not have layers {here.span} in it")
         index = reroute.route.index(here)
-        self._go_on(replace(self._attach, generation=reroute.generation, route=reroute.route, index=index))
+        if self._upstreams.reroute(upstream, reroute, index, self.credits):
+            new = Attach(self._attach.session, reroute.generation, reroute.route, index, self._attach.open)
+            self._go_on(replace(new, hedge=reroute.hedge, records=reroute.records))
 
     def _go_on(self, attach: Attach) -> None:
         self._attach = attach
         if self._is_tail and self._arena is not None:
-            self._be_ready()
+            self._upstreams.be_ready(self.credits)
         elif self._next is not None:
             self._next.follow(replace(attach, index=attach.index + 1))
 
     def detach(self, upstream: UpstreamSide) -> None:
-        """The stream ended. If it was the session's upstream, wait a while for another one."""
-        if self._upstream is upstream:
-            self._lease.orphan()
+        """The stream ended. If it was the last one that brought sweeps, wait a while for another one."""
+        if upstream in self._upstreams:
+            self._upstreams.drop(upstream)
+            if len(self._upstreams) == 0:
+                self._lease.orphan()
 
     def receive(self, upstream: UpstreamSide, frame: SweepFrame) -> None:
         """Take one sweep off the session's stream; a header that breaks the rules is refused and changes nothing."""
-        if upstream is not self._upstream or self.is_closed:
+        if upstream not in self._upstreams or self.is_closed:
+            return
+        if self._is_twin and not self.log.has_room(frame.sweep):
+            self.leave("fell too far behind its twin")
+            return
+        if self._upstreams.skips(upstream, frame, self.log.received.sequence):
             return
         try:
-            if not self._is_ready and self._attach.generation == 0:
+            if self._upstreams.ready_for < 0 and self._attach.generation == 0 and self._attach.hedge is None:
                 raise RemoteProtocolError("sequence", f"sweep {frame.sweep.sequence} came before Ready")
             check_sweep(frame, self._shop.model, self._role.codec, is_first=self._attach.index == 0)
             is_new = self.log.receive(frame)
         except SwarmError as error:
             self._shop.tally.errors += 1
-            self._report(error)
+            self._upstreams.report(error)
             return
         self._lease.renew()
         self._shop.tally.frames_in += 1
         if is_new:
+            self._upstreams.note(frame)
             self._arrived[frame.sweep.sequence] = time.perf_counter()
             self._shop.engine.submit(self)
-        elif self._is_tail:
+        elif not self._upstreams.is_double(upstream, frame) and self._is_tail:
             self.replies.resend(frame.sweep.sequence)
 
     def restore(self, upstream: UpstreamSide, snapshot: Snapshot) -> None:
-        """Forget what was here and continue from a snapshot (R5)."""
-        if upstream is not self._upstream or self.is_closed:
+        """Forget what was here and continue from a snapshot (R5), unless a twin brought as much already."""
+        if upstream not in self._upstreams or self.is_closed:
+            return
+        is_double = len(self._upstreams) > 1 and snapshot.sequence <= self.log.received.sequence
+        if is_double and self._asked_in < self._attach.generation:
             return
         try:
             check_rows(snapshot.rows, self._shop.model, self._role.codec, is_first=self._attach.index == 0)
             self.log.restore(snapshot)
         except SwarmError as error:
             self._shop.tally.errors += 1
-            self._report(error)
+            self._upstreams.report(error)
             return
         self._running = None  # what runs now is of no use any more
         self._arrived.clear()
@@ -189,16 +204,16 @@ class HopSession:
 
     def hold(self, generation: int, seconds: float) -> None:
         """Outlive the upstream for a while: the chain is being repaired (R9)."""
-        if generation >= self._attach.generation and (self._upstream is None or self._upstream.ended.is_set()):
+        if generation >= self._attach.generation and len(self._upstreams) == 0:
             self._lease.hold(seconds)
 
     def warn(self, reason: str) -> None:
         """Say that this hop leaves soon, and serve on."""
-        self._report(HopLeaving(self._shop.peer, str(self.span), reason))
+        self._upstreams.report(HopLeaving(self._shop.peer, str(self.span), reason))
 
     def closed_by(self, upstream: UpstreamSide, close: Close) -> None:
         """The session's upstream says that it is over, here or altogether."""
-        if upstream is self._upstream:
+        if upstream in self._upstreams:
             self._is_dismissed = close.dismissed
             self.close(close.reason)
 
@@ -208,8 +223,13 @@ class HopSession:
         self.close(reason)
 
     def leave(self, reason: str) -> None:
-        """End the session from this side, and say why."""
-        self._report(HopClosed(self._shop.peer, str(self._role.span), reason))
+        """Leave the session to others, and say why."""
+        self._upstreams.report(HopClosed(self._shop.peer, str(self._role.span), reason))
+        self.dismiss(reason)
+
+    def expire(self, reason: str) -> None:
+        """End a session that nobody wants any more, here and behind."""
+        self._upstreams.report(HopClosed(self._shop.peer, str(self._role.span), reason))
         self.close(reason)
 
     def close(self, reason: str) -> None:
@@ -225,18 +245,18 @@ class HopSession:
         """Reserve KV and attach what lies behind this hop, then wait for the end."""
         self._attaching = asyncio.current_task()
         try:
-            self._arena = await self._make_arena()
+            self._arena = await self._shop.arena(self.span, self._attach.open.window_tokens + self.credits.nodes)
             self._attaching = None
             self._shop.engine.submit(self)  # a replay may have come before there was room for it
             await (self._serve_tail() if self._is_tail else self._serve_linked())
         except SwarmError as error:
-            self._report(error)
+            self._upstreams.report(error)
             self.close(str(error))
         finally:
             self._attaching = None
             self.close("ended")
             self._lease.cancel()
-            self._end_upstream()
+            self._upstreams.end()
             self._arena = self._running = None  # its KV is free now, whoever still holds this session
             self.journal.drop()
             self._account()
@@ -289,6 +309,7 @@ class HopSession:
 
     def _end_replay(self, run: SweepRun) -> None:
         """A part of a snapshot was run: after the last one, go on where the hop before left off."""
+        self._shop.tally.replay_us += round(run.compute_ms * 1e3)
         if self._is_tail:
             self._replayed |= dict(run.picks)
         if self.log.is_replaying:
@@ -319,24 +340,27 @@ class HopSession:
         generation, asked = self._attach.generation, self._asked_in
         self._asked_in = generation
         if asked == generation:
-            self._report(Busy(self._shop.peer, str(self.span), "has no memory to replay this session to the next hop"))
+            self._upstreams.report(
+                Busy(self._shop.peer, str(self.span), "has no memory to replay this session to the next hop")
+            )
         else:
-            self._say(Attached(generation, None))
+            self._upstreams.send(Attached(generation, None))
 
     def on_ready(self, ready: Ready) -> None:
         """The hops behind are attached."""
         if ready.generation == self._attach.generation:
-            self._take_credits(ready.credits)
-            self._be_ready()
+            self.credits = self.credits.least(ready.credits)
+            self.log.limit(self._shop.limits(self.credits))
+            self._upstreams.be_ready(self.credits)
 
     def on_fault(self, fault: Fault) -> None:
         """A hop behind has trouble: the client's business."""
-        self._say(fault)
+        self._upstreams.send(fault)
 
     def on_trouble(self, error: HopError) -> None:
         """The next hop is lost: the client's business."""
         self._shop.tally.errors += 1
-        self._report(error)
+        self._upstreams.report(error)
 
     def fail(self, error: Exception, run: SweepRun | None = None) -> None:
         """For the engine: a sweep could not be run, so this hop is lost to the session."""
@@ -346,55 +370,30 @@ class HopSession:
         self._shop.tally.errors += 1
         if not isinstance(error, SwarmError) or isinstance(error, LocalProtocolError):
             logger.error("a forward failed", exc_info=error)
-        self._report(error)
-        self.close(f"failed: {error}")
-
-    async def _make_arena(self) -> Arena:
-        layout, tokens = self._shop.model.layout.within(self._role.span), self._attach.open.window_tokens
-        tokens += self.credits.nodes
-        try:
-            return await self._shop.engine.on_thread(lambda: Arena(layout, tokens))
-        except (RuntimeError, MemoryError) as error:  # torch's ways to say that there is no memory
-            reason = f"has no memory for the KV of {tokens} tokens ({str(error).partition(chr(10))[0]})"
-            raise Busy(self._shop.peer, str(self._role.span), reason) from error
+        self._upstreams.report(error)
+        self.dismiss(f"failed: {error}")
 
     async def _serve_linked(self) -> None:
         async with TaskScope() as scope:
-            self._next = Successor(scope, partial(self._shop.dial, self._attach.open.fingerprint), self)
+            self._next = Successors(scope, self._dial, self)
             self._next.follow(replace(self._attach, index=self._attach.index + 1))
             try:
                 await self._closed.wait()
             finally:
-                self._end_upstream()  # whoever closed waits for this hop only, not for all behind it
+                self._upstreams.end()  # whoever closed waits for this hop only, not for all behind it
                 self._next.close(None if self._is_dismissed else self._reason)
                 await self._next.gone()
 
-    async def _serve_tail(self) -> None:
-        self._be_ready()
-        await self._closed.wait()
+    async def _dial(self, hop: RouteHop) -> tuple[grpc.aio.Channel, bool]:
+        return await self._shop.dial(self._attach.open.fingerprint, hop, self._attach.records)
 
-    def _be_ready(self) -> None:
-        self._is_ready = True
-        self._say(Ready(self._attach.generation, self.credits))
+    async def _serve_tail(self) -> None:
+        self._upstreams.be_ready(self.credits)
+        await self._closed.wait()
 
     def _receipt(self, parts: int) -> Ack:
         working = self._running.work.frame.sweep.sequence if self._running is not None else 0
         return Ack(self.log.received.sequence, parts, working)
 
-    def _take_credits(self, theirs: Credits) -> None:
-        self.credits = self.credits.least(theirs)
-        self.log.limit(self._shop.limits(self.credits))
-
     def _account(self) -> None:
         self._journal_bytes = self._shop.journals.settle(self._journal_bytes, self.journal)
-
-    def _end_upstream(self) -> None:
-        if self._upstream is not None:
-            self._upstream.end()
-
-    def _report(self, error: Exception) -> None:
-        self._say(fault_of(error, self._attach.generation, self._shop.peer))
-
-    def _say(self, message: Upstream) -> None:
-        if self._upstream is not None:
-            self._upstream.send(message)

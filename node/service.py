@@ -101,8 +101,8 @@ class NodeService:
         except (RemoteProtocolError, TimeoutError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error) or "no request came in time")
         hop = None
-        if isinstance(request, RepliesRequest):  # a repair may reach this node a little later than its client does
-            hop = await self._sessions.find_tail(request.session, REPAIR_S if request.generation else 0.0)
+        if isinstance(request, RepliesRequest):
+            hop = await self._sessions.find_tail(request.session, REPAIR_S if request.may_wait else 0.0)
         if hop is None or not isinstance(request, RepliesRequest):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such session ends here")
         try:

@@ -21,6 +21,9 @@ class Tally:
     catch_ups: int = 0
     restores: int = 0
     restored_nodes: int = 0
+    replay_us: int = 0
+    doubles: int = 0
+    differences: int = 0
 
     def counters(self, forwards: int, rows_in_forwards: int) -> Counters:
         """The totals as a message, with what the model itself counted."""

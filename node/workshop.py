@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -11,10 +13,13 @@ from node.journals import JOURNAL_BYTES, JournalRoom
 from node.span import SpanModel
 from node.sweep_run import NoiseSource
 from node.tally import Tally
+from swarm.arena import Arena
 from swarm.dial import Dialer
-from swarm.errors import Unreachable
+from swarm.errors import Busy, Unreachable
 from swarm.ids import PeerId
+from swarm.layers import Span
 from swarm.messages import Credits, RouteHop
+from swarm.record import live_records
 from swarm.registry import KNOWN_S, Registry
 from swarm.session import Limits
 
@@ -33,17 +38,39 @@ class Workshop:
     noise: NoiseSource
     journals: JournalRoom = field(default_factory=lambda: JournalRoom(JOURNAL_BYTES))
 
-    async def dial(self, fingerprint: str, hop: RouteHop) -> tuple[grpc.aio.Channel, bool]:
+    async def dial(
+        self, fingerprint: str, hop: RouteHop, records: Iterable[bytes] = ()
+    ) -> tuple[grpc.aio.Channel, bool]:
         """The connection to a hop at the address of its own signed record and nowhere else; whether it is cold.
+
+        Args:
+            fingerprint: of the model.
+            hop: whom to dial.
+            records: signed ones that the client passed on: with these nobody waits for the directory.
 
         Raises:
             Unreachable: it has no such record.
         """
+        for record in live_records(records, time.time()):
+            if record.peer == hop.peer and record.model.fingerprint == fingerprint and record.span.contains(hop.span):
+                return self.dialer.channel(record.address), self.dialer.was_cold(record.address)
         for within_s in (KNOWN_S, 0.0):
             for record in await self.registry.records(fingerprint, self.model.num_layers, within_s=within_s):
                 if record.peer == hop.peer and record.span.contains(hop.span):
                     return self.dialer.channel(record.address), self.dialer.was_cold(record.address)
         raise Unreachable(hop.peer, str(hop.span), "has no valid record in the registry")
+
+    async def arena(self, span: Span, tokens: int) -> Arena:
+        """KV for so many tokens of some layers.
+
+        Raises:
+            Busy: there is no memory for it.
+        """
+        try:
+            return await self.engine.on_thread(lambda: Arena(self.model.layout.within(span), tokens))
+        except (RuntimeError, MemoryError) as error:  # torch's ways to say that there is no memory
+            reason = f"has no memory for the KV of {tokens} tokens ({str(error).partition(chr(10))[0]})"
+            raise Busy(self.peer, str(span), reason) from error
 
     def limits(self, credits: Credits) -> Limits:
         """What a session with these credits may hold."""

@@ -18,7 +18,8 @@ SwarmError
 │  ├─ HopTimeout                   did not answer in time
 │  ├─ Busy                         has no room for this session
 │  ├─ HopClosed                    gone, or gave the session up
-│  └─ HopLeaving                   leaves soon, and serves until the session has moved
+│  ├─ HopLeaving                   leaves soon, and serves until the session has moved
+│  └─ TwinsDiffer                  does not compute what its twin computes
 ├─ RouteError(missing)             nobody serves some layers
 ├─ SessionError
 │  ├─ SessionExpired               the swarm no longer holds this session
@@ -119,6 +120,10 @@ class HopClosed(HopError):
 
 class HopLeaving(HopError):
     """Leaves the swarm soon; it serves until the session has moved elsewhere."""
+
+
+class TwinsDiffer(HopError):
+    """Of two machines with the same layers, it computes something else than the other; nobody knows which is right."""
 
 
 class RouteError(SwarmError):

@@ -13,6 +13,7 @@ from swarm.errors import (
     ProtocolError,
     RemoteProtocolError,
     SwarmError,
+    TwinsDiffer,
     Unreachable,
 )
 from swarm.ids import PeerId
@@ -27,6 +28,7 @@ _KINDS: list[tuple[type[SwarmError], FaultKind]] = [
     (HopTimeout, FaultKind.TIMEOUT),
     (HopClosed, FaultKind.CLOSED),
     (HopLeaving, FaultKind.DRAINING),
+    (TwinsDiffer, FaultKind.DIFFERENT),
     (ContextFull, FaultKind.CONTEXT_FULL),
     (ModelMismatch, FaultKind.MODEL_MISMATCH),
 ]
@@ -63,5 +65,7 @@ def error_of(fault: Fault, span: str) -> SwarmError:
             return HopTimeout(fault.peer, span, fault.reason)
         case FaultKind.DRAINING:
             return HopLeaving(fault.peer, span, fault.reason)
+        case FaultKind.DIFFERENT:
+            return TwinsDiffer(fault.peer, span, fault.reason)
         case FaultKind.CLOSED | FaultKind.INTERNAL:
             return HopClosed(fault.peer, span, fault.reason)

@@ -154,6 +154,14 @@ class HopLog:
         self._dead.difference_update(applied.appended)
         return SweepWork(frame, applied, tuple(run), tuple(kept_rows))
 
+    def has_room(self, sweep: Sweep) -> bool:
+        """Whether it may wait here."""
+        try:
+            self._check_room(sweep)
+        except RemoteProtocolError:
+            return False
+        return True
+
     def _check_room(self, sweep: Sweep) -> None:
         """Whatever a client says it has answers to, what waits here is bounded (F1).
 

@@ -156,22 +156,40 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
+class Hedge:
+    """A second machine for one hop of a route: it gets every sweep too, and whoever is first is heard (H1).
+
+    index: the hop's place in the route. twin: the machine that stands there in the other route.
+    """
+
+    index: int
+    twin: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class Attach:
-    """First message on a link: this stream is the session's upstream from now on (R3)."""
+    """First message on a link: this stream is the session's upstream from now on (R3), beside its twin's (H2).
+
+    records: signed records of machines of the route, so that no hop need ask the directory where the next one is.
+    """
 
     session: SessionId
     generation: int
     route: tuple[RouteHop, ...]
     index: int
     open: Open
+    hedge: Hedge | None = None
+    records: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Reroute:
-    """A new route for a running session, passed down the chain in band (R2)."""
+    """A new route for a running session, passed down the chain in band (R2). Fields as in `Attach`."""
 
     generation: int
     route: tuple[RouteHop, ...]
+    hedge: Hedge | None = None
+    records: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +298,7 @@ class FaultKind(enum.Enum):
     CONTEXT_FULL = "context_full"
     MODEL_MISMATCH = "model_mismatch"
     DRAINING = "draining"
+    DIFFERENT = "different"
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,11 +321,15 @@ Frame = Downstream | Reply | Fault
 
 @dataclass(frozen=True, slots=True)
 class RepliesRequest:
-    """First message on a reply stream: it carries the session's replies from now on, those > `acked` again (R6)."""
+    """First message on a reply stream: it carries the session's replies from now on, those > `acked` again (R6).
+
+    may_wait: the session may reach this hop a little later than the request.
+    """
 
     session: SessionId
     generation: int = 0
     acked: int = 0
+    may_wait: bool = False
 
 
 RepliesUp = RepliesRequest | Pong
@@ -334,6 +357,8 @@ class Counters:
     """What a node has done since it started: numbers that only rise.
 
     replays, catch_ups: snapshots and sweeps sent again to a new next hop. restores, restored_nodes: snapshots taken.
+    replay_us: microseconds of their forwards. doubles: sweeps that had come from a twin already. differences: those of
+    them whose rows were not the twin's.
     """
 
     sweeps: int = 0
@@ -348,6 +373,9 @@ class Counters:
     catch_ups: int = 0
     restores: int = 0
     restored_nodes: int = 0
+    replay_us: int = 0
+    doubles: int = 0
+    differences: int = 0
 
 
 @dataclass(frozen=True, slots=True)

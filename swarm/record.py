@@ -10,7 +10,7 @@ import enum
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgpack
@@ -20,8 +20,8 @@ from swarm.identity import Identity, is_peer_id, verify
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.registry import ModelIdentity
+from swarm.wire.parts import MAX_RECORD_BYTES
 
-MAX_RECORD_BYTES: Final = 4_096
 MAX_TTL_S: Final = 300.0
 MAX_LAYERS: Final = 4_096
 MAX_DELAYS: Final = 16
@@ -51,7 +51,7 @@ class NodeRecord:
     expires_at: DHT time (Unix seconds). sequence: grows with every announcement of one run.
     delays_ms: one-way delays, measured, to nodes that may follow it in a chain. busy: the fraction of time for which it
     computes. uplink_mbit_per_s: None while not measured. row_bytes: of a hidden row, lossless; None if it does not say.
-    movable: it goes where the swarm needs it, and would now.
+    movable: it goes where the swarm needs it, and would now. sealed: what its node signed, where it was read.
     """
 
     peer: PeerId
@@ -72,6 +72,7 @@ class NodeRecord:
     uplink_mbit_per_s: float | None = None
     row_bytes: int | None = None
     movable: bool = False
+    sealed: bytes = field(default=b"", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ def open_sealed(data: bytes, now: float) -> Sealed:
     public_key, body, signature = _unpack_list(data, 3)
     if not (isinstance(public_key, bytes) and isinstance(body, bytes) and isinstance(signature, bytes)):
         raise RecordError("data", "not a sealed record")
-    sealed = _decode(_unpack_list(body, len(_FIELDS)))
+    sealed = _decode(_unpack_list(body, len(_FIELDS)), data)
     if not verify(sealed.record.peer, public_key, _DOMAIN + body, signature):
         raise RecordError("signature", f"not made by {sealed.record.peer}")
     if sealed.record.expires_at > now + MAX_TTL_S + CLOCK_SLACK_S:
@@ -228,7 +229,7 @@ def _encode(record: NodeRecord, left: bool) -> list[Any]:
     ]
 
 
-def _decode(values: list[Any]) -> Sealed:
+def _decode(values: list[Any], data: bytes) -> Sealed:
     raw = dict(zip(_FIELDS, values, strict=True))
     if raw["version_of_format"] != _FORMAT or type(raw["left"]) is not bool:
         raise RecordError("data", "a record of another format")
@@ -255,6 +256,7 @@ def _decode(values: list[Any]) -> Sealed:
         uplink_mbit_per_s=_uplink(raw["uplink_mbit_per_s"]),
         row_bytes=None if raw["row_bytes"] is None else _whole("row_bytes", raw["row_bytes"], MAX_ROW_BYTES),
         movable=_flag("movable", raw["movable"]),
+        sealed=data,
     )
     return Sealed(record, raw["left"])
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 from swarm.coverage import serve_line
 from swarm.errors import RouteError
+from swarm.ids import PeerId
 from swarm.layers import Span, missing_layers
-from swarm.messages import RouteHop
+from swarm.messages import Hedge, RouteHop
 from swarm.record import NodeRecord, NodeState
 from swarm.route_costs import (
     Candidate,
@@ -20,6 +21,7 @@ from swarm.route_costs import (
     can_join,
     client_delay_ms,
     delay_ms,
+    penalty_ms,
     sweep_ms,
     tabulate,
     transfer_ms,
@@ -27,7 +29,7 @@ from swarm.route_costs import (
 )
 from swarm.route_search import Found, cheapest
 
-__all__ = ["Route", "RouteQuery", "best_route", "no_route", "runner_up"]
+__all__ = ["Route", "RouteQuery", "best_route", "hedged", "no_route", "runner_up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Route:
     """A chain: its hops with the layers that each computes, where they listen, and what a sweep should take.
 
     costs: per hop. return_ms: from the tail to the client. gap_ms: the very best chain may be faster by this at most.
+    hedge, twin: the hop that a second machine stands in for too, and that machine.
     """
 
     hops: tuple[RouteHop, ...]
@@ -42,6 +45,24 @@ class Route:
     costs: tuple[HopCost, ...]
     return_ms: float
     gap_ms: float = 0.0
+    hedge: Hedge | None = None
+    twin: NodeRecord | None = None
+
+    @property
+    def twins(self) -> tuple[RouteHop, ...]:
+        """The second machine with the layers that it computes, if there is one."""
+        return () if self.hedge is None else (RouteHop(self.hedge.twin, self.hops[self.hedge.index].span),)
+
+    @property
+    def sealed(self) -> tuple[bytes, ...]:
+        """The signed records of all its machines."""
+        everybody = self.records if self.twin is None else (*self.records, self.twin)
+        return tuple(record.sealed for record in everybody if record.sealed)
+
+    def address(self, peer: PeerId) -> str:
+        """`host:port` of a machine of the chain, from its signed record."""
+        everybody = self.records if self.twin is None else (*self.records, self.twin)
+        return next(record.address for record in everybody if record.peer == peer)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -85,6 +106,31 @@ def runner_up(records: Sequence[NodeRecord], query: RouteQuery, best: Route) -> 
         except RouteError:
             continue
     return min(others, key=lambda route: route.sweep_ms, default=None)
+
+
+def hedged(route: Route, records: Iterable[NodeRecord], query: RouteQuery) -> Route:
+    """The route with a second machine for its slowest hop that can have one: of the same class, the fastest there."""
+    taken = {hop.peer for hop in route.hops} | query.avoid
+    held = set(query.keep)
+    spare = [one for one in records if one.peer not in taken and one.numeric_class == route.numeric_class]
+    own_ms = [cost.queue_ms + cost.compute_ms for cost in route.costs]
+    for place in sorted(range(len(own_ms)), key=lambda place: -own_ms[place]):
+        hop, sender = route.hops[place], route.records[place - 1] if place else None
+
+        def cost_ms(record: NodeRecord, hop: RouteHop = hop, sender: NodeRecord | None = sender) -> float:
+            replay_ms = 0.0 if RouteHop(record.peer, hop.span) in held else query.replay_layer_ms * len(hop.span)
+            failed_ms = penalty_ms(record.peer, query)
+            return _hop_cost(sender, record, hop.span, query).total_ms + replay_ms + failed_ms
+
+        fitting = [
+            one
+            for one in spare
+            if one.span.contains(hop.span) and (can_join(one, query) or RouteHop(one.peer, hop.span) in held)
+        ]
+        if fitting:
+            twin = min(fitting, key=cost_ms)
+            return replace(route, hedge=Hedge(place, twin.peer), twin=twin)
+    return route
 
 
 def _classes(records: Iterable[NodeRecord], query: RouteQuery) -> list[list[Candidate]]:

@@ -33,6 +33,11 @@ from swarm.tasks import TaskScope
 
 ATTACH_S = 3.0
 """How long a machine may take to be dialled and to take the stream."""
+FIRST_TRY_S = 1.0
+"""The same while a chain is repaired; doubled after each machine in a row that took longer, up to `ATTACH_S`."""
+
+MOST_DOUBLINGS = 4
+DISMISSED = Close("the chain goes on without this machine", dismissed=True)
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +91,7 @@ class Successor:
         self._dial = dial
         self._owner = owner
         self._tie: _Tie | None = None
+        self._late = 0
         self._holding: set[asyncio.Task[None]] = set()
 
     @property
@@ -93,15 +99,20 @@ class Successor:
         """Round trip to the machine, as last measured."""
         return self._tie.link.rtt_ms if self._tie is not None and self._tie.link is not None else 0.0
 
+    @property
+    def hop(self) -> RouteHop | None:
+        """Who it is, None before the first route."""
+        return None if self._tie is None else self._tie.hop
+
     def follow(self, attach: Attach) -> None:
         """Go on with this route, where the successor stands at `attach.index`."""
         hop, tie = attach.route[attach.index], self._tie
         if tie is not None and tie.hop == hop and tie.link is not None and tie.is_attached and not tie.is_broken:
-            tie.link.send(Reroute(attach.generation, attach.route))
+            tie.link.send(Reroute(attach.generation, attach.route, attach.hedge, attach.records))
             return
         if tie is not None:
             stays = any(other.peer == tie.hop.peer for other in attach.route)
-            self._leave(tie, None if stays else Close("the chain goes on without this machine", dismissed=True))
+            self._leave(tie, None if stays else DISMISSED)
         self._tie = _Tie(hop)
         task = self._scope.spawn(self._hold(self._tie, attach))
         self._holding.add(task)
@@ -140,6 +151,12 @@ class Successor:
         except HopError as error:
             self._lost(tie, error)
 
+    def leave(self) -> None:
+        """The chain goes on without this machine."""
+        if self._tie is not None:
+            self._leave(self._tie, DISMISSED)
+            self._tie = None
+
     def close(self, reason: str | None) -> None:
         """Leave, and say that the session is over; say nothing where the chain goes on elsewhere."""
         if self._tie is not None:
@@ -161,7 +178,8 @@ class Successor:
             async with open_link(channel, attach, lambda said: self._hear(tie, said), is_cold=is_cold) as link:
                 tie.link = link
                 if not tie.left.is_set():
-                    self._scope.spawn(self._limit(tie))
+                    limit_s = min(FIRST_TRY_S * 2**self._late, ATTACH_S) if attach.generation else ATTACH_S
+                    self._scope.spawn(self._limit(tie, limit_s))
                 await tie.left.wait()
                 if tie.farewell is not None:
                     link.send(tie.farewell)
@@ -170,12 +188,13 @@ class Successor:
         except SwarmError as error:
             self._lost(tie, Unreachable(tie.hop.peer, str(tie.hop.span), str(error)))
 
-    async def _limit(self, tie: _Tie) -> None:
+    async def _limit(self, tie: _Tie, limit_s: float) -> None:
         try:
-            async with asyncio.timeout(ATTACH_S):
+            async with asyncio.timeout(limit_s):
                 await tie.attached.wait()
         except TimeoutError:
-            self._lost(tie, HopTimeout(tie.hop.peer, str(tie.hop.span), f"did not attach within {ATTACH_S:.0f} s"))
+            self._late = min(self._late + 1, MOST_DOUBLINGS)
+            self._lost(tie, HopTimeout(tie.hop.peer, str(tie.hop.span), f"did not attach within {limit_s:.0f} s"))
 
     def _hear(self, tie: _Tie, said: Upstream | HopError) -> None:
         if tie is not self._tie or tie.left.is_set():
@@ -183,6 +202,7 @@ class Successor:
         match said:
             case Attached(received=received):
                 tie.received, tie.is_attached, tie.is_synced = received, True, False
+                self._late = 0
                 tie.attached.set()
                 self.sync()
             case Ready():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import threading
 import uuid
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -24,8 +25,8 @@ CI = os.environ.get("CI", "false") not in {"", "0", "false"}
 FOLDERS = {"unit": 60, "property": 120, "net": 60, "model": 120, "e2e": 240}
 """The folders in the order in which they run, with the seconds after which one of their tests must be hanging."""
 PROCESS_FOLDERS = {"net", "model", "e2e"}
-LIBRARY_THREADS = ("_poll_wrapper", "channel_spin", "TMonitor", "pytest_timeout")
-"""Parts of the names of threads that grpc, tqdm and pytest start once and keep for the life of the program."""
+LIBRARY_THREADS = ("_poll_wrapper", "channel_spin", "TMonitor", "pytest_timeout", "asyncio_")
+"""Parts of the names of threads that grpc, tqdm, pytest and an event loop start once and keep for their whole life."""
 LIBRARY_PROCESSES = ("multiprocessing.resource_tracker",)
 
 settings.register_profile("canopy", derandomize=True, deadline=None, database=None)
@@ -36,6 +37,11 @@ settings.load_profile("canopy")
 def folder_of(path: Path) -> str:
     """The folder below tests/ that a test file lies in."""
     return path.relative_to(Path(__file__).parent).parts[0]
+
+
+def pytest_configure() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, which would pass that on
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

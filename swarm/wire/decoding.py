@@ -21,6 +21,7 @@ from swarm.messages import (
     Credits,
     Fault,
     Frame,
+    Hedge,
     Held,
     Hold,
     HopTime,
@@ -47,6 +48,7 @@ from swarm.wire.parts import (
     MAX_HEADERS,
     MAX_HOPS,
     MAX_NODES,
+    MAX_RECORD_BYTES,
     MAX_WIDTH,
     PADDING_BYTES,
     PEER_CHARACTERS,
@@ -76,7 +78,9 @@ def decode_frame(data: bytes | bytearray) -> Frame:
         case "attach":
             return _attach(frame.attach)
         case "reroute":
-            return Reroute(checks.number(frame.reroute.generation, "generation"), _route(frame.reroute.route))
+            route = _route(frame.reroute.route)
+            hedge, generation = _hedge(frame.reroute, route), checks.number(frame.reroute.generation, "generation")
+            return Reroute(generation, route, hedge, _records(frame.reroute.records))
         case "snapshot":
             return _snapshot(frame.snapshot)
         case "close":
@@ -137,6 +141,7 @@ def decode_replies_up(data: bytes) -> RepliesUp:
                 session=checks.session_id(message.request.session),
                 generation=checks.number(message.request.generation, "generation"),
                 acked=checks.number(message.request.acked, "acked"),
+                may_wait=message.request.may_wait,
             )
         case "pong":
             return Pong(message.pong.nonce)
@@ -340,7 +345,24 @@ def _attach(attach: pb.Attach) -> Attach:
             nodes=attach.open.nodes,
             codec=_codec(attach.open.codec),
         ),
+        hedge=_hedge(attach, route),
+        records=_records(attach.records),
     )
+
+
+def _records(records: Collection[bytes]) -> tuple[bytes, ...]:
+    """Sealed ones: who uses one checks it."""
+    few = checks.at_most(records, MAX_HOPS + 1, "records")
+    return tuple(checks.at_most(one, MAX_RECORD_BYTES, "records") for one in few)
+
+
+def _hedge(message: pb.Attach | pb.Reroute, route: Collection[RouteHop]) -> Hedge | None:
+    if not message.HasField("hedge"):
+        return None
+    twin = PeerId(checks.at_most(message.hedge.twin, PEER_CHARACTERS, "twin"))
+    if not twin or twin in {hop.peer for hop in route}:
+        raise RemoteProtocolError("twin", f"{twin or 'nobody'} is no second machine: it stands in the route itself")
+    return Hedge(checks.number(message.hedge.index, "hedge", len(route)), twin)
 
 
 def _snapshot(snapshot: pb.Snapshot) -> Snapshot:

@@ -20,6 +20,7 @@ from swarm.messages import (
     Fault,
     FaultKind,
     Frame,
+    Hedge,
     Held,
     Hold,
     HopTime,
@@ -122,7 +123,9 @@ def _frame(message: Frame) -> pb.Frame:
         case Attach():
             return pb.Frame(attach=_attach(message))
         case Reroute():
-            return pb.Frame(reroute=pb.Reroute(generation=message.generation, route=_route(message.route)))
+            route, hedge = _route(message.route), _hedge(message.hedge)
+            reroute = pb.Reroute(generation=message.generation, route=route, hedge=hedge, records=message.records)
+            return pb.Frame(reroute=reroute)
         case Snapshot():
             return pb.Frame(snapshot=_snapshot(message))
         case Close():
@@ -155,8 +158,7 @@ def _upstream(message: Upstream) -> pb.Upstream:
 def _replies_up(message: RepliesUp) -> pb.RepliesUp:
     match message:
         case RepliesRequest():
-            request = pb.RepliesRequest(session=message.session, generation=message.generation, acked=message.acked)
-            return pb.RepliesUp(request=request)
+            return pb.RepliesUp(request=pb.RepliesRequest(**asdict(message)))
         case Pong():
             return pb.RepliesUp(pong=pb.Pong(nonce=message.nonce))
     assert_never(message)
@@ -239,7 +241,13 @@ def _attach(attach: Attach) -> pb.Attach:
             nodes=opened.nodes,
             codec=CODECS[opened.codec],
         ),
+        hedge=_hedge(attach.hedge),
+        records=attach.records,
     )
+
+
+def _hedge(hedge: Hedge | None) -> pb.Hedge | None:
+    return None if hedge is None else pb.Hedge(index=hedge.index, twin=hedge.twin)
 
 
 def _snapshot(snapshot: Snapshot) -> pb.Snapshot:

@@ -11,6 +11,7 @@ MAX_NODES = 65_536
 """Most tree nodes in one message."""
 
 MAX_HOPS = 256
+MAX_RECORD_BYTES = 4_096
 MAX_HEADERS = 4_096
 MAX_WIDTH = 1 << 20
 MAX_LAYERS = 1 << 16

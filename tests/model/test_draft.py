@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.acceptance import Size, accepted, answer, demo_prompts, generate
-from client.chain import Answer
+from client.answers import Answer
 from client.decode import Job, decode
 from client.draft import PREFILL_ROWS, Drafter, LocalSession, ModelDrafter, NoDrafter, check_compatible
 from client.text import TextStream

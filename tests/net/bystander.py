@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import node.lease
+import node.service
 from node.serve import Node
 from swarm.codec import encode_rows
 from swarm.demo import TARGET
@@ -57,6 +58,7 @@ def right_picks() -> tuple[int, ...]:
 async def bystander(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """A session that is open while its nodes get garbage, and whose picks must be right before and after."""
     monkeypatch.setattr(node.lease, "ORPHAN_S", 0.1)
+    monkeypatch.setattr(node.service, "UPSTREAM_S", 60.0)  # it does not ping
     opened = attach(route_of(nodes, SPANS), opening(nodes[0]), b"other")
     async with raw_link(nodes[0], opened) as link:
         await link.until(Ready)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -196,9 +196,11 @@ async def test_a_sweep_before_ready_is_refused(nodes: tuple[Node, ...], monkeypa
     gate = asyncio.Event()
     dial = Workshop.dial
 
-    async def gated(shop: Workshop, fingerprint: str, hop: RouteHop) -> tuple[grpc.aio.Channel, bool]:
+    async def gated(
+        shop: Workshop, fingerprint: str, hop: RouteHop, records: Iterable[bytes] = ()
+    ) -> tuple[grpc.aio.Channel, bool]:
         await gate.wait()
-        return await dial(shop, fingerprint, hop)
+        return await dial(shop, fingerprint, hop, records)
 
     monkeypatch.setattr(Workshop, "dial", gated)
     sweep = SweepFrame(Sweeps().chain(WORDS))

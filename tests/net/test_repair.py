@@ -27,8 +27,9 @@ from client.options import GenerateOptions
 from node.hop import HopSession
 from node.replies import ReplyBuffer
 from node.upstream import UpstreamSide
-from swarm.errors import GenerationInterrupted, RouteError
+from swarm.errors import GenerationInterrupted, RegistryError, RouteError
 from swarm.messages import Ping, Reply, Reroute
+from swarm.record import NodeRecord
 from swarm.successor import Successor
 from swarm.tree import DraftTree
 from tests.net.mortal import CHAIN, Mortals, forget, mortals
@@ -197,7 +198,7 @@ async def test_the_replay_comes_after_all_are_attached(
         behind = [hop._next for hop in nodes["b1"].sessions._open.values()]
         is_first = isinstance(successor._owner, HopSession) and successor._owner._shop.peer == nodes["a0"].peer_id
         is_repair = bool(nodes.chains) and nodes.chains[-1].generation > 0
-        if is_first and is_repair and not any(one and one._tie and one._tie.is_attached for one in behind):
+        if is_first and is_repair and not any(one and one._one._tie and one._one._tie.is_attached for one in behind):
             asyncio.get_running_loop().call_later(0.01, late, successor)
         else:
             sync(successor)
@@ -207,6 +208,20 @@ async def test_the_replay_comes_after_all_are_attached(
         plain, result = await struck(nodes, victims, SPARES)
     assert result.tokens == plain
     assert found == path
+
+
+async def test_no_hop_waits_for_the_directory(nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client passes the signed records on; a DHT that has just lost a peer may take seconds to answer."""
+
+    async def slow(*_: object, **__: object) -> list[NodeRecord]:
+        raise RegistryError("nobody answers")
+
+    with monkeypatch.context() as patch:
+        for one in nodes.nodes.values():
+            patch.setattr(one.registry, "records", slow)
+        plain, result = await struck(nodes, ("a1",), SPARES)
+    assert result.tokens == plain
+    assert nodes.route()[1] == "b1"
 
 
 async def test_the_replacement_dies_while_it_is_replayed(nodes: Mortals) -> None:
@@ -467,7 +482,8 @@ async def test_a_machine_wrongly_taken_for_dead_does_no_harm(nodes: Mortals) -> 
         await arrived.wait()
         await nodes.announce("b1")
         (hop,) = nodes["a1"].sessions._open.values()
-        hop._end_upstream()
+        (upstream,) = hop._upstreams._by_sender.values()
+        upstream.end()
         await nodes.until_routed("a0", "b1", "a2")
         nodes.go_on("a1")
     result = telling.result()

@@ -24,6 +24,7 @@ from swarm.messages import (
     Fault,
     FaultKind,
     Frame,
+    Hedge,
     Held,
     Hold,
     HopTime,
@@ -67,6 +68,8 @@ samplings = st.builds(
 times = st.lists(st.builds(HopTime, durations, durations, durations, durations), max_size=3).map(tuple)
 spans = st.tuples(st.integers(0, 99), st.integers(1, 99)).map(lambda t: Span(t[0], t[0] + t[1]))
 routes = st.lists(st.builds(RouteHop, texts.filter(bool).map(PeerId), spans), min_size=1, max_size=4).map(tuple)
+hedges = st.none() | st.builds(Hedge, st.just(0), st.integers(0, 99).map(lambda number: PeerId(f"{number:0>100}")))
+sealed = st.lists(st.binary(max_size=8), max_size=3).map(tuple)
 faults = st.builds(Fault, naturals, peers, st.sampled_from(FaultKind), texts, texts)
 opens = st.builds(Open, texts, words, words, words, st.sampled_from(Codec))
 
@@ -149,8 +152,8 @@ frames: st.SearchStrategy[Frame] = st.one_of(
     sweep_frames(),
     replies(),
     snapshots(),
-    st.builds(Attach, session_ids, naturals, routes, st.just(0), opens),
-    st.builds(Reroute, naturals, routes),
+    st.builds(Attach, session_ids, naturals, routes, st.just(0), opens, hedges, sealed),
+    st.builds(Reroute, naturals, routes, hedges, sealed),
     st.builds(Close, texts, st.booleans()),
     st.builds(Ping, uint64),
     faults,
@@ -163,7 +166,7 @@ upstreams: st.SearchStrategy[Upstream] = st.one_of(
     faults,
 )
 replies_up: st.SearchStrategy[RepliesUp] = st.one_of(
-    st.builds(RepliesRequest, session_ids, naturals, naturals), st.builds(Pong, uint64)
+    st.builds(RepliesRequest, session_ids, naturals, naturals, st.booleans()), st.builds(Pong, uint64)
 )
 holds = st.builds(Hold, session_ids, naturals, durations)
 counters = st.builds(Counters, *[naturals] * 8)

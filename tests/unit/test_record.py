@@ -21,7 +21,6 @@ from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.record import (
     MAX_DELAYS,
-    MAX_RECORD_BYTES,
     NodeRecord,
     NodeState,
     RecordError,
@@ -32,6 +31,7 @@ from swarm.record import (
     unseal,
 )
 from swarm.registry import ModelIdentity
+from swarm.wire.parts import MAX_RECORD_BYTES
 
 NOW = 1_800_000_000.0
 ME, OTHER = Identity.ephemeral(), Identity.ephemeral()

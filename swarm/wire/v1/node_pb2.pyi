@@ -69,6 +69,8 @@ class _FaultKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FaultKind.V
     FAULT_KIND_MODEL_MISMATCH: _FaultKind.ValueType  # 8
     FAULT_KIND_DRAINING: _FaultKind.ValueType  # 9
     """The peer leaves soon: it serves on until the session has moved."""
+    FAULT_KIND_DIFFERENT: _FaultKind.ValueType  # 10
+    """What the peer computes is not what its twin computes."""
 
 class FaultKind(_FaultKind, metaclass=_FaultKindEnumTypeWrapper): ...
 
@@ -83,6 +85,8 @@ FAULT_KIND_CONTEXT_FULL: FaultKind.ValueType  # 7
 FAULT_KIND_MODEL_MISMATCH: FaultKind.ValueType  # 8
 FAULT_KIND_DRAINING: FaultKind.ValueType  # 9
 """The peer leaves soon: it serves on until the session has moved."""
+FAULT_KIND_DIFFERENT: FaultKind.ValueType  # 10
+"""What the peer computes is not what its twin computes."""
 Global___FaultKind: _TypeAlias = FaultKind  # noqa: Y015
 
 @_typing.final
@@ -616,6 +620,8 @@ class Attach(_message.Message):
     ROUTE_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
     OPEN_FIELD_NUMBER: _builtins.int
+    HEDGE_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """16 random bytes, chosen by the client."""
     generation: _builtins.int
@@ -627,6 +633,12 @@ class Attach(_message.Message):
 
     @_builtins.property
     def open(self) -> Global___Open: ...
+    @_builtins.property
+    def hedge(self) -> Global___Hedge: ...
+    @_builtins.property
+    def records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Signed records of machines of the route, at most 257 of 4,096 bytes each: where they listen."""
+
     def __init__(
         self,
         *,
@@ -635,14 +647,42 @@ class Attach(_message.Message):
         route: _abc.Iterable[Global___RouteHop] | None = ...,
         index: _builtins.int = ...,
         open: Global___Open | None = ...,
+        hedge: Global___Hedge | None = ...,
+        records: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hedge", b"hedge", "open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "index", b"index", "open", b"open", "route", b"route", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "hedge", b"hedge", "index", b"index", "open", b"open", "records", b"records", "route", b"route", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Attach: _TypeAlias = Attach  # noqa: Y015
+
+@_typing.final
+class Hedge(_message.Message):
+    """A second machine for one hop of the route, which gets every sweep too: whoever is first is heard (H1)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    TWIN_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Of that hop in the route."""
+    twin: _builtins.str
+    """Base58 peer id of the machine in its place in the other route, at most 128 characters."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        twin: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "twin", b"twin"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Hedge: _TypeAlias = Hedge  # noqa: Y015
 
 @_typing.final
 class Reroute(_message.Message):
@@ -652,20 +692,30 @@ class Reroute(_message.Message):
 
     GENERATION_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
+    HEDGE_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     @_builtins.property
     def route(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteHop]:
         """[hops], 1 … 256."""
+
+    @_builtins.property
+    def hedge(self) -> Global___Hedge: ...
+    @_builtins.property
+    def records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """As in Attach."""
 
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
         route: _abc.Iterable[Global___RouteHop] | None = ...,
+        hedge: Global___Hedge | None = ...,
+        records: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hedge", b"hedge"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "route", b"route"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "hedge", b"hedge", "records", b"records", "route", b"route"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1041,20 +1091,24 @@ class RepliesRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     ACKED_FIELD_NUMBER: _builtins.int
+    MAY_WAIT_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """16 bytes."""
     generation: _builtins.int
     acked: _builtins.int
+    may_wait: _builtins.bool
+    """The session may reach this hop a little later than the request."""
     def __init__(
         self,
         *,
         session: _builtins.bytes = ...,
         generation: _builtins.int = ...,
         acked: _builtins.int = ...,
+        may_wait: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "generation", b"generation", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "generation", b"generation", "may_wait", b"may_wait", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1212,6 +1266,9 @@ class Counters(_message.Message):
     CATCH_UPS_FIELD_NUMBER: _builtins.int
     RESTORES_FIELD_NUMBER: _builtins.int
     RESTORED_NODES_FIELD_NUMBER: _builtins.int
+    REPLAY_US_FIELD_NUMBER: _builtins.int
+    DOUBLES_FIELD_NUMBER: _builtins.int
+    DIFFERENCES_FIELD_NUMBER: _builtins.int
     sweeps: _builtins.int
     """Sweeps finished."""
     frames_in: _builtins.int
@@ -1230,6 +1287,11 @@ class Counters(_message.Message):
     catch_ups: _builtins.int
     restores: _builtins.int
     restored_nodes: _builtins.int
+    replay_us: _builtins.int
+    """Compute of those snapshots, in microseconds."""
+    doubles: _builtins.int
+    """Sweeps that had come from a twin already, and those of them whose rows were not the twin's."""
+    differences: _builtins.int
     def __init__(
         self,
         *,
@@ -1245,10 +1307,13 @@ class Counters(_message.Message):
         catch_ups: _builtins.int = ...,
         restores: _builtins.int = ...,
         restored_nodes: _builtins.int = ...,
+        replay_us: _builtins.int = ...,
+        doubles: _builtins.int = ...,
+        differences: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catch_ups", b"catch_ups", "errors", b"errors", "forwards", b"forwards", "frames_in", b"frames_in", "frames_out", b"frames_out", "pruned_nodes", b"pruned_nodes", "replays", b"replays", "restored_nodes", b"restored_nodes", "restores", b"restores", "rows_in_forwards", b"rows_in_forwards", "sweeps", b"sweeps", "tree_nodes", b"tree_nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catch_ups", b"catch_ups", "differences", b"differences", "doubles", b"doubles", "errors", b"errors", "forwards", b"forwards", "frames_in", b"frames_in", "frames_out", b"frames_out", "pruned_nodes", b"pruned_nodes", "replay_us", b"replay_us", "replays", b"replays", "restored_nodes", b"restored_nodes", "restores", b"restores", "rows_in_forwards", b"rows_in_forwards", "sweeps", b"sweeps", "tree_nodes", b"tree_nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,130 @@
+"""The replies of one chain as answers to its sweeps, from whichever of its tails is first. Owns no routes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc.aio
+
+from client.replies import ReplyStream
+from swarm.errors import HopTimeout, SwarmError, TwinsDiffer
+from swarm.ids import SessionId, TreeNodeId
+from swarm.messages import RepliesRequest, Reply, RouteHop
+from swarm.tasks import TaskScope
+
+INBOX_ITEMS = 256
+COMPARED = 64
+"""Late replies of which another tail's are compared with them."""
+
+Tail = tuple[RouteHop, grpc.aio.Channel]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A reply and how long its sweep was away, in milliseconds."""
+
+    reply: Reply
+    total_ms: float
+
+
+class Answers:
+    """What comes back. on_trouble: told when a stream breaks, and when tails do not pick the same."""
+
+    def __init__(self, session: SessionId, on_trouble: Callable[[SwarmError], None]) -> None:
+        self._session = session
+        self._on_trouble = on_trouble
+        self._streams: list[tuple[ReplyStream, asyncio.Task[None]]] = []
+        self._inbox: asyncio.Queue[Answer | SwarmError] = asyncio.Queue(INBOX_ITEMS)
+        self._sent_at: dict[int, float] = {}
+        self._first: OrderedDict[int, dict[TreeNodeId, int]] = OrderedDict()
+
+    @property
+    def are_due(self) -> bool:
+        """Whether a sweep is unanswered."""
+        return bool(self._sent_at)
+
+    def expect(self, sequence: int) -> None:
+        """A sweep leaves now."""
+        self._sent_at[sequence] = time.perf_counter()
+
+    def give_up(self, error: SwarmError) -> None:
+        """The chain is broken for good; whoever waits for an answer learns why. What comes after is not news."""
+        if not self._inbox.full():
+            self._inbox.put_nowait(error)
+
+    async def next(self, timeout_s: float, may_wait: Callable[[], bool]) -> Answer:
+        """The next answer.
+
+        Args:
+            timeout_s: how long one may take.
+            may_wait: asked then whether there is a reason to wait on.
+
+        Raises:
+            SwarmError: what broke the chain for good.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    item = await self._inbox.get()
+            except TimeoutError:
+                if may_wait():
+                    continue
+                tail = self._streams[0][0].tail
+                reason = f"no reply from the chain within {timeout_s:.0f} s"
+                raise HopTimeout(tail.peer, str(tail.span), reason) from None
+            if isinstance(item, SwarmError):
+                raise item
+            return item
+
+    def follow(self, scope: TaskScope, tails: Sequence[Tail], generation: int, acked: int) -> ReplyStream:
+        """Hear these tails and no others; a stream that runs is kept. Returns the first one's."""
+        wanted = {hop for hop, _ in tails}
+        for stream, task in self._streams:
+            if stream.tail not in wanted or stream.is_broken:
+                task.cancel()
+        self._streams = [one for one in self._streams if one[0].tail in wanted and not one[0].is_broken]
+        known = {stream.tail: (stream, task) for stream, task in self._streams}
+        self._streams = []
+        for place, (hop, channel) in enumerate(tails):
+            if hop not in known:
+                stream = ReplyStream(hop, self._hear)
+                request = RepliesRequest(self._session, generation, acked, may_wait=generation > 0 or place > 0)
+                known[hop] = stream, scope.spawn(stream.run(channel, request))
+            self._streams.append(known[hop])
+        return self._streams[0][0]
+
+    def close(self) -> None:
+        """Hear nobody any more."""
+        for _, task in self._streams:
+            task.cancel()
+
+    def _hear(self, stream: ReplyStream, said: Reply | SwarmError) -> None:
+        if all(stream is not known for known, _ in self._streams):
+            return
+        if not isinstance(said, Reply):
+            self._on_trouble(said)
+            return
+        sent = self._sent_at.pop(said.sequence, None)
+        if sent is None:  # repetitions are dropped: the first pick of a node wins
+            self._compare(stream, said)
+        elif not self._inbox.full():
+            self._inbox.put_nowait(Answer(said, (time.perf_counter() - sent) * 1e3))
+            self._keep(said)
+
+    def _keep(self, reply: Reply) -> None:
+        if len(self._streams) > 1:
+            self._first[reply.sequence] = dict(reply.picks)
+            while len(self._first) > COMPARED:
+                self._first.popitem(last=False)
+
+    def _compare(self, stream: ReplyStream, reply: Reply) -> None:
+        first = self._first.pop(reply.sequence, {})
+        for node, token in reply.picks:
+            if first.get(node, token) != token:
+                reason = f"picked token {token} where its twin picked {first[node]}"
+                self._on_trouble(TwinsDiffer(stream.tail.peer, str(stream.tail.span), reason))
+                return

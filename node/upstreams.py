@@ -1,0 +1,134 @@
+"""Who brings one session's sweeps and hears of its trouble: one neighbour, or two twins (PROTOCOL R3, H2). No sweeps.
+
+Each stream is known by its sender's peer id, "" for the client. Only the newest generation's streams are heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from node.tally import Tally
+from node.twins import MOST_DIFFERENT, TwinRows
+from node.upstream import UpstreamSide
+from swarm.errors import HopClosed, TwinsDiffer
+from swarm.faults import fault_of
+from swarm.hedge import senders
+from swarm.ids import PeerId
+from swarm.messages import Ack, Attach, Attached, Credits, Ready, Reroute, SweepFrame, Upstream
+
+
+class Upstreams:
+    """The streams into one session of `peer`.
+
+    heard: the newest generation. ready_for: the last one of which all hops behind are attached.
+    """
+
+    def __init__(self, peer: PeerId, tally: Tally, receipt: Callable[[int], Ack]) -> None:
+        self.heard = self.ready_for = -1
+        self._peer = peer
+        self._tally = tally
+        self._receipt = receipt
+        self._by_sender: dict[str, UpstreamSide] = {}
+        self._rows = TwinRows()
+        self._told_in = -1
+
+    def __contains__(self, upstream: UpstreamSide) -> bool:
+        return upstream in self._by_sender.values()
+
+    def __len__(self) -> int:
+        return len(self._by_sender)
+
+    def attach(self, upstream: UpstreamSide, attach: Attach, received: int, credits: Credits) -> bool:
+        """Hear this stream; whether it brings a new generation, and not just a twin of the one that brought it.
+
+        Raises:
+            HopClosed: a newer generation holds the session.
+        """
+        expected = senders(attach.route, attach.index, attach.hedge)
+        is_new = attach.generation > self.heard
+        if not is_new and (attach.generation < self.heard or len(expected) == 1):
+            span = str(attach.route[attach.index].span)
+            raise HopClosed(self._peer, span, f"generation {attach.generation} is not newer")
+        self.heard = attach.generation
+        self._keep(expected)
+        self.drop(self._by_sender.get(expected[0]))
+        self._by_sender[expected[0]] = upstream
+        upstream.receipt = self._receipt
+        upstream.send(Attached(attach.generation, received or None))
+        if not is_new:
+            self._welcome(upstream, credits)
+        return is_new
+
+    def reroute(self, upstream: UpstreamSide, reroute: Reroute, index: int, credits: Credits) -> bool:
+        """Hear of a new route, in which this hop stands at `index`; whether it is new, and not what a twin brought."""
+        if reroute.generation <= self.heard:
+            self._welcome(upstream, credits)
+            return False
+        self.heard = reroute.generation
+        self._keep(senders(reroute.route, index, reroute.hedge))
+        return True
+
+    def drop(self, upstream: UpstreamSide | None) -> None:
+        """End a stream and forget it."""
+        if upstream is not None:
+            upstream.end()
+            self._by_sender = {sender: known for sender, known in self._by_sender.items() if known is not upstream}
+
+    def end(self) -> None:
+        """Finish all streams; what is queued leaves."""
+        self._keep(())
+
+    def send(self, message: Upstream) -> None:
+        """Say it to all."""
+        for upstream in self._by_sender.values():
+            upstream.send(message)
+
+    def report(self, error: Exception) -> None:
+        """Say what is wrong."""
+        self.send(fault_of(error, self.heard, self._peer))
+
+    def be_ready(self, credits: Credits) -> None:
+        """Say that all hops behind are attached."""
+        self.ready_for = self.heard
+        self.send(Ready(self.heard, credits))
+
+    def note(self, frame: SweepFrame) -> None:
+        """A sweep came for the first time: its twin's is compared with it."""
+        if len(self) > 1:
+            self._rows.keep(frame)
+
+    def is_double(self, upstream: UpstreamSide, frame: SweepFrame) -> bool:
+        """Whether a sweep came again only because a twin brings it too (H3); rows that differ are reported once."""
+        difference = self._rows.compare(frame)
+        if difference is None:
+            return False
+        self._tally.doubles += 1
+        assert frame.rows is not None, "it was compared"
+        if difference > MOST_DIFFERENT[frame.rows.codec]:
+            self._tally.differences += 1
+            if self._told_in < self.heard:
+                self._told_in = self.heard
+                reason = f"its rows differ from its twin's by {difference:.1e} of the largest value"
+                self.report(TwinsDiffer(self._sender(upstream), "?", reason))
+        return True
+
+    def skips(self, upstream: UpstreamSide, frame: SweepFrame, received: int) -> bool:
+        """Whether one of two twins left sweeps out, and is heard no more (H4)."""
+        if len(self) < 2 or frame.sweep.sequence <= received + 1:
+            return False
+        sender = self._sender(upstream)
+        self.drop(upstream)
+        self.report(HopClosed(sender, "?", "fell out of step with its twin"))
+        return True
+
+    def _keep(self, expected: Collection[str]) -> None:
+        for sender in self._by_sender.keys() - set(expected):
+            self.drop(self._by_sender[sender])
+
+    def _sender(self, upstream: UpstreamSide) -> str:
+        return next(sender for sender, known in self._by_sender.items() if known is upstream)
+
+    def _welcome(self, upstream: UpstreamSide, credits: Credits) -> None:
+        """Tell one of two twins what the other was told."""
+        if self.ready_for == self.heard:
+            upstream.send(Ready(self.heard, credits))

@@ -1,0 +1,236 @@
+"""Hedged chains over real nodes: the text is the plain one, both machines work, and either may lag, die or be wrong.
+
+Every test puts two machines behind one hop and reads from the nodes' counters that both got the sweeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+import torch
+
+import client.replies
+import node.serve
+import swarm.dial
+import swarm.watch
+from client.options import GenerateOptions
+from node.hop import HopSession
+from node.sweep_run import SweepRun
+from swarm.codec import decode_rows, encode_rows
+from tests.net.mortal import CHAIN, Mortals, forget, mortals
+from tests.net.raw import counters
+from tests.net.running import grown, prompt, until
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
+
+IDS = prompt(4, 24)
+GREEDY: GenerateOptions = {"max_new_tokens": 24, "nodes": 8}
+SAMPLED: GenerateOptions = {"max_new_tokens": 24, "nodes": 8, "temperature": 1.0, "seed": 7}
+BOTH = pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+PLACES = pytest.mark.parametrize("place", range(3), ids=CHAIN)
+SPEED = ((1, 8.0), (8, 9.0), (64, 20.0))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool() -> AsyncIterator[Mortals]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(node.serve, "measure_sweeps", lambda _: SPEED)
+        for module in (swarm.watch, client.replies):
+            patch.setattr(module, "SILENCE_S", 10.0)
+        own = ("grpc.use_local_subchannel_pool", 1)
+        patch.setattr(swarm.dial, "CHANNEL_OPTIONS", [*swarm.dial.CHANNEL_OPTIONS, own])
+        async with mortals() as everybody:
+            yield everybody
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def nodes(pool: Mortals, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Mortals]:
+    """The pool with a client that hedges; the first chain is listed, and each test lists the second machines."""
+    forget(pool.client, 20.0)
+    pool.client._opener = replace(pool.client._opener, hedge=True)
+    with pool.patched(monkeypatch):
+        await pool.announce(*CHAIN)
+        yield pool
+    await pool.clear()
+
+
+def twin(nodes: Mortals) -> str:
+    """The name of the newest session's second machine."""
+    (hop,) = nodes.chains[-1].route.twins
+    return next(name for name, node in nodes.nodes.items() if node.peer_id == hop.peer)
+
+
+@BOTH
+@PLACES
+async def test_both_machines_work_and_the_text_is_the_plain_one(
+    place: int, options: GenerateOptions, nodes: Mortals
+) -> None:
+    plain = await nodes.undisturbed(IDS, **options)
+    pair = [nodes[f"a{place}"], nodes[f"b{place}"]]
+    behind = nodes[f"a{min(place + 1, 2)}"]
+    before, before_behind = await counters(pair), await counters([behind])
+    await nodes.announce(f"b{place}")
+    result = await nodes.client.generate(IDS, **options)
+    assert result.tokens == plain
+    sweeps = result.stats.prefill_sweeps + len(result.stats.sweeps)
+    assert len(result.stats.twins) == 1
+    assert (result.stats.repairs, result.stats.differences) == ((), ())
+    for grew in grown(before, await counters(pair), "frames_in"):
+        assert sweeps - 1 <= grew <= sweeps, "the slower one may be closed before its last sweep"
+    if place < 2:
+        (doubles,) = grown(before_behind, await counters([behind]), "doubles")
+        assert sweeps - 2 <= doubles <= sweeps
+    assert grown(before_behind, await counters([behind]), "differences") == [0]
+
+
+async def test_without_a_second_holder_the_chain_is_an_ordinary_one(nodes: Mortals) -> None:
+    plain = await nodes.undisturbed(IDS, **GREEDY)
+    await nodes.announce("b1")
+    await nodes.unlist("b1")
+    result = await nodes.client.generate(IDS, **GREEDY)
+    assert result.tokens == plain
+    assert result.stats.twins == ()
+
+
+@BOTH
+@PLACES
+async def test_one_that_stops_working_holds_nobody_up(place: int, options: GenerateOptions, nodes: Mortals) -> None:
+    """It executes nothing from some sweep on: the other one's rows or picks arrive. Nothing is rerouted or replayed."""
+    few = options | {"max_new_tokens": 8}
+    plain = await nodes.undisturbed(IDS, **few)
+    await nodes.announce(f"b{place}")
+    for lagging in (f"a{place}", f"b{place}"):
+        with nodes.counted() as paths:
+            nodes.stall(lagging, 4)
+            result = await nodes.client.generate(IDS, **few)
+            nodes.go_on(lagging)
+        assert result.tokens == plain
+        assert {nodes.route()[place], twin(nodes)} == {f"a{place}", f"b{place}"}
+        assert (result.stats.repairs, paths) == ((), {})
+
+
+@PLACES
+async def test_one_that_falls_too_far_behind_is_left(place: int, nodes: Mortals) -> None:
+    """What waits for it is bounded: it leaves, and the chain goes on with the other one, nothing replayed."""
+    long = SAMPLED | {"max_new_tokens": 48, "nodes": 2}
+    plain = await nodes.undisturbed(IDS, **long)
+    await nodes.announce(f"b{place}")
+    with nodes.counted() as paths:
+        nodes.stall(f"a{place}", 4)
+        result = await nodes.client.generate(IDS, **long)
+        nodes.go_on(f"a{place}")
+    assert result.tokens == plain
+    assert nodes.route()[place] == f"b{place}"
+    assert result.stats.twins == ()
+    assert len(result.stats.repairs) == 1
+    assert paths == {}
+
+
+@PLACES
+@pytest.mark.parametrize("victim", ["in the route", "twin"])
+async def test_when_one_dies_the_other_goes_on_without_a_replay(victim: str, place: int, nodes: Mortals) -> None:
+    plain = await nodes.undisturbed(IDS, **SAMPLED)
+    await nodes.announce(f"b{place}")
+    stalled = nodes.stall(f"a{place}", 4)  # whoever dies has not done all: that it lives on matters
+    with nodes.counted() as paths:
+        async with asyncio.TaskGroup() as group:
+            telling = group.create_task(nodes.client.generate(IDS, **SAMPLED))
+            await stalled.wait()
+            dying = nodes.route()[place] if victim == "in the route" else twin(nodes)
+            nodes.go_on(f"a{place}")
+            await nodes.kill(dying)
+    result = telling.result()
+    assert result.tokens == plain
+    assert dying not in nodes.route()
+    assert result.stats.twins == ()
+    assert [repair.replaced for repair in result.stats.repairs] == [(nodes[dying].peer_id,)]
+    assert paths == {}
+
+
+async def test_a_third_machine_takes_the_place_of_a_dead_twin(nodes: Mortals) -> None:
+    long = SAMPLED | {"max_new_tokens": 60}
+    plain = await nodes.undisturbed(IDS, **long)
+    await nodes.announce("b1")
+    stalled = nodes.stall("a2", 4)
+    with nodes.counted() as paths:
+        async with asyncio.TaskGroup() as group:
+            telling = group.create_task(nodes.client.generate(IDS, **long))
+            await stalled.wait()
+            dying = nodes.route()[1]
+            await nodes.announce("c1")
+            await nodes.kill(dying)
+            await nodes.until_routed("a0", "b1" if dying == "a1" else "a1", "a2")
+            await until(lambda: restored(nodes, "c1"))
+            nodes.go_on("a2")
+    result = telling.result()
+    assert result.tokens == plain
+    assert twin(nodes) == "c1"
+    assert paths["c1"]["restores"] == 1
+    assert "a2" not in {name for name, path in paths.items() if "restores" in path}, "it has all already"
+
+
+async def restored(nodes: Mortals, name: str) -> bool:
+    """Whether a node was given a snapshot since it started."""
+    await asyncio.sleep(0)
+    return nodes[name].sessions.info().counters.restores > 0
+
+
+@pytest.mark.parametrize("place", [0, 1])
+async def test_when_the_machine_behind_both_dies_each_may_replay(place: int, nodes: Mortals) -> None:
+    plain = await nodes.undisturbed(IDS, **SAMPLED)
+    await nodes.announce(f"b{place}")
+    stalled = nodes.stall(f"a{place + 1}", 4)
+    with nodes.counted() as paths:
+        async with asyncio.TaskGroup() as group:
+            telling = group.create_task(nodes.client.generate(IDS, **SAMPLED))
+            await stalled.wait()
+            await nodes.announce(f"b{place + 1}")
+            await nodes.kill(f"a{place + 1}")
+    result = telling.result()
+    assert result.tokens == plain
+    assert nodes.route()[place + 1] == f"b{place + 1}"
+    assert paths[f"b{place + 1}"]["restores"] >= 1
+    assert len(result.stats.twins) == 1
+
+
+async def test_rows_that_differ_are_reported(nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One machine's rows are off by a little more than rounding: the one that came later is named, once."""
+    await nodes.undisturbed(IDS, **GREEDY)
+    await nodes.announce("b1")
+    finish = HopSession.finish
+
+    def wrong(hop: HopSession, run: SweepRun) -> None:
+        if hop._shop.peer == nodes["b1"].peer_id and run.rows is not None and run.rows.count:
+            rows = decode_rows(run.rows, torch.float32).clone()
+            rows[-1, 0] += 0.05 * rows.abs().max()
+            run.rows = encode_rows(rows, run.rows.codec)
+        finish(hop, run)
+
+    monkeypatch.setattr(HopSession, "finish", wrong)
+    before = await counters([nodes["a2"]])
+    result = await nodes.client.generate(IDS, **GREEDY)
+    (line,) = result.stats.differences
+    assert "differ from its twin's by" in line
+    assert any(nodes[name].peer_id in line for name in ("a1", "b1"))
+    (differences,) = grown(before, await counters([nodes["a2"]]), "differences")
+    assert differences > 1, "reported once, counted each time"
+
+
+async def test_picks_that_differ_are_reported(nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> None:
+    await nodes.undisturbed(IDS, **GREEDY)
+    await nodes.announce("b2")
+    finish = HopSession.finish
+
+    def wrong(hop: HopSession, run: SweepRun) -> None:
+        if hop._shop.peer == nodes["b2"].peer_id and run.work.frame.sweep.sequence == 4:
+            run.picks = [(one, token + 1) for one, token in run.picks]
+        finish(hop, run)
+
+    monkeypatch.setattr(HopSession, "finish", wrong)
+    result = await nodes.client.generate(IDS, **GREEDY)
+    (line,) = result.stats.differences
+    assert "picked token" in line
