@@ -132,12 +132,16 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One strike, its undisturbed twin and the struck text. struck_at: None when the text ended before."""
+    """One strike, its undisturbed twin and the struck text.
+
+    struck_at: None when the text ended before. stolen: of the CPU time, what a virtual machine's host took meanwhile.
+    """
 
     strike: Strike
     plain: Told
     told: Told
     struck_at: float | None
+    stolen: float = 0.0
 
     @property
     def is_same(self) -> bool:

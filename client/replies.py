@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import grpc
@@ -13,7 +14,8 @@ from swarm.errors import HopClosed, HopError, HopTimeout, RemoteProtocolError, S
 from swarm.frames import Joiner
 from swarm.link import Stream
 from swarm.messages import Ping, Pong, RepliesRequest, Reply, RouteHop
-from swarm.watch import ROUND_TRIPS, SILENCE_S
+from swarm.tasks import TaskScope
+from swarm.watch import ROUND_TRIPS, SILENCE_S, pause
 
 OPEN_S = 8.0
 """How long a tail may take to be dialled and to begin, its session's attach included."""
@@ -21,6 +23,7 @@ FAULT_GRACE_S = 0.5
 """When the tail ends the stream itself, its reason comes up the chain a little later."""
 PINGS_S = 0.5
 """Between the tail's pings."""
+LOOK_S = 0.1
 
 
 class ReplyStream:
@@ -32,6 +35,7 @@ class ReplyStream:
         self.opened = asyncio.Event()
         self._listener = listener
         self._rtt_s = 0.5
+        self._patient_until = 0.0
 
     async def run(self, channel: grpc.aio.Channel, request: RepliesRequest) -> None:
         """Ask for the replies and hand each on; says at the end why it ended."""
@@ -56,11 +60,13 @@ class ReplyStream:
         self._listener(self, error)
 
     async def _read(self, call: Stream, request: RepliesRequest) -> None:
-        joiner, loop = Joiner(), asyncio.get_running_loop()
-        async with asyncio.timeout(OPEN_S) as patience:
+        joiner = Joiner()
+        async with TaskScope() as scope:
+            self._patient_until = time.monotonic() + OPEN_S
+            scope.spawn(self._watch())
             await call.write(wire.encode_replies_up(request))
             while isinstance(part := await call.read(), bytes):
-                patience.reschedule(loop.time() + PINGS_S + SILENCE_S + ROUND_TRIPS * self._rtt_s)
+                self._patient_until = time.monotonic() + PINGS_S + SILENCE_S + ROUND_TRIPS * self._rtt_s
                 self.opened.set()
                 match joiner.feed(part):
                     case Reply() as reply:
@@ -71,3 +77,9 @@ class ReplyStream:
                         await call.write(wire.encode_replies_up(Pong(nonce)))
                     case _:
                         pass
+
+    async def _watch(self) -> None:
+        """Raise TimeoutError when nothing came for too long; time in which this program did not run is excused."""
+        while (left_s := self._patient_until - time.monotonic()) > 0:
+            self._patient_until += await pause(min(left_s, LOOK_S))
+        raise TimeoutError

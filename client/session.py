@@ -34,8 +34,8 @@ from swarm.tasks import TaskScope
 
 SWEEPS_IN_FLIGHT = 4
 OPEN_ATTEMPTS = 3
-REPLAY_LAYER_MS = 10.0
-"""What it costs a repair to give a layer to a machine that has no KV of the session."""
+REPLAY_LAYER_MS = 1_000.0
+"""What it costs a repair to give a layer to a machine that has no KV of the session: nobody is left without need."""
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from swarm.messages import (
     Upstream,
 )
 from swarm.tasks import TaskScope
-from swarm.watch import Watch
+from swarm.watch import Watch, pause
 
 OUTBOX_MESSAGES = 256
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]
@@ -174,7 +174,7 @@ async def _read(call: Stream, link: Link, listener: Callable[[Upstream | HopErro
 async def _watch(link: Link, listener: Callable[[Upstream | HopError], None]) -> None:
     """Ping, and give the link up when nothing is receipted any more."""
     while not link.is_silent:
-        await asyncio.sleep(link.ping_s)
+        link.watch.excuse(await pause(link.ping_s))
         link.ping()
     error = HopTimeout(link.hop.peer, str(link.hop.span), "is silent: nothing that was sent to it is receipted")
     listener(error)

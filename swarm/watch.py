@@ -1,12 +1,15 @@
-"""Is the machine at the other end of a link still there (PROTOCOL R10)? Pure; time is a parameter.
+"""Is the machine at the other end of a link still there (PROTOCOL R10)? Time is a parameter.
 
 Every part that is written must be receipted by the other side's event loop, which answers whatever its compute thread
 does: a machine in a forward of ten seconds is slow and not dead, a stopped one is silent. Parts and not bytes are
-counted, so a large frame on a slow link shows progress long before it has arrived.
+counted, so a large frame on a slow link shows progress long before it has arrived. A machine that was not run itself
+for a while (its owner's game, a lid that was closed) has nobody to blame for that time: it is excused.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import dataclass
 
 RECEIPT_S = 0.1
@@ -35,6 +38,17 @@ class Watch:
             self.receipted = parts
             self.progress_s = now_s
 
+    def excuse(self, seconds: float) -> None:
+        """For so long this side itself did not run."""
+        self.progress_s += seconds
+
     def is_silent(self, now_s: float, rtt_s: float) -> bool:
         """Whether something is unreceipted for longer than the link and an event loop can take."""
         return self.written > self.receipted and now_s - self.progress_s > ROUND_TRIPS * rtt_s + SILENCE_S
+
+
+async def pause(seconds: float) -> float:
+    """Sleep; how much longer than that it took, because this program was not run or was busy."""
+    started = time.monotonic()
+    await asyncio.sleep(seconds)
+    return max(time.monotonic() - started - seconds, 0.0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from swarm.watch import ROUND_TRIPS, SILENCE_S, Watch
+import asyncio
+import time
+
+from swarm.watch import ROUND_TRIPS, SILENCE_S, Watch, pause
 
 RTT_S = 0.05
 LIMIT_S = ROUND_TRIPS * RTT_S + SILENCE_S
@@ -44,3 +47,20 @@ def test_writing_on_and_stale_or_impossible_receipts_are_no_progress() -> None:
         watch.receipt(1, float(second))
         watch.receipt(99, float(second))
     assert watch.is_silent(11.0 + LIMIT_S + 0.001, RTT_S)
+
+
+def test_time_in_which_this_side_did_not_run_is_excused() -> None:
+    """A lid that was closed for an hour makes nobody silent."""
+    watch = Watch()
+    watch.write(10.0)
+    watch.excuse(3_600.0)
+    assert not watch.is_silent(3_610.0 + LIMIT_S - 0.001, RTT_S)
+    assert watch.is_silent(3_610.0 + LIMIT_S + 0.001, RTT_S)
+
+
+async def test_a_pause_says_how_late_it_ended() -> None:
+    def block() -> None:
+        time.sleep(0.15)
+
+    asyncio.get_running_loop().call_later(0.01, block)
+    assert await pause(0.02) > 0.1

@@ -1,0 +1,234 @@
+"""Hedging's pure parts: which routes and senders there are, whom a route takes as its twin, and when rows differ."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from node.tally import Tally
+from node.twins import MOST_DIFFERENT, ROWS, SWEEPS, TwinRows
+from node.upstream import UpstreamSide
+from node.upstreams import Upstreams
+from swarm.codec import encode_rows
+from swarm.errors import HopClosed, RemoteProtocolError
+from swarm.hedge import senders, twin_route
+from swarm.ids import PeerId, SessionId, TreeNodeId
+from swarm.layers import Span
+from swarm.messages import Ack, Attach, Codec, Credits, Hedge, Open, Ready, Reroute, RouteHop, Sweep, SweepFrame
+from swarm.record import NodeRecord, NodeState
+from swarm.registry import ModelIdentity
+from swarm.routing import RouteQuery, best_route, hedged
+from swarm.wire import decode_frame, encode_frame
+
+A, B, C, X = (PeerId(name) for name in "ABCX")
+ROUTE = (RouteHop(A, Span(0, 4)), RouteHop(B, Span(4, 8)), RouteHop(C, Span(8, 12)))
+HEDGE = Hedge(1, X)
+OPEN = Open("f", 64, 4, 64, Codec.FP32)
+CREDITS = Credits(64, 4, 64)
+
+
+def to_c(sender: PeerId, generation: int, hedge: Hedge | None) -> Attach:
+    """An attach that the tail gets from B or from its twin."""
+    route = (ROUTE[0], RouteHop(sender, Span(4, 8)), ROUTE[2])
+    return Attach(SessionId(bytes(16)), generation, route, 2, OPEN, hedge)
+
+
+PAIR = {B: Hedge(1, X), X: Hedge(1, B)}
+"""The hedge as each of the two tells it."""
+
+
+def test_a_twin_stands_in_its_hops_place() -> None:
+    assert twin_route(ROUTE, HEDGE) == (ROUTE[0], RouteHop(X, Span(4, 8)), ROUTE[2])
+    assert senders(ROUTE, 0, HEDGE) == ("",)
+    assert senders(ROUTE, 1, HEDGE) == (A,)
+    assert senders(ROUTE, 2, HEDGE) == (B, X)
+    assert senders(ROUTE, 2, None) == (B,)
+    assert senders(ROUTE, 1, Hedge(0, X)) == (A, X)
+
+
+@pytest.mark.parametrize("twin", [A, B, C, ""])
+def test_a_twin_that_stands_in_the_route_itself_is_refused(twin: str) -> None:
+    frame = encode_frame(Attach(SessionId(bytes(16)), 0, ROUTE, 1, OPEN, Hedge(1, PeerId(twin))))
+    with pytest.raises(RemoteProtocolError) as refused:
+        decode_frame(frame)
+    assert refused.value.field == "twin"
+
+
+def test_a_hedge_outside_the_route_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError) as refused:
+        decode_frame(encode_frame(Reroute(1, ROUTE, Hedge(3, X))))
+    assert refused.value.field == "hedge"
+
+
+class Side(UpstreamSide):
+    """One that notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[object] = []
+
+    def send(self, message: object) -> None:
+        self.heard.append(message)
+
+
+@pytest.fixture
+def streams() -> Upstreams:
+    return Upstreams(C, Tally(), lambda parts: Ack(0, parts))
+
+
+async def test_both_twins_of_the_newest_generation_are_heard(streams: Upstreams) -> None:
+    one, two = Side(), Side()
+    assert streams.attach(one, to_c(B, 0, PAIR[B]), 0, CREDITS)
+    assert not streams.attach(two, to_c(X, 0, PAIR[X]), 0, CREDITS), "the twin brings no new generation"
+    assert one in streams
+    assert two in streams
+    streams.be_ready(CREDITS)
+    assert [side.heard.count(Ready(0, CREDITS)) for side in (one, two)] == [1, 1]
+
+
+async def test_a_twin_that_comes_late_is_told_what_the_other_was(streams: Upstreams) -> None:
+    one, two = Side(), Side()
+    streams.attach(one, to_c(B, 0, PAIR[B]), 0, CREDITS)
+    streams.be_ready(CREDITS)
+    streams.attach(two, to_c(X, 0, PAIR[X]), 0, CREDITS)
+    assert Ready(0, CREDITS) in two.heard
+
+
+async def test_a_stranger_of_the_same_generation_is_refused(streams: Upstreams) -> None:
+    streams.attach(Side(), to_c(B, 3, PAIR[B]), 0, CREDITS)
+    with pytest.raises(HopClosed, match="generation 3 is not newer"):
+        streams.attach(Side(), to_c(X, 3, None), 0, CREDITS)
+    with pytest.raises(HopClosed, match="generation 2 is not newer"):
+        streams.attach(Side(), to_c(X, 2, PAIR[X]), 0, CREDITS)
+
+
+async def test_a_newer_generation_without_a_twin_ends_the_twins_stream(streams: Upstreams) -> None:
+    one, two = Side(), Side()
+    streams.attach(one, to_c(B, 0, PAIR[B]), 0, CREDITS)
+    streams.attach(two, to_c(X, 0, PAIR[X]), 0, CREDITS)
+    assert streams.reroute(one, Reroute(1, ROUTE), 2, CREDITS)
+    assert one in streams
+    assert two not in streams
+    assert two.ended.is_set()
+
+
+async def test_a_new_route_that_comes_by_the_twin_first_keeps_the_others_stream(streams: Upstreams) -> None:
+    one, two = Side(), Side()
+    streams.attach(one, to_c(B, 0, None), 0, CREDITS)
+    assert streams.attach(two, to_c(X, 1, PAIR[X]), 0, CREDITS)
+    assert one in streams, "its Reroute is on its way"
+    assert not streams.reroute(one, Reroute(1, ROUTE, PAIR[B]), 2, CREDITS)
+
+
+def frame(sequence: int, rows: torch.Tensor, kept: tuple[bool, ...] | None = None) -> SweepFrame:
+    count = len(rows) if kept is None else len(kept)
+    parents = (None, *map(TreeNodeId, range(sequence * 100, sequence * 100 + count - 1)))
+    sweep = Sweep(sequence, 0, TreeNodeId(sequence * 100), tuple(range(count)), parents, TreeNodeId(0))
+    return SweepFrame(sweep, kept, encode_rows(rows, Codec.FP32))
+
+
+ROWS_OF_ONE = torch.randn(20, 64, generator=torch.Generator().manual_seed(1))
+
+
+def test_equal_rows_do_not_differ_and_are_compared_once() -> None:
+    rows = TwinRows()
+    rows.keep(frame(1, ROWS_OF_ONE))
+    assert rows.compare(frame(1, ROWS_OF_ONE)) == 0.0
+    assert rows.compare(frame(1, ROWS_OF_ONE)) is None
+    assert rows.compare(frame(2, ROWS_OF_ONE)) is None
+
+
+@pytest.mark.parametrize(("factor", "is_reported"), [(1 + 1e-5, False), (1 + 1e-2, True)])
+def test_rounding_is_no_difference(factor: float, is_reported: bool) -> None:
+    rows = TwinRows()
+    rows.keep(frame(1, ROWS_OF_ONE))
+    difference = rows.compare(frame(1, ROWS_OF_ONE * factor))
+    assert difference is not None
+    assert (difference > MOST_DIFFERENT[Codec.FP32]) == is_reported
+
+
+def test_a_value_that_is_no_number_differs() -> None:
+    rows = TwinRows()
+    rows.keep(frame(1, ROWS_OF_ONE))
+    assert rows.compare(frame(1, torch.full_like(ROWS_OF_ONE, math.nan))) == math.inf
+
+
+def test_only_nodes_that_both_ran_are_compared() -> None:
+    """One of them left out what had died by then."""
+    rows = TwinRows()
+    rows.keep(frame(1, ROWS_OF_ONE[:3]))
+    assert rows.compare(frame(1, ROWS_OF_ONE[[0, 2]], (True, False, True))) == 0.0
+    rows.keep(frame(2, ROWS_OF_ONE[:1], (True, False)))
+    assert rows.compare(frame(2, ROWS_OF_ONE[1:2], (False, True))) == 0.0, "none in common"
+
+
+def test_what_is_kept_is_bounded() -> None:
+    rows = TwinRows()
+    for sequence in range(1, SWEEPS + 3):
+        rows.keep(frame(sequence, ROWS_OF_ONE))
+    assert len(rows._kept) == SWEEPS
+    assert {len(kept) for kept in rows._kept.values()} == {ROWS}
+    assert rows.compare(frame(2, ROWS_OF_ONE)) is None
+
+
+MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+
+
+def record(name: str, start: int, end: int, ms: float, numeric_class: str = "cpu-float32") -> NodeRecord:
+    return NodeRecord(
+        peer=PeerId(name),
+        model=MODEL,
+        span=Span(start, end),
+        address=f"192.0.2.1:{1000 + ord(name[0])}",
+        state=NodeState.SERVING,
+        numeric_class=numeric_class,
+        version="0",
+        name=None,
+        sweep_ms=((1, ms), (64, ms)),
+        kv_tokens_free=100,
+        kv_tokens_total=100,
+        sequence=0,
+        expires_at=2e9,
+    )
+
+
+CHAIN = [record("a", 0, 4, 10.0), record("b", 4, 8, 30.0), record("c", 8, 12, 20.0)]
+QUERY = RouteQuery("demo", 12)
+
+
+def test_the_slowest_hop_that_can_have_one_gets_the_fastest_twin() -> None:
+    spares = [record("d", 0, 4, 90.0), record("e", 8, 12, 60.0), record("f", 8, 12, 50.0)]
+    route = hedged(best_route([*CHAIN, *spares], QUERY), [*CHAIN, *spares], QUERY)
+    assert [hop.peer for hop in route.hops] == ["a", "b", "c"]
+    assert route.hedge == Hedge(2, PeerId("f")), "b is slower, but nobody else has its layers"
+    assert route.twins == (RouteHop(PeerId("f"), Span(8, 12)),)
+    assert route.address(PeerId("f")) == "192.0.2.1:1102"
+
+
+@pytest.mark.parametrize(
+    "spare",
+    [
+        record("d", 5, 9, 20.0),
+        record("d", 4, 8, 20.0, "cuda-bfloat16"),
+        replace(record("d", 4, 8, 20.0), state=NodeState.DRAINING),
+        replace(record("d", 4, 8, 20.0), kv_tokens_free=0),
+    ],
+    ids=["other layers", "other class", "leaving", "full"],
+)
+def test_a_machine_that_does_not_fit_is_no_twin(spare: NodeRecord) -> None:
+    query = replace(QUERY, kv_tokens=10)
+    route = best_route(CHAIN, query)
+    assert hedged(route, [*CHAIN, spare], query) == route
+
+
+def test_a_machine_to_avoid_is_no_twin_and_one_that_holds_the_session_comes_first() -> None:
+    spares = [record("d", 4, 8, 31.0), record("e", 4, 12, 65.0)]
+    route = best_route(CHAIN, QUERY)
+    query = replace(QUERY, avoid=frozenset({"d"}), replay_layer_ms=10.0)
+    assert hedged(route, [*CHAIN, *spares], query).hedge == Hedge(1, PeerId("e")), "a wider span will do"
+    held = replace(QUERY, replay_layer_ms=10.0, keep=(RouteHop(PeerId("e"), Span(4, 8)),))
+    assert hedged(route, [*CHAIN, *spares], held).hedge == Hedge(1, PeerId("e"))
+    assert hedged(route, [*CHAIN, *spares], replace(held, keep=())).hedge == Hedge(1, PeerId("d"))
