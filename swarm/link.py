@@ -48,8 +48,8 @@ WARM_UP_BYTES = 32_768
 class Link:
     """A running stream; made by `open_link`.
 
-    hop: the machine at the other end. rtt_ms: latest measured round trip of a ping, event loop to event loop.
-    watch: what was receipted. last: the other side's latest receipt.
+    hop: the machine at the other end. rtt_ms: latest measured round trip of a ping, event loop to event loop;
+    before one is known, how long the machine took to take the stream. watch: what was receipted. last: the other side's latest receipt.
     """
 
     hop: RouteHop
@@ -60,6 +60,7 @@ class Link:
     last: Ack = field(default_factory=lambda: Ack(0))
     _pings: dict[int, float] = field(default_factory=dict)
     _sent_s: float = field(default_factory=time.monotonic)
+    _opened_s: float = field(default_factory=time.monotonic)
 
     def send(self, message: Downstream) -> None:
         """Queue a message.
@@ -77,6 +78,8 @@ class Link:
     def take(self, message: Upstream) -> None:
         """Note what concerns the link itself."""
         match message:
+            case Attached() if self.rtt_ms == 0:  # who stops before the first pong is silent too
+                self.rtt_ms = (time.monotonic() - self._opened_s) * 1e3
             case Pong(nonce=nonce) if nonce in self._pings:
                 self.rtt_ms = (time.perf_counter() - self._pings.pop(nonce)) * 1e3
             case Ack():

@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
+from swarm.ids import PeerId
+from swarm.layers import Span
+from swarm.link import Link
+from swarm.messages import Attached, RouteHop
 from swarm.watch import ROUND_TRIPS, SILENCE_S, Watch, pause
 
 RTT_S = 0.05
@@ -64,3 +68,14 @@ async def test_a_pause_says_how_late_it_ended() -> None:
 
     asyncio.get_running_loop().call_later(0.01, block)
     assert await pause(0.02) > 0.1
+
+
+async def test_a_machine_that_stops_before_its_first_pong_is_silent() -> None:
+    link = Link(RouteHop(PeerId("somebody"), Span(0, 4)), asyncio.Queue())
+    link.watch.write(time.monotonic())
+    assert not link.is_silent, "it has not taken the stream: that has a limit of its own"
+    link.take(Attached(0, None))
+    link.watch.receipt(1, time.monotonic())
+    link.watch.write(time.monotonic() - 5.0)
+    link.watch.progress_s = time.monotonic() - 5.0
+    assert link.is_silent
