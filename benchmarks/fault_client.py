@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -29,6 +29,7 @@ from client.session import SessionOpener
 from client.stats import Result
 from client.text import TextStream
 from swarm import wire
+from swarm.budget import Choice
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.errors import SwarmError
 from swarm.messages import Sweep
@@ -76,9 +77,9 @@ class Reporter(logging.Handler):
             self.chains[:] = [chain]
             self.say("begin", hops=[str(hop.peer) for hop in chain.route.hops])
 
-        async def noted_draft(job: Job, room: int) -> DraftTree:
+        async def noted_draft(job: Job, route: Hashable, room: int) -> tuple[DraftTree, Choice, float]:
             self.say("draft")
-            return await draft(job, room)
+            return await draft(job, route, room)
 
         def noted_push(text: TextStream, tokens: Sequence[int]) -> str:
             if tokens:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,6 +56,16 @@ class Exposed:
     def first_link_ms(self) -> float:
         """One-way time to hop 0."""
         return self.chain.first_link_ms
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether `answer` would return at once."""
+        return self.chain.has_answer
+
+    @property
+    def route_key(self) -> Hashable:
+        """Names the machines that it goes over now."""
+        return self.chain.route_key
 
     def send(self, sweep: Sweep) -> None:
         """Start a sweep; some hop may lose it."""

@@ -21,7 +21,7 @@ from client.calibration import calibration_path, default_calibration_folder, loa
 from client.chat import AsyncChat
 from client.conversation import Conversation
 from client.decode import Job
-from client.draft import Drafter, ModelDrafter, NoDrafter, check_compatible
+from client.draft import Drafter, LookupDrafter, ModelDrafter, NoDrafter, check_compatible
 from client.jobs import JobMaker
 from client.options import ConnectOptions, GenerateOptions, check_codec, make_options
 from client.session import Piece, SessionOpener
@@ -30,6 +30,7 @@ from client.target import Target, find_in_swarm, load_target
 from swarm.chance import Calibration
 from swarm.dial import Dialer
 from swarm.errors import ConfigError, GenerationInterrupted
+from swarm.lookup import Lookup
 from swarm.ragged import load_whole
 from swarm.registry import ModelIdentity
 from swarm.registry_dht import DhtConfig, DhtRegistry
@@ -38,7 +39,8 @@ from swarm.tasks import TaskScope, relay
 
 __all__ = ["AsyncSwarm", "Piece"]
 
-DEFAULT_NODES = 16
+EXPECTED_NODES = 16
+"""Tree nodes per sweep that routes are chosen for, where nobody says."""
 DEFAULT_WAIT_S = 60.0
 DRAFT_WINDOW = 32_768
 
@@ -72,7 +74,7 @@ class AsyncSwarm:
                 peers: multiaddresses of peers, as `swarm bootstrap` and `node serve` print them.
                 draft: hub id or folder of a draft model with the same tokenizer; None drafts nothing.
                 revision: branch, tag or commit of a hub model.
-                nodes: default tree nodes per sweep (K).
+                nodes: tree nodes per sweep (K); None, the default, chooses before each sweep what pays most.
                 registry: an open registry to use instead of joining the DHT.
                 threads: CPU threads for the draft model.
                 codec: "lossless", or "int8" for a quarter (fp32) or half (bf16) of the bytes between nodes and a
@@ -80,6 +82,7 @@ class AsyncSwarm:
                 wait: seconds to wait for a machine when nobody serves some layers any more; 60 by default.
                 hedge: send every sweep to a second holder of the slowest layers too, where there is one; whoever is
                     first is heard. Costs that machine's time, spares the waits for one that stutters or dies.
+                lookup: whether what followed before in the text itself is proposed too, with a draft or without.
                 calibration: folder that keeps what is learned about the draft, the user's cache by default; None
                     keeps nothing after this connection.
 
@@ -96,12 +99,15 @@ class AsyncSwarm:
             torch.set_num_threads(threads)
         target = await asyncio.to_thread(load_target, model, options.get("revision"))
         folder = options.get("calibration", default_calibration_folder())
-        drafter, keep_calibration = await asyncio.to_thread(_load_drafter, target, options.get("draft"), folder)
+        lookup = Lookup() if options.get("lookup", True) else None
+        loading = asyncio.to_thread(_load_drafter, target, options.get("draft"), folder, lookup)
+        drafter, keep_calibration = await loading
         opened = registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True))
-        nodes, hedge = options.get("nodes", DEFAULT_NODES), options.get("hedge", False)
+        nodes, hedge = options.get("nodes"), options.get("hedge", False)
         async with opened, Dialer() as dialer, TaskScope() as scope:
             identity = find_in_swarm(target, await opened.models(), peers)
-            opener = SessionOpener(target, identity, opened, dialer, peers, nodes, codec, wait_s, hedge)
+            expected = EXPECTED_NODES if nodes is None else nodes
+            opener = SessionOpener(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge)
             drafting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft")
             try:
                 yield cls(opener, JobMaker(target, drafter, drafting, nodes), scope)
@@ -183,10 +189,12 @@ class AsyncSwarm:
                 yield piece
 
 
-def _load_drafter(target: Target, draft: str | Path | None, folder: Path | None) -> tuple[Drafter, Callable[[], None]]:
+def _load_drafter(
+    target: Target, draft: str | Path | None, folder: Path | None, lookup: Lookup | None
+) -> tuple[Drafter, Callable[[], None]]:
     """The drafter, and what to call when it is not needed any more."""
     if draft is None:
-        return NoDrafter(), lambda: None
+        return NoDrafter() if lookup is None else LookupDrafter(lookup), lambda: None
     device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
     model = load_whole(draft, dtype, device)
     small = load_target(draft)
@@ -195,4 +203,5 @@ def _load_drafter(target: Target, draft: str | Path | None, folder: Path | None)
     calibration = load_calibration(path) if path is not None else Calibration()
     window = model.max_positions or DRAFT_WINDOW
     drafter = ModelDrafter(model, len(target.tokenizer), window, chances=calibration)
+    drafter.lookup = lookup
     return drafter, partial(save_calibration, path, calibration) if path is not None else lambda: None

@@ -47,6 +47,11 @@ class Answers:
         """Whether a sweep is unanswered."""
         return bool(self._sent_at)
 
+    @property
+    def has_next(self) -> bool:
+        """Whether `next` would return at once."""
+        return not self._inbox.empty()
+
     def expect(self, sequence: int) -> None:
         """A sweep leaves now."""
         self._sent_at[sequence] = time.perf_counter()

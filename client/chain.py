@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import count
@@ -107,6 +107,16 @@ class Chain:
     def first_link_ms(self) -> float:
         """One-way time to hop 0: half the measured round trip."""
         return self._next.rtt_ms / 2 if self._next is not None else 0.0
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether `answer` would return at once."""
+        return self._answers.has_next
+
+    @property
+    def route_key(self) -> Hashable:
+        """Names the machines and layers that it goes over now."""
+        return self.route.hops
 
     def begin(self, state: SessionState) -> None:
         """What is sent from now on belongs to a session with this state."""

@@ -79,8 +79,10 @@ async def generate(command: Generate) -> None:
                 error.add_note(f"go on with the same command and: --resume {shlex.quote(str(path))}")
             raise
     print()  # noqa: T201
+    console = Console(stderr=True, highlight=False)
+    if command.explain and result is not None:
+        console.print(report.explanation(result.stats))
     if command.stats and result is not None:
-        console = Console(stderr=True, highlight=False)
         console.print(report.summary(result.stats), soft_wrap=True)
         console.print(report.waterfall(result.stats))
 
@@ -164,6 +166,7 @@ def _connection(command: Connection) -> tuple[str, ConnectOptions]:
         "codec": command.codec,
         "wait": command.wait,
         "hedge": command.hedge,
+        "lookup": command.lookup,
     }
 
 

@@ -25,6 +25,7 @@ class Connection:
         threads: CPU threads for the draft model (default: all cores).
         wait: seconds to wait for a machine when nobody serves some layers any more.
         codec: how hidden rows travel between nodes; int8 is less to send and changes results.
+        lookup: propose what followed before in the text itself, with a draft or without.
         hedge: send every sweep to a second holder of the slowest layers too; whoever is first is heard.
     """
 
@@ -35,6 +36,7 @@ class Connection:
     threads: int | None = None
     codec: CodecChoice = "lossless"
     wait: float = 60.0
+    lookup: bool = True
     hedge: bool = False
 
 
@@ -45,12 +47,14 @@ class Generate(Connection):
     Attributes:
         prompt: text to continue; - or nothing reads standard input.
         stats: print where the time went, to standard error.
+        explain: print for every sweep how many tree nodes it had and why, and what it took, to standard error.
         resume: go on with an interrupted generation, from the file that its error named; its prompt and options hold.
         options: how to generate.
     """
 
     prompt: str = "-"
     stats: bool = False
+    explain: bool = False
     resume: Path | None = None
     options: Generation = field(default_factory=Options)
 

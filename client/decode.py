@@ -1,4 +1,4 @@
-"""The decode loop: prefill, then draft → sweep → walk until the text ends. Source: SpecExec (arXiv 2406.02532), §4.
+"""The decode loop: prefill, then draft → sweeps → walk until the text ends. Source: SpecExec (arXiv 2406.02532), §4.
 
 Exact for any draft: what is emitted are the target's own picks. Owns no network, no model and no text rules.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from client.draft import Drafter
 from client.stats import SweepStats
 from client.text import TextStream
 from client.walk import Walk
-from swarm.budget import Budget
+from swarm.budget import Budget, Choice, Spent, Worth
 from swarm.errors import Unfinished
 from swarm.ids import TreeNodeId
 from swarm.messages import Credits, Reply, Sampling, Sweep
@@ -53,7 +53,7 @@ class Job:
     @property
     def nodes(self) -> int:
         """Most tree nodes of a sweep, its pending token not counted."""
-        return self.budget.nodes(self.max_new_tokens)
+        return self.budget.most if self.max_new_tokens > 1 else 0
 
     @property
     def sequence(self) -> tuple[int, ...]:
@@ -81,6 +81,14 @@ class Trips(Protocol):
     def first_link_ms(self) -> float:
         """One-way time to hop 0."""
 
+    @property
+    def route_key(self) -> Hashable:
+        """Names the machines that it goes over now."""
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether `answer` would return at once."""
+
     def send(self, sweep: Sweep) -> None:
         """Start a sweep."""
 
@@ -89,16 +97,53 @@ class Trips(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """A tree below the node `root`, and what the target picked after its nodes."""
+class Flight:
+    """One sweep on its way.
+
+    tree: what was drafted, of which the sweep carries a part. places: of its session nodes in the tree, None for the
+    root. route: over which it goes. choice: why it is as large as it is. draft_ms: what drafting took. sent_s: when.
+    """
 
     tree: DraftTree
-    root: TreeNodeId
-    reply: Reply
+    places: Mapping[TreeNodeId, int | None]
+    nodes: int
+    depth: int
+    route: Hashable
+    choice: Choice
+    draft_ms: float
+    sent_s: float
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it carries the root itself, whose pick comes in any case."""
+        return None in self.places.values()
+
+    @property
+    def promised(self) -> float:
+        """Tokens that its nodes should bring."""
+        return sum(self.tree.chances[place] for place in self.places.values() if place is not None)
+
+
+@dataclass(slots=True)
+class Pipe:
+    """Sweeps that were sent for one generation and are not learned from yet. flights: unanswered, by sequence."""
+
+    flights: dict[int, Flight] = field(default_factory=dict)
+    lessons: list[tuple[Flight, Reply]] = field(default_factory=list)
+
+    def left_ms(self, now_s: float) -> float:
+        """How long the next answer should take yet."""
+        oldest = next(iter(self.flights.values()), None)
+        if oldest is None or oldest.choice.predicted_ms is None:
+            return 0.0
+        return oldest.choice.predicted_ms - (now_s - oldest.sent_s) * 1e3
 
 
 async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
     """Generate; yields text as it becomes certain, possibly "" while a character or a stop string is incomplete.
+
+    While sweeps are on their way, the tree grows on below nodes whose picks are not known yet, where that pays: a walk
+    that stays inside it needs no further trip. Sweeps that it leaves behind die on the hops (PROTOCOL P7).
 
     The session may be new, or hold any sequence, and even sweeps of a generation that was left: what it has in common
     with the prompt does not travel again.
@@ -109,26 +154,22 @@ async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
     if job.text.stopped:
         return
     await _prefill(job, chain, walk)
-    prefilled = walk.state.sequence
-    lesson: Lesson | None = None
-    while True:
-        tree, root, draft_ms = await _speculate(job, chain, walk)
-        await _learn(job, lesson)  # from the last sweep, while this one is on its way
-        lesson = None
-        while walk.pending is None and not job.text.stopped:
-            answer = await chain.answer()
-            emitted = walk.accept(answer.reply)
-            piece = job.text.push(emitted)
-            if answer.reply.sequence > prefilled:
-                times = answer.reply.times
-                cost = SweepStats(len(tree), len(emitted), draft_ms, answer.total_ms, chain.first_link_ms, times)
-                job.sweeps.append(cost)
-                logger.debug("sweep %d: %d nodes, %d tokens", answer.reply.sequence, len(tree), len(emitted))
-                lesson = Lesson(tree, root, answer.reply)
-            yield piece
-        if job.text.stopped:
-            await _learn(job, lesson)
-            return
+    pipe = Pipe()
+    while not job.text.stopped:
+        if walk.pending is not None:
+            await _speculate(job, chain, walk, pipe)
+        while await _deepen(job, chain, walk, pipe):
+            pass
+        await _learn(job, pipe)  # while the sweeps are on their way
+        answer = await chain.answer()
+        emitted = walk.accept(answer.reply)
+        piece = job.text.push(emitted)
+        flight = pipe.flights.pop(answer.reply.sequence, None)
+        if flight is not None:  # and no prefill
+            _account(job, chain, flight, answer, len(emitted))
+            pipe.lessons.append((flight, answer.reply))
+        yield piece
+    await _learn(job, pipe)
 
 
 async def _prefill(job: Job, chain: Trips, walk: Walk) -> None:
@@ -155,36 +196,119 @@ async def _await_replies(chain: Trips, walk: Walk, most: int) -> None:
         walk.accept((await chain.answer()).reply)
 
 
-async def _speculate(job: Job, chain: Trips, walk: Walk) -> tuple[DraftTree, TreeNodeId, float]:
-    """Grow a tree below the pending token and send both.
+def _account(job: Job, chain: Trips, flight: Flight, answer: Answer, emitted: int) -> None:
+    """Note what a sweep took and brought."""
+    times = answer.reply.times
+    logger.debug("sweep %d: %d nodes, %d tokens", answer.reply.sequence, flight.nodes, emitted)
+    job.sweeps.append(
+        SweepStats(
+            nodes=flight.nodes,
+            emitted=emitted,
+            draft_ms=flight.draft_ms,
+            total_ms=answer.total_ms,
+            first_link_ms=chain.first_link_ms,
+            hops=times,
+            depth=flight.depth,
+            predicted_ms=flight.choice.predicted_ms,
+            reason=flight.choice.reason,
+        )
+    )
+    if flight.route == chain.route_key:  # what a repair took says nothing of a route
+        waited_ms, computed_ms = sum(hop.queue_ms for hop in times), sum(hop.compute_ms for hop in times)
+        job.budget.spent(
+            flight.route,
+            Spent(
+                flight.nodes,
+                answer.total_ms,
+                waited_ms,
+                computed_ms,
+                hops=len(times),
+                promised=flight.promised,
+                brought=max(emitted - flight.is_first, 0),
+            ),
+        )
+
+
+async def _speculate(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
+    """Grow a tree below the pending token and send both."""
+    route = chain.route_key
+    tree, choice, draft_ms = await _draft(job, route, walk.room - 1)
+    sent = tree.first(choice.nodes)
+    sweep = walk.extend(sent)
+    chain.send(sweep)
+    places: dict[TreeNodeId, int | None] = {sweep.first_id: None}
+    places |= {TreeNodeId(sweep.first_id + 1 + place): place for place in range(len(sent))}
+    flight = Flight(sent, places, len(sent), sent.depth, route, choice, draft_ms, job.clock())
+    pipe.flights[sweep.sequence] = flight
+
+
+async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
+    """Send further nodes of the best tree below the certain node, whose pick is on its way; whether it was worth it."""
+    certain, route, temperature = walk.certain, chain.route_key, job.sampling.temperature
+    room, depth = walk.room, job.tokens_left - 1
+    if walk.pending is not None or certain is None or chain.has_answer or min(room, depth) < 1 or job.text.stopped:
+        return False
+    choice = job.budget.more(route, temperature, room, pipe.left_ms(job.clock()))
+    if choice.nodes == 0:
+        return False
+    on_way = len(walk.state.below(certain)) if certain in walk.state.live else len(walk.state.live)
+    worth, started = job.budget.worth(route, temperature, choice), job.clock()
+    tree = await _grow(job, on_way + choice.nodes, depth, worth)
+    draft_ms = (job.clock() - started) * 1e3
+    if chain.has_answer:  # what it says comes first
+        return False
+    known: dict[int | None, TreeNodeId] = {None: certain}
+    new: list[int] = []
+    for place, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        if parent not in known:
+            continue
+        there = walk.child(known[parent], token) if known[parent] < walk.state.next_id else None
+        if there is not None:
+            known[place] = there
+        elif len(new) < min(choice.nodes, room) and tree.chances[place] > worth.least:
+            known[place] = TreeNodeId(walk.state.next_id + len(new))
+            new.append(place)
+    if not job.budget.pays(route, [tree.chances[place] for place in new]):
+        return False
+    sweep = walk.grow([tree.tokens[place] for place in new], [known[tree.parents[place]] for place in new])
+    chain.send(sweep)
+    places: dict[TreeNodeId, int | None] = {known[place]: place for place in new}
+    flight = Flight(tree, places, len(new), tree.depth, route, choice, draft_ms, job.clock())
+    pipe.flights[sweep.sequence] = flight
+    return True
+
+
+async def _learn(job: Job, pipe: Pipe) -> None:
+    """Hand the picks after trees' nodes and roots to the drafter that grew them, on its own thread."""
+    lessons, pipe.lessons = pipe.lessons, []
+    for flight, reply in lessons:
+        picks = {flight.places[node]: token for node, token in reply.picks if node in flight.places}
+        if flight.tree and picks:
+            learn = job.drafter.learn
+            await asyncio.get_running_loop().run_in_executor(job.drafting, learn, flight.tree, picks)
+
+
+async def _draft(job: Job, route: Hashable, room: int) -> tuple[DraftTree, Choice, float]:
+    """Grow a tree on the drafting thread, within the credits: deep enough to be used, never beyond the last token.
 
     Returns:
-        The tree, the pending token's node, and what drafting took in milliseconds.
+        The tree, how much of it to send and why, and what drafting took in milliseconds.
     """
-    started = job.clock()
-    tree = await _draft(job, walk.room - 1)
+    budget, temperature, depth = job.budget, job.sampling.temperature, job.tokens_left - 1
+    if min(room, budget.most, depth) <= 0:
+        return DraftTree(), Choice(0, None, "the last token" if depth <= 0 else "no room for a tree"), 0.0
+    choice = budget.plan(route, temperature, room)
+    if choice.nodes == 0:
+        return DraftTree(), choice, 0.0
+    worth, started = budget.worth(route, temperature, choice), job.clock()
+    tree = await _grow(job, choice.nodes, depth, worth)
     draft_ms = (job.clock() - started) * 1e3
-    sweep = walk.extend(tree)
-    chain.send(sweep)
-    return tree, sweep.first_id, draft_ms
+    budget.drafted(temperature, tree, choice, draft_ms)
+    return tree, budget.cut(route, temperature, tree.chances, choice), draft_ms
 
 
-async def _learn(job: Job, lesson: Lesson | None) -> None:
-    """Hand the picks after a tree's nodes and its root to the drafter that grew it, on its own thread."""
-    if lesson is None or not lesson.tree:
-        return
-    root, picks = lesson.root, lesson.reply.picks
-    after = {node - root - 1 if node > root else None: token for node, token in picks if node >= root}
-    await asyncio.get_running_loop().run_in_executor(job.drafting, job.drafter.learn, lesson.tree, after)
-
-
-async def _draft(job: Job, room: int) -> DraftTree:
-    """Grow a tree on the drafting thread, within the credits: deep enough to be used, never beyond the last token."""
-    count = min(job.budget.nodes(job.tokens_left), room)
-    if count <= 0:
-        return DraftTree((), ())
+async def _grow(job: Job, nodes: int, depth: int, worth: Worth) -> DraftTree:
     grow = job.drafter.grow
-    depth = job.tokens_left - 1
     return await asyncio.get_running_loop().run_in_executor(
-        job.drafting, grow, job.sequence, count, depth, job.sampling
+        job.drafting, grow, job.sequence, nodes, depth, job.sampling, worth
     )

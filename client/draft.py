@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -17,9 +17,11 @@ import numpy as np
 import torch
 
 from swarm.arena import Arena
+from swarm.budget import EVERYTHING, Worth
 from swarm.chance import Candidates, ChanceModel, Evidence, SoftmaxPrior
 from swarm.errors import IncompatibleDraft
 from swarm.ids import TreeNodeId
+from swarm.lookup import Lookup, Seen
 from swarm.messages import Sampling, Sweep
 from swarm.noise import gumbel_row
 from swarm.ragged import RaggedModel, Work
@@ -46,10 +48,12 @@ FIRST_WINDOW_TOKENS = 2_048
 class Drafter(Protocol):
     """Anything that guesses what comes next; a bad guess costs time, never text."""
 
-    def grow(self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling) -> DraftTree:
+    def grow(
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+    ) -> DraftTree:
         """The best tree of at most `nodes` nodes in `depth` levels below the last token of `sequence`.
 
-        sequence: every certain token, prompt and emitted ones, the pending one last.
+        sequence: every certain token, prompt and emitted ones, the pending one last. worth: where to stop before.
         """
         ...
 
@@ -64,12 +68,37 @@ class Drafter(Protocol):
 class NoDrafter:
     """Plain decoding: no tree at all."""
 
-    def grow(self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling) -> DraftTree:
+    def grow(
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+    ) -> DraftTree:
         """An empty tree."""
         return DraftTree()
 
     def learn(self, tree: DraftTree, picks: Mapping[int | None, int]) -> None:
         """There is nothing to learn."""
+
+
+class LookupDrafter:
+    """Trees of what followed before in the text itself: a draft without a model."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+
+    def grow(
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+    ) -> DraftTree:
+        """The best tree of at most `nodes` nodes in `depth` levels below the last token of `sequence`."""
+        levels = min(depth, MAX_LEVELS)
+        if nodes == 0 or levels <= 0:
+            return DraftTree()
+        tree = TokenTree(sequence[-1], nodes, levels, worth.least)
+        seen = self._lookup.fill(tree, sequence, sampling)
+        chosen = tree.best_nodes(nodes)
+        return replace(tree.cut(chosen), seen=_seen_in(seen, chosen))
+
+    def learn(self, tree: DraftTree, picks: Mapping[int | None, int]) -> None:
+        """How often the look-up was right."""
+        self._lookup.learn(tree.seen, picks)
 
 
 class LocalSession:
@@ -147,25 +176,42 @@ class ModelDrafter:
         first_window = min(window_tokens, FIRST_WINDOW_TOKENS)
         self._limits = Limits(vocab_tokens, first_window, sweeps=1, nodes=max(live_nodes, PREFILL_ROWS))
         self._chances = chances or SoftmaxPrior()
+        self.lookup: Lookup | None = None
+        """A second source, whose candidates merge with the model's."""
         self._noise = lru_cache(maxsize=32)(gumbel_row)
         self.session = LocalSession(model, self._limits)
+        self._search: _Search | None = None
 
-    def grow(self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling) -> DraftTree:
+    def grow(
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+    ) -> DraftTree:
         """The best tree of at most `nodes` nodes in `depth` levels below the last token of `sequence`."""
         levels = min(depth, MAX_LEVELS, self._window_tokens - len(sequence) + 1)
         if nodes == 0 or levels <= 0:
             return DraftTree()
-        self._fit(len(sequence) + levels)
+        key = tuple(sequence), levels, sampling
+        search, self._search = self._search, None
         try:
             with torch.inference_mode():
-                return self._search(sequence, TokenTree(sequence[-1], nodes, levels), sampling)
+                if search is None or search.key != key:
+                    self._fit(len(sequence) + levels)
+                    search = self._begin(key, nodes, worth)
+                else:
+                    search.tree.widen(nodes, worth.least)
+                    if self.lookup is not None:
+                        search.seen |= self.lookup.fill(search.tree, sequence, sampling)
+                self._go_on(search, worth)
         except BaseException:
             # Rules and KV may have parted half-way through a sweep; the next tree starts afresh.
             self.session = LocalSession(self._model, self._limits)
             raise
+        self._search = search
+        return search.settle()
 
     def learn(self, tree: DraftTree, picks: Mapping[int | None, int]) -> None:
         """Every candidate below a node whose pick is known is a label, also those that did not get into the tree."""
+        if self.lookup is not None:
+            self.lookup.learn(tree.seen, picks)
         if tree.evidence is None:
             return
         known = [row for row, node in enumerate(tree.evidence.nodes) if node in picks]
@@ -183,20 +229,30 @@ class ModelDrafter:
             self._limits = replace(self._limits, window_tokens=min(window, self._window_tokens))
             self.session = LocalSession(self._model, self._limits)
 
-    def _search(self, sequence: Sequence[int], tree: TokenTree, sampling: Sampling) -> DraftTree:
+    def _begin(self, key: SearchKey, nodes: int, worth: Worth) -> _Search:
+        """Everything that is proposed below the sequence's last token itself."""
+        sequence, levels, sampling = key
+        tree = TokenTree(sequence[-1], nodes, levels, worth.least)
+        search = _Search(key, tree, {} if self.lookup is None else self.lookup.fill(tree, sequence, sampling))
         logits = self._catch_up(sequence)
-        state = self.session.state
-        placed: dict[int | None, Parent] = {TokenTree.ROOT: None}
-        chosen = tree.frontier(1)
-        considered: list[Evidence] = []
+        search.considered.append(self._add_candidates(tree, tree.frontier(1), logits, (len(sequence), sampling)))
+        return search
+
+    def _go_on(self, search: _Search, worth: Worth) -> None:
+        """Expand the best nodes until the tree is settled, or no further round is worth it."""
+        tree, placed, state = search.tree, search.placed, self.session.state
+        sequence, _, sampling = search.key
         while True:
-            considered.append(self._add_candidates(tree, chosen, logits, (len(sequence), sampling)))
             chosen = tree.frontier(min(EXPANSIONS, self._limits.nodes - len(state.live)))
             if not chosen:
-                return _settle(tree, considered)
+                return
+            if sum(tree.chances[node] for node in chosen) < worth.per_round:
+                tree.put_back(chosen)
+                return
             placed.update((node, TreeNodeId(state.next_id + row)) for row, node in enumerate(chosen))
             expand = [tree.tokens[node] for node in chosen], [placed[tree.parents[node]] for node in chosen]
             logits = self.session.score(self.session.next(*expand), last=len(chosen))
+            search.considered.append(self._add_candidates(tree, chosen, logits, (len(sequence), sampling)))
 
     def _catch_up(self, sequence: Sequence[int]) -> torch.Tensor:
         """Make the sequence committed, running only tokens that lack KV; the logits [1, vocab_size] of the last one."""
@@ -234,21 +290,47 @@ class ModelDrafter:
         return Evidence(tuple(nodes), best.indices.cpu().numpy(), candidates)
 
 
-def _settle(tree: TokenTree, considered: list[Evidence]) -> DraftTree:
-    """The best tree, with the candidates below those of its nodes that were expanded."""
-    chosen = tree.best_nodes(tree.nodes)
-    index: dict[int | None, int | None] = {node: place for place, node in enumerate(chosen)}
-    index[TokenTree.ROOT] = None
-    parts = [part.rows([row for row, node in enumerate(part.nodes) if node in index]) for part in considered]
-    masses = [part.candidates.log_mass for part in parts if part.candidates.log_mass is not None]
-    candidates = Candidates(
-        np.concatenate([part.candidates.scores for part in parts]),
-        np.concatenate(masses) if masses else None,
-        parts[0].candidates.temperature,
-    )
-    nodes = tuple(index[node] for part in parts for node in part.nodes)
-    evidence = Evidence(nodes, np.concatenate([part.tokens for part in parts]), candidates)
-    return replace(tree.cut(chosen), evidence=evidence)
+SearchKey = tuple[tuple[int, ...], int, Sampling]
+"""What a search is for: the sequence, the levels of its tree, and the sampling."""
+
+
+@dataclass(slots=True)
+class _Search:
+    """One best-first search, which may go on when a larger tree of the same sequence is wanted.
+
+    placed: the session's nodes of those that were expanded. considered: candidates, a part for each pass of the model.
+    """
+
+    key: SearchKey
+    tree: TokenTree
+    seen: Seen
+    placed: dict[int | None, Parent] = field(default_factory=lambda: {TokenTree.ROOT: None})
+    considered: list[Evidence] = field(default_factory=list)
+
+    def settle(self) -> DraftTree:
+        """The best tree, with the candidates below those of its nodes that were expanded."""
+        tree = self.tree
+        chosen = tree.best_nodes(tree.nodes)
+        index: dict[int | None, int | None] = {node: place for place, node in enumerate(chosen)}
+        index[TokenTree.ROOT] = None
+        parts = [part.rows([row for row, node in enumerate(part.nodes) if node in index]) for part in self.considered]
+        masses = [part.candidates.log_mass for part in parts if part.candidates.log_mass is not None]
+        candidates = Candidates(
+            np.concatenate([part.candidates.scores for part in parts]),
+            np.concatenate(masses) if masses else None,
+            parts[0].candidates.temperature,
+        )
+        nodes = tuple(index[node] for part in parts for node in part.nodes)
+        evidence = Evidence(nodes, np.concatenate([part.tokens for part in parts]), candidates)
+        seen, rounds = _seen_in(self.seen, chosen), len(self.considered)
+        return replace(tree.cut(chosen), rounds=rounds, evidence=evidence, seen=seen)
+
+
+def _seen_in(seen: Seen, chosen: Sequence[int]) -> Seen:
+    """What was proposed below the chosen nodes, by their places in the tree, and below its root."""
+    places: dict[int | None, int | None] = {node: place for place, node in enumerate(chosen)}
+    places[TokenTree.ROOT] = None
+    return {places[node]: proposed for node, proposed in seen.items() if node in places}
 
 
 class Tokens(Protocol):

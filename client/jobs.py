@@ -4,29 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from client.decode import Job
 from client.draft import Drafter, NoDrafter
 from client.options import Options
 from client.target import Target
 from client.text import TextStream
-from swarm.budget import FixedBudget
+from swarm.budget import Budget, FixedBudget
 from swarm.errors import ConfigError, ContextFull
+from swarm.goodput import Goodput
 from swarm.sampling import check as check_sampling
 
 PREFILL_CHUNK = 512
 """Most nodes of a prefill sweep."""
+MOST_NODES = 128
+"""Of a tree whose size is chosen by goodput."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobMaker:
-    """What all generations of a client share. nodes: default tree nodes per sweep (K)."""
+    """What all generations of a client share.
+
+    nodes: tree nodes per sweep (K) where a generation does not say; None lets `goodput` choose before each sweep.
+    """
 
     target: Target
     drafter: Drafter
     drafting: Executor
-    nodes: int
+    nodes: int | None
+    goodput: Goodput = field(default_factory=lambda: Goodput(MOST_NODES))
 
     def make(self, prompt: str | Sequence[int], options: Options, so_far: Sequence[int] = ()) -> Job:
         """A job for this prompt, text or token ids, that goes on after the tokens `so_far`.
@@ -51,6 +58,9 @@ class JobMaker:
                 f"{limit}; shorten one of them"
             )
         nodes = self.nodes if options.nodes is None else options.nodes
+        budget: Budget = self.goodput if nodes is None else FixedBudget(nodes)
+        if isinstance(self.drafter, NoDrafter):
+            budget = FixedBudget(0)
         text = TextStream(
             target.tokenizer,
             ids,
@@ -62,7 +72,7 @@ class JobMaker:
         return Job(
             prompt=ids,
             sampling=sampling,
-            budget=FixedBudget(0 if isinstance(self.drafter, NoDrafter) else nodes),
+            budget=budget,
             chunk=PREFILL_CHUNK,
             max_new_tokens=options.max_new_tokens,
             text=text,

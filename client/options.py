@@ -31,7 +31,7 @@ class Options:
         min_p: pick among tokens at least this fraction as probable as the best.
         seed: the same seed gives the same text; drawn and reported if not given.
         stop: strings that end the text, which is cut before them.
-        nodes: tree nodes per sweep (K); 0 is plain decoding.
+        nodes: tree nodes per sweep (K); 0 is plain decoding. Left out: whatever pays most, chosen before each sweep.
     """
 
     max_new_tokens: int = 128
@@ -81,12 +81,13 @@ class ConnectOptions(TypedDict, total=False):
     peers: Sequence[str]
     draft: str | Path | None
     revision: str | None
-    nodes: int
+    nodes: int | None
     registry: Registry
     threads: int | None
     codec: CodecChoice
     wait: float
     hedge: bool
+    lookup: bool
     calibration: Path | None
 
 

@@ -43,6 +43,18 @@ def waterfall(stats: Stats) -> Table:
     return table
 
 
+def explanation(stats: Stats) -> Table:
+    """Every sweep: how large its tree was and why, what was predicted and what it took."""
+    table = Table(title="sweeps: K tree nodes in so many levels, ms")
+    for title in ("sweep", "K", "levels", "draft", "predicted", "took", "tokens", "why"):
+        table.add_column(title, justify="left" if title == "why" else "right", overflow="fold")
+    for number, sweep in enumerate(stats.sweeps, 1):
+        predicted = "–" if sweep.predicted_ms is None else f"{sweep.predicted_ms:.0f}"
+        times = (f"{sweep.draft_ms:.0f}", predicted, f"{sweep.total_ms:.0f}")
+        table.add_row(str(number), str(sweep.nodes), str(sweep.depth), *times, str(sweep.emitted), sweep.reason)
+    return table
+
+
 def _hop_cells(sweeps: Sequence[SweepStats], index: int) -> list[str]:
     hops = [sweep.hops[index] for sweep in sweeps if index < len(sweep.hops)]
     columns = ([h.link_ms for h in hops], [h.queue_ms for h in hops], [h.compute_ms for h in hops])

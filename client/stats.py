@@ -14,7 +14,8 @@ class SweepStats:
 
     nodes: tree nodes below the pending token (K). emitted: tokens that became certain by its reply. hops: per hop,
     queue, compute, encoding and the measured link behind it. `first_link_ms` is the link to hop 0. `other_ms` is what
-    none of them explains: serialisation, waiting for the network's rate, scheduling.
+    none of them explains: serialisation, waiting for the network's rate, scheduling. depth: levels of the tree.
+    predicted_ms: of `total_ms`, None where nobody predicted. reason: why the tree was as large as it was.
     """
 
     nodes: int
@@ -23,6 +24,9 @@ class SweepStats:
     total_ms: float
     first_link_ms: float
     hops: tuple[HopTime, ...]
+    depth: int = 0
+    predicted_ms: float | None = None
+    reason: str = ""
 
     @property
     def other_ms(self) -> float:

@@ -43,6 +43,10 @@ class Walk:
         """The deepest certain node, where the tree goes on: live, or the tip; None before the prompt."""
         return self._certain
 
+    def child(self, parent: TreeNodeId, token: int) -> TreeNodeId | None:
+        """The live node that holds `token` below the certain node or one below that."""
+        return self.state.child(parent if parent in self.state.live else None, token)
+
     @property
     def room(self) -> int:
         """Nodes that the next sweep may hold, a pending token included (F1); 0 also when all sweeps are unanswered.

@@ -19,16 +19,17 @@ from swarm.registry import Registry
 logger = logging.getLogger(__name__)
 
 
-async def check_alone(registry: Registry) -> None:
+async def check_alone(registry: Registry, address: str) -> None:
     """Before this node listens: refuse to start while its identity is in use elsewhere.
 
-    A record alone may be what an earlier run of this machine left behind, so its address is called.
+    A record alone may be what an earlier run of this machine left behind, so its address is called, unless it is the
+    one that this node has bound: nobody else can listen there, and its own socket does not answer yet.
 
     Raises:
         IdentityError: another machine answers under this identity.
     """
     found = await registry.mine()
-    if found is not None and await _answers(found):
+    if found is not None and found.address != address and await _answers(found):
         raise _shared(found)
 
 

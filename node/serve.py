@@ -149,9 +149,9 @@ class Node:
         server, self._port = self._bind(config.port)
         joining = self._given_registry or DhtRegistry.open(config.dht())
         self.registry: Registry = await self._stack.enter_async_context(joining)
-        await check_alone(self.registry)
-        self._checkpoint = await self._find_model()
         self._address = config.announce_address or f"{self._reachable_host()}:{self._port}"
+        await check_alone(self.registry, self._address)
+        self._checkpoint = await self._find_model()
         self._dialer = await self._stack.enter_async_context(Dialer())
         self._scope = await self._stack.enter_async_context(TaskScope())
         self._stack.push_async_callback(self._stop_server)

@@ -48,8 +48,9 @@ WARM_UP_BYTES = 32_768
 class Link:
     """A running stream; made by `open_link`.
 
-    hop: the machine at the other end. rtt_ms: latest measured round trip of a ping, event loop to event loop;
-    before one is known, how long the machine took to take the stream. watch: what was receipted. last: the other side's latest receipt.
+    hop: the machine at the other end. rtt_ms: latest measured round trip of a ping, event loop to event loop; before
+    one is known, how long the machine took to take the stream. watch: what was receipted. last: the other side's latest
+    receipt.
     """
 
     hop: RouteHop

@@ -29,6 +29,8 @@ from swarm.route_costs import (
 )
 from swarm.route_search import Found, cheapest
 
+MANY_ROWS = 64
+
 __all__ = ["Route", "RouteQuery", "best_route", "hedged", "no_route", "runner_up"]
 
 
@@ -37,7 +39,8 @@ class Route:
     """A chain: its hops with the layers that each computes, where they listen, and what a sweep should take.
 
     costs: per hop. return_ms: from the tail to the client. gap_ms: the very best chain may be faster by this at most.
-    hedge, twin: the hop that a second machine stands in for too, and that machine.
+    row_ms: what one more tree node adds to a sweep. hedge, twin: the hop that a second machine stands in for too, and
+    that machine.
     """
 
     hops: tuple[RouteHop, ...]
@@ -45,6 +48,7 @@ class Route:
     costs: tuple[HopCost, ...]
     return_ms: float
     gap_ms: float = 0.0
+    row_ms: float = 0.0
     hedge: Hedge | None = None
     twin: NodeRecord | None = None
 
@@ -162,7 +166,18 @@ def _route(candidates: Sequence[Candidate], found: Found, query: RouteQuery) -> 
     costs = [
         _hop_cost(*link, hop.span, query) for link, hop in zip(zip(senders, chosen, strict=True), hops, strict=True)
     ]
-    return Route(tuple(hops), tuple(chosen), tuple(costs), client_delay_ms(chosen[-1], query)[0], found.gap_ms)
+    return_ms, row_ms = client_delay_ms(chosen[-1], query)[0], _row_ms(hops, chosen, query)
+    return Route(tuple(hops), tuple(chosen), tuple(costs), return_ms, found.gap_ms, row_ms)
+
+
+def _row_ms(hops: Sequence[RouteHop], records: Sequence[NodeRecord], query: RouteQuery) -> float:
+    """What one more node costs: every hop's claimed forward, and its row on every link but the last."""
+    compute_ms = sum(
+        (sweep_ms(record, MANY_ROWS) - sweep_ms(record, 1)) / (MANY_ROWS - 1) * len(hop.span) / len(record.span)
+        for hop, record in zip(hops, records, strict=True)
+    )
+    transfer = sum(transfer_ms(record, replace(query, nodes=0)) for record in records[:-1])
+    return max(compute_ms, 0.0) + transfer
 
 
 def _hop_cost(sender: NodeRecord | None, record: NodeRecord, span: Span, query: RouteQuery) -> HopCost:

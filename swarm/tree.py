@@ -13,11 +13,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from swarm.chance import Evidence
+    from swarm.lookup import Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +26,33 @@ class DraftTree:
     """Tree nodes below a root, best first and so parents first.
 
     tokens, parents, chances: equally long; a parent is an index into `tokens`, None is the root.
-    evidence: what its drafter learns from when the picks are known.
+    rounds: passes of the drafter's model. evidence, seen: what it learns from when the picks are known, of its model
+    and of its look-up.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int | None, ...] = ()
     chances: tuple[float, ...] = ()
+    rounds: int = field(default=0, compare=False)
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
+    seen: Seen = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def depth(self) -> int:
+        """Levels below the root."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent is None else depths[parent] + 1)
+        return max(depths, default=0)
+
+    def first(self, count: int) -> DraftTree:
+        """The tree of its first nodes."""
+        if count >= len(self):
+            return self
+        return replace(self, tokens=self.tokens[:count], parents=self.parents[:count], chances=self.chances[:count])
 
 
 class TokenTree:
@@ -45,9 +63,13 @@ class TokenTree:
 
     ROOT = 0
 
-    def __init__(self, token: int, nodes: int, levels: int) -> None:
-        """A root that holds `token`; the tree searched for has at most `nodes` nodes in at most `levels` levels."""
+    def __init__(self, token: int, nodes: int, levels: int, least: float = 0.0) -> None:
+        """A root that holds `token`; the tree searched for has at most `nodes` nodes in at most `levels` levels.
+
+        least: nobody wants a node of a lower chance.
+        """
         self.nodes = nodes
+        self.least = least
         self.levels = levels
         self.tokens = [token]
         self.parents: list[int | None] = [None]
@@ -65,7 +87,12 @@ class TokenTree:
         """The chance that a node needs to be among the best so far."""
         if self.nodes == 0:
             return math.inf
-        return self._best[0] if len(self._best) == self.nodes else 0.0
+        return max(self._best[0], self.least) if len(self._best) == self.nodes else self.least
+
+    def widen(self, nodes: int, least: float) -> None:
+        """Search on, for another number of nodes and another least chance."""
+        self.nodes, self.least = nodes, least
+        self._rank_again()
 
     def add_children(self, node: int, candidates: Iterable[tuple[int, float]]) -> None:
         """Add `(token, chance)` pairs below `node`; a chance is that of the token given its parent."""
@@ -82,6 +109,14 @@ class TokenTree:
         if raised:
             self._rank_again()
 
+    def child(self, node: int, token: int) -> int:
+        """The child of `node` that holds `token`.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return self._children[node][token]
+
     def frontier(self, count: int) -> list[int]:
         """Up to `count` of the best nodes not handed out before, of those whose children might be among the best.
 
@@ -94,9 +129,15 @@ class TokenTree:
         self._taken.update(taken)
         return taken
 
+    def put_back(self, nodes: Iterable[int]) -> None:
+        """Nodes of the frontier that nobody asked about after all."""
+        for node in nodes:
+            self._taken.discard(node)
+            heapq.heappush(self._waiting, (-self.chances[node], node))
+
     def best_nodes(self, count: int) -> list[int]:
         """The `count` nodes of highest chance, older first among equals, the root left out."""
-        floor = self.floor if count <= self.nodes else 0.0
+        floor = self.floor if count <= self.nodes else self.least
         able = [node for node in range(1, len(self.tokens)) if self.chances[node] >= floor]
         return sorted(able, key=self.chances.__getitem__, reverse=True)[:count]
 

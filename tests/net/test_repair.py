@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 
 import pytest
 import pytest_asyncio
@@ -27,6 +27,7 @@ from client.options import GenerateOptions
 from node.hop import HopSession
 from node.replies import ReplyBuffer
 from node.upstream import UpstreamSide
+from swarm.budget import Choice
 from swarm.errors import GenerationInterrupted, RegistryError, RouteError
 from swarm.messages import Ping, Reply, Reroute
 from swarm.record import NodeRecord
@@ -134,14 +135,14 @@ async def test_a_death_while_the_client_drafts(
     plain = await nodes.undisturbed(IDS, **SAMPLED)
     draft, count = client.decode._draft, 0
 
-    async def interrupted(job: Job, room: int) -> DraftTree:
+    async def interrupted(job: Job, route: Hashable, room: int) -> tuple[DraftTree, Choice, float]:
         nonlocal count
         count += 1
         if count == 4:
             await nodes.announce(*SPARES)
             await nodes.kill(victim)
             await nodes.until_missed()
-        return await draft(job, room)
+        return await draft(job, route, room)
 
     monkeypatch.setattr(client.decode, "_draft", interrupted)
     with nodes.counted() as found:

@@ -1,0 +1,183 @@
+"""Is the tree size that goodput chooses the right one? Recorded texts and trees replayed over simulated networks.
+
+The real decode loop and the real controller run against a chain and a draft that take virtual time only, so a whole
+grid of networks, kinds of text and temperatures is a matter of minutes, and the same again each time. The controller
+begins each cell knowing nothing; its prompts follow one another.
+
+    python -m benchmarks.replay --record
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import track
+from transformers import AutoTokenizer
+
+from benchmarks.recorded import KINDS, Pair, Recorded, prompts_of, record
+from benchmarks.sheet import Sheet
+from benchmarks.virtual import AtOnce, Clock, Costs, RecordedDrafter, VirtualChain
+from client.decode import Job, decode
+from client.jobs import MOST_NODES, PREFILL_CHUNK
+from client.text import TextStream
+from client.walk import Walk
+from swarm.budget import Budget, Choice, FixedBudget
+from swarm.demo import DRAFT, TARGET
+from swarm.goodput import Goodput
+from swarm.messages import Credits, Sampling
+from swarm.quiet import quiet_libraries
+from swarm.ragged import load_whole
+from swarm.session import Limits
+
+PROFILES = {
+    "1 ms, 1 Gbit/s": Costs(1, 1_000),
+    "10 ms, 200 Mbit/s": Costs(10, 200),
+    "25 ms, 100 Mbit/s": Costs(25, 100),
+    "50 ms, 20 Mbit/s": Costs(50, 20),
+    "100 ms, 50 Mbit/s": Costs(100, 50),
+}
+SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128)
+VOCABULARY = 1 << 20
+PLAIN_BOUND, BEST_BOUND = 0.97, 0.95
+FIRST_SEED = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Replay the grid."""
+
+    prompts: int = 4
+    """Of each kind."""
+    new_tokens: int = 96
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one way made of one cell's prompts: tokens per virtual second, and the median tree size."""
+
+    tokens_per_s: float
+    nodes: float
+
+
+class OneAtATime(Goodput):
+    """The same controller, which waits for each sweep."""
+
+    def more(self, route: Hashable, temperature: float, room: int, left_ms: float) -> Choice:
+        """None."""
+        return Choice(0, None, "one at a time")
+
+
+async def tell(recorded: Recorded, costs: Costs, budget: Budget, tokenizer: object) -> tuple[int, float, list[int]]:
+    """Make one text again: tokens after the first reply, virtual seconds after it, and the tree sizes.
+
+    Raises:
+        AssertionError: the text is another one.
+    """
+    clock, new = Clock(), len(recorded.tokens) - len(recorded.prompt)
+    window = len(recorded.tokens) + 64
+    credits = Credits(window, 4, MOST_NODES + 3 * PREFILL_CHUNK)
+    text = TextStream(tokenizer, recorded.prompt, max_new_tokens=new)  # type: ignore[arg-type]
+    job = Job(
+        recorded.prompt,
+        recorded.sampling,
+        budget,
+        PREFILL_CHUNK,
+        new,
+        text,
+        RecordedDrafter(recorded, costs, clock),
+        AtOnce(),
+        clock=clock.seconds,
+    )
+    chain = VirtualChain(recorded, costs, clock, credits)
+    walk = Walk(Limits(VOCABULARY, credits.window_tokens, credits.sweeps, credits.nodes), recorded.sampling)
+    first: tuple[int, float] | None = None
+    async for _ in decode(job, chain, walk):
+        if first is None and text.tokens:
+            first = len(text.tokens), clock.seconds()
+    assert tuple(text.tokens) == recorded.tokens[len(recorded.prompt) :], "another text"
+    assert first is not None
+    return len(text.tokens) - first[0], clock.seconds() - first[1], [sweep.nodes for sweep in job.sweeps]
+
+
+def run(texts: Sequence[Recorded], costs: Costs, budget: Budget, tokenizer: object) -> Told:
+    """All prompts of a cell, one after another, through one way."""
+    tokens = seconds = 0.0
+    sizes: list[int] = []
+    for recorded in texts:
+        count, took_s, used = asyncio.run(tell(recorded, costs, budget, tokenizer))
+        tokens, seconds, sizes = tokens + count, seconds + took_s, sizes + used
+    return Told(tokens / seconds, median(sizes))
+
+
+def sheet(texts: dict[tuple[str, float], list[Recorded]], options: Options, console: Console) -> Sheet:
+    """The table."""
+    made = Sheet(
+        "replay",
+        "Tokens per virtual second: plain, the best fixed tree, and what goodput chooses, one sweep at a time and more",
+        (
+            *("network, text", "T", "plain", "best fixed", "its K", "one at a time", "full pipe", "median K"),
+            *("of plain", "of the best", "pipe / one at a time"),
+        ),
+    )
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    against_plain, against_best, against_alone = [], [], []
+    cells = [(network, *key) for network in PROFILES for key in texts]
+    for network, kind, temperature in track(cells, "cells", console=console):
+        some, costs = texts[kind, temperature], PROFILES[network]
+        fixed = {size: run(some, costs, FixedBudget(size), tokenizer) for size in SIZES}
+        best = max(fixed, key=lambda size: fixed[size].tokens_per_s)
+        alone, ours = (run(some, costs, kind_of(MOST_NODES), tokenizer) for kind_of in (OneAtATime, Goodput))
+        against_alone.append(ours.tokens_per_s / alone.tokens_per_s)
+        against_plain.append(ours.tokens_per_s / fixed[0].tokens_per_s)
+        against_best.append(ours.tokens_per_s / fixed[best].tokens_per_s)
+        speeds = (f"{fixed[0].tokens_per_s:.1f}", f"{fixed[best].tokens_per_s:.1f}", str(best))
+        parts = (f"{against_plain[-1]:.2f}", f"{against_best[-1]:.2f}", f"{against_alone[-1]:.2f}")
+        chosen = (f"{alone.tokens_per_s:.1f}", f"{ours.tokens_per_s:.1f}", f"{ours.nodes:g}")
+        made.rows.append((f"{network}, {kind}", f"{temperature:g}", *speeds, *chosen, *parts))
+    made.notes.append(
+        f"Least of plain {min(against_plain):.2f}, least of the best {min(against_best):.2f}, over {len(cells)} cells; "
+        f"{options.prompts} prompts of {options.new_tokens} new tokens each, hop {Costs(0, 1).forward_ms:g} ms + "
+        f"{Costs(0, 1).row_ms:g} ms per node, draft {Costs(0, 1).pass_ms:g} ms per pass, three hops."
+    )
+    made.measured = {"plain": against_plain, "best": against_best, "rows": [list(row) for row in made.rows]}
+    return made
+
+
+def record_all(options: Options, console: Console) -> dict[tuple[str, float], list[Recorded]]:
+    """Texts and trees of every kind and temperature."""
+    pair = Pair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
+    found = {}
+    for kind in track(list(KINDS), "recording", console=console):
+        prompts = prompts_of(kind, options.prompts)
+        for temperature in options.temperatures:
+            samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(prompts))]
+            found[kind, temperature] = record(pair, prompts, samplings)
+    return found
+
+
+def main() -> None:
+    """Record, replay, print, and fail where it is slower than it may be."""
+    options = tyro.cli(Options)
+    torch.set_num_threads(1)
+    quiet_libraries()
+    console = Console(width=150)
+    made = sheet(record_all(options, console), options, console)
+    made.finish(console, record=options.record, path=options.json)
+    if min(made.measured["plain"]) < PLAIN_BOUND or min(made.measured["best"]) < BEST_BOUND:
+        sys.exit(f"replay: a cell is below {PLAIN_BOUND} of plain or {BEST_BOUND} of the best fixed size")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""A chain of machines and a draft that take only virtual time: the real decode loop runs against them.
+
+    sweep     (hops + 1) one-way delays, hidden rows over the rate, every hop's forward, and the wait behind others
+    draft     so many milliseconds per pass of its model
+
+Deterministic. Picks and trees are recorded ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from benchmarks.recorded import Recorded, part_of
+from client.answers import Answer
+from swarm.budget import EVERYTHING, Worth
+from swarm.ids import TreeNodeId
+from swarm.messages import Credits, HopTime, Reply, Sampling, Sweep
+from swarm.session import Limits, SessionState
+from swarm.tree import DraftTree
+
+T = TypeVar("T")
+HOPS = 3
+ROW_BYTES = 1_536
+"""Of the demo target's hidden rows in fp32: 384 values."""
+
+
+@dataclass(slots=True)
+class Clock:
+    """Virtual milliseconds."""
+
+    now_ms: float = 0.0
+
+    def seconds(self) -> float:
+        """For the decode loop."""
+        return self.now_ms / 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What things take. delay_ms: one way. forward_ms, row_ms: of a hop's forward. pass_ms: of the draft's model.
+
+    others: sweeps of other clients, as large as this one, that a sweep waits behind at each hop.
+    """
+
+    delay_ms: float
+    mbit: float
+    forward_ms: float = 7.0
+    row_ms: float = 0.1
+    pass_ms: float = 4.0
+    others: float = 0.0
+
+    def sweep(self, rows: int) -> tuple[float, tuple[HopTime, ...]]:
+        """How long a sweep is away, and what its hops report."""
+        compute = self.forward_ms + self.row_ms * rows
+        hop = HopTime(compute * self.others, compute, 0.0, self.delay_ms)
+        transfer = (HOPS - 1) * rows * ROW_BYTES * 8 / (self.mbit * 1e3)
+        return (HOPS + 1) * self.delay_ms + transfer + HOPS * (hop.queue_ms + hop.compute_ms), (hop,) * HOPS
+
+
+class AtOnce(Executor):
+    """Runs what it is given where it is given it: virtual time does not pass meanwhile by itself."""
+
+    def submit(self, work: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:  # noqa: ANN401 - Executor's
+        """Run it now."""
+        done: Future[T] = Future()
+        try:
+            done.set_result(work(*args, **options))
+        except Exception as error:  # noqa: BLE001 - the future's business
+            done.set_exception(error)
+        return done
+
+
+class VirtualChain:
+    """Answers sweeps with a recorded text's picks, after the time that they would take."""
+
+    first_link_ms = 0.0
+
+    def __init__(self, recorded: Recorded, costs: Costs, clock: Clock, credits: Credits) -> None:
+        self.credits = credits
+        self._recorded = recorded
+        self._costs = costs
+        self._clock = clock
+        self._state = SessionState(Limits(1 << 20, credits.window_tokens, credits.sweeps, credits.nodes))
+        self._true: set[TreeNodeId | None] = {None}
+        self._due: deque[tuple[float, float, Reply]] = deque()
+        self._free_ms = 0.0
+
+    @property
+    def route_key(self) -> Hashable:
+        """There is one route."""
+        return "virtual"
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether a reply is there by now."""
+        return bool(self._due) and self._due[0][1] <= self._clock.now_ms
+
+    def send(self, sweep: Sweep) -> None:
+        """Start a sweep: it computes when the one before it has left."""
+        applied = self._state.apply(sweep)
+        picks = []
+        text = self._recorded.tokens
+        for node, token, parent, position in zip(
+            applied.appended, sweep.tokens, sweep.parents, applied.positions, strict=True
+        ):
+            is_true = parent in self._true and position < len(text) and text[position] == token
+            if is_true:
+                self._true.add(node)
+            if node >= sweep.picks_from:
+                follows = is_true and position + 1 < len(text)
+                picks.append((node, text[position + 1] if follows else 0))
+        took_ms, times = self._costs.sweep(len(sweep.tokens))
+        started = max(self._clock.now_ms, self._free_ms)
+        self._free_ms = started + self._costs.forward_ms + self._costs.row_ms * len(sweep.tokens)
+        reply = Reply(sweep.sequence, 0, tuple(picks), times)
+        self._due.append((self._clock.now_ms, started + took_ms, reply))
+
+    async def answer(self) -> Answer:
+        """The next reply; time passes until it is there."""
+        sent, due, reply = self._due.popleft()
+        self._clock.now_ms = max(self._clock.now_ms, due)
+        return Answer(reply, due - sent)
+
+
+class RecordedDrafter:
+    """Grows recorded trees; every pass of the model that it would have run takes time."""
+
+    def __init__(self, recorded: Recorded, costs: Costs, clock: Clock) -> None:
+        self._recorded = recorded
+        self._costs = costs
+        self._clock = clock
+        self._grown: tuple[int, int] = (0, 0)
+
+    def grow(
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+    ) -> DraftTree:
+        """The recorded tree's best part."""
+        tree, passes = part_of(self._recorded.trees[len(sequence)], nodes, depth, worth)
+        length, before = self._grown
+        new = passes - before if length == len(sequence) else passes  # a search goes on where it was
+        self._clock.now_ms += max(new, 0) * self._costs.pass_ms
+        self._grown = len(sequence), max(passes, before if length == len(sequence) else 0)
+        return tree
+
+    def learn(self, tree: DraftTree, picks: Mapping[int | None, int]) -> None:
+        """It has learned what it will."""

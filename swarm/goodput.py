@@ -1,0 +1,296 @@
+"""How much to speculate: the tree size with the most expected tokens per time. Pure; learns from what sweeps took.
+
+    T(n)      a sweep of n = K + 1 nodes: links(n) + load · compute(n), each a line fitted online
+    load      1 + waiting / compute at the hops: under load, a node's compute is paid by whoever waits behind it too
+    D(K)      drafting a tree of K nodes: a line as well
+    gain(K)   tokens that a tree of K nodes brings beside the target's own: the sum of its calibrated chances, averaged
+    goodput   (1 + gain(K)) / (T(K + 1) + D(K)), tokens per millisecond
+
+`plan` says how many nodes to draft, 0 where plain decoding is best; `cut` how many of a tree are worth sending: those
+whose chance exceeds what a node costs at the running goodput. Source: SmartSpec (arXiv 2406.14066), here per node of a
+tree; DESIGN §7.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+
+from swarm.budget import EVERYTHING, Choice, Spent, Worth
+from swarm.chance import TEMPERATURES
+from swarm.tree import DraftTree
+
+SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Tree sizes that are weighed against each other."""
+ROUTES_KEPT = 8
+FIRST_SIZE = 16
+EXPLORED = 0.01
+"""At most this part of the time goes to trying what seems worse."""
+FADE = 0.97
+"""What an older measurement weighs beside the next one."""
+FIRST_MS = 1.0
+FIRST_SLOPE = 1 / 256
+"""Where nobody says what a node costs: 256 of them as much as the first one."""
+PULL = 4.0
+"""Towards the first slope, as the spread of x that outweighs it."""
+OUTLIER = 4.0
+"""A residual of so many times the usual one is no news, unless it comes again and again."""
+STUBBORN = 3
+LEAST_SCALE = 0.03
+GAIN_FADE = 0.9
+TRUST_FADE, TRUSTED, MOST_TRUST = 0.97, 0.3, 1.5
+"""Promises are believed as if so many tokens had been promised and had come."""
+NEARLY = 0.9
+TURN = 8
+"""Of so many trees one is the next larger size and one the next smaller, or nothing could be learned of sizes."""
+
+
+class Line:
+    """`y = a + b · x`, fitted with fading weights; outliers are kept out until they come several times in a row.
+
+    Until x has varied, the slope is `slope`, or a little of the level where nobody knows one.
+    """
+
+    def __init__(self, slope: float | None = None) -> None:
+        self.a, self.b = FIRST_MS, FIRST_MS * FIRST_SLOPE if slope is None else slope
+        self._slope = slope
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._scale = math.inf
+        self._odd = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was measured."""
+        return self._weight > 0
+
+    def at(self, x: float) -> float:
+        """The line's value, never below 0."""
+        return max(self.a + self.b * x, 0.0)
+
+    def again(self) -> Line:
+        """The same line, where the next measurement sets the level anew; the slope stays until x has varied."""
+        line = Line(self.b)
+        line.a = self.a
+        return line
+
+    def learn(self, x: float, y: float) -> None:
+        """A measurement."""
+        residual = abs(y - self.at(x))
+        if residual > OUTLIER * max(self._scale, LEAST_SCALE * self.at(x)):
+            self._odd += 1
+            if self._odd < STUBBORN:
+                return
+            self.__dict__.update(self.again().__dict__)
+        elif self.is_known:
+            self._scale = residual if self._scale == math.inf else FADE * self._scale + (1 - FADE) * residual
+        self._odd = 0
+        self._weight, self._x, self._y = FADE * self._weight + 1, FADE * self._x + x, FADE * self._y + y
+        self._xx, self._xy = FADE * self._xx + x * x, FADE * self._xy + x * y
+        x, y = self._x / self._weight, self._y / self._weight
+        first = max(y, 0.0) * FIRST_SLOPE if self._slope is None else self._slope
+        spread, both = max(self._xx - self._weight * x * x, 0.0), self._xy - self._weight * x * y
+        self.b = max((both + PULL * first) / (spread + PULL), 0.0)
+        self.a = y - self.b * x
+
+
+@dataclass(slots=True)
+class Gain:
+    """Tokens that trees of `SIZES` bring beside the target's own pick, as late trees promised."""
+
+    expected: list[float] = field(default_factory=lambda: [0.0] * len(SIZES))
+    is_known: bool = False
+
+    def learn(self, chances: Sequence[float], planned: int) -> None:
+        """A tree was drafted: its nodes' chances, falling, out of so many planned ones.
+
+        Where as many were found, larger trees are guessed: chances fall as one over the rank.
+        """
+        sums, drafted = [0.0, *itertools.accumulate(chances)], len(chances)
+        tail = chances[-1] * drafted if chances and drafted >= planned else 0.0
+        for place, size in enumerate(SIZES):
+            found = sums[size] if size <= drafted else sums[-1] + (tail * math.log(size / drafted) if tail else 0.0)
+            weight = 1 - GAIN_FADE if self.is_known else 1.0
+            self.expected[place] += weight * (found - self.expected[place])
+        self.is_known = True
+
+
+class RouteCost:
+    """What sweeps over one route cost."""
+
+    def __init__(self, row_ms: float | None = None) -> None:
+        """row_ms: what one more node should cost, as far as anybody knows."""
+        self.links, self.compute = Line(0.0 if row_ms is not None else None), Line(row_ms)
+        self.sweeps, self.hops = 0, 1
+        self._waited = self._computed = 0.0
+
+    @property
+    def load(self) -> float:
+        """How many sweeps share the hops' compute, this one included."""
+        return 1 + (self._waited / self._computed if self._computed > 0 else 0.0)
+
+    @property
+    def per_node_ms(self) -> float:
+        """What one more node costs."""
+        return self.links.b + self.load * self.compute.b
+
+    def sweep_ms(self, nodes: int) -> float:
+        """What a sweep of a pending token and so many nodes takes."""
+        return self.links.at(nodes + 1) + self.load * self.compute.at(nodes + 1)
+
+    def slot_ms(self, nodes: int) -> float:
+        """For how long a further sweep keeps a hop busy, with the load that waits there."""
+        return self.load * self.compute.at(nodes) / self.hops + self.links.b * nodes
+
+    def again(self) -> RouteCost:
+        """What to expect of another route."""
+        other = RouteCost()
+        other.links, other.compute = self.links.again(), self.compute.again()
+        return other
+
+    def learn(self, spent: Spent) -> None:
+        """A sweep came back."""
+        rows = spent.nodes + 1
+        self.sweeps, self.hops = self.sweeps + 1, max(spent.hops, 1)
+        self.links.learn(rows, max(spent.total_ms - spent.waited_ms - spent.computed_ms, 0.0))
+        self.compute.learn(rows, spent.computed_ms)
+        self._waited = FADE * self._waited + spent.waited_ms
+        self._computed = FADE * self._computed + spent.computed_ms
+
+
+@dataclass(slots=True)
+class Trust:
+    """How much of what trees promise comes true: chances are learned too, and may be wrong meanwhile."""
+
+    promised: float = TRUSTED
+    brought: float = TRUSTED
+
+    def learn(self, spent: Spent) -> None:
+        """A sweep came back."""
+        self.promised = TRUST_FADE * self.promised + (1 - TRUST_FADE) * TRUSTED + spent.promised
+        self.brought = TRUST_FADE * self.brought + (1 - TRUST_FADE) * TRUSTED + spent.brought
+
+    @property
+    def part(self) -> float:
+        """Tokens that come per token that is promised."""
+        return min(self.brought / self.promised, MOST_TRUST)
+
+
+class Goodput:
+    """Chooses tree sizes for all generations of one client."""
+
+    def __init__(self, most: int) -> None:
+        """most: nodes of the largest tree."""
+        self.most = most
+        self.draft, self.round = Line(), Line()
+        self._routes: dict[Hashable, RouteCost] = {}
+        self._gains = [Gain() for _ in range(len(TEMPERATURES) + 1)]
+        self._trust = Trust()
+        self._time_ms = self._explored_ms = self._running = 0.0
+
+    def cost_of(self, route: Hashable) -> RouteCost:
+        """What is known of a route; a new one begins with what was known of the last."""
+        cost = self._routes.pop(route, None)
+        if cost is None:
+            cost = next(reversed(self._routes.values())).again() if self._routes else RouteCost()
+        self._routes[route] = cost
+        while len(self._routes) > ROUTES_KEPT:
+            self._routes.pop(next(iter(self._routes)))
+        return cost
+
+    def plan(self, route: Hashable, temperature: float, room: int) -> Choice:
+        """How many nodes to draft for the next sweep, at most `room`; 0: none, plain decoding is best."""
+        cost, gain = self.cost_of(route), self._gains[bisect_left(TEMPERATURES, temperature)]
+        most = min(room, self.most)
+        plain_ms = cost.sweep_ms(0)
+        if most < 1:
+            return Choice(0, plain_ms, "no room for a tree")
+        if not gain.is_known or not cost.links.is_known:
+            return Choice(min(most, FIRST_SIZE), plain_ms, "nothing is known yet", is_trial=True)
+        sizes = sorted({min(size, most) for size in SIZES[1:]})
+        rates = [self._rate(size, cost, gain) for size in sizes]
+        place = max(range(len(sizes)), key=rates.__getitem__)
+        size, rate, plain = sizes[place], rates[place], 1 / max(plain_ms, 1e-9)
+        if rate >= plain:
+            turn = {TURN // 2 - 1: 1, TURN - 1: -1}.get(cost.sweeps % TURN, 0)
+            if turn and 0 <= place + turn < len(sizes) and rates[place + turn] >= NEARLY * rate:
+                tried = sizes[place + turn]
+                return Choice(tried, cost.sweep_ms(tried), f"{size} seems best, {tried} is tried", is_trial=True)
+            reason = f"up to {size} nodes: {_per_s(rate)} against {_per_s(plain)} plain"
+            return Choice(size, cost.sweep_ms(size), reason)
+        took = cost.sweep_ms(size) + self.draft.at(size)
+        if self._explored_ms + took <= EXPLORED * self._time_ms:
+            self._explored_ms += took
+            return Choice(size, cost.sweep_ms(size), "tries whether a tree is worth it by now", is_trial=True)
+        return Choice(0, plain_ms, f"plain: {_per_s(plain)} against {_per_s(rate)} with {size} nodes")
+
+    def worth(self, route: Hashable, temperature: float, planned: Choice) -> Worth:
+        """What a node and a round of drafting must bring."""
+        cost = self.cost_of(route)
+        if planned.is_trial or not cost.links.is_known:
+            return EVERYTHING
+        rate = self._running = self._best_rate(cost, self._gains[bisect_left(TEMPERATURES, temperature)])
+        round_ms = self.round.at(1) if self.round.is_known else 0.0
+        return Worth(rate * cost.per_node_ms / self._trust.part, rate * round_ms / self._trust.part)
+
+    def cut(self, route: Hashable, temperature: float, chances: Sequence[float], planned: Choice) -> Choice:
+        """How many of a tree's nodes, best first, are worth sending."""
+        cost, least = self.cost_of(route), self.worth(route, temperature, planned).least
+        nodes = sum(chance > least for chance in chances)
+        predicted_ms = cost.sweep_ms(nodes) if cost.links.is_known else None
+        if planned.is_trial:
+            return replace(planned, nodes=nodes, predicted_ms=predicted_ms)
+        if nodes == len(chances):
+            reason = f"all {nodes} nodes are worth more than the {least:.3f} tokens that one costs"
+        else:
+            reason = f"node {nodes + 1} has a chance of {chances[nodes]:.3f} and costs {least:.3f} tokens"
+        return Choice(nodes, predicted_ms, reason)
+
+    def more(self, route: Hashable, temperature: float, room: int, left_ms: float) -> Choice:
+        """How many further nodes to draft for another sweep while some are on their way; 0 to wait for those."""
+        cost, gain = self.cost_of(route), self._gains[bisect_left(TEMPERATURES, temperature)]
+        if not gain.is_known or not cost.links.is_known:
+            return Choice(0, None, "nothing is known yet")
+        sizes = {min(size, room, self.most) for size in SIZES if size == 0 or self.draft.at(size) < left_ms}
+        size = max(sorted(sizes), key=lambda nodes: self._rate(nodes, cost, gain))
+        return Choice(size, cost.sweep_ms(size), f"{size} more while others are on their way")
+
+    def pays(self, route: Hashable, chances: Sequence[float]) -> bool:
+        """Whether another sweep with such nodes is worth the hops' time."""
+        return bool(chances) and sum(chances) * self._trust.part > self._running * self.cost_of(route).slot_ms(
+            len(chances)
+        )
+
+    def drafted(self, temperature: float, tree: DraftTree, planned: Choice, draft_ms: float) -> None:
+        """A tree was drafted."""
+        self._gains[bisect_left(TEMPERATURES, temperature)].learn(tree.chances, planned.nodes)
+        self.draft.learn(len(tree), draft_ms)
+        if tree.rounds:
+            self.round.learn(1, draft_ms / tree.rounds)
+        self._time_ms += draft_ms
+
+    def spent(self, route: Hashable, spent: Spent) -> None:
+        """A sweep came back."""
+        self.cost_of(route).learn(spent)
+        self._trust.learn(spent)
+        self._time_ms += spent.total_ms
+
+    def expect(self, route: Hashable, row_ms: float) -> None:
+        """What one more node should cost on a route of which nothing is known yet, as its machines claim."""
+        if route not in self._routes:
+            self._routes[route] = RouteCost(row_ms)
+
+    def _rate(self, nodes: int, cost: RouteCost, gain: Gain) -> float:
+        place = min(bisect_left(SIZES, nodes), len(SIZES) - 1)
+        draft_ms = self.draft.at(nodes) if nodes and self.draft.is_known else 0.0
+        gained = gain.expected[place] * self._trust.part if nodes else 0.0
+        return (1 + gained) / max(cost.sweep_ms(nodes) + draft_ms, 1e-9)
+
+    def _best_rate(self, cost: RouteCost, gain: Gain) -> float:
+        return max(self._rate(size, cost, gain) for size in SIZES if size <= self.most)
+
+
+def _per_s(rate_per_ms: float) -> str:
+    return f"{rate_per_ms * 1e3:.1f} tokens/s"

@@ -1,0 +1,166 @@
+"""Look-up: a text often goes on as it did the last time it stood here. A source of candidates without a model. Pure.
+
+The longest endings of the text so far that stood in it before vote on what follows, one vote per place. How far such a
+vote is to be believed depends on how long the ending is and how often it stood: that is learned online from the
+target's picks, one cell per length, places, share of the votes, and range of temperatures.
+
+Source: prompt look-up decoding (https://github.com/apoorvumang/prompt-lookup-decoding), here over a suffix automaton
+(as SAM decoding, arXiv 2411.10666) and with learned chances, so that it merges with a draft model's candidates.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from swarm.chance import TEMPERATURES
+from swarm.messages import Sampling
+from swarm.suffixes import SuffixAutomaton
+from swarm.tree import TokenTree
+
+MOST_TOKENS = 65_536
+"""Of a longer text the automaton holds the last half of that and what comes after."""
+CHILDREN = 4
+"""Most candidates at one place."""
+ENDINGS = 3
+"""Where the longest ending leaves room, shorter ones that stood elsewhere too propose as well."""
+LEAST_CHANCE = 0.02
+"""Of a path: what is less likely is not proposed."""
+LENGTHS = (1, 2, 3, 4, 6, 9, 16)
+PLACES = (1, 2, 4)
+SHARES = (0.3, 0.6, 0.99)
+PRIOR_WEIGHT = 3.0
+MEMORY = 100.0
+"""Labels that a cell remembers: beyond, old ones fade."""
+
+
+Cell = tuple[int, int, int, int]
+
+
+class Votes:
+    """What endings are worth: the chance of a candidate by its cell.
+
+    tried, right: [temperature range, length, places, share], numbers of labels.
+    """
+
+    def __init__(self) -> None:
+        shape = (len(TEMPERATURES) + 1, len(LENGTHS), len(PLACES), len(SHARES) + 1)
+        lengths = np.array(LENGTHS, dtype=np.float64)[:, None, None]
+        places = np.array(PLACES, dtype=np.float64)[:, None]
+        shares = np.array([0.15, 0.45, 0.8, 1.0])
+        trust = (lengths / (lengths + 2)) * ((places + 1) / (places + 2))
+        self._prior = np.broadcast_to(0.9 * trust * shares, shape)
+        self.tried = np.zeros(shape)
+        self.right = np.zeros(shape)
+
+    def cell(self, temperature: float, length: int, places: int, share: float) -> Cell:
+        """Where a candidate belongs."""
+        return (
+            bisect_left(TEMPERATURES, temperature),
+            bisect_right(LENGTHS, length) - 1,
+            bisect_right(PLACES, places) - 1,
+            bisect_left(SHARES, share),
+        )
+
+    def chance(self, cell: Cell) -> float:
+        """How often the target picks such a candidate."""
+        return float((self.right[cell] + PRIOR_WEIGHT * self._prior[cell]) / (self.tried[cell] + PRIOR_WEIGHT))
+
+    def learn(self, cell: Cell, *, hit: bool) -> None:
+        """A label."""
+        if self.tried[cell] >= MEMORY:
+            self.tried[cell] *= 1 - 1 / MEMORY
+            self.right[cell] *= 1 - 1 / MEMORY
+        self.tried[cell] += 1
+        self.right[cell] += hit
+
+
+Seen = dict[int | None, tuple[tuple[int, Cell], ...]]
+"""What was proposed after nodes of a tree (None: its root): tokens and the cells of their chances."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An ending of a text: a state of the automaton, and how many tokens of it matched."""
+
+    state: int
+    length: int
+
+
+class Lookup:
+    """One client's look-up; follows the text that it is asked about."""
+
+    def __init__(self) -> None:
+        self.votes = Votes()
+        self._automaton = SuffixAutomaton()
+        self._text: tuple[int, ...] = ()
+        self._start = 0
+
+    def fill(self, tree: TokenTree, sequence: Sequence[int], sampling: Sampling) -> Seen:
+        """Add what it knows below a tree's root, which is the last token of `sequence`; best first, within its size.
+
+        Returns:
+            What it proposed, by node of `tree`, to be learned from.
+        """
+        waiting = [(-1.0, TokenTree.ROOT, self._follow(tuple(sequence)))]
+        seen: Seen = {}
+        while waiting and len(tree.tokens) - 1 < 2 * tree.nodes:
+            negative, node, place = heapq.heappop(waiting)
+            if tree.depths[node] >= tree.levels:
+                continue
+            candidates = list(self._candidates(place, sampling.temperature))
+            seen[node] = tuple((token, cell) for token, cell, _ in candidates)
+            able = [(token, chance) for token, _, chance in candidates if -negative * chance >= LEAST_CHANCE]
+            tree.add_children(node, able)
+            for token, chance in able:
+                heapq.heappush(waiting, (negative * chance, tree.child(node, token), self._step(place, token)))
+        return seen
+
+    def learn(self, seen: Seen, picks: Mapping[int | None, int]) -> None:
+        """Take labels: what the target picked after nodes."""
+        for node, pick in picks.items():
+            for token, cell in seen.get(node, ()):
+                self.votes.learn(cell, hit=token == pick)
+
+    def _candidates(self, place: Place, temperature: float) -> Iterator[tuple[int, Cell, float]]:
+        """Tokens that followed, the most frequent first, with their cells and chances; in sum at most 1."""
+        state, length, left = place.state, place.length, 1.0
+        proposed: set[int] = set()
+        for _ in range(ENDINGS):
+            if length == 0:
+                return
+            for number, token, total in self._votes(state):
+                if number and token not in proposed and len(proposed) < CHILDREN:
+                    cell = self.votes.cell(temperature, length, total, number / total)
+                    chance = min(self.votes.chance(cell), left)
+                    left -= chance
+                    proposed.add(token)
+                    yield token, cell, chance
+            state = max(self._automaton.link[state], SuffixAutomaton.ROOT)
+            length = self._automaton.length[state]
+
+    def _votes(self, state: int) -> list[tuple[int, int, int]]:
+        """Places, token and all places for what followed a state's strings, the most frequent first."""
+        count, following = self._automaton.count, self._automaton.next[state]
+        votes = heapq.nlargest(CHILDREN, ((count[after], token) for token, after in following.items()))
+        total = sum(count[after] for after in following.values())
+        return [(number, token, total) for number, token in votes]
+
+    def _step(self, place: Place, token: int) -> Place:
+        return Place(*self._automaton.step(place.state, place.length, token))
+
+    def _follow(self, sequence: tuple[int, ...]) -> Place:
+        """Index what is new of the text; the longest ending that stood before."""
+        end = self._start + len(self._text)
+        goes_on = len(sequence) >= end and sequence[self._start : end] == self._text
+        if not goes_on or len(sequence) - self._start > MOST_TOKENS:
+            self._automaton, self._text = SuffixAutomaton(), ()
+            self._start = end = max(len(sequence) - MOST_TOKENS // 2, 0)
+        self._automaton.extend(sequence[end:])
+        self._text = sequence[self._start :]
+        state = self._automaton.ending
+        return Place(state, self._automaton.length[state])

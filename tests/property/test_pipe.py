@@ -1,0 +1,135 @@
+"""The decode loop with several sweeps in flight, over a simulated chain: any tree, any delays, always the plain text.
+
+Texts and trees are random: at each token the draft knows how the text goes on for some levels, among wrong siblings.
+The chain's own `SessionState` refuses what the protocol forbids.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Sequence
+
+import pytest
+from transformers import AutoTokenizer
+
+from benchmarks.recorded import Recorded, part_of, picks_of
+from benchmarks.replay import PROFILES, OneAtATime, run, tell
+from benchmarks.virtual import Costs
+from client.text import FastTokenizer
+from swarm.budget import Choice, FixedBudget
+from swarm.demo import TARGET
+from swarm.goodput import Goodput
+from swarm.messages import Sampling
+from swarm.tree import DraftTree
+
+PROMPT, NEW, VOCABULARY = 40, 60, 900
+NEAR, FAR = Costs(1, 1_000), Costs(50, 20)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> FastTokenizer:
+    found: FastTokenizer = AutoTokenizer.from_pretrained(TARGET)
+    return found
+
+
+def recorded(seed: int, knows: float) -> Recorded:
+    """A text whose draft is right about the next token with the chance `knows`."""
+    rng = random.Random(seed)
+    text = tuple(rng.randrange(3, VOCABULARY) for _ in range(PROMPT + NEW))
+    return Recorded(text[:PROMPT], text, Sampling(1), {n: tree(rng, text, n, knows) for n in range(PROMPT, len(text))})
+
+
+def tree(rng: random.Random, text: Sequence[int], length: int, knows: float) -> DraftTree:
+    """The true path as far as the draft knows it, and wrong nodes; best first."""
+    nodes: list[tuple[float, int, int | None]] = []
+    parent: int | None = None
+    chance = 1.0
+    for depth in range(12):
+        chance *= knows
+        if length + depth < len(text) and rng.random() < knows:
+            nodes.append((chance, text[length + depth], parent))
+            parent = len(nodes) - 1
+        else:
+            break
+    for _ in range(40):
+        under = rng.choice([None, *range(len(nodes))]) if nodes else None
+        above = 1.0 if under is None else nodes[under][0]
+        siblings = {token for _, token, other in nodes if other == under}
+        token = rng.randrange(3, VOCABULARY)
+        if token not in siblings:
+            nodes.append((above * rng.uniform(0.05, 0.4), token, under))
+    order = sorted(range(len(nodes)), key=lambda node: (-nodes[node][0], node))
+    place: dict[int | None, int] = {node: index for index, node in enumerate(order)}
+    return DraftTree(
+        tuple(nodes[node][1] for node in order),
+        tuple(None if nodes[node][2] is None else place[nodes[node][2]] for node in order),
+        tuple(nodes[node][0] for node in order),
+    )
+
+
+class Reckless(Goodput):
+    """Sends whatever it may, as deep as the credits allow: values nothing."""
+
+    def more(self, route: Hashable, temperature: float, room: int, left_ms: float) -> Choice:
+        """A few."""
+        return Choice(min(room, 1 + self.cost_of(route).sweeps % 7), 1e9, "deeper while others are on their way")
+
+    def pays(self, route: Hashable, chances: Sequence[float]) -> bool:
+        """Always."""
+        return bool(chances)
+
+
+@pytest.mark.parametrize("knows", [0.0, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("seed", range(6))
+async def test_the_text_is_the_plain_one(seed: int, knows: float, tokenizer: FastTokenizer) -> None:
+    """`tell` compares the text; and tokens came from below nodes that were not verified when they were sent."""
+    text = recorded(seed, knows)
+    for costs in (NEAR, FAR):
+        for budget in (FixedBudget(0), FixedBudget(9), Goodput(24), Reckless(5)):
+            _, _, sizes = await tell(text, costs, budget, tokenizer)
+            assert len(sizes) > 0
+
+
+async def test_a_walk_that_stays_inside_what_is_on_its_way_costs_no_trip(tokenizer: FastTokenizer) -> None:
+    """With a draft that is always right the text comes faster than one trip per tree."""
+    text = recorded(1, 1.0)
+    count, alone_s, _ = await tell(text, FAR, FixedBudget(5), tokenizer)
+    again, pipe_s, _ = await tell(text, FAR, Reckless(5), tokenizer)
+    assert count == again
+    assert pipe_s < 0.7 * alone_s
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_full_pipe_never_loses_to_plain_decoding(profile: str, tokenizer: FastTokenizer) -> None:
+    """Also with a draft that is always wrong, once that is known."""
+    costs = PROFILES[profile]
+    for knows in (0.0, 0.4, 0.9):
+        texts = [recorded(seed, knows) for seed in range(3)]
+        plain = run(texts, costs, FixedBudget(0), tokenizer).tokens_per_s
+        control = Goodput(32)
+        run(texts, costs, control, tokenizer)
+        assert run(texts, costs, control, tokenizer).tokens_per_s >= 0.97 * plain
+        alone = OneAtATime(32)
+        run(texts, costs, alone, tokenizer)
+        assert (
+            run(texts, costs, control, tokenizer).tokens_per_s
+            >= 0.95 * run(texts, costs, alone, tokenizer).tokens_per_s
+        )
+
+
+def test_a_part_of_a_recorded_tree_is_a_tree() -> None:
+    whole = recorded(3, 0.8).trees[PROMPT + 3]
+    for nodes in (0, 1, 5, 30):
+        part, passes = part_of(whole, nodes, 3)
+        assert len(part) <= nodes
+        assert all(parent is None or parent < node for node, parent in enumerate(part.parents))
+        assert part.depth <= 3
+        assert 1 <= passes <= 3
+
+
+def test_picks_are_known_along_the_text_only() -> None:
+    text = recorded(4, 1.0)
+    picks = picks_of(text.trees[PROMPT], text.tokens, PROMPT)
+    assert picks[None] == text.tokens[PROMPT]
+    true = [node for node in picks if node is not None]
+    assert [text.trees[PROMPT].tokens[node] for node in sorted(true)] == list(text.tokens[PROMPT : PROMPT + len(true)])

@@ -1,0 +1,215 @@
+"""The controller on simulated routes: it finds the best tree size, never loses to plain decoding, and follows change.
+
+A simulated sweep of n nodes takes links + compute(n), with noise and outliers; a tree's node k has the chance that its
+draft promises. Everything is counted in expected tokens per millisecond, so that luck decides nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from swarm.budget import Choice, Spent, Worth
+from swarm.goodput import SIZES, Goodput, Line
+from swarm.tree import DraftTree
+
+ROUTE = "route"
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A route and a draft. chances: of a tree's nodes, best first. round_nodes: that a pass of the draft model adds."""
+
+    links_ms: float
+    row_ms: float
+    forward_ms: float
+    node_ms: float
+    round_ms: float
+    chances: tuple[float, ...]
+    round_nodes: int = 16
+    others: float = 0.0
+
+    def sweep(self, nodes: int) -> Spent:
+        """What a sweep takes; `others` sweeps like it wait at the hops as well."""
+        compute = self.forward_ms + self.node_ms * (nodes + 1)
+        links = self.links_ms + self.row_ms * (nodes + 1)
+        return Spent(nodes, links + compute * (1 + self.others), compute * self.others, compute)
+
+    def draft_ms(self, nodes: int) -> float:
+        """What drafting takes."""
+        return self.rounds(nodes) * self.round_ms
+
+    def rounds(self, nodes: int) -> int:
+        """Passes of the draft model."""
+        return -(-nodes // self.round_nodes)
+
+    def goodput(self, nodes: int) -> float:
+        """Expected tokens per millisecond at a fixed size."""
+        return (1 + sum(self.chances[:nodes])) / (self.sweep(nodes).total_ms + self.draft_ms(nodes))
+
+
+def falling(first: float, ratio: float, count: int = 256) -> tuple[float, ...]:
+    """Chances whose sum converges."""
+    return tuple(first * ratio**k for k in range(count))
+
+
+def slow_tail(first: float, count: int = 256) -> tuple[float, ...]:
+    """Chances that fall as one over the rank, as those of real trees do."""
+    return tuple(first / (1 + 0.7 * k) for k in range(count))
+
+
+PASSAGES, REPETITIVE, HOPELESS = slow_tail(0.6), falling(0.95, 0.97), falling(0.05, 0.7)
+WORLDS = {
+    "near, passages": World(6, 0.002, 12, 0.15, 6, PASSAGES),
+    "25 ms, passages": World(100, 0.01, 15, 0.15, 6, PASSAGES),
+    "100 ms, passages": World(400, 0.01, 15, 0.15, 6, PASSAGES),
+    "slow uplink, passages": World(100, 2.0, 15, 0.15, 6, PASSAGES),
+    "25 ms, repetitive": World(100, 0.01, 15, 0.15, 2, REPETITIVE),
+    "near, hopeless draft": World(6, 0.002, 12, 0.15, 6, HOPELESS),
+    "25 ms, hopeless draft": World(100, 0.01, 15, 0.15, 6, HOPELESS),
+    "near, slow draft": World(6, 0.002, 12, 0.15, 80, PASSAGES),
+    "25 ms, very slow draft": World(100, 0.01, 15, 0.15, 800, PASSAGES),
+    "compute-bound nodes": World(6, 0.002, 30, 9.0, 6, PASSAGES),
+    "busy nodes": World(100, 0.01, 15, 1.0, 6, PASSAGES, others=6.0),
+}
+
+
+def run(control: Goodput, world: World, sweeps: int, rng: random.Random) -> tuple[float, list[int]]:
+    """Expected tokens per millisecond, and the chosen sizes."""
+    tokens = time_ms = 0.0
+    sizes = []
+    for _ in range(sweeps):
+        planned = control.plan(ROUTE, 0.0, 256)
+        nodes = 0
+        if planned.nodes:
+            drafted = draft(world, planned.nodes, control.worth(ROUTE, 0.0, planned))
+            chances = world.chances[:drafted]
+            tree = DraftTree((0,) * drafted, (None,) * drafted, chances, world.rounds(drafted))
+            control.drafted(0.0, tree, planned, world.draft_ms(drafted) * rng.uniform(0.95, 1.05))
+            nodes = control.cut(ROUTE, 0.0, chances, planned).nodes
+            time_ms += world.draft_ms(drafted)
+        spent = world.sweep(nodes)
+        shaken = rng.uniform(0.95, 1.05) * rng.choice([1] * 30 + [5])
+        seen = Spent(nodes, spent.total_ms * shaken, spent.waited_ms * shaken, spent.computed_ms * shaken)
+        control.spent(ROUTE, seen)
+        tokens, time_ms = tokens + 1 + sum(world.chances[:nodes]), time_ms + spent.total_ms
+        sizes.append(nodes)
+    return tokens / time_ms, sizes
+
+
+def draft(world: World, planned: int, worth: Worth) -> int:
+    """A draft that goes on in rounds until the tree is full, or not worth more of them."""
+    nodes = 0
+    while nodes < planned:
+        block = world.chances[nodes : nodes + world.round_nodes]
+        if nodes and (sum(block) < worth.per_round or block[0] < worth.least):
+            break
+        nodes += world.round_nodes
+    return sum(chance >= worth.least for chance in world.chances[: min(nodes, planned)])
+
+
+def best_fixed(world: World) -> float:
+    return max(world.goodput(size) for size in SIZES)
+
+
+@pytest.mark.parametrize("name", [name for name in WORLDS if not WORLDS[name].others])
+def test_it_comes_near_the_best_fixed_size_and_never_loses_to_plain(name: str) -> None:
+    world = WORLDS[name]
+    control = Goodput(256)
+    found, sizes = run(control, world, 400, random.Random(1))
+    assert found >= 0.97 * world.goodput(0), sizes[-20:]
+    assert found >= 0.95 * best_fixed(world), sizes[-20:]
+
+
+@pytest.mark.parametrize("name", ["near, hopeless draft", "25 ms, very slow draft"])
+def test_where_no_tree_pays_it_decodes_plainly_and_tries_again_seldom(name: str) -> None:
+    world = WORLDS[name]
+    control = Goodput(256)
+    run(control, world, 30, random.Random(1))
+    _, sizes = run(control, world, 1_000, random.Random(2))
+    assert sum(size > 0 for size in sizes) <= 0.05 * len(sizes)
+
+
+def test_a_draft_that_becomes_good_is_noticed() -> None:
+    rng, control = random.Random(3), Goodput(256)
+    run(control, WORLDS["25 ms, hopeless draft"], 200, rng)
+    run(control, WORLDS["25 ms, repetitive"], 1_500, rng)
+    found, _ = run(control, WORLDS["25 ms, repetitive"], 100, rng)
+    assert found >= 0.9 * best_fixed(WORLDS["25 ms, repetitive"])
+
+
+def test_a_slower_network_is_noticed_within_a_few_sweeps() -> None:
+    rng, control = random.Random(4), Goodput(256)
+    run(control, WORLDS["near, passages"], 200, rng)
+    run(control, WORLDS["100 ms, passages"], 10, rng)
+    found, _ = run(control, WORLDS["100 ms, passages"], 40, rng)
+    assert found >= 0.95 * best_fixed(WORLDS["100 ms, passages"])
+
+
+def test_under_load_trees_shrink() -> None:
+    """The wait for others would grow with everybody's trees, so a node costs what it takes from all of them."""
+    idle = World(100, 0.01, 15, 1.0, 6, PASSAGES)
+    busy = WORLDS["busy nodes"]
+    sizes = {}
+    for name, world in (("idle", idle), ("busy", busy)):
+        control = Goodput(256)
+        run(control, world, 200, random.Random(5))
+        sizes[name] = sum(run(control, world, 50, random.Random(6))[1]) / 50
+    assert sizes["busy"] < sizes["idle"] / 2
+
+
+def test_another_route_is_learned_apart_and_begins_with_what_the_last_one_taught() -> None:
+    control = Goodput(64)
+    for _ in range(50):
+        control.spent("a", WORLDS["25 ms, passages"].sweep(8))
+    first = control.cost_of("b").sweep_ms(8)
+    assert first == pytest.approx(WORLDS["25 ms, passages"].sweep(8).total_ms, rel=0.05)
+    for _ in range(3):
+        control.spent("b", WORLDS["near, passages"].sweep(8))
+    assert control.cost_of("b").sweep_ms(8) == pytest.approx(WORLDS["near, passages"].sweep(8).total_ms, rel=0.35)
+    assert control.cost_of("a").sweep_ms(8) == pytest.approx(first, rel=0.05)
+
+
+def test_routes_and_room_are_bounded() -> None:
+    control = Goodput(64)
+    for number in range(100):
+        control.spent(number, WORLDS["25 ms, passages"].sweep(8))
+    assert len(control._routes) <= 8
+    control.drafted(0.0, DraftTree((0,) * 16, (None,) * 16, PASSAGES[:16], 1), Choice(16, None, ""), 1.0)
+    assert control.plan(99, 0.0, 5).nodes <= 5
+    assert control.plan(99, 0.0, 0).nodes == 0
+
+
+def fitted(points: Sequence[tuple[float, float]]) -> Line:
+    line = Line()
+    for x, y in points:
+        line.learn(x, y)
+    return line
+
+
+def test_a_line_is_found_through_noise_and_outliers() -> None:
+    rng = random.Random(7)
+    points = [(x := rng.choice([1, 5, 17, 65]), (100 + 0.5 * x) * rng.uniform(0.95, 1.05)) for _ in range(300)]
+    points = [(x, y * 10 if number % 25 == 24 else y) for number, (x, y) in enumerate(points)]
+    line = fitted(points)
+    assert line.at(1) == pytest.approx(100.5, rel=0.03)
+    assert line.at(65) == pytest.approx(132.5, rel=0.05)
+
+
+def test_a_slope_nobody_measured_is_taken_to_be_small_and_never_negative() -> None:
+    assert fitted([(17, 100.0)] * 20).b > 0
+    assert fitted([(17, 100.0)] * 20).at(17) == pytest.approx(100.0)
+    assert fitted([(1, 100.0), (65, 60.0)] * 20).b == 0
+
+
+def test_a_new_level_is_believed_when_it_comes_several_times() -> None:
+    line = fitted([(1, 100.0)] * 50)
+    line.learn(1, 400.0)
+    line.learn(1, 400.0)
+    assert line.at(1) == pytest.approx(100.0, rel=0.01)
+    for _ in range(3):
+        line.learn(1, 400.0)
+    assert line.at(1) > 300

@@ -1,0 +1,149 @@
+"""The look-up: its automaton against brute force, what it proposes, and that it learns whom to believe."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import swarm.lookup
+from client.draft import LookupDrafter
+from swarm.lookup import LEAST_CHANCE, Lookup
+from swarm.messages import Sampling
+from swarm.suffixes import COUNTED, SuffixAutomaton
+from swarm.tree import DraftTree, TokenTree
+
+GREEDY = Sampling()
+
+
+def longest_repeat(text: list[int]) -> int:
+    """The length of the longest ending that also stands earlier."""
+    return max(
+        (n for n in range(len(text)) if any(text[i : i + n] == text[len(text) - n :] for i in range(len(text) - n))),
+        default=0,
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_automaton_knows_the_longest_ending_and_how_often_each_string_stands(seed: int) -> None:
+    rng = random.Random(seed)
+    automaton, text = SuffixAutomaton(), list[int]()
+    for _ in range(60):
+        text.append(rng.randrange(rng.choice([2, 3, 6])))
+        automaton.append(text[-1])
+        assert automaton.length[automaton.ending] == longest_repeat(text)
+    for start in range(0, 50, 3):
+        piece = text[start : start + rng.randint(1, 6)]
+        state = SuffixAutomaton.ROOT
+        for token in piece:
+            state = automaton.next[state][token]
+        stands = sum(text[at : at + len(piece)] == piece for at in range(len(text)))
+        assert automaton.count[state] == stands
+
+
+def test_stepping_on_keeps_the_longest_ending_that_still_stands_somewhere() -> None:
+    automaton = SuffixAutomaton()
+    automaton.extend([1, 2, 3, 4, 9, 2, 3, 5, 1, 2])
+    state = automaton.ending
+    assert automaton.length[state] == 2
+    state, length = automaton.step(state, 2, 3)
+    assert length == 3, "1 2 3"
+    state, length = automaton.step(state, length, 5)
+    assert length == 3, "2 3 5, for 1 2 3 5 stands nowhere"
+    assert automaton.step(state, length, 77) == (SuffixAutomaton.ROOT, 0)
+
+
+def test_a_text_of_one_token_costs_no_more_than_another() -> None:
+    automaton = SuffixAutomaton()
+    automaton.extend([7] * 3_000)
+    assert len(automaton.length) <= 2 * 3_000
+    assert automaton.length[automaton.ending] == 2_999
+    assert max(automaton.count) <= 3_000
+    assert COUNTED < 3_000
+
+
+def grown(lookup: Lookup, text: list[int], nodes: int = 8, levels: int = 16) -> DraftTree:
+    return LookupDrafter(lookup).grow(text, nodes, levels, GREEDY)
+
+
+def test_what_followed_before_is_proposed_as_a_chain() -> None:
+    tree = grown(Lookup(), [5, 6, 7, 8, 9, 1, 2, 3, 5, 6], nodes=3)
+    assert tree.tokens == (7, 8, 9)
+    assert tree.parents == (None, 0, 1)
+    assert list(tree.chances) == sorted(tree.chances, reverse=True)
+    assert min(tree.chances) >= LEAST_CHANCE
+
+
+def test_where_a_text_went_on_differently_both_are_proposed_and_the_frequent_one_first() -> None:
+    tree = grown(Lookup(), [1, 2, 3, 8, 1, 2, 4, 7, 1, 2, 3, 6, 1, 2], nodes=2, levels=1)
+    assert tree.tokens == (3, 4)
+    assert tree.parents == (None, None)
+    assert tree.chances[0] > tree.chances[1]
+
+
+def test_a_shorter_ending_proposes_after_the_longest() -> None:
+    tree = grown(Lookup(), [1, 2, 3, 9, 1, 2, 4, 9, 1, 2, 3, 9, 1, 2], nodes=2, levels=1)
+    assert tree.tokens == (4, 3), "after 3 9 1 2 stood 4, after 1 2 also 3"
+
+
+def test_a_new_text_and_a_new_token_propose_nothing() -> None:
+    lookup = Lookup()
+    assert len(grown(lookup, [1, 2, 3])) == 0
+    assert len(grown(lookup, [1, 2, 3, 1, 2])) > 0
+    assert len(grown(lookup, [1, 2, 3, 1, 2, 50])) == 0
+    assert len(grown(lookup, [4, 5, 6])) == 0, "another text"
+    assert grown(lookup, [4, 5, 6, 4]).tokens[0] == 5
+
+
+def test_depth_and_size_are_bounded() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8] * 20
+    assert len(grown(Lookup(), text, nodes=5)) == 5
+    assert len(grown(Lookup(), text, nodes=50, levels=3)) == 3
+    assert len(grown(Lookup(), text, nodes=0)) == 0
+    assert len(grown(Lookup(), text, levels=0)) == 0
+
+
+def test_a_long_text_is_cut_and_still_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm.lookup, "MOST_TOKENS", 64)
+    lookup, text = Lookup(), list[int]()
+    for round_ in range(40):
+        text += [1, 2, 3, 4, 100 + round_]
+        grown(lookup, text)
+        assert len(lookup._text) <= 64
+    assert grown(lookup, [*text, 1, 2]).tokens[:2] == (3, 4)
+
+
+def test_the_picks_teach_whom_to_believe() -> None:
+    """Proposals of one kind that are always wrong lose their chance, and with it their place; right ones gain."""
+    for is_right, text in ((False, [1, 2, 3, 9, 1, 2]), (True, [1, 2, 3, 9, 1, 2])):
+        lookup = Lookup()
+        drafter = LookupDrafter(lookup)
+        before = drafter.grow(text, 1, 1, GREEDY).chances[0]
+        for _ in range(40):
+            tree = drafter.grow(text, 1, 1, GREEDY)
+            drafter.learn(tree, {None: 3 if is_right else 4})
+        after = drafter.grow(text, 1, 1, GREEDY).chances
+        assert (after[0] > 0.9) if is_right else (not after or after[0] < before / 4)
+
+
+def test_labels_of_the_past_fade() -> None:
+    lookup = Lookup()
+    drafter, text = LookupDrafter(lookup), [1, 2, 3, 9, 1, 2]
+    for pick, times in ((3, 1_000), (4, 300)):
+        for _ in range(times):
+            drafter.learn(drafter.grow(text, 1, 1, GREEDY), {None: pick})
+    assert lookup.votes.tried.max() <= 101
+    chances = drafter.grow(text, 1, 1, GREEDY).chances
+    assert not chances or chances[0] < 0.1
+
+
+def test_chances_below_one_node_sum_to_at_most_one() -> None:
+    rng = random.Random(3)
+    text = [rng.randrange(3) for _ in range(300)]
+    tree = TokenTree(text[-1], 64, 4)
+    Lookup().fill(tree, text, GREEDY)
+    sums: dict[int | None, float] = {}
+    for node in range(1, len(tree.tokens)):
+        parent = tree.parents[node]
+        sums[parent] = sums.get(parent, 0.0) + tree._own[node]
+    assert max(sums.values()) <= 1 + 1e-9
