@@ -34,8 +34,8 @@ FADE = 0.97
 FIRST_MS = 1.0
 FIRST_SLOPE = 1 / 256
 """Where nobody says what a node costs: 256 of them as much as the first one."""
-PULL = 4.0
-"""Towards the first slope, as the spread of x that outweighs it."""
+UNSURE = 10.0
+"""The first slope may be wrong by so many times itself: noise beside that says how far x must spread to outweigh it."""
 OUTLIER = 4.0
 """A residual of so many times the usual one is no news, unless it comes again and again."""
 STUBBORN = 3
@@ -90,9 +90,11 @@ class Line:
         self._weight, self._x, self._y = FADE * self._weight + 1, FADE * self._x + x, FADE * self._y + y
         self._xx, self._xy = FADE * self._xx + x * x, FADE * self._xy + x * y
         x, y = self._x / self._weight, self._y / self._weight
-        first = max(y, 0.0) * FIRST_SLOPE if self._slope is None else self._slope
+        usual = max(y, 0.0) * FIRST_SLOPE
+        first = usual if self._slope is None else self._slope
         spread, both = max(self._xx - self._weight * x * x, 0.0), self._xy - self._weight * x * y
-        self.b = max((both + PULL * first) / (spread + PULL), 0.0)
+        pull = max((self._scale / (UNSURE * max(first, usual, 1e-9))) ** 2, 1.0)
+        self.b = first if pull == math.inf else max((both + pull * first) / (spread + pull), 0.0)
         self.a = y - self.b * x
 
 

@@ -80,7 +80,7 @@ class Link:
         """Note what concerns the link itself."""
         match message:
             case Attached() if self.rtt_ms == 0:  # who stops before the first pong is silent too
-                self.rtt_ms = (time.monotonic() - self._opened_s) * 1e3
+                self.rtt_ms = (time.monotonic() - self._opened_s) * 1e3 / 2  # dialling takes a round trip as well
             case Pong(nonce=nonce) if nonce in self._pings:
                 self.rtt_ms = (time.perf_counter() - self._pings.pop(nonce)) * 1e3
             case Ack():

@@ -20,7 +20,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import client.jobs
 from client import AsyncSwarm, Result
+from client.chain import Chain
+from swarm.budget import Choice
 from swarm.demo import DRAFT, PASSAGES, TARGET
+from swarm.goodput import Goodput
 from swarm.messages import Sampling
 from tests.oracle import oracle_scores
 from tests.swarm_here import SwarmHere, swarm_here
@@ -32,6 +35,7 @@ NEW = 20
 TIE = 1e-4
 """A flip is excused only where the reference's own two best scores lie closer than this."""
 ALLOWED_TIES = 1
+DEEPER = "deeper"
 LAYOUTS = {
     "one": ["0-12"],
     "three": ["0-4", "4-8", "8-12"],
@@ -190,6 +194,38 @@ async def test_seeds_and_prompts_decide_the_text(three: Running) -> None:
     for line, seed in ((6, 41), (6, 42), (7, 41)):
         texts.add((await same_as_plain(three, prompt(line), (16,), temperature=1.0, seed=seed)).tokens)
     assert len(texts) == 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_trees_that_grow_while_sweeps_are_in_flight_leave_the_plain_text(
+    temperature: float, three: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small trees, sent deeper and deeper as long as the credits allow; tokens come from what was not verified yet."""
+
+    def deeper(*_: object) -> Choice:
+        return Choice(4, 1e9, DEEPER)
+
+    monkeypatch.setattr(Goodput, "plan", lambda *_: Choice(3, 1e9, "small"))
+    monkeypatch.setattr(Goodput, "more", deeper)
+    monkeypatch.setattr(Chain, "has_answer", False)  # on loopback an answer may be there before a tree is
+    monkeypatch.setattr(Goodput, "pays", lambda _, route, chances: bool(chances))
+    for line in (4, 5, 6):
+        options: dict[str, Any] = {"max_new_tokens": 40, "temperature": temperature, "seed": 81}
+        plain = await three.client.generate(prompt(line), nodes=0, **options)
+        result = await three.client.generate(prompt(line), **options)
+        assert result.tokens == plain.tokens
+        deep = [sweep for sweep in result.stats.sweeps if sweep.reason == DEEPER]
+        assert sum(sweep.emitted for sweep in deep) > 0
+        assert sum(sweep.emitted == 0 for sweep in deep) > 0, "and some were left behind"
+
+
+async def test_what_goodput_chooses_by_itself_leaves_the_plain_text(three: Running) -> None:
+    for temperature in (0.0, 1.0):
+        options: dict[str, Any] = {"max_new_tokens": NEW, "temperature": temperature, "seed": 82}
+        plain = await three.client.generate(prompt(7), nodes=0, **options)
+        result = await three.client.generate(prompt(7), **options)
+        assert result.tokens == plain.tokens
+        assert all(sweep.reason for sweep in result.stats.sweeps)
 
 
 async def test_a_prompt_in_chunks_gives_the_same_text(three: Running, monkeypatch: pytest.MonkeyPatch) -> None:
