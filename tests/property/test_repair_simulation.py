@@ -60,7 +60,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swarm.hop_log, "REPLAY_NODES", 3)
 
 
-@pytest.mark.parametrize("block", range(16))
+@pytest.mark.parametrize("block", range(8))
 def test_any_faults_leave_the_text_of_plain_decoding(block: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(200 * block, 200 * block + 200):
