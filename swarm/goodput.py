@@ -40,7 +40,7 @@ OUTLIER = 4.0
 """A residual of so many times the usual one is no news, unless it comes again and again."""
 STUBBORN = 3
 LEAST_SCALE = 0.03
-GAIN_FADE = 0.9
+GAIN_FADE = 0.95
 TRUST_FADE, TRUSTED, MOST_TRUST = 0.97, 0.3, 1.5
 """Promises are believed as if so many tokens had been promised and had come."""
 NEARLY = 0.9
