@@ -10,20 +10,29 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Collection, Hashable, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
-from typing import Protocol
 
 import grpc.aio
 
 from client.answers import Answer, Answers
+from client.detours import Detour, Detours
 from client.replies import ReplyStream
 from client.stats import Repair
 from swarm import wire
 from swarm.dial import Dialer
-from swarm.errors import HopError, HopLeaving, HopTimeout, RouteError, SwarmError, TwinsDiffer, Unreachable
+from swarm.errors import (
+    HopError,
+    HopLeaving,
+    HopTimeout,
+    RouteError,
+    SwarmError,
+    TwinsDiffer,
+    Unreachable,
+)
 from swarm.faults import error_of
 from swarm.hedge import Successors
 from swarm.ids import PeerId, SessionId
@@ -40,7 +49,6 @@ from swarm.messages import (
     Sweep,
     SweepFrame,
 )
-from swarm.registry import KNOWN_S, RECENT_S
 from swarm.routing import Route
 from swarm.session import SessionState
 from swarm.tasks import TaskScope
@@ -61,19 +69,6 @@ MAX_DIFFERENCES = 100
 logger = logging.getLogger(__name__)
 
 
-class Detour(Protocol):
-    """Finds routes around machines."""
-
-    async def __call__(self, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float) -> Route:
-        """A route without the machines in `avoid`, which leaves the hops in `keep` where they are if it can.
-
-        within_s: how old the records that it is made from may be.
-
-        Raises:
-            RouteError: nobody serves some layers.
-        """
-
-
 class Chain:
     """A running session; made by `open_chain`.
 
@@ -88,7 +83,7 @@ class Chain:
         self.differences: list[str] = []
         self._dialer = dialer
         self._want = want
-        self._detour = detour
+        self._detours = Detours(detour)
         self._wait_s = wait_s
         self._session = SessionId(secrets.token_bytes(16))
         self._journal: Journal | None = None
@@ -265,16 +260,21 @@ class Chain:
 
     async def _way_around(self, started: float, *, is_move: bool) -> Route | None:
         """A route for the next generation; None when a move must wait, because nobody else has the layers."""
-        told = False
+        assert self._scope is not None
+        told, fresh = False, partial(self._detours.fresh, self._scope)
         while True:
             suspects, gone = self._suspected(SUSPECT_S, HopError), self._suspected(RETRY_S, Unreachable, HopTimeout)
             unwanted = suspects | self._leaving
             keep = [hop for hop in self.route.hops if hop.peer not in unwanted]
             spans = {hop.span for hop in keep}  # of two twins, the other one goes on where one is lost
             keep += [hop for hop in self.route.twins if hop.peer not in unwanted and hop.span not in spans]
-            for avoid, within_s in ((unwanted, KNOWN_S), (unwanted, 0.0), (unwanted if is_move else gone, RECENT_S)):
+            for avoid, look in (
+                (unwanted, self._detours.known),
+                (unwanted, fresh),
+                (unwanted if is_move else gone, self._detours.known),
+            ):
                 try:
-                    return await self._detour(avoid, keep, within_s=within_s)
+                    return await look(avoid, keep)
                 except RouteError as error:
                     missing = self._missing = error
             if is_move:
@@ -285,8 +285,7 @@ class Chain:
             if not told:
                 told = True
                 logger.warning("waiting up to %.0f s: %s", self._wait_s, missing)
-            if self._scope is not None:
-                self._hold_survivors(self._scope)
+            self._hold_survivors(self._scope)
             await asyncio.sleep(RETRY_S)
 
     async def _stands(self) -> bool:

@@ -1,0 +1,64 @@
+"""A repair does not wait for a directory that does not answer, and asks it one question at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import cast
+
+import pytest
+
+import client.detours
+from client.detours import Detours
+from swarm.errors import RegistryError, RouteError
+from swarm.messages import RouteHop
+from swarm.routing import Route
+from swarm.tasks import TaskScope
+
+NEW = cast("Route", "the new route")
+
+
+class Directory:
+    """Knows nothing until it has answered. answer: set to let it."""
+
+    def __init__(self) -> None:
+        self.answer = asyncio.Event()
+        self.asked = 0
+        self.is_down = False
+
+    async def __call__(self, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float) -> Route:
+        if within_s == 0.0:
+            self.asked += 1
+            await self.answer.wait()
+        if self.is_down:
+            raise RegistryError("the DHT did not answer")
+        if not self.answer.is_set():
+            raise RouteError("nobody serves layers 4-8", ((4, 8),))
+        return NEW
+
+
+async def test_a_slow_directory_is_waited_for_briefly_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.detours, "FRESH_S", 0.02)
+    directory = Directory()
+    async with TaskScope() as scope:
+        detours = Detours(directory)
+        for _ in range(3):
+            with pytest.raises(RouteError, match="nobody serves layers 4-8"):
+                await detours.fresh(scope, (), ())
+        assert directory.asked == 1
+        directory.answer.set()
+        assert await detours.fresh(scope, (), ()) == NEW, "it was still being asked"
+        assert directory.asked == 1
+        assert await detours.fresh(scope, (), ()) == NEW
+        assert directory.asked == 2
+
+
+async def test_a_directory_that_is_down_ends_no_session() -> None:
+    directory = Directory()
+    directory.is_down = True
+    directory.answer.set()
+    async with TaskScope() as scope:
+        detours = Detours(directory)
+        for look in (detours.known((), ()), detours.fresh(scope, (), ())):
+            with pytest.raises(RouteError, match="did not answer"):
+                await look
