@@ -16,6 +16,9 @@ from typing import Unpack
 
 import pytest
 
+import client.replies
+import swarm.dial
+import swarm.watch
 from client import AsyncSwarm
 from client.chain import Chain
 from client.nearby import Nearby
@@ -38,6 +41,7 @@ POOL = {
 }  # fmt: skip
 """The nodes that there are, with the layers they hold."""
 CHAIN = ("a0", "a1", "a2")
+SPEED = ((1, 8.0), (8, 9.0), (64, 20.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +219,19 @@ async def mortals() -> AsyncIterator[Mortals]:
         everybody = Mortals(nodes, swarm)
         await everybody.clear()
         yield everybody
+
+
+@asynccontextmanager
+async def equal_mortals() -> AsyncIterator[Mortals]:
+    """Machines of equal speed, so that tests choose the routes; a death is a broken stream, not silence."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("node.serve.measure_sweeps", lambda _: SPEED)
+        for module in (swarm.watch, client.replies):
+            patch.setattr(module, "SILENCE_S", 10.0)  # however busy the machine is
+        own = ("grpc.use_local_subchannel_pool", 1)  # the nodes of a process would share connections
+        patch.setattr(swarm.dial, "CHANNEL_OPTIONS", [*swarm.dial.CHANNEL_OPTIONS, own])
+        async with mortals() as everybody:
+            yield everybody
 
 
 def forget(swarm: AsyncSwarm, wait_s: float) -> None:

@@ -13,15 +13,11 @@ import pytest
 import pytest_asyncio
 import torch
 
-import client.replies
-import node.serve
-import swarm.dial
-import swarm.watch
 from client.options import GenerateOptions
 from node.hop import HopSession
 from node.sweep_run import SweepRun
 from swarm.codec import decode_rows, encode_rows
-from tests.net.mortal import CHAIN, Mortals, forget, mortals
+from tests.net.mortal import CHAIN, Mortals, equal_mortals, forget
 from tests.net.raw import counters
 from tests.net.running import grown, prompt, until
 
@@ -34,19 +30,12 @@ MIXED = pytest.mark.parametrize(
     ("place", "options"), [(0, SAMPLED), (1, GREEDY), (2, SAMPLED)], ids=["a0 sampled", "a1 greedy", "a2 sampled"]
 )
 PLACES = pytest.mark.parametrize("place", range(3), ids=CHAIN)
-SPEED = ((1, 8.0), (8, 9.0), (64, 20.0))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool() -> AsyncIterator[Mortals]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node.serve, "measure_sweeps", lambda _: SPEED)
-        for module in (swarm.watch, client.replies):
-            patch.setattr(module, "SILENCE_S", 10.0)
-        own = ("grpc.use_local_subchannel_pool", 1)
-        patch.setattr(swarm.dial, "CHANNEL_OPTIONS", [*swarm.dial.CHANNEL_OPTIONS, own])
-        async with mortals() as everybody:
-            yield everybody
+    async with equal_mortals() as everybody:
+        yield everybody
 
 
 @pytest_asyncio.fixture(loop_scope="module")

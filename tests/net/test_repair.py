@@ -19,8 +19,6 @@ import client.jobs
 import client.replies
 import node.lease
 import node.serve
-import swarm.dial
-import swarm.watch
 from client import Result
 from client.decode import Job
 from client.options import GenerateOptions
@@ -33,7 +31,7 @@ from swarm.messages import Ping, Reply, Reroute
 from swarm.record import NodeRecord
 from swarm.successor import Successor
 from swarm.tree import DraftTree
-from tests.net.mortal import CHAIN, Mortals, forget, mortals
+from tests.net.mortal import CHAIN, Mortals, equal_mortals, forget
 from tests.net.raw import counters, info
 from tests.net.running import grown, prompt, until
 
@@ -44,19 +42,12 @@ SPARES = ("b0", "b1", "b2")
 GREEDY: GenerateOptions = {"max_new_tokens": 24, "nodes": 8}
 SAMPLED: GenerateOptions = {"max_new_tokens": 24, "nodes": 8, "temperature": 1.0, "seed": 7}
 BOTH = pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-SPEED = ((1, 8.0), (8, 9.0), (64, 20.0))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool() -> AsyncIterator[Mortals]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node.serve, "measure_sweeps", lambda _: SPEED)  # equal machines: routes are chosen by tests
-        for module in (swarm.watch, client.replies):
-            patch.setattr(module, "SILENCE_S", 10.0)  # deaths are seen by broken streams, however busy the machine is
-        own = ("grpc.use_local_subchannel_pool", 1)  # the nodes of a process would share connections
-        patch.setattr(swarm.dial, "CHANNEL_OPTIONS", [*swarm.dial.CHANNEL_OPTIONS, own])
-        async with mortals() as everybody:
-            yield everybody
+    async with equal_mortals() as everybody:
+        yield everybody
 
 
 @pytest_asyncio.fixture(loop_scope="module")
