@@ -200,7 +200,7 @@ async def test_rows_in_another_codec_than_the_sessions_end_it(asked: Codec, came
 @pytest.mark.parametrize("scale", [b"\x80\x7f", b"\xc0\x7f", b"\x80\xbf", b"\x00\x00"], ids=["inf", "nan", "-1", "0"])
 async def test_a_hostile_scale_ends_its_session(scale: bytes, here: SwarmHere) -> None:
     rows = Rows(Codec.INT8, 1, WIDTH, bytes([0, 0x3F] * 5) + scale + bytes([1] * WIDTH))
-    opened = attach(route(here), asking(here, Codec.INT8), b"scale", index=1)
+    opened = attach(route(here), asking(here, Codec.INT8), b"scale" + scale, index=1)
     async with raw_link(here.nodes[1], opened) as link:
         await link.until(Ready)
         await link.send(SweepFrame(Sweeps().chain(prompt(0, 1)), None, rows))
