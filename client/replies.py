@@ -81,5 +81,6 @@ class ReplyStream:
     async def _watch(self) -> None:
         """Raise TimeoutError when nothing came for too long; time in which this program did not run is excused."""
         while (left_s := self._patient_until - time.monotonic()) > 0:
-            self._patient_until += await pause(min(left_s, LOOK_S))
+            late_s = await pause(min(left_s, LOOK_S))  # replies move the limit meanwhile
+            self._patient_until += late_s
         raise TimeoutError

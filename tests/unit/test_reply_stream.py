@@ -1,0 +1,61 @@
+"""A reply stream is patient as long as something comes, however long it lives, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import grpc.aio
+import pytest
+
+import client.replies
+from client.replies import ReplyStream
+from swarm.errors import HopTimeout, SwarmError
+from swarm.frames import split
+from swarm.ids import PeerId, SessionId
+from swarm.layers import Span
+from swarm.messages import Ping, RepliesRequest, Reply, RouteHop
+
+TAIL = RouteHop(PeerId("tail"), Span(8, 12))
+
+
+class Call:
+    """A stream on which a ping comes every 20 ms, so many times; then nothing."""
+
+    def __init__(self, pings: int) -> None:
+        self.left = pings
+
+    async def write(self, message: bytes) -> None:
+        await asyncio.sleep(0)
+
+    async def read(self) -> bytes:
+        if self.left == 0:
+            await asyncio.Event().wait()
+        self.left -= 1
+        await asyncio.sleep(0.02)
+        (part,) = split(Ping(self.left + 1))
+        return part
+
+    def cancel(self) -> None:
+        """Nothing to end."""
+
+    def __call__(self) -> Call:
+        return self
+
+    def stream_stream(self, method: str) -> Call:
+        return self
+
+
+@pytest.mark.parametrize("pings", [0, 40])
+async def test_it_lives_while_pings_come_and_not_much_longer(pings: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.replies, "OPEN_S", 0.3)
+    monkeypatch.setattr(client.replies, "SILENCE_S", 0.2)
+    monkeypatch.setattr(client.replies, "PINGS_S", 0.02)
+    monkeypatch.setattr(client.replies, "ROUND_TRIPS", 0)
+    said: list[Reply | SwarmError] = []
+    call = Call(pings)
+    stream = ReplyStream(TAIL, lambda _, what: said.append(what))
+    await stream.run(cast("grpc.aio.Channel", call), RepliesRequest(SessionId(bytes(16))))
+    (error,) = said
+    assert isinstance(error, HopTimeout)
+    assert call.left == 0, "no ping was left unread: 40 of them take longer than it may take to open"
