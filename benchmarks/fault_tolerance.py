@@ -35,7 +35,7 @@ from benchmarks.hosted import SPANS
 from benchmarks.mishaps import Exposed, Mishaps, nodes_here
 from benchmarks.sheet import Sheet
 from client.chain import Chain, open_chain
-from client.decode import Job, decode
+from client.decode import PREFILLS_IN_FLIGHT, Job, decode
 from client.draft import NoDrafter
 from client.jobs import PREFILL_CHUNK, JobMaker
 from client.options import Options as TextOptions
@@ -152,7 +152,7 @@ class Ways:
         """A chain that ends with its first failure."""
         route = await self._opener.route()
         codec = lossless_codec(torch.float32)
-        nodes = SWEEPS_IN_FLIGHT * min(PREFILL_CHUNK, window_tokens)
+        nodes = (PREFILLS_IN_FLIGHT + 1) * min(PREFILL_CHUNK, window_tokens)
         want = Open(self._opener.identity.fingerprint, window_tokens, SWEEPS_IN_FLIGHT, nodes, codec)
         async with open_chain(Chain(self._opener.dialer, route, want, no_detour, wait_s=0.0)) as chain:
             yield chain

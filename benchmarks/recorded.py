@@ -6,15 +6,16 @@ arithmetic (`benchmarks.replay`), because the target's picks do not depend on ho
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from benchmarks.acceptance import Size, generate
-from client.draft import MAX_LEVELS, ModelDrafter, NoDrafter
+from client.draft import EXPANSIONS, MAX_LEVELS, ModelDrafter, NoDrafter
 from swarm.budget import EVERYTHING, Worth
 from swarm.chance import Calibration
 from swarm.demo import PASSAGES, TARGET
@@ -26,18 +27,22 @@ from swarm.tree import DraftTree
 PROMPTS = Path(__file__).parent / "prompts"
 KINDS = {"passages": PASSAGES, "repetitive": PROMPTS / "repetitive.jsonl", "code-like": PROMPTS / "code.jsonl"}
 PROMPT_TOKENS = 96
-TREE = 128
-"""Nodes of the recorded trees: a smaller one is the first part of it."""
+TREE = 192
+"""Nodes of the recorded trees: a smaller one is a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One text. tokens: prompt and what followed. trees: by the length of the text before their root's next token."""
+    """One text. tokens: prompt and what followed.
+
+    trees: by the length of the text before their root's next token. looked_up: which of their nodes need no model.
+    """
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     sampling: Sampling
     trees: dict[int, DraftTree]
+    looked_up: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,10 @@ def prompts_of(kind: str, count: int) -> list[list[int]]:
     return [tokenizer.encode(json.loads(line)["text"]).ids[:PROMPT_TOKENS] for line in lines]
 
 
-def record(pair: Pair, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling]) -> list[Recorded]:
-    """Make texts, and grow a tree at each of their tokens, learning from what the target picked."""
+def record(
+    pair: Pair, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], nodes: int = TREE
+) -> list[Recorded]:
+    """Make texts, and grow a tree of `nodes` at each of their tokens, learning from what the target picked."""
     calibration, made = Calibration(), []
     for prompt, sampling in zip(prompts, samplings, strict=True):
         plain = generate(pair.target, NoDrafter(), list(prompt), sampling, Size(pair.new_tokens, 0))
@@ -66,12 +73,13 @@ def record(pair: Pair, prompts: Sequence[Sequence[int]], samplings: Sequence[Sam
             pair.draft, pair.target.vocab_size, pair.draft.max_positions or 2048, chances=calibration
         )
         drafter.lookup = Lookup()
-        trees = {}
+        trees, without_model = {}, {}
         for length in range(len(prompt), len(text)):
-            tree = drafter.grow(text[:length], TREE, MAX_LEVELS, sampling)
-            trees[length] = tree
+            tree = drafter.grow(text[:length], nodes, MAX_LEVELS, sampling)
+            trees[length] = replace(tree, evidence=None, seen={})
+            without_model[length] = looked_up(tree)
             drafter.learn(tree, picks_of(tree, text, length))
-        made.append(Recorded(tuple(prompt), text, sampling, trees))
+        made.append(Recorded(tuple(prompt), text, sampling, trees, without_model))
     return made
 
 
@@ -87,25 +95,63 @@ def picks_of(tree: DraftTree, text: Sequence[int], length: int) -> dict[int | No
     return picks
 
 
-def part_of(tree: DraftTree, nodes: int, depth: int, worth: Worth = EVERYTHING) -> tuple[DraftTree, int]:
-    """The tree that a draft would have grown with these limits, and in how many passes of its model."""
-    depths: list[int] = []
-    kept: list[int] = []
-    for node, parent in enumerate(tree.parents):
-        depths.append(1 if parent is None else depths[parent] + 1)
-        if len(kept) < nodes and depths[node] <= depth and tree.chances[node] >= worth.least:
-            kept.append(node)
-    passes = 1
-    for level in range(1, max((depths[node] for node in kept), default=0)):
-        if sum(tree.chances[node] for node in kept if depths[node] == level) < worth.per_round:
-            kept = [node for node in kept if depths[node] <= level]
-            break
-        passes += 1
-    place: dict[int | None, int] = {node: index for index, node in enumerate(kept)}
-    cut = DraftTree(
-        tuple(tree.tokens[node] for node in kept),
-        tuple(place.get(tree.parents[node]) for node in kept),
-        tuple(tree.chances[node] for node in kept),
-        passes,
-    )
-    return cut, passes
+class RecordedSearch:
+    """What a draft knows of a recorded tree after so many passes of its model: a search that may go on.
+
+    The look-up's candidates are there at once; a pass expands the best nodes whose children might be among the best.
+    """
+
+    def __init__(self, tree: DraftTree, looked_up: Sequence[int]) -> None:
+        self._tree = tree
+        self._depths: list[int] = []
+        self._children: dict[int | None, list[int]] = {}
+        for node, parent in enumerate(tree.parents):
+            self._depths.append(1 if parent is None else self._depths[parent] + 1)
+            self._children.setdefault(parent, []).append(node)
+        self._known = {*looked_up, *self._children.get(None, ())}
+        self._expanded: set[int] = set()
+        self.passes = 1
+
+    def go_on(self, nodes: int, depth: int, worth: Worth = EVERYTHING) -> DraftTree:
+        """The tree of these limits, after as many further passes as are worth it now."""
+        for past in itertools.count():
+            best = self._best(nodes, depth, worth.least)
+            chances = self._tree.chances
+            waiting = [node for node in best if node not in self._expanded and self._depths[node] < depth]
+            chosen = waiting[:EXPANSIONS]
+            promise = sum(chances[node] for node in chosen)
+            is_settled = not chosen
+            if is_settled or past == worth.rounds or not worth.per_round <= promise < worth.alone:
+                return self._cut(best, is_settled=is_settled)
+            self._expanded.update(chosen)
+            self._known.update(child for node in chosen for child in self._children.get(node, ()))
+            self.passes += 1
+        raise AssertionError("a search ends")
+
+    def _best(self, nodes: int, depth: int, least: float) -> list[int]:
+        """Recorded trees are sorted: best first."""
+        able = (
+            node for node in sorted(self._known) if self._depths[node] <= depth and self._tree.chances[node] >= least
+        )
+        return list(itertools.islice(able, nodes))
+
+    def _cut(self, kept: list[int], *, is_settled: bool) -> DraftTree:
+        tree = self._tree
+        place: dict[int | None, int] = {node: index for index, node in enumerate(kept)}
+        return DraftTree(
+            tuple(tree.tokens[node] for node in kept),
+            tuple(place.get(tree.parents[node]) for node in kept),
+            tuple(tree.chances[node] for node in kept),
+            self.passes,
+            is_settled,
+        )
+
+
+def looked_up(tree: DraftTree) -> tuple[int, ...]:
+    """The nodes of a tree that its look-up proposed, all of whose ancestors it proposed too."""
+    found: list[int] = []
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        is_own = parent is None or parent in found
+        if is_own and any(token == proposed for proposed, _ in tree.seen.get(parent, ())):
+            found.append(node)
+    return tuple(found)

@@ -10,9 +10,10 @@ begins each cell knowing nothing; its prompts follow one another.
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -27,9 +28,10 @@ from benchmarks.sheet import Sheet
 from benchmarks.virtual import AtOnce, Clock, Costs, RecordedDrafter, VirtualChain
 from client.decode import Job, decode
 from client.jobs import MOST_NODES, PREFILL_CHUNK
+from client.session import SWEEPS_IN_FLIGHT
 from client.text import TextStream
 from client.walk import Walk
-from swarm.budget import Budget, Choice, FixedBudget
+from swarm.budget import Ahead, Budget, Choice, FixedBudget, Worth
 from swarm.demo import DRAFT, TARGET
 from swarm.goodput import Goodput
 from swarm.messages import Credits, Sampling
@@ -74,9 +76,17 @@ class Told:
 class OneAtATime(Goodput):
     """The same controller, which waits for each sweep."""
 
-    def more(self, route: Hashable, temperature: float, room: int, left_ms: float) -> Choice:
+    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> Choice:
         """None."""
         return Choice(0, None, "one at a time")
+
+    def worth(self, route: Hashable, temperature: float, planned: Choice) -> Worth:
+        """Nothing can follow later."""
+        return replace(super().worth(route, temperature, planned), alone=math.inf)
+
+    def cut(self, route: Hashable, temperature: float, chances: Sequence[float], planned: Choice) -> Choice:
+        """All at once."""
+        return replace(super().cut(route, temperature, chances, planned), chunk=None)
 
 
 async def tell(recorded: Recorded, costs: Costs, budget: Budget, tokenizer: object) -> tuple[int, float, list[int]]:
@@ -87,7 +97,7 @@ async def tell(recorded: Recorded, costs: Costs, budget: Budget, tokenizer: obje
     """
     clock, new = Clock(), len(recorded.tokens) - len(recorded.prompt)
     window = len(recorded.tokens) + 64
-    credits = Credits(window, 4, MOST_NODES + 3 * PREFILL_CHUNK)
+    credits = Credits(window, SWEEPS_IN_FLIGHT, MOST_NODES + 3 * PREFILL_CHUNK)
     text = TextStream(tokenizer, recorded.prompt, max_new_tokens=new)  # type: ignore[arg-type]
     job = Job(
         recorded.prompt,

@@ -14,7 +14,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from benchmarks.recorded import Recorded, part_of
+from benchmarks.recorded import Recorded, RecordedSearch
 from client.answers import Answer
 from swarm.budget import EVERYTHING, Worth
 from swarm.ids import TreeNodeId
@@ -53,12 +53,13 @@ class Costs:
     pass_ms: float = 4.0
     others: float = 0.0
 
-    def sweep(self, rows: int) -> tuple[float, tuple[HopTime, ...]]:
-        """How long a sweep is away, and what its hops report."""
-        compute = self.forward_ms + self.row_ms * rows
-        hop = HopTime(compute * self.others, compute, 0.0, self.delay_ms)
-        transfer = (HOPS - 1) * rows * ROW_BYTES * 8 / (self.mbit * 1e3)
-        return (HOPS + 1) * self.delay_ms + transfer + HOPS * (hop.queue_ms + hop.compute_ms), (hop,) * HOPS
+    def compute_ms(self, rows: int) -> float:
+        """Of one hop's forward."""
+        return self.forward_ms + self.row_ms * rows
+
+    def transfer_ms(self, rows: int) -> float:
+        """Of hidden rows over one link."""
+        return rows * ROW_BYTES * 8 / (self.mbit * 1e3)
 
 
 class AtOnce(Executor):
@@ -87,7 +88,7 @@ class VirtualChain:
         self._state = SessionState(Limits(1 << 20, credits.window_tokens, credits.sweeps, credits.nodes))
         self._true: set[TreeNodeId | None] = {None}
         self._due: deque[tuple[float, float, Reply]] = deque()
-        self._free_ms = 0.0
+        self._hops_free_ms, self._links_free_ms = [0.0] * HOPS, [0.0] * HOPS
 
     @property
     def route_key(self) -> Hashable:
@@ -113,11 +114,23 @@ class VirtualChain:
             if node >= sweep.picks_from:
                 follows = is_true and position + 1 < len(text)
                 picks.append((node, text[position + 1] if follows else 0))
-        took_ms, times = self._costs.sweep(len(sweep.tokens))
-        started = max(self._clock.now_ms, self._free_ms)
-        self._free_ms = started + self._costs.forward_ms + self._costs.row_ms * len(sweep.tokens)
-        reply = Reply(sweep.sequence, 0, tuple(picks), times)
-        self._due.append((self._clock.now_ms, started + took_ms, reply))
+        arrives_ms, times = self._pass(len(sweep.tokens))
+        self._due.append((self._clock.now_ms, arrives_ms, Reply(sweep.sequence, 0, tuple(picks), times)))
+
+    def _pass(self, rows: int) -> tuple[float, tuple[HopTime, ...]]:
+        """When a sweep's reply arrives, and what its hops report: each hop and link does one thing at a time."""
+        costs, now, times = self._costs, self._clock.now_ms + self._costs.delay_ms, []
+        for hop in range(HOPS):
+            compute = costs.compute_ms(rows)
+            started = max(now, self._hops_free_ms[hop]) + compute * costs.others
+            self._hops_free_ms[hop] = started + compute
+            times.append(HopTime(started - now, compute, 0.0, costs.delay_ms))
+            now = started + compute
+            if hop < HOPS - 1:
+                self._links_free_ms[hop] = max(now, self._links_free_ms[hop]) + costs.transfer_ms(rows)
+                now = self._links_free_ms[hop]
+            now += costs.delay_ms
+        return now, tuple(times)
 
     async def answer(self) -> Answer:
         """The next reply; time passes until it is there."""
@@ -133,17 +146,20 @@ class RecordedDrafter:
         self._recorded = recorded
         self._costs = costs
         self._clock = clock
-        self._grown: tuple[int, int] = (0, 0)
+        self._length = 0
+        self._search: RecordedSearch | None = None
 
     def grow(
         self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
     ) -> DraftTree:
-        """The recorded tree's best part."""
-        tree, passes = part_of(self._recorded.trees[len(sequence)], nodes, depth, worth)
-        length, before = self._grown
-        new = passes - before if length == len(sequence) else passes  # a search goes on where it was
-        self._clock.now_ms += max(new, 0) * self._costs.pass_ms
-        self._grown = len(sequence), max(passes, before if length == len(sequence) else 0)
+        """The recorded tree's best part; a search goes on where it was."""
+        length = len(sequence)
+        search, before = self._search, self._search.passes if self._search is not None else 0
+        if search is None or length != self._length:
+            search, before = RecordedSearch(self._recorded.trees[length], self._recorded.looked_up.get(length, ())), 0
+        tree = search.go_on(nodes, depth, worth)
+        self._clock.now_ms += (search.passes - before) * self._costs.pass_ms
+        self._length, self._search = length, search
         return tree
 
     def learn(self, tree: DraftTree, picks: Mapping[int | None, int]) -> None:

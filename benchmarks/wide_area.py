@@ -9,11 +9,9 @@ the floor are timed bare between the pairs. Ratios are medians over pairs with 9
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
@@ -23,18 +21,17 @@ import tyro
 from rich.console import Console
 
 from benchmarks.bare import Bare
+from benchmarks.clients_part import read, run_part
 from benchmarks.hosted import SPANS, hosted_swarm
-from benchmarks.network import Kind, Network, Plan, open_network
+from benchmarks.network import Kind, Plan, open_network
 from benchmarks.network_check import check
 from benchmarks.sheet import RESULTS, Sheet
 from benchmarks.worker import Job
 from client.pairs import Median, median_of, ratios
-from client.programs import start_program
 from client.shape import LinkShape
-from swarm.errors import ConfigError, RegistryError
+from swarm.errors import ConfigError
 
 PLAIN = "Canopy, plain"
-PROGRESS_S = 5
 COLUMNS = (
     "network, way", "T", "tokens/s", "× plain (95 %)", "accept.", "ms/sweep", "floor", "× floor", "over, ms/hop",
     "same text",
@@ -108,38 +105,10 @@ async def measure(name: str, options: Options, console: Console) -> tuple[list[L
                     new_tokens=profile.new_tokens,
                     result=str(folder / "result.json"),
                 )
-                found = await _work(job, net, folder, console)
+                found = await run_part("benchmarks.worker", asdict(job), net, folder, console)
             lost = asdict(await net.load()) if hasattr(net, "load") else {}
     found |= {"profile": asdict(profile), "network": [asdict(value) for value in checked], "load": lost}
     return lines(name, found), found
-
-
-async def _work(job: Job, net: Network, folder: Path, console: Console) -> dict[str, Any]:
-    """Run the client's part on its host; its progress is passed on."""
-    arguments = ["benchmarks.worker", json.dumps(asdict(job))]
-    async with start_program("worker", arguments, folder, net.command(len(SPANS) + 1, [])) as worker:
-        shown = 0
-        while worker.process.returncode is None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(worker.process.wait(), PROGRESS_S)
-            said = worker.log.read_text().splitlines()
-            for line in said[shown:]:
-                console.print(line, style="dim", markup=False, soft_wrap=True)
-            shown = len(said)
-    if worker.process.returncode != 0:
-        raise RegistryError(f"the client's part ended with {worker.process.returncode}: {_last_words(folder)}")
-    return _read(job.result)
-
-
-def _last_words(folder: Path) -> str:
-    """What every program said last."""
-    logs = sorted(folder.glob("*.log"))
-    return "\n".join(f"--- {log.stem}\n" + "\n".join(log.read_text().splitlines()[-8:]) for log in logs)
-
-
-def _read(path: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(Path(path).read_text())
-    return result
 
 
 def lines(name: str, found: dict[str, Any]) -> list[Line]:
@@ -241,7 +210,7 @@ async def run(options: Options, console: Console) -> Sheet:
 def _recorded() -> dict[str, Any]:
     """The profiles that were measured and recorded before; what is measured now takes their place."""
     path = RESULTS / "wide_area.json"
-    recorded: dict[str, Any] = _read(str(path))["profiles"] if path.exists() else {}
+    recorded: dict[str, Any] = read(str(path))["profiles"] if path.exists() else {}
     return recorded
 
 

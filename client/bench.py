@@ -19,6 +19,7 @@ from rich.table import Table
 from client.aio import AsyncSwarm
 from client.options import Options
 from client.pairs import Median, median_of, ratios
+from client.plot import Part, Point, parts_of
 from client.stats import Result
 from swarm.demo import PASSAGES
 from swarm.errors import ConfigError, ContextFull
@@ -26,6 +27,8 @@ from swarm.errors import ConfigError, ContextFull
 MAX_PROMPTS_BYTES = 64 << 20
 MAX_SEED = 2**63
 AS_ASKED, PLAIN = "as asked", "plain"
+PLOTTED = (0, 1, 4, 16, 64)
+"""Tree sizes that a plot compares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One measured answer. tokens: its ids, by which two ways of decoding are compared."""
+    """One measured answer.
+
+    tokens: its ids, by which two ways of decoding are compared. nodes: K as asked, None where it was chosen. parts:
+    where a sweep's time went.
+    """
 
     prompt: str
     turn: int
@@ -55,6 +62,8 @@ class Run:
     reused_tokens: int
     numeric_class: str
     reproducible: bool
+    nodes: int | None = None
+    parts: tuple[Part, ...] = ()
 
 
 def read_prompts(path: Path | None, limit: int) -> list[Prompt]:
@@ -108,9 +117,12 @@ def cut(swarm: AsyncSwarm, prompts: Sequence[Prompt], tokens: int | None) -> lis
     ]
 
 
-def ways(options: Options, compare: Literal["none", "plain"]) -> dict[str, Options]:
+def ways(options: Options, compare: Literal["none", "plain"], *, plotted: bool = False) -> dict[str, Options]:
     """The ways of decoding to measure, by name."""
-    return {AS_ASKED: options} if compare == "none" else {AS_ASKED: options, PLAIN: replace(options, nodes=0)}
+    sizes = [0] if compare == "plain" else []
+    sizes += [size for size in PLOTTED if size not in sizes] if plotted else []
+    found = {AS_ASKED: options}
+    return found | {(PLAIN if size == 0 else f"K = {size}"): replace(options, nodes=size) for size in sizes}
 
 
 async def measure(
@@ -126,7 +138,8 @@ async def measure(
             results: list[Result] = []
             with suppress(ContextFull):
                 results += [result async for result in _answers(swarm, prompt, seeded)]
-            yield prompt, way, [_run(prompt, turn, way, result) for turn, result in enumerate(results)]
+            runs = [_run(prompt, turn, way, result) for turn, result in enumerate(results)]
+            yield prompt, way, [replace(run, nodes=options.nodes) for run in runs]
 
 
 async def warm_up(swarm: AsyncSwarm) -> None:
@@ -160,6 +173,7 @@ def _run(prompt: Prompt, turn: int, way: str, result: Result) -> Run:
         reused_tokens=stats.reused_tokens,
         numeric_class=stats.numeric_class,
         reproducible=stats.reproducible,
+        parts=parts_of(stats),
     )
 
 
@@ -238,3 +252,29 @@ def table(runs: Sequence[Run]) -> Table:
             f"{median(run.time_to_first_token_s for run in chosen):.2f}",
         )
     return shown
+
+
+def points(runs: Sequence[Run]) -> list[Point]:
+    """What a plot shows of each way: plain decoding and fixed trees by their size, then what was asked for."""
+    found = []
+    for way in sorted({run.way for run in runs}, key=lambda way: (way == AS_ASKED, _size(runs, way))):
+        chosen = [run for run in runs if run.way == way]
+        speed, accepted = (
+            median(run.tokens_per_s for run in chosen),
+            mean(run.acceptance_length for run in chosen),
+        )
+        is_chosen = way == AS_ASKED and chosen[0].nodes is None
+        found.append(Point("chosen" if is_chosen else str(chosen[0].nodes), speed, accepted))
+    return found
+
+
+def _size(runs: Sequence[Run], way: str) -> int:
+    return next(run.nodes or 0 for run in runs if run.way == way)
+
+
+def usual_parts(runs: Sequence[Run]) -> list[Part]:
+    """The median over answers of where a sweep's time went, of those that were asked for."""
+    some = [run.parts for run in runs if run.way == AS_ASKED and run.parts]
+    usual = max({len(parts) for parts in some}, key=[len(parts) for parts in some].count, default=0)
+    alike = [parts for parts in some if len(parts) == usual]
+    return [replace(column[0], ms=median(part.ms for part in column)) for column in zip(*alike, strict=True)]

@@ -117,12 +117,15 @@ async def bench(command: Bench) -> int:
     """Measure prompt by prompt; 1 if a text differs where it must not."""
     model, options = _connection(command)
     from client import bench as measuring
+    from client import plot as plotting
     from client.aio import AsyncSwarm
     from swarm.quiet import quiet_libraries
 
     command.options.check()
     prompts = measuring.read_prompts(command.prompts, command.limit)
-    ways = measuring.ways(command.options, command.compare)
+    ways = measuring.ways(command.options, command.compare, plotted=command.plot is not None)
+    if command.plot is not None:
+        plotting.check(command.plot)
     quiet_libraries()
     console = Console(highlight=False)
     measured = measuring.Measured(model=model, draft=command.draft, options=command.options)
@@ -140,6 +143,11 @@ async def bench(command: Bench) -> int:
         raise ConfigError("no prompt fits the model's context; cut them with --prompt-tokens")
     for shown in measuring.report(measured):
         console.print(shown, soft_wrap=isinstance(shown, str), markup=False)
+    if command.plot is not None:
+        points, parts = measuring.points(measured.runs), measuring.usual_parts(measured.runs)
+        console.print(plotting.curves(points), plotting.waterfall(parts))
+        plotting.draw(command.plot, f"{model} · {command.draft}", points, parts)
+        console.print(f"drawn: {command.plot}", markup=False, soft_wrap=True)
     if command.json is not None:
         _write(command.json, measured.to_json())
     if measured.is_wrong:

@@ -82,6 +82,8 @@ class Bench(Connection):
         prompt_tokens: only the first so many tokens of each text.
         compare: plain also runs every prompt without speculation, in turns, and compares text and speed.
         json: write every measurement here.
+        plot: also measure fixed tree sizes, and draw speed and acceptance against them and a sweep's waterfall: in the
+            terminal, and into this PNG file (needs `pip install canopy-swarm[plot]`).
         options: how to generate.
     """
 
@@ -90,6 +92,7 @@ class Bench(Connection):
     prompt_tokens: int | None = None
     compare: Literal["none", "plain"] = "none"
     json: Path | None = None
+    plot: Path | None = None
     options: Generation = field(default_factory=Options)
 
 

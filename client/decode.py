@@ -18,11 +18,14 @@ from client.draft import Drafter
 from client.stats import SweepStats
 from client.text import TextStream
 from client.walk import Walk
-from swarm.budget import Budget, Choice, Spent, Worth
+from swarm.budget import Ahead, Budget, Choice, Spent, Worth
 from swarm.errors import Unfinished
 from swarm.ids import TreeNodeId
 from swarm.messages import Credits, Reply, Sampling, Sweep
 from swarm.tree import DraftTree
+
+PREFILLS_IN_FLIGHT = 3
+"""Parts of a prompt that are unanswered at a time."""
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +115,7 @@ class Flight:
     choice: Choice
     draft_ms: float
     sent_s: float
+    alone: bool
 
     @property
     def is_first(self) -> bool:
@@ -126,17 +130,23 @@ class Flight:
 
 @dataclass(slots=True)
 class Pipe:
-    """Sweeps that were sent for one generation and are not learned from yet. flights: unanswered, by sequence."""
+    """Sweeps that were sent for one generation and are not learned from yet.
+
+    flights: unanswered, by sequence. free_s: when the first hop should have done with all of them.
+    """
 
     flights: dict[int, Flight] = field(default_factory=dict)
     lessons: list[tuple[Flight, Reply]] = field(default_factory=list)
+    free_s: float = 0.0
 
-    def left_ms(self, now_s: float) -> float:
-        """How long the next answer should take yet."""
-        oldest = next(iter(self.flights.values()), None)
-        if oldest is None or oldest.choice.predicted_ms is None:
-            return 0.0
-        return oldest.choice.predicted_ms - (now_s - oldest.sent_s) * 1e3
+    def sent(self, sequence: int, flight: Flight, slot_ms: float) -> None:
+        """A sweep is on its way, which keeps the first hop for so long."""
+        self.flights[sequence] = flight
+        self.free_s = max(self.free_s, flight.sent_s) + slot_ms / 1e3
+
+    def ahead(self, now_s: float) -> Ahead:
+        """What is on its way."""
+        return Ahead(len(self.flights), max(self.free_s - now_s, 0.0) * 1e3)
 
 
 async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
@@ -177,7 +187,7 @@ async def _prefill(job: Job, chain: Trips, walk: Walk) -> None:
 
     The draft then reads the prompt while the chain does.
     """
-    ahead = max(0, chain.credits.sweeps - 2)
+    ahead = max(0, min(chain.credits.sweeps - 1, PREFILLS_IN_FLIGHT) - 1)
     await _await_replies(chain, walk, ahead)
     prompt = job.sequence
     commit, job.kept_tokens = walk.restart(prompt, job.sampling)
@@ -211,6 +221,8 @@ def _account(job: Job, chain: Trips, flight: Flight, answer: Answer, emitted: in
             depth=flight.depth,
             predicted_ms=flight.choice.predicted_ms,
             reason=flight.choice.reason,
+            is_part=not flight.is_first,
+            rounds=flight.tree.rounds,
         )
     )
     if flight.route == chain.route_key:  # what a repair took says nothing of a route
@@ -225,21 +237,23 @@ def _account(job: Job, chain: Trips, flight: Flight, answer: Answer, emitted: in
                 hops=len(times),
                 promised=flight.promised,
                 brought=max(emitted - flight.is_first, 0),
+                alone=flight.alone,
             ),
         )
 
 
 async def _speculate(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
-    """Grow a tree below the pending token and send both."""
+    """Grow a tree below the pending token and send both: all of the tree, or its best part ahead of the rest."""
     route = chain.route_key
     tree, choice, draft_ms = await _draft(job, route, walk.room - 1)
-    sent = tree.first(choice.nodes)
+    sent = tree.first(choice.nodes if choice.chunk is None else choice.chunk)
     sweep = walk.extend(sent)
     chain.send(sweep)
     places: dict[TreeNodeId, int | None] = {sweep.first_id: None}
     places |= {TreeNodeId(sweep.first_id + 1 + place): place for place in range(len(sent))}
-    flight = Flight(sent, places, len(sent), sent.depth, route, choice, draft_ms, job.clock())
-    pipe.flights[sweep.sequence] = flight
+    alone = not pipe.flights
+    flight = Flight(sent, places, len(sent), sent.depth, route, choice, draft_ms, job.clock(), alone)
+    pipe.sent(sweep.sequence, flight, job.budget.slot_ms(route, len(sweep.tokens)))
 
 
 async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
@@ -248,15 +262,36 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
     room, depth = walk.room, job.tokens_left - 1
     if walk.pending is not None or certain is None or chain.has_answer or min(room, depth) < 1 or job.text.stopped:
         return False
-    choice = job.budget.more(route, temperature, room, pipe.left_ms(job.clock()))
+    choice = job.budget.more(route, temperature, room, pipe.ahead(job.clock()))
     if choice.nodes == 0:
         return False
     on_way = len(walk.state.below(certain)) if certain in walk.state.live else len(walk.state.live)
     worth, started = job.budget.worth(route, temperature, choice), job.clock()
-    tree = await _grow(job, on_way + choice.nodes, depth, worth)
+    rounds = 0
+    while True:  # draft on while the first hop is busy anyway, or until there is enough for a sweep
+        tree = await _grow(job, on_way + choice.nodes, depth, Worth(worth.least, rounds=rounds))
+        if chain.has_answer:  # what it says comes first
+            return False
+        known, new = _unsent(walk, certain, tree, min(choice.nodes, room), worth.least)
+        ahead = pipe.ahead(job.clock())
+        if job.budget.pays(route, [tree.chances[place] for place in new]) and (tree.is_settled or not ahead.busy_ms):
+            break
+        if tree.is_settled:
+            return False
+        rounds = job.budget.pause(ahead)
     draft_ms = (job.clock() - started) * 1e3
-    if chain.has_answer:  # what it says comes first
-        return False
+    sweep = walk.grow([tree.tokens[place] for place in new], [known[tree.parents[place]] for place in new])
+    chain.send(sweep)
+    places: dict[TreeNodeId, int | None] = {known[place]: place for place in new}
+    flight = Flight(tree, places, len(new), tree.depth, route, choice, draft_ms, job.clock(), alone=False)
+    pipe.sent(sweep.sequence, flight, job.budget.slot_ms(route, len(new)))
+    return True
+
+
+def _unsent(
+    walk: Walk, certain: TreeNodeId, tree: DraftTree, most: int, least: float
+) -> tuple[dict[int | None, TreeNodeId], list[int]]:
+    """The session's nodes of a tree below the certain one, and which of its nodes go next, with the next ids."""
     known: dict[int | None, TreeNodeId] = {None: certain}
     new: list[int] = []
     for place, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
@@ -265,17 +300,10 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
         there = walk.child(known[parent], token) if known[parent] < walk.state.next_id else None
         if there is not None:
             known[place] = there
-        elif len(new) < min(choice.nodes, room) and tree.chances[place] > worth.least:
+        elif len(new) < most and tree.chances[place] > least:
             known[place] = TreeNodeId(walk.state.next_id + len(new))
             new.append(place)
-    if not job.budget.pays(route, [tree.chances[place] for place in new]):
-        return False
-    sweep = walk.grow([tree.tokens[place] for place in new], [known[tree.parents[place]] for place in new])
-    chain.send(sweep)
-    places: dict[TreeNodeId, int | None] = {known[place]: place for place in new}
-    flight = Flight(tree, places, len(new), tree.depth, route, choice, draft_ms, job.clock())
-    pipe.flights[sweep.sequence] = flight
-    return True
+    return known, new
 
 
 async def _learn(job: Job, pipe: Pipe) -> None:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -35,7 +36,7 @@ EXPANSIONS = 16
 CHILDREN = 8
 """Most candidates below one node."""
 
-MAX_LEVELS = 16
+MAX_LEVELS = 48
 """Most levels of a tree below its root."""
 
 PREFILL_ROWS = 512
@@ -200,13 +201,13 @@ class ModelDrafter:
                     search.tree.widen(nodes, worth.least)
                     if self.lookup is not None:
                         search.seen |= self.lookup.fill(search.tree, sequence, sampling)
-                self._go_on(search, worth)
+                is_settled = self._go_on(search, worth)
         except BaseException:
             # Rules and KV may have parted half-way through a sweep; the next tree starts afresh.
             self.session = LocalSession(self._model, self._limits)
             raise
         self._search = search
-        return search.settle()
+        return replace(search.settle(), is_settled=is_settled)
 
     def learn(self, tree: DraftTree, picks: Mapping[int | None, int]) -> None:
         """Every candidate below a node whose pick is known is a label, also those that did not get into the tree."""
@@ -238,21 +239,23 @@ class ModelDrafter:
         search.considered.append(self._add_candidates(tree, tree.frontier(1), logits, (len(sequence), sampling)))
         return search
 
-    def _go_on(self, search: _Search, worth: Worth) -> None:
-        """Expand the best nodes until the tree is settled, or no further round is worth it."""
+    def _go_on(self, search: _Search, worth: Worth) -> bool:
+        """Expand the best nodes until the tree is settled, which it returns, or no further round is worth it now."""
         tree, placed, state = search.tree, search.placed, self.session.state
         sequence, _, sampling = search.key
-        while True:
+        for past in itertools.count():
             chosen = tree.frontier(min(EXPANSIONS, self._limits.nodes - len(state.live)))
             if not chosen:
-                return
-            if sum(tree.chances[node] for node in chosen) < worth.per_round:
+                return True
+            promise = sum(tree.chances[node] for node in chosen)
+            if past == worth.rounds or not worth.per_round <= promise < worth.alone:
                 tree.put_back(chosen)
-                return
+                return False
             placed.update((node, TreeNodeId(state.next_id + row)) for row, node in enumerate(chosen))
             expand = [tree.tokens[node] for node in chosen], [placed[tree.parents[node]] for node in chosen]
             logits = self.session.score(self.session.next(*expand), last=len(chosen))
             search.considered.append(self._add_candidates(tree, chosen, logits, (len(sequence), sampling)))
+        raise AssertionError("a search ends")
 
     def _catch_up(self, sequence: Sequence[int]) -> torch.Tensor:
         """Make the sequence committed, running only tokens that lack KV; the logits [1, vocab_size] of the last one."""

@@ -14,10 +14,15 @@ def summary(stats: Stats) -> str:
     """One line: what came out and how fast."""
     exact = "reproducible" if stats.reproducible else f"may differ from run to run ({stats.numeric_class})"
     return (
-        f"{stats.tokens} tokens in {len(stats.sweeps)} sweeps · acceptance length {stats.acceptance_length:.2f} · "
+        f"{stats.tokens} tokens in {_sweeps(stats)} · acceptance length {stats.acceptance_length:.2f} · "
         f"{stats.tokens_per_s:.1f} tokens/s · first token after {stats.time_to_first_token_s:.2f} s · "
         f"seed {stats.seed}, {exact}"
     )
+
+
+def _sweeps(stats: Stats) -> str:
+    parts = len(stats.sweeps) - stats.trees
+    return f"{stats.trees} sweeps" + (f" and {parts} further parts" if parts else "")
 
 
 def turn(stats: Stats) -> str:

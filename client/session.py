@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from client.chain import Chain, open_chain
-from client.decode import Job, decode
+from client.decode import PREFILLS_IN_FLIGHT, Job, decode
 from client.jobs import PREFILL_CHUNK
 from client.nearby import Nearby
 from client.options import CodecChoice
@@ -32,7 +32,7 @@ from swarm.routing import Route, RouteQuery, best_route, hedged
 from swarm.session import Limits
 from swarm.tasks import TaskScope
 
-SWEEPS_IN_FLIGHT = 4
+SWEEPS_IN_FLIGHT = 8
 OPEN_ATTEMPTS = 3
 REPLAY_LAYER_MS = 1_000.0
 """What it costs a repair to give a layer to a machine that has no KV of the session: nobody is left without need."""
@@ -174,7 +174,7 @@ class SessionOpener:
                 fingerprint=self.identity.fingerprint,
                 window_tokens=window_tokens,
                 sweeps=SWEEPS_IN_FLIGHT,
-                nodes=most + max((SWEEPS_IN_FLIGHT - 1) * min(PREFILL_CHUNK, window_tokens), most),
+                nodes=most + max(PREFILLS_IN_FLIGHT * min(PREFILL_CHUNK, window_tokens), most),
                 codec=_codec(route.numeric_class, self.codec),
             )
             is_open = False

@@ -15,7 +15,8 @@ class SweepStats:
     nodes: tree nodes below the pending token (K). emitted: tokens that became certain by its reply. hops: per hop,
     queue, compute, encoding and the measured link behind it. `first_link_ms` is the link to hop 0. `other_ms` is what
     none of them explains: serialisation, waiting for the network's rate, scheduling. depth: levels of the tree.
-    predicted_ms: of `total_ms`, None where nobody predicted. reason: why the tree was as large as it was.
+    predicted_ms: of `total_ms`, None where nobody predicted. reason: why the tree was as large as it was. is_part: it
+    goes on below a tree that was on its way. rounds: passes of the draft model before it was sent.
     """
 
     nodes: int
@@ -27,6 +28,8 @@ class SweepStats:
     depth: int = 0
     predicted_ms: float | None = None
     reason: str = ""
+    is_part: bool = False
+    rounds: int = 0
 
     @property
     def other_ms(self) -> float:
@@ -54,8 +57,8 @@ class Stats:
     """One generation.
 
     reused_tokens: of the prompt, those that the session held already, which did not travel again.
-    sweeps: decode sweeps; prefill ones, which bring no token, are counted apart. Acceptance length is tokens per decode
-    sweep, the target's own token included (plain decoding scores 1.00).
+    sweeps: decode sweeps; prefill ones, which bring no token, are counted apart. Acceptance length is tokens per tree,
+    the target's own token included (plain decoding scores 1.00): the parts in which a tree travels count as one sweep.
     twins: second machines of hops (hedging). repairs: changes of route meanwhile. differences: what was reported when
     two such machines did not compute the same.
     reproducible: whether text depends on model, prompt and seed alone (fp32 and a lossless codec).
@@ -78,8 +81,13 @@ class Stats:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens per decode sweep."""
-        return self.tokens / len(self.sweeps) if self.sweeps else 0.0
+        """Tokens per tree."""
+        return self.tokens / self.trees if self.trees else 0.0
+
+    @property
+    def trees(self) -> int:
+        """Decode sweeps that began a tree; the others went on below one."""
+        return sum(not sweep.is_part for sweep in self.sweeps)
 
     @property
     def tokens_per_s(self) -> float:

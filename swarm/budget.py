@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,26 +15,40 @@ class Choice:
     """How many nodes, and why.
 
     predicted_ms: of the sweep, without its drafting, None where nobody predicts. is_trial: to learn from it.
+    chunk: nodes of the first sweep, where they travel in several; None: all of them.
     """
 
     nodes: int
     predicted_ms: float | None
     reason: str
     is_trial: bool = False
+    chunk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """When drafting on is not worth it, in tokens.
+    """When drafting on is not worth it.
 
-    least: a node of a lower chance will not be sent. per_round: what another round of drafting costs.
+    least: tokens; a node of a lower chance will not be sent. per_round: tokens that another round of drafting costs.
+    alone: tokens that another sweep costs; a round that should bring more can wait until this tree is on its way.
+    rounds: most further ones; None is no bound.
     """
 
     least: float = 0.0
     per_round: float = 0.0
+    alone: float = math.inf
+    rounds: int | None = None
 
 
 EVERYTHING = Worth()
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What is on its way. sweeps: unanswered. busy_ms: until the first hop has done with them, as far as predicted."""
+
+    sweeps: int
+    busy_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +66,7 @@ class Spent:
     hops: int = 1
     promised: float = 0.0
     brought: float = 0.0
+    alone: bool = True
 
 
 class Budget(Protocol):
@@ -77,11 +93,16 @@ class Budget(Protocol):
         """How many of a tree's nodes to send, given their chances, which fall."""
         ...
 
-    def more(self, route: Hashable, temperature: float, room: int, left_ms: float) -> Choice:
-        """How many further nodes to draft for another sweep while some are on their way; 0 to wait for those.
+    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> Choice:
+        """How many further nodes another sweep may have while some are on their way; 0 to wait for those."""
+        ...
 
-        left_ms: until the next answer should come.
-        """
+    def pause(self, ahead: Ahead) -> int:
+        """Rounds of drafting that fit before the first hop can take another sweep, at least 1."""
+        ...
+
+    def slot_ms(self, route: Hashable, nodes: int) -> float:
+        """For how long so many nodes keep a hop, or the link behind it."""
         ...
 
     def pays(self, route: Hashable, chances: Sequence[float]) -> bool:
@@ -99,9 +120,10 @@ class Budget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedBudget:
-    """The same K for every sweep."""
+    """The same K for every sweep, and the same number in flight."""
 
     most: int
+    in_flight: int = 1
 
     def expect(self, route: Hashable, row_ms: float) -> None:
         """Nothing is weighed."""
@@ -118,13 +140,21 @@ class FixedBudget:
         """All of it."""
         return Choice(len(chances), None, "as asked")
 
-    def more(self, route: Hashable, temperature: float, room: int, left_ms: float) -> Choice:
-        """One sweep at a time."""
-        return Choice(0, None, "as asked")
+    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> Choice:
+        """As many again, until as many sweeps as asked are on their way."""
+        return Choice(min(self.most, room) if ahead.sweeps < self.in_flight else 0, None, "as asked")
+
+    def pause(self, ahead: Ahead) -> int:
+        """Nothing is predicted."""
+        return 1
+
+    def slot_ms(self, route: Hashable, nodes: int) -> float:
+        """Nothing is predicted."""
+        return 0.0
 
     def pays(self, route: Hashable, chances: Sequence[float]) -> bool:
-        """One sweep at a time."""
-        return False
+        """Whatever there is."""
+        return bool(chances)
 
     def drafted(self, temperature: float, tree: DraftTree, planned: Choice, draft_ms: float) -> None:
         """Nothing is learned."""

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-from swarm.budget import EVERYTHING, Choice, Spent, Worth
+from swarm.budget import EVERYTHING, Ahead, Choice, Spent, Worth
 from swarm.chance import TEMPERATURES
 from swarm.tree import DraftTree
 
@@ -44,6 +44,11 @@ GAIN_FADE = 0.95
 TRUST_FADE, TRUSTED, MOST_TRUST = 0.97, 0.3, 1.5
 """Promises are believed as if so many tokens had been promised and had come."""
 NEARLY = 0.9
+CHUNKS = (1, 2, 3, 4)
+LEAST_CUT = 16
+"""Nodes that are worth cutting."""
+USUAL_ROUND = 8
+"""Nodes that a round of drafting adds."""
 TURN = 8
 """Of so many trees one is the next larger size and one the next smaller, or nothing could be learned of sizes."""
 
@@ -143,8 +148,17 @@ class RouteCost:
         return self.links.at(nodes + 1) + self.load * self.compute.at(nodes + 1)
 
     def slot_ms(self, nodes: int) -> float:
-        """For how long a further sweep keeps a hop busy, with the load that waits there."""
-        return self.load * self.compute.at(nodes) / self.hops + self.links.b * nodes
+        """For how long a further sweep keeps a hop or a link busy, with the load that waits there."""
+        return max(self.load * self.compute.at(nodes) / self.hops, self.links.b * nodes / max(self.hops - 1, 1))
+
+    def chunk(self, nodes: int) -> int:
+        """Nodes of each part, where a tree is best cut, so that a hop works while the next part travels."""
+        parts = min(CHUNKS, key=lambda count: self._in_parts(-(-nodes // count), count))
+        return -(-nodes // parts)
+
+    def _in_parts(self, nodes: int, count: int) -> float:
+        """Until the last of so many parts is back."""
+        return self.sweep_ms(nodes) + (count - 1) * self.slot_ms(nodes + 1)
 
     def again(self) -> RouteCost:
         """What to expect of another route."""
@@ -156,8 +170,10 @@ class RouteCost:
         """A sweep came back."""
         rows = spent.nodes + 1
         self.sweeps, self.hops = self.sweeps + 1, max(spent.hops, 1)
-        self.links.learn(rows, max(spent.total_ms - spent.waited_ms - spent.computed_ms, 0.0))
         self.compute.learn(rows, spent.computed_ms)
+        if not spent.alone:  # it waited for its own kind, at hops and on links
+            return
+        self.links.learn(rows, max(spent.total_ms - spent.waited_ms - spent.computed_ms, 0.0))
         self._waited = FADE * self._waited + spent.waited_ms
         self._computed = FADE * self._computed + spent.computed_ms
 
@@ -235,7 +251,8 @@ class Goodput:
             return EVERYTHING
         rate = self._running = self._best_rate(cost, self._gains[bisect_left(TEMPERATURES, temperature)])
         round_ms = self.round.at(1) if self.round.is_known else 0.0
-        return Worth(rate * cost.per_node_ms / self._trust.part, rate * round_ms / self._trust.part)
+        dear = rate / self._trust.part
+        return Worth(dear * cost.per_node_ms, dear * round_ms, dear * cost.slot_ms(USUAL_ROUND))
 
     def cut(self, route: Hashable, temperature: float, chances: Sequence[float], planned: Choice) -> Choice:
         """How many of a tree's nodes, best first, are worth sending."""
@@ -248,16 +265,26 @@ class Goodput:
             reason = f"all {nodes} nodes are worth more than the {least:.3f} tokens that one costs"
         else:
             reason = f"node {nodes + 1} has a chance of {chances[nodes]:.3f} and costs {least:.3f} tokens"
+        if nodes > LEAST_CUT and (chunk := cost.chunk(nodes)) < nodes:
+            return Choice(nodes, cost.sweep_ms(chunk), f"{reason}; in parts of {chunk}", chunk=chunk)
         return Choice(nodes, predicted_ms, reason)
 
-    def more(self, route: Hashable, temperature: float, room: int, left_ms: float) -> Choice:
-        """How many further nodes to draft for another sweep while some are on their way; 0 to wait for those."""
+    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> Choice:
+        """How many further nodes another sweep may have while some are on their way; 0 to wait for those."""
         cost, gain = self.cost_of(route), self._gains[bisect_left(TEMPERATURES, temperature)]
         if not gain.is_known or not cost.links.is_known:
             return Choice(0, None, "nothing is known yet")
-        sizes = {min(size, room, self.most) for size in SIZES if size == 0 or self.draft.at(size) < left_ms}
-        size = max(sorted(sizes), key=lambda nodes: self._rate(nodes, cost, gain))
-        return Choice(size, cost.sweep_ms(size), f"{size} more while others are on their way")
+        size = min(room, self.most)
+        chunk = cost.chunk(size) if size > LEAST_CUT else size
+        return Choice(chunk, ahead.busy_ms + cost.sweep_ms(chunk), "goes on below what is on its way")
+
+    def pause(self, ahead: Ahead) -> int:
+        """Rounds of drafting that fit before the first hop can take another sweep, at least 1."""
+        return max(int(ahead.busy_ms / self.round.at(1)) if self.round.is_known else 1, 1)
+
+    def slot_ms(self, route: Hashable, nodes: int) -> float:
+        """For how long so many nodes keep a hop, or the link behind it."""
+        return self.cost_of(route).slot_ms(nodes)
 
     def pays(self, route: Hashable, chances: Sequence[float]) -> bool:
         """Whether another sweep with such nodes is worth the hops' time."""

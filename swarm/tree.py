@@ -26,14 +26,15 @@ class DraftTree:
     """Tree nodes below a root, best first and so parents first.
 
     tokens, parents, chances: equally long; a parent is an index into `tokens`, None is the root.
-    rounds: passes of the drafter's model. evidence, seen: what it learns from when the picks are known, of its model
-    and of its look-up.
+    rounds: passes of the drafter's model. is_settled: further ones would change nothing. evidence, seen: what it learns
+    from when the picks are known, of its model and of its look-up.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int | None, ...] = ()
     chances: tuple[float, ...] = ()
     rounds: int = field(default=0, compare=False)
+    is_settled: bool = field(default=True, compare=False)
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
     seen: Seen = field(default_factory=dict, compare=False, repr=False)
 

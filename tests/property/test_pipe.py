@@ -12,11 +12,11 @@ from collections.abc import Hashable, Sequence
 import pytest
 from transformers import AutoTokenizer
 
-from benchmarks.recorded import Recorded, part_of, picks_of
+from benchmarks.recorded import Recorded, RecordedSearch, picks_of
 from benchmarks.replay import PROFILES, OneAtATime, run, tell
 from benchmarks.virtual import Costs
 from client.text import FastTokenizer
-from swarm.budget import Choice, FixedBudget
+from swarm.budget import Ahead, Choice, FixedBudget, Worth
 from swarm.demo import TARGET
 from swarm.goodput import Goodput
 from swarm.messages import Sampling
@@ -68,15 +68,15 @@ def tree(rng: random.Random, text: Sequence[int], length: int, knows: float) -> 
 
 
 class Reckless(Goodput):
-    """Sends whatever it may, as deep as the credits allow: values nothing."""
+    """Sends whatever may be right, as deep as the credits allow: what it costs does not matter."""
 
-    def more(self, route: Hashable, temperature: float, room: int, left_ms: float) -> Choice:
+    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> Choice:
         """A few."""
         return Choice(min(room, 1 + self.cost_of(route).sweeps % 7), 1e9, "deeper while others are on their way")
 
     def pays(self, route: Hashable, chances: Sequence[float]) -> bool:
-        """Always."""
-        return bool(chances)
+        """Whenever one of them is more likely than not."""
+        return max(chances, default=0.0) > 0.5
 
 
 @pytest.mark.parametrize("knows", [0.0, 0.5, 0.9, 1.0])
@@ -85,7 +85,7 @@ async def test_the_text_is_the_plain_one(seed: int, knows: float, tokenizer: Fas
     """`tell` compares the text; and tokens came from below nodes that were not verified when they were sent."""
     text = recorded(seed, knows)
     for costs in (NEAR, FAR):
-        for budget in (FixedBudget(0), FixedBudget(9), Goodput(24), Reckless(5)):
+        for budget in (FixedBudget(0), FixedBudget(9), FixedBudget(7, 3), Goodput(24), Reckless(5)):
             _, _, sizes = await tell(text, costs, budget, tokenizer)
             assert len(sizes) > 0
 
@@ -117,14 +117,18 @@ def test_the_full_pipe_never_loses_to_plain_decoding(profile: str, tokenizer: Fa
         )
 
 
-def test_a_part_of_a_recorded_tree_is_a_tree() -> None:
+def test_a_search_of_a_recorded_tree_knows_more_with_every_pass() -> None:
     whole = recorded(3, 0.8).trees[PROMPT + 3]
-    for nodes in (0, 1, 5, 30):
-        part, passes = part_of(whole, nodes, 3)
-        assert len(part) <= nodes
+    search = RecordedSearch(whole, ())
+    before = 0
+    for passes in range(6):
+        part = search.go_on(30, 3, Worth(rounds=min(passes, 1)))
+        assert before <= len(part) <= 30
         assert all(parent is None or parent < node for node, parent in enumerate(part.parents))
-        assert part.depth <= 3
-        assert 1 <= passes <= 3
+        assert part.depth <= min(search.passes, 3)
+        before = len(part)
+    assert part.is_settled
+    assert set(part.tokens) <= set(whole.tokens)
 
 
 def test_picks_are_known_along_the_text_only() -> None:

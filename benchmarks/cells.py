@@ -1,0 +1,191 @@
+"""Does the virtual-clock replay tell the truth? Six of its cells again, with real nodes over the emulated network.
+
+The cells were named before the first run. Plain decoding and what goodput chooses go in turns; then the same texts are
+replayed with the costs that those sweeps showed: a hop's forward and what a row adds, a pass of the draft, and what a
+sweep takes beyond delays and forwards.
+
+    sudo python -m benchmarks.cells --record
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import tyro
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from benchmarks.cells_worker import CHOSEN, PLAIN, Job
+from benchmarks.clients_part import run_part
+from benchmarks.hosted import SPANS, hosted_swarm
+from benchmarks.network import Kind, Plan, open_network
+from benchmarks.recorded import Pair, Recorded, prompts_of, record
+from benchmarks.replay import FIRST_SEED, PROFILES, run
+from benchmarks.sheet import Sheet
+from benchmarks.virtual import HOPS, Costs
+from client.jobs import MOST_NODES
+from client.pairs import Median, median_of, ratios
+from client.shape import LinkShape
+from swarm.budget import FixedBudget
+from swarm.demo import DRAFT, TARGET
+from swarm.goodput import Goodput
+from swarm.messages import Sampling
+from swarm.quiet import quiet_libraries
+from swarm.ragged import load_whole
+
+CELLS = (
+    ("1 ms, 1 Gbit/s", "passages", 1.0),
+    ("10 ms, 200 Mbit/s", "code-like", 0.0),
+    ("25 ms, 100 Mbit/s", "passages", 0.0),
+    ("25 ms, 100 Mbit/s", "repetitive", 1.0),
+    ("50 ms, 20 Mbit/s", "passages", 1.0),
+    ("100 ms, 50 Mbit/s", "repetitive", 0.0),
+)
+WARM_PAIRS = 1
+"""The first pair of a cell opens connections; it is not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure six cells of the replay's grid."""
+
+    prompts: int = 4
+    pairs: int = 13
+    new_tokens: int = 64
+    kind: Kind | None = None
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A cell. Speeds are tokens per second, real and replayed; ratio: chosen over plain, real, over pairs."""
+
+    costs: Costs
+    plain: float
+    chosen: float
+    virtual_plain: float
+    virtual_chosen: float
+    ratio: Median
+
+    @property
+    def off(self) -> float:
+        """How far the replay's ratio of chosen to plain is from the real one, 0 is not at all."""
+        return self.virtual_chosen / self.virtual_plain / self.ratio.value - 1
+
+
+async def measure(network: str, options: Options, console: Console) -> list[dict[str, Any]]:
+    """All runs of one network's cells."""
+    costs = PROFILES[network]
+    cells = tuple((kind, temperature) for name, kind, temperature in CELLS if name == network)
+    with tempfile.TemporaryDirectory(prefix="canopy-cells-") as temporary:
+        folder = Path(temporary)
+        shape = LinkShape(delay_ms=costs.delay_ms, mbit=costs.mbit)
+        async with (
+            open_network(Plan(len(SPANS) + 2, shape), options.kind) as net,
+            hosted_swarm(net, folder) as hosted,
+        ):
+            console.print(f"{network}: {net.kind} network ({net.reason})")
+            result = str(folder / "result.json")
+            job = Job(hosted.peer, cells, options.prompts, options.pairs, options.new_tokens, result)
+            found: list[dict[str, Any]] = await run_part("benchmarks.cells_worker", asdict(job), net, folder, console)
+            return found
+
+
+def costs_of(runs: Sequence[dict[str, Any]], nominal: Costs) -> Costs:
+    """What a cell's sweeps showed, medians: a plain forward, what a row adds, a pass of the draft, and the rest."""
+    plain = [sweep for run in runs if run["way"] == PLAIN for sweep in run["sweeps"]]
+    chosen = [sweep for run in runs if run["way"] == CHOSEN for sweep in run["sweeps"]]
+    one_row = median(ms for sweep in plain for ms in sweep["compute_ms"])
+    more = [(ms - one_row) / (sweep["rows"] - 1) for sweep in chosen if sweep["rows"] > 1 for ms in sweep["compute_ms"]]
+    row_ms = max(median(more), 0.0) if more else 0.0
+    known = [sum(sweep["queue_ms"]) + sum(sweep["compute_ms"]) for sweep in plain]
+    rest = (
+        median(sweep["total_ms"] - ms for sweep, ms in zip(plain, known, strict=True)) - (HOPS + 1) * nominal.delay_ms
+    )
+    passes = [sweep["draft_ms"] / sweep["rounds"] for sweep in chosen if sweep["rounds"] and not sweep["is_part"]]
+    return replace(
+        nominal,
+        delay_ms=nominal.delay_ms + max(rest, 0.0) / (HOPS + 1),
+        forward_ms=one_row - row_ms,
+        row_ms=row_ms,
+        pass_ms=median(passes) if passes else nominal.pass_ms,
+    )
+
+
+def compare(runs: Sequence[dict[str, Any]], texts: Sequence[Recorded], nominal: Costs, tokenizer: object) -> Found:
+    """One cell: real speeds, and the replay's with the costs that were seen.
+
+    Raises:
+        AssertionError: a text is not the recorded one.
+    """
+    for one in runs:
+        recorded = texts[one["pair"] % len(texts)]
+        assert tuple(one["tokens"]) == recorded.tokens[len(recorded.prompt) :][: len(one["tokens"])], "another text"
+    counted = [one for one in runs if one["pair"] >= WARM_PAIRS]
+    plain, chosen = ([one["tokens_per_s"] for one in counted if one["way"] == way] for way in (PLAIN, CHOSEN))
+    costs = costs_of(counted, nominal)
+    pairs = max(one["pair"] for one in runs) + 1
+    told = [texts[pair % len(texts)] for pair in range(pairs)]
+    virtual = [run(told, costs, budget, tokenizer).tokens_per_s for budget in (FixedBudget(0), Goodput(MOST_NODES))]
+    speeds = [len(of) / sum(1 / speed for speed in of) for of in (plain, chosen)]
+    ratio = median_of(ratios(chosen, plain))
+    return Found(costs, speeds[0], speeds[1], virtual[0], virtual[1], ratio)
+
+
+def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet:
+    """The table."""
+    made = Sheet(
+        "cells",
+        "Six cells with real nodes over the emulated network, and the replay with the costs seen there; tokens/s",
+        (
+            *("network, text", "T", "plain", "replayed", "chosen", "replayed", "chosen / plain (95 %)", "replayed"),
+            *("off", "forward + row, ms", "draft pass, ms"),
+        ),
+    )
+    for (network, kind, temperature), cell in found.items():
+        costs = cell.costs
+        real = (f"{cell.plain:.1f}", f"{cell.virtual_plain:.1f}", f"{cell.chosen:.1f}", f"{cell.virtual_chosen:.1f}")
+        ratio = (str(cell.ratio), f"{cell.virtual_chosen / cell.virtual_plain:.2f}", f"{cell.off:+.0%}")
+        seen = (f"{costs.forward_ms:.1f} + {costs.row_ms:.2f}", f"{costs.pass_ms:.1f}")
+        made.rows.append((f"{network}, {kind}", f"{temperature:g}", *real, *ratio, *seen))
+    made.notes.append(
+        f"{options.pairs - WARM_PAIRS} pairs of {options.new_tokens} new tokens; speeds are harmonic means over "
+        "texts. All programs share this machine's cores."
+    )
+    made.measured = {"cells": [{"cell": list(key), **asdict(cell)} for key, cell in found.items()]}
+    return made
+
+
+def main() -> None:
+    """Measure, record, replay, print."""
+    options = tyro.cli(Options)
+    quiet_libraries()
+    console = Console(width=170)
+    raw = {name: asyncio.run(measure(name, options, console)) for name in dict.fromkeys(name for name, _, _ in CELLS)}
+    torch.set_num_threads(1)
+    pair = Pair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    found = {}
+    for cell in CELLS:
+        name, kind, temperature = cell
+        samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(options.prompts)]
+        texts = record(pair, prompts_of(kind, options.prompts), samplings)
+        runs = [one for one in raw[name] if (one["kind"], one["temperature"]) == (kind, temperature)]
+        found[cell] = compare(runs, texts, PROFILES[name], tokenizer)
+        sheet({cell: found[cell]}, options).show(console)
+    made = sheet(found, options)
+    made.measured["runs"] = raw
+    made.finish(console, record=options.record, path=options.json)
+
+
+if __name__ == "__main__":
+    main()

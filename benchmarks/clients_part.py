@@ -1,0 +1,50 @@
+"""A benchmark's client part: a program on the client's host of an emulated network, followed until it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.hosted import SPANS
+from benchmarks.network import Network
+from client.programs import start_program
+from swarm.errors import RegistryError
+
+PROGRESS_S = 5
+
+
+async def run_part(module: str, job: dict[str, Any], net: Network, folder: Path, console: Console) -> Any:  # noqa: ANN401
+    """Run `python -m module JOB` there, pass its progress on, and read the JSON that it wrote where `result` names.
+
+    Raises:
+        RegistryError: it failed; says what every program said last.
+    """
+    arguments = [module, json.dumps(job)]
+    async with start_program("worker", arguments, folder, net.command(len(SPANS) + 1, [])) as worker:
+        shown = 0
+        while worker.process.returncode is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(worker.process.wait(), PROGRESS_S)
+            said = worker.log.read_text().splitlines()
+            for line in said[shown:]:
+                console.print(line, style="dim", markup=False, soft_wrap=True)
+            shown = len(said)
+    if worker.process.returncode != 0:
+        raise RegistryError(f"the client's part ended with {worker.process.returncode}: {_last_words(folder)}")
+    return read(job["result"])
+
+
+def read(path: str) -> Any:  # noqa: ANN401
+    """JSON from a file."""
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def _last_words(folder: Path) -> str:
+    """What every program said last."""
+    logs = sorted(folder.glob("*.log"))
+    return "\n".join(f"--- {log.stem}\n" + "\n".join(log.read_text().splitlines()[-8:]) for log in logs)

@@ -1,0 +1,120 @@
+"""One chain under load: 1, 4 and 16 clients without speculation, with trees of 16 nodes, and with what goodput chooses.
+
+Drafts are recorded ones, so that drafting does not use the nodes' cores. Aggregate tokens per second, ways in turns.
+
+    sudo python -m benchmarks.load --record
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import tyro
+from rich.console import Console
+
+from benchmarks.clients_part import run_part
+from benchmarks.hosted import SPANS, hosted_swarm
+from benchmarks.load_client import WAYS, Job
+from benchmarks.network import Kind, Plan, open_network
+from benchmarks.recorded import Pair, Recorded, prompts_of, record
+from benchmarks.replay import FIRST_SEED
+from benchmarks.sheet import Sheet
+from client.pairs import median_of
+from client.shape import LinkShape
+from swarm.demo import DRAFT, TARGET
+from swarm.messages import Sampling
+from swarm.quiet import quiet_libraries
+from swarm.ragged import load_whole
+
+TREE = 64
+"""Nodes of the recorded trees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure one chain under load."""
+
+    loads: tuple[int, ...] = (1, 4, 16)
+    rounds: int = 6
+    warm_s: float = 2.0
+    seconds: float = 5.0
+    prompts: int = 8
+    new_tokens: int = 64
+    delay_ms: float = 10.0
+    mbit: float = 200.0
+    kind: Kind | None = None
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+def record_texts(options: Options) -> list[Recorded]:
+    """Greedy and sampled texts of passages, in turn."""
+    torch.set_num_threads(1)
+    pair = Pair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
+    prompts = prompts_of("passages", options.prompts)
+    samplings = [Sampling(FIRST_SEED + place, float(place % 2)) for place in range(len(prompts))]
+    return record(pair, prompts, samplings, TREE)
+
+
+async def measure(options: Options, texts: Sequence[Recorded], console: Console) -> list[dict[str, Any]]:
+    """The whole table's numbers."""
+    with tempfile.TemporaryDirectory(prefix="canopy-load-") as temporary:
+        folder = Path(temporary)
+        (folder / "texts").write_bytes(pickle.dumps(list(texts)))
+        shape = LinkShape(delay_ms=options.delay_ms, mbit=options.mbit)
+        async with (
+            open_network(Plan(len(SPANS) + 2, shape), options.kind) as net,
+            hosted_swarm(net, folder) as hosted,
+        ):
+            times = (options.rounds, options.warm_s, options.seconds)
+            job = Job(hosted.peer, str(folder / "texts"), options.loads, *times, str(folder / "result.json"))
+            found: list[dict[str, Any]] = await run_part("benchmarks.load_client", asdict(job), net, folder, console)
+            return found
+
+
+def sheet(found: Sequence[dict[str, Any]], options: Options) -> Sheet:
+    """The table."""
+    made = Sheet(
+        "load",
+        f"Aggregate tokens/s of clients on one chain of three nodes, {options.delay_ms:g} ms one way, recorded drafts; "
+        f"medians of {options.rounds} rounds of {options.seconds:g} s",
+        ("clients", *WAYS, "median K", "chosen / better of the two (95 %)"),
+    )
+    for load in options.loads:
+        speeds = {
+            way: [row["tokens_per_s"] for row in found if (row["load"], row["way"]) == (load, way)] for way in WAYS
+        }
+        medians = {way: median(values) for way, values in speeds.items()}
+        *fixed, chosen = WAYS
+        better = max(fixed, key=medians.__getitem__)
+        parts = median_of([a / b for a, b in zip(speeds[chosen], speeds[better], strict=True)])
+        nodes = median(row["nodes"] for row in found if (row["load"], row["way"]) == (load, chosen))
+        made.rows.append((str(load), *(f"{medians[way]:.1f}" for way in WAYS), f"{nodes:g}", str(parts)))
+    made.notes.append(
+        f"{options.prompts} texts of {options.new_tokens} tokens, greedy and at temperature 1 in turn; every text "
+        "was the recorded one."
+    )
+    made.measured = {"runs": list(found)}
+    return made
+
+
+def main() -> None:
+    """Record, measure, print."""
+    options = tyro.cli(Options)
+    quiet_libraries()
+    console = Console(width=150)
+    found = asyncio.run(measure(options, record_texts(options), console))
+    sheet(found, options).finish(console, record=options.record, path=options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The clients of `benchmarks.load`: several at once on one chain, whose drafts were recorded before.
+
+A recorded draft takes no time, so the nodes have the machine's cores to themselves. Reads its job as JSON from the
+command line and writes what it measured to the file that the job names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.recorded import Recorded
+from benchmarks.virtual import AtOnce, Clock, Costs, RecordedDrafter
+from client.aio import EXPECTED_NODES
+from client.jobs import MOST_NODES, JobMaker
+from client.options import Options
+from client.session import SessionOpener
+from client.target import find_in_swarm, load_target
+from swarm.demo import TARGET
+from swarm.dial import Dialer
+from swarm.errors import RouteError
+from swarm.goodput import Goodput
+from swarm.quiet import quiet_libraries
+from swarm.registry_dht import DhtConfig, DhtRegistry
+
+WAYS: dict[str, int | None] = {"off": 0, "K = 16": 16, "chosen": None}
+FREE = Costs(0, 1_000, pass_ms=0.0)
+COVER_ATTEMPTS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to measure: so many clients at a time, each for `warm_s` and then for `seconds` that count."""
+
+    peer: str
+    texts: str
+    loads: tuple[int, ...]
+    rounds: int
+    warm_s: float
+    seconds: float
+    result: str
+
+
+@dataclass(slots=True)
+class Client:
+    """One client and what it learned. tokens: emitted so far. sizes: K of its sweeps."""
+
+    opener: SessionOpener
+    texts: Sequence[Recorded]
+    nodes: int | None
+    goodput: Goodput = field(default_factory=lambda: Goodput(MOST_NODES))
+    tokens: int = 0
+    texts_told: int = 0
+    sizes: list[int] = field(default_factory=list)
+
+    async def tell_on(self) -> None:
+        """One text after another."""
+        while True:
+            await self._tell(self.texts[self.texts_told % len(self.texts)])
+            self.texts_told += 1
+
+    async def _tell(self, recorded: Recorded) -> None:
+        """One text, which must be the recorded one.
+
+        Raises:
+            AssertionError: it is another.
+        """
+        drafter = RecordedDrafter(recorded, FREE, Clock())
+        jobs = JobMaker(self.opener.target, drafter, AtOnce(), self.nodes, self.goodput)
+        sampling = recorded.sampling
+        options = Options(
+            max_new_tokens=len(recorded.tokens) - len(recorded.prompt),
+            temperature=sampling.temperature,
+            seed=sampling.seed,
+        )
+        job = jobs.make(recorded.prompt, options)
+        before = self.tokens
+        async with self.opener.open(len(job.prompt) + job.max_new_tokens, job.nodes) as session:
+            async for _ in session.run(job):
+                self.tokens = before + len(job.text.tokens)
+        self.sizes += [sweep.nodes for sweep in job.sweeps]
+        made = tuple(job.text.tokens)
+        assert made == recorded.tokens[len(recorded.prompt) :][: len(made)], "another text"
+
+
+async def measure(job: Job, texts: list[Recorded]) -> list[dict[str, Any]]:
+    """Every load, round and way, the ways in another order each round."""
+    target, found = load_target(str(TARGET), None), []
+    async with AsyncExitStack() as stack:
+        registry = await stack.enter_async_context(
+            DhtRegistry.open(DhtConfig(join=(job.peer,), client_mode=True)),
+        )
+        dialer = await stack.enter_async_context(Dialer())
+        identity = find_in_swarm(target, await registry.models(), (job.peer,))
+        opener = SessionOpener(target, identity, registry, dialer, (job.peer,), EXPECTED_NODES)
+        await _covered(opener)
+        for load in job.loads:
+            clients = {
+                way: [
+                    Client(opener, texts[place % len(texts) :] + texts[: place % len(texts)], nodes)
+                    for place in range(load)
+                ]
+                for way, nodes in WAYS.items()
+            }
+            for turn in range(job.rounds):
+                names = list(WAYS)
+                for way in names[turn % len(names) :] + names[: turn % len(names)]:
+                    speed = await _together(clients[way], job)
+                    sizes = [size for client in clients[way] for size in client.sizes]
+                    row = {"load": load, "round": turn, "way": way, "tokens_per_s": speed}
+                    found.append({**row, "nodes": median(sizes) if sizes else 0})
+                    print(f"{load} clients, round {turn}, {way}: {speed:.1f} tokens/s", flush=True)  # noqa: T201
+    return found
+
+
+async def _together(clients: Sequence[Client], job: Job) -> float:
+    """Tokens per second of all clients at once; what they are at when the time is over is left."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(client.tell_on()) for client in clients]
+        await asyncio.sleep(job.warm_s)
+        before = sum(client.tokens for client in clients)
+        started = asyncio.get_running_loop().time()
+        await asyncio.sleep(job.seconds)
+        took_s = asyncio.get_running_loop().time() - started
+        counted = sum(client.tokens for client in clients) - before
+        for task in tasks:
+            task.cancel()
+    return counted / took_s
+
+
+async def _covered(opener: SessionOpener) -> None:
+    for attempt in range(COVER_ATTEMPTS):
+        try:
+            await opener.route()
+            return
+        except RouteError:
+            if attempt + 1 == COVER_ATTEMPTS:
+                raise
+            await asyncio.sleep(0.5)
+
+
+def main() -> None:
+    """Entry point."""
+    torch.set_num_threads(1)
+    quiet_libraries()
+    words = json.loads(sys.argv[1])
+    job = Job(**(words | {"loads": tuple(words["loads"])}))
+    texts: list[Recorded] = pickle.loads(Path(job.texts).read_bytes())
+    Path(job.result).write_text(json.dumps(asyncio.run(measure(job, texts))), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
