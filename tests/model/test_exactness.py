@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 import client.jobs
 from client import AsyncSwarm, Result
 from client.chain import Chain
-from swarm.budget import Choice
+from swarm.budget import EVERYTHING, Choice
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.goodput import Goodput
 from swarm.messages import Sampling
@@ -36,6 +36,7 @@ TIE = 1e-4
 """A flip is excused only where the reference's own two best scores lie closer than this."""
 ALLOWED_TIES = 1
 DEEPER = "deeper"
+PART = "a part"
 LAYOUTS = {
     "one": ["0-12"],
     "three": ["0-4", "4-8", "8-12"],
@@ -216,6 +217,28 @@ async def test_trees_that_grow_while_sweeps_are_in_flight_leave_the_plain_text(
     deep = [sweep for sweep in result.stats.sweeps if sweep.reason == DEEPER]
     assert sum(sweep.emitted for sweep in deep) > 0
     assert sum(sweep.emitted == 0 for sweep in deep) > 0, "and some were left behind"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_trees_that_travel_in_parts_leave_the_plain_text(
+    temperature: float, three: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best nodes of a tree leave first, the others right behind them; tokens come from all parts."""
+    monkeypatch.setattr(Goodput, "plan", lambda *_: Choice(12, 1e9, "a tree"))
+    monkeypatch.setattr(Goodput, "worth", lambda *_: EVERYTHING)
+    monkeypatch.setattr(Goodput, "cut", lambda *_: Choice(12, 1e9, "cut", chunk=4))
+    monkeypatch.setattr(Goodput, "more", lambda *_: Choice(4, 1e9, PART))
+    monkeypatch.setattr(Goodput, "pays", lambda _, route, chances: bool(chances))
+    monkeypatch.setattr(Chain, "has_answer", False)
+    options: dict[str, Any] = {"max_new_tokens": 40, "temperature": temperature, "seed": 83}
+    plain = await three.client.generate(prompt(5), nodes=0, **options)
+    result = await three.client.generate(prompt(5), **options)
+    assert result.tokens == plain.tokens
+    firsts, parts = ([s for s in result.stats.sweeps if (s.reason == PART) is part] for part in (False, True))
+    assert all(sweep.nodes <= 4 for sweep in result.stats.sweeps)
+    assert sum(sweep.nodes for sweep in parts) > sum(sweep.nodes for sweep in firsts)
+    assert sum(sweep.emitted for sweep in parts) > 0
+    assert result.stats.trees == len(firsts) < len(result.stats.sweeps)
 
 
 async def test_what_goodput_chooses_by_itself_leaves_the_plain_text(three: Running) -> None:
