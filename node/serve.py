@@ -24,6 +24,7 @@ from torch import nn
 from node.checkpoint import Checkpoint, open_checkpoint
 from node.config import ServeConfig
 from node.engine import Engine
+from node.freed import give_back
 from node.joining import Seats, joiners_choice
 from node.loading import (
     check_compute,
@@ -310,6 +311,7 @@ class Node:
     async def _keep_announcing(self) -> None:
         while True:
             await asyncio.sleep(ANNOUNCE_S)
+            await asyncio.to_thread(give_back)
             try:
                 assert self._announced is not None
                 await check_still_alone(self.registry, self._announced)
