@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
-from swarm.budget import Choice, Spent, Worth
+from swarm.budget import Ahead, Choice, FixedBudget, Spent, Worth
 from swarm.goodput import SIZES, Goodput, Line
 from swarm.tree import DraftTree
 
@@ -214,3 +214,53 @@ def test_a_new_level_is_believed_when_it_comes_several_times() -> None:
     for _ in range(3):
         line.learn(1, 400.0)
     assert line.at(1) > 300
+
+
+def known(world: World) -> Goodput:
+    """A controller that has seen trees of all sizes on a route."""
+    control = Goodput(256)
+    control.drafted(0.0, DraftTree((0,) * 64, (None,) * 64, PASSAGES[:64], 4), Choice(64, None, ""), 24.0)
+    for nodes in (0, 4, 16, 64, 128) * 20:
+        control.spent(ROUTE, replace(world.sweep(nodes), hops=3, promised=1.0, brought=1.0))
+    return control
+
+
+def test_a_large_tree_travels_in_parts_where_rows_are_dear_on_the_wire() -> None:
+    """A hop works on one part while the next one travels; where forwards alone cost, cutting only adds to them."""
+    sure = (0.99,) * 128
+    planned = Choice(128, None, "planned")
+    slow, near = known(WORLDS["slow uplink, passages"]), known(World(6, 0.002, 30, 0.02, 6, PASSAGES))
+    cut = slow.cut(ROUTE, 0.0, sure, planned)
+    assert cut.nodes == 128
+    assert cut.chunk is not None
+    assert 16 < cut.chunk < 128
+    cost = slow.cost_of(ROUTE)
+    assert cost.chunk(128) == cut.chunk
+    in_parts = cost.sweep_ms(cut.chunk) + (-(-128 // cut.chunk) - 1) * cost.slot_ms(cut.chunk + 1)
+    assert in_parts < 0.9 * cost.sweep_ms(128)
+    assert near.cut(ROUTE, 0.0, sure, planned).chunk is None
+    assert slow.cut(ROUTE, 0.0, sure[:8], planned).chunk is None
+
+
+def test_a_round_that_pays_for_a_sweep_of_its_own_waits_until_the_tree_is_on_its_way() -> None:
+    """Far away another sweep costs little beside the trip; next door it costs a good part of it."""
+    planned = Choice(64, None, "planned")
+    far, near = (known(WORLDS[name]).worth(ROUTE, 0.0, planned) for name in ("100 ms, passages", "near, passages"))
+    assert far.alone < 0.3 < near.alone
+
+
+def test_what_waits_for_its_own_kind_teaches_nothing_of_links_and_load() -> None:
+    control = known(WORLDS["25 ms, passages"])
+    before = control.cost_of(ROUTE).sweep_ms(16), control.cost_of(ROUTE).load
+    behind = replace(WORLDS["25 ms, passages"].sweep(16), waited_ms=500.0, alone=False)
+    for _ in range(20):
+        control.spent(ROUTE, replace(behind, total_ms=behind.total_ms + 900))
+    assert (control.cost_of(ROUTE).sweep_ms(16), control.cost_of(ROUTE).load) == pytest.approx(before, rel=0.01)
+
+
+def test_drafting_goes_on_while_the_first_hop_is_busy() -> None:
+    control = known(WORLDS["25 ms, passages"])  # a round takes 6 ms
+    assert control.pause(Ahead(1, 0.0)) == 1
+    assert control.pause(Ahead(1, 20.0)) == 3
+    fixed = FixedBudget(16, 3)
+    assert [fixed.more(ROUTE, 0.0, 100, Ahead(sweeps, 0.0)).nodes for sweeps in (1, 2, 3)] == [16, 16, 0]
