@@ -39,18 +39,24 @@ CONTEXT_TOKENS = 120
 STEP_TOKENS = 3
 """Tokens by which the sequence grows between two drafts, about what a sweep emits."""
 LEVELS = 16
+PAUSE_S = 0.015
+"""About how long a hop of three waits for its next sweep on a near network."""
 LESSONS, LESSON_TOKENS, LESSON_NODES = 4, 32, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Bare:
-    """Medians in milliseconds for trees of `nodes` (K): all spans together, and the draft."""
+    """Medians in milliseconds for trees of `nodes` (K): all spans together, and the draft.
+
+    rested_ms: of the same forwards, each after a pause as on a hop between two sweeps; no part of the floor.
+    """
 
     nodes: int
     temperature: float
     compute_ms: float
     draft_ms: float
     message_bytes: tuple[int, ...]
+    rested_ms: float = 0.0
 
     def floor_ms(self, shape: LinkShape) -> float:
         """Delays of all links, bytes at their rate, compute and draft (DESIGN §11)."""
@@ -64,7 +70,7 @@ class Rig:
 
     spans: Sequence[Span]
     _models: list[SpanModel] = field(default_factory=list)
-    _samples: dict[tuple[int, float], tuple[list[float], list[float]]] = field(default_factory=dict)
+    _samples: dict[tuple[int, float], tuple[list[float], list[float], list[float]]] = field(default_factory=dict)
     _trees: dict[tuple[int, float], DraftTree] = field(default_factory=dict)
     _sequence: Sequence[int] = ()
     _drafter: ModelDrafter | None = None
@@ -91,18 +97,19 @@ class Rig:
     def sample(self, nodes: int, temperature: float, repeats: int) -> None:
         """Time a few more sweeps of this size."""
         sampling = Sampling(seed=1, temperature=temperature)
-        forwards, drafts = self._samples.setdefault((nodes, temperature), ([], []))
+        forwards, drafts, rested = self._samples.setdefault((nodes, temperature), ([], [], []))
         for repeat in range(repeats):
             tree, draft_ms = self._draft(nodes, sampling, repeat)
             drafts.append(draft_ms)
             forwards.append(self._forward(tree, sampling))
+            rested.append(self._forward(tree, sampling, PAUSE_S))
             self._trees[nodes, temperature] = tree
 
     def result(self, nodes: int, temperature: float) -> Bare:
         """The medians so far."""
-        forwards, drafts = self._samples[nodes, temperature]
+        forwards, drafts, rested = self._samples[nodes, temperature]
         sizes = self._message_bytes(self._trees[nodes, temperature])
-        return Bare(nodes, temperature, median(forwards), median(drafts), sizes)
+        return Bare(nodes, temperature, median(forwards), median(drafts), sizes, median(rested))
 
     def _draft(self, nodes: int, sampling: Sampling, repeat: int) -> tuple[DraftTree, float]:
         assert self._drafter is not None, "load comes first"
@@ -113,8 +120,8 @@ class Rig:
         grow(self._sequence[:length], nodes, LEVELS, sampling)  # what the client drafted for the sweep before
         return _timed(lambda: grow(self._sequence[: length + STEP_TOKENS], nodes, LEVELS, sampling))
 
-    def _forward(self, tree: DraftTree, sampling: Sampling) -> float:
-        """One sweep through every span with a fresh KV of the context; only the sweep is timed."""
+    def _forward(self, tree: DraftTree, sampling: Sampling, pause_s: float = 0.0) -> float:
+        """One sweep through every span with a fresh KV of the context; only the sweep is timed, no pause before it."""
         total_ms = 0.0
         limits = Limits(
             self._models[-1].vocab_size, 2 * CONTEXT_TOKENS, sweeps=1, nodes=CONTEXT_TOKENS + len(tree.tokens)
@@ -130,6 +137,7 @@ class Rig:
                     arena.commit(applied.path, applied.survivors)
                 ids = torch.tensor(sweep.tokens) if rows is None else None
                 work = Work(arena, applied.appended, sweep.parents, applied.positions, ids, rows)
+                time.sleep(pause_s)
                 rows, spent_ms = _timed(lambda model=model, work=work: model.forward([work]))  # type: ignore[misc]
                 total_ms += spent_ms
             at = [position + 1 for position in applied.positions]

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.acceptance import demo_prompts
-from benchmarks.bare import Bare, Rig
+from benchmarks.bare import PAUSE_S, Bare, Rig
 from benchmarks.hosted import SPANS, local_swarm
 from benchmarks.sheet import Sheet
 from benchmarks.worker import covered
@@ -78,10 +78,12 @@ def sheet(sweeps: dict[int, list[SweepStats]], bare: dict[int, Bare], options: O
         f"Three nodes on loopback, no delay, one thread each; medians of {options.rounds} rounds, ms",
         (
             *("K", "sweep", "bare compute", "bare draft", "over, per hop", "draft beyond bare", "forward beyond bare"),
-            *("queue", "encode", "links and the rest"),
+            *("of it by a pause", "queue", "encode", "links and the rest"),
         ),
         notes=[
-            "The last five columns say where the overhead is, by the programs' own clocks; all are divided by the hops."
+            "The columns after “over” say where the overhead is, by the programs' own clocks, divided by the hops. By a "
+            f"pause: how much longer the same bare forwards take after {PAUSE_S * 1e3:.0f} ms in which the machine did "
+            "nothing, as a hop does between two sweeps."
         ],
         measured={
             "bare": [asdict(one) for one in bare.values()],
@@ -97,7 +99,8 @@ def sheet(sweeps: dict[int, list[SweepStats]], bare: dict[int, Bare], options: O
         beyond = _per_hop(some, "compute_ms") - known.compute_ms / hops
         draft = (median(sweep.draft_ms for sweep in some) - known.draft_ms) / hops
         rest = over - draft - beyond - queue - encode
-        cells = (whole, known.compute_ms, known.draft_ms, over, draft, beyond, queue, encode, rest)
+        pause = (known.rested_ms - known.compute_ms) / hops
+        cells = (whole, known.compute_ms, known.draft_ms, over, draft, beyond, pause, queue, encode, rest)
         made.rows.append((str(size), *(f"{cell:.2f}" for cell in cells)))
     return made
 
