@@ -81,9 +81,9 @@ def sheet(sweeps: dict[int, list[SweepStats]], bare: dict[int, Bare], options: O
             *("of it by a pause", "queue", "encode", "links and the rest"),
         ),
         notes=[
-            "The columns after “over” say where the overhead is, by the programs' own clocks, divided by the hops. By a "
-            f"pause: how much longer the same bare forwards take after {PAUSE_S * 1e3:.0f} ms in which the machine did "
-            "nothing, as a hop does between two sweeps."
+            "The columns after “over” say where it is, by the programs' own clocks, divided by the hops. By a pause: "
+            f"how much longer the same bare forwards take after {PAUSE_S * 1e3:.0f} ms in which the machine did "
+            "nothing, as on hops."
         ],
         measured={
             "bare": [asdict(one) for one in bare.values()],
