@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -179,8 +179,9 @@ def tabulate(candidates: Sequence[Candidate], query: RouteQuery) -> Costs:
     records, rows = [candidate.record for candidate in candidates], query.nodes + 1
     number: dict[PeerId, int] = {}
     machine = np.array([number.setdefault(record.peer, len(number)) for record in records], np.intp)
-    whole_ms = [sweep_ms(record, rows) for record in records]
-    queue_ms = [wait_ms(record, milliseconds) for record, milliseconds in zip(records, whole_ms, strict=True)]
+    whole_ms = _whole_ms(records, rows)
+    busy = np.minimum([record.busy for record in records], MOST_BUSY)
+    queue_ms = whole_ms * busy / (2 * (1 - busy))
     failed = {peer for peer, _ in query.failures}
     penalties_ms = [penalty_ms(record.peer, query) if record.peer in failed else 0.0 for record in records]
     replay_ms = [0.0 if one.kept else query.replay_layer_ms for one in candidates]
@@ -204,15 +205,35 @@ def tabulate(candidates: Sequence[Candidate], query: RouteQuery) -> Costs:
     )
 
 
+def _whole_ms(records: Sequence[NodeRecord], rows: int) -> Floats:
+    """[n] what `sweep_ms` says of each; machines that measured the same sizes are taken together."""
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for row, record in enumerate(records):
+        alike.setdefault(tuple(map(itemgetter(0), record.sweep_ms)), []).append(row)
+    found = np.empty(len(records))
+    for sizes, members in alike.items():
+        if len(sizes) < 2 or any(low >= high for low, high in pairwise(sizes)):
+            found[members] = [sweep_ms(records[row], rows) for row in members]
+            continue
+        place = next((place for place, size in enumerate(sizes[1:], 1) if rows <= size), len(sizes) - 1)
+        points = np.array([[records[row].sweep_ms[at][1] for at in (place - 1, place)] for row in members])
+        low_ms, high_ms = points[:, 0], points[:, 1]
+        slope_ms = (high_ms - low_ms) / (sizes[place] - sizes[place - 1])
+        if rows > sizes[place]:
+            slope_ms = np.maximum(slope_ms, 0.0)
+        found[members] = np.clip(high_ms + slope_ms * (max(rows, sizes[place - 1]) - sizes[place]), 0.0, _MOST_MS)
+    return found
+
+
 def _links_ms(records: Sequence[NodeRecord], client_ms: Floats) -> Floats:
     """[n, n] delays as `delay_ms` says, for all pairs at once; in float32, since they are a million for 1,000 peers."""
     table: Floats = np.maximum.outer(client_ms.astype(np.float32), client_ms.astype(np.float32))
     senders = np.repeat(np.arange(len(records)), [len(record.delays_ms) for record in records])
     pairs = list(chain.from_iterable(record.delays_ms for record in records))
-    peers = [peer for peer, _ in pairs]
-    known_ms = np.fromiter(map(itemgetter(1), pairs), np.float32, len(pairs))
+    peers, delays_ms = zip(*pairs, strict=True) if pairs else ((), ())
+    known_ms = np.array(delays_ms, np.float32)
     for row_of in _rows_of(records):
-        receivers = np.fromiter(map(row_of.get, peers, repeat(-1)), np.intp, len(pairs))
+        receivers = np.fromiter(map(row_of.get, peers, repeat(-1)), np.intp, len(peers))
         known = receivers >= 0
         table[senders[known], receivers[known]] = known_ms[known]
         own = np.array([row_of.get(record.peer, -1) for record in records], np.intp)
