@@ -32,7 +32,9 @@ class Options:
     """Measure placement."""
 
     swarms: int = 2_000
-    """Random small swarms per kind."""
+    """Random swarms of up to six machines."""
+    full: int = 300
+    """Of each kind with exactly six machines: there the brute force takes longest."""
     large: tuple[int, ...] = (100, 300, 1_000)
     """Machines of the large swarms."""
     seed: int = 0
@@ -171,14 +173,14 @@ def sheet(options: Options, console: Console) -> Sheet:
             "then the fewest layers with one holder. The fastest: whatever hangs on one machine."
         ],
     )
-    kinds: tuple[tuple[str, Callable[[random.Random], Machines]], ...] = (
-        ("2–6 machines of 1–12 layers, 12 layers", lambda rng: small_swarm(rng, SMALL_LAYERS)),
-        ("6 machines of 2–8 layers, 12 layers", lambda rng: small_swarm(rng, SMALL_LAYERS, (2, 8), 6)),
-        ("6 machines of 3–6 layers, 12 layers", lambda rng: small_swarm(rng, SMALL_LAYERS, (3, 6), 6)),
+    kinds: tuple[tuple[str, int, Callable[[random.Random], Machines]], ...] = (
+        ("2–6 machines of 1–12 layers, 12 layers", options.swarms, lambda rng: small_swarm(rng, SMALL_LAYERS)),
+        ("6 machines of 2–8 layers, 12 layers", options.full, lambda rng: small_swarm(rng, SMALL_LAYERS, (2, 8), 6)),
+        ("6 machines of 3–6 layers, 12 layers", options.full, lambda rng: small_swarm(rng, SMALL_LAYERS, (3, 6), 6)),
     )
-    for name, make in kinds:
+    for name, count, make in kinds:
         rng = random.Random(options.seed)
-        made.rows.append(small_row(name, [make(rng) for _ in range(options.swarms)], console))
+        made.rows.append(small_row(name, [make(rng) for _ in range(count)], console))
     for count in options.large:
         made.rows.append(large_row(large_swarm(random.Random(options.seed), count)))
     made.measured = {"rows": [list(row) for row in made.rows]}
