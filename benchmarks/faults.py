@@ -10,6 +10,7 @@ Every strike has an undisturbed twin of the same prompt and seed. The plan is se
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import tempfile
 import time
@@ -29,6 +30,7 @@ from benchmarks.sheet import Sheet
 from benchmarks.strikes import (
     DEADLY,
     LONG_TOKENS,
+    MBIT_PER_S,
     NEW_TOKENS,
     ONE_WAY_MS,
     OTHERS,
@@ -42,6 +44,7 @@ from benchmarks.strikes import (
     Told,
     cell,
     plan,
+    read_outcomes,
     summary,
 )
 from client.shape import LinkShape
@@ -55,12 +58,14 @@ MOST_STOLEN = 0.1
 """A virtual machine whose host takes more than that of its time is disturbed; those texts are counted all the same."""
 PREFILL_SWEEP = 2
 """A strike in the prompt comes after this sweep of it was sent."""
-LINK = LinkShape(delay_ms=ONE_WAY_MS, mbit=100)
+LINK = LinkShape(delay_ms=ONE_WAY_MS, mbit=MBIT_PER_S)
+LINKS = "25 ms and 100 Mbit/s links"
 NOTES = (
     "Cells: texts equal to the undisturbed run, token for token / strikes · median (worst) recovery in seconds.",
     "Recovery: the longest pause between two replies that brought tokens, of which the second came after the strike, "
     "the disturbed sweep's own time included; in the prompt, how much later the first token came than undisturbed. "
-    "Of it is subtracted what the nodes computed for replays, as they count it; a replay's transfer is not.",
+    "Of it is subtracted what the nodes computed for replays, as they count it, and the prompt's rows at the links' "
+    "rate once per snapshot that a hop after the first one took.",
     "replay: another hop is killed first, and the strike comes while that is repaired. drain: the victim is told to "
     "leave (SIGTERM), and struck while its sessions move. A hung machine is stopped (SIGSTOP) with all its processes.",
 )
@@ -82,6 +87,8 @@ class Options:
     record: bool = False
     """Write the table into BENCHMARKS.md and the measurements beside it."""
     json: Path | None = None
+    again: Path | None = None
+    """Strike nothing: make the table of measurements that were written before."""
 
 
 class Bench:
@@ -277,8 +284,16 @@ async def run(options: Options, console: Console) -> Sheet:
                 for number, strike in enumerate(strikes, 1):
                     outcomes.append(await bench.outcome(strike))
                     console.print(f"{number:3} {_said(outcomes[-1])}", soft_wrap=True, markup=False, highlight=False)
-            network = "25 ms and 100 Mbit/s links" if net.kind is Kind.TUN else f"loopback ({net.reason})"
-            made = sheet(outcomes, options, network)
+            network = LINKS if net.kind is Kind.TUN else f"loopback ({net.reason})"
+    made = table(outcomes, options, network)
+    if hosts.failed_starts:
+        made.notes.append(f"{hosts.failed_starts} restarts of victims failed and were tried again.")
+    return made
+
+
+def table(outcomes: list[Outcome], options: Options, network: str) -> Sheet:
+    """The table and what is to be said of the machine that it was made on."""
+    made = sheet(outcomes, options, network)
     calm = [one for one in outcomes if one.stolen <= MOST_STOLEN]
     if len(calm) < len(outcomes):
         parts = (f"{fault} {summary([one for one in calm if one.strike.fault is fault])}" for fault in DEADLY)
@@ -289,8 +304,6 @@ async def run(options: Options, console: Console) -> Sheet:
     missed = sum(one.struck_at is None for one in outcomes)
     if missed:
         made.notes.append(f"{missed} texts ended before their strike, {ATTEMPTS} times each: they are no strikes.")
-    if hosts.failed_starts:
-        made.notes.append(f"{hosts.failed_starts} restarts of victims failed and were tried again.")
     return made
 
 
@@ -308,7 +321,10 @@ def main() -> None:
     """Strike, print, and fail if a text differs."""
     options = tyro.cli(Options)
     console = Console()
-    made = asyncio.run(run(options, console))
+    if options.again is not None:
+        made = table(read_outcomes(json.loads(options.again.read_text())), options, LINKS)
+    else:
+        made = asyncio.run(run(options, console))
     made.finish(console, record=options.record, path=options.json)
     wrong = [one for one in made.measured["outcomes"] if not one["same"]]
     if wrong:

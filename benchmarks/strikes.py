@@ -19,6 +19,8 @@ LONG_EVERY = 4
 SWEEPS = (2, 5)
 """A strike in decoding comes in one of these decode sweeps."""
 ONE_WAY_MS = 25.0
+MBIT_PER_S, ROW_BYTES = 100.0, 768
+"""Of the links, and of the demo target's hidden rows in fp32."""
 
 
 class Fault(StrEnum):
@@ -154,10 +156,16 @@ class Outcome:
         return sum(paths.get("replay_us", 0) for paths in self.told.paths.values()) / 1e6
 
     @property
+    def transfer_s(self) -> float:
+        """The prompt's hidden rows at the links' rate, once per snapshot that a hop after the first one took."""
+        restores = sum(paths.get("restores", 0) for name, paths in self.told.paths.items() if not name.startswith("0-"))
+        return restores * self.strike.text.prompt_tokens * ROW_BYTES * 8 / (MBIT_PER_S * 1e6)
+
+    @property
     def recovery_s(self) -> float | None:
-        """The pause, without the compute of what was replayed."""
+        """The pause, without the compute and the transfer of what was replayed."""
         pause_s = self.pause_s
-        return None if pause_s is None else max(pause_s - self.replay_s, 0.0)
+        return None if pause_s is None else max(pause_s - self.replay_s - self.transfer_s, 0.0)
 
     @property
     def pause_s(self) -> float | None:
@@ -169,6 +177,26 @@ class Outcome:
         times = [when for when, _ in self.told.arrivals]
         pauses = [late - early for early, late in itertools.pairwise(times) if late > self.struck_at]
         return max(pauses, default=None)
+
+
+def read_outcomes(measured: dict[str, Any]) -> list[Outcome]:
+    """Outcomes from the JSON that a run wrote; where a text was the same, its undisturbed twin's tokens are its own."""
+    found = []
+    for words in measured["outcomes"]:
+        strike = words["strike"]
+        named = {"fault": Fault(strike["fault"]), "phase": Phase(strike["phase"]), "text": Text(**strike["text"])}
+        told, plain = words["told"], _arrivals(words["plain_arrivals"])
+        arrivals = _arrivals(told["arrivals"])
+        ours = Told(told["began"], tuple(told["tokens"]), arrivals, told["repairs"], told["error"], told["paths"])
+        twin_first_s = ours.first_s - (words["pause_s"] or 0.0) if arrivals else 0.0
+        twin = Told(plain[0][0] - twin_first_s, ours.tokens if words["same"] else (), plain)
+        struck_at = None if words["struck_at_s"] is None else words["struck_at_s"] + ours.began
+        found.append(Outcome(Strike(**(strike | named)), twin, ours, struck_at, words["stolen"]))
+    return found
+
+
+def _arrivals(words: Sequence[Sequence[Any]]) -> tuple[tuple[float, int], ...]:
+    return tuple((when, count) for when, count in words)
 
 
 def percentile(values: Sequence[float], part: float) -> float:

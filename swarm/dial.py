@@ -23,6 +23,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     # A link must reconnect at once or fail at once: repair is the client's decision, not the channel's.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Also how long one attempt may take, by default 20 s: a damaged first frame would cost all of that.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
 ]
 
 SERVER_OPTIONS: list[tuple[str, int]] = [

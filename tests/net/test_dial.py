@@ -1,0 +1,30 @@
+"""Connections that do not come about are given up and tried again soon."""
+
+from __future__ import annotations
+
+import asyncio
+
+from swarm.dial import Dialer
+
+FAR_BELOW_GRPCS_OWN_S = 12
+"""gRPC's own limit of one attempt is 20 s."""
+
+
+async def test_a_machine_that_takes_a_connection_and_says_nothing_is_dialled_again() -> None:
+    """As when the first frame was damaged on its way."""
+    dialled: asyncio.Queue[None] = asyncio.Queue()
+    done = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        dialled.put_nowait(None)
+        await done.wait()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    async with server, Dialer() as dialer:
+        host, port = server.sockets[0].getsockname()[:2]
+        dialer.channel(f"{host}:{port}").get_state(try_to_connect=True)
+        async with asyncio.timeout(FAR_BELOW_GRPCS_OWN_S):
+            await dialled.get()
+            await dialled.get()
+        done.set()
