@@ -25,6 +25,7 @@ from swarm.ids import PeerId
 _MAX_FILE_BYTES = 16_384
 _MAX_PUBLIC_KEY_BYTES = 1_024
 _KEY_BITS = range(2_048, 4_097)
+_EXPONENT = 65_537  # every libp2p's; with a huge one a signature takes fifty times as long to check
 _SHA2_256 = b"\x12\x20"  # multihash: function code, digest length
 
 
@@ -129,7 +130,7 @@ def verify(peer_id: PeerId, public_key: bytes, data: bytes, signature: bytes) ->
         return False
     try:
         key = serialization.load_der_public_key(_unwrap_key(public_key))
-        if not isinstance(key, rsa.RSAPublicKey) or key.key_size not in _KEY_BITS:
+        if not isinstance(key, rsa.RSAPublicKey) or not _is_usual(key):
             return False
         key.verify(signature, data, padding.PKCS1v15(), hashes.SHA256())
     except (ValueError, UnsupportedAlgorithm, InvalidSignature):
@@ -157,9 +158,13 @@ def _parse_private_key(data: bytes, path: Path) -> rsa.RSAPrivateKey:
         raise IdentityError(
             f"identity file {path} holds no libp2p key; move it away or choose another with --identity"
         ) from error
-    if not isinstance(key, rsa.RSAPrivateKey) or key.key_size not in _KEY_BITS:
-        raise IdentityError(f"identity file {path}: the key must be RSA with 2048 to 4096 bits")
+    if not isinstance(key, rsa.RSAPrivateKey) or not _is_usual(key.public_key()):
+        raise IdentityError(f"identity file {path}: the key must be RSA with 2048 to 4096 bits and exponent 65537")
     return key
+
+
+def _is_usual(key: rsa.RSAPublicKey) -> bool:
+    return key.key_size in _KEY_BITS and key.public_numbers().e == _EXPONENT
 
 
 # libp2p's key message is {1: key type, 2: bytes}, RSA being type 0: a fixed header, then a varint length.

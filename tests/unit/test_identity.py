@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from swarm.errors import IdentityError
-from swarm.identity import Identity
+from swarm.identity import Identity, verify
 from swarm.registry_dht import DhtConfig, DhtRegistry
 
 NOBODY = 65_534
@@ -58,3 +59,18 @@ async def test_joining_oneself_is_named(tmp_path: Path) -> None:
         await DhtRegistry.open(DhtConfig(join=(address,), host="127.0.0.1", identity_path=path))
     assert address in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("exponent", [65_537, 3])
+def test_only_the_usual_exponent_is_taken(exponent: int, tmp_path: Path) -> None:
+    """With a huge one a signature would take fifty times as long to check; cryptography makes no such key, but 3."""
+    identity = Identity(rsa.generate_private_key(public_exponent=exponent, key_size=2048))
+    is_taken = exponent == 65_537
+    assert verify(identity.peer_id, identity.public_key, b"said", identity.sign(b"said")) is is_taken
+    path = tmp_path / "identity.key"
+    identity.save(path)
+    if is_taken:
+        assert Identity.load_or_create(path).peer_id == identity.peer_id
+        return
+    with pytest.raises(IdentityError, match="exponent 65537"):
+        Identity.load_or_create(path)
