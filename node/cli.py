@@ -34,7 +34,8 @@ def serve(config: ServeConfig) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it has to say comes as exceptions too
     logging.basicConfig(level=os.environ.get("CANOPY_LOG", "WARNING"), format="%(asctime)s %(name)s: %(message)s")
     try:
-        asyncio.run(_run(replace(config, model=config.model or os.environ.get("CANOPY_MODEL"))))
+        model, mqtt = config.model or os.environ.get("CANOPY_MODEL"), config.mqtt or os.environ.get("CANOPY_MQTT")
+        asyncio.run(_run(replace(config, model=model, mqtt=mqtt)))
     except SwarmError as error:
         return _fail(f"node: {error}", 1)
     return 0

@@ -8,11 +8,13 @@ from typing import Annotated, Literal
 
 import tyro
 
+from swarm.broker_address import BrokerAddress, parse_broker
 from swarm.errors import ConfigError
 from swarm.identity import default_identity_path
 from swarm.layers import Span
 from swarm.record import RecordError, split_address
 from swarm.registry_dht import DhtConfig, listen_on
+from swarm.telemetry import DEFAULT_PREFIX, check_prefix
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
@@ -53,6 +55,13 @@ class ServeConfig:
     """Identity file; default: one per machine, in the user's configuration folder."""
     name: str | None = None
     """A name shown to others; none is published unless given."""
+    mqtt: str | None = None
+    """MQTT broker for the swarm's health page: mqtt://host:port, or mqtts://user:password@host:port for TLS; default:
+    CANOPY_MQTT, else nothing is told."""
+    mqtt_prefix: str = DEFAULT_PREFIX
+    """What the topics begin with."""
+    mqtt_ca: Path | None = None
+    """File of certificates to trust for an mqtts:// broker, instead of the system's."""
 
     @property
     def is_auto(self) -> bool:
@@ -78,7 +87,21 @@ class ServeConfig:
                 raise ConfigError(f"{option} {count}: give at least 1, or leave it out")
         if not 0 <= self.drain <= 3_600:
             raise ConfigError(f"--drain {self.drain:g}: give seconds from 0 to 3600")
+        check_prefix(self.mqtt_prefix)
+        self.broker()
         listen_on(self.dht())
+
+    def broker(self) -> BrokerAddress | None:
+        """Where telemetry goes, if it goes anywhere.
+
+        Raises:
+            ConfigError: the URL is none, or the certificates cannot be read.
+        """
+        if self.mqtt is not None:
+            return parse_broker(self.mqtt, self.mqtt_ca)
+        if self.mqtt_ca is not None:
+            raise ConfigError(f"--mqtt-ca {self.mqtt_ca} goes with --mqtt mqtts://host:port")
+        return None
 
     def dht(self) -> DhtConfig:
         """How this node takes part in the DHT.

@@ -75,7 +75,7 @@ class Engine:
     """One compute thread shared fairly by the sessions of a node.
 
     A session's balance is what it may still use of its turns, in milliseconds. It saves nothing while it is idle and
-    keeps what it owes.
+    keeps what it owes. worked_ms: what all slices took so far.
     """
 
     def __init__(self, cost: StepCost, quantum_ms: float = 50.0) -> None:
@@ -85,6 +85,7 @@ class Engine:
         self._waiting: set[Customer] = set()
         self._balances_ms: WeakKeyDictionary[Customer, float] = WeakKeyDictionary()
         self._wake = asyncio.Event()
+        self.worked_ms = 0.0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._newest: Future[object] | None = None
 
@@ -155,4 +156,6 @@ class Engine:
                 session.finish(run)
         except Exception as error:  # noqa: BLE001 - whatever a forward raises is this sweep's fault, not the node's
             session.fail(error, run)
-        return (time.perf_counter() - started) * 1e3
+        passed_ms = (time.perf_counter() - started) * 1e3
+        self.worked_ms += passed_ms
+        return passed_ms

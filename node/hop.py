@@ -287,11 +287,7 @@ class HopSession:
         waited_ms = stayed_ms - run.compute_ms - run.encode_ms
         link_ms = self.replies.link_ms if self._next is None else self._next.rtt_ms / 2
         times = (*run.work.frame.times, HopTime(max(waited_ms, 0.0), run.compute_ms, run.encode_ms, link_ms))
-        tally = self._shop.tally
-        tally.sweeps += 1
-        tally.tree_nodes += len(run.work.run)
-        tally.pruned_nodes += len(sweep.tokens) - len(run.work.run)
-        tally.frames_out += 1
+        self._shop.tally.swept(run.work, len(self.span), max(waited_ms, 0.0), run.compute_ms)
         if self._is_tail:
             self.replies.put(Reply(sweep.sequence, sweep.generation, tuple(run.picks), times), self.log.received.acked)
             return
@@ -375,7 +371,7 @@ class HopSession:
 
     async def _serve_linked(self) -> None:
         async with TaskScope() as scope:
-            self._next = Successors(scope, self._dial, self)
+            self._next = Successors(scope, self._dial, self, self._shop.tally.sent)
             self._next.follow(replace(self._attach, index=self._attach.index + 1))
             try:
                 await self._closed.wait()

@@ -23,6 +23,7 @@ from torch import nn
 
 from node.checkpoint import Checkpoint, open_checkpoint
 from node.config import ServeConfig
+from node.device import Device
 from node.engine import Engine
 from node.freed import give_back
 from node.joining import Seats, joiners_choice
@@ -35,15 +36,19 @@ from node.loading import (
     fitting_layers,
     free_bytes,
     load,
+    pick_device,
 )
 from node.measure import measure_sweeps, step_cost
 from node.namesake import check_alone, check_still_alone
 from node.neighbours import Neighbours
+from node.outbox import Outbox
+from node.publisher import Address, Publisher
 from node.rebalance import Rebalance
 from node.service import NodeService
 from node.sessions import Sessions
 from node.span import dissect, shared_parts
 from node.tally import Tally
+from node.telemetry import Portrait, Scene, Subject
 from node.workshop import Workshop
 from swarm.coverage import serve_line
 from swarm.dial import SERVER_OPTIONS, Dialer
@@ -57,6 +62,7 @@ from swarm.record import NodeRecord, NodeState
 from swarm.registry import RECORD_TTL_S, ModelIdentity, Registry
 from swarm.registry_dht import DhtRegistry
 from swarm.tasks import TaskScope
+from swarm.telemetry import EventKind, Part
 
 STOP_GRACE_S = 2.0
 MAX_STREAMS = 4_096
@@ -87,6 +93,9 @@ class Node:
         self._rebalance = Rebalance(random.Random())
         self._looking: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
+        self._numeric_class = ""
+        self._tally = Tally()
+        self._news = Outbox()
 
     async def __aenter__(self) -> Self:
         """Start serving; returns once the node is listed.
@@ -115,12 +124,14 @@ class Node:
         try:
             if is_listed:
                 await self._announce(NodeState.DRAINING)
+            self._news.tell(EventKind.DRAINING, "takes no new sessions: it leaves")
             await self._drain("the node leaves the swarm")
             if is_listed:
                 await self.registry.withdraw(self._record(NodeState.DRAINING))
         except RegistryError as trouble:
             logger.warning("left without saying so: %s", trouble)  # the record runs out by itself
         finally:
+            self._news.tell(EventKind.LEFT, "left the swarm")
             await self._stack.aclose()
 
     @property
@@ -160,15 +171,41 @@ class Node:
             await self._take_span()
         else:
             self._span = Span.parse(config.layers)
+        await self._tell_the_world()
         await self._load()
         await self._open_service(server)
         await self._be_dialled_back()
         self._rebalance.arrived()
         await self._announce(NodeState.SERVING)
+        self._news.tell(EventKind.JOINED, f"serves {self._span.describe(self.identity.num_layers)}")
         if config.is_auto:
             self._looking = self._scope.spawn(self._rebalance.keep_looking(self._seats, self))
         else:
             self._announcing = self._scope.spawn(self._keep_announcing())
+
+    async def _tell_the_world(self) -> None:
+        """Publish to MQTT from now on, if a broker was given; nobody waits for it."""
+        broker = self._config.broker()
+        if broker is not None:
+            device = Device(pick_device(self._config.device))
+            subject = Subject(self.identity, self._config.name, device, self._tally, self._scene)
+            address = Address(broker, self._config.mqtt_prefix, self.identity.fingerprint, self.registry.identity)
+            publisher = Publisher(address, Portrait(subject, self._news), self._news, self._say)
+            await self._stack.enter_async_context(publisher)
+
+    def _scene(self) -> Scene:
+        """How this node is now, as telemetry tells it."""
+        scene = Scene(self._span, self._state, self._numeric_class, self._sweep_ms)
+        if self._neighbours is None:
+            return scene  # nothing is loaded
+        some = self.sessions
+        return replace(
+            scene,
+            sessions=len(some),
+            kv_tokens_free=some.kv_tokens_free,
+            kv_tokens_total=some.kv_tokens,
+            worked_ms=some.worked_ms,
+        )
 
     async def _take_span(self) -> None:
         """Reserve the span that the swarm needs most, and keep the reservation alive while it is loaded."""
@@ -229,6 +266,7 @@ class Node:
         await self._load(shared_parts(self._model, anatomy, span))
         await self._open_service(self._bind(self._port)[0])
         await self._announce(NodeState.SERVING)
+        self._news.tell(EventKind.MOVED, f"moved to {span.describe(count)}")
 
     async def _drain(self, reason: str) -> None:
         """Take no new session, serve on until those that run have moved, and end what is left."""
@@ -283,7 +321,7 @@ class Node:
         engine = Engine(step_cost(self._sweep_ms))
         valid = await asyncio.to_thread(count_tokens, self._checkpoint.folder, model.vocab_size)
         noise = lru_cache(NOISE_ROWS)(gumbel_row)
-        shop = Workshop(self.registry.peer_id, model, engine, self.registry, self._dialer, Tally(), valid, noise)
+        shop = Workshop(self.registry.peer_id, model, engine, self.registry, self._dialer, self._tally, valid, noise)
         kv_tokens = config.kv_tokens or default_kv_tokens(model)
         self.sessions = Sessions(shop, self.identity, kv_tokens, self._scope)
         self._working = self._scope.spawn(engine.run())
@@ -325,6 +363,7 @@ class Node:
 
     async def _announce(self, state: NodeState) -> None:
         self._state = state
+        self._news.want(Part.STATUS)
         async with self._one_by_one:
             record = self._record(self._state)
             self._announced = record  # also if this fails: it may have reached some peers all the same

@@ -17,6 +17,7 @@ import grpc.aio
 from node.hop import HopSession
 from node.replies import ReplyBuffer
 from node.sessions import Sessions
+from node.tally import Tally
 from node.upstream import UpstreamSide
 from swarm import hello, wire
 from swarm.errors import RemoteProtocolError, SwarmError
@@ -109,7 +110,7 @@ class NodeService:
             async with TaskScope() as scope:
                 scope.spawn(self._measure(requests, hop.replies))
                 scope.spawn(_beat(hop.replies))
-                out = PatientWriter(context)
+                out = PatientWriter(context, self._sessions.tally)
                 async for message in hop.replies.stream(request.acked):
                     for part in split(message):
                         await out.write(part)
@@ -133,7 +134,7 @@ class NodeService:
             async with TaskScope() as scope:
                 reader = scope.spawn(self._read(requests, upstream))
                 reader.add_done_callback(lambda _: upstream.end())
-                await upstream.drain(PatientWriter(context))
+                await upstream.drain(PatientWriter(context, self._sessions.tally))
         except TimeoutError:
             await _give_up(context)
 
@@ -167,6 +168,7 @@ class NodeService:
                 async for part in requests:
                     patience.reschedule(loop.time() + UPSTREAM_S)
                     upstream.count_part()
+                    self._sessions.tally.bytes_in += len(part)
                     message = joiner.feed(part)
                     if message is not None:
                         self._take(message, hop, upstream)
@@ -210,13 +212,15 @@ async def _beat(replies: ReplyBuffer) -> None:
 class PatientWriter:
     """A stream's way out, with a bound on patience: TimeoutError when the peer does not read."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, tally: Tally) -> None:
         self._context = context
+        self._tally = tally
 
     async def write(self, message: bytes) -> None:
         """Send one message."""
         async with asyncio.timeout(WRITE_S):
             await self._context.write(message)
+        self._tally.sent(len(message))
 
 
 async def _give_up(context: Context) -> NoReturn:

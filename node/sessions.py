@@ -9,6 +9,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 
 from node.hop import HopSession
+from node.tally import Tally
 from node.upstream import UpstreamSide
 from node.workshop import Workshop
 from swarm.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
@@ -40,6 +41,16 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def tally(self) -> Tally:
+        """What this node has done."""
+        return self._shop.tally
+
+    @property
+    def worked_ms(self) -> float:
+        """How long the engine has computed since it was made."""
+        return self._shop.engine.worked_ms
 
     @property
     def kv_tokens_free(self) -> int:

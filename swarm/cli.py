@@ -1,13 +1,14 @@
-"""The command `swarm`: a bare DHT peer, who serves what, the way of a session. Owns output and exit codes, no more."""
+"""The command `swarm`: a bare DHT peer, who serves what, a session's way, a swarm's health. Owns output, exit codes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from rich.text import Text
 
 from swarm.coverage import Coverage, cover, fill_lines, serve_line
 from swarm.errors import ConfigError, SwarmError, UnknownModel
+from swarm.health_command import Health
 from swarm.identity import default_identity_path
 from swarm.plan_view import ShowPlan, plan
 from swarm.record import NodeRecord
@@ -69,6 +71,7 @@ Command = (
     | Annotated[Status, tyro.conf.subcommand("status")]
     | Annotated[ShowRoute, tyro.conf.subcommand("route")]
     | Annotated[ShowPlan, tyro.conf.subcommand("plan")]
+    | Annotated[Health, tyro.conf.subcommand("health")]
 )
 
 
@@ -79,7 +82,7 @@ def main() -> None:
     sys.exit(run(command))
 
 
-def run(command: Bootstrap | Status | ShowRoute | ShowPlan) -> int:
+def run(command: Bootstrap | Status | ShowRoute | ShowPlan | Health) -> int:
     """Carry out a command; the exit code."""
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     try:
@@ -92,6 +95,8 @@ def run(command: Bootstrap | Status | ShowRoute | ShowPlan) -> int:
                 asyncio.run(route(command, console))
             case ShowPlan():
                 asyncio.run(plan(command, console))
+            case Health():
+                asyncio.run(_health(command, console))
     except SwarmError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(Text(f"swarm: {error}"))
         return 1
@@ -120,6 +125,13 @@ async def bootstrap(command: Bootstrap, console: Console) -> None:
             console.print(Text(f"also at {address}"))
         await _until(stop, registry)
         console.print(Text("leaving"))
+
+
+async def _health(command: Health, console: Console) -> None:
+    from swarm.health import health  # brings a web server and a broker's client, which nothing else here needs
+
+    given = None if command.embedded_broker else os.environ.get("CANOPY_MQTT")
+    await health(replace(command, mqtt=command.mqtt or given), console)
 
 
 async def _until(stop: asyncio.Event, registry: DhtRegistry) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from swarm.link import Sent, uncounted
 from swarm.messages import Attach, Hedge, RouteHop, SweepFrame
 from swarm.successor import Dial, Owner, Successor
 from swarm.tasks import TaskScope
@@ -29,9 +30,9 @@ def senders(route: Sequence[RouteHop], index: int, hedge: Hedge | None) -> tuple
 class Successors:
     """The machines that come next, one as a rule. What `Successor` says of one machine, this does for all."""
 
-    def __init__(self, scope: TaskScope, dial: Dial, owner: Owner) -> None:
-        self._one = Successor(scope, dial, owner)
-        self._twin = Successor(scope, dial, owner)
+    def __init__(self, scope: TaskScope, dial: Dial, owner: Owner, sent: Sent = uncounted) -> None:
+        self._one = Successor(scope, dial, owner, sent)
+        self._twin = Successor(scope, dial, owner, sent)
 
     @property
     def rtt_ms(self) -> float:

@@ -33,6 +33,14 @@ from swarm.watch import Watch, pause
 OUTBOX_MESSAGES = 256
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 
+Sent = Callable[[int], None]
+"""Told how many bytes were written."""
+
+
+def uncounted(count: int) -> None:
+    """Nobody counts them."""
+
+
 PING_S = 0.25
 """Between pings while a session works: what is silent is noticed soon after."""
 IDLE_PING_S = 1.5
@@ -122,6 +130,7 @@ async def open_link(
     listener: Callable[[Upstream | HopError], None],
     *,
     is_cold: bool = False,
+    sent: Sent = uncounted,
 ) -> AsyncIterator[Link]:
     """Open the stream to `attach.route[attach.index]` and send the attach.
 
@@ -130,12 +139,13 @@ async def open_link(
         attach: first message of the stream.
         listener: called in the event loop with every message, and once with the HopError that ended the stream.
         is_cold: whether rows will travel over a connection that carried nothing large for a while.
+        sent: told of every part that was written.
     """
     link = Link(attach.route[attach.index], asyncio.Queue(OUTBOX_MESSAGES), is_cold)
     link.send(attach)
     call: Stream = channel.stream_stream(wire.LINK)()
     async with TaskScope() as scope:
-        scope.spawn(_write(call, link))
+        scope.spawn(_write(call, link, sent))
         scope.spawn(_read(call, link, listener))
         scope.spawn(_watch(link, listener))
         try:
@@ -147,13 +157,14 @@ async def open_link(
                 call.cancel()
 
 
-async def _write(call: Stream, link: Link) -> None:
+async def _write(call: Stream, link: Link, sent: Sent) -> None:
     try:
         while True:
             message = await link.outbox.get()
             for part in split(message):
                 link.watch.write(time.monotonic())
                 await call.write(part)
+                sent(len(part))
             link.outbox.task_done()
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
         return  # the reader sees the same end and knows why

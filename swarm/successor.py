@@ -11,12 +11,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import grpc.aio
 
 from swarm.errors import HopError, HopTimeout, SwarmError, Unreachable
-from swarm.link import Link, open_link
+from swarm.link import Link, Sent, open_link, uncounted
 from swarm.messages import (
     Attach,
     Attached,
@@ -86,9 +87,10 @@ class _Tie:
 class Successor:
     """Sends one session's messages to the machine that comes next."""
 
-    def __init__(self, scope: TaskScope, dial: Dial, owner: Owner) -> None:
+    def __init__(self, scope: TaskScope, dial: Dial, owner: Owner, sent: Sent = uncounted) -> None:
         self._scope = scope
         self._dial = dial
+        self._sent = sent
         self._owner = owner
         self._tie: _Tie | None = None
         self._late = 0
@@ -175,7 +177,8 @@ class Successor:
     async def _hold(self, tie: _Tie, attach: Attach) -> None:
         try:
             channel, is_cold = await self._dial(tie.hop)
-            async with open_link(channel, attach, lambda said: self._hear(tie, said), is_cold=is_cold) as link:
+            hear = partial(self._hear, tie)
+            async with open_link(channel, attach, hear, is_cold=is_cold, sent=self._sent) as link:
                 tie.link = link
                 if not tie.left.is_set():
                     limit_s = min(FIRST_TRY_S * 2**self._late, ATTACH_S) if attach.generation else ATTACH_S

@@ -1,0 +1,324 @@
+"""`python -m client.probe`: one canary generation through a swarm's model, or two that compare a machine with another.
+
+Prints one line of JSON and nothing else. Needs no file of the model: prompt and answer stay token ids, which any swarm
+takes; `swarm.health_probes` reads the line. Always exits with 0 once it has printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import tyro
+
+from swarm.errors import Busy, ConfigError, GenerationInterrupted, RegistryError, RouteError, SwarmError
+
+if TYPE_CHECKING:
+    from client.stats import Stats
+    from swarm.identity import Identity
+    from swarm.ids import PeerId
+    from swarm.record import NodeRecord
+    from swarm.registry import ModelIdentity, Registry
+    from swarm.routing import Route
+
+PROMPT = (11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11)
+"""Small token ids that every vocabulary has; they repeat, so that there is something to speculate on."""
+SEED = 7
+NODES = 4
+WAIT_S = 5.0
+ANY_TOKEN = 2**31
+"""In place of the vocabulary's size, which only the model's files tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSwarm:
+    """One canary generation through a swarm's model, as a line of JSON.
+
+    Attributes:
+        join: multiaddress of a peer of the swarm; may be repeated.
+        fingerprint: of the model.
+        tokens: how many to generate.
+        compare: peer whose answers are compared with those of other holders of its layers.
+    """
+
+    join: tyro.conf.UseAppendAction[tuple[str, ...]]
+    fingerprint: str
+    tokens: int = 16
+    compare: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A generation that came to its end. opened_s: what it took to find a chain and attach it."""
+
+    tokens: tuple[int, ...]
+    stats: Stats
+    route: Route
+    opened_s: float
+
+
+class Beside:
+    """A directory in which some machines are not listed."""
+
+    def __init__(self, registry: Registry, hidden: frozenset[str]) -> None:
+        self._registry, self._hidden = registry, hidden
+
+    @property
+    def identity(self) -> Identity:
+        """Who this machine is."""
+        return self._registry.identity
+
+    @property
+    def peer_id(self) -> PeerId:
+        """This machine's name in the swarm."""
+        return self._registry.peer_id
+
+    def join_addresses(self) -> list[str]:
+        """None: a probe is a client."""
+        return []
+
+    async def announce(self, record: NodeRecord) -> None:
+        """A probe announces nothing."""
+        raise NotImplementedError
+
+    async def withdraw(self, record: NodeRecord) -> None:
+        """A probe announces nothing."""
+        raise NotImplementedError
+
+    async def models(self) -> list[ModelIdentity]:
+        """The models that somebody serves now."""
+        return await self._registry.models()
+
+    async def records(self, fingerprint: str, num_layers: int, *, within_s: float = 1.5) -> list[NodeRecord]:
+        """Everybody's records but theirs."""
+        found = await self._registry.records(fingerprint, num_layers, within_s=within_s)
+        return [record for record in found if record.peer not in self._hidden]
+
+    async def mine(self) -> NodeRecord | None:
+        """None: a probe announces nothing."""
+        return None
+
+    async def dial_back(self, address: str, nonce: bytes) -> bool | None:
+        """Nobody is asked: a probe does not listen."""
+        return None
+
+    async def wait_closed(self) -> None:
+        """Return when the directory behind it has ended."""
+        await self._registry.wait_closed()
+
+    async def aclose(self) -> None:
+        """The directory behind it belongs to somebody else."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm) -> Canary:
+    """Generate `command.tokens` tokens greedily, as a client would.
+
+    Raises:
+        SwarmError: nobody serves some layers, a machine failed …
+    """
+    from client.draft import LookupDrafter
+    from client.jobs import PREFILL_CHUNK
+    from client.options import Options
+    from client.session import SessionOpener
+    from client.target import Target
+    from swarm.budget import FixedBudget
+    from swarm.dial import Dialer
+    from swarm.lookup import Lookup
+
+    options = Options(max_new_tokens=command.tokens, seed=SEED, nodes=NODES)
+    target = Target(
+        name=model.name,
+        config_digest=model.config_digest,
+        tokenizer_digest=model.tokenizer_digest,
+        tokenizer=None,  # type: ignore[arg-type]  # nothing here becomes text
+        eos_ids=frozenset(),
+        vocab_size=ANY_TOKEN,
+        num_layers=model.num_layers,
+        max_positions=None,
+    )
+    started = time.perf_counter()
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft") as drafting:
+        job = _job(options, LookupDrafter(Lookup()), drafting, FixedBudget(NODES), PREFILL_CHUNK)
+        async with Dialer() as dialer:
+            opener = SessionOpener(target, model, registry, dialer, command.join, NODES, wait_s=WAIT_S)
+            async with opener.open(len(PROMPT) + command.tokens, job.nodes) as session:
+                opened_s = time.perf_counter() - started
+                async for piece in session.run(job):
+                    if piece.result is not None:
+                        return Canary(piece.result.tokens, piece.result.stats, session.chain.route, opened_s)
+    raise AssertionError("a generation ends with a result or an error")
+
+
+class IdStream:
+    """Stands in for `client.text.TextStream` where nothing becomes text: ids until there are enough."""
+
+    def __init__(self, limit: int) -> None:
+        self.tokens: list[int] = []
+        self.text = ""
+        self._limit = limit
+
+    @property
+    def stopped(self) -> bool:
+        """Whether there are enough."""
+        return len(self.tokens) >= self._limit
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Only the number of tokens ends it."""
+        return "length" if self.stopped else None
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Take the next tokens, as many as count."""
+        self.tokens += tokens[: self._limit - len(self.tokens)]
+        return ""
+
+    def finish(self) -> str:
+        """Nothing is held back."""
+        return ""
+
+
+def _job(options: Any, drafter: Any, drafting: ThreadPoolExecutor, budget: Any, chunk: int) -> Any:  # noqa: ANN401
+    from client.decode import Job
+
+    return Job(
+        prompt=PROMPT,
+        sampling=options.sampling(),
+        budget=budget,
+        chunk=chunk,
+        max_new_tokens=options.max_new_tokens,
+        text=IdStream(options.max_new_tokens),  # type: ignore[arg-type]
+        drafter=drafter,
+        drafting=drafting,
+        options=asdict(options),
+    )
+
+
+def described(canary: Canary) -> dict[str, Any]:
+    """A generation as the line tells it: medians over its decode sweeps, ms."""
+    stats = canary.stats
+    hops, links = [], [_median([sweep.first_link_ms for sweep in stats.sweeps])]
+    for index, hop in enumerate(canary.route.hops):
+        spent = [sweep.hops[index] for sweep in stats.sweeps if index < len(sweep.hops)]
+        hops.append(
+            {
+                "peer": hop.peer,
+                "span": [hop.span.start, hop.span.end],
+                "link_ms": links[-1],
+                "queue_ms": _median([one.queue_ms for one in spent]),
+                "compute_ms": _median([one.compute_ms for one in spent]),
+            }
+        )
+        links.append(_median([one.link_ms for one in spent]))
+    return {
+        "ok": True,
+        "error": None,
+        "tokens": len(PROMPT) + len(canary.tokens),
+        "ttft_ms": round((canary.opened_s + stats.time_to_first_token_s) * 1e3, 1),
+        "tokens_per_s": round(stats.tokens_per_s, 2),
+        "acceptance_length": round(stats.acceptance_length, 2),
+        "sweep_ms": round(stats.ms_per_sweep, 2),
+        "hops": hops,
+        "return_ms": links[-1],
+    }
+
+
+async def compare(registry: Registry, model: ModelIdentity, command: ProbeSwarm) -> dict[str, Any]:
+    """The same generation over a peer and around it, as the line tells it."""
+    peer = command.compare
+    assert peer is not None, "asked for"
+    records = await registry.records(model.fingerprint, model.num_layers)
+    mine = next((record for record in records if record.peer == peer), None)
+    if mine is None:
+        return _uncompared(peer, "it is not listed")
+    strangers = {record.peer for record in records if record.numeric_class != mine.numeric_class}
+    rivals = {record.peer for record in records if record.peer != peer and mine.span.contains(record.span)}
+    try:
+        over = await generate(Beside(registry, frozenset(strangers | rivals)), model, command)
+        around = await generate(Beside(registry, frozenset({*strangers, peer})), model, command)
+    except SwarmError as error:
+        return _uncompared(peer, str(error))
+    used, stand_ins = ({hop.peer for hop in canary.route.hops} for canary in (over, around))
+    if peer not in used:
+        return _uncompared(peer, "no chain led over it")
+    return {
+        "peer": peer,
+        "others": sorted(stand_ins - used),
+        "agrees": over.tokens == around.tokens,
+        "tokens": 2 * len(PROMPT) + len(over.tokens) + len(around.tokens),
+        "error": None,
+    }
+
+
+def _uncompared(peer: str, why: str) -> dict[str, Any]:
+    return {"peer": peer, "others": [], "agrees": None, "tokens": 0, "error": why}
+
+
+async def probe(command: ProbeSwarm) -> dict[str, Any]:
+    """What the line tells."""
+    from swarm.registry_dht import DhtConfig, DhtRegistry
+
+    try:
+        async with DhtRegistry.open(DhtConfig(join=command.join, client_mode=True)) as registry:
+            models = {model.fingerprint: model for model in await registry.models()}
+            model = models.get(command.fingerprint)
+            if model is None:
+                raise RouteError("nobody serves it", ())
+            return await probed(registry, model, command)
+    except (RegistryError, ConfigError) as error:  # the prober's own trouble says nothing of the swarm
+        return _without(command, None, error)
+    except SwarmError as error:
+        return _without(command, False, error)
+
+
+async def probed(registry: Registry, model: ModelIdentity, command: ProbeSwarm) -> dict[str, Any]:
+    """The same with a directory that is open."""
+    if command.compare is not None:
+        return await compare(registry, model, command)
+    try:
+        return described(await generate(registry, model, command))
+    except (RegistryError, ConfigError, Busy) as error:
+        return _without(command, None, error)
+    except GenerationInterrupted as error:
+        return _without(command, False, error.__cause__ or error)
+    except SwarmError as error:
+        return _without(command, False, error)
+
+
+def _without(command: ProbeSwarm, ok: bool | None, error: BaseException) -> dict[str, Any]:
+    if command.compare is not None:
+        return _uncompared(command.compare, str(error))
+    return {"ok": ok, "error": str(error)}
+
+
+def _median(values: Sequence[float]) -> float:
+    return round(statistics.median(values), 3) if values else 0.0
+
+
+def main() -> None:
+    """Entry point."""
+    command = tyro.cli(ProbeSwarm, prog="client.probe")
+    logging.basicConfig(level=os.environ.get("CANOPY_LOG", "ERROR"), stream=sys.stderr)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    print(json.dumps(asyncio.run(probe(command))))  # noqa: T201 - its answer
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""What is known of the device that computes: its product name, memory in use, temperature. Knows no model."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+MAX_NAME = 96
+
+logger = logging.getLogger(__name__)
+
+
+class Device:
+    """A torch device as it is told to others."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._has_thermometer = device.type == "cuda"
+
+    @property
+    def name(self) -> str:
+        """`cpu`, or the product's name such as `NVIDIA H100 80GB HBM3`; never a host's."""
+        if self._device.type == "cuda":
+            return torch.cuda.get_device_name(self._device)[:MAX_NAME]
+        return self._device.type
+
+    def memory_bytes(self) -> int | None:
+        """Device memory in use, by all programs; None for a CPU."""
+        if self._device.type != "cuda":
+            return None
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free
+
+    def temperature_c(self) -> float | None:
+        """Degrees Celsius; None where nobody can tell."""
+        if not self._has_thermometer:
+            return None
+        try:
+            return float(torch.cuda.temperature(self._device))
+        except Exception as error:  # noqa: BLE001 - torch asks a library that may be missing, and says so in many ways
+            self._has_thermometer = False
+            logger.info("the device's temperature is not known: %s", error)
+            return None

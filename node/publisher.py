@@ -1,0 +1,264 @@
+"""Says over MQTT what a node has to say: connects, signs, sends, comes back. Owns neither the words nor their order.
+
+One connection has one nonce: the will is signed with it before, the birth is the first thing that is sent, and what
+follows is counted. Whatever a broker does, serving goes on: one message at a time is under way, each with a deadline,
+and nothing that goes wrong here leaves this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+import aiomqtt
+
+from node.outbox import Due, Happening, Outbox
+from swarm.broker_address import BrokerAddress
+from swarm.identity import Identity
+from swarm.tasks import TaskScope
+from swarm.telemetry import METRICS_S, STATUS_S, Body, Event, Metrics, Part, Stamp, Status, Will, seal_body, topic_of
+
+MAX_INCOMING: Final = 8
+"""A node subscribes to nothing; a broker that sends all the same is not listened to."""
+
+logger = logging.getLogger(__name__)
+_silent = logging.getLogger(f"{__name__}.mqtt")
+_silent.setLevel(logging.CRITICAL)  # an outage is told once, and by this file
+
+
+class Voice(Protocol):
+    """The words."""
+
+    def status(self, stamp: Stamp, *, is_birth: bool, leaving: bool) -> Status:
+        """What the node is now."""
+
+    def metrics(self, stamp: Stamp) -> Metrics:
+        """What it has done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often things are said, and how long is waited, in seconds.
+
+    answer_s: for the broker's answer to one message. first_wait_s, longest_wait_s: before the broker is tried again,
+    doubled each time, with jitter. steady_s: how long a connection must have lived for the next wait to be the first
+    again. leave_s: for the last words. jitter: drawn from [0, 1); each wait is between half of it and one and a half.
+    """
+
+    metrics_s: float = METRICS_S
+    status_s: float = STATUS_S
+    keep_alive_s: int = 5
+    answer_s: float = 10.0
+    first_wait_s: float = 1.0
+    longest_wait_s: float = 60.0
+    steady_s: float = 10.0
+    leave_s: float = 2.0
+    jitter: Callable[[], float] = random.random
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a node speaks, as whom, and of which model."""
+
+    broker: BrokerAddress
+    prefix: str
+    fingerprint: str
+    identity: Identity
+
+    def topic(self, part: Part) -> str:
+        """The node's topic for a part."""
+        return topic_of(self.prefix, self.fingerprint, self.identity.peer_id, part)
+
+    def seal(self, body: Body, part: Part) -> bytes:
+        """The payload for that topic."""
+        return seal_body(body, self.topic(part), self.identity)
+
+
+class Publisher:
+    """`async with Publisher(…)`: entering waits for nobody, leaving says goodbye if the broker takes it in time."""
+
+    def __init__(
+        self, address: Address, voice: Voice, outbox: Outbox, say: Callable[[str], None], pace: Pace | None = None
+    ) -> None:
+        """`say` gets a line when an outage begins and when it is over."""
+        self._address = address
+        self._voice = voice
+        self._outbox = outbox
+        self._say = say
+        self._pace = pace or Pace()
+        self._client_id = f"canopy-{secrets.token_hex(8)}"  # kept: a broker then drops the old connection for the new
+        self._is_down = False
+        self._up_s: float | None = None
+        self._left = asyncio.Event()
+        self._scope = TaskScope()
+
+    async def __aenter__(self) -> Self:
+        """Begin."""
+        await self._scope.__aenter__()
+        self._scope.spawn(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Say the last words if somebody listens, and end."""
+        self._outbox.leave()
+        try:
+            if not self._is_down:
+                async with asyncio.timeout(self._pace.leave_s):
+                    await self._left.wait()
+        except TimeoutError:
+            logger.info("left without saying so to the MQTT broker")
+        finally:
+            await self._scope.__aexit__(None, None, None)
+
+    async def _run(self) -> None:
+        """Connect again and again until the last words are said."""
+        wait_s = self._pace.first_wait_s
+        while not self._left.is_set():
+            self._up_s = None
+            try:
+                await self._converse()
+            except Exception as trouble:  # noqa: BLE001 - nothing that a broker does may end the node
+                self._down(trouble)
+            if self._up_s is not None and time.monotonic() - self._up_s > self._pace.steady_s:
+                wait_s = self._pace.first_wait_s
+            await self._pause(wait_s * (0.5 + self._pace.jitter()))
+            wait_s = min(2 * wait_s, self._pace.longest_wait_s)
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._left.wait()
+        except TimeoutError:
+            return
+
+    def _down(self, trouble: Exception) -> None:
+        if not self._is_down:
+            self._is_down = True
+            if not isinstance(trouble, aiomqtt.MqttError | OSError):
+                logger.error("telemetry failed", exc_info=trouble)
+            reason = str(trouble.__cause__ or trouble) or type(trouble).__name__
+            self._say(f"no telemetry: the broker at {self._address.broker} fails ({reason}); serving goes on")
+
+    def _up(self) -> None:
+        self._say(f"telemetry goes to {self._address.broker}" + (" again" if self._is_down else ""))
+        self._is_down = False
+        self._up_s = time.monotonic()
+
+    async def _converse(self) -> None:
+        """One connection, from its opening to its end.
+
+        Raises:
+            Exception: whatever ended it.
+        """
+        nonce = secrets.token_hex(16)
+        async with Connection(self._client(nonce)) as client, TaskScope() as scope:
+            scope.spawn(_watch(client))
+            await self._send(client, Part.STATUS, Stamp(nonce, 1, _now()), is_birth=True)
+            self._up()
+            scope.spawn(self._every(self._pace.metrics_s, Part.METRICS))
+            scope.spawn(self._every(self._pace.status_s, Part.STATUS))
+            await self._talk(client, nonce)
+
+    def _client(self, nonce: str) -> aiomqtt.Client:
+        address, broker = self._address, self._address.broker
+        will = address.seal(Will(Stamp(nonce, 0, _now())), Part.STATUS)
+        return aiomqtt.Client(
+            broker.host,
+            broker.port,
+            username=broker.user,
+            password=broker.password,
+            tls_context=broker.tls,
+            identifier=self._client_id,
+            will=aiomqtt.Will(address.topic(Part.STATUS), will, qos=1, retain=True),
+            clean_session=True,
+            keepalive=self._pace.keep_alive_s,
+            timeout=self._pace.answer_s,
+            max_queued_incoming_messages=MAX_INCOMING,
+            logger=_silent,
+        )
+
+    async def _every(self, seconds: float, part: Part) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            self._outbox.want(part)
+
+    async def _talk(self, client: aiomqtt.Client, nonce: str) -> None:
+        """Send what is due, as long as the connection holds and the node stays."""
+        sequence = 1
+        while True:
+            due = await self._outbox.next()
+            sequence += 1
+            await self._send(client, due, Stamp(nonce, sequence, _now()))
+            self._outbox.said(due)
+            if self._outbox.leaving and due is Part.STATUS:
+                self._left.set()
+                return
+
+    async def _send(self, client: aiomqtt.Client, due: Due, stamp: Stamp, *, is_birth: bool = False) -> None:
+        body = self._body(due, stamp, is_birth)
+        part = Part.EVENTS if isinstance(due, Happening) else due
+        payload = self._address.seal(body, part)
+        qos = 0 if part is Part.METRICS else 1
+        await client.publish(self._address.topic(part), payload, qos=qos, retain=part is Part.STATUS)
+
+    def _body(self, due: Due, stamp: Stamp, is_birth: bool) -> Body:
+        match due:
+            case Happening():
+                return Event(stamp, due.event, due.text)
+            case Part.METRICS:
+                return self._voice.metrics(stamp)
+            case _:
+                return self._voice.status(stamp, is_birth=is_birth, leaving=self._outbox.leaving)
+
+
+class Connection:
+    """An aiomqtt client that is left at once: its own way out waits, and its failed way in leaks a socket."""
+
+    def __init__(self, client: aiomqtt.Client) -> None:
+        self._client = client
+
+    async def __aenter__(self) -> aiomqtt.Client:
+        """Connect.
+
+        Raises:
+            MqttError: the broker refuses or does not answer in time.
+        """
+        try:
+            return await self._client.__aenter__()
+        except BaseException:
+            await self._part()
+            raise
+
+    async def __aexit__(self, *error: object) -> None:
+        """Say goodbye if it can be said at once, and close."""
+        await self._part()
+
+    async def _part(self) -> None:
+        paho = self._client._client
+        # from now on nobody, not even a thread that still connects, asks the loop to watch a socket that is closed
+        paho.on_socket_open = paho.on_socket_register_write = None
+        await asyncio.sleep(0)  # what was asked before is done
+        paho.disconnect()
+        paho._sock_close()
+        for outcome in (self._client._connected, self._client._disconnected):
+            if outcome.done() and not outcome.cancelled():
+                outcome.exception()  # or asyncio reports that nobody asked for it
+
+
+async def _watch(client: aiomqtt.Client) -> None:
+    """Raise as soon as the connection breaks, or brings what nobody asked for."""
+    async for _ in client.messages:
+        raise aiomqtt.MqttError("it sends messages to who subscribed to none")
+
+
+def _now() -> float:
+    return round(time.time(), 3)

@@ -1,0 +1,179 @@
+"""`swarm health`: everything of the health service put together. Owns the lifecycle, no rules.
+
+broker ──▶ feed ──▶ guard ──▶ overview ◀── directory ◀── DHT
+                                 │  ▲
+              clerk: judge twice a second  prober ──▶ client.probe, a process of its own
+                  │                 │
+              publisher ──▶ HTTP   history (SQLite)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from contextlib import AsyncExitStack
+from types import TracebackType
+
+from rich.console import Console
+from rich.text import Text
+
+from swarm.broker_address import parse_broker
+from swarm.errors import ConfigError
+from swarm.health_api import Server, make_app, make_server
+from swarm.health_broker import EmbeddedBroker
+from swarm.health_clerk import Clerk
+from swarm.health_command import Health
+from swarm.health_directory import Directory
+from swarm.health_feed import Feed
+from swarm.health_findings import LinkState
+from swarm.health_history import History, default_data_path
+from swarm.health_overview import Overview
+from swarm.health_probe import Prober, run_probe
+from swarm.health_publisher import Publisher
+from swarm.registry_dht import DhtConfig, DhtRegistry, check_join_address
+from swarm.tasks import TaskScope
+from swarm.telemetry import check_prefix
+from swarm.telemetry_guard import TelemetryGuard
+
+STUCK_READER_MS = 30_000
+BACKLOG = 256
+
+
+async def health(command: Health, console: Console) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises:
+        ConfigError: an option cannot be.
+    """
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    check(command)
+    async with HealthService(command) as service:
+        host, port = service.http_address
+        console.print(Text(f"health page at http://{host}:{port}/"))
+        if service.broker is not None:
+            console.print(
+                Text(f"broker at {service.broker.address}; nodes publish with --mqtt {service.broker.address}")
+            )
+        await stop.wait()
+        console.print(Text("leaving"))
+
+
+def check(command: Health) -> None:
+    """Refuse what cannot be, before anything slow.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    if not command.join:
+        raise ConfigError("which swarm? give a peer's address with --join, as `swarm bootstrap` prints it")
+    for address in command.join:
+        check_join_address(address)
+    check_prefix(command.prefix)
+    if command.mqtt is not None and command.embedded_broker:
+        raise ConfigError("--mqtt and --embedded-broker: choose one; a service listens to one broker")
+    if command.probe_every < 0 or command.probe_budget < 0:
+        raise ConfigError("--probe-every and --probe-budget cannot be negative; 0 probes never")
+
+
+class HealthService:
+    """The running service: `async with HealthService(command) as service`."""
+
+    def __init__(self, command: Health) -> None:
+        self._command = command
+        self._stack = AsyncExitStack()
+        self._guard = TelemetryGuard(command.prefix)
+        self._given = None if command.mqtt is None else parse_broker(command.mqtt, command.mqtt_ca)
+        self.overview = Overview(command.join, command.prefix, round(time.time(), 3), self._guard.counts)
+        self.publisher = Publisher()
+        self.broker: EmbeddedBroker | None = None
+        self.http_address = ("", 0)
+
+    async def __aenter__(self) -> HealthService:
+        """Bind ports, open the history, start everything.
+
+        Raises:
+            ConfigError: a port is taken, or the file cannot be used.
+        """
+        async with AsyncExitStack() as stack:
+            await self._start(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        """End everything, the readers first."""
+        self.publisher.close()
+        return await self._stack.__aexit__(kind, error, trace)
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        command, overview = self._command, self.overview
+        listening = stack.enter_context(_listen(command.host, command.port))
+        self.http_address = listening.getsockname()[:2]
+        path = command.data or default_data_path(dict(os.environ))
+        history = await stack.enter_async_context(History.open(path))
+        clerk = Clerk(overview, self.publisher, history)
+        await clerk.load()
+        stack.push_async_callback(clerk.close)
+        if command.embedded_broker:
+            broker = EmbeddedBroker(command.broker_host, command.broker_port, command.prefix, command.broker_passwords)
+            self.broker = await stack.enter_async_context(broker)
+        overview.dht_is(LinkState.DOWN, time.time())
+        clerk.step()
+        scope = await stack.enter_async_context(TaskScope())
+        scope.spawn(clerk.run(), "clerk")
+        self._listen_to_nodes(scope)
+        config = DhtConfig(join=command.join, client_mode=True)
+        directory = Directory(lambda: DhtRegistry.open(config), overview.knowledge.listed, overview.dht_is)
+        scope.spawn(directory.run(), "directory")
+        if command.probe_every and command.probe_budget:
+            prober = Prober(overview, command.probe_every, command.probe_budget, run_probe, time.time)
+            scope.spawn(prober.run(), "prober")
+        server = make_server(make_app(self.publisher, clerk.points))
+        task = scope.spawn(_serve(server, listening), "http")
+        stack.push_async_callback(_end, server, task)
+
+    def _listen_to_nodes(self, scope: TaskScope) -> None:
+        overview, broker, given = self.overview, self.broker, self._given
+        if broker is not None or given is not None:
+            overview.broker_is(LinkState.DOWN, time.time())
+        feed = Feed(
+            self._guard,
+            self._command.prefix,
+            lambda one, now: overview.knowledge.believe(one.peer, one.fingerprint, one.body, now),
+            overview.broker_is,
+        )
+        if broker is not None:
+            scope.spawn(feed.run(broker.own_address), "feed")
+            scope.spawn(broker.keep(), "broker")
+        elif given is not None:
+            scope.spawn(feed.run(lambda: given), "feed")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # inherited by connections: who takes nothing any more is let go
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_READER_MS)
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise ConfigError(f"cannot serve the page on {host} port {port}: {error}; choose another --port") from error
+    return listening
+
+
+async def _serve(server: Server, listening: socket.socket) -> None:
+    await server.serve(sockets=[listening])
+
+
+async def _end(server: Server, task: asyncio.Task[None]) -> None:
+    server.should_exit = True
+    await asyncio.wait([task])

@@ -1,0 +1,169 @@
+"""The health service over HTTP: state, history, a live stream, the page. Read-only; owns no knowledge of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import uvicorn
+from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi.responses import FileResponse, HTMLResponse, Response, StreamingResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from swarm.health_docs import listing
+from swarm.health_publisher import Publisher
+
+PAGE: Final = Path(__file__).parent / "page"
+MAX_CONNECTIONS: Final = 1_000
+Window = Literal["1h", "24h", "30d"]
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Response]])
+Points = Callable[[str, Window], Awaitable[dict[str, Any]]]
+
+HEADERS: Final = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cross-origin-opener-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+_RAW_HEADERS: Final = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+_FRESH: Final = {"cache-control": "no-store"}
+_METHODS: Final = ["GET", "HEAD"]
+
+
+class Guarded:
+    """Adds the security headers to every answer, and lets nothing through that could change anything."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+
+        async def secured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *_RAW_HEADERS]}
+            await send(message)
+
+        if scope["method"] not in _METHODS:
+            refused = Response("read-only: GET and HEAD are all there is\n", 405, {"allow": "GET, HEAD"}, "text/plain")
+            await refused(scope, receive, secured)
+            return
+        await self._app(scope, receive, secured)
+
+
+def make_app(publisher: Publisher, points: Points, page: Path = PAGE) -> FastAPI:
+    """The whole of it as an ASGI application.
+
+    Args:
+        publisher: holds the state.
+        points: history of a model for a window, as JSON values; raises KeyError where there is none.
+        page: folder of the page's files.
+    """
+    app = FastAPI(
+        title="Canopy swarm health",
+        version="1",
+        description="What a swarm's nodes say and what probes of it find. Read-only; times are Unix seconds.",
+        openapi_url="/api/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+    )
+    _add_api(app, publisher, points)
+    _add_page(app, page)
+    app.add_middleware(Guarded)
+    return app
+
+
+def _add_api(app: FastAPI, publisher: Publisher, points: Points) -> None:
+    @_read(app, "/api/v1/state", "Everything that is known now")
+    async def state(request: Request) -> Response:
+        """Verdicts, nodes, layers, probes, alerts, events and contributors, at most half a second old."""
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            headers = {**_FRESH, "content-encoding": "gzip", "vary": "accept-encoding"}
+            return Response(publisher.packed, headers=headers, media_type="application/json")
+        return Response(publisher.json, headers={**_FRESH, "vary": "accept-encoding"}, media_type="application/json")
+
+    @_read(app, "/api/v1/history", "How a model fared")
+    async def history(
+        model: Annotated[str, Query(pattern="^[0-9a-f]{8,128}$", description="the model's fingerprint")],
+        window: Annotated[Window, Query(description="how far back")] = "24h",
+    ) -> Response:
+        """A point every 5 s for an hour, every minute for a day, every 15 minutes for 30 days."""
+        try:
+            return _json(await points(model, window))
+        except KeyError as error:
+            raise HTTPException(404, "no model of that fingerprint was seen") from error
+
+    @_read(app, "/api/v1/stream", "The state, live")
+    async def stream(request: Request) -> Response:
+        """Server-sent events: `state` with everything, at most twice a second; slow readers get the newest only."""
+        if request.method == "HEAD":
+            return Response(headers=_FRESH, media_type="text/event-stream")
+        if not publisher.has_room:
+            raise HTTPException(503, "too many readers; poll /api/v1/state", {"retry-after": "30"})
+        headers = {**_FRESH, "x-accel-buffering": "no"}
+        return StreamingResponse(publisher.frames(), headers=headers, media_type="text/event-stream")
+
+    @_read(app, "/api/v1/docs")
+    async def docs() -> Response:
+        return HTMLResponse(listing(app.openapi()))
+
+
+def _add_page(app: FastAPI, page: Path) -> None:
+    @_read(app, "/")
+    async def index() -> Response:
+        return FileResponse(page / "index.html", headers={"cache-control": "no-cache"})
+
+    app.mount("/page", StaticFiles(directory=page, check_dir=False))
+
+
+def _read(app: FastAPI, path: str, summary: str | None = None) -> Callable[[Handler], Handler]:
+    """Answer GET and HEAD; what has a summary is part of the API's description."""
+
+    def add(handler: Handler) -> Handler:
+        app.get(path, summary=summary, include_in_schema=summary is not None)(handler)
+        app.head(path, include_in_schema=False)(handler)
+        return handler
+
+    return add
+
+
+def _json(values: dict[str, Any]) -> Response:
+    return Response(json.dumps(values, separators=(",", ":")), headers=_FRESH, media_type="application/json")
+
+
+class Server(uvicorn.Server):
+    """uvicorn as one task among others: signals are the command's own."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Leave the signals alone."""
+        return nullcontext()
+
+
+def make_server(app: ASGIApp) -> Server:
+    """A server for a socket that listens already: `await server.serve(sockets=[…])`; `should_exit` ends it."""
+    return Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=10,
+            timeout_graceful_shutdown=2,
+        )
+    )

@@ -1,0 +1,137 @@
+"""Judges twice a second, publishes what is new, and writes the history. Owns no network."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarm.health_findings import Assessment
+from swarm.health_history import WINDOWS, History, Sample
+from swarm.health_overview import Overview
+from swarm.health_publisher import Publisher
+from swarm.health_state import Condition, Node
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.5
+IDLE_S = 5.0
+"""Something changes by time alone; and readers see that the service lives."""
+NUMBERS_S = 1.0
+"""How often mere numbers are published at most."""
+BYTES_PER_S = 256_000
+"""Of mere numbers to every reader, where the state is large."""
+KEEP_S = 60.0
+
+
+@dataclass(slots=True)
+class Clerk:
+    """Turns what is known into what is shown and kept."""
+
+    overview: Overview
+    publisher: Publisher
+    history: History
+    clock: Callable[[], float] = time.time
+    found: Sequence[Assessment] = ()
+    _published_at: float = field(default=-1e9)
+    _urgent: int = -1
+    _changes: int = -1
+    _sampled_at: float = field(default=-1e9)
+    _kept_at: float = field(default=-1e9)
+    _probes: dict[str, float] = field(default_factory=dict)
+    _is_failing: bool = False
+
+    async def load(self) -> None:
+        """Take up what was kept when the service last ran."""
+        kept = await self.history.kept("served")
+        if isinstance(kept, list):
+            self.overview.knowledge.served.load(kept)
+        self._kept_at = self.clock()
+
+    async def run(self) -> None:
+        """Work for ever."""
+        while True:
+            self.step()
+            await self._write()
+            await asyncio.sleep(TICK_S)
+
+    def step(self) -> None:
+        """Judge, and publish if there is reason to."""
+        now, overview = self.clock(), self.overview
+        self.found = overview.assess(now)
+        age_s = now - self._published_at
+        numbers_s = max(NUMBERS_S, len(self.publisher.json) / BYTES_PER_S)
+        is_due = (
+            overview.urgent != self._urgent
+            or (overview.changes != self._changes and age_s >= numbers_s)
+            or not 0 <= age_s < IDLE_S
+        )
+        if is_due:
+            self._urgent, self._changes, self._published_at = overview.urgent, overview.changes, now
+            self.publisher.publish(overview.state(self.found, now))
+
+    async def points(self, fingerprint: str, window: str) -> dict[str, Any]:
+        """A model's history as JSON values.
+
+        Raises:
+            KeyError: nothing is known of it.
+        """
+        try:
+            return await self.history.points(fingerprint, window, self.clock())
+        except KeyError:
+            if all(one.model.fingerprint != fingerprint for one in self.found):
+                raise
+            step_s = WINDOWS[window].step_s  # it has only just come
+            return {"v": 1, "model": fingerprint, "window": window, "step_s": step_s, "points": []}
+
+    async def close(self) -> None:
+        """Write down at last what must survive a restart."""
+        try:
+            await self._keep()
+        except sqlite3.Error as error:
+            logger.warning("the history cannot be written (%s)", error)
+
+    async def _keep(self) -> None:
+        await self.history.keep("served", self.overview.knowledge.served.dump())
+
+    async def _write(self) -> None:
+        now = self.clock()
+        try:
+            if not 0 <= now - self._sampled_at < WINDOWS["1h"].step_s:
+                self._sampled_at = now
+                await self.history.add([self._sample(one) for one in self.found], now)
+            if not 0 <= now - self._kept_at < KEEP_S:
+                self._kept_at = now
+                await self._keep()
+            self._is_failing = False
+        except sqlite3.Error as error:
+            if not self._is_failing:
+                logger.warning("the history cannot be written (%s); going on without", error)
+            self._is_failing = True
+
+    def _sample(self, one: Assessment) -> Sample:
+        fingerprint, log = one.model.fingerprint, one.log
+        is_new = log.last is not None and log.last_at != self._probes.get(fingerprint)
+        self._probes[fingerprint] = log.last_at
+        probe = log.last if is_new else None
+        return Sample(
+            fingerprint=fingerprint,
+            grade=one.verdict.grade,
+            min_replicas=min(one.verdict.replicas, default=0),
+            machines=sum(node.condition is Condition.SERVING for node in one.nodes),
+            sweeps_per_s=_sweeps_per_s(one.nodes, one.model.num_layers),
+            tokens_per_s=None if probe is None else probe.tokens_per_s,
+            ttft_ms=None if probe is None else probe.ttft_ms,
+        )
+
+
+def _sweeps_per_s(nodes: Sequence[Node], num_layers: int) -> float | None:
+    """Sweeps through the whole model: what nodes do, by the part of the model that they hold."""
+    told = [node for node in nodes if node.sweeps_per_s is not None]
+    if not told or not num_layers:
+        return None
+    return sum((node.sweeps_per_s or 0.0) * len(node.span) for node in told) / num_layers

@@ -1,0 +1,46 @@
+"""What `swarm health` can be told; its command line is built from this and defaults stand here only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from swarm.telemetry import DEFAULT_PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Watch a swarm: a live page with its verdict, history, probes and alerts, as one process.
+
+    Attributes:
+        join: multiaddress of a peer of the swarm; may be repeated.
+        mqtt: broker to which nodes publish, mqtt://host:port or mqtts://user:password@host:port (default:
+            CANOPY_MQTT); without one the DHT alone is shown.
+        mqtt_ca: file of certificates to trust for an mqtts:// broker.
+        embedded_broker: run a broker in this program, to which nodes publish.
+        broker_host: IP address on which the embedded broker listens.
+        broker_port: TCP port on which it listens; 0 takes any free one.
+        broker_passwords: file with user:hash lines (argon2); without it everybody may publish, signed as ever.
+        prefix: first levels of the MQTT topics.
+        host: IP address on which the page is served.
+        port: TCP port on which it is served; 0 takes any free one.
+        data: SQLite file that keeps the history (default: health.sqlite3 in the user's data folder).
+        probe_every: seconds between canary generations through each model; 0 probes never.
+        probe_budget: most tokens that probes may cost in an hour, prompts included.
+    """
+
+    join: tyro.conf.UseAppendAction[tuple[str, ...]]
+    mqtt: str | None = None
+    mqtt_ca: Path | None = None
+    embedded_broker: bool = False
+    broker_host: str = "127.0.0.1"
+    broker_port: int = 1_883
+    broker_passwords: Path | None = None
+    prefix: str = DEFAULT_PREFIX
+    host: str = "127.0.0.1"
+    port: int = 8_080
+    data: Path | None = None
+    probe_every: float = 300.0
+    probe_budget: int = 4_000

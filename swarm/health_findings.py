@@ -1,0 +1,115 @@
+"""What of the swarm's present state deserves an alert. Pure: state in, findings out."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from swarm.health_alerts import Finding, Kind, Severity
+from swarm.health_probes import ProbeLog
+from swarm.health_state import Condition, Model, Node
+from swarm.health_verdict import Verdict
+
+NAMED = 3
+
+
+class LinkState(enum.StrEnum):
+    """How one of the two sources is."""
+
+    OFF = "off"
+    CONNECTED = "connected"
+    OK = "ok"
+    DOWN = "down"
+
+
+@dataclass(slots=True)
+class Link:
+    """The way to the broker, or to the DHT, and since when it is so."""
+
+    state: LinkState = LinkState.OFF
+    since: float = 0.0
+
+    def become(self, state: LinkState, now: float) -> bool:
+        """Whether this is news."""
+        if state is self.state:
+            return False
+        self.state, self.since = state, now
+        return True
+
+    def shown(self) -> dict[str, object]:
+        """As JSON values."""
+        return {"state": self.state.value, "since": round(self.since, 3)}
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """One model, its nodes, and what is thought of it. since: when the verdict became what it is."""
+
+    model: Model
+    nodes: Sequence[Node]
+    verdict: Verdict
+    since: float
+    log: ProbeLog
+
+
+def all_findings(found: Sequence[Assessment], broker: Link, dht: Link, is_skewed: bool) -> list[Finding]:
+    """Everything that is worth a word now."""
+    findings = [finding for one in found for finding in (*_coverage(one), *_probing(one), *_nodes(one))]
+    if broker.state is LinkState.DOWN:
+        text = "the MQTT broker does not answer: live telemetry is missing, the DHT alone is shown"
+        findings.append(Finding(Kind.BROKER, Severity.WARNING, None, text))
+    if dht.state is LinkState.DOWN:
+        text = "the DHT does not answer: telemetry alone is shown, and nothing can be probed"
+        findings.append(Finding(Kind.DHT, Severity.WARNING, None, text))
+    if is_skewed:
+        text = "a node's clock is off by more than a minute: its telemetry is not believed"
+        findings.append(Finding(Kind.CLOCK, Severity.WARNING, None, text))
+    return findings
+
+
+def _coverage(one: Assessment) -> Iterator[Finding]:
+    name, print_, verdict = one.model.name, one.model.fingerprint, one.verdict
+    if verdict.missing:
+        layers = ", ".join(map(str, verdict.missing[:NAMED]))
+        yield Finding(Kind.GAP, Severity.CRITICAL, print_, f"{name}: nobody serves layers {layers}")
+    elif verdict.margin == 0:
+        yield Finding(Kind.LAST_HOLDER, Severity.WARNING, print_, f"{name}: some layers hang on a single machine")
+
+
+def _probing(one: Assessment) -> Iterator[Finding]:
+    name, print_, log = one.model.name, one.model.fingerprint, one.log
+    if log.failures:
+        severity = Severity.CRITICAL if log.failures >= 2 else Severity.WARNING
+        why = "" if log.last is None or log.last.error is None else f": {log.last.error}"
+        many = "the last probe" if log.failures == 1 else f"{log.failures} probes in a row"
+        yield Finding(Kind.PROBE, severity, print_, f"{name}: {many} failed{why}")
+    if log.trouble is not None:
+        text = f"{name}: no probe could be made: {log.trouble}"
+        yield Finding(Kind.PROBE, Severity.INFO, print_, text, about="unknown")
+    differing = [node for node in one.nodes if node.agrees is False]
+    if differing:
+        text = f"{name}: {_some(differing)} and another holder of the same layers answer differently"
+        yield Finding(Kind.PROBE, Severity.CRITICAL, print_, text, about="difference")
+
+
+def _nodes(one: Assessment) -> Iterator[Finding]:
+    name, print_ = one.model.name, one.model.fingerprint
+    serving = [node for node in one.nodes if node.condition is Condition.SERVING]
+    versions = sorted({node.version for node in serving})
+    if len(versions) > 1:
+        text = f"{name}: nodes run different versions ({', '.join(versions[:NAMED])})"
+        yield Finding(Kind.VERSION, Severity.INFO, print_, text)
+    stale = [node for node in one.nodes if node.condition is Condition.STALE]
+    if stale:
+        text = f"{name}: nothing is heard of {_some(stale)} any more"
+        yield Finding(Kind.STALE, Severity.WARNING, print_, text)
+    torn = [node for node in serving if node.disagrees]
+    if torn:
+        text = f"{name}: broker and DHT say different things of {_some(torn)}"
+        yield Finding(Kind.DHT, Severity.WARNING, print_, text)
+
+
+def _some(nodes: Sequence[Node]) -> str:
+    names = ", ".join(node.peer[-8:] for node in nodes[:NAMED])
+    return names if len(nodes) <= NAMED else f"{names} and {len(nodes) - NAMED} more"

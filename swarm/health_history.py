@@ -1,0 +1,251 @@
+"""How models fared, kept in SQLite over restarts: 5 s for an hour, a minute for a day, 15 minutes for 30 days.
+
+A sample is folded into its bucket of every resolution as it comes, so nothing has to be rolled up later. Rows are per
+model and not per node, and the number of models is bounded, so the file is too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from swarm.errors import ConfigError
+from swarm.health_verdict import Grade
+
+T = TypeVar("T")
+
+MAX_MODELS: Final = 128
+PRUNE_S: Final = 60.0
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How far back, and how finely."""
+
+    step_s: int
+    kept_s: int
+
+
+WINDOWS: Final = {"1h": Window(5, 3_600), "24h": Window(60, 86_400), "30d": Window(900, 30 * 86_400)}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One model at one moment; tokens_per_s and ttft_ms where a probe was made since the last sample."""
+
+    fingerprint: str
+    grade: Grade
+    min_replicas: int
+    machines: int
+    sweeps_per_s: float | None = None
+    tokens_per_s: float | None = None
+    ttft_ms: float | None = None
+
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS points (
+    model TEXT NOT NULL, step_s INTEGER NOT NULL, at INTEGER NOT NULL,
+    samples INTEGER NOT NULL, worst INTEGER NOT NULL, min_replicas INTEGER NOT NULL, machines REAL NOT NULL,
+    sweeps_per_s REAL NOT NULL, sweeps_samples INTEGER NOT NULL,
+    tokens_per_s REAL NOT NULL, ttft_ms REAL NOT NULL, probes INTEGER NOT NULL,
+    PRIMARY KEY (model, step_s, at)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+"""
+
+_FOLD = """
+INSERT INTO points VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (model, step_s, at) DO UPDATE SET
+    samples = samples + 1,
+    worst = max(worst, excluded.worst),
+    min_replicas = min(min_replicas, excluded.min_replicas),
+    machines = machines + excluded.machines,
+    sweeps_per_s = sweeps_per_s + excluded.sweeps_per_s,
+    sweeps_samples = sweeps_samples + excluded.sweeps_samples,
+    tokens_per_s = tokens_per_s + excluded.tokens_per_s,
+    ttft_ms = ttft_ms + excluded.ttft_ms,
+    probes = probes + excluded.probes
+"""
+
+_READ = """
+SELECT at, worst, min_replicas, machines / samples,
+    CASE WHEN probes > 0 THEN tokens_per_s / probes END,
+    CASE WHEN probes > 0 THEN ttft_ms / probes END,
+    CASE WHEN sweeps_samples > 0 THEN sweeps_per_s / sweeps_samples END
+FROM points WHERE model = ? AND step_s = ? AND at >= ? ORDER BY at
+"""
+
+
+class History:
+    """The file, used on a thread of its own: `async with History.open(path) as history`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
+        self._database: sqlite3.Connection | None = None
+        self._pruned_at = 0.0
+
+    @classmethod
+    def open(cls, path: Path) -> History:
+        """A history that is opened when it is entered."""
+        return cls(path)
+
+    async def __aenter__(self) -> Self:
+        """Open the file, or make it.
+
+        Raises:
+            ConfigError: it cannot be used.
+        """
+        try:
+            await self._run(self._open)
+        except (sqlite3.Error, OSError) as error:
+            self._thread.shutdown()
+            raise ConfigError(f"--data {self._path}: no history can be kept there ({error}); choose another") from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._run(self._close)
+        finally:
+            self._thread.shutdown()
+
+    async def add(self, samples: Iterable[Sample], now: float) -> None:
+        """Fold samples into their buckets.
+
+        Raises:
+            sqlite3.Error: the disk is full, the file is damaged …
+        """
+        await self._run(lambda: self._add(list(samples), now))
+
+    async def points(self, fingerprint: str, window: str, now: float) -> dict[str, Any]:
+        """A model's history as JSON values.
+
+        Raises:
+            KeyError: nothing is known of it.
+            sqlite3.Error: the file cannot be read.
+        """
+        return await self._run(lambda: self._points(fingerprint, window, now))
+
+    async def keep(self, name: str, value: Any) -> None:  # noqa: ANN401  (JSON values)
+        """Keep something under a name, in place of what was there.
+
+        Raises:
+            sqlite3.Error: the disk is full, the file is damaged …
+        """
+        await self._run(lambda: self._keep(name, json.dumps(value)))
+
+    async def kept(self, name: str) -> Any:  # noqa: ANN401  (JSON values)
+        """What was kept under a name; None if nothing was."""
+        return await self._run(lambda: self._kept(name))
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        assert self._database is not None, "enter the history first"
+        return self._database
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        database = sqlite3.connect(self._path, isolation_level=None)
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = NORMAL")
+            version = database.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, _VERSION):
+                raise sqlite3.DatabaseError(f"it was made by another version ({version})")
+            database.executescript(_SCHEMA)
+            database.execute(f"PRAGMA user_version = {_VERSION}")
+        except BaseException:
+            database.close()
+            raise
+        self._database = database
+
+    def _close(self) -> None:
+        self._db.close()
+
+    def _add(self, samples: list[Sample], now: float) -> None:
+        rows = [
+            (one.fingerprint, window.step_s, int(now) // window.step_s * window.step_s, *_folded(one))
+            for one in samples
+            for window in WINDOWS.values()
+        ]
+        with self._db:
+            self._db.execute("BEGIN")
+            self._db.executemany(_FOLD, rows)
+            if now - self._pruned_at >= PRUNE_S:
+                self._pruned_at = now
+                self._prune(now)
+
+    def _prune(self, now: float) -> None:
+        models = [name for (name,) in self._db.execute("SELECT DISTINCT model FROM points")]
+        for window in WINDOWS.values():
+            cut = [(name, window.step_s, now - window.kept_s) for name in models]
+            self._db.executemany("DELETE FROM points WHERE model = ? AND step_s = ? AND at < ?", cut)
+        if len(models) > MAX_MODELS:
+            newest = "SELECT model FROM points WHERE step_s = 900 GROUP BY model ORDER BY max(at) DESC LIMIT ?"
+            self._db.execute(f"DELETE FROM points WHERE model NOT IN ({newest})", (MAX_MODELS,))
+
+    def _points(self, fingerprint: str, window: str, now: float) -> dict[str, Any]:
+        wanted = WINDOWS[window]
+        known = self._db.execute("SELECT 1 FROM points WHERE model = ? LIMIT 1", (fingerprint,)).fetchone()
+        if known is None:
+            raise KeyError(fingerprint)
+        rows = self._db.execute(_READ, (fingerprint, wanted.step_s, int(now) - wanted.kept_s))
+        grades = list(Grade)
+        points = [
+            {
+                "at": at,
+                "verdict": grades[worst].value,
+                "min_replicas": fewest,
+                "machines": round(machines, 1),
+                "tokens_per_s": _rounded(tokens_per_s),
+                "ttft_ms": _rounded(ttft_ms),
+                "sweeps_per_s": _rounded(sweeps_per_s),
+            }
+            for at, worst, fewest, machines, tokens_per_s, ttft_ms, sweeps_per_s in rows
+        ]
+        return {"v": 1, "model": fingerprint, "window": window, "step_s": wanted.step_s, "points": points}
+
+    def _keep(self, name: str, text: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (name, text))
+
+    def _kept(self, name: str) -> Any:  # noqa: ANN401
+        row = self._db.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+
+def _folded(one: Sample) -> tuple[float, ...]:
+    """A sample as the sums of a bucket that holds it alone."""
+    has_probe = one.tokens_per_s is not None and one.ttft_ms is not None
+    return (
+        one.grade.rank,
+        one.min_replicas,
+        one.machines,
+        one.sweeps_per_s or 0.0,
+        int(one.sweeps_per_s is not None),
+        one.tokens_per_s or 0.0 if has_probe else 0.0,
+        one.ttft_ms or 0.0 if has_probe else 0.0,
+        int(has_probe),
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
+
+
+def default_data_path(environment: dict[str, str]) -> Path:
+    """Where the history lies if nobody says: `canopy/health.sqlite3` in the user's data folder."""
+    base = environment.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser() / "canopy" / "health.sqlite3"

@@ -1,0 +1,218 @@
+"""All that the health service knows, judged: verdicts, alerts and the state that the page shows. Pure; time is given.
+
+`health_state` keeps what came in; this module says what it means. Owns no network and no storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarm.health_alerts import Alert, AlertBook, Change
+from swarm.health_findings import Assessment, Link, LinkState, all_findings
+from swarm.health_probes import Comparison, Probe, ProbeLog
+from swarm.health_served import shares
+from swarm.health_state import Happening, Knowledge, Model, Node
+from swarm.health_verdict import Grade, judge
+from swarm.telemetry_guard import Reason
+
+MAX_NODES_SHOWN = 2_000
+MAX_CONTRIBUTORS = 50
+SKEW_TOLD_S = 300.0
+
+
+@dataclass(slots=True)
+class Overview:
+    """The swarm as the health service sees it.
+
+    join: addresses of the swarm for the commands. name: what the swarm is called. refused: how many messages the guard
+    turned away, by reason. newest_changes: alerts that began or ended by the last `assess`.
+    """
+
+    join: Sequence[str]
+    name: str
+    started_at: float
+    refused: Mapping[Reason, int] = field(default_factory=dict)
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    alerts: AlertBook = field(default_factory=AlertBook)
+    probes: dict[str, ProbeLog] = field(default_factory=dict)
+    broker: Link = field(default_factory=Link)
+    dht: Link = field(default_factory=Link)
+    version: int = 0
+    newest_changes: list[Change] = field(default_factory=list)
+    _grades: dict[str, tuple[Grade, float]] = field(default_factory=dict)
+    _skewed: int = 0
+    _skewed_at: float | None = None
+
+    def broker_is(self, state: LinkState, now: float) -> None:
+        """The connection to the broker changed."""
+        self.version += self.broker.become(state, now)
+
+    def dht_is(self, state: LinkState, now: float) -> None:
+        """The DHT answers, or does not any more."""
+        self.version += self.dht.become(state, now)
+
+    def probed(self, model: Model, probe: Probe, now: float) -> None:
+        """Take in a canary generation."""
+        log = self.probes.setdefault(model.fingerprint, ProbeLog())
+        log.add(probe, now)
+        self.version += 1
+        spans = {node.peer: node.span for node in self.knowledge.nodes(now).get(model.fingerprint, (model, []))[1]}
+        for hop in probe.hops:
+            layers = hop.span[1] - hop.span[0]
+            if hop.peer in spans and layers > 0:
+                self.knowledge.probed(model.fingerprint, hop.peer, hop.compute_ms * len(spans[hop.peer]) / layers)
+
+    def compared(self, model: Model, comparison: Comparison) -> None:
+        """Take in a comparison; where two differ, nobody knows which of them is right."""
+        if comparison.agrees is not None:
+            for peer in (comparison.peer, *comparison.others):
+                self.knowledge.compared(model.fingerprint, peer, comparison.agrees)
+
+    @property
+    def changes(self) -> int:
+        """Rises whenever anything came in."""
+        return self.knowledge.changes + self.urgent
+
+    @property
+    def urgent(self) -> int:
+        """Rises whenever more than numbers changed."""
+        return self.version + self.knowledge.version
+
+    def assess(self, now: float) -> list[Assessment]:
+        """Judge every model, note changes of verdicts, and bring the alerts up to date."""
+        self.knowledge.forget(now)
+        found = [self._assess(model, nodes, now) for model, nodes in self.knowledge.nodes(now).values()]
+        known = {one.model.fingerprint for one in found}
+        for kept in (self._grades, self.probes):
+            for fingerprint in [one for one in kept if one not in known]:
+                del kept[fingerprint]
+        self._update_alerts(found, now)
+        return sorted(found, key=lambda one: (-one.verdict.grade.rank, one.model.name, one.model.fingerprint))
+
+    def _assess(self, model: Model, nodes: list[Node], now: float) -> Assessment:
+        log = self.probes.get(model.fingerprint, ProbeLog())
+        verdict = judge(model, nodes, log.failures, self.join)
+        grade, since = self._grades.get(model.fingerprint, (None, now))
+        if verdict.grade is not grade:
+            since = now
+            self._grades[model.fingerprint] = verdict.grade, now
+            if grade is not None:
+                text = f"{model.name} is {verdict.grade}: {verdict.reason}"
+                self.knowledge.note(Happening(now, model.fingerprint, None, verdict.grade.value, text))
+        return Assessment(model, nodes, verdict, since, log)
+
+    def _update_alerts(self, found: Sequence[Assessment], now: float) -> None:
+        skewed = self.refused.get(Reason.SKEWED, 0)
+        if skewed > self._skewed:
+            self._skewed, self._skewed_at = skewed, now
+        is_skewed = self._skewed_at is not None and now - self._skewed_at < SKEW_TOLD_S
+        changes = self.alerts.update(all_findings(found, self.broker, self.dht, is_skewed), now)
+        self.version += len(changes)
+        self.newest_changes = changes
+
+    def state(self, found: Sequence[Assessment], now: float) -> dict[str, Any]:
+        """The state as JSON values; `found` is what `assess` said."""
+        knowledge = self.knowledge
+        return {
+            "v": 1,
+            "at": round(now, 3),
+            "started_at": self.started_at,
+            "swarm": self.name,
+            "sources": {"broker": self.broker.shown(), "dht": self.dht.shown()},
+            "refused": {reason.value: count for reason, count in self.refused.items()},
+            "models": [_model(one) for one in found],
+            "alerts": [_alert(alert) for alert in self.alerts.open()],
+            "events": [_event(event) for event in knowledge.events],
+            "contributors": shares(knowledge.served.best(MAX_CONTRIBUTORS)),
+        }
+
+
+def _model(one: Assessment) -> dict[str, Any]:
+    verdict = one.verdict
+    return {
+        "name": one.model.name,
+        "fingerprint": one.model.fingerprint,
+        "num_layers": one.model.num_layers,
+        "verdict": verdict.grade.value,
+        "reason": verdict.reason,
+        "since": round(one.since, 3),
+        "missing": [[span.start, span.end] for span in verdict.missing],
+        "fixes": list(verdict.fixes),
+        "margin": verdict.margin,
+        "replicas": list(verdict.replicas),
+        "nodes": [_node(node) for node in one.nodes[:MAX_NODES_SHOWN]],
+        "probe": None if one.log.last is None else _probe(one.log.last, one.log.last_at),
+    }
+
+
+def _node(node: Node) -> dict[str, Any]:
+    return {
+        "peer": node.peer,
+        "short": node.peer[-8:],
+        "name": node.name,
+        "span": [node.span.start, node.span.end],
+        "state": node.condition.value,
+        "device": node.device,
+        "numeric_class": node.numeric_class,
+        "version": node.version,
+        "started_at": node.started_at,
+        "seen_at": round(node.seen_at, 1),
+        "source": node.source.value,
+        "busy": round(node.busy, 3),
+        "kv_free": node.kv_free,
+        "kv_total": node.kv_total,
+        "sweeps_per_s": None if node.sweeps_per_s is None else round(node.sweeps_per_s, 2),
+        "layer_tokens": node.layer_tokens,
+        "claimed_ms": [[nodes, round(ms, 2)] for nodes, ms in node.claimed_ms],
+        "probed_ms": None if node.probed_ms is None else round(node.probed_ms, 2),
+        "agrees": node.agrees,
+    }
+
+
+def _probe(probe: Probe, at: float) -> dict[str, Any]:
+    return {
+        "at": round(at, 3),
+        "ok": probe.ok,
+        "error": probe.error,
+        "ttft_ms": probe.ttft_ms,
+        "tokens_per_s": probe.tokens_per_s,
+        "acceptance_length": probe.acceptance_length,
+        "sweep_ms": probe.sweep_ms,
+        "hops": [
+            {
+                "peer": hop.peer,
+                "short": hop.peer[-8:],
+                "span": list(hop.span),
+                "link_ms": hop.link_ms,
+                "queue_ms": hop.queue_ms,
+                "compute_ms": hop.compute_ms,
+            }
+            for hop in probe.hops
+        ],
+        "return_ms": probe.return_ms,
+    }
+
+
+def _alert(alert: Alert) -> dict[str, Any]:
+    finding = alert.finding
+    return {
+        "id": finding.id,
+        "severity": finding.severity.value,
+        "kind": finding.kind.value,
+        "model": finding.fingerprint,
+        "text": finding.text,
+        "since": round(alert.since, 3),
+    }
+
+
+def _event(event: Happening) -> dict[str, Any]:
+    return {
+        "at": round(event.at, 3),
+        "model": event.fingerprint,
+        "peer": event.peer,
+        "short": None if event.peer is None else event.peer[-8:],
+        "kind": event.kind,
+        "text": event.text,
+    }

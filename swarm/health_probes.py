@@ -1,0 +1,160 @@
+"""What probes found, and how many tokens they may still spend. Pure; `client.probe` makes the lines read here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarm.errors import RemoteProtocolError
+from swarm.ids import PeerId
+
+MAX_HOPS = 256
+HOUR_S = 3_600.0
+
+
+@dataclass(frozen=True, slots=True)
+class HopProbe:
+    """One hop of a probe's chain; medians. link_ms: one way, from the machine before it. span: what it computed."""
+
+    peer: PeerId
+    span: tuple[int, int]
+    link_ms: float
+    queue_ms: float
+    compute_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A canary generation. ok: None where it could not be made, which says nothing of the swarm.
+
+    tokens: prompt and new ones, what it cost. return_ms: from the tail back to the prober.
+    """
+
+    ok: bool | None
+    error: str | None = None
+    tokens: int = 0
+    ttft_ms: float | None = None
+    tokens_per_s: float | None = None
+    acceptance_length: float | None = None
+    sweep_ms: float | None = None
+    hops: tuple[HopProbe, ...] = ()
+    return_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same generation over a peer and around it. agrees: None if nobody can tell. others: its stand-ins."""
+
+    peer: PeerId
+    others: tuple[PeerId, ...]
+    agrees: bool | None
+    tokens: int
+    error: str | None = None
+
+
+def read_probe(line: str) -> Probe:
+    """Read the line that `client.probe` printed for a generation.
+
+    Raises:
+        RemoteProtocolError: it is something else.
+    """
+    try:
+        raw = _object(line)
+        return Probe(
+            ok=None if raw["ok"] is None else bool(raw["ok"]),
+            error=None if raw.get("error") is None else str(raw["error"])[:300],
+            tokens=int(raw.get("tokens", 0)),
+            ttft_ms=_number(raw, "ttft_ms"),
+            tokens_per_s=_number(raw, "tokens_per_s"),
+            acceptance_length=_number(raw, "acceptance_length"),
+            sweep_ms=_number(raw, "sweep_ms"),
+            hops=tuple(_hop(hop) for hop in raw.get("hops", ())[:MAX_HOPS]),
+            return_ms=_number(raw, "return_ms"),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RemoteProtocolError("probe", f"a result that makes no sense: {line[:200]!r}") from error
+
+
+def read_comparison(line: str) -> Comparison:
+    """Read the line that `client.probe` printed for a comparison.
+
+    Raises:
+        RemoteProtocolError: it is something else.
+    """
+    try:
+        raw = _object(line)
+        return Comparison(
+            peer=PeerId(str(raw["peer"])),
+            others=tuple(PeerId(str(peer)) for peer in raw.get("others", ())[:MAX_HOPS]),
+            agrees=None if raw["agrees"] is None else bool(raw["agrees"]),
+            tokens=int(raw.get("tokens", 0)),
+            error=None if raw.get("error") is None else str(raw["error"])[:300],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RemoteProtocolError("probe", f"a result that makes no sense: {line[:200]!r}") from error
+
+
+def _object(line: str) -> Mapping[str, Any]:
+    raw = json.loads(line)
+    if not isinstance(raw, dict):
+        raise TypeError("no object")
+    return raw
+
+
+def _number(raw: Mapping[str, Any], name: str) -> float | None:
+    value = raw.get(name)
+    if value is None:
+        return None
+    if not math.isfinite(value):
+        raise ValueError(name)
+    return float(value)
+
+
+def _hop(raw: Mapping[str, Any]) -> HopProbe:
+    start, end = raw["span"]
+    times = [_number(raw, name) or 0.0 for name in ("link_ms", "queue_ms", "compute_ms")]
+    return HopProbe(PeerId(str(raw["peer"])), (int(start), int(end)), *times)
+
+
+@dataclass(slots=True)
+class ProbeLog:
+    """The probes of one model. last: the last that said something. failures: of them, in a row up to now.
+
+    trouble: why the newest could not be made, None if it could.
+    """
+
+    last: Probe | None = None
+    last_at: float = 0.0
+    failures: int = 0
+    trouble: str | None = None
+
+    def add(self, probe: Probe, now: float) -> None:
+        """Take in the newest."""
+        if probe.ok is None:
+            self.trouble = probe.error
+            return
+        self.trouble = None
+        self.last, self.last_at = probe, now
+        self.failures = 0 if probe.ok else self.failures + 1
+
+
+@dataclass(slots=True)
+class ProbeBudget:
+    """How many tokens probes may spend in any hour, prompts included."""
+
+    tokens_per_hour: int
+    _spent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def left(self, now: float) -> int:
+        """What may be spent now."""
+        while self._spent and now - self._spent[0][0] >= HOUR_S:
+            self._spent.popleft()
+        return self.tokens_per_hour - sum(tokens for _, tokens in self._spent)
+
+    def spend(self, tokens: int, now: float) -> None:
+        """Note what a probe cost."""
+        self._spent.append((now, tokens))

@@ -1,0 +1,78 @@
+"""The newest state as bytes, and its readers: each gets the newest when it is ready, and none holds others up."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+MAX_READERS: Final = 500
+HEARTBEAT_S: Final = 10.0
+_HEARTBEAT: Final = b": still here\n\n"
+
+
+class Publisher:
+    """Holds one state; `publish` replaces it and wakes the readers."""
+
+    def __init__(self) -> None:
+        self.readers = 0
+        self.version = 0
+        self._json = b"{}"
+        self._packed: bytes | None = None
+        self._frame = b""
+        self._news = asyncio.Event()
+        self._is_closed = False
+
+    @property
+    def json(self) -> bytes:
+        """The state as JSON."""
+        return self._json
+
+    @property
+    def packed(self) -> bytes:
+        """The same, compressed once for everybody."""
+        if self._packed is None:
+            self._packed = gzip.compress(self._json, compresslevel=1)
+        return self._packed
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more may read the stream."""
+        return self.readers < MAX_READERS and not self._is_closed
+
+    def publish(self, state: dict[str, Any]) -> None:
+        """Make this the newest state."""
+        text = json.dumps(state, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        self._json, self._packed = text.encode("utf-8", "replace"), None
+        self._frame = b"event: state\ndata: " + self._json + b"\n\n"
+        self.version += 1
+        self._wake()
+
+    def close(self) -> None:
+        """End every stream."""
+        self._is_closed = True
+        self._wake()
+
+    async def frames(self, heartbeat_s: float = HEARTBEAT_S) -> AsyncGenerator[bytes, None]:
+        """Server-sent events: the state whenever it is a new one, and a sign of life in between."""
+        self.readers += 1
+        seen = 0
+        try:
+            while not self._is_closed:
+                if seen != self.version:
+                    seen = self.version
+                    yield self._frame
+                    continue
+                try:
+                    async with asyncio.timeout(heartbeat_s):
+                        await self._news.wait()
+                except TimeoutError:
+                    yield _HEARTBEAT
+        finally:
+            self.readers -= 1
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()

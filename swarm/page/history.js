@@ -1,0 +1,132 @@
+// The last day and month: a strip of verdicts (the worst of each stretch) with the probed speed beneath.
+
+import { el, keyed, setAttribute, setAttributes, setHidden, setText, svg } from "./dom.js";
+import * as format from "./format.js";
+
+const WINDOWS = [
+  { id: "24h", label: "24 hours", seconds: 86_400, cells: 96, ticks: ["24 h ago", "12 h", "now"] },
+  { id: "30d", label: "30 days", seconds: 30 * 86_400, cells: 90, ticks: ["30 d ago", "15 d", "now"] },
+];
+const HEIGHTS = { serving: 100, degraded: 66, broken: 33 }; // per cent: the strip reads without colour too
+const REFRESH_MS = 60_000;
+const ANSWER_MS = 5_000;
+const ORDER = ["broken", "degraded", "serving"];
+
+// Fold points into equal cells that end now; a cell is as bad as its worst point.
+function fold(points, window, now) {
+  const length = window.seconds / window.cells;
+  const first = now - window.seconds;
+  const cells = Array.from({ length: window.cells }, (_, place) => ({ place, from: first + place * length, verdict: null, least: null, speeds: [] }));
+  for (const point of points) {
+    const cell = cells[Math.min(Math.floor((point.at - first) / length), window.cells - 1)];
+    if (cell === undefined || !ORDER.includes(point.verdict)) continue;
+    if (cell.verdict === null || ORDER.indexOf(point.verdict) < ORDER.indexOf(cell.verdict)) cell.verdict = point.verdict;
+    if (Number.isFinite(point.min_replicas)) cell.least = Math.min(cell.least ?? Infinity, point.min_replicas);
+    if (Number.isFinite(point.tokens_per_s)) cell.speeds.push(point.tokens_per_s);
+  }
+  for (const cell of cells) cell.speed = cell.speeds.length === 0 ? null : cell.speeds.reduce((a, b) => a + b, 0) / cell.speeds.length;
+  return cells;
+}
+
+function said(points, step, window) {
+  const n = (verdict) => points.filter((point) => point.verdict === verdict).length;
+  if (points.length === 0) return "nothing recorded yet";
+  const recorded = points.length * step;
+  const less = recorded < 0.9 * window.seconds ? `${format.duration(recorded)} recorded: ` : "";
+  return less + ORDER.toReversed().filter((verdict) => n(verdict) > 0 || verdict === "serving").map((verdict) => `${format.share(n(verdict), points.length)} ${verdict}`.replaceAll(" ", "\u00a0")).join(" · ");
+}
+
+function ranged(speeds) {
+  if (speeds.length === 0) return "No probed speed recorded";
+  const [least, most] = [Math.min(...speeds), Math.max(...speeds)].map((speed) => format.decimal(speed));
+  return `Probed ${least === most ? least : `${least} to ${most}`} tokens/s`;
+}
+
+// A line through the known speeds, broken where there are none.
+function line(cells, most) {
+  let path = "";
+  let pen = "M";
+  for (const { place, speed } of cells) {
+    if (speed === null) {
+      pen = "M";
+      continue;
+    }
+    path += `${pen}${place + 0.5} ${(38 - (speed / most) * 36).toFixed(2)}`;
+    if (pen === "M") path += "h.01";
+    pen = "L";
+  }
+  return path;
+}
+
+function tooltip(cell) {
+  const speed = cell.speed === null ? "" : `, ${format.decimal(cell.speed)} tokens/s`;
+  const least = cell.least === null ? "" : `, at least ${format.plural(cell.least, "machine")} per layer`;
+  return `${format.stamp(cell.from)}: ${cell.verdict ?? "not recorded"}${least}${speed}`;
+}
+
+class Strip {
+  constructor(window) {
+    this.window = window;
+    this.share = el("span", { class: "strip-share" });
+    this.speed = el("span", { class: "strip-speed" });
+    this.cells = svg("svg", { class: "strip", role: "img" });
+    this.path = svg("path", { class: "speed-line", "vector-effect": "non-scaling-stroke" });
+    this.chart = svg("svg", { class: "speed", viewBox: `0 0 ${window.cells} 40`, preserveAspectRatio: "none", "aria-hidden": "true" }, this.path);
+    this.box = el("div", { class: "window" },
+      el("p", { class: "strip-head" }, el("strong", {}, window.label), this.share),
+      this.cells, this.chart,
+      el("p", { class: "strip-axis", "aria-hidden": "true" }, ...window.ticks.map((tick) => el("span", {}, tick))),
+      this.speed);
+  }
+
+  draw(points, step, now) {
+    const cells = fold(points, this.window, now);
+    const width = 100 / cells.length;
+    keyed(this.cells, cells, (cell) => cell.place, () => svg("g", {}, svg("rect"), svg("title")), (group, cell) => {
+      const height = HEIGHTS[cell.verdict] ?? 8;
+      setAttribute(group, "class", `is-${cell.verdict ?? "unknown"}`);
+      setAttributes(group.firstChild, { x: `${(cell.place * width).toFixed(3)}%`, width: `${(width * 0.8).toFixed(3)}%`, y: `${100 - height}%`, height: `${height}%` });
+      setText(group.lastChild, tooltip(cell));
+    });
+    const speeds = cells.map((cell) => cell.speed).filter((speed) => speed !== null);
+    const text = said(points, step, this.window);
+    setText(this.share, text);
+    setAttribute(this.cells, "aria-label", `${this.window.label}: ${text}`);
+    setHidden(this.chart, speeds.length === 0);
+    setAttribute(this.path, "d", line(cells, Math.max(...speeds, 0.001)));
+    setText(this.speed, ranged(speeds));
+  }
+}
+
+export class History {
+  constructor(host) {
+    this.strips = WINDOWS.map((window) => new Strip(window));
+    this.trouble = el("p", { class: "small" });
+    host.append(...this.strips.map(({ box }) => box), this.trouble);
+    this.asked = null; // {fingerprint, verdict, at}
+  }
+
+  // Ask again for another model, after a change of verdict, and once a minute.
+  render(model, now) {
+    const { asked } = this;
+    const fresh = asked !== null && asked.fingerprint === model.fingerprint && asked.verdict === model.verdict && performance.now() - asked.at < REFRESH_MS;
+    if (fresh) return;
+    this.asked = { fingerprint: model.fingerprint, verdict: model.verdict, at: performance.now() };
+    for (const strip of this.strips) this.ask(strip, model.fingerprint, now);
+  }
+
+  async ask(strip, fingerprint, now) {
+    try {
+      const query = new URLSearchParams({ model: fingerprint, window: strip.window.id });
+      const answer = await fetch(`api/v1/history?${query}`, { signal: AbortSignal.timeout(ANSWER_MS) });
+      const none = answer.status === 404; // a model so new that nothing of it is written yet
+      if (!answer.ok && !none) throw new Error(`it answered ${answer.status}`);
+      const { points, step_s: step } = none ? { points: [], step_s: 0 } : await answer.json();
+      if (this.asked.fingerprint !== fingerprint) return;
+      strip.draw(points, step, now);
+      setText(this.trouble, "");
+    } catch (error) {
+      setText(this.trouble, `History could not be read: ${error.message}.`);
+    }
+  }
+}

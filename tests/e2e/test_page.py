@@ -1,0 +1,365 @@
+"""The health service's page in a real browser, against a service that says what each test needs.
+
+Every page is watched: an error on its console (a violated content-security policy is one), an exception, or a request
+to anybody but its own server fails the test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Dialog,
+    Error,
+    Page,
+    Request,
+    ViewportSize,
+    expect,
+    sync_playwright,
+)
+
+from tests.e2e import page_states
+from tests.e2e.page_server import PAGE, PageServer
+
+CHROMIUM = "/usr/bin/chromium"
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--renderer-process-limit=1",
+]
+"""With the limit it starts no process in advance, which a test would then seem to leave behind."""
+WIDE: ViewportSize = {"width": 1280, "height": 900}
+NARROW: ViewportSize = {"width": 390, "height": 844}
+Scheme = Literal["light", "dark"]
+VIEWS: list[tuple[ViewportSize, Scheme]] = [(WIDE, "light"), (NARROW, "dark"), (WIDE, "dark"), (NARROW, "light")]
+STATES = {
+    "broken": VIEWS,
+    "serving": VIEWS[:1],
+    "degraded": VIEWS[1:2],
+    "empty": VIEWS[1:2],
+    "dht_only": VIEWS[2:3],
+    "several": VIEWS[3:],
+}
+PATIENCE_S = 20
+"""For what must happen, on a machine that has other work."""
+OPEN_S = 1.5
+"""CPU of the page's own thread until a thousand machines are shown and a click is answered; the aim is 2 s in all."""
+UPDATE_S = 0.25
+"""The same for one update, of which two come each second. CPU and not time: other tests run beside this one."""
+
+in_browser = pytest.mark.needs_program("chromium", "chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=PATIENCE_S * 1_000)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def one_server() -> Iterator[PageServer]:
+    with PageServer(page_states.serving()).running() as server:
+        yield server
+
+
+@pytest.fixture
+def server(one_server: PageServer) -> PageServer:
+    one_server.show(page_states.serving())
+    return one_server
+
+
+def watch(page: Page, url: str, expected: str = "(?!)") -> list[str]:
+    """Errors of a page, as they come: all but those that match `expected`."""
+    errors: list[str] = []
+
+    def logged(message: ConsoleMessage) -> None:
+        if message.type in {"error", "warning"} and re.search(expected, message.text) is None:
+            errors.append(message.text)
+
+    def thrown(error: Error) -> None:
+        errors.append(f"{error}")
+
+    def opened(dialog: Dialog) -> None:
+        errors.append(f"dialog {dialog.message}")
+        dialog.dismiss()
+
+    def asked(request: Request) -> None:
+        if not request.url.startswith(url):
+            errors.append(f"asks {request.url}")
+
+    page.set_default_timeout(PATIENCE_S * 1_000)
+    page.on("console", logged)
+    page.on("pageerror", thrown)
+    page.on("dialog", opened)
+    page.on("request", asked)
+    return errors
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """A page and its errors."""
+
+    page: Page
+    errors: list[str]
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Browser, one_server: PageServer) -> Iterator[Tab]:
+    with browser.new_context(timezone_id="UTC", locale="en-GB") as context:
+        page = context.new_page()
+        yield Tab(page, watch(page, one_server.url))
+
+
+@pytest.fixture
+def page(tab: Tab, server: PageServer) -> Iterator[Page]:
+    """The tab that tests share, since a new one costs a second: blank, wide and light."""
+    tab.page.goto("about:blank")
+    tab.page.set_viewport_size(WIDE)
+    tab.page.emulate_media(color_scheme="light")
+    tab.errors.clear()
+    yield tab.page
+    assert tab.errors == []
+
+
+@pytest.fixture
+def failing_page(browser: Browser, server: PageServer) -> Iterator[Page]:
+    """A tab of its own, in which what the service does wrong may reach the console."""
+    with browser.new_context(viewport=WIDE) as context:
+        errors = watch(page := context.new_page(), server.url, expected="503|TypeError")
+        yield page
+        page.close()
+    assert errors == []
+
+
+def grave_findings(page: Page) -> list[str]:
+    """What axe-core calls serious or critical, with the element."""
+    found = Axe().run(page).response["violations"]
+    return [f"{rule['id']}: {rule['nodes'][0]['html']}" for rule in found if rule["impact"] in {"serious", "critical"}]
+
+
+def test_the_files_need_no_inline_code_and_no_other_server() -> None:
+    for path in PAGE.iterdir():
+        text = path.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert "://" not in text, path
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text), path
+    index = (PAGE / "index.html").read_text()
+    assert not re.search(r"<style|<script>|\sstyle=|\son\w+=", index)
+    modules = {path.name for path in PAGE.glob("*.js")} - {"app.js"}
+    assert set(re.findall(r'modulepreload" href="page/([^"]+)"', index)) == modules
+    assert all((PAGE / name).exists() for name in re.findall(r'href="page/([^"]+)"', index))
+
+
+@in_browser
+@pytest.mark.parametrize("name", STATES)
+def test_every_state_is_legible_to_everybody(page: Page, server: PageServer, name: str) -> None:
+    state = getattr(page_states, name)()
+    server.show(state)
+    page.goto(server.url)
+    expect(page.locator("#loading")).to_be_hidden()
+    expect(page.locator("#empty")).to_be_visible(visible=not state["models"])
+    words = [model["verdict"].capitalize() for model in state["models"]]
+    expect(page.locator(".word")).to_have_text(words)
+    for size, scheme in STATES[name]:
+        page.set_viewport_size(size)
+        page.emulate_media(color_scheme=scheme)
+        assert grave_findings(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@in_browser
+def test_a_broken_model_says_what_is_missing_and_what_mends_it(page: Page, server: PageServer) -> None:
+    server.show(state := page_states.broken())
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(server.url)
+    expect(page.locator(".why")).to_have_text("Missing: layers 4…7. On any machine, run:")
+    expect(page.locator(".figure", has_text="away from breaking").locator("dd")).to_have_text("0")
+    expect(page.locator("#map .gap")).to_have_count(1)
+    expect(page.locator("#map .bar.is-offline")).to_have_count(1)
+    expect(page.locator("#probe .banner")).to_contain_text("no chain over all layers")
+    page.get_by_role("button", name="Copy").first.click()
+    expect(page.locator("#verdicts .copy")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == state["models"][0]["fixes"][0]
+
+
+@in_browser
+def test_a_name_with_markup_is_text(page: Page, server: PageServer) -> None:
+    state = page_states.broken()
+    markup = page_states.MARKUP
+    state["events"][0]["text"] = state["models"][0]["reason"] = state["alerts"][0]["text"] = markup
+    state["models"][0].update(name=markup, fixes=[markup])
+    server.show(state)
+    page.goto(server.url)
+    for place in (".model-name", ".reason", ".fixes code", "#nodes", "#claims", "#events", "#alerts", "#contributors"):
+        expect(page.locator(place)).to_contain_text(markup)
+    expect(page.locator("img")).to_have_count(0)
+
+
+@in_browser
+def test_a_change_appears_where_it_is_and_is_said(page: Page, server: PageServer) -> None:
+    server.show(before := page_states.serving())
+    page.goto(server.url)
+    expect(page.locator(".word")).to_have_text("Serving")
+    expect(page.locator("#announcer")).to_be_empty()
+    find = page.get_by_label("Find")
+    find.fill("e")
+    find.evaluate("field => { field.mark = 'same'; }")
+    top = page.evaluate("scrollY")
+    server.show(page_states.later(before, 0.2, swarm="loaded otherwise"))
+    expect(page.locator("#swarm")).to_have_text("loaded otherwise")
+    assert page.evaluate("scrollY") == top > 0
+    server.show(page_states.broken(at=before["at"] + 0.5))
+    expect(page.locator(".word")).to_have_text("Broken", timeout=2_000)
+    expect(page.locator("#announcer")).to_have_text("demo-target is broken: no machine serves some of its layers.")
+    expect(page).to_have_title("✕ broken · Canopy")
+    assert page.evaluate("document.activeElement.mark") == "same"
+    copy = page.get_by_role("button", name="Copy").first
+    copy.focus()
+    server.show(page_states.later(page_states.broken(), 1.0, swarm="the next"))
+    expect(page.locator("#swarm")).to_have_text("the next")
+    expect(page.locator(".word")).to_have_text("Broken")
+    expect(copy).to_be_focused()
+
+
+@in_browser
+def test_an_older_or_unreadable_state_is_not_taken(page: Page, server: PageServer) -> None:
+    page.goto(server.url)
+    taken = """async () => {
+        const { Feed } = await import("./page/feed.js");
+        const taken = [], whole = { v: 1, started_at: 1, models: [] };
+        const tell = (at, more) => feed.read(JSON.stringify({ ...whole, at, ...more }));
+        const feed = new Feed((state) => taken.push(state.at), () => feed.trouble && taken.push(feed.trouble));
+        tell(10); tell(9); tell(10); tell(12, { v: 2 }); tell(13, { models: null }); tell(2, { started_at: 2 });
+        return taken;
+    }"""
+    assert page.evaluate(taken) == [10, 10, "state of version 2: reload the page", "state without models", 2]
+
+
+@in_browser
+def test_the_table_is_sorted_and_searched_by_keyboard(page: Page, server: PageServer) -> None:
+    page.goto(server.url)
+    nodes = page_states.serving()["models"][0]["nodes"]
+    by_load = [node["short"] for node in sorted(nodes, key=lambda node: node["busy"])]
+    header = page.get_by_role("columnheader", name="Load")
+    sorter = header.get_by_role("button")
+    sorter.focus()
+    page.keyboard.press("Enter")
+    expect(header).to_have_attribute("aria-sort", "ascending")
+    expect(page.locator("#nodes .short")).to_have_text(by_load)
+    page.keyboard.press("Space")
+    expect(header).to_have_attribute("aria-sort", "descending")
+    expect(page.locator("#nodes .short")).to_have_text(by_load[::-1])
+    expect(sorter).to_be_focused()
+    page.get_by_label("Find").fill("bakery")
+    expect(page.locator("#nodes .short")).to_have_text([nodes[4]["short"]])
+    page.set_viewport_size(NARROW)
+    page.get_by_label("Find").fill("")
+    page.get_by_label("Sort by").select_option("uptime")
+    by_uptime = [node["short"] for node in sorted(nodes, key=lambda node: -node["started_at"])]
+    expect(page.locator("#nodes .short")).to_have_text(by_uptime)
+
+
+@in_browser
+def test_one_of_several_models_is_chosen_and_stays_chosen(page: Page, server: PageServer) -> None:
+    server.show(before := page_states.several())
+    page.goto(server.url)
+    expect(page.locator("#map-margin")).to_contain_text("Broken")
+    page.locator(".verdict", has_text="Qwen").get_by_role("button", name="Show details").click()
+    expect(page.locator("#map-margin")).to_contain_text("2 machines away from breaking")
+    page.reload()
+    expect(page.locator("#map-margin")).to_contain_text("2 machines away from breaking")
+    server.show(page_states.later(before, swarm="later"))
+    expect(page.locator("#swarm")).to_have_text("later")
+    expect(page.locator(".is-chosen .model-name")).to_have_text("Qwen/Qwen3-32B")
+
+
+@in_browser
+def test_probe_and_history_are_drawn(page: Page, server: PageServer) -> None:
+    page.goto(server.url)
+    expect(page.locator("#probe .hop")).to_have_count(4)
+    expect(page.locator("#probe .hops")).to_have_attribute("aria-label", re.compile("3 hops, 1.. ms in all"))
+    strips = page.locator("#history .strip")
+    expect(strips).to_have_count(2)
+    expect(strips.first).to_have_attribute(
+        "aria-label", re.compile(r"24 hours: 8\d\.\d\s%\sserving · \d\.\d\s%\sdegraded")
+    )
+    expect(strips.first.locator(".is-broken")).to_have_count(3)
+    expect(strips.first.locator(".is-unknown")).to_have_count(2)
+
+
+@in_browser
+def test_silence_is_said_and_ends(failing_page: Page, server: PageServer) -> None:
+    failing_page.clock.install()
+    failing_page.goto(server.url)
+    expect(failing_page.locator(".source").first).to_have_text("Live")
+    server.down()
+    expect(failing_page.locator(".source").first).not_to_have_text("Live")
+    failing_page.clock.fast_forward(16_000)
+    expect(failing_page.locator("#banners")).to_contain_text("No update for")
+    expect(failing_page.locator(".word")).to_have_text("Last known: Serving")
+    expect(failing_page).to_have_title("? stale · Canopy")
+    server.show(page_states.later(page_states.serving()))
+    failing_page.clock.fast_forward(6_000)  # the stream stays refused: asking finds it again
+    expect(failing_page.locator(".word")).to_have_text("Serving")
+    expect(failing_page.locator("#banners")).to_be_empty()
+    expect(failing_page.locator("#announcer")).to_have_text("Updates arrive again.")
+
+
+@in_browser
+def test_a_service_that_never_answered_is_asked_again(failing_page: Page, server: PageServer) -> None:
+    server.down()
+    failing_page.goto(server.url)
+    expect(failing_page.locator("#trouble")).to_contain_text("it answered 503")
+    assert grave_findings(failing_page) == []
+    server.show(page_states.serving())
+    failing_page.get_by_role("button", name="Try again now").click()
+    expect(failing_page.locator(".word")).to_have_text("Serving")
+    expect(failing_page.locator("#trouble")).to_be_hidden()
+
+
+@in_browser
+def test_a_state_that_cannot_be_drawn_is_said(failing_page: Page, server: PageServer) -> None:
+    failing_page.goto(server.url)
+    expect(failing_page.locator(".word")).to_have_text("Serving")
+    after = page_states.later(page_states.serving())
+    del after["models"][0]["replicas"]
+    server.show(after)
+    expect(failing_page.locator("#fault")).to_contain_text("could not draw the newest state")
+    server.show(page_states.later(page_states.serving(), 1))
+    expect(failing_page.locator("#fault")).to_be_hidden()
+
+
+@in_browser
+def test_a_thousand_machines_are_shown_at_once_and_kept_up_with(page: Page, server: PageServer) -> None:
+    server.show(state := page_states.crowd())
+    chrome = page.context.new_cdp_session(page)
+    chrome.send("Performance.enable")
+
+    def spent_s() -> float:
+        metrics = chrome.send("Performance.getMetrics")["metrics"]
+        return next(float(metric["value"]) for metric in metrics if metric["name"] == "ThreadTime")
+
+    blank_s = spent_s()
+    page.goto(server.url)
+    page.get_by_role("button", name="Uptime").click()
+    expect(page.get_by_role("columnheader", name="Uptime")).to_have_attribute("aria-sort", "ascending")
+    assert (opened_s := spent_s()) - blank_s < OPEN_S
+    expect(page.locator("#map .bar")).to_have_count(1_000)
+    expect(page.locator("#nodes tbody tr")).to_have_count(200)
+    for number in range(4):
+        server.show(state := page_states.later(state, swarm=f"update {number}"))
+        expect(page.locator("#swarm")).to_have_text(f"update {number}")
+    assert (spent_s() - opened_s) / 4 < UPDATE_S
+    page.get_by_role("button", name="Show all 1,000").click()
+    expect(page.locator("#nodes tbody tr")).to_have_count(1_000)

@@ -1,0 +1,190 @@
+"""MQTT brokers for tests: a real mosquitto, liars on a socket, a wire that can be cut, and an ear that listens."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiomqtt
+
+from swarm.tasks import TaskScope
+from swarm.telemetry import Body
+from swarm.telemetry_guard import Believed, Refused, TelemetryGuard
+
+CONNACK = b"\x20\x02\x00\x00"
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+@contextmanager
+def mosquitto(folder: Path, port: int, *lines: str) -> Iterator[None]:
+    """A broker on 127.0.0.1, which listens when this is entered; `lines` are added to its configuration."""
+    rules = lines or ("allow_anonymous true",)
+    config = folder / f"{port}.conf"
+    settings = ["per_listener_settings true", "user root", "persistence false"]
+    config.write_text("\n".join([*settings, f"listener {port} 127.0.0.1", *rules]) + "\n")
+    process = subprocess.Popen(["mosquitto", "-c", str(config)], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if "running" in line:
+                break
+        assert process.poll() is None, said
+        yield
+    finally:
+        process.terminate()
+        process.wait(10)
+        process.stderr.close()
+
+
+@dataclass
+class Ear:
+    """Everything that was heard below `canopy/`, as the guard judged it."""
+
+    believed: list[Body] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    raw: list[aiomqtt.Message] = field(default_factory=list)
+    guard: TelemetryGuard = field(default_factory=TelemetryGuard)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def listen(self, client: aiomqtt.Client) -> None:
+        async for message in client.messages:
+            assert isinstance(message.payload, bytes)
+            self.raw.append(message)
+            judged = self.guard.accept(message.topic.value, message.payload, message.retain, time.time())
+            if isinstance(judged, Believed):
+                self.believed.append(judged.body)
+            else:
+                self.refused.append(judged)
+            self._news.set()
+
+    async def until(self, wanted: Callable[[Body], bool], seconds: float = 10.0) -> Body:
+        """The first believed body that is wanted, heard already or to come."""
+        async with asyncio.timeout(seconds):
+            while True:
+                for body in self.believed:
+                    if wanted(body):
+                        return body
+                self._news.clear()
+                await self._news.wait()
+
+
+@asynccontextmanager
+async def ear_at(port: int) -> AsyncIterator[Ear]:
+    """Subscribed when this is entered."""
+    ear = Ear()
+    async with aiomqtt.Client("127.0.0.1", port) as client, TaskScope() as scope:
+        await client.subscribe("canopy/#", qos=1)
+        scope.spawn(ear.listen(client))
+        yield ear
+
+
+class Wire:
+    """A way to a port that can be cut: connections break at once, without a word. While it is shut it takes none."""
+
+    def __init__(self, target: int, *, shut: bool = False) -> None:
+        self.port = 0
+        self.shut = shut
+        self._target = target
+        self._ends: list[asyncio.StreamWriter] = []
+
+    def cut(self) -> None:
+        for end in self._ends:
+            end.transport.abort()
+        self._ends.clear()
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.shut:
+            writer.transport.abort()
+            return
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._ends += [writer, far_writer]
+        async with TaskScope() as scope:
+            scope.spawn(_pass(far_reader, writer))
+            await _pass(reader, far_writer)
+
+
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65_536):
+            writer.write(data)
+        writer.close()
+    except OSError:
+        writer.transport.abort()
+
+
+@asynccontextmanager
+async def wire_to(target: int, *, shut: bool = False) -> AsyncIterator[Wire]:
+    wire = Wire(target, shut=shut)
+    server = await asyncio.start_server(wire.carry, "127.0.0.1", 0)
+    wire.port = server.sockets[0].getsockname()[1]
+    try:
+        yield wire
+    finally:
+        server.close()
+        wire.cut()
+        await server.wait_closed()
+
+
+@dataclass
+class Liar:
+    """Accepts, says what it was told to, then nothing more. visits: how many came."""
+
+    answers: Sequence[bytes]
+    port: int = 0
+    visits: int = 0
+    visited: asyncio.Event = field(default_factory=asyncio.Event)
+    _ends: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.visits += 1
+        self.visited.set()
+        self._ends.append(writer)
+        try:
+            for answer in self.answers:
+                if not await reader.read(65_536):
+                    break
+                writer.write(answer)
+            while await reader.read(65_536):
+                pass
+        except OSError:
+            pass
+        writer.close()
+
+    async def until_visits(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while self.visits < count:
+                self.visited.clear()
+                await self.visited.wait()
+
+
+@asynccontextmanager
+async def liar(*answers: bytes) -> AsyncIterator[Liar]:
+    """A broker that sends each of `answers` after it heard something."""
+    one = Liar(answers)
+    server = await asyncio.start_server(one.receive, "127.0.0.1", 0)
+    one.port = server.sockets[0].getsockname()[1]
+    try:
+        yield one
+    finally:
+        server.close()
+        for end in one._ends:
+            end.transport.abort()
+        await server.wait_closed()

@@ -1,0 +1,72 @@
+"""The canary generation: through real nodes, without any file of the model, and against another holder's answers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from client.probe import PROMPT, ProbeSwarm, generate, probed
+from node.hop import HopSession
+from node.sweep_run import SweepRun
+from swarm.demo import TARGET
+from swarm.health_probes import read_comparison, read_probe
+from swarm.registry import ModelIdentity
+from swarm.registry_memory import MemoryRegistry
+from tests.swarm_here import SwarmHere, swarm_here
+
+
+async def the_model(here: SwarmHere) -> ModelIdentity:
+    (model,) = await MemoryRegistry(here.network).models()
+    return model
+
+
+async def line(here: SwarmHere, compare: str | None = None) -> str:
+    """What a probe of this swarm prints."""
+    model = await the_model(here)
+    command = ProbeSwarm((), model.fingerprint, tokens=12, compare=compare)
+    return json.dumps(await probed(MemoryRegistry(here.network), model, command))
+
+
+async def test_a_probe_measures_every_hop_and_finds_who_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with swarm_here(TARGET, ["0-6", "6-12", "6-12"]) as here:
+        first, tail, twin = (node.peer_id for node in here.nodes)
+        probe = read_probe(await line(here))
+        assert probe.ok, probe.error
+        assert probe.tokens == len(PROMPT) + 12
+        assert [hop.span for hop in probe.hops] == [(0, 6), (6, 12)]
+        assert probe.hops[0].peer == first
+        assert all(hop.compute_ms > 0 for hop in probe.hops)
+        for number in (probe.ttft_ms, probe.tokens_per_s, probe.sweep_ms):
+            assert number is not None
+            assert number > 0
+        async with here.client() as plain:
+            wanted = await plain.generate(PROMPT, max_new_tokens=12, nodes=0)
+        model = await the_model(here)
+        canary = await generate(MemoryRegistry(here.network), model, ProbeSwarm((), model.fingerprint, tokens=12))
+        assert canary.tokens == wanted.tokens
+
+        for peer, other in ((tail, twin), (twin, tail)):
+            comparison = read_comparison(await line(here, compare=peer))
+            assert (comparison.agrees, comparison.others) == (True, (other,)), comparison.error
+        alone = read_comparison(await line(here, compare=first))
+        assert (alone.agrees, alone.error is not None) == (None, True)
+        assert read_comparison(await line(here, compare="QmNobody")).error == "it is not listed"
+
+        finish = HopSession.finish
+
+        def wrong(hop: HopSession, run: SweepRun) -> None:
+            if hop._shop.peer == twin:
+                run.picks = [(one, token ^ 1) for one, token in run.picks]
+            finish(hop, run)
+
+        monkeypatch.setattr(HopSession, "finish", wrong)
+        assert read_comparison(await line(here, compare=tail)).agrees is False
+
+
+async def test_a_probe_of_a_model_with_a_gap_failed() -> None:
+    async with swarm_here(TARGET, ["0-6"]) as here:
+        probe = read_probe(await line(here))
+    assert probe.ok is False
+    assert probe.error is not None
+    assert "nobody serves layers 6-12" in probe.error

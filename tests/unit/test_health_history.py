@@ -1,0 +1,122 @@
+"""The history file: folding, windows, bounds, what survives; and the budget and reading of probes."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from swarm.errors import ConfigError, RemoteProtocolError
+from swarm.health_history import MAX_MODELS, History, Sample
+from swarm.health_probes import ProbeBudget, ProbeLog, read_comparison, read_probe
+from swarm.health_verdict import Grade
+
+T = 1_800_000_000.0
+PRINT = "ab" * 16
+
+
+def sample(grade: Grade = Grade.SERVING, machines: int = 3, **other: float) -> Sample:
+    return Sample(PRINT, grade, machines - 1, machines, **other)
+
+
+async def test_a_sample_is_folded_into_every_resolution(tmp_path: Path) -> None:
+    async with History.open(tmp_path / "health.sqlite3") as history:
+        await history.add([sample(sweeps_per_s=2.0, tokens_per_s=10.0, ttft_ms=200.0)], T)
+        await history.add([sample(Grade.BROKEN, 1, sweeps_per_s=4.0)], T + 5)
+        await history.add([sample(machines=5)], T + 10)
+        hour, day, month = [(await history.points(PRINT, window, T + 10))["points"] for window in ("1h", "24h", "30d")]
+    assert [(point["at"], point["verdict"], point["tokens_per_s"]) for point in hour] == [
+        (T, "serving", 10.0),
+        (T + 5, "broken", None),
+        (T + 10, "serving", None),
+    ]
+    assert (
+        day
+        == month
+        == [
+            {
+                "at": T,
+                "verdict": "broken",
+                "min_replicas": 0,
+                "machines": 3.0,
+                "tokens_per_s": 10.0,
+                "ttft_ms": 200.0,
+                "sweeps_per_s": 3.0,
+            }
+        ]
+    )
+
+
+async def test_it_survives_a_restart_and_forgets_what_is_too_old(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "health.sqlite3"
+    async with History.open(path) as history:
+        await history.add([sample()], T)
+        await history.keep("served", [1, "two"])
+    later = T + 2 * 86_400
+    async with History.open(path) as history:
+        assert await history.kept("served") == [1, "two"]
+        assert await history.kept("nothing") is None
+        await history.add([sample()], later)
+        lengths = [len((await history.points(PRINT, window, later))["points"]) for window in ("1h", "24h", "30d")]
+        assert lengths == [1, 1, 2]
+    with sqlite3.connect(path) as database:
+        assert database.execute("SELECT count(*) FROM points").fetchone() == (4,)
+    database.close()
+
+
+async def test_models_are_bounded_the_newest_stay(tmp_path: Path) -> None:
+    async with History.open(tmp_path / "health.sqlite3") as history:
+        for number in range(MAX_MODELS + 2):
+            await history.add([Sample(f"{number:032x}", Grade.SERVING, 1, 1)], T + 1_000 * number)
+        await history.add([], T + 1_000 * MAX_MODELS + 5_000)
+        with pytest.raises(KeyError):
+            await history.points(f"{0:032x}", "30d", T)
+        assert (await history.points(f"{MAX_MODELS + 1:032x}", "30d", T))["points"]
+
+
+async def test_a_file_that_is_no_history_is_one_line(tmp_path: Path) -> None:
+    bad = tmp_path / "notes.txt"
+    bad.write_text("this is no database, and long enough to show it " * 50)
+    with pytest.raises(ConfigError, match=r"--data .*notes.txt: no history can be kept there"):
+        await History.open(bad).__aenter__()
+    with sqlite3.connect(tmp_path / "newer") as database:
+        database.execute("PRAGMA user_version = 9")
+    database.close()
+    with pytest.raises(ConfigError, match="another version"):
+        await History.open(tmp_path / "newer").__aenter__()
+
+
+def test_the_budget_counts_the_last_hour() -> None:
+    budget = ProbeBudget(100)
+    budget.spend(60, T)
+    budget.spend(30, T + 1_800)
+    assert budget.left(T + 1_800) == 10
+    assert budget.left(T + 3_600) == 70
+
+
+def test_unknown_is_neither_success_nor_failure() -> None:
+    log = ProbeLog()
+    failed, unknown, fine = (json.dumps({"ok": ok, "error": "why"}) for ok in (False, None, True))
+    for line, failures in ((failed, 1), (unknown, 1), (failed, 2), (fine, 0)):
+        log.add(read_probe(line), T)
+        assert log.failures == failures
+    assert log.trouble is None
+
+
+def test_a_probe_is_read_whole() -> None:
+    hop = {"peer": "QmA", "span": [0, 4], "link_ms": 1, "queue_ms": 0.5, "compute_ms": 8}
+    probe = read_probe(json.dumps({"ok": True, "tokens": 32, "ttft_ms": 210, "hops": [hop], "return_ms": 2.5}))
+    assert (probe.ttft_ms, probe.hops[0].span, probe.return_ms, probe.tokens_per_s) == (210.0, (0, 4), 2.5, None)
+    assert read_comparison('{"peer": "QmA", "others": ["QmB"], "agrees": false}').others == ("QmB",)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "nonsense", "[]", "{}", '{"ok": true, "hops": [1]}', '{"ok": true, "ttft_ms": NaN}']
+)
+def test_a_line_that_makes_no_sense_is_refused(line: str) -> None:
+    with pytest.raises(RemoteProtocolError):
+        read_probe(line)
+    with pytest.raises(RemoteProtocolError):
+        read_comparison(line)

@@ -1,0 +1,153 @@
+"""When probes are made, what they may cost, and what becomes of their answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from swarm.errors import ConfigError, RemoteProtocolError
+from swarm.health import check
+from swarm.health_command import Health
+from swarm.health_overview import Overview
+from swarm.health_probe import AGAIN_S, PROBE_TOKENS, SETTLE_S, Prober
+from swarm.health_state import Node
+from swarm.ids import PeerId
+from swarm.layers import Span
+from tests.telling import NOW, PRINT, status
+
+EVERY_S = 300.0
+JOIN = "/ip4/192.0.2.1/tcp/31337/p2p/QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnPbdG"
+
+
+@dataclass
+class World:
+    """A swarm of three, a clock, and what `client.probe` would print."""
+
+    now: float = NOW
+    budget: int = 1_000
+    says: list[str | Exception] = field(default_factory=list)
+    asked: list[Sequence[str]] = field(default_factory=list)
+    overview: Overview = field(default_factory=lambda: Overview([JOIN], "canopy", NOW))
+
+    def __post_init__(self) -> None:
+        self.prober = Prober(self.overview, EVERY_S, self.budget, self.run, lambda: self.now)
+
+    async def run(self, arguments: Sequence[str]) -> str:
+        self.asked.append(arguments)
+        said = self.says.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def hear(self, *spans: tuple[int, int], numeric_class: str = "cpu-float32") -> None:
+        for number, span in enumerate(spans):
+            body = status(at=self.now, span=Span(*span), numeric_class=numeric_class)
+            self.overview.knowledge.believe(PeerId(f"QmNode{number}"), PRINT, body, self.now)
+
+    def later(self, seconds: float) -> None:
+        self.now += seconds
+        self.hear((0, 6), (6, 12), (6, 12))
+
+    async def turn(self, *says: str | Exception) -> None:
+        """Make the probe that is due."""
+        self.says = list(says)
+        due = self.prober.due()
+        assert due is not None
+        await self.prober.probe(*due)
+        assert not self.says
+
+    def node(self, number: int) -> Node:
+        _, nodes = self.overview.knowledge.nodes(self.now)[PRINT]
+        return next(node for node in nodes if node.peer == f"QmNode{number}")
+
+
+FINE = json.dumps({"ok": True, "tokens": 32})
+
+
+def compared(peer: str, other: str, agrees: bool | None) -> str:
+    return json.dumps({"peer": peer, "others": [other], "agrees": agrees})
+
+
+async def test_only_a_complete_model_is_probed_and_not_before_its_time() -> None:
+    world = World()
+    world.hear((0, 6))
+    assert world.prober.due() is None
+    world.later(0)
+    assert world.prober.due() is None
+    world.later(SETTLE_S)
+    await world.turn(FINE, compared("QmNode1", "QmNode2", True))
+    assert world.prober.due() is None
+    world.later(EVERY_S)
+    assert world.prober.due() is not None
+    assert world.asked[0] == ["--fingerprint", PRINT, "--tokens", "16", "--join", JOIN]
+
+
+async def test_machines_with_a_stand_in_are_compared_in_turn() -> None:
+    world = World()
+    world.later(0)
+    assert world.prober.due() is None
+    for peer, other, agrees in (("QmNode1", "QmNode2", True), ("QmNode2", "QmNode1", None)):
+        world.later(EVERY_S)
+        await world.turn(FINE, compared(peer, other, agrees))
+    assert [arguments[-1] for arguments in world.asked[1::2]] == ["QmNode1", "QmNode2"]
+    assert [world.node(number).agrees for number in range(3)] == [None, True, True]
+    world.later(EVERY_S)
+    await world.turn(FINE, compared("QmNode1", "QmNode2", False))
+    assert [world.node(number).agrees for number in range(3)] == [None, False, False]
+
+
+async def test_only_exact_arithmetic_is_compared() -> None:
+    world = World()
+    world.hear((0, 12), (0, 12), numeric_class="cuda-bfloat16")
+    assert world.prober.due() is None
+    world.now += SETTLE_S
+    await world.turn(FINE)
+
+
+async def test_a_failure_is_looked_at_again_soon() -> None:
+    world = World()
+    world.later(0)
+    assert world.prober.due() is None
+    for failures, trouble in (
+        (1, TimeoutError()),
+        (2, '{"ok": false, "error": "nobody"}'),
+        (2, RemoteProtocolError("x", "y")),
+    ):
+        world.later(AGAIN_S)
+        await world.turn(trouble)
+        assert world.overview.probes[PRINT].failures == failures
+    world.later(AGAIN_S)
+    await world.turn(FINE, OSError("no process"))
+    assert world.overview.probes[PRINT].failures == 0
+
+
+async def test_the_budget_is_kept() -> None:
+    world = World(budget=2 * PROBE_TOKENS + 1)
+    world.later(0)
+    assert world.prober.due() is None
+    for _ in range(2):
+        world.later(EVERY_S)
+        await world.turn(FINE)
+    world.later(EVERY_S)
+    assert world.prober.due() is None
+    world.later(3_600)
+    assert world.prober.due() is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"join": ()}, "which swarm"),
+        ({"join": ("here",)}, "is no peer address"),
+        ({"prefix": "a/#"}, "prefix"),
+        ({"mqtt": "mqtt://x", "embedded_broker": True}, "choose one"),
+        ({"probe_every": -1.0}, "negative"),
+    ],
+)
+def test_misuse_is_told_before_anything_slow(options: dict[str, object], says: str) -> None:
+    usual: dict[str, object] = {"join": (JOIN,)}
+    with pytest.raises(ConfigError, match=says):
+        check(Health(**{**usual, **options}))  # type: ignore[arg-type]

@@ -1,0 +1,246 @@
+"""What the health service believes of nodes, from telemetry and the DHT, as time goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.health_overview import Overview
+from swarm.health_served import ServedBook
+from swarm.health_state import DISAGREE_S, FRESH_S, KEPT_S, MAX_MODELS, Condition, Knowledge, Node, Source
+from swarm.ids import PeerId
+from swarm.layers import Span
+from swarm.record import NodeRecord, NodeState
+from swarm.registry import RECORD_TTL_S, ModelIdentity
+from swarm.telemetry import Body, Presence, ServedModel, part_of, seal_body, topic_of
+from tests.telling import NOW, PRINT, event, identity, metrics, status, will
+
+MODEL = ModelIdentity("demo-target", PRINT, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+A, B = PeerId("QmSomebodyAAAAAAAA"), PeerId("QmSomebodyBBBBBBBB")
+
+
+def record(peer: PeerId, announced_at: float = NOW, **other: object) -> NodeRecord:
+    usual = NodeRecord(
+        peer=peer,
+        model=MODEL,
+        span=Span(0, 4),
+        address="192.0.2.7:5000",
+        state=NodeState.SERVING,
+        numeric_class="cpu-float32",
+        version="0.1.0",
+        name=None,
+        sweep_ms=((1, 1.25),),
+        kv_tokens_free=1_000,
+        kv_tokens_total=2_000,
+        sequence=1,
+        expires_at=announced_at + RECORD_TTL_S,
+    )
+    return replace(usual, **other)  # type: ignore[arg-type]
+
+
+def node(knowledge: Knowledge, now: float, peer: PeerId = A) -> Node:
+    _, nodes = knowledge.nodes(now)[PRINT]
+    return next(one for one in nodes if one.peer == peer)
+
+
+def told(knowledge: Knowledge, at: float = NOW, peer: PeerId = A, **other: Any) -> None:  # noqa: ANN401
+    knowledge.believe(peer, PRINT, status(at=at, **other), at)
+
+
+def test_telemetry_alone_is_believed_while_it_comes_then_stale_then_gone() -> None:
+    knowledge = Knowledge()
+    told(knowledge)
+    assert (node(knowledge, NOW).condition, node(knowledge, NOW).source) == (Condition.SERVING, Source.MQTT)
+    knowledge.believe(A, PRINT, metrics(), NOW + 10)
+    assert node(knowledge, NOW + 10 + FRESH_S).condition is Condition.SERVING
+    late = NOW + 10 + FRESH_S + 1
+    assert node(knowledge, late).condition is Condition.STALE
+    knowledge.forget(NOW + 10 + KEPT_S)
+    assert PRINT in knowledge.nodes(late)
+    knowledge.forget(NOW + 11 + KEPT_S)
+    assert knowledge.nodes(late) == {}
+
+
+def test_a_dht_record_alone_is_believed_until_it_expires() -> None:
+    knowledge = Knowledge()
+    knowledge.listed(PRINT, [record(A)], NOW)
+    seen = node(knowledge, NOW)
+    assert (seen.condition, seen.source, seen.device, seen.kv_free) == (Condition.SERVING, Source.DHT, None, 1_000)
+    assert node(knowledge, NOW + RECORD_TTL_S).condition is Condition.STALE
+
+
+def test_one_look_that_misses_a_record_means_nothing_two_do() -> None:
+    knowledge = Knowledge()
+    knowledge.listed(PRINT, [record(A)], NOW)
+    knowledge.listed(PRINT, [], NOW + 5)
+    assert node(knowledge, NOW + 5).condition is Condition.SERVING
+    knowledge.listed(PRINT, [], NOW + 10)
+    assert PRINT not in knowledge.nodes(NOW + 10)
+
+
+def test_both_sources_are_merged_and_telemetry_knows_more() -> None:
+    knowledge = Knowledge()
+    knowledge.listed(PRINT, [record(A)], NOW)
+    told(knowledge, name="attic")
+    knowledge.believe(A, PRINT, metrics(kv_tokens_free=7), NOW)
+    seen = node(knowledge, NOW)
+    assert (seen.source, seen.name, seen.kv_free, seen.busy) == (Source.BOTH, "attic", 7, 0.25)
+
+
+def test_a_will_counts_at_once_although_the_dht_still_lists_the_node() -> None:
+    knowledge = Knowledge()
+    knowledge.listed(PRINT, [record(A)], NOW)
+    told(knowledge)
+    before = knowledge.version
+    knowledge.believe(A, PRINT, will(), NOW + 2)
+    assert node(knowledge, NOW + 2).condition is Condition.OFFLINE
+    assert knowledge.version > before
+    knowledge.listed(PRINT, [record(A)], NOW + 5)
+    assert node(knowledge, NOW + 5).condition is Condition.OFFLINE
+    assert knowledge.events[0].kind == "offline"
+
+
+def test_a_node_that_lost_only_its_broker_is_back_with_its_next_record() -> None:
+    knowledge = Knowledge()
+    told(knowledge)
+    knowledge.believe(A, PRINT, will(), NOW + 2)
+    knowledge.listed(PRINT, [record(A, announced_at=NOW + 20)], NOW + 21)
+    seen = node(knowledge, NOW + 21)
+    assert (seen.condition, seen.source) == (Condition.SERVING, Source.DHT)
+
+
+def test_a_new_birth_ends_being_offline() -> None:
+    knowledge = Knowledge()
+    told(knowledge)
+    knowledge.believe(A, PRINT, will(), NOW + 2)
+    told(knowledge, NOW + 3)
+    assert node(knowledge, NOW + 3).condition is Condition.SERVING
+
+
+@pytest.mark.parametrize(
+    ("state", "condition"),
+    [
+        (Presence.JOINING, Condition.JOINING),
+        (Presence.DRAINING, Condition.DRAINING),
+        (Presence.LEFT, Condition.OFFLINE),
+    ],
+)
+def test_what_a_status_says(state: Presence, condition: Condition) -> None:
+    knowledge = Knowledge()
+    knowledge.listed(PRINT, [record(A)], NOW - 1)
+    told(knowledge, state=state)
+    assert node(knowledge, NOW).condition is condition
+
+
+def test_broker_and_dht_may_differ_for_a_while_only() -> None:
+    knowledge = Knowledge()
+    for seconds in range(0, int(DISAGREE_S) + 10, 5):
+        told(knowledge, NOW + seconds)
+        knowledge.listed(PRINT, [], NOW + seconds)
+        assert node(knowledge, NOW + seconds).disagrees is (seconds > DISAGREE_S)
+    knowledge.listed(PRINT, [record(A, announced_at=NOW + 60)], NOW + 60)
+    assert not node(knowledge, NOW + 60).disagrees
+
+
+def test_a_draining_node_need_not_be_listed() -> None:
+    knowledge = Knowledge()
+    for seconds in (0, 5, 60, 65):
+        told(knowledge, NOW + seconds, state=Presence.DRAINING)
+        knowledge.listed(PRINT, [], NOW + seconds)
+    assert not node(knowledge, NOW + 65).disagrees
+
+
+def test_who_describes_the_model_differently_is_left_out() -> None:
+    knowledge = Knowledge()
+    told(knowledge)
+    told(knowledge, peer=B)
+    liar = PeerId("QmLiar")
+    told(knowledge, peer=liar, model=ServedModel("<b>mine</b>", PRINT, 4))
+    model, nodes = knowledge.nodes(NOW)[PRINT]
+    assert model.name == "demo-target"
+    assert {one.peer for one in nodes} == {A, B}
+
+
+def test_sweeps_per_second_come_from_two_metrics_of_one_run() -> None:
+    knowledge = Knowledge()
+    told(knowledge)
+    knowledge.believe(A, PRINT, metrics(sweeps=10, uptime_s=100.0), NOW)
+    assert node(knowledge, NOW).sweeps_per_s is None
+    knowledge.believe(A, PRINT, metrics(sweeps=25, uptime_s=105.0), NOW + 5)
+    assert node(knowledge, NOW + 5).sweeps_per_s == 3.0
+    knowledge.believe(A, PRINT, metrics(sweeps=1, uptime_s=0.0), NOW + 10)
+    assert node(knowledge, NOW + 10).sweeps_per_s is None
+    knowledge.believe(A, PRINT, metrics(sweeps=2**53, uptime_s=5e-324), NOW + 11)
+    assert node(knowledge, NOW + 11).sweeps_per_s is None, "not infinite"
+
+
+def test_models_and_events_are_bounded() -> None:
+    knowledge = Knowledge()
+    for number in range(MAX_MODELS + 3):
+        knowledge.believe(A, f"{number:032x}", status(), NOW)
+        knowledge.believe(A, f"{number:032x}", event(at=NOW + number), NOW)
+    assert len(knowledge.nodes(NOW)) == MAX_MODELS
+    assert knowledge.turned_away > 0
+    for number in range(300):
+        knowledge.believe(A, f"{1:032x}", event(at=NOW + number), NOW)
+    assert len(knowledge.events) == 100
+    assert knowledge.events[0].at == NOW + 299
+
+
+def test_contributions_add_up_over_runs_and_restarts_of_the_service() -> None:
+    book = ServedBook()
+    run = status(started_at=1.0)
+    book.add(A, run, metrics(layer_tokens=100), NOW)
+    book.add(A, run, metrics(layer_tokens=150), NOW + 5)
+    again = ServedBook()
+    again.load([*json.loads(json.dumps(book.dump())), ["half a row"]])
+    again.add(A, run, metrics(layer_tokens=160), NOW + 100)
+    again.add(A, status(started_at=50.0), metrics(layer_tokens=40), NOW + 105)
+    assert again.best(5) == [(A, again.peers[A], 1.0)]
+    assert again.peers[A].layer_tokens == 200
+
+
+def test_nobody_contributed_more_than_a_machine_can_however_often_it_begins_anew() -> None:
+    book = ServedBook()
+    for run in range(10):
+        claim = metrics(layer_tokens=2**52, uptime_s=1e10)
+        book.add(A, status(started_at=float(run)), claim, NOW + run)
+    seconds = 86_400 + 9 * (1 + 10)
+    assert book.peers[A].layer_tokens == 4 * 50_000 * seconds
+
+
+EXTREME = st.sampled_from([0.0, 5e-324, 1e-9, 0.5, 1.0, 1e9])
+COUNT = st.sampled_from([0, 1, 2**31, 2**53])
+MANY_METRICS = st.builds(
+    partial(metrics, kv_tokens_total=2**53),
+    sweeps=COUNT,
+    layer_tokens=COUNT,
+    uptime_s=EXTREME,
+    compute_ms=EXTREME,
+    kv_tokens_free=COUNT,
+    sweep_ms=st.lists(st.tuples(COUNT, EXTREME), max_size=8).map(tuple),
+    busy=st.sampled_from([0.0, 5e-324, 1.0]),
+)
+MANY_STATUSES = st.builds(
+    status,
+    name=st.sampled_from([None, "", "<img src=x onerror=alert(1)>", "𝔫" * 64]),
+    started_at=st.sampled_from([0.0, 1e11]),
+    state=st.sampled_from(Presence),
+    model=st.sampled_from([ServedModel("m", PRINT, layers) for layers in (4, 4_096)]),
+)
+
+
+@given(st.lists(st.one_of(MANY_METRICS, MANY_STATUSES, st.builds(will), st.builds(event)), max_size=8))
+def test_whatever_is_believed_can_be_shown(bodies: list[Body]) -> None:
+    overview = Overview(["/ip4/192.0.2.1/tcp/1/p2p/Qm"], "canopy", NOW)
+    for second, body in enumerate(bodies):
+        topic = topic_of("canopy", PRINT, identity(0).peer_id, part_of(body))
+        seal_body(body, topic, identity(0))
+        overview.knowledge.believe(A, PRINT, body, NOW + second)
+        json.dumps(overview.state(overview.assess(NOW + second), NOW + second), allow_nan=False)

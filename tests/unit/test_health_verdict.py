@@ -1,0 +1,172 @@
+"""Verdicts, margins, the commands that help, and alerts with hysteresis."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.health_alerts import AlertBook, Finding, Kind, Severity
+from swarm.health_findings import Link, LinkState
+from swarm.health_overview import Overview
+from swarm.health_probes import Comparison, HopProbe, Probe
+from swarm.health_state import Condition, Knowledge, Model, Node, Source
+from swarm.health_verdict import Grade, Verdict, judge
+from swarm.ids import PeerId
+from swarm.layers import Span
+from swarm.telemetry_guard import Reason
+from tests.telling import NOW, PRINT, status
+
+MODEL = Model("demo-target", PRINT, 12)
+JOIN = ["/ip4/192.0.2.1/tcp/31337/p2p/QmPeer"]
+
+
+def node(start: int, end: int, number: int = 0, **other: object) -> Node:
+    usual: dict[str, object] = {
+        "peer": PeerId(f"QmNode{start:02}{end:02}{number:08}"),
+        "model": MODEL,
+        "span": Span(start, end),
+        "condition": Condition.SERVING,
+        "source": Source.BOTH,
+        "device": "cpu",
+        "numeric_class": "cpu-float32",
+        "version": "0.1.0",
+        "name": None,
+        "started_at": NOW,
+        "seen_at": NOW,
+        "busy": 0.0,
+        "kv_free": 10,
+        "kv_total": 10,
+        "sweeps_per_s": None,
+        "layer_tokens": None,
+        "claimed_ms": (),
+        "disagrees": False,
+        "probed_ms": None,
+        "agrees": None,
+    }
+    return Node(**{**usual, **other})  # type: ignore[arg-type]
+
+
+THIRDS = [node(0, 4), node(4, 8), node(8, 12)]
+TWICE = [*THIRDS, node(0, 12, 1)]
+
+
+def verdict(nodes: list[Node], failures: int = 0) -> Verdict:
+    return judge(MODEL, nodes, failures, JOIN)
+
+
+def test_two_machines_everywhere_is_serving() -> None:
+    found = verdict(TWICE)
+    assert (found.grade, found.margin, found.replicas, found.fixes) == (Grade.SERVING, 1, (2,) * 12, ())
+    assert found.reason == "every layer has at least 2 machines"
+
+
+def test_a_single_machine_somewhere_is_degraded_and_the_weakest_part_is_named() -> None:
+    found = verdict([*TWICE, node(0, 4, 2)][1:])
+    assert (found.grade, found.margin, found.missing) == (Grade.SERVING, 1, ())
+    found = verdict([node(0, 6), node(0, 6, 1), node(6, 12)])
+    assert (found.grade, found.margin) == (Grade.DEGRADED, 0)
+    assert found.fixes == (f"node serve demo-target --layers 6-12 --join {JOIN[0]}",)
+
+
+def test_what_is_weak_is_mended_in_pieces_that_machines_here_take() -> None:
+    assert [line.split()[4] for line in verdict(THIRDS).fixes] == ["0-4", "4-8", "8-12"]
+
+
+@pytest.mark.parametrize("condition", [Condition.OFFLINE, Condition.STALE, Condition.JOINING, Condition.DRAINING])
+def test_a_gap_is_broken_and_its_line_is_exact(condition: Condition) -> None:
+    found = verdict([THIRDS[0], node(4, 8, condition=condition), THIRDS[2]])
+    assert (found.grade, found.margin, found.missing) == (Grade.BROKEN, 0, (Span(4, 8),))
+    assert found.fixes == (f"node serve demo-target --layers 4-8 --join {JOIN[0]}",)
+    assert found.reason == "nobody serves layers 4-8"
+
+
+def test_nobody_at_all() -> None:
+    assert verdict([]).missing == (Span(0, 12),)
+
+
+def test_machines_of_different_numeric_classes_make_no_chain() -> None:
+    found = verdict([node(0, 6), node(6, 12, numeric_class="cuda-bfloat16")])
+    assert (found.grade, found.missing) == (Grade.BROKEN, ())
+    assert "cpu-float32, cuda-bfloat16" in found.reason
+    both = [node(0, 12), node(0, 12, 1, numeric_class="cuda-bfloat16")]
+    assert (verdict(both).grade, verdict(both).margin) == (Grade.SERVING, 1)
+
+
+def test_probes_count() -> None:
+    assert [verdict(TWICE, failures).grade for failures in range(3)] == list(Grade)
+
+
+def test_broker_and_dht_that_disagree_count() -> None:
+    assert verdict([*TWICE[1:], node(0, 4, 3, disagrees=True), THIRDS[0]]).grade is Grade.DEGRADED
+
+
+def finding(text: str = "broken", kind: Kind = Kind.GAP) -> Finding:
+    return Finding(kind, Severity.CRITICAL, PRINT, text)
+
+
+def test_an_alert_begins_after_a_while_and_flapping_stays_one_alert() -> None:
+    book = AlertBook()
+    assert book.update([finding()], 0.0) == []
+    assert book.update([], 1.0) == []
+    assert book.update([finding()], 2.0) == []
+    assert [change.began for change in book.update([finding("more")], 5.0)] == [True]
+    assert book.update([], 10.0) == []
+    assert book.update([finding("again")], 29.0) == []
+    assert [(alert.finding.text, alert.since) for alert in book.open()] == [("again", 2.0)]
+    assert book.update([], 40.0) == []
+    assert [change.began for change in book.update([], 60.0)] == [False]
+    assert book.open() == []
+
+
+def test_the_worst_alert_comes_first() -> None:
+    book = AlertBook()
+    found = [Finding(Kind.PROBE, severity, None, "", severity.value) for severity in Severity]
+    book.update(found, 0.0)
+    assert [alert.finding.severity for alert in book.open()] == list(reversed(Severity))
+
+
+def test_what_changes_is_an_event_and_lasts_as_an_alert() -> None:
+    overview = Overview(JOIN, "canopy", NOW)
+    believe(overview.knowledge, "QmA", Span(0, 12), NOW)
+    assert overview.assess(NOW)[0].verdict.grade is Grade.DEGRADED
+    overview.probed(MODEL, Probe(ok=False, error="nobody answers"), NOW + 1)
+    overview.probed(MODEL, Probe(ok=False, error="nobody answers"), NOW + 2)
+    assert overview.assess(NOW + 2)[0].verdict.grade is Grade.BROKEN
+    state = overview.state(overview.assess(NOW + 3), NOW + 3)
+    assert state["models"][0]["since"] == NOW + 2
+    assert state["events"][0]["text"] == "demo-target is broken: the last 2 probes failed"
+    assert [(alert["kind"], alert["severity"]) for alert in state["alerts"]] == [("probe", "critical")]
+    overview.probed(MODEL, Probe(ok=None, error="no DHT"), NOW + 4)
+    assert overview.assess(NOW + 4)[0].verdict.grade is Grade.BROKEN, "not knowing is no success"
+    overview.probed(MODEL, Probe(ok=True), NOW + 5)
+    assert overview.assess(NOW + 5)[0].verdict.grade is Grade.DEGRADED
+
+
+def test_a_probe_is_kept_beside_the_claims_for_the_whole_span() -> None:
+    overview = Overview(JOIN, "canopy", NOW)
+    peer = PeerId("QmA")
+    believe(overview.knowledge, peer, Span(0, 12), NOW)
+    hop = HopProbe(peer, (0, 6), 1.0, 0.5, 4.0)
+    overview.probed(MODEL, Probe(ok=True, hops=(hop,), return_ms=1.0), NOW)
+    overview.compared(MODEL, Comparison(peer, (), None, 0))
+    assert overview.assess(NOW)[0].nodes[0].agrees is None
+    overview.compared(MODEL, Comparison(peer, (), True, 64))
+    shown = overview.state(overview.assess(NOW), NOW)["models"][0]
+    assert (shown["nodes"][0]["probed_ms"], shown["nodes"][0]["agrees"]) == (8.0, True)
+    assert shown["probe"]["hops"][0]["span"] == [0, 6]
+
+
+def test_sources_and_clocks_have_alerts_too() -> None:
+    refused = {Reason.SKEWED: 0}
+    overview = Overview(JOIN, "canopy", NOW, refused)
+    overview.broker_is(LinkState.DOWN, NOW)
+    overview.dht_is(LinkState.DOWN, NOW)
+    refused[Reason.SKEWED] = 1
+    overview.assess(NOW)
+    overview.assess(NOW + 20)
+    kinds = {alert["kind"] for alert in overview.state([], NOW)["alerts"]}
+    assert kinds == {"broker", "dht", "clock"}
+    assert not Link(LinkState.DOWN).become(LinkState.DOWN, NOW)
+
+
+def believe(knowledge: Knowledge, peer: str, span: Span, now: float) -> None:
+    knowledge.believe(PeerId(peer), PRINT, status(at=now, span=span), now)

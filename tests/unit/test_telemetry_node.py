@@ -1,0 +1,215 @@
+"""What a node finds to say: counters turned into means, trouble told seldom, and what waits while nobody listens."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from node.config import ServeConfig
+from node.device import Device
+from node.outbox import MAX_EVENTS, Due, Happening, Outbox
+from node.tally import Tally
+from node.telemetry import Portrait, Scene, Subject, Troubles
+from swarm.errors import ConfigError
+from swarm.layers import Span
+from swarm.messages import Counters
+from swarm.record import NodeState
+from swarm.registry import ModelIdentity
+from swarm.telemetry import EventKind, Part, Presence, Stamp, seal_body
+from tests.telling import NOW, PRINT, identity, topic
+
+GOOD = ServeConfig(layers="0-4", host="127.0.0.1")
+STAMP = Stamp("0" * 32, 7, NOW)
+
+
+class Timer:
+    now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Stage:
+    """A node without a node."""
+
+    def __init__(self) -> None:
+        self.timer, self.tally, self.outbox = Timer(), Tally(), Outbox()
+        self.scene = Scene(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.123456),), 2, 100, 4_096, 0.0)
+        model = ModelIdentity("demo-target", PRINT, "c" * 64, "w" * 64, "t" * 64, 12)
+        subject = Subject(model, None, Device(torch.device("cpu")), self.tally, lambda: self.scene)
+        self.portrait = Portrait(subject, self.outbox, self.timer)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def test_metrics_are_totals_and_means_since_the_last(stage: Stage) -> None:
+    tally = stage.tally
+    tally.sweeps, tally.tree_nodes, tally.tokens, tally.layer_tokens = 10, 640, 30, 120
+    tally.queue_ms, tally.compute_ms, tally.bytes_in, tally.bytes_out, tally.errors = 5.0, 800.0, 1_000, 2_000, 1
+    stage.timer.now_s += 4
+    stage.scene = replace(stage.scene, worked_ms=1_000.0)
+    first = stage.portrait.metrics(STAMP)
+    assert (first.sweeps, first.tree_nodes, first.tokens, first.layer_tokens) == (10, 640, 30, 120)
+    assert (first.queue_ms, first.compute_ms, first.busy, first.uptime_s) == (0.5, 80.0, 0.25, 4.0)
+    assert (first.bytes_in, first.bytes_out, first.errors, first.sessions) == (1_000, 2_000, 1, 2)
+    assert (first.kv_tokens_free, first.kv_tokens_total, first.sweep_ms) == (100, 4_096, ((1, 8.123),))
+    assert (first.device_memory_bytes, first.device_temperature_c) == (None, None)
+    tally.sweeps, tally.queue_ms, tally.compute_ms = 12, 25.0, 820.0
+    stage.timer.now_s += 2
+    second = stage.portrait.metrics(STAMP)
+    assert (second.sweeps, second.queue_ms, second.compute_ms, second.busy) == (12, 10.0, 10.0, 0.0)
+    third = stage.portrait.metrics(STAMP)
+    assert (third.queue_ms, third.compute_ms, third.busy) == (0.0, 0.0, 0.0), "nothing since, and no time passed"
+    assert seal_body(third, topic(third), identity(0))
+
+
+def test_a_node_that_moved_has_a_new_engine_and_is_not_less_than_idle(stage: Stage) -> None:
+    stage.scene = replace(stage.scene, worked_ms=9_000.0)
+    stage.timer.now_s += 5
+    assert stage.portrait.metrics(STAMP).busy == 1.0, "a long slice is booked when it ends"
+    stage.scene = replace(stage.scene, worked_ms=500.0)
+    stage.timer.now_s += 5
+    assert stage.portrait.metrics(STAMP).busy == 0.1
+
+
+@pytest.mark.parametrize("state", NodeState)
+def test_status_says_what_the_node_is(stage: Stage, state: NodeState) -> None:
+    stage.scene = replace(stage.scene, state=state)
+    status = stage.portrait.status(STAMP, is_birth=True, leaving=False)
+    assert (status.state.value, status.is_birth, status.stamp) == (state.value, True, STAMP)
+    assert (status.device, status.name, status.span, status.kv_tokens_total) == ("cpu", None, Span(0, 4), 4_096)
+    assert stage.portrait.status(STAMP, is_birth=False, leaving=True).state is Presence.LEFT
+    assert seal_body(status, topic(status), identity(0))
+
+
+async def everything(outbox: Outbox) -> list[Due]:
+    """All that waits, until it would wait for more."""
+    found: list[Due] = []
+    while True:
+        try:
+            async with asyncio.timeout(0):
+                due = await outbox.next()
+        except TimeoutError:
+            return found
+        found.append(due)
+        outbox.said(due)
+        if outbox.leaving and due is Part.STATUS:
+            return found
+
+
+async def test_trouble_is_told_seldom_and_added_up(stage: Stage) -> None:
+    troubles = Troubles(stage.tally, stage.timer)
+    troubles.tell(stage.outbox)
+    assert await everything(stage.outbox) == []
+    stage.tally.errors, stage.tally.restores = 3, 1
+    troubles.tell(stage.outbox)
+    stage.tally.errors = 5
+    troubles.tell(stage.outbox)
+    assert await everything(stage.outbox) == [
+        Happening(EventKind.ERROR, "errors in sessions: 3"),
+        Happening(EventKind.RESTORED, "sessions restored here: 1"),
+    ]
+    stage.timer.now_s += 60
+    troubles.tell(stage.outbox)
+    assert await everything(stage.outbox) == [Happening(EventKind.ERROR, "errors in sessions: 2")]
+
+
+async def test_what_waits_is_bounded_and_the_oldest_gives_way() -> None:
+    outbox = Outbox()
+    for number in range(1_000):
+        outbox.want(Part.METRICS)
+        outbox.want(Part.STATUS)
+        outbox.tell(EventKind.ERROR, str(number))
+    waiting = await everything(outbox)
+    assert waiting[0] is Part.STATUS
+    assert waiting[1:-1] == [Happening(EventKind.ERROR, str(number)) for number in range(1_000 - MAX_EVENTS, 1_000)]
+    assert waiting[-1] is Part.METRICS
+    assert outbox.dropped == 1_000 - MAX_EVENTS
+
+
+async def test_an_event_waits_until_it_was_said() -> None:
+    outbox = Outbox()
+    outbox.tell(EventKind.JOINED, "one")
+    first = await outbox.next()
+    assert await outbox.next() is first, "its connection broke"
+    for number in range(MAX_EVENTS):
+        outbox.tell(EventKind.ERROR, str(number))
+    outbox.said(first)  # it gave way meanwhile: nothing else is taken for it
+    assert len(await everything(outbox)) == MAX_EVENTS
+
+
+async def test_the_last_word_is_the_status() -> None:
+    outbox = Outbox()
+    outbox.want(Part.STATUS)
+    outbox.want(Part.METRICS)
+    outbox.tell(EventKind.LEFT, "left the swarm")
+    outbox.leave()
+    assert await everything(outbox) == [Happening(EventKind.LEFT, "left the swarm"), Part.STATUS]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"mqtt": "localhost"}, "--mqtt"),
+        ({"mqtt": "http://localhost"}, "--mqtt"),
+        ({"mqtt": "mqtt://"}, "--mqtt"),
+        ({"mqtt": "mqtt://localhost:0x1"}, "--mqtt"),
+        ({"mqtt": "mqtt://localhost:99999"}, "--mqtt"),
+        ({"mqtt": "mqtt://localhost/topic"}, "--mqtt"),
+        ({"mqtt": "mqtt://localhost", "mqtt_prefix": "a/#"}, "--mqtt-prefix"),
+        ({"mqtt_ca": Path("ca.pem")}, "--mqtt-ca"),
+        ({"mqtt": "mqtt://localhost", "mqtt_ca": Path("ca.pem")}, "--mqtt-ca"),
+        ({"mqtt": "mqtts://me:secret@localhost", "mqtt_ca": Path("/nowhere/ca.pem")}, "--mqtt-ca"),
+        ({"mqtt": "mqtts://me:secret@localhost:what"}, "--mqtt"),
+    ],
+)
+def test_a_broker_that_cannot_be_is_refused_at_once(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        replace(GOOD, **given).check()
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_broker_is_an_url() -> None:
+    assert GOOD.broker() is None
+    broker = replace(GOOD, mqtt="mqtt://me:s%40cret@broker.example").broker()
+    assert broker is not None
+    assert (broker.host, broker.port, broker.user, broker.password, broker.tls) == (
+        *("broker.example", 1_883, "me", "s@cret"),
+        None,
+    )
+    assert "cret" not in f"{broker} {broker!r}"
+    secure = replace(GOOD, mqtt="mqtts://[::1]:999").broker()
+    assert secure is not None
+    assert (secure.host, secure.port, secure.tls is None) == ("::1", 999, False)
+
+
+def test_counters_of_the_wire_are_what_they_were() -> None:
+    counters = Tally(sweeps=3, errors=1, tokens=9, bytes_in=4).counters(5, 6)
+    assert counters == Counters(sweeps=3, errors=1, forwards=5, rows_in_forwards=6)
+
+
+def test_a_gpu_is_told_by_its_product_and_what_it_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, asked = Device(torch.device("cuda:1")), 0
+
+    def temperature(device: torch.device) -> int:
+        nonlocal asked
+        asked += 1
+        raise ModuleNotFoundError("pynvml is not installed")
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Example")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3, 10))
+    monkeypatch.setattr(torch.cuda, "temperature", temperature)
+    assert (device.name, device.memory_bytes()) == ("NVIDIA Example", 7)
+    assert [device.temperature_c(), device.temperature_c(), asked] == [None, None, 1]
+    monkeypatch.setattr(torch.cuda, "temperature", lambda device: 61)
+    assert Device(torch.device("cuda")).temperature_c() == 61.0
