@@ -1,8 +1,8 @@
 """How a model fares: from its nodes and probes to a verdict, its reason, and the command that helps most. Pure.
 
 broken     some layer has no serving machine, or no chain of one numeric class, or the last two probes failed
-degraded   one machine away from that, or the last probe failed, or broker and DHT disagree
-serving    otherwise
+degraded   the last probe failed, or broker and DHT disagree
+serving    otherwise, also where a layer hangs on one machine: the margin, the fixes and an alert say so
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _grade(missing: Sequence[Span], survivable: int, failures: int, serving: Seq
     if torn:
         return Grade.DEGRADED, f"broker and DHT disagree about {_machines(torn)}"
     if survivable == 1:
-        return Grade.DEGRADED, "one machine away from breaking: some layers have a single one"
+        return Grade.SERVING, "one machine away from breaking: some layers have a single one"
     return Grade.SERVING, f"every layer has at least {_machines(survivable)}"
 
 

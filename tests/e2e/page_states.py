@@ -78,7 +78,7 @@ def model(nodes: Sequence[State], num_layers: int, name: str = "demo-target", **
     spans = [range(*one["span"]) for one in nodes if one["state"] == "serving"]
     replicas = [sum(layer in span for span in spans) for layer in range(num_layers)]
     least = min(replicas, default=0)
-    verdict = {0: "broken", 1: "degraded"}.get(least, "serving")
+    verdict = "broken" if least == 0 else "serving"
     weak = [[layer, layer + 1] for layer, n in enumerate(replicas) if n == least]
     merged: list[list[int]] = []
     for start, end in weak:
@@ -89,8 +89,7 @@ def model(nodes: Sequence[State], num_layers: int, name: str = "demo-target", **
     fixes = [f"node serve {name} --layers {start}-{end} --join {JOIN}" for start, end in merged[:2]]
     reasons = {
         "broken": "no machine serves some of its layers",
-        "degraded": "some layers have one machine only",
-        "serving": f"every layer has at least {least} machines, and the last probe went through",
+        "serving": f"every layer has at least {least} machines" if least > 1 else "one machine away from breaking",
     }
     return {
         "name": name,
@@ -196,7 +195,7 @@ def degraded() -> State:
     nodes[5] = {**nodes[5], "agrees": False, "state": "stale"}
     found = alert("last-holder", "warning", "layers 8…11 hang on one machine")
     return state(
-        model(nodes, 12),
+        model(nodes, 12, verdict="degraded", reason="broker and DHT disagree about 1 machine"),
         alerts=[found, alert("version", "info", "2 machines run an older version")],
         refused={"forged": 3, "skewed": 12},
     )
