@@ -105,6 +105,7 @@ class Flight:
 
     tree: what was drafted, of which the sweep carries a part. places: of its session nodes in the tree, None for the
     root. route: over which it goes. choice: why it is as large as it is. draft_ms: what drafting took. sent_s: when.
+    alone: whether the first hop should have done with what was sent before.
     """
 
     tree: DraftTree
@@ -251,8 +252,9 @@ async def _speculate(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
     chain.send(sweep)
     places: dict[TreeNodeId, int | None] = {sweep.first_id: None}
     places |= {TreeNodeId(sweep.first_id + 1 + place): place for place in range(len(sent))}
-    alone = not pipe.flights
-    flight = Flight(sent, places, len(sent), sent.depth, route, choice, draft_ms, job.clock(), alone)
+    now_s = job.clock()
+    alone = pipe.ahead(now_s).busy_ms == 0
+    flight = Flight(sent, places, len(sent), sent.depth, route, choice, draft_ms, now_s, alone)
     pipe.sent(sweep.sequence, flight, job.budget.slot_ms(route, len(sweep.tokens)))
 
 
@@ -279,11 +281,12 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
         if tree.is_settled:
             return False
         rounds = job.budget.pause(ahead)
-    draft_ms = (job.clock() - started) * 1e3
+    now_s = job.clock()
+    draft_ms, alone = (now_s - started) * 1e3, ahead.busy_ms == 0
     sweep = walk.grow([tree.tokens[place] for place in new], [known[tree.parents[place]] for place in new])
     chain.send(sweep)
     places: dict[TreeNodeId, int | None] = {known[place]: place for place in new}
-    flight = Flight(tree, places, len(new), tree.depth, route, choice, draft_ms, job.clock(), alone=False)
+    flight = Flight(tree, places, len(new), tree.depth, route, choice, draft_ms, now_s, alone)
     pipe.sent(sweep.sequence, flight, job.budget.slot_ms(route, len(new)))
     return True
 

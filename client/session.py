@@ -24,7 +24,15 @@ from client.target import Target
 from client.walk import Walk
 from swarm.codec import lossless_codec
 from swarm.dial import Dialer
-from swarm.errors import GenerationInterrupted, HopError, RegistryError, RouteError, SwarmError, UnsupportedModel
+from swarm.errors import (
+    GenerationInterrupted,
+    HopError,
+    HopTimeout,
+    RegistryError,
+    RouteError,
+    SwarmError,
+    UnsupportedModel,
+)
 from swarm.messages import Codec, Open, RouteHop, Sampling
 from swarm.record import NodeRecord
 from swarm.registry import KNOWN_S, RECENT_S, ModelIdentity, Registry
@@ -218,13 +226,15 @@ class SessionOpener:
         return self._best(records, query)
 
     async def _route_beside(self, avoid: frozenset[str], refusal: HopError | None) -> Route:
-        """A route without the machines that refused; where there is none, their refusal is the answer."""
+        """A route without the machines that refused; where there is none, who was only slow is asked again."""
         try:
             return await self.route(avoid=avoid)
         except RouteError:
-            if refusal is not None:
+            if refusal is None:
+                raise
+            if not isinstance(refusal, HopTimeout):
                 raise refusal from None
-            raise
+        return await self.route()
 
     def _walk(self, chain: Chain) -> Walk:
         credits = chain.credits

@@ -49,6 +49,7 @@ LEAST_CUT = 16
 """Nodes that are worth cutting."""
 USUAL_ROUND = 8
 """Nodes that a round of drafting adds."""
+MOST_ROUNDS = 16
 TURN = 8
 """Of so many trees one is the next larger size and one the next smaller, or nothing could be learned of sizes."""
 
@@ -280,7 +281,8 @@ class Goodput:
 
     def pause(self, ahead: Ahead) -> int:
         """Rounds of drafting that fit before the first hop can take another sweep, at least 1."""
-        return max(int(ahead.busy_ms / self.round.at(1)) if self.round.is_known else 1, 1)
+        round_ms = self.round.at(1) if self.round.is_known else math.inf
+        return min(max(int(ahead.busy_ms / max(round_ms, 1e-3)), 1), MOST_ROUNDS)
 
     def slot_ms(self, route: Hashable, nodes: int) -> float:
         """For how long so many nodes keep a hop, or the link behind it."""
