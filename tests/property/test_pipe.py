@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable, Sequence
+from statistics import harmonic_mean
 
 import pytest
 from transformers import AutoTokenizer
@@ -23,6 +24,7 @@ from swarm.messages import Sampling
 from swarm.tree import DraftTree
 
 PROMPT, NEW, VOCABULARY = 40, 60, 900
+ROUNDS = 4
 NEAR, FAR = Costs(1, 1_000), Costs(50, 20)
 
 
@@ -106,15 +108,15 @@ def test_the_full_pipe_never_loses_to_plain_decoding(profile: str, tokenizer: Fa
     for knows in (0.0, 0.4, 0.9):
         texts = [recorded(seed, knows) for seed in range(3)]
         plain = run(texts, costs, FixedBudget(0), tokenizer).tokens_per_s
-        control = Goodput(32)
-        run(texts, costs, control, tokenizer)
-        assert run(texts, costs, control, tokenizer).tokens_per_s >= 0.97 * plain
-        alone = OneAtATime(32)
-        run(texts, costs, alone, tokenizer)
-        assert (
-            run(texts, costs, control, tokenizer).tokens_per_s
-            >= 0.95 * run(texts, costs, alone, tokenizer).tokens_per_s
-        )
+        pipe, alone = (_settled(texts, costs, control, tokenizer) for control in (Goodput(32), OneAtATime(32)))
+        assert pipe >= 0.97 * plain
+        assert pipe >= 0.95 * alone
+
+
+def _settled(texts: list[Recorded], costs: Costs, control: Goodput, tokenizer: FastTokenizer) -> float:
+    """Speed once the draft is known; several rounds, for a single one is a matter of luck."""
+    run(texts, costs, control, tokenizer)
+    return harmonic_mean([run(texts, costs, control, tokenizer).tokens_per_s for _ in range(ROUNDS)])
 
 
 def test_a_search_of_a_recorded_tree_knows_more_with_every_pass() -> None:
