@@ -62,10 +62,8 @@ def record(pair: Pair, prompts: Sequence[Sequence[int]], samplings: Sequence[Sam
     for prompt, sampling in zip(prompts, samplings, strict=True):
         plain = generate(pair.target, NoDrafter(), list(prompt), sampling, Size(pair.new_tokens, 0))
         text = (*prompt, *plain.tokens)
-        drafter = ModelDrafter(
-            pair.draft, pair.target.vocab_size, pair.draft.max_positions or 2048, chances=calibration
-        )
-        drafter.lookup = Lookup()
+        window = pair.draft.max_positions or 2048
+        drafter = ModelDrafter(pair.draft, pair.target.vocab_size, window, calibration, Lookup())
         trees = {}
         for length in range(len(prompt), len(text)):
             tree = drafter.grow(text[:length], TREE, MAX_LEVELS, sampling)

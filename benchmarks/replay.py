@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,6 +26,7 @@ from benchmarks.recorded import KINDS, Pair, Recorded, prompts_of, record
 from benchmarks.sheet import Sheet
 from benchmarks.virtual import AtOnce, Clock, Costs, RecordedDrafter, VirtualChain
 from client.decode import Job, decode
+from client.draft import Drafter
 from client.jobs import MOST_NODES, PREFILL_CHUNK
 from client.text import TextStream
 from client.walk import Walk
@@ -79,8 +80,12 @@ class OneAtATime(Goodput):
         return Choice(0, None, "one at a time")
 
 
-async def tell(recorded: Recorded, costs: Costs, budget: Budget, tokenizer: object) -> tuple[int, float, list[int]]:
+async def tell(
+    recorded: Recorded, costs: Costs, budget: Budget, tokenizer: object, make: Callable[[Clock], Drafter] | None = None
+) -> tuple[int, float, list[int]]:
     """Make one text again: tokens after the first reply, virtual seconds after it, and the tree sizes.
+
+    make: the drafter, which moves the clock; the recorded one by default.
 
     Raises:
         AssertionError: the text is another one.
@@ -96,7 +101,7 @@ async def tell(recorded: Recorded, costs: Costs, budget: Budget, tokenizer: obje
         PREFILL_CHUNK,
         new,
         text,
-        RecordedDrafter(recorded, costs, clock),
+        RecordedDrafter(recorded, costs, clock) if make is None else make(clock),
         AtOnce(),
         clock=clock.seconds,
     )

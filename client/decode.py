@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from client.answers import Answer
 from client.draft import Drafter
+from client.hidden import WANT_ROWS, Observe, hand_over
 from client.stats import SweepStats
 from client.text import TextStream
 from client.walk import Walk
@@ -33,6 +34,7 @@ class Job:
 
     prompt: token ids. chunk: nodes per prefill sweep. text: decides where the output ends. kept_tokens: of the prompt,
     those that the session held already. options: what it was asked for. resumed_tokens: were in `text` from the start.
+    observe: who gets the target's hidden rows; None asks for none.
     """
 
     prompt: tuple[int, ...]
@@ -46,6 +48,7 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     resumed_tokens: int = 0
     clock: Callable[[], float] = time.perf_counter
+    observe: Observe | None = None
     kept_tokens: int = 0
     prefill_sweeps: int = 0
     sweeps: list[SweepStats] = field(default_factory=list)
@@ -155,6 +158,7 @@ async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
         return
     await _prefill(job, chain, walk)
     pipe = Pipe()
+    walk.want = WANT_ROWS if job.observe is not None else None
     while not job.text.stopped:
         if walk.pending is not None:
             await _speculate(job, chain, walk, pipe)
@@ -164,6 +168,8 @@ async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
         answer = await chain.answer()
         emitted = walk.accept(answer.reply)
         piece = job.text.push(emitted)
+        if job.observe is not None and answer.reply.rows is not None:
+            hand_over(answer.reply, walk, job.sequence, job.observe)
         flight = pipe.flights.pop(answer.reply.sequence, None)
         if flight is not None:  # and no prefill
             _account(job, chain, flight, answer, len(emitted))
@@ -247,6 +253,8 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
     certain, route, temperature = walk.certain, chain.route_key, job.sampling.temperature
     room, depth = walk.room, job.tokens_left - 1
     if walk.pending is not None or certain is None or chain.has_answer or min(room, depth) < 1 or job.text.stopped:
+        return False
+    if job.sampling.multistep:  # children that are added later were not drawn before their parent's pick
         return False
     choice = job.budget.more(route, temperature, room, pipe.left_ms(job.clock()))
     if choice.nodes == 0:

@@ -11,7 +11,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -152,6 +152,7 @@ class Node:
         self._address = config.announce_address or f"{self._reachable_host()}:{self._port}"
         await check_alone(self.registry, self._address)
         self._checkpoint = await self._find_model()
+        self._loaded = self._stack.enter_context(ExitStack())  # ends after whatever computes
         self._dialer = await self._stack.enter_async_context(Dialer())
         self._scope = await self._stack.enter_async_context(TaskScope())
         self._stack.push_async_callback(self._stop_server)
@@ -188,6 +189,8 @@ class Node:
         """Load the span and measure how fast it is."""
         order = replace(self._config, layers=str(self._span))
         self._model = await asyncio.to_thread(load, self._checkpoint, order, self._say, held)
+        self._loaded.close()
+        self._loaded.callback(self._model.close)
         self._numeric_class = self._model.numeric_class
         self._sweep_ms = await asyncio.to_thread(measure_sweeps, self._model)
         self._model.forwards = self._model.rows_in = 0
@@ -279,7 +282,7 @@ class Node:
 
     async def _open_service(self, server: grpc.aio.Server) -> None:
         config, model = self._config, self._model
-        engine = Engine(step_cost(self._sweep_ms))
+        engine = Engine(step_cost(self._sweep_ms, offloaded=config.offload))
         valid = await asyncio.to_thread(count_tokens, self._checkpoint.folder, model.vocab_size)
         noise = lru_cache(NOISE_ROWS)(gumbel_row)
         shop = Workshop(self.registry.peer_id, model, engine, self.registry, self._dialer, Tally(), valid, noise)
