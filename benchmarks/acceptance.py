@@ -24,8 +24,12 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from benchmarks.sheet import Sheet
-from client.draft import Drafter, LocalSession, ModelDrafter, NoDrafter
+from client.draft import Drafter, ModelDrafter, NoDrafter, TreeDrafter
+from client.hidden import WANT_ROWS, hand_over
+from client.local import LocalSession
 from client.walk import Walk
+from node.accepted import AcceptedPath, rows_wanted
+from swarm.codec import encode_rows, lossless_codec
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.messages import Reply, Sampling, Sweep
 from swarm.ragged import RaggedModel, load_whole
@@ -108,7 +112,14 @@ def answer(session: LocalSession, sweep: Sweep) -> Reply:
     wanted = [node for node in state.live if node >= sweep.picks_from]
     logits = session.model.logits(hidden[len(sweep.tokens) - len(wanted) :])
     picks = pick(logits, [state.live[node].position + 1 for node in wanted], state.sampling)
-    return Reply(sweep.sequence, sweep.generation, tuple(zip(wanted, picks, strict=True)))
+    reply = Reply(sweep.sequence, sweep.generation, tuple(zip(wanted, picks, strict=True)))
+    accepted_path = AcceptedPath()
+    accepted_path.note(dict(reply.picks), state, is_cut=True)
+    row_ids = rows_wanted(sweep, accepted_path.walk(state, sweep))
+    if not row_ids:
+        return reply
+    rows = hidden[[node - sweep.first_id for node in row_ids]]
+    return dataclasses.replace(reply, row_ids=row_ids, rows=encode_rows(rows, lossless_codec(rows.dtype)))
 
 
 def generate(target: RaggedModel, drafter: Drafter, prompt: list[int], sampling: Sampling, size: Size) -> Run:
@@ -117,12 +128,16 @@ def generate(target: RaggedModel, drafter: Drafter, prompt: list[int], sampling:
     limits = Limits(target.vocab_size, window, sweeps=1, nodes=len(prompt) + size.nodes + 1)
     walk, session = Walk(limits, sampling), LocalSession(target, limits)
     tokens = prompt + walk.accept(answer(session, walk.prefill(prompt, last=True)))
+    observe = drafter.observe if isinstance(drafter, TreeDrafter) and drafter.wants_rows else None
+    walk.want = WANT_ROWS if observe is not None else None
     first, sweeps = len(tokens), 0
     guesses: list[tuple[float, bool]] = []
     while len(tokens) < len(prompt) + size.new_tokens:
         tree = drafter.grow(tokens, size.nodes, LEVELS, sampling)
         reply = answer(session, walk.extend(tree))
         tokens += walk.accept(reply)
+        if observe is not None:
+            hand_over(reply, walk, tokens, observe)
         picks = dict(zip((None, *range(len(tree))), (token for _, token in reply.picks), strict=True))
         guesses += zip(tree.chances, accepted(tree, picks), strict=True)
         drafter.learn(tree, picks)

@@ -26,7 +26,8 @@ from tokenizers import Tokenizer
 
 from benchmarks.acceptance import LEVELS, answer, demo_prompts
 from benchmarks.sheet import Sheet
-from client.draft import Drafter, LocalSession, ModelDrafter, NoDrafter
+from client.draft import Drafter, ModelDrafter, NoDrafter
+from client.local import LocalSession
 from client.walk import Walk
 from swarm.arena import Arena
 from swarm.codec import decode_rows, encode_rows, lossless_codec

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.acceptance import Size, generate
 from client.draft import EXPANSIONS, MAX_LEVELS, ModelDrafter, NoDrafter
+from client.source_fill import FillLesson
 from swarm.budget import EVERYTHING, Worth
 from swarm.chance import Calibration
 from swarm.demo import PASSAGES, TARGET
@@ -69,14 +70,12 @@ def record(
     for prompt, sampling in zip(prompts, samplings, strict=True):
         plain = generate(pair.target, NoDrafter(), list(prompt), sampling, Size(pair.new_tokens, 0))
         text = (*prompt, *plain.tokens)
-        drafter = ModelDrafter(
-            pair.draft, pair.target.vocab_size, pair.draft.max_positions or 2048, chances=calibration
-        )
-        drafter.lookup = Lookup()
+        window = pair.draft.max_positions or 2048
+        drafter = ModelDrafter(pair.draft, pair.target.vocab_size, window, calibration, Lookup())
         trees, without_model = {}, {}
         for length in range(len(prompt), len(text)):
             tree = drafter.grow(text[:length], nodes, MAX_LEVELS, sampling)
-            trees[length] = replace(tree, evidence=None, seen={})
+            trees[length] = replace(tree, lessons=())
             without_model[length] = looked_up(tree)
             drafter.learn(tree, picks_of(tree, text, length))
         made.append(Recorded(tuple(prompt), text, sampling, trees, without_model))
@@ -150,8 +149,9 @@ class RecordedSearch:
 def looked_up(tree: DraftTree) -> tuple[int, ...]:
     """The nodes of a tree that its look-up proposed, all of whose ancestors it proposed too."""
     found: list[int] = []
+    seen = next((lesson.seen for lesson in tree.lessons if isinstance(lesson, FillLesson)), {})
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         is_own = parent is None or parent in found
-        if is_own and any(token == proposed for proposed, _ in tree.seen.get(parent, ())):
+        if is_own and any(token == proposed for proposed, _ in seen.get(parent, ())):
             found.append(node)
     return tuple(found)

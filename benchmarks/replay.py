@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -27,6 +27,7 @@ from benchmarks.recorded import KINDS, TREE, Pair, Recorded, prompts_of, record
 from benchmarks.sheet import Sheet
 from benchmarks.virtual import AtOnce, Clock, Costs, RecordedDrafter, VirtualChain
 from client.decode import Job, decode
+from client.draft import Drafter
 from client.jobs import MOST_NODES, PREFILL_CHUNK
 from client.session import SWEEPS_IN_FLIGHT
 from client.text import TextStream
@@ -92,8 +93,12 @@ class OneAtATime(Goodput):
         return replace(super().cut(route, temperature, chances, planned), chunk=None)
 
 
-async def tell(recorded: Recorded, costs: Costs, budget: Budget, tokenizer: object) -> tuple[int, float, list[int]]:
+async def tell(
+    recorded: Recorded, costs: Costs, budget: Budget, tokenizer: object, make: Callable[[Clock], Drafter] | None = None
+) -> tuple[int, float, list[int]]:
     """Make one text again: tokens after the first reply, virtual seconds after it, and the tree sizes.
+
+    make: the drafter, which moves the clock; the recorded one by default.
 
     Raises:
         AssertionError: the text is another one.
@@ -109,7 +114,7 @@ async def tell(recorded: Recorded, costs: Costs, budget: Budget, tokenizer: obje
         PREFILL_CHUNK,
         new,
         text,
-        RecordedDrafter(recorded, costs, clock),
+        RecordedDrafter(recorded, costs, clock) if make is None else make(clock),
         AtOnce(),
         clock=clock.seconds,
     )

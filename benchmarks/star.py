@@ -31,7 +31,7 @@ import torch
 import tyro
 
 from benchmarks.star_server import SESSION, WINDOW_TOKENS, StarService, serve_star
-from client.draft import LocalSession
+from client.local import LocalSession
 from client.walk import Walk
 from node.checkpoint import open_checkpoint
 from node.loading import count_tokens

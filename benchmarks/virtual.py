@@ -57,6 +57,10 @@ class Costs:
         """Of one hop's forward."""
         return self.forward_ms + self.row_ms * rows
 
+    def plain_ms(self) -> float:
+        """Of a sweep without a tree, with nobody else there."""
+        return (HOPS + 1) * self.delay_ms + HOPS * self.compute_ms(1) + (HOPS - 1) * self.transfer_ms(1)
+
     def transfer_ms(self, rows: int) -> float:
         """Of hidden rows over one link."""
         return rows * ROW_BYTES * 8 / (self.mbit * 1e3)

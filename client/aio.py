@@ -7,31 +7,27 @@ stops it too, and a reader may live in any task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Unpack
 
 import torch
 
-from client.calibration import calibration_path, default_calibration_folder, load_calibration, save_calibration
+from client.calibration import default_calibration_folder
 from client.chat import AsyncChat
 from client.conversation import Conversation
 from client.decode import Job
-from client.draft import Drafter, LookupDrafter, ModelDrafter, NoDrafter, check_compatible
+from client.drafts import Wanted, load_drafter
 from client.jobs import JobMaker
 from client.options import ConnectOptions, GenerateOptions, check_codec, make_options
 from client.session import Piece, SessionOpener
 from client.stats import Result
 from client.target import Target, find_in_swarm, load_target
-from swarm.chance import Calibration
 from swarm.dial import Dialer
 from swarm.errors import ConfigError, GenerationInterrupted
-from swarm.lookup import Lookup
-from swarm.ragged import load_whole
 from swarm.registry import ModelIdentity
 from swarm.registry_dht import DhtConfig, DhtRegistry
 from swarm.routing import Route
@@ -42,7 +38,6 @@ __all__ = ["AsyncSwarm", "Piece"]
 EXPECTED_NODES = 16
 """Tree nodes per sweep that routes are chosen for, where nobody says."""
 DEFAULT_WAIT_S = 60.0
-DRAFT_WINDOW = 32_768
 
 
 class AsyncSwarm:
@@ -72,7 +67,9 @@ class AsyncSwarm:
             model: hub id or folder of the target; its weights are not needed.
             options: all by keyword, none of them needed but `peers`:
                 peers: multiaddresses of peers, as `swarm bootstrap` and `node serve` print them.
-                draft: hub id or folder of a draft model with the same tokenizer; None drafts nothing.
+                draft: hub id or folder of a draft model with the same tokenizer, or of a head trained for this target;
+                    several work together on one tree; None drafts nothing.
+                draft_device: where they run, as torch calls it; the first CUDA card by default, or the CPU.
                 revision: branch, tag or commit of a hub model.
                 nodes: tree nodes per sweep (K); None, the default, chooses before each sweep what pays most.
                 registry: an open registry to use instead of joining the DHT.
@@ -83,6 +80,7 @@ class AsyncSwarm:
                 hedge: send every sweep to a second holder of the slowest layers too, where there is one; whoever is
                     first is heard. Costs that machine's time, spares the waits for one that stutters or dies.
                 lookup: whether what followed before in the text itself is proposed too, with a draft or without.
+                recycle: whether what the target picked before after each token is proposed too.
                 calibration: folder that keeps what is learned about the draft, the user's cache by default; None
                     keeps nothing after this connection.
 
@@ -98,10 +96,7 @@ class AsyncSwarm:
         if (threads := options.get("threads")) is not None:
             torch.set_num_threads(threads)
         target = await asyncio.to_thread(load_target, model, options.get("revision"))
-        folder = options.get("calibration", default_calibration_folder())
-        lookup = Lookup() if options.get("lookup", True) else None
-        loading = asyncio.to_thread(_load_drafter, target, options.get("draft"), folder, lookup)
-        drafter, keep_calibration = await loading
+        made = await asyncio.to_thread(load_drafter, model, target, _wanted(options), options.get("revision"))
         opened = registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True))
         nodes, hedge = options.get("nodes"), options.get("hedge", False)
         async with opened, Dialer() as dialer, TaskScope() as scope:
@@ -110,10 +105,10 @@ class AsyncSwarm:
             opener = SessionOpener(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge)
             drafting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft")
             try:
-                yield cls(opener, JobMaker(target, drafter, drafting, nodes), scope)
+                yield cls(opener, JobMaker(target, made.drafter, drafting, nodes), scope)
             finally:
                 drafting.shutdown(wait=False, cancel_futures=True)
-                await asyncio.to_thread(keep_calibration)
+                await asyncio.to_thread(made.keep)
 
     async def stream(
         self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
@@ -189,19 +184,13 @@ class AsyncSwarm:
                 yield piece
 
 
-def _load_drafter(
-    target: Target, draft: str | Path | None, folder: Path | None, lookup: Lookup | None
-) -> tuple[Drafter, Callable[[], None]]:
-    """The drafter, and what to call when it is not needed any more."""
-    if draft is None:
-        return NoDrafter() if lookup is None else LookupDrafter(lookup), lambda: None
-    device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
-    model = load_whole(draft, dtype, device)
-    small = load_target(draft)
-    check_compatible(target.tokenizer, small.tokenizer, target.vocab_size, model.vocab_size)
-    path = calibration_path(folder, target, small) if folder is not None else None
-    calibration = load_calibration(path) if path is not None else Calibration()
-    window = model.max_positions or DRAFT_WINDOW
-    drafter = ModelDrafter(model, len(target.tokenizer), window, chances=calibration)
-    drafter.lookup = lookup
-    return drafter, partial(save_calibration, path, calibration) if path is not None else lambda: None
+def _wanted(options: ConnectOptions) -> Wanted:
+    draft = options.get("draft")
+    names = () if draft is None else (draft,) if isinstance(draft, str | Path) else tuple(draft)
+    return Wanted(
+        names,
+        options.get("draft_device"),
+        options.get("lookup", True),
+        options.get("recycle", False),
+        options.get("calibration", default_calibration_folder()),
+    )

@@ -14,6 +14,7 @@ import logging
 import os
 import tempfile
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -36,9 +37,26 @@ def default_calibration_folder() -> Path:
     return Path(base).expanduser() / "canopy" / "calibration"
 
 
-def calibration_path(folder: Path, target: Target, draft: Target) -> Path:
+class Identified(Protocol):
+    """What tells one model or head from another."""
+
+    @property
+    def name(self) -> str:
+        """Hub id, or the folder's name."""
+
+    @property
+    def config_digest(self) -> str:
+        """Of its config."""
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """Of the tokenizer that it was made for."""
+
+
+def calibration_path(folder: Path, target: Target, draft: Identified) -> Path:
     """The file of one pair; it tells models by short name, config and tokenizer."""
-    pair = [[model.name.rpartition("/")[2], model.config_digest, model.tokenizer_digest] for model in (target, draft)]
+    both: tuple[Identified, ...] = (target, draft)
+    pair = [[model.name.rpartition("/")[2], model.config_digest, model.tokenizer_digest] for model in both]
     return folder / f"{_PREFIX}{hashlib.sha256(json.dumps(pair).encode()).hexdigest()[:32]}.json"
 
 

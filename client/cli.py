@@ -16,7 +16,7 @@ import tyro
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
-from client.commands import Bench, Chat, Command, Connection, Generate
+from client.commands import Bench, Chat, Command, Connection, Generate, TrainDraft
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
 
 if TYPE_CHECKING:
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Entry point."""
-    commands: dict[str, Callable[..., Command]] = {"generate": Generate, "chat": Chat, "bench": Bench}
+    commands: dict[str, Callable[..., Command]] = {
+        "generate": Generate,
+        "chat": Chat,
+        "bench": Bench,
+        "train-draft": TrainDraft,
+    }
     command = tyro.extras.subcommand_cli_from_dict(commands, prog="client", description="Use a swarm.")
     logging.basicConfig(level=os.environ.get("CANOPY_LOG", "WARNING"), format="%(asctime)s %(name)s: %(message)s")
     sys.exit(run(command))
@@ -42,6 +47,8 @@ def run(command: Command) -> int:
                 return chat(command)
             case Bench():
                 return asyncio.run(bench(command))
+            case TrainDraft():
+                train(command)
             case _:
                 assert_never(command)
     except GenerationInterrupted as error:
@@ -128,7 +135,7 @@ async def bench(command: Bench) -> int:
         plotting.check(command.plot)
     quiet_libraries()
     console = Console(highlight=False)
-    measured = measuring.Measured(model=model, draft=command.draft, options=command.options)
+    measured = measuring.Measured(model=model, draft=", ".join(command.draft) or "none", options=command.options)
     async with AsyncSwarm.connect(model, **options) as swarm:
         prompts = measuring.cut(swarm, prompts, command.prompt_tokens)
         await measuring.warm_up(swarm)
@@ -155,6 +162,15 @@ async def bench(command: Bench) -> int:
     return 1 if measured.is_wrong else 0
 
 
+def train(command: TrainDraft) -> None:
+    """Train a draft."""
+    from client.train import train_draft
+    from swarm.quiet import quiet_libraries
+
+    quiet_libraries()
+    train_draft(command, Console(stderr=True, highlight=False))
+
+
 def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
@@ -168,13 +184,15 @@ def _connection(command: Connection) -> tuple[str, ConnectOptions]:
         raise ConfigError("which model? name a hub id or folder, or set CANOPY_MODEL")
     return model, {
         "peers": command.join,
-        "draft": None if command.draft == "none" else command.draft,
+        "draft": tuple(draft for draft in command.draft if draft != "none"),
+        "draft_device": command.draft_device,
         "revision": command.revision,
         "threads": command.threads,
         "codec": command.codec,
         "wait": command.wait,
         "hedge": command.hedge,
         "lookup": command.lookup,
+        "recycle": command.recycle,
     }
 
 

@@ -20,23 +20,28 @@ class Connection:
     Attributes:
         model: hub id or folder of the target (default: CANOPY_MODEL); only its config and tokenizer are read.
         join: multiaddress of a peer of the swarm; may be repeated.
-        draft: hub id or folder of a draft model with the same tokenizer, or none.
+        draft: hub id or folder of a draft model with the same tokenizer, or of a head trained for this target; may be
+            repeated, and then they work together on one tree (default: none).
+        draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1 (default: the first CUDA card, or the CPU).
         revision: branch, tag or commit of a hub model.
         threads: CPU threads for the draft model (default: all cores).
         wait: seconds to wait for a machine when nobody serves some layers any more.
         codec: how hidden rows travel between nodes; int8 is less to send and changes results.
         lookup: propose what followed before in the text itself, with a draft or without.
+        recycle: propose what the target picked before after the same token, with a draft or without.
         hedge: send every sweep to a second holder of the slowest layers too; whoever is first is heard.
     """
 
     model: tyro.conf.Positional[str | None] = None
     join: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    draft: str = "none"
+    draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    draft_device: str | None = None
     revision: str | None = None
     threads: int | None = None
     codec: CodecChoice = "lossless"
     wait: float = 60.0
     lookup: bool = True
+    recycle: bool = False
     hedge: bool = False
 
 
@@ -96,4 +101,44 @@ class Bench(Connection):
     options: Generation = field(default_factory=Options)
 
 
-Command = Generate | Chat | Bench
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainDraft:
+    """Train a draft for a target, on text that the target itself makes; an interrupted training goes on.
+
+    Attributes:
+        model: hub id or folder of the target, whose weights are needed here.
+        out: folder for the draft, to be named with --draft afterwards.
+        kind: redrafter and dgf are small heads on the target's hidden rows; draft goes on training the model --start,
+            and boost does too, but on what the drafts --earlier miss.
+        start: hub id or folder of a small model with the target's tokenizer, for --kind draft and boost.
+        earlier: hub id or folder of a draft that the new one is to complete, for --kind boost; may be repeated.
+        depth: residual blocks of a head.
+        lines: how many lines of text to sample; the last 16 are for measuring.
+        tokens: of each line.
+        samples: file of that text, made if it is not there (default: in --out); several trainings may share it.
+        steps: of training, each on --batch lines.
+        batch: lines in a step.
+        rate: the highest learning rate.
+        seed: of the text and of everything else.
+        device: where to train, as torch calls it (default: the first CUDA card, or the CPU).
+        threads: CPU threads (default: all cores).
+    """
+
+    model: tyro.conf.Positional[str]
+    out: Path
+    kind: Literal["redrafter", "dgf", "draft", "boost"] = "redrafter"
+    start: str | None = None
+    earlier: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    depth: int = 2
+    lines: int = 2_048
+    tokens: int = 128
+    samples: Path | None = None
+    steps: int = 400
+    batch: int = 8
+    rate: float = 3e-3
+    seed: int = 1
+    device: str | None = None
+    threads: int | None = None
+
+
+Command = Generate | Chat | Bench | TrainDraft

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from client.answers import Answer
 from client.draft import Drafter
+from client.hidden import WANT_ROWS, Observe, hand_over
 from client.stats import SweepStats
 from client.text import TextStream
 from client.walk import Walk
@@ -24,6 +26,8 @@ from swarm.ids import TreeNodeId
 from swarm.messages import Credits, Reply, Sampling, Sweep
 from swarm.tree import DraftTree
 
+MOST_TURNS = 64
+"""Drafting goes on so often for one more sweep."""
 PREFILLS_IN_FLIGHT = 3
 """Parts of a prompt that are unanswered at a time."""
 
@@ -36,6 +40,7 @@ class Job:
 
     prompt: token ids. chunk: nodes per prefill sweep. text: decides where the output ends. kept_tokens: of the prompt,
     those that the session held already. options: what it was asked for. resumed_tokens: were in `text` from the start.
+    observe: who gets the target's hidden rows; None asks for none.
     """
 
     prompt: tuple[int, ...]
@@ -49,6 +54,7 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     resumed_tokens: int = 0
     clock: Callable[[], float] = time.perf_counter
+    observe: Observe | None = None
     kept_tokens: int = 0
     prefill_sweeps: int = 0
     sweeps: list[SweepStats] = field(default_factory=list)
@@ -166,6 +172,7 @@ async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
         return
     await _prefill(job, chain, walk)
     pipe = Pipe()
+    walk.want = WANT_ROWS if job.observe is not None else None
     while not job.text.stopped:
         if walk.pending is not None:
             await _speculate(job, chain, walk, pipe)
@@ -175,6 +182,8 @@ async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
         answer = await chain.answer()
         emitted = walk.accept(answer.reply)
         piece = job.text.push(emitted)
+        if job.observe is not None and answer.reply.rows is not None:
+            hand_over(answer.reply, walk, job.sequence, job.observe)
         flight = pipe.flights.pop(answer.reply.sequence, None)
         if flight is not None:  # and no prefill
             _account(job, chain, flight, answer, len(emitted))
@@ -264,13 +273,15 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
     room, depth = walk.room, job.tokens_left - 1
     if walk.pending is not None or certain is None or chain.has_answer or min(room, depth) < 1 or job.text.stopped:
         return False
+    if job.sampling.multistep:  # children that are added later were not drawn before their parent's pick
+        return False
     choice = job.budget.more(route, temperature, room, pipe.ahead(job.clock()))
     if choice.nodes == 0:
         return False
     on_way = len(walk.state.below(certain)) if certain in walk.state.live else len(walk.state.live)
     worth, started = job.budget.worth(route, temperature, choice), job.clock()
     rounds = 0
-    while True:  # draft on while the first hop is busy anyway, or until there is enough for a sweep
+    for _ in range(MOST_TURNS):  # draft on while the first hop is busy anyway, or until there is enough for a sweep
         tree = await _grow(job, on_way + choice.nodes, depth, Worth(worth.least, rounds=rounds))
         if chain.has_answer:  # what it says comes first
             return False
@@ -281,6 +292,8 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
         if tree.is_settled:
             return False
         rounds = job.budget.pause(ahead)
+    else:
+        return False
     now_s = job.clock()
     draft_ms, alone = (now_s - started) * 1e3, ahead.busy_ms == 0
     sweep = walk.grow([tree.tokens[place] for place in new], [known[tree.parents[place]] for place in new])
@@ -332,10 +345,13 @@ async def _draft(job: Job, route: Hashable, room: int) -> tuple[DraftTree, Choic
     if choice.nodes == 0:
         return DraftTree(), choice, 0.0
     worth, started = budget.worth(route, temperature, choice), job.clock()
+    if job.sampling.multistep:  # all children of a node leave with it
+        worth = replace(worth, alone=math.inf)
     tree = await _grow(job, choice.nodes, depth, worth)
     draft_ms = (job.clock() - started) * 1e3
     budget.drafted(temperature, tree, choice, draft_ms)
-    return tree, budget.cut(route, temperature, tree.chances, choice), draft_ms
+    chosen = budget.cut(route, temperature, tree.chances, choice)
+    return tree, replace(chosen, chunk=None) if job.sampling.multistep else chosen, draft_ms
 
 
 async def _grow(job: Job, nodes: int, depth: int, worth: Worth) -> DraftTree:

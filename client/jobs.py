@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 
 from client.decode import Job
-from client.draft import Drafter, NoDrafter
+from client.draft import Drafter, NoDrafter, TreeDrafter
 from client.options import Options
 from client.target import Target
 from client.text import TextStream
@@ -18,7 +18,7 @@ from swarm.sampling import check as check_sampling
 
 PREFILL_CHUNK = 512
 """Most nodes of a prefill sweep."""
-MOST_NODES = 128
+MOST_NODES = 512
 """Of a tree whose size is chosen by goodput."""
 
 
@@ -61,6 +61,8 @@ class JobMaker:
         budget: Budget = self.goodput if nodes is None else FixedBudget(nodes)
         if isinstance(self.drafter, NoDrafter):
             budget = FixedBudget(0)
+        drafter = self.drafter
+        observe = drafter.observe if isinstance(drafter, TreeDrafter) and drafter.wants_rows else None
         text = TextStream(
             target.tokenizer,
             ids,
@@ -79,5 +81,6 @@ class JobMaker:
             drafter=self.drafter,
             drafting=self.drafting,
             options=asdict(options),
+            observe=observe,
             resumed_tokens=len(text.tokens),
         )

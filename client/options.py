@@ -32,6 +32,7 @@ class Options:
         seed: the same seed gives the same text; drawn and reported if not given.
         stop: strings that end the text, which is cut before them.
         nodes: tree nodes per sweep (K); 0 is plain decoding. Left out: whatever pays most, chosen before each sweep.
+        multistep: pick by multi-step speculative sampling: the same law, but a text that depends on the trees too.
     """
 
     max_new_tokens: int = 128
@@ -42,11 +43,12 @@ class Options:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     nodes: int | None = None
+    multistep: bool = False
 
     def sampling(self) -> Sampling:
         """The part of it that the tail needs; a seed is drawn if none is given."""
         seed = secrets.randbits(63) if self.seed is None else self.seed
-        return Sampling(seed, self.temperature, self.top_k, self.top_p, self.min_p)
+        return Sampling(seed, self.temperature, self.top_k, self.top_p, self.min_p, self.multistep)
 
     def check(self) -> None:
         """Refuse what cannot be.
@@ -73,13 +75,15 @@ class GenerateOptions(TypedDict, total=False):
     seed: int | None
     stop: str | Sequence[str]
     nodes: int | None
+    multistep: bool
 
 
 class ConnectOptions(TypedDict, total=False):
     """How to join a swarm; see `AsyncSwarm.connect`."""
 
     peers: Sequence[str]
-    draft: str | Path | None
+    draft: str | Path | Sequence[str | Path] | None
+    draft_device: str | None
     revision: str | None
     nodes: int | None
     registry: Registry
@@ -88,6 +92,7 @@ class ConnectOptions(TypedDict, total=False):
     wait: float
     hedge: bool
     lookup: bool
+    recycle: bool
     calibration: Path | None
 
 

@@ -11,7 +11,7 @@ import grpc.aio
 
 from swarm import wire
 from swarm.errors import HopClosed, HopError, HopTimeout, RemoteProtocolError, SwarmError, Unreachable
-from swarm.frames import Joiner
+from swarm.frames import FrameLimits, Joiner
 from swarm.link import Stream
 from swarm.messages import Ping, Pong, RepliesRequest, Reply, RouteHop
 from swarm.tasks import TaskScope
@@ -24,6 +24,8 @@ FAULT_GRACE_S = 0.5
 PINGS_S = 0.5
 """Between the tail's pings."""
 LOOK_S = 0.1
+ROWS_BYTES = 16 << 20
+"""Of a reply's hidden rows: 64 of the widest that the wire knows."""
 
 
 class ReplyStream:
@@ -60,7 +62,7 @@ class ReplyStream:
         self._listener(self, error)
 
     async def _read(self, call: Stream, request: RepliesRequest) -> None:
-        joiner = Joiner()
+        joiner = Joiner(FrameLimits(rows_bytes=ROWS_BYTES))
         async with TaskScope() as scope:
             self._patient_until = time.monotonic() + OPEN_S
             scope.spawn(self._watch())

@@ -12,7 +12,8 @@ from client.stats import Stats, SweepStats
 
 def summary(stats: Stats) -> str:
     """One line: what came out and how fast."""
-    exact = "reproducible" if stats.reproducible else f"may differ from run to run ({stats.numeric_class})"
+    why = "multi-step sampling" if stats.numeric_class.endswith("-float32") else stats.numeric_class
+    exact = "reproducible" if stats.reproducible else f"may differ from run to run ({why})"
     return (
         f"{stats.tokens} tokens in {_sweeps(stats)} · acceptance length {stats.acceptance_length:.2f} · "
         f"{stats.tokens_per_s:.1f} tokens/s · first token after {stats.time_to_first_token_s:.2f} s · "

@@ -110,7 +110,7 @@ class Session:
             reused_tokens=job.kept_tokens,
             prefill_sweeps=job.prefill_sweeps,
             seed=job.sampling.seed,
-            reproducible=numeric_class.endswith("-float32"),
+            reproducible=numeric_class.endswith("-float32") and not _is_multistep(job.sampling),
             numeric_class=numeric_class,
             time_to_first_token_s=first_token_s,
             total_s=total_s,
@@ -240,6 +240,10 @@ class SessionOpener:
         credits = chain.credits
         limits = Limits(self.target.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)
         return Walk(limits, Sampling())
+
+
+def _is_multistep(sampling: Sampling) -> bool:
+    return sampling.multistep and sampling.temperature > 0
 
 
 def _codec(numeric_class: str, choice: CodecChoice) -> Codec:

@@ -61,7 +61,7 @@ class Stats:
     the target's own token included (plain decoding scores 1.00): the parts in which a tree travels count as one sweep.
     twins: second machines of hops (hedging). repairs: changes of route meanwhile. differences: what was reported when
     two such machines did not compute the same.
-    reproducible: whether text depends on model, prompt and seed alone (fp32 and a lossless codec).
+    reproducible: whether text depends on model, prompt and seed alone (fp32, a lossless codec, no multi-step sampling).
     """
 
     tokens: int

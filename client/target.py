@@ -24,7 +24,8 @@ MODELS_NAMED = 8
 class Target:
     """A model as text sees it, and what tells it from others in the swarm.
 
-    eos_ids end a text. max_positions is the model's context in tokens, None when nothing limits it.
+    eos_ids end a text. max_positions is the model's context in tokens, None when nothing limits it. hidden_size is how
+    many values a hidden row has.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Target:
     vocab_size: int
     num_layers: int
     max_positions: int | None
+    hidden_size: int = 0
 
 
 def load_target(model: str | Path, revision: str | None = None) -> Target:
@@ -65,6 +67,7 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
         vocab_size=text.vocab_size,
         num_layers=text.num_hidden_layers,
         max_positions=max_positions(config),
+        hidden_size=text.hidden_size,
     )
 
 

@@ -12,19 +12,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from swarm.errors import LocalProtocolError, RemoteProtocolError
+from swarm.guess import Guess
 from swarm.ids import TreeNodeId
-from swarm.messages import Reply, Sampling, Sweep
+from swarm.messages import Reply, Sampling, Sweep, Want
 from swarm.session import Limits, Parent, SessionState
 from swarm.tree import DraftTree
 
 
 class Walk:
-    """One sequence as its client sees it: makes sweeps, takes replies, emits tokens."""
+    """One sequence as its client sees it: makes sweeps, takes replies, emits tokens.
+
+    want: what sweeps ask for beside the picks that they ask for.
+    """
 
     def __init__(self, limits: Limits, sampling: Sampling) -> None:
         self.state = SessionState(limits)
         self.generation = 0
         self.pending: int | None = None
+        self.want: Want | None = None
         self._sampling: Sampling | None = sampling
         self._certain: TreeNodeId | None = None
         self._forced_until = 0
@@ -93,7 +98,7 @@ class Walk:
         first = self.state.next_id
         parents: list[Parent] = [None]
         parents += [TreeNodeId(first + 1 + parent) if parent is not None else first for parent in tree.parents]
-        sweep = self._sweep((self.pending, *tree.tokens), tuple(parents), picks_from=first)
+        sweep = self._sweep((self.pending, *tree.tokens), tuple(parents), picks_from=first, guesses=tree.guesses)
         self._certain, self.pending = first, None
         return sweep
 
@@ -171,7 +176,9 @@ class Walk:
                 self._certain = child
         return emitted
 
-    def _sweep(self, tokens: tuple[int, ...], parents: tuple[Parent, ...], picks_from: int) -> Sweep:
+    def _sweep(
+        self, tokens: tuple[int, ...], parents: tuple[Parent, ...], picks_from: int, guesses: tuple[Guess, ...] = ()
+    ) -> Sweep:
         truncate_to, commit_to = self._truncate_to, self._commit_to
         committed = len(self.state.committed) if truncate_to is None else truncate_to
         committed += len(self.state.path_to(commit_to)) if commit_to is not None else 0
@@ -187,6 +194,8 @@ class Walk:
             truncate_to=truncate_to,
             commit_to=commit_to,
             sampling=self._sampling,
+            guesses=guesses,
+            want=self.want if picks_from < self.state.next_id + len(tokens) else None,
         )
         self._sampling = self._truncate_to = None
         self.state.apply(sweep)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -41,6 +42,13 @@ class ServeConfig:
     """CPU threads for computing; default: all cores. Give each of several nodes on one machine its share."""
     kv_tokens: int | None = None
     """KV cache in tokens, for all sessions together; default: from free memory."""
+    offload: bool = False
+    """Keep the layers' weights in host memory (a GPU) or in a mapped file (a CPU) and stream them through: two layers
+    are held at a time, and a sweep takes as long as reading them all, however large its tree is."""
+    offload_folder: Path | None = None
+    """With --offload: map the weights from files in this folder, also for a GPU; default: the temporary folder."""
+    offload_mb_per_s: float | None = None
+    """With --offload: read no faster than so many MB (10⁶ bytes) a second."""
     drain: float = 30.0
     """Seconds for which a node that was told to stop serves on until its sessions moved; a second signal ends it."""
     host: str = "0.0.0.0"
@@ -85,6 +93,7 @@ class ServeConfig:
         for option, count in counts:
             if count is not None and count < 1:
                 raise ConfigError(f"{option} {count}: give at least 1, or leave it out")
+        self._check_offload()
         if not 0 <= self.drain <= 3_600:
             raise ConfigError(f"--drain {self.drain:g}: give seconds from 0 to 3600")
         check_prefix(self.mqtt_prefix)
@@ -102,6 +111,20 @@ class ServeConfig:
         if self.mqtt_ca is not None:
             raise ConfigError(f"--mqtt-ca {self.mqtt_ca} goes with --mqtt mqtts://host:port")
         return None
+
+    def _check_offload(self) -> None:
+        rate, folder = self.offload_mb_per_s, self.offload_folder
+        if not self.offload:
+            given = "--offload-mb-per-s" if rate is not None else "--offload-folder" if folder is not None else None
+            if given is not None:
+                raise ConfigError(f"{given} goes with --offload")
+            return
+        if self.is_auto:
+            raise ConfigError("--offload needs --layers START-END: how many layers fit is not what limits it")
+        if rate is not None and not 0 < rate < math.inf:
+            raise ConfigError(f"--offload-mb-per-s {rate:g}: give more than 0, or leave it out")
+        if folder is not None and not folder.is_dir():
+            raise ConfigError(f"--offload-folder {folder}: there is no such folder")
 
     def dht(self) -> DhtConfig:
         """How this node takes part in the DHT.

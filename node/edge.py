@@ -16,13 +16,16 @@ def check_sweep(frame: SweepFrame, model: SpanModel, codec: Codec, *, is_first: 
         RemoteProtocolError: names the field.
     """
     sampling = frame.sweep.sampling
-    if frame.sweep.want is not None:
-        raise RemoteProtocolError("want", "log-probabilities and hidden rows are not given by this version")
+    if frame.sweep.want is not None and frame.sweep.want.log_probs:
+        raise RemoteProtocolError("want", "log-probabilities are not given by this version")
     if sampling is not None:
         try:
             check_sampling(sampling, model.vocab_size)
         except ConfigError as error:
             raise RemoteProtocolError("sampling", str(error)) from None
+    for guess in frame.sweep.guesses:
+        if (complaint := guess.complaint(model.vocab_size)) is not None:
+            raise RemoteProtocolError("guesses", complaint)
     check_rows(frame.rows, model, codec, is_first=is_first)
 
 

@@ -47,15 +47,17 @@ class Customer(Protocol):
 class StepCost:
     """Predicts a forward's milliseconds from its rows: `base + per_row · rows`, learned from what was measured."""
 
-    def __init__(self, base_ms: float, per_row_ms: float) -> None:
+    def __init__(self, base_ms: float, per_row_ms: float, least_rows: int = LEAST_ROWS) -> None:
+        """least_rows: so many are always worth a forward of their own."""
         self.base_ms = base_ms
         self.per_row_ms = per_row_ms
+        self.least_rows = least_rows
 
     def rows_within(self, budget_ms: float) -> int:
         """Rows that should fit the budget: enough to be worth the base, few enough for masks to stay small."""
         per_row_ms = max(self.per_row_ms, 1e-6)
-        worth_it = max(LEAST_ROWS, int(self.base_ms / per_row_ms))
-        return min(MOST_ROWS, max(worth_it, int((budget_ms - self.base_ms) / per_row_ms)))
+        worth_it = int(self.base_ms / per_row_ms)
+        return max(self.least_rows, min(MOST_ROWS, max(worth_it, int((budget_ms - self.base_ms) / per_row_ms))))
 
     def predict_ms(self, rows: int) -> float:
         """Milliseconds that so many rows should take."""

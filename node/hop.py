@@ -19,6 +19,7 @@ from node.edge import check_rows, check_sweep
 from node.lease import Lease
 from node.replies import ReplyBuffer
 from node.sweep_run import HopRole, SweepRun
+from node.tail import Tail
 from node.upstream import UpstreamSide
 from node.upstreams import Upstreams
 from node.workshop import Workshop
@@ -34,7 +35,6 @@ from swarm.errors import (
 )
 from swarm.hedge import Successors
 from swarm.hop_log import HopLog
-from swarm.ids import TreeNodeId
 from swarm.journal import Journal
 from swarm.layers import Span
 from swarm.messages import (
@@ -46,7 +46,6 @@ from swarm.messages import (
     Fault,
     HopTime,
     Ready,
-    Reply,
     Reroute,
     RouteHop,
     Snapshot,
@@ -73,7 +72,7 @@ class HopSession:
         self._upstreams = Upstreams(shop.peer, shop.tally, self._receipt)
         self._next: Successors | None = None
         self._running: SweepRun | None = None
-        self._replayed: dict[TreeNodeId, int] = {}
+        self._tail = Tail(self.log)
         self._arrived: dict[int, float] = {}
         self._journal_bytes, self._asked_in = 0, -1
         self._is_dismissed = False
@@ -193,7 +192,7 @@ class HopSession:
             return
         self._running = None  # what runs now is of no use any more
         self._arrived.clear()
-        self._replayed.clear()
+        self._tail.forget()
         self.journal.restored(self.log.executed, snapshot.headers)
         if self._next is not None:
             self._next.desync()
@@ -289,7 +288,7 @@ class HopSession:
         times = (*run.work.frame.times, HopTime(max(waited_ms, 0.0), run.compute_ms, run.encode_ms, link_ms))
         self._shop.tally.swept(run.work, len(self.span), max(waited_ms, 0.0), run.compute_ms)
         if self._is_tail:
-            self.replies.put(Reply(sweep.sequence, sweep.generation, tuple(run.picks), times), self.log.received.acked)
+            self.replies.put(self._tail.reply(run, times), self.log.received.acked)
             return
         kept = None if len(run.work.run) == len(sweep.tokens) else run.kept
         if self._next is not None:
@@ -307,15 +306,14 @@ class HopSession:
         """A part of a snapshot was run: after the last one, go on where the hop before left off."""
         self._shop.tally.replay_us += round(run.compute_ms * 1e3)
         if self._is_tail:
-            self._replayed |= dict(run.picks)
+            self._tail.replayed(run)
         if self.log.is_replaying:
             return
         if self._next is not None:
             self._next.sync()
             return
-        for reply in self.log.replies(self._replayed, self._attach.generation):
+        for reply in self._tail.replies(self._attach.generation):
             self.replies.put(reply, self.log.executed.acked)
-        self._replayed.clear()
 
     def replay(self, received: int | None) -> Sequence[SweepFrame | Snapshot] | None:
         """What the next hop lacks, unless this one is in the middle of a sweep or being replayed itself."""

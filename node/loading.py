@@ -13,6 +13,7 @@ from torch import nn
 
 from node.checkpoint import Checkpoint, check_disk, check_memory
 from node.config import ServeConfig
+from node.offload import Offload, held_weights, load_offloaded
 from node.span import Anatomy, SpanModel, dissect, load_span
 from swarm.errors import ConfigError, NotEnoughSpace
 from swarm.hub import Progress
@@ -51,12 +52,32 @@ def load(
     span = Span.parse(config.layers).within(anatomy.num_layers)
     held = held or {}
     say(f"{span.describe(anatomy.num_layers)} as {str(dtype).removeprefix('torch.')} on {device}")
+    if config.offload:
+        return _load_offloaded(checkpoint, config, (anatomy, span, dtype, device), say)
     needs_bytes = anatomy.weights_in(span, held) * dtype.itemsize
     check_memory(span, needs_bytes, _layer_bytes(anatomy, span, dtype), device)
     fetch(checkpoint, anatomy, span, say)
     started = time.perf_counter()
     model = load_span(checkpoint, span, dtype, device, held)
     say(f"loaded {model.weight_bytes / 2**20:.1f} MiB of weights in {time.perf_counter() - started:.1f} s")
+    return model
+
+
+def _load_offloaded(
+    checkpoint: Checkpoint, config: ServeConfig, what: tuple[Anatomy, Span, torch.dtype, torch.device], say: Say
+) -> SpanModel:
+    anatomy, span, dtype, device = what
+    held, stored = (weights * dtype.itemsize for weights in held_weights(anatomy, span))
+    check_memory(span, held, _layer_bytes(anatomy, span, dtype), device)
+    if device.type != "cpu" and config.offload_folder is None:
+        check_memory(span, stored, _layer_bytes(anatomy, span, dtype))
+    fetch(checkpoint, anatomy, span, say)
+    started = time.perf_counter()
+    model = load_offloaded(checkpoint, span, dtype, device, Offload(config.offload_mb_per_s, config.offload_folder))
+    say(
+        f"offloaded {model.stored_bytes / 2**20:.1f} MiB of layers in {time.perf_counter() - started:.1f} s; "
+        f"{model.weight_bytes / 2**20:.1f} MiB of weights are held"
+    )
     return model
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from node.engine import StepCost
+from node.engine import LEAST_ROWS, StepCost
 from node.span import SpanModel
 from swarm.arena import Arena
 from swarm.ids import TreeNodeId
@@ -16,6 +16,8 @@ from swarm.ragged import Work
 
 TREE_NODES = (1, 8, 64)
 REPEATS = 5
+OFFLOADED_ROWS = 2_560
+"""The largest tree of one session, and more."""
 
 
 def measure_sweeps(model: SpanModel, clock: Callable[[], float] = time.perf_counter) -> tuple[tuple[int, float], ...]:
@@ -23,11 +25,14 @@ def measure_sweeps(model: SpanModel, clock: Callable[[], float] = time.perf_coun
     return tuple((nodes, _median_ms(model, nodes, clock)) for nodes in TREE_NODES)
 
 
-def step_cost(sweep_ms: tuple[tuple[int, float], ...]) -> StepCost:
-    """A first prediction for the engine, from the smallest and the largest measurement."""
+def step_cost(sweep_ms: tuple[tuple[int, float], ...], *, offloaded: bool = False) -> StepCost:
+    """A first prediction for the engine, from the smallest and the largest measurement.
+
+    offloaded: every forward reads all weights again, so that a tree is never cut.
+    """
     (few, few_ms), (many, many_ms) = sweep_ms[0], sweep_ms[-1]
     per_row = max(many_ms - few_ms, 0.0) / (many - few)
-    return StepCost(max(few_ms - per_row * few, 0.0), per_row)
+    return StepCost(max(few_ms - per_row * few, 0.0), per_row, OFFLOADED_ROWS if offloaded else LEAST_ROWS)
 
 
 def _median_ms(model: SpanModel, nodes: int, clock: Callable[[], float]) -> float:

@@ -11,7 +11,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -58,7 +58,7 @@ from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.model_identity import model_identity
 from swarm.noise import gumbel_row
-from swarm.record import NodeRecord, NodeState
+from swarm.record import NodeRecord, NodeState, bracketed
 from swarm.registry import RECORD_TTL_S, ModelIdentity, Registry
 from swarm.registry_dht import DhtRegistry
 from swarm.tasks import TaskScope
@@ -164,6 +164,7 @@ class Node:
         self._address = config.announce_address or f"{self._reachable_host()}:{self._port}"
         await check_alone(self.registry, self._address)
         self._checkpoint = await self._find_model()
+        self._loaded = self._stack.enter_context(ExitStack())  # ends after whatever computes
         self._dialer = await self._stack.enter_async_context(Dialer())
         self._scope = await self._stack.enter_async_context(TaskScope())
         self._stack.push_async_callback(self._stop_server)
@@ -226,6 +227,8 @@ class Node:
         """Load the span and measure how fast it is."""
         order = replace(self._config, layers=str(self._span))
         self._model = await asyncio.to_thread(load, self._checkpoint, order, self._say, held)
+        self._loaded.close()
+        self._loaded.callback(self._model.close)
         self._numeric_class = self._model.numeric_class
         self._sweep_ms = await asyncio.to_thread(measure_sweeps, self._model)
         self._model.forwards = self._model.rows_in = 0
@@ -312,13 +315,13 @@ class Node:
         server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
         host = self._config.host
         try:
-            return server, server.add_insecure_port(f"{_bracketed(host)}:{port}")
+            return server, server.add_insecure_port(f"{bracketed(host)}:{port}")
         except RuntimeError:
             raise ConfigError(f"port {port} of {host} cannot be opened; is another node using it?") from None
 
     async def _open_service(self, server: grpc.aio.Server) -> None:
         config, model = self._config, self._model
-        engine = Engine(step_cost(self._sweep_ms))
+        engine = Engine(step_cost(self._sweep_ms, offloaded=config.offload))
         valid = await asyncio.to_thread(count_tokens, self._checkpoint.folder, model.vocab_size)
         noise = lru_cache(NOISE_ROWS)(gumbel_row)
         shop = Workshop(self.registry.peer_id, model, engine, self.registry, self._dialer, self._tally, valid, noise)
@@ -336,7 +339,7 @@ class Node:
         host = self._config.host
         if host in ("0.0.0.0", "::"):
             host = (self.registry.join_addresses() or ["/ip4/127.0.0.1"])[0].split("/")[2]
-        return _bracketed(host)
+        return bracketed(host)
 
     async def _be_dialled_back(self) -> None:
         reachable = await self.registry.dial_back(self._address, secrets.token_bytes(NONCE_BYTES))
@@ -391,8 +394,3 @@ class Node:
             return record  # nothing is loaded
         kv_free, kv_total = self.sessions.kv_tokens_free, self.sessions.kv_tokens
         return self._neighbours.describe(replace(record, kv_tokens_free=kv_free, kv_tokens_total=kv_total))
-
-
-def _bracketed(host: str) -> str:
-    """An IPv6 address as it stands before a port."""
-    return f"[{host}]" if ":" in host else host

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 class SpanModel(RaggedModel):
     """The layers of a span, ready for several sessions' nodes at a time; with the head when the span ends the model."""
 
+    def close(self) -> None:
+        """End what goes on beside forwards: here nothing."""
+
     def hand_over(self, names: Iterable[str]) -> dict[str, nn.Module]:
         """Take modules out by name and free the memory of all others; this span runs no more."""
         self._arrange(self.span.start, self.span.end)
@@ -167,10 +170,19 @@ def load_span(
         LayersError: the model does not have these layers.
         UnsupportedModel: Canopy cannot run this model, or the checkpoint's tensors are not what its class expects.
     """
+    check_family(checkpoint)
+    return _load(checkpoint, span, dtype, device, held or {})
+
+
+def check_family(checkpoint: Checkpoint) -> None:
+    """Refuse models that Canopy cannot run; a family that is not tested proves itself.
+
+    Raises:
+        UnsupportedModel: says why.
+    """
     causal_lm_class(checkpoint.config)
     if checkpoint.config.get_text_config().model_type not in TESTED:
         prove(checkpoint.config, _load)
-    return _load(checkpoint, span, dtype, device, held or {})
 
 
 def shared_parts(model: SpanModel, anatomy: Anatomy, span: Span) -> dict[str, nn.Module]:
@@ -203,7 +215,7 @@ def fill_span(
     span: Span,
     tensors: Mapping[str, torch.Tensor],
     dtype: torch.dtype,
-    held: Mapping[str, nn.Module] = MappingProxyType({}),
+    held: Container[str] = (),
 ) -> PreTrainedModel:
     """Make the class with holes and fill it with a span's tensors, under the checkpoint's own names.
 

@@ -7,7 +7,7 @@ Owns no queue and no network.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +21,9 @@ from swarm.hop_log import SweepWork
 from swarm.ids import TreeNodeId
 from swarm.layers import Span
 from swarm.messages import Codec, Rows, Sampling
+from swarm.multistep import by_offset, picks
 from swarm.ragged import Work
-from swarm.sampling import pick
+from swarm.sampling import pick, target_probs
 
 NoiseSource = Callable[[int, int, int], NDArray[np.float64]]
 """Makes a row of noise from seed, position and vocabulary size, as `swarm.noise.gumbel_row`."""
@@ -54,6 +55,7 @@ class SweepRun:
         self._is_tail = role.span.end == model.num_layers
         self._entered: torch.Tensor | None = None
         self._hidden: list[torch.Tensor] = []
+        self._final: dict[TreeNodeId, torch.Tensor] = {}
         self._prepared = False
         self._done = 0
 
@@ -95,6 +97,11 @@ class SweepRun:
             )  # or the next slice, another session's, would be charged for this
         if self.is_done and not self._is_tail:
             self._encode()
+
+    @property
+    def final(self) -> Mapping[TreeNodeId, torch.Tensor]:
+        """At the tail, the last layer's hidden rows of nodes whose picks are wanted, if the client wants rows."""
+        return self._final
 
     def _prepare(self) -> None:
         applied = self.work.applied
@@ -140,10 +147,23 @@ class SweepRun:
         """Run the head on wanted rows only, as many at a time as its memory bound allows (F3)."""
         sweep, applied = self.work.frame.sweep, self.work.applied
         wanted = [row for row, offset in enumerate(chosen) if applied.appended[offset] >= sweep.picks_from]
+        if sweep.want is not None and sweep.want.hidden_rows:
+            self._final |= {applied.appended[chosen[row]]: hidden[row] for row in wanted}
         for start in range(0, len(wanted), self._model.head_rows):
             rows = wanted[start : start + self._model.head_rows]
             offsets = [chosen[row] for row in rows]
             logits = self._model.logits(hidden[torch.tensor(rows, device=hidden.device)])
             positions = [applied.positions[offset] + 1 for offset in offsets]
-            tokens = pick(logits, positions, self._sampling, self._role.valid_tokens, self._role.noise)
+            tokens = self._choose(logits, positions, offsets)
             self.picks += [(applied.appended[offset], token) for offset, token in zip(offsets, tokens, strict=True)]
+
+    def _choose(self, logits: torch.Tensor, positions: Sequence[int], offsets: Sequence[int]) -> list[int]:
+        """By shared noise, or by what the draft drew."""
+        sampling, valid = self._sampling, self._role.valid_tokens
+        if not sampling.multistep or sampling.temperature == 0:
+            return pick(logits, positions, sampling, valid, self._role.noise)
+        sweep = self.work.frame.sweep
+        guesses = by_offset(sweep.guesses)
+        probs = target_probs(logits[:, :valid], sampling)
+        probs = torch.nn.functional.pad(probs, (0, logits.shape[1] - probs.shape[1]))  # padding may be drawn, in vain
+        return picks(probs, positions, [guesses.get(offset) for offset in offsets], sampling.seed, sweep.sequence)

@@ -23,10 +23,13 @@ from swarm.budget import EVERYTHING, Ahead, Choice, Spent, Worth
 from swarm.chance import TEMPERATURES
 from swarm.tree import DraftTree
 
-SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 """Tree sizes that are weighed against each other."""
 ROUTES_KEPT = 8
 FIRST_SIZE = 16
+FIRST_TREES = 3
+PROMISING = 0.8
+"""So much of plain decoding's speed gives the first trees another chance: one had little to hope for, perhaps."""
 EXPLORED = 0.01
 """At most this part of the time goes to trying what seems worse."""
 FADE = 0.97
@@ -109,7 +112,12 @@ class Gain:
     """Tokens that trees of `SIZES` bring beside the target's own pick, as late trees promised."""
 
     expected: list[float] = field(default_factory=lambda: [0.0] * len(SIZES))
-    is_known: bool = False
+    trees: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was drafted."""
+        return self.trees > 0
 
     def learn(self, chances: Sequence[float], planned: int) -> None:
         """A tree was drafted: its nodes' chances, falling, out of so many planned ones.
@@ -120,9 +128,9 @@ class Gain:
         tail = chances[-1] * drafted if chances and drafted >= planned else 0.0
         for place, size in enumerate(SIZES):
             found = sums[size] if size <= drafted else sums[-1] + (tail * math.log(size / drafted) if tail else 0.0)
-            weight = 1 - GAIN_FADE if self.is_known else 1.0
+            weight = max(1 - GAIN_FADE, 1 / (self.trees + 1))
             self.expected[place] += weight * (found - self.expected[place])
-        self.is_known = True
+        self.trees += 1
 
 
 class RouteCost:
@@ -239,6 +247,8 @@ class Goodput:
                 return Choice(tried, cost.sweep_ms(tried), f"{size} seems best, {tried} is tried", is_trial=True)
             reason = f"up to {size} nodes: {_per_s(rate)} against {_per_s(plain)} plain"
             return Choice(size, cost.sweep_ms(size), reason)
+        if gain.trees < FIRST_TREES and rate >= PROMISING * plain:
+            return Choice(min(most, FIRST_SIZE), cost.sweep_ms(size), "little is known yet", is_trial=True)
         took = cost.sweep_ms(size) + self.draft.at(size)
         if self._explored_ms + took <= EXPLORED * self._time_ms:
             self._explored_ms += took
@@ -295,7 +305,9 @@ class Goodput:
         )
 
     def drafted(self, temperature: float, tree: DraftTree, planned: Choice, draft_ms: float) -> None:
-        """A tree was drafted."""
+        """A tree was drafted; one that came too early for a source tells nothing of later ones."""
+        if tree.is_early:
+            return
         self._gains[bisect_left(TEMPERATURES, temperature)].learn(tree.chances, planned.nodes)
         self.draft.learn(len(tree), draft_ms)
         if tree.rounds:

@@ -53,7 +53,7 @@ class HopLog:
         self.pruned = 0
         self._queue: deque[SweepFrame] = deque()
         self._replay: deque[SweepWork] = deque()
-        self._unanswered: tuple[Sweep, ...] = ()
+        self.unanswered: tuple[Sweep, ...] = ()
         self._dead: set[TreeNodeId] = set()
         self._skipped: set[TreeNodeId] = set()
 
@@ -107,7 +107,7 @@ class HopLog:
         self._dead = set()
         self._queue.clear()
         self._replay = deque(_replay_of(snapshot, executed))
-        self._unanswered = snapshot.headers
+        self.unanswered = snapshot.headers
 
     def replies(self, picks: Mapping[TreeNodeId, int], generation: int) -> list[Reply]:
         """A new tail's replies to the snapshot's unanswered sweeps, from the picks of its replay (R6)."""
@@ -121,7 +121,7 @@ class HopLog:
                     if node in picks
                 ),
             )
-            for header in self._unanswered
+            for header in self.unanswered
         ]
 
     def next_work(self) -> SweepWork | None:
@@ -191,6 +191,7 @@ def _replay_of(snapshot: Snapshot, state: SessionState) -> list[SweepWork]:
         if header.picks_from <= node < header.first_id + len(header.tokens)
     ]
     picks_from = min(wanted, default=snapshot.next_id)
+    want = next((header.want for header in snapshot.headers if header.want is not None), None)
     works: list[SweepWork] = []
     path: tuple[TreeNodeId, ...] = ()
     cuts = [*range(0, snapshot.committed, REPLAY_NODES), snapshot.committed]
@@ -211,6 +212,7 @@ def _replay_of(snapshot: Snapshot, state: SessionState) -> list[SweepWork]:
             tokens=tuple(snapshot.tokens[place] for place in places),
             parents=parents,
             picks_from=picks_from,
+            want=want,
         )
         applied = Applied(None if works else 0, path, (), ids, positions)
         every = tuple(range(len(ids)))

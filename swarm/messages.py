@@ -9,12 +9,12 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from swarm.guess import Guess
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 
-BLOCK = 32
-"""Values of a row that share a scale in `Codec.INT8`."""
-SCALE_BYTES = 2
+BLOCK, SCALE_BYTES = 32, 2
+"""Of `Codec.INT8`: values of a row that share a scale, and a scale's bytes."""
 
 
 class Codec(enum.Enum):
@@ -38,13 +38,14 @@ class Codec(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the tail picks tokens (DESIGN §5). Temperature 0 is greedy; None switches a filter off."""
+    """How the tail picks (DESIGN §5): temperature 0 is greedy, None is no filter, multistep another rule."""
 
     seed: int = 0
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    multistep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class HopTime:
 class Sweep:
     """One pass of new tree nodes through the chain.
 
-    Lengths: tokens and parents are equally long; node `i` has id `first_id + i`.
+    Lengths: tokens and parents are equally long; node `i` has id `first_id + i`. guesses: by rising offsets.
     """
 
     sequence: int
@@ -105,6 +106,7 @@ class Sweep:
     commit_to: TreeNodeId | None = None
     sampling: Sampling | None = None
     want: Want | None = None
+    guesses: tuple[Guess, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ class SweepFrame:
 class Reply:
     """The target's picks for one sweep: one per kept node from `picks_from` on, in id order.
 
-    When wanted: `log_probs`, one natural logarithm per pick, and final hidden `rows` of the nodes `row_ids`.
+    When wanted: `log_probs`, natural logarithms, one per pick, and final hidden `rows` of the nodes `row_ids`.
     """
 
     sequence: int
@@ -356,9 +358,8 @@ class Held:
 class Counters:
     """What a node has done since it started: numbers that only rise.
 
-    replays, catch_ups: snapshots and sweeps sent again to a new next hop. restores, restored_nodes: snapshots taken.
-    replay_us: microseconds of their forwards. doubles: sweeps that had come from a twin already. differences: those of
-    them whose rows were not the twin's.
+    replays, catch_ups: snapshots and sweeps sent again to a new hop. restores, restored_nodes: snapshots taken.
+    replay_us: of their forwards. doubles: sweeps that had come from a twin. differences: those with other rows.
     """
 
     sweeps: int = 0

@@ -24,6 +24,9 @@ Words = npt.NDArray[np.uint64]
 PICK_DOMAIN = 0
 """Third counter word: other uses of a session's seed take other domains."""
 
+MULTISTEP_DOMAIN = 1
+"""Numbers of `swarm.multistep`; the last counter word is the sweep's."""
+
 _WORD = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -86,6 +89,13 @@ def gumbel_row(seed: int, position: int, vocab_size: int) -> npt.NDArray[np.floa
         part[:, 0], part[:, 1] = _uniforms(seed, position, numbers)
         _gumbel_from_uniform(part)
     return row.reshape(-1)[:vocab_size]
+
+
+def uniforms(seed: int, position: int, use: tuple[int, int], count: int) -> npt.NDArray[np.float64]:
+    """`count` numbers in (0, 1) for another use than picks' noise: the law's u with `use` as last counter words."""
+    blocks = np.arange((count + 1) // 2, dtype=np.uint64)
+    words = philox((_word(position), blocks, _word(use[0]), _word(use[1])), (seed & 0xFFFFFFFF, seed >> 32))
+    return np.stack([_uniform(*words[:2]), _uniform(*words[2:])], axis=1).reshape(-1)[:count]
 
 
 def _word(value: int) -> Words:

@@ -167,6 +167,11 @@ def tombstone(record: NodeRecord) -> NodeRecord:
     return replace(record, sequence=record.sequence + 1, expires_at=record.expires_at + 0.001)
 
 
+def bracketed(host: str) -> str:
+    """A host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
 def split_address(address: str) -> tuple[str, int]:
     """Take `host:port` (IPv6 in brackets) apart.
 

@@ -73,8 +73,7 @@ def pick(
         ConfigError: a row holds NaN or has no finite maximum.
     """
     logits = logits[:, :valid_tokens]
-    if not bool(logits.amax(dim=1).isfinite().all()):
-        raise ConfigError("the model's logits are not finite: its weights or its dtype are not fit for use")
+    _check_finite(logits)
     best = torch.empty(len(logits), dtype=torch.long, device=logits.device)
     if sampling.temperature == 0:
         best = logits.argmax(dim=1)  # torch promises the first of equal maxima, here and below
@@ -102,6 +101,21 @@ def ranking_scores(
     for rows, scores in _scored(draft_logits, positions, sampling, noise):
         ranking[rows] = scores
     return ranking
+
+
+def target_probs(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The law of a pick: float64 [rows, vocabulary], the softmax of what the filters leave; temperature above 0.
+
+    Raises:
+        ConfigError: a row holds NaN or has no finite maximum.
+    """
+    _check_finite(logits)
+    return _filtered(logits, sampling).softmax(dim=1)
+
+
+def _check_finite(logits: Tensor) -> None:
+    if not bool(logits.amax(dim=1).isfinite().all()):
+        raise ConfigError("the model's logits are not finite: its weights or its dtype are not fit for use")
 
 
 def _scored(

@@ -12,13 +12,19 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from swarm.chance import Evidence
-    from swarm.lookup import Seen
+from swarm.guess import Guess
+
+
+class Lesson(Protocol):
+    """What one source of a tree's candidates learns from, once the target's picks are known."""
+
+    def learn(self, picks: Mapping[int | None, int]) -> None:
+        """Take what was picked after the tree's nodes; None is its root."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +32,9 @@ class DraftTree:
     """Tree nodes below a root, best first and so parents first.
 
     tokens, parents, chances: equally long; a parent is an index into `tokens`, None is the root.
-    rounds: passes of the drafter's model. is_settled: further ones would change nothing. evidence, seen: what it learns
-    from when the picks are known, of its model and of its look-up.
+    rounds: batches that a drafter's models computed. is_settled: further ones would change nothing. lessons: what its
+    sources learn from. guesses: what children were drawn from, where they were (`swarm.multistep`); an offset of 0 is
+    the root, i + 1 is node i.
     """
 
     tokens: tuple[int, ...] = ()
@@ -35,8 +42,9 @@ class DraftTree:
     chances: tuple[float, ...] = ()
     rounds: int = field(default=0, compare=False)
     is_settled: bool = field(default=True, compare=False)
-    evidence: Evidence | None = field(default=None, compare=False, repr=False)
-    seen: Seen = field(default_factory=dict, compare=False, repr=False)
+    lessons: tuple[Lesson, ...] = field(default=(), compare=False, repr=False)
+    is_early: bool = field(default=False, compare=False)
+    guesses: tuple[Guess, ...] = field(default=(), compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -53,7 +61,13 @@ class DraftTree:
         """The tree of its first nodes."""
         if count >= len(self):
             return self
-        return replace(self, tokens=self.tokens[:count], parents=self.parents[:count], chances=self.chances[:count])
+        return replace(
+            self,
+            tokens=self.tokens[:count],
+            parents=self.parents[:count],
+            chances=self.chances[:count],
+            guesses=tuple(guess for guess in self.guesses if guess.offset <= count),
+        )
 
 
 class TokenTree:
@@ -76,6 +90,7 @@ class TokenTree:
         self.parents: list[int | None] = [None]
         self.depths = [0]
         self.chances = [1.0]
+        self.guesses: dict[int, Guess] = {}
         self._own = [1.0]
         self._children: dict[int, dict[int, int]] = {}
         self._taken: set[int] = set()
@@ -153,7 +168,12 @@ class TokenTree:
             tuple(self.tokens[node] for node in chosen),
             tuple(index.get(self.parents[node]) for node in chosen),
             tuple(self.chances[node] for node in chosen),
+            guesses=self._guesses_at({self.ROOT: 0} | {node: place + 1 for place, node in enumerate(chosen)}),
         )
+
+    def _guesses_at(self, offsets: Mapping[int, int]) -> tuple[Guess, ...]:
+        found = (replace(guess, offset=offsets[node]) for node, guess in self.guesses.items() if node in offsets)
+        return tuple(sorted(found, key=lambda guess: guess.offset))
 
     def _append(self, token: int, parent: int, chance: float) -> int:
         node = len(self.tokens)

@@ -12,3 +12,9 @@ DRAFT = Path(__file__).parent / "demo-draft"
 
 PASSAGES = Path(__file__).parent / "passages.jsonl"
 """Text that neither model was trained on: one JSON object a line with `id`, `source` and `text`."""
+
+REDRAFTER = Path(__file__).parent / "demo-redrafter"
+"""Folder of a recurrent head for the target; README.md says how it was trained."""
+
+DGF = Path(__file__).parent / "demo-dgf"
+"""Folder of a gated-fusion head for the target."""

@@ -36,7 +36,6 @@ from swarm.messages import (
     Reroute,
     RouteHop,
     Rows,
-    Sampling,
     Snapshot,
     Sweep,
     SweepFrame,
@@ -56,6 +55,7 @@ from swarm.wire.parts import (
     TEXT_CHARACTERS,
     Part,
 )
+from swarm.wire.picking import guesses_of, sampling_of
 from swarm.wire.v1 import node_pb2 as pb
 
 CODECS = {int(value): codec for codec, value in encoding.CODECS.items()}
@@ -228,19 +228,6 @@ def _codec(value: int) -> Codec:
     return CODECS[value]
 
 
-def _sampling(sampling: pb.Sampling) -> Sampling:
-    top_k = sampling.top_k if sampling.HasField("top_k") else None
-    if top_k == 0:
-        raise RemoteProtocolError("top_k", "0 would leave no token")
-    return Sampling(
-        seed=sampling.seed,
-        temperature=checks.non_negative(sampling.temperature, "temperature"),
-        top_k=top_k,
-        top_p=checks.share(sampling.top_p, "top_p") if sampling.HasField("top_p") else None,
-        min_p=checks.share(sampling.min_p, "min_p") if sampling.HasField("min_p") else None,
-    )
-
-
 def _sweep(sweep: pb.Sweep) -> Sweep:
     tokens = checks.numbers(sweep.tokens, "tokens", checks.TOKEN_END)
     checks.same_length(len(sweep.parents), len(tokens), "parents", "tokens")
@@ -256,8 +243,9 @@ def _sweep(sweep: pb.Sweep) -> Sweep:
         acked=checks.number(sweep.acked, "acked"),
         truncate_to=checks.number(sweep.truncate_to, "truncate_to") if sweep.HasField("truncate_to") else None,
         commit_to=checks.node_id(sweep.commit_to, "commit_to") if sweep.HasField("commit_to") else None,
-        sampling=_sampling(sweep.sampling) if sweep.HasField("sampling") else None,
+        sampling=sampling_of(sweep.sampling) if sweep.HasField("sampling") else None,
         want=Want(sweep.want.log_probs, sweep.want.hidden_rows) if sweep.HasField("want") else None,
+        guesses=guesses_of(sweep.guesses, len(tokens)),
     )
 
 
@@ -377,7 +365,7 @@ def _snapshot(snapshot: pb.Snapshot) -> Snapshot:
         sequence=checks.number(snapshot.sequence, "sequence"),
         acked=checks.number(snapshot.acked, "acked"),
         next_id=checks.node_id(snapshot.next_id, "next_id"),
-        sampling=_sampling(snapshot.sampling),
+        sampling=sampling_of(snapshot.sampling),
         ids=ids,
         tokens=checks.numbers(snapshot.tokens, "tokens", checks.TOKEN_END),
         sequences=checks.numbers(snapshot.sequences, "sequences"),

@@ -187,6 +187,7 @@ def _sweep(sweep: Sweep) -> pb.Sweep:
         parents=_parents(sweep.parents),
         picks_from=sweep.picks_from,
         want=want,
+        guesses=[pb.Guess(**asdict(guess)) for guess in sweep.guesses],
     )
 
 

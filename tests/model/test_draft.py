@@ -17,16 +17,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.acceptance import Size, accepted, answer, demo_prompts, generate
 from client.answers import Answer
+from client.compatible import check_compatible
 from client.decode import Job, decode
-from client.draft import (
-    PREFILL_ROWS,
-    Drafter,
-    LocalSession,
-    LookupDrafter,
-    ModelDrafter,
-    NoDrafter,
-    check_compatible,
-)
+from client.draft import Drafter, LookupDrafter, ModelDrafter, NoDrafter
+from client.local import LocalSession
+from client.ranking import RankLesson
+from client.source_model import PREFILL_ROWS
 from client.text import TextStream
 from client.walk import Walk
 from swarm.budget import Budget, FixedBudget
@@ -263,8 +259,9 @@ def test_labels_belong_to_the_candidates_that_the_tree_was_made_of(
     pupil = Pupil()
     drafter = ModelDrafter(draft, VOCAB, 512, chances=pupil)
     tree = drafter.grow(prompts[1], 24, 16, sampling)
-    evidence = tree.evidence
-    assert evidence is not None
+    [lesson] = tree.lessons
+    assert isinstance(lesson, RankLesson)
+    evidence = lesson.evidence
     assert len(set(evidence.nodes)) == len(evidence.nodes)
     assert {None, *tree.parents} <= set(evidence.nodes)
     chances = pupil.chances(evidence.candidates)
@@ -361,14 +358,13 @@ def refrain() -> list[int]:
 def test_look_up_and_model_grow_one_tree(draft: RaggedModel, refrain: list[int]) -> None:
     """One child per token per parent, the higher chance counts, and the model's KV is as without the look-up."""
     alone = ModelDrafter(draft, VOCAB, 512).grow(refrain, 16, 16, GREEDY)
-    merging = ModelDrafter(draft, VOCAB, 512)
-    merging.lookup = Lookup()
+    merging = ModelDrafter(draft, VOCAB, 512, lookup=Lookup())
     tree = merging.grow(refrain, 16, 16, GREEDY)
     places = list(zip(tree.tokens, tree.parents, strict=True))
     assert len(set(places)) == len(places) == 16
     assert all(parent is None or parent < node for node, parent in enumerate(tree.parents))
     assert sum(tree.chances) > sum(alone.chances), "it knows the refrain"
-    assert tree.seen
+    assert len(tree.lessons) == 2, "both learn"
     again = merging.grow(refrain, 16, 16, GREEDY)
     assert (again.tokens, again.parents) == (tree.tokens, tree.parents)
     assert again.chances == pytest.approx(tree.chances, abs=1e-6)
@@ -383,8 +379,7 @@ async def test_the_text_is_the_plain_one_whatever_goodput_chooses(
     lookup = Lookup()
     drafter: Drafter = LookupDrafter(lookup)
     if source != "look-up":
-        drafter = ModelDrafter(draft, VOCAB, 512)
-        drafter.lookup = lookup if source == "both" else None
+        drafter = ModelDrafter(draft, VOCAB, 512, lookup=lookup if source == "both" else None)
     async with decoding(target, NoDrafter(), refrain, sampling) as (plain, pieces):
         text = "".join([piece async for piece in pieces])
     async with decoding(target, drafter, refrain, sampling, Goodput(5)) as (job, pieces):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from swarm import wire
 from swarm.errors import RemoteProtocolError
 from swarm.frames import FrameLimits, Joiner, split
+from swarm.guess import Guess
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.messages import (
@@ -64,6 +65,7 @@ samplings = st.builds(
     top_k=st.none() | st.integers(1, 2**32 - 1),
     top_p=st.none() | st.floats(0, 1),
     min_p=st.none() | st.floats(0, 1),
+    multistep=st.booleans(),
 )
 times = st.lists(st.builds(HopTime, durations, durations, durations, durations), max_size=3).map(tuple)
 spans = st.tuples(st.integers(0, 99), st.integers(1, 99)).map(lambda t: Span(t[0], t[0] + t[1]))
@@ -78,6 +80,14 @@ opens = st.builds(Open, texts, words, words, words, st.sampled_from(Codec))
 def rows_of(draw: st.DrawFn, count: int) -> Rows:
     rows = Rows(draw(st.sampled_from(Codec)), count, draw(st.integers(1, 5)), b"")
     return Rows(rows.codec, count, rows.width, draw(st.binary(min_size=rows.size_bytes, max_size=rows.size_bytes)))
+
+
+@st.composite
+def guesses(draw: st.DrawFn, offset: int) -> Guess:
+    some = tuple(draw(st.lists(tokens, min_size=1, max_size=4, unique=True)))
+    weights = st.floats(min_value=2.0**-100, max_value=1.0, width=32)
+    shares = tuple(draw(st.lists(weights, min_size=len(some), max_size=len(some))))
+    return Guess(offset, some, shares, tuple(draw(st.lists(st.integers(0, len(some) - 1), max_size=5))))
 
 
 @st.composite
@@ -96,6 +106,7 @@ def sweeps(draw: st.DrawFn) -> Sweep:
         commit_to=draw(st.none() | node_ids),
         sampling=draw(st.none() | samplings),
         want=draw(st.none() | st.builds(Want, st.booleans(), st.booleans())),
+        guesses=tuple(draw(guesses(offset)) for offset in range(count) if draw(st.integers(0, 9)) == 0),
     )
 
 

@@ -222,6 +222,7 @@ class Sampling(_message.Message):
     TOP_K_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     MIN_P_FIELD_NUMBER: _builtins.int
+    MULTISTEP_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     """Key of the noise."""
     temperature: _builtins.float
@@ -232,6 +233,8 @@ class Sampling(_message.Message):
     """0 … 1; absent: off."""
     min_p: _builtins.float
     """0 … 1; absent: off."""
+    multistep: _builtins.bool
+    """Picks by multi-step speculative sampling over `Sweep.guesses` instead of shared noise."""
     def __init__(
         self,
         *,
@@ -240,10 +243,11 @@ class Sampling(_message.Message):
         top_k: _builtins.int | None = ...,
         top_p: _builtins.float | None = ...,
         min_p: _builtins.float | None = ...,
+        multistep: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "multistep", b"multistep", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
@@ -259,6 +263,46 @@ class Sampling(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class Guess(_message.Message):
+    """What a draft drew after one node of a sweep (multi-step speculative sampling)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    DRAWS_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """The node's place in its sweep."""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """[n], 1 <= n <= 32, none twice: what could be drawn."""
+
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """[n], finite, > 0: draft probabilities are their shares."""
+
+    @_builtins.property
+    def draws(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """At most 16 indices into `tokens`, in the order of drawing; repeats count."""
+
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        weights: _abc.Iterable[_builtins.float] | None = ...,
+        draws: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draws", b"draws", "offset", b"offset", "tokens", b"tokens", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Guess: _TypeAlias = Guess  # noqa: Y015
 
 @_typing.final
 class Want(_message.Message):
@@ -304,6 +348,7 @@ class Sweep(_message.Message):
     PARENTS_FIELD_NUMBER: _builtins.int
     PICKS_FROM_FIELD_NUMBER: _builtins.int
     WANT_FIELD_NUMBER: _builtins.int
+    GUESSES_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """1, 2, 3 … per session, without gaps."""
     generation: _builtins.int
@@ -331,6 +376,10 @@ class Sweep(_message.Message):
 
     @_builtins.property
     def want(self) -> Global___Want: ...
+    @_builtins.property
+    def guesses(self) -> _containers.RepeatedCompositeFieldContainer[Global___Guess]:
+        """At most one per node, by rising offsets."""
+
     def __init__(
         self,
         *,
@@ -346,10 +395,11 @@ class Sweep(_message.Message):
         parents: _abc.Iterable[_builtins.int] | None = ...,
         picks_from: _builtins.int = ...,
         want: Global___Want | None = ...,
+        guesses: _abc.Iterable[Global___Guess] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_commit_to", b"_commit_to", "_truncate_to", b"_truncate_to", "commit_to", b"commit_to", "sampling", b"sampling", "truncate_to", b"truncate_to", "want", b"want"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_to", b"_commit_to", "_truncate_to", b"_truncate_to", "acked", b"acked", "commit_to", b"commit_to", "committed", b"committed", "first_id", b"first_id", "generation", b"generation", "parents", b"parents", "picks_from", b"picks_from", "sampling", b"sampling", "sequence", b"sequence", "tokens", b"tokens", "truncate_to", b"truncate_to", "want", b"want"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_to", b"_commit_to", "_truncate_to", b"_truncate_to", "acked", b"acked", "commit_to", b"commit_to", "committed", b"committed", "first_id", b"first_id", "generation", b"generation", "guesses", b"guesses", "parents", b"parents", "picks_from", b"picks_from", "sampling", b"sampling", "sequence", b"sequence", "tokens", b"tokens", "truncate_to", b"truncate_to", "want", b"want"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__commit_to: _TypeAlias = _typing.Literal["commit_to"]  # noqa: Y015
     _WhichOneofArgType__commit_to: _TypeAlias = _typing.Literal["_commit_to", b"_commit_to"]  # noqa: Y015

@@ -1,0 +1,312 @@
+"""Every drafter, alone and together, on texts of the demo target: what it gets accepted, and what that costs.
+
+    told      the target's own text and hidden rows, made once per prompt
+    followed  a drafter grows its tree at the pending token, and the text goes on as far as it is in the tree
+
+A drafter learns from the picks along the text, as a client would; picks off the text, which a client also gets, are
+not taught. Draft times are CPU times of the one thread that drafts. Tokens/s: the real decode loop and controller in
+virtual time (`benchmarks.virtual`), in which drafting takes as long as it took.
+
+    python -m benchmarks.drafters --record
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import mean, median
+
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import track
+from transformers import AutoTokenizer
+
+from benchmarks.acceptance import Size, generate
+from benchmarks.recorded import KINDS, Recorded, picks_of, prompts_of
+from benchmarks.replay import tell
+from benchmarks.sheet import Sheet
+from benchmarks.virtual import Clock, Costs
+from client.draft import MAX_LEVELS, NoDrafter, TreeDrafter
+from client.head_files import load_head, read_head_config
+from client.jobs import MOST_NODES
+from client.local import LocalSession
+from client.ranking import Ranker
+from client.source import Source
+from client.source_dgf import DgfSource
+from client.source_fill import FillSource
+from client.source_model import ModelSource
+from client.source_recycle import RecycleSource
+from client.source_redrafter import ReDrafterSource
+from swarm.budget import EVERYTHING, Budget, FixedBudget, Worth
+from swarm.chance import Calibration
+from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
+from swarm.goodput import Goodput
+from swarm.ids import TreeNodeId
+from swarm.lookup import Lookup
+from swarm.messages import Sampling
+from swarm.ragged import RaggedModel, load_whole
+from swarm.recycling import Recycling
+from swarm.session import Limits
+from swarm.tree import DraftTree, Lesson
+
+PROFILE = Costs(25, 100)
+SIZES = (16, 64)
+FIRST_SEED = 11
+WAYS = {
+    "look-up": ("look-up",),
+    "recycling": ("recycling",),
+    "2-layer draft": ("draft",),
+    "ReDrafter": ("redrafter",),
+    "DGF": ("dgf",),
+    "draft + look-up": ("look-up", "draft"),
+    "ReDrafter + look-up": ("look-up", "redrafter"),
+    "DGF + look-up": ("look-up", "dgf"),
+    "DGF + ReDrafter": ("dgf", "redrafter"),
+    "draft + ReDrafter": ("draft", "redrafter"),
+    "all": ("look-up", "recycling", "draft", "redrafter", "dgf"),
+}
+DEVICES = {
+    "a target for which a node costs little (60 ms + 0.1 ms per node)": Costs(1, 1_000, 20, 0.03),
+    "a target for which it costs much (60 ms + 12 ms per node)": Costs(1, 1_000, 20, 4.0),
+}
+"""Three hops on one fast network; virtual."""
+RANKED = {"coupled": ("draft",), "by probability": ("draft by probability",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure the drafters."""
+
+    prompts: int = 3
+    """Of each kind of text."""
+    new_tokens: int = 64
+    ranked_prompts: int = 6
+    """Passages on which the two rankings are compared."""
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+    """Write the measurements here too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One text of the target. tokens: prompt and what followed; rows: [tokens, width], hidden."""
+
+    prompt: int
+    tokens: tuple[int, ...]
+    sampling: Sampling
+    rows: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What a drafter made of some texts: tokens per sweep, and milliseconds of drafting per sweep."""
+
+    acceptance: float
+    draft_ms: float
+
+
+class TimedDrafter:
+    """A real drafter in virtual time, which has the hidden row that the reply before would have brought."""
+
+    def __init__(self, drafter: TreeDrafter, told: Told, clock: Clock) -> None:
+        self._drafter = drafter
+        self._told = told
+        self._clock = clock
+        self._grown: deque[tuple[tuple[Lesson, ...], int]] = deque(maxlen=16)
+
+    def grow(
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+    ) -> DraftTree:
+        """What the drafter grows; the clock moves on by what that took."""
+        known = len(sequence) - 1
+        if known >= self._told.prompt:
+            self._drafter.observe(sequence[:known], self._told.rows[known - 1 : known])
+        started = time.thread_time()
+        tree = self._drafter.grow(sequence, nodes, depth, sampling, worth)
+        self._clock.now_ms += (time.thread_time() - started) * 1e3
+        self._grown.append((tree.lessons, len(sequence)))
+        return tree
+
+    def learn(self, tree: DraftTree, picks: Mapping[int | None, int]) -> None:
+        """While the next sweep is away, so it takes no time; what a virtual chain picks off the text is no pick."""
+        length = next((length for lessons, length in self._grown if lessons is tree.lessons), None)
+        if length is not None:
+            true = picks_of(tree, self._told.tokens, length)
+            self._drafter.learn(tree, {node: pick for node, pick in true.items() if node in picks})
+
+
+class Workshop:
+    """The models, loaded once, and the sources made of them, each of which begins knowing nothing."""
+
+    def __init__(self) -> None:
+        self.target, self._draft = load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32)
+        self._heads = {}
+        for name, folder in (("redrafter", REDRAFTER), ("dgf", DGF)):
+            config = read_head_config(folder)
+            assert config is not None, "it comes with the demo"
+            self._heads[name] = load_head(folder, config, TARGET)
+
+    def drafter(self, names: Sequence[str]) -> TreeDrafter:
+        """A new drafter of these sources."""
+        vocab, window = self.target.vocab_size, self._draft.max_positions or 2048
+
+        def ranker(*, coupled: bool = True) -> Ranker:
+            return Ranker(vocab, Calibration(), coupled=coupled)
+
+        made: dict[str, Callable[[], Source]] = {
+            "look-up": lambda: FillSource(Lookup()),
+            "recycling": lambda: RecycleSource(Recycling()),
+            "draft": lambda: ModelSource(self._draft, vocab, window, ranker=ranker()),
+            "draft by probability": lambda: ModelSource(self._draft, vocab, window, ranker=ranker(coupled=False)),
+            "redrafter": lambda: ReDrafterSource(self._heads["redrafter"], ranker()),
+            "dgf": lambda: DgfSource(self._heads["dgf"], ranker()),
+        }
+        return TreeDrafter([made[name]() for name in names])
+
+
+def text_of(target: RaggedModel, prompt: Sequence[int], sampling: Sampling, new_tokens: int) -> Told:
+    """The target's text and its hidden rows."""
+    plain = generate(target, NoDrafter(), list(prompt), sampling, Size(new_tokens, 0))
+    tokens = (*prompt, *plain.tokens)
+    session = LocalSession(target, Limits(target.vocab_size, len(tokens), sweeps=1, nodes=len(tokens)))
+    chain = [None, *(TreeNodeId(place) for place in range(len(tokens) - 1))]
+    return Told(len(prompt), tokens, sampling, session.run(session.next(tokens, chain)))
+
+
+def follow(drafter: TreeDrafter, texts: Sequence[Told], nodes: int) -> Followed:
+    """Let a drafter guess along the texts, one after the other."""
+    lengths, spent_ms = [], []
+    for told in texts:
+        length, before, sweeps = told.prompt + 1, told.prompt + 1, 0
+        while length < len(told.tokens):
+            started = time.thread_time()
+            tree = drafter.grow(told.tokens[:length], nodes, MAX_LEVELS, told.sampling)
+            spent_ms.append((time.thread_time() - started) * 1e3)
+            picks = picks_of(tree, told.tokens, length)
+            drafter.learn(tree, picks)
+            after = min(length + len(picks), len(told.tokens))
+            drafter.observe(told.tokens[: after - 1], told.rows[length - 1 : after - 1])
+            length, sweeps = after, sweeps + 1
+        lengths.append((length - before) / sweeps)
+    return Followed(mean(lengths), mean(spent_ms))
+
+
+def replay(
+    drafter: TreeDrafter,
+    texts: Sequence[Told],
+    tokenizer: object,
+    costs: Costs = PROFILE,
+    budget: Budget | None = None,
+) -> tuple[float, float]:
+    """Tokens per virtual second, and the median tree; a controller that begins knowing nothing chooses by default."""
+    budget = budget or Goodput(MOST_NODES)
+    tokens, seconds = 0, 0.0
+    sizes: list[int] = []
+    for told in texts:
+        recorded = Recorded(told.tokens[: told.prompt], told.tokens, told.sampling, {})
+        make = partial(TimedDrafter, drafter, told)
+        count, took_s, used = asyncio.run(tell(recorded, costs, budget, tokenizer, make))
+        tokens, seconds, sizes = tokens + count, seconds + took_s, sizes + used
+    return tokens / seconds, median(sizes)
+
+
+def sheet(shop: Workshop, options: Options, console: Console) -> Sheet:
+    """The table of all drafters."""
+    made = Sheet(
+        "drafters",
+        "Drafters of the demo target: tokens per sweep, and what drafting costs",
+        (
+            *("text, T, drafter", "K = 16", "draft ms", "per draft ms", "K = 64", "draft ms", "per draft ms"),
+            *("tokens/s at 25 ms", "median K"),
+        ),
+    )
+    cells: list[dict[str, object]] = []
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    cases = list(product(KINDS, (0.0, 1.0)))
+    for kind, temperature in track(cases, "texts", console=console):
+        texts = _texts(shop, kind, temperature, options.prompts, options.new_tokens)
+        for way, names in WAYS.items():
+            found = {size: follow(shop.drafter(names), texts, size) for size in SIZES}
+            per_s, chosen = replay(shop.drafter(names), texts, tokenizer)
+            shown = [text for size in SIZES for text in _shown(found[size])]
+            name = f"{kind}, {temperature:g}, {way}"
+            made.rows.append((name, *shown, f"{per_s:.1f}", f"{chosen:g}"))
+            cells += [
+                {"kind": kind, "temperature": temperature, "way": way, "nodes": size}
+                | {"acceptance": one.acceptance, "draft_ms": one.draft_ms, "tokens_per_s": per_s, "chosen": chosen}
+                for size, one in found.items()
+            ]
+    made.measured = {"cells": cells}
+    made.notes.append(
+        f"{options.prompts} prompts of each kind, {options.new_tokens} new tokens; per draft ms: tokens gained over "
+        f"plain decoding; plain decoding: {1e3 / PROFILE.plain_ms():.1f} tokens/s in the 25 ms, 100 Mbit/s profile. Draft times "
+        "are CPU time of one thread. Calibrations begin empty in every cell."
+    )
+    return made
+
+
+def ranked(shop: Workshop, options: Options, made: Sheet, console: Console) -> None:
+    """SpecExec's ranking, by draft probability, against the coupled one."""
+    gains = []
+    for temperature in track((0.6, 1.0), "rankings", console=console):
+        texts = _texts(shop, "passages", temperature, options.ranked_prompts, options.new_tokens)
+        for size in SIZES:
+            found = {way: follow(shop.drafter(names), texts, size).acceptance for way, names in RANKED.items()}
+            coupled, plain = found["coupled"], found["by probability"]
+            gains.append({"temperature": temperature, "nodes": size, **found})
+            made.notes.append(
+                f"Ranking at temperature {temperature:g}, K = {size}: by probability (SpecExec) {plain:.2f}, coupled "
+                f"{coupled:.2f}: {coupled / plain:.2f} times as many tokens per sweep."
+            )
+    made.measured["rankings"] = gains
+
+
+def heterogeneous(shop: Workshop, options: Options, made: Sheet, console: Console) -> None:
+    """Dovetail's setting: the draft is quick and the target verifies where every node costs much."""
+    texts = _texts(shop, "passages", 0.0, options.prompts, options.new_tokens)
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    for name, costs in track(DEVICES.items(), "devices", console=console):
+        plain, _ = replay(shop.drafter(("dgf",)), texts, tokenizer, costs, FixedBudget(0))
+        fixed, _ = replay(shop.drafter(("dgf",)), texts, tokenizer, costs, FixedBudget(64))
+        chosen, nodes = replay(shop.drafter(("dgf",)), texts, tokenizer, costs)
+        made.notes.append(
+            f"DGF, {name}: the controller's median tree has {nodes:g} nodes: {chosen:.1f} tokens/s, with K = 64 "
+            f"{fixed:.1f}, plain {plain:.1f}."
+        )
+        found = {"devices": name, "nodes": nodes, "chosen": chosen, "fixed": fixed, "plain": plain}
+        made.measured.setdefault("devices", []).append(found)
+
+
+def _shown(found: Followed) -> tuple[str, str, str]:
+    gained = (found.acceptance - 1) / max(found.draft_ms, 1e-3)
+    return f"{found.acceptance:.2f}", f"{found.draft_ms:.1f}", f"{gained:.3f}"
+
+
+def _texts(shop: Workshop, kind: str, temperature: float, count: int, new_tokens: int) -> list[Told]:
+    prompts = prompts_of(kind, count)
+    samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(prompts))]
+    return [text_of(shop.target, *case, new_tokens) for case in zip(prompts, samplings, strict=True)]
+
+
+def main() -> None:
+    """Measure and print."""
+    options = tyro.cli(Options)
+    torch.set_num_threads(1)
+    console = Console(width=150)
+    shop = Workshop()
+    made = sheet(shop, options, console)
+    ranked(shop, options, made, console)
+    heterogeneous(shop, options, made, console)
+    made.finish(console, record=options.record, path=options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""What a large tree brings where a sweep's price is reading the weights: tokens/s against K, one node, offloaded.
+
+One node holds the whole demo target on loopback, once with its layers streamed through a rate limiter, so that a plain
+sweep takes a fixed time, and once resident. The same prompts and seeds run with every tree size in turns.
+
+    python -m benchmarks.offload --record
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.acceptance import FIRST_SEED, demo_prompts
+from benchmarks.sheet import Sheet
+from benchmarks.worker import covered
+from client.aio import AsyncSwarm
+from client.programs import start_program
+from client.stats import Stats
+from swarm.demo import DRAFT, TARGET
+from swarm.quiet import quiet_libraries
+
+CHOSEN = -1
+"""Stands for trees whose size the client chooses."""
+WARM_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure an offloaded node."""
+
+    nodes: tuple[int, ...] = (0, 1, 4, 16, 64, 128, 256, 512, 1_024, 2_048)
+    """Tree nodes per sweep (K)."""
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    prompts: int = 3
+    new_tokens: int = 64
+    mb_per_s: float = 80.0
+    """The store's rate; the demo target's layers are 18.9 MB in fp32: 236 ms."""
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One text."""
+
+    offloaded: bool
+    nodes: int
+    temperature: float
+    tokens: tuple[int, ...]
+    tokens_per_s: float
+    sweeps: int
+    sweep_ms: float
+    draft_ms: float
+    mean_nodes: float
+    acceptance_length: float
+    repairs: int
+
+
+@asynccontextmanager
+async def one_node(folder: Path, extra: Sequence[str]) -> AsyncIterator[AsyncSwarm]:
+    """A node with every layer, on loopback, and a client of it."""
+    serve = ["node.cli", "serve", str(TARGET), "--layers", "0-12", "--host", "127.0.0.1", "--threads", "1"]
+    serve += ["--identity", str(folder / "node.key"), *extra]
+    async with start_program("node", serve, folder) as node:
+        await node.wait_for("serving at")
+        peer = await node.wait_for(r"/ip4/\S+")
+        async with AsyncSwarm.connect(TARGET, peers=[peer], draft=DRAFT, threads=1, calibration=None) as swarm:
+            await covered(swarm)
+            yield swarm
+
+
+async def measure(options: Options, console: Console) -> list[Run]:
+    """Every tree size in turns, prompt after prompt."""
+    prompts, runs = demo_prompts(options.prompts), list[Run]()
+    for offloaded in (True, False):
+        extra = ["--offload", "--offload-mb-per-s", str(options.mb_per_s)] if offloaded else []
+        with tempfile.TemporaryDirectory(prefix="canopy-offload-bench-") as temporary:
+            async with one_node(Path(temporary), extra) as swarm:
+                for temperature in options.temperatures:  # the draft learns whom to believe
+                    await swarm.generate(prompts[0], max_new_tokens=WARM_TOKENS, temperature=temperature, seed=1)
+                about = "offloaded" if offloaded else "resident"
+                for number, prompt in enumerate(track(prompts, about, console=console)):
+                    for temperature in options.temperatures:
+                        for nodes in (*options.nodes, CHOSEN):
+                            result = await swarm.generate(
+                                prompt,
+                                max_new_tokens=options.new_tokens,
+                                temperature=temperature,
+                                seed=FIRST_SEED + number,
+                                nodes=None if nodes == CHOSEN else nodes,
+                            )
+                            runs.append(_run(offloaded, nodes, temperature, (result.tokens, result.stats)))
+    return runs
+
+
+def _run(offloaded: bool, nodes: int, temperature: float, made: tuple[tuple[int, ...], Stats]) -> Run:
+    tokens, stats = made
+    sweeps = stats.sweeps
+    return Run(
+        offloaded=offloaded,
+        nodes=nodes,
+        temperature=temperature,
+        tokens=tokens,
+        tokens_per_s=stats.tokens_per_s,
+        sweeps=len(sweeps),
+        sweep_ms=median(sweep.total_ms for sweep in sweeps),
+        draft_ms=median(sweep.draft_ms for sweep in sweeps),
+        mean_nodes=sum(sweep.nodes for sweep in sweeps) / len(sweeps),
+        acceptance_length=stats.acceptance_length,
+        repairs=len(stats.repairs),
+    )
+
+
+def sheet(runs: Sequence[Run], options: Options) -> Sheet:
+    """The table: a line per temperature and tree size; the fastest of each kind is bold."""
+    made = Sheet(
+        "offload",
+        f"Demo pair, one node with all 12 layers on loopback, one thread each; {options.prompts} prompts, "
+        f"{options.new_tokens} tokens; layers read at {options.mb_per_s:g} MB/s, or resident",
+        ("T", "K", "tokens/sweep", "sweep ms", "draft ms", "tokens/s", "resident: sweep ms", "tokens/s"),
+        notes=[
+            "Bold: the fastest tree size. Chosen: the client chooses before each sweep, by goodput; in brackets what "
+            "it chose on average. Its sweeps overlap, so their times do too.",
+            "The rate limiter stands for a slow store; host memory over PCIe to a GPU is not measured yet.",
+        ],
+        measured={"runs": [asdict(run) for run in runs]},
+    )
+    cells: dict[tuple[bool, float, int], list[Run]] = defaultdict(list)
+    for run in runs:
+        cells[run.offloaded, run.temperature, run.nodes].append(run)
+    for temperature in options.temperatures:
+        for nodes in (*options.nodes, CHOSEN):
+            here, there = cells[True, temperature, nodes], cells[False, temperature, nodes]
+            row = [f"{_mean(here, 'acceptance_length'):.2f}"]
+            row += [f"{_mean(here, name):.0f}" for name in ("sweep_ms", "draft_ms")]
+            row += [_rate(cells, here), f"{_mean(there, 'sweep_ms'):.0f}", _rate(cells, there)]
+            size = f"chosen ({_mean(here, 'mean_nodes'):.0f})" if nodes == CHOSEN else f"{nodes:,}"
+            made.rows.append((f"{temperature:g}", size, *row))
+    same, texts = _same_texts(runs)
+    made.notes.append(f"{same} of {texts} texts are those of plain decoding on the resident node.")
+    if repairs := sum(run.repairs for run in runs):
+        made.notes.append(f"Chains were repaired {repairs} times meanwhile: the machine had too much else to do.")
+    return made
+
+
+def _mean(runs: Sequence[Run], name: str) -> float:
+    return float(sum(getattr(run, name) for run in runs) / len(runs)) if runs else 0.0
+
+
+def _rate(cells: dict[tuple[bool, float, int], list[Run]], runs: list[Run]) -> str:
+    """Tokens per second; bold where no other fixed size is faster."""
+    if not runs:
+        return ""
+    rate, first = _mean(runs, "tokens_per_s"), runs[0]
+    rivals = [
+        _mean(some, "tokens_per_s")
+        for (offloaded, temperature, nodes), some in cells.items()
+        if (offloaded, temperature) == (first.offloaded, first.temperature) and nodes != CHOSEN
+    ]
+    return f"**{rate:.2f}**" if first.nodes != CHOSEN and rate >= max(rivals) else f"{rate:.2f}"
+
+
+def _same_texts(runs: Sequence[Run]) -> tuple[int, int]:
+    plain: dict[tuple[float, int], tuple[int, ...]] = {}
+    turns: dict[tuple[bool, float, int], int] = defaultdict(int)
+    same = 0
+    ordered = sorted(runs, key=lambda run: (run.offloaded, run.nodes != 0))
+    for run in ordered:
+        number = turns[run.offloaded, run.temperature, run.nodes]
+        turns[run.offloaded, run.temperature, run.nodes] += 1
+        same += plain.setdefault((run.temperature, number), run.tokens) == run.tokens
+    return same, len(runs)
+
+
+def main() -> None:
+    """Measure and print."""
+    options = tyro.cli(Options)
+    torch.set_num_threads(1)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    quiet_libraries()
+    console = Console()
+    runs = asyncio.run(measure(options, console))
+    sheet(runs, options).finish(console, record=options.record, path=options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""From what `--draft` names to a drafter: models and trained heads, with what was learned about each before.
+
+What a name is, its config.json says: a head's has `canopy_head`, anything else is a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from client.calibration import Identified, calibration_path, load_calibration, save_calibration
+from client.compatible import check_compatible
+from client.draft import Drafter, NoDrafter, TreeDrafter
+from client.head import HeadConfig
+from client.head_files import load_head, read_head_config
+from client.ranking import Ranker
+from client.source import Source
+from client.source_dgf import DgfSource
+from client.source_fill import FillSource
+from client.source_model import ModelSource
+from client.source_recycle import RecycleSource
+from client.source_redrafter import ReDrafterSource
+from client.target import Target, load_target
+from swarm.chance import Calibration
+from swarm.errors import ConfigError, IncompatibleDraft
+from swarm.hub import find_model
+from swarm.lookup import Lookup
+from swarm.ragged import load_whole
+from swarm.recycling import Recycling
+
+DRAFT_WINDOW = 32_768
+"""Of drafts that know no limit."""
+MOST_DRAFTS = 8
+
+Name = str | Path
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to draft.
+
+    names: models and heads, by folder or hub id. device: for all of them, as torch calls it; None is the first CUDA
+    card, or the CPU. lookup: whether the text itself is a source; recycle: whether the target's late picks are.
+    calibrations: folder of what was learned before.
+    """
+
+    names: tuple[Name, ...] = ()
+    device: str | None = None
+    lookup: bool = True
+    recycle: bool = False
+    calibrations: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A drafter, and what its calibrations do when it is not needed any more."""
+
+    drafter: Drafter
+    keeping: tuple[Callable[[], None], ...] = ()
+
+    def keep(self) -> None:
+        """Write down what was learned."""
+        for keep in self.keeping:
+            keep()
+
+
+def load_drafter(model: Name, target: Target, wanted: Wanted, revision: str | None = None) -> Made:
+    """Load everything that is to draft for a target.
+
+    model, revision: the target, whose tensors a head may borrow.
+
+    Raises:
+        ConfigError: too many drafts, or no such device.
+        IncompatibleDraft: a draft that was made for other tokens.
+        SwarmError: a draft that cannot be found or loaded.
+    """
+    if len(wanted.names) > MOST_DRAFTS:
+        raise ConfigError(f"draft: {len(wanted.names)} of them; at most {MOST_DRAFTS} work together")
+    device = find_device(wanted.device)
+    sources: list[Source] = [FillSource(Lookup())] if wanted.lookup else []
+    if wanted.recycle:
+        sources.append(RecycleSource(Recycling()))
+    keeping: list[Callable[[], None]] = []
+    for name in wanted.names:
+        config = read_head_config(name)
+        source: MakeSource
+        identity: Identified
+        if config is None:
+            source, identity = _model(name, target, device)
+        else:
+            source, identity = _head((name, config), (model, revision), target, device)
+        path = calibration_path(wanted.calibrations, target, identity) if wanted.calibrations is not None else None
+        chances = load_calibration(path) if path is not None else Calibration()
+        sources.append(source(Ranker(len(target.tokenizer), chances)))
+        if path is not None:
+            keeping.append(partial(save_calibration, path, chances))
+    return Made(TreeDrafter(sources) if sources else NoDrafter(), tuple(keeping))
+
+
+def find_device(name: str | None) -> torch.device:
+    """A device that drafts can run on.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device, dtype=torch.float64)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"draft device: {name!r} cannot be used here ({reason})") from None
+    return device
+
+
+@dataclass(frozen=True, slots=True)
+class HeadIdentity:
+    """Tells one head from another, as `Target` does models."""
+
+    name: str
+    config_digest: str
+    tokenizer_digest: str
+
+
+MakeSource = Callable[[Ranker], Source]
+
+
+def _model(name: Name, target: Target, device: torch.device) -> tuple[MakeSource, Target]:
+    model = load_whole(name, torch.float32 if device.type == "cpu" else torch.bfloat16, device)
+    small = load_target(name)
+    check_compatible(target.tokenizer, small.tokenizer, target.vocab_size, model.vocab_size)
+    window = model.max_positions or DRAFT_WINDOW
+    return lambda ranker: ModelSource(model, len(target.tokenizer), window, ranker=ranker), small
+
+
+def _head(
+    named: tuple[Name, HeadConfig], of: tuple[Name, str | None], target: Target, device: torch.device
+) -> tuple[MakeSource, HeadIdentity]:
+    name, config = named
+    if config.tokenizer != target.tokenizer_digest or config.vocab_size != target.vocab_size:
+        raise IncompatibleDraft(
+            f"{name}: this head was trained for another tokenizer than {target.name}'s; train one for it "
+            "(client train-draft), or draft with a model"
+        )
+    if config.hidden_size != target.hidden_size:
+        raise IncompatibleDraft(
+            f"{name}: this head reads hidden rows of {config.hidden_size} values and {target.name} has "
+            f"{target.hidden_size}; train one for it (client train-draft)"
+        )
+    head = load_head(name, config, *of).to(device)
+    folder, hub = find_model(name)
+    digest = hashlib.sha256(json.dumps(config.to_json(), sort_keys=True).encode()).hexdigest()
+    identity = HeadIdentity(folder.name if hub is None else hub.repo, digest, config.tokenizer)
+    kind = ReDrafterSource if config.canopy_head == "redrafter" else DgfSource
+    return lambda ranker: kind(head, ranker), identity

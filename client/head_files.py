@@ -1,0 +1,114 @@
+"""A head's folder: config.json and model.safetensors; and the target's few tensors that a head borrows."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from client.head import EMBEDDING, OUTPUT, Head, HeadConfig, make_head
+from swarm.errors import UnsupportedModel
+from swarm.hub import find_model
+from swarm.pretrained import unreadable_weights, weight_map
+
+logger = logging.getLogger(__name__)
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MAX_CONFIG_BYTES = 65_536
+
+
+def read_head_config(model: str | Path) -> HeadConfig | None:
+    """The config of a head's folder or hub id; None where it is a model's.
+
+    Raises:
+        UnknownModel: there is no such folder or id.
+        UnsupportedModel: a head that this version does not know.
+    """
+    folder, _ = find_model(model)
+    try:
+        with (folder / CONFIG).open("rb") as file:
+            content = json.loads(file.read(MAX_CONFIG_BYTES))
+    except (OSError, ValueError):
+        return None  # whoever loads models says what is wrong with it
+    if not isinstance(content, dict) or "canopy_head" not in content:
+        return None
+    return HeadConfig.parse(content, str(model))
+
+
+def load_head(model: str | Path, config: HeadConfig, target: str | Path, revision: str | None = None) -> Head:
+    """Load a head, and the tensors that it borrows from the target's checkpoint.
+
+    Raises:
+        UnsupportedModel: weights that do not fit the config, or a target without the tensors that are borrowed.
+        HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
+    """
+    folder, hub = find_model(model)
+    if hub is not None:
+        hub.fetch([WEIGHTS])
+    head = make_head(config)
+    try:
+        weights = {name: tensor.float() for name, tensor in load_file(folder / WEIGHTS).items()}
+    except (OSError, SafetensorError) as error:
+        raise UnsupportedModel(f"{model}: {WEIGHTS} cannot be read ({error}); fetch it again") from error
+    borrowed = load_tensors(target, set(config.borrowed.values()), revision)
+    matrices = {name: borrowed[tensor] for name, tensor in config.borrowed.items()}
+    matrices |= {name: weights.pop(name) for name in (EMBEDDING, OUTPUT) if name in weights and name not in matrices}
+    try:
+        head.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise UnsupportedModel(f"{model}: its weights do not fit its config.json ({reason})") from None
+    for name in (EMBEDDING, OUTPUT):
+        shape = (config.vocab_size, config.hidden_size)
+        if name not in matrices or tuple(matrices[name].shape) != shape:
+            raise UnsupportedModel(f"{model}: no {name} matrix of {shape[0]} × {shape[1]}, its own or the target's")
+        setattr(head, name, matrices[name])
+    return head.eval().requires_grad_(requires_grad=False)
+
+
+def save_head(head: Head, folder: Path) -> int:
+    """Write a head in bfloat16, without the matrices that it borrows; the bytes of its weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in head.state_dict().items()}
+    for name in (EMBEDDING, OUTPUT):
+        if name not in head.config.borrowed:
+            weights[name] = head.get_buffer(name).to(torch.bfloat16).clone()
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(head.config.to_json(), indent=1) + "\n", encoding="utf-8")
+    return (folder / WEIGHTS).stat().st_size
+
+
+def load_tensors(model: str | Path, names: Collection[str], revision: str | None = None) -> dict[str, torch.Tensor]:
+    """Some tensors of a checkpoint as float32; no other is read, and on the hub only the files that hold them.
+
+    Raises:
+        UnsupportedModel: the checkpoint has no such tensor.
+        HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
+    """
+    if not names:
+        return {}
+    folder, hub = find_model(model, revision)
+    where = weight_map(folder, hub, str(model))
+    found: dict[str, torch.Tensor] = {}
+    size = 0
+    for file in sorted({where[name] for name in names if name in where}):
+        if hub is not None:
+            hub.fetch([file])
+        try:
+            with safe_open(folder / file, framework="pt") as opened:
+                for name in (name for name in names if where.get(name) == file):
+                    tensor: torch.Tensor = opened.get_tensor(name)
+                    size += tensor.numel() * tensor.itemsize
+                    found[name] = tensor.float()
+        except (OSError, SafetensorError) as error:
+            raise unreadable_weights(str(model), folder / file, error) from error
+    for name in names:
+        if name not in found:
+            raise UnsupportedModel(f"{model}: its checkpoint has no tensor {name!r}, which the head borrows")
+    logger.info("%s: %d of its tensors read, %d bytes", model, len(found), size)
+    return found

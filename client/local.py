@@ -1,0 +1,62 @@
+"""One session of a whole model in this process: the same sweeps as a hop's, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from swarm.arena import Arena
+from swarm.messages import Sweep
+from swarm.ragged import RaggedModel, Work
+from swarm.session import Limits, Parent, SessionState
+
+
+class LocalSession:
+    """A model's KV by the rules that hops keep. rows: how many nodes it has run."""
+
+    def __init__(self, model: RaggedModel, limits: Limits) -> None:
+        self.model = model
+        self.state = SessionState(limits)
+        self.arena = Arena(model.layout, limits.window_tokens + limits.nodes)
+        self.rows = 0
+
+    def run(self, sweep: Sweep) -> torch.Tensor:
+        """Apply a sweep; the hidden rows [nodes, width] of its nodes."""
+        work = self._work(sweep)
+        return torch.empty(0) if work is None else self.model.forward([work])
+
+    def score(self, sweep: Sweep, last: int) -> torch.Tensor:
+        """Apply a sweep; the logits [last, vocab_size] of its last nodes."""
+        work = self._work(sweep)
+        return torch.empty(0) if work is None else self.model.scores(work, last)
+
+    def _work(self, sweep: Sweep) -> Work | None:
+        applied = self.state.apply(sweep)
+        if applied.truncated_to is not None:
+            self.arena.truncate(applied.truncated_to)
+        if applied.path:
+            self.arena.commit(applied.path, applied.survivors)
+        if not applied.appended:
+            return None
+        self.rows += len(sweep.tokens)
+        ids = torch.tensor(sweep.tokens, device=self.model.device)
+        return Work(self.arena, applied.appended, sweep.parents, applied.positions, ids, None)
+
+    def next(
+        self, tokens: Sequence[int], parents: Sequence[Parent], commit_to: Parent = None, truncate_to: int | None = None
+    ) -> Sweep:
+        """The next sweep, made of these parts; every earlier one counts as answered."""
+        state = self.state
+        kept = len(state.committed) if truncate_to is None else truncate_to
+        return Sweep(
+            sequence=state.sequence + 1,
+            committed=kept + (len(state.path_to(commit_to)) if commit_to is not None else 0),
+            first_id=state.next_id,
+            tokens=tuple(tokens),
+            parents=tuple(parents),
+            picks_from=state.next_id,
+            acked=state.sequence,
+            truncate_to=truncate_to,
+            commit_to=commit_to,
+        )

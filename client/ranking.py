@@ -1,0 +1,127 @@
+"""From a draft's logits to children of tree nodes: ranked, given a chance, and remembered for the lesson.
+
+Coupled, candidates rank by the target's own score, `logit / T + g`: the client knows the noise (DESIGN §5). Ranking by
+probability alone is SpecExec's rule (arXiv 2406.02532, algorithm 2); it accepts less and is here to be compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from client.draws import Draws
+from client.source import Places, Search
+from swarm.chance import Candidates, ChanceModel, Evidence
+from swarm.messages import Sampling
+from swarm.noise import gumbel_row
+from swarm.sampling import ranking_scores
+from swarm.tree import Lesson
+
+CHILDREN = 8
+"""Most candidates below one node."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranked:
+    """Candidates below some nodes: tokens and chances [nodes, candidates], each row falling."""
+
+    tokens: NDArray[np.int64]
+    chances: NDArray[np.float64]
+    candidates: Candidates
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankLesson:
+    """What one source proposed below nodes of a settled tree: every candidate there is a label."""
+
+    evidence: Evidence
+    chances: ChanceModel
+
+    def learn(self, picks: Mapping[int | None, int]) -> None:
+        """Also from candidates that did not get into the tree."""
+        known = [row for row, node in enumerate(self.evidence.nodes) if node in picks]
+        if known:
+            evidence = self.evidence.rows(known)
+            picked = np.array([picks[node] for node in evidence.nodes])
+            self.chances.learn(evidence.candidates, evidence.tokens == picked[:, None])
+
+
+class Ranker:
+    """Ranks one source's candidates. chances: learns how far that source is to be believed."""
+
+    def __init__(self, vocab_tokens: int, chances: ChanceModel, *, coupled: bool = True) -> None:
+        """A ranker of ids below `vocab_tokens`; those above are padding."""
+        self.chances = chances
+        self._vocab_tokens = vocab_tokens
+        self._coupled = coupled
+        self._noise = lru_cache(maxsize=32)(gumbel_row if coupled else _no_noise)
+        self._rounded = lru_cache(maxsize=32)(self._round)
+        self._considered: list[Evidence] = []
+        self._draws = Draws()
+
+    def begin(self) -> None:
+        """Another search: nothing was proposed in it."""
+        self._considered = []
+        self._draws.begin()
+
+    def rank(self, logits: torch.Tensor, positions: Sequence[int], sampling: Sampling) -> Ranked:
+        """The best candidates of each row of `logits` [rows, vocab_size]; positions: of those candidates."""
+        logits = logits[:, : self._vocab_tokens]
+        scores = self._scores(logits, positions, sampling)
+        best = scores.topk(min(CHILDREN, scores.shape[1]))
+        is_whole = sampling.temperature == 0 or not self._coupled
+        mass = scores.logsumexp(dim=1).double().cpu().numpy() if is_whole else None
+        candidates = Candidates(best.values.double().cpu().numpy(), mass, sampling.temperature)
+        return Ranked(best.indices.cpu().numpy(), self.chances.chances(candidates), candidates)
+
+    def _scores(self, logits: torch.Tensor, positions: Sequence[int], sampling: Sampling) -> torch.Tensor:
+        """[rows, vocab_size]; float32 where no filter asks for more: a guess may be off by a rounding, a pick not."""
+        if sampling.temperature == 0:
+            return logits.float()
+        if (sampling.top_k, sampling.top_p, sampling.min_p) != (None, None, None):
+            return ranking_scores(logits, positions, sampling, self._noise)
+        places = sorted(set(positions))
+        noise = torch.stack([self._rounded(sampling.seed, place, logits.shape[1], logits.device) for place in places])
+        rows = noise if len(places) == 1 else noise[[places.index(position) for position in positions]]
+        return torch.add(rows, logits.float(), alpha=1 / sampling.temperature)
+
+    def _round(self, seed: int, position: int, vocab_size: int, device: torch.device) -> torch.Tensor:
+        return torch.from_numpy(self._noise(seed, position, vocab_size)).float().to(device)
+
+    def add(self, search: Search, nodes: Sequence[int], logits: torch.Tensor) -> None:
+        """Add the best candidates below some nodes to the tree, or such as are drawn where sampling is multi-step."""
+        if search.sampling.multistep and search.sampling.temperature > 0:
+            self._draws.add(search, nodes, logits[:, : self._vocab_tokens])
+            return
+        ranked = self.rank(logits, [search.position(node) for node in nodes], search.sampling)
+        for node, tokens, row in zip(nodes, ranked.tokens.tolist(), ranked.chances.tolist(), strict=True):
+            pairs = zip(tokens, row, strict=True)
+            search.tree.add_children(node, [(token, chance) for token, chance in pairs if chance > 0])
+        self.note(nodes, ranked)
+
+    def note(self, nodes: Sequence[int], ranked: Ranked) -> None:
+        """Remember what was proposed below some nodes."""
+        self._considered.append(Evidence(tuple(nodes), ranked.tokens, ranked.candidates))
+
+    def lesson(self, places: Places) -> Lesson | None:
+        """The candidates below those nodes of a settled tree that were expanded."""
+        parts = [part.rows([row for row, node in enumerate(part.nodes) if node in places]) for part in self._considered]
+        if not parts:
+            return self._draws.lesson(places)
+        masses = [part.candidates.log_mass for part in parts if part.candidates.log_mass is not None]
+        candidates = Candidates(
+            np.concatenate([part.candidates.scores for part in parts]),
+            np.concatenate(masses) if masses else None,
+            parts[0].candidates.temperature,
+        )
+        nodes = tuple(places[node] for part in parts for node in part.nodes)
+        return RankLesson(Evidence(nodes, np.concatenate([part.tokens for part in parts]), candidates), self.chances)
+
+
+def _no_noise(_seed: int, _position: int, vocab_size: int) -> NDArray[np.float64]:
+    return np.zeros(vocab_size)

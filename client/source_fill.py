@@ -1,0 +1,60 @@
+"""A source without a model: whatever knows at once what may follow a text, such as the look-up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from client.source import Places, Search, Source
+from swarm.messages import Sampling
+from swarm.tree import Lesson, TokenTree
+
+T = TypeVar("T")
+
+
+class Filler(Protocol[T]):
+    """Fills a tree by itself; `swarm.lookup.Lookup` is one."""
+
+    def fill(self, tree: TokenTree, sequence: Sequence[int], sampling: Sampling) -> dict[int | None, T]:
+        """Add what it knows below a tree's root, the last token of `sequence`; what it proposed, by node of `tree`."""
+        ...
+
+    def learn(self, seen: dict[int | None, T], picks: Mapping[int | None, int]) -> None:
+        """Take labels: what the target picked after nodes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FillLesson(Generic[T]):
+    """What a filler proposed below the nodes of a settled tree."""
+
+    filler: Filler[T]
+    seen: dict[int | None, T]
+
+    def learn(self, picks: Mapping[int | None, int]) -> None:
+        """How often it was right."""
+        self.filler.learn(self.seen, picks)
+
+
+class FillSource(Source, Generic[T]):
+    """Fills the tree when a search begins, and again when a larger one is wanted."""
+
+    def __init__(self, filler: Filler[T]) -> None:
+        self._filler = filler
+        self._seen: dict[int | None, T] = {}
+
+    def begin(self, search: Search) -> bool:
+        """Everything that it knows, for nothing."""
+        self._seen = {}
+        self.widen(search)
+        return False
+
+    def widen(self, search: Search) -> None:
+        """What a larger tree has room for."""
+        self._seen |= self._filler.fill(search.tree, search.sequence, search.sampling)
+
+    def lesson(self, places: Places) -> Lesson | None:
+        """Whether it was right."""
+        seen = {places[node]: proposed for node, proposed in self._seen.items() if node in places}
+        return FillLesson(self._filler, seen)

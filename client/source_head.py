@@ -1,0 +1,55 @@
+"""What sources made of trained heads share: the target's newest hidden row, and states along the text behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from client.head import Head
+from client.ranking import Ranker
+from client.source import Places, Source
+from swarm.tree import Lesson
+
+MOST_BEHIND = 8
+"""Tokens that the newest hidden row may lie behind; heads are not trained to guess further."""
+
+
+class HeadSource(Source):
+    """Holds a head, on whatever device it is, and the hidden row that it goes on from."""
+
+    wants_rows = True
+
+    def __init__(self, head: Head, ranker: Ranker) -> None:
+        self.head = head
+        self.ranker = ranker
+        self._sequence: tuple[int, ...] = ()
+        self._row = torch.empty(0)
+
+    def observe(self, sequence: Sequence[int], rows: torch.Tensor) -> None:
+        """Only the last row counts; rows of another width are not this target's and are left."""
+        if rows.shape[1] == self.head.config.hidden_size:
+            self._sequence, self._row = tuple(sequence), rows[-1:].to(self._device, torch.float32)
+
+    def lesson(self, places: Places) -> Lesson | None:
+        """Every candidate below a node whose pick is known is a label."""
+        return self.ranker.lesson(places)
+
+    def forget(self) -> None:
+        """Begin with the next row."""
+        self._sequence = ()
+
+    @property
+    def _device(self) -> torch.device:
+        return self.head.out_norm.weight.device
+
+    def _start(self, sequence: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The hidden row [1, hidden_size] and the state [1, width] at the end of a text; None where no row is near."""
+        known = len(self._sequence)
+        if known == 0 or not 0 < len(sequence) - known <= MOST_BEHIND or sequence[:known] != self._sequence:
+            return None
+        behind = torch.tensor(sequence[known:], device=self._device)
+        state = self.head.begin(self._row, behind[:1])
+        for place in range(1, len(behind)):
+            state = self.head.step(state, behind[place : place + 1])
+        return self._row, state

@@ -1,0 +1,51 @@
+"""Token recycling as a source: the table fills the tree at once, then adds to what other sources propose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from client.source import Places, Search, Source
+from client.source_fill import FillLesson
+from swarm.recycling import Proposed, Recycling
+from swarm.tree import Lesson
+
+
+class RecycleSource(Source):
+    """Candidates after every node that stands in the tree, whoever put it there; labels from every node too."""
+
+    def __init__(self, table: Recycling) -> None:
+        self._table = table
+        self._seen: dict[int | None, Proposed] = {}
+        self._search: Search | None = None
+
+    def begin(self, search: Search) -> bool:
+        """Everything that it knows, for nothing."""
+        self._seen, self._search = {}, search
+        self.widen(search)
+        return False
+
+    def widen(self, search: Search) -> None:
+        """What a larger tree has room for."""
+        self._seen |= self._table.fill(search.tree, search.sequence, search.sampling)
+
+    def expand(self, search: Search, nodes: Sequence[int]) -> bool:
+        """Below nodes that others proposed."""
+        tree, temperature = search.tree, search.sampling.temperature
+        for node in nodes:
+            if node not in self._seen and tree.depths[node] < tree.levels:
+                self._seen[node] = self._table.propose(tree, node, temperature, tree.chances[node])
+        return False
+
+    def lesson(self, places: Places) -> Lesson | None:
+        """What is picked after any node, whether or not anything was proposed there."""
+        if self._search is None:
+            return None
+        tokens, temperature = self._search.tree.tokens, self._search.sampling.temperature
+        return FillLesson(
+            self._table,
+            {
+                place: self._seen.get(node, (tokens[node], (), temperature))
+                for node, place in places.items()
+                if node is not None
+            },
+        )

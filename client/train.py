@@ -1,0 +1,156 @@
+"""`client train-draft`: text from the target itself, then a draft that learns to guess it. Prints loss and acceptance.
+
+Never reads a prompt of anybody's. Whatever is interrupted goes on where it was when the same command is given again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import PreTrainedModel
+
+from client.boost import BoostTraining, score_together
+from client.commands import TrainDraft
+from client.drafts import find_device
+from client.head import EMBEDDING, OUTPUT, HeadConfig, HeadKind, make_head
+from client.head_files import load_tensors, save_head
+from client.target import Target, load_target
+from client.train_draft import DraftTraining
+from client.train_head import HELD_OUT_LINES, HeadTraining, Schedule
+from client.train_samples import Amount, load_for_training, sampled_lines
+from swarm.errors import ConfigError
+from swarm.ragged import find_layers
+
+TOLD_STEPS = 20
+"""Where there is no terminal to show a bar on."""
+
+Told = Callable[[int, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """What every kind of training starts from. kept: where an interrupted one lies."""
+
+    target: Target
+    model: PreTrainedModel
+    lines: torch.Tensor
+    schedule: Schedule
+    kept: Path
+
+
+def train_draft(command: TrainDraft, console: Console) -> None:
+    """Do it.
+
+    Raises:
+        ConfigError: an option cannot be.
+        SwarmError: the target cannot be loaded.
+    """
+    check(command)
+    if command.threads is not None:
+        torch.set_num_threads(command.threads)
+    target = load_target(command.model)
+    model = load_for_training(command.model, str(find_device(command.device)))
+    kept = command.samples or command.out / "samples.safetensors"
+    amount = Amount(command.lines, command.tokens, command.seed)
+    with _bar(console) as bar:
+        task = bar.add_task("sampling the target", total=amount.lines)
+        lines = sampled_lines(model, target.tokenizer, amount, kept, lambda done: bar.update(task, completed=done))
+    schedule = Schedule(command.steps, command.batch, command.rate, command.seed)
+    place = Workplace(target, model, lines, schedule, command.out / "training.pt")
+    with _bar(console) as bar:
+        task = bar.add_task("training", total=command.steps)
+
+        def told(done: int, loss: float) -> None:
+            bar.update(task, completed=done, description=f"training, loss {loss:.3f}")
+            if not console.is_terminal and (done % TOLD_STEPS == 0 or done == command.steps):
+                console.print(f"{done} of {command.steps} steps, loss {loss:.3f}")
+
+        if command.kind == "draft" or command.kind == "boost":
+            _train_model(command, place, console, told)
+        else:
+            _train_head(command.kind, command, place, console, told)
+
+
+def check(command: TrainDraft) -> None:
+    """Refuse what cannot be.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    counts = ("lines", "tokens", "steps", "batch", "depth")
+    least = {"lines": 2 * HELD_OUT_LINES, "tokens": 16}
+    for name in counts:
+        value = getattr(command, name)
+        if value < least.get(name, 1):
+            raise ConfigError(f"--{name} {value}: give at least {least.get(name, 1)}")
+    if not 0 < command.rate < 1:
+        raise ConfigError(f"--rate {command.rate:g}: give a learning rate between 0 and 1")
+    if not 0 <= command.seed < 2**31:
+        raise ConfigError(f"--seed {command.seed}: give 0 … {2**31 - 1}")
+    if command.lines < command.batch + HELD_OUT_LINES:
+        raise ConfigError(f"--lines {command.lines}: {HELD_OUT_LINES} are held out, and a batch takes {command.batch}")
+    if (command.kind in ("draft", "boost")) != (command.start is not None):
+        raise ConfigError("--start: name the small model to go on from with --kind draft or boost, and with no other")
+    if (command.kind == "boost") != bool(command.earlier):
+        raise ConfigError("--earlier: name the drafts that the new one is to complete with --kind boost, and no other")
+
+
+def _train_head(kind: HeadKind, command: TrainDraft, place: Workplace, console: Console, told: Told) -> None:
+    model, target = place.model, place.target
+    embedding = _name_of(model, model.get_input_embeddings())
+    is_tied = model.config.tie_word_embeddings
+    output = embedding if is_tied else _name_of(model, cast("Any", model).get_output_embeddings())
+    borrowed = {EMBEDDING: embedding, OUTPUT: output}
+    config = HeadConfig(kind, target.hidden_size, target.vocab_size, command.depth, target.tokenizer_digest, borrowed)
+    torch.manual_seed(command.seed)
+    head = make_head(config)
+    tensors = load_tensors(command.model, set(borrowed.values()))
+    for name, tensor in borrowed.items():
+        setattr(head, name, tensors[tensor])
+    head.out_norm.load_state_dict({"weight": _last_norm(model, target.hidden_size)})
+    head.to(torch.device(model.device))
+    training = HeadTraining(head, model, place.lines, place.schedule, place.kept)
+    training.run(told)
+    size = save_head(head, command.out)
+    console.print(f"{training.score()}", highlight=False)
+    console.print(f"{command.out}: {size:,} bytes, borrows {', '.join(sorted(tensors))}", highlight=False)
+
+
+def _train_model(command: TrainDraft, place: Workplace, console: Console, told: Told) -> None:
+    assert command.start is not None, "checked"
+    draft, *earlier = (load_for_training(name, str(place.model.device)) for name in (command.start, *command.earlier))
+    what = draft, place.model, place.lines, place.schedule, place.kept
+    training = BoostTraining(*what, earlier) if earlier else DraftTraining(*what)
+    training.run(told)
+    cast("Any", draft).to(torch.bfloat16).save_pretrained(command.out)
+    place.target.tokenizer.save_pretrained(command.out)
+    console.print(f"{training.score()}", highlight=False)
+    if earlier:
+        together = score_together([draft, *earlier], place.model, place.lines, command.seed)
+        console.print(f"{together}", highlight=False)
+
+
+def _name_of(model: PreTrainedModel, module: torch.nn.Module | None) -> str:
+    """What the checkpoint calls a module's matrix."""
+    found = next((name for name, part in model.named_modules() if part is module), None)
+    if found is None:
+        raise ConfigError(f"{model.config.model_type}: has no matrix that a head could borrow; train a model instead")
+    return f"{found}.weight"
+
+
+def _last_norm(model: PreTrainedModel, width: int) -> torch.Tensor:
+    """The weights that a norm before the output begins with: the model's own, ones where it has none by itself."""
+    layers = find_layers(model)
+    norms = [weight for name, weight in model.named_parameters() if weight.shape == (width,) and layers not in name]
+    return norms[-1].detach().cpu().float() if norms else torch.ones(width)
+
+
+def _bar(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console)

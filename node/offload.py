@@ -1,0 +1,190 @@
+"""A span whose layers are not held: they lie in host memory or in a mapped file and pass by, sweep after sweep.
+
+What a sweep costs then is one reading of the weights, however many tree nodes it carries. Embedding, norm and head stay
+on the device, as do KV and the layers' buffers; of the layers' weights two layers' worth are there at a time
+(`node.belt`). The layers are the class's own: only where their weights lie changes, so results are the resident span's,
+bit for bit.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from node.belt import Belt
+from node.span import Anatomy, SpanModel, check_family, dissect, fill_span
+from swarm.errors import NotEnoughSpace
+from swarm.layers import Span
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from node.checkpoint import Checkpoint
+
+ALIGNED = 64
+"""Weights begin at multiples of so many bytes, as torch's own do: kernels choose by alignment, and so do last bits."""
+NAME = "layer"
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Where weights lie, and how fast they come.
+
+    mb_per_s: read no faster. folder: of mapped files; None is pinned memory for a GPU and the system's temporary folder
+    for a CPU, whose memory they would fill otherwise.
+    """
+
+    mb_per_s: float | None = None
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one weight lies in its layer's bytes `[start, end)`."""
+
+    weight: nn.Parameter
+    start: int
+    end: int
+    shape: torch.Size
+
+
+class Layer:
+    """A layer without weights of its own, and where they lie in its bytes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.places: list[Place] = []
+        end = 0
+        for weight in module.parameters():
+            start = -(-end // ALIGNED) * ALIGNED
+            end = start + weight.numel() * weight.itemsize
+            self.places.append(Place(weight, start, end, weight.shape))
+        self.size_bytes = end
+
+    def pack(self) -> torch.Tensor:
+        """Take the weights out: uint8 [size_bytes]."""
+        data = torch.zeros(self.size_bytes, dtype=torch.uint8)
+        for place in self.places:
+            data[place.start : place.end] = place.weight.data.contiguous().view(-1).view(torch.uint8)
+        self.unbind(torch.device("cpu"))
+        return data
+
+    def bind(self, data: torch.Tensor) -> None:
+        """Compute with these bytes; nothing is copied."""
+        for place in self.places:
+            place.weight.data = data[place.start : place.end].view(place.weight.dtype).view(place.shape)
+
+    def unbind(self, device: torch.device) -> None:
+        """Hold no weights."""
+        for place in self.places:
+            place.weight.data = torch.empty(0, dtype=place.weight.dtype, device=device)
+
+
+class OffloadedSpan(SpanModel):
+    """A span whose layers' weights pass by on a belt; `weight_bytes` counts what is held, `stored_bytes` the layers."""
+
+    def __init__(self, model: PreTrainedModel, span: Span, layers: Mapping[int, Layer], belt: Belt) -> None:
+        self.belt = belt
+        self.ends = ExitStack()
+        """What `close` ends."""
+        self.stored_bytes = sum(layer.size_bytes for layer in layers.values())
+        for index, layer in layers.items():
+            self._stream(index, layer)
+        super().__init__(model, span)
+        self.weight_bytes += belt.resident_bytes
+
+    def close(self) -> None:
+        """End the reader's thread and remove the files; this span runs no more."""
+        self.ends.close()
+
+    def hand_over(self, names: Iterable[str]) -> dict[str, nn.Module]:
+        """Nothing: these layers have no weights to keep."""
+        super().hand_over(())
+        return {}
+
+    def _arrange(self, start: int, end: int) -> None:
+        super()._arrange(start, end)
+        if start < end:
+            self.belt.take(start, end)
+
+    def _stream(self, index: int, layer: Layer) -> None:
+        belt = self.belt
+
+        def leave(*_: object) -> None:
+            layer.unbind(self.device)
+            belt.leave(index)
+
+        layer.module.register_forward_pre_hook(lambda *_: layer.bind(belt.enter(index)))
+        layer.module.register_forward_hook(leave, always_call=True)
+
+
+def load_offloaded(
+    checkpoint: Checkpoint, span: Span, dtype: torch.dtype, device: torch.device, offload: Offload
+) -> OffloadedSpan:
+    """Load a span layer after layer into its store; no more than one of them is held meanwhile.
+
+    Raises:
+        LayersError: the model does not have these layers.
+        UnsupportedModel: Canopy cannot run this model, or the checkpoint's tensors are not what its class expects.
+        NotEnoughSpace: the disk is full.
+    """
+    check_family(checkpoint)
+    anatomy = dissect(checkpoint.config)
+    span.within(anatomy.num_layers)
+    names = {index: f"{anatomy.layers}.{index}" for index in range(span.start, span.end)}
+    frame = _fill(checkpoint, anatomy, span, dtype, list(names.values()))
+    cast("nn.Module", frame).to(device)
+    layers: dict[int, Layer] = {}
+    store: dict[int, torch.Tensor] = {}
+    with ExitStack() as ends:
+        files = None
+        if offload.folder is not None or device.type == "cpu":
+            files = Path(tempfile.mkdtemp(prefix="canopy-offload-", dir=offload.folder))
+            ends.callback(shutil.rmtree, files, ignore_errors=True)
+        for index, name in names.items():
+            alone = _fill(checkpoint, anatomy, Span(index, index + 1), dtype, [*anatomy.front, *anatomy.tail])
+            layers[index] = layer = Layer(alone.get_submodule(name))
+            store[index] = _keep(layer.pack(), files and files / f"{index}.safetensors", device)
+            layer.unbind(device)
+            frame.set_submodule(name, layer.module.to(device))
+        belt = Belt(store, device, None if offload.mb_per_s is None else offload.mb_per_s * 1e6)
+        ends.callback(belt.close)
+        model = OffloadedSpan(frame, span, layers, belt)
+        model.ends = ends.pop_all()
+        return model
+
+
+def held_weights(anatomy: Anatomy, span: Span) -> tuple[int, int]:
+    """How many weights an offloaded span holds on its device, and how many lie in its store."""
+    layers = [anatomy.weights[f"{anatomy.layers}.{index}"] for index in range(span.start, span.end)]
+    return anatomy.weights_in(span) - sum(layers) + 2 * max(layers), sum(layers)
+
+
+def _fill(checkpoint: Checkpoint, anatomy: Anatomy, span: Span, dtype: torch.dtype, held: list[str]) -> PreTrainedModel:
+    tensors = checkpoint.tensors(name for name in checkpoint.weight_map if anatomy.holds(name, span, held))
+    return fill_span(anatomy, span, tensors, dtype, held)
+
+
+def _keep(data: torch.Tensor, file: Path | None, device: torch.device) -> torch.Tensor:
+    """The same bytes, mapped from a file, or in memory that a GPU can read by itself."""
+    if file is None:
+        return data.pin_memory() if device.type == "cuda" else data
+    try:
+        save_file({NAME: data}, file)
+    except OSError as error:
+        raise NotEnoughSpace(f"{file.parent}: no room for the offloaded layers ({error.strerror})") from error
+    with safe_open(file, framework="pt") as opened:
+        mapped: torch.Tensor = opened.get_tensor(NAME)
+    with suppress(OSError):  # where the system lets go of names of mapped files, nothing is left of a killed node
+        file.unlink()
+    return mapped

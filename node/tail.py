@@ -1,0 +1,73 @@
+"""What the tail of one session says to its client: picks, and hidden rows of the accepted path where they are wanted.
+
+After a snapshot it says again what is unanswered (R6), from the parts of the replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from node.accepted import AcceptedPath, rows_wanted
+from node.sweep_run import SweepRun
+from swarm.codec import encode_rows, lossless_codec
+from swarm.hop_log import HopLog
+from swarm.ids import TreeNodeId
+from swarm.messages import HopTime, Reply
+
+
+class Tail:
+    """Makes the replies of one session; its log says where the session stands."""
+
+    def __init__(self, log: HopLog) -> None:
+        self._log = log
+        self._accepted = AcceptedPath()
+        self._replayed: list[SweepRun] = []
+
+    def reply(self, run: SweepRun, times: Sequence[HopTime]) -> Reply:
+        """The answer to the sweep that was run last."""
+        sweep, state = run.work.frame.sweep, self._log.executed
+        self._accepted.note(dict(run.picks), state, is_cut=run.work.applied.truncated_to is not None)
+        reply = Reply(sweep.sequence, sweep.generation, tuple(run.picks), tuple(times))
+        if sweep.want is None:
+            return reply
+        return _with_rows(reply, rows_wanted(sweep, self._accepted.walk(state, sweep)), run.final)
+
+    def replayed(self, run: SweepRun) -> None:
+        """A part of a snapshot was run."""
+        self._replayed.append(run)
+
+    def forget(self) -> None:
+        """A snapshot replaces everything."""
+        self._accepted.forget()
+        self._replayed.clear()
+
+    def replies(self, generation: int) -> list[Reply]:
+        """The answers to all unanswered sweeps, after the last part of a snapshot."""
+        log, state = self._log, self._log.executed
+        picks: dict[TreeNodeId, int] = {}
+        final: dict[TreeNodeId, torch.Tensor] = {}
+        for run in self._replayed:
+            picks |= run.picks
+            final |= run.final
+        self._replayed.clear()
+        replies = log.replies(picks, generation)
+        self._accepted.note(dict(pick for reply in replies for pick in reply.picks), state, is_cut=True)
+        path = [token.id for token in state.committed]
+        if log.unanswered:
+            path += self._accepted.walk(state, log.unanswered[-1])
+        return [
+            _with_rows(reply, rows_wanted(header, path), final)
+            for header, reply in zip(log.unanswered, replies, strict=True)
+        ]
+
+
+def _with_rows(reply: Reply, wanted: Sequence[TreeNodeId], final: Mapping[TreeNodeId, torch.Tensor]) -> Reply:
+    """Rows travel as they were computed, whatever the codec between hops."""
+    held = tuple(node for node in wanted if node in final)
+    if not held:
+        return reply
+    rows = torch.stack([final[node] for node in held])
+    return replace(reply, row_ids=held, rows=encode_rows(rows, lossless_codec(rows.dtype)))
