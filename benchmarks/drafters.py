@@ -247,7 +247,7 @@ def sheet(shop: Workshop, options: Options, console: Console) -> Sheet:
     made.measured = {"cells": cells}
     made.notes.append(
         f"{options.prompts} prompts of each kind, {options.new_tokens} new tokens; per draft ms: tokens gained over "
-        f"plain decoding; plain decoding: {1e3 / PROFILE.plain_ms():.1f} tokens/s in the 25 ms, 100 Mbit/s profile. Draft times "
+        f"plain decoding; plain decoding: {1e3 / PROFILE.plain_ms():.1f} tokens/s in the 25 ms profile. Draft times "
         "are CPU time of one thread. Calibrations begin empty in every cell."
     )
     return made
