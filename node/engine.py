@@ -73,6 +73,13 @@ class StepCost:
             self.base_ms += LEARNING_RATE * (base_ms - self.base_ms)
 
 
+def _advance(run: SweepRun, rows: int) -> float:
+    """Run some rows; milliseconds that this thread had a CPU."""
+    started = time.thread_time()
+    run.advance(rows)
+    return (time.thread_time() - started) * 1e3
+
+
 class Engine:
     """One compute thread shared fairly by the sessions of a node.
 
@@ -80,8 +87,10 @@ class Engine:
     keeps what it owes. worked_ms: what all slices took so far.
     """
 
-    def __init__(self, cost: StepCost, quantum_ms: float = 50.0) -> None:
+    def __init__(self, cost: StepCost, quantum_ms: float = 50.0, *, counts_cpu: bool = False) -> None:
+        """counts_cpu: only the time on a CPU is computing; when others had it, the sweep waited."""
         self._cost = cost
+        self._counts_cpu = counts_cpu
         self._quantum_ms = quantum_ms
         self._turns: deque[Customer] = deque()
         self._waiting: set[Customer] = set()
@@ -147,12 +156,13 @@ class Engine:
         encoded_ms, started = run.encode_ms, time.perf_counter()
         try:
             if self._cost.predict_ms(rows) <= SHORT_MS and self._newest is None:
-                run.advance(rows)
+                on_cpu_ms = _advance(run, rows)
                 await asyncio.sleep(0)  # the loop's other work has its turn
             else:
-                await self.on_thread(lambda: run.advance(rows))
+                on_cpu_ms = await self.on_thread(lambda: _advance(run, rows))
             measured_ms = (time.perf_counter() - started) * 1e3
-            run.compute_ms += measured_ms - (run.encode_ms - encoded_ms)
+            computed_ms = min(on_cpu_ms, measured_ms) if self._counts_cpu else measured_ms
+            run.compute_ms += max(computed_ms - (run.encode_ms - encoded_ms), 0.0)
             self._cost.learn(rows, measured_ms)
             if run.is_done:
                 session.finish(run)

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Self
 
 import grpc.aio
+import torch
 from torch import nn
 
 from node.checkpoint import Checkpoint, open_checkpoint
@@ -321,7 +322,9 @@ class Node:
 
     async def _open_service(self, server: grpc.aio.Server) -> None:
         config, model = self._config, self._model
-        engine = Engine(step_cost(self._sweep_ms, offloaded=config.offload))
+        # Where one thread computes, what it did not get of a CPU is known: it waited then, as others' work went on.
+        alone = model.device.type == "cpu" and not config.offload and torch.get_num_threads() == 1
+        engine = Engine(step_cost(self._sweep_ms, offloaded=config.offload), counts_cpu=alone)
         valid = await asyncio.to_thread(count_tokens, self._checkpoint.folder, model.vocab_size)
         noise = lru_cache(NOISE_ROWS)(gumbel_row)
         shop = Workshop(self.registry.peer_id, model, engine, self.registry, self._dialer, self._tally, valid, noise)

@@ -160,6 +160,10 @@ class RouteCost:
         """For how long a further sweep keeps a hop or a link busy, with the load that waits there."""
         return max(self.load * self.compute.at(nodes) / self.hops, self.links.b * nodes / max(self.hops - 1, 1))
 
+    def price_ms(self, nodes: int) -> float:
+        """What a further sweep costs: its slot, and at every hop the time of those who wait behind it."""
+        return self.slot_ms(nodes) + (self.load - 1) * self.compute.at(nodes) * (1 - 1 / self.hops)
+
     def chunk(self, nodes: int) -> int:
         """Nodes of each part, where a tree is best cut, so that a hop works while the next part travels."""
         parts = min(CHUNKS, key=lambda count: self._in_parts(-(-nodes // count), count))
@@ -263,7 +267,7 @@ class Goodput:
         rate = self._running = self._best_rate(cost, self._gains[bisect_left(TEMPERATURES, temperature)])
         round_ms = self.round.at(1) if self.round.is_known else 0.0
         dear = rate / self._trust.part
-        return Worth(dear * cost.per_node_ms, dear * round_ms, dear * cost.slot_ms(USUAL_ROUND))
+        return Worth(dear * cost.per_node_ms, dear * round_ms, dear * cost.price_ms(USUAL_ROUND))
 
     def cut(self, route: Hashable, temperature: float, chances: Sequence[float], planned: Choice) -> Choice:
         """How many of a tree's nodes, best first, are worth sending."""
@@ -300,9 +304,8 @@ class Goodput:
 
     def pays(self, route: Hashable, chances: Sequence[float]) -> bool:
         """Whether another sweep with such nodes is worth the hops' time."""
-        return bool(chances) and sum(chances) * self._trust.part > self._running * self.cost_of(route).slot_ms(
-            len(chances)
-        )
+        price_ms = self.cost_of(route).price_ms(len(chances))
+        return bool(chances) and sum(chances) * self._trust.part > self._running * price_ms
 
     def drafted(self, temperature: float, tree: DraftTree, planned: Choice, draft_ms: float) -> None:
         """A tree was drafted; one that came too early for a source tells nothing of later ones."""

@@ -127,6 +127,7 @@ async def test_replies_come_from_the_tail_and_from_no_other_hop(
             reply = await replies.read()
         assert dict(reply.picks) == greedy_picks(hugging_face, [sweep])
         assert len(reply.times) == 3
+        await link.until(Ack)  # receipts gather a while
         await link.send(Ping(5), Close("done"))
         while await link.read() is not None:
             pass

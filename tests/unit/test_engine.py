@@ -15,13 +15,16 @@ from node.sweep_run import SweepRun
 
 
 class Clock:
-    """Advanced by the forwards that "run"."""
+    """Advanced by the forwards that "run"; `share` of it is what they get of a CPU."""
 
     def __init__(self) -> None:
-        self.now_s = 0.0
+        self.now_s, self.share = 0.0, 1.0
 
     def perf_counter(self) -> float:
         return self.now_s
+
+    def thread_time(self) -> float:
+        return self.now_s * self.share
 
 
 class FakeRun:
@@ -111,6 +114,15 @@ async def test_no_slice_is_longer_than_the_quantum(clock: Clock) -> None:
     await serve(Engine(StepCost(0.0, 1.0), quantum_ms=50.0), session)
     assert sum(slices) == 500
     assert max(slices) == 50
+
+
+@pytest.mark.parametrize(("counts_cpu", "computed_ms"), [(True, 25.0), (False, 100.0)])
+async def test_what_others_had_of_the_cpu_is_no_computing(counts_cpu: bool, computed_ms: float, clock: Clock) -> None:
+    """It is waiting then, which is what load is told by; where it cannot be told, all is computing."""
+    clock.share = 0.25
+    session = FakeSession(clock, 1, rows=100)
+    await serve(Engine(StepCost(0.0, 1.0), counts_cpu=counts_cpu), session)
+    assert session.served_ms == pytest.approx(computed_ms)
 
 
 async def test_a_session_that_breaks_does_not_end_the_others(clock: Clock) -> None:

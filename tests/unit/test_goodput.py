@@ -258,6 +258,15 @@ def test_what_waits_for_its_own_kind_teaches_nothing_of_links_and_load() -> None
     assert (control.cost_of(ROUTE).sweep_ms(16), control.cost_of(ROUTE).load) == pytest.approx(before, rel=0.01)
 
 
+def test_under_load_another_sweep_pays_for_those_who_wait_behind_it_at_every_hop() -> None:
+    """With nobody there it costs the slot that it takes."""
+    idle, busy = World(100, 0.01, 15, 1.0, 6, PASSAGES), WORLDS["busy nodes"]  # six others, three hops
+    alone, among = (known(world).cost_of(ROUTE) for world in (idle, busy))
+    assert alone.price_ms(8) == pytest.approx(alone.slot_ms(8))
+    assert among.load == pytest.approx(7, rel=0.1)
+    assert among.price_ms(8) - among.slot_ms(8) == pytest.approx(6 * among.compute.at(8) * 2 / 3, rel=0.1)
+
+
 def test_drafting_goes_on_while_the_first_hop_is_busy() -> None:
     control = known(WORLDS["25 ms, passages"])  # a round takes 6 ms
     assert control.pause(Ahead(1, 0.0)) == 1
