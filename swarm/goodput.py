@@ -42,6 +42,12 @@ UNSURE = 10.0
 OUTLIER = 4.0
 """A residual of so many times the usual one is no news, unless it comes again and again."""
 STUBBORN = 3
+FORGETS = 1 / 1024
+"""Part of the way by which the shortest time on the links follows longer ones."""
+NEW_NETWORK = 4.0
+"""Later than by so many times what hops computed and waited, it is another network, not a busy machine."""
+JITTER, JITTER_MS = 0.05, 2.0
+"""By so much links may be slower than at their best without anybody being to blame."""
 LEAST_SCALE = 0.03
 GAIN_FADE = 0.95
 TRUST_FADE, TRUSTED, MOST_TRUST = 0.97, 0.3, 1.5
@@ -140,7 +146,8 @@ class RouteCost:
         """row_ms: what one more node should cost, as far as anybody knows."""
         self.links, self.compute = Line(0.0 if row_ms is not None else None), Line(row_ms)
         self.sweeps, self.hops = 0, 1
-        self._waited = self._computed = 0.0
+        self._waited = self._computed = self._late = 0.0
+        self._least_links_ms = math.inf
 
     @property
     def load(self) -> float:
@@ -148,9 +155,14 @@ class RouteCost:
         return 1 + (self._waited / self._computed if self._computed > 0 else 0.0)
 
     @property
+    def crowd(self) -> float:
+        """How many sweeps share the machines: those that wait at hops, and those that make everything else late."""
+        return self.load + (self._late / self._computed if self._computed > 0 else 0.0)
+
+    @property
     def per_node_ms(self) -> float:
         """What one more node costs."""
-        return self.links.b + self.load * self.compute.b
+        return self.links.b + self.crowd * self.compute.b
 
     def sweep_ms(self, nodes: int) -> float:
         """What a sweep of a pending token and so many nodes takes."""
@@ -162,7 +174,8 @@ class RouteCost:
 
     def price_ms(self, nodes: int) -> float:
         """What a further sweep costs: its slot, and at every hop the time of those who wait behind it."""
-        return self.slot_ms(nodes) + (self.load - 1) * self.compute.at(nodes) * (1 - 1 / self.hops)
+        own_ms = max(self.crowd * self.compute.at(nodes) / self.hops, self.slot_ms(nodes))
+        return own_ms + (self.crowd - 1) * self.compute.at(nodes) * (1 - 1 / self.hops)
 
     def chunk(self, nodes: int) -> int:
         """Nodes of each part, where a tree is best cut, so that a hop works while the next part travels."""
@@ -186,9 +199,21 @@ class RouteCost:
         self.compute.learn(rows, spent.computed_ms)
         if not spent.alone:  # it waited for its own kind, at hops and on links
             return
-        self.links.learn(rows, max(spent.total_ms - spent.waited_ms - spent.computed_ms, 0.0))
+        links_ms = max(spent.total_ms - spent.waited_ms - spent.computed_ms, 0.0)
+        self.links.learn(rows, links_ms)
+        self._late = FADE * self._late + self._late_ms(links_ms - self.links.b * rows, spent)
         self._waited = FADE * self._waited + spent.waited_ms
         self._computed = FADE * self._computed + spent.computed_ms
+
+    def _late_ms(self, level_ms: float, spent: Spent) -> float:
+        """By how much machines that had no time for it made a sweep late, beside what its hops report."""
+        least_ms = self._least_links_ms
+        late_ms = max(level_ms - (1 + JITTER) * least_ms - JITTER_MS, 0.0)
+        if level_ms < least_ms or late_ms > NEW_NETWORK * (spent.computed_ms + spent.waited_ms):
+            self._least_links_ms = level_ms
+            return 0.0
+        self._least_links_ms += (level_ms - least_ms) * FORGETS
+        return late_ms
 
 
 @dataclass(slots=True)

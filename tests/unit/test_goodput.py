@@ -267,6 +267,22 @@ def test_under_load_another_sweep_pays_for_those_who_wait_behind_it_at_every_hop
     assert among.price_ms(8) - among.slot_ms(8) == pytest.approx(6 * among.compute.at(8) * 2 / 3, rel=0.1)
 
 
+def test_links_that_become_late_while_machines_are_busy_are_load_too() -> None:
+    """What shares the hops' cores makes everything late, not only what waits in a queue; a new network is no load."""
+    world = WORLDS["25 ms, passages"]
+    calm, crowded, moved = known(world), known(world), known(world)
+    for _ in range(100):
+        calm.spent(ROUTE, replace(world.sweep(16), hops=3))
+        late = world.sweep(16)
+        crowded.spent(ROUTE, replace(late, total_ms=late.total_ms + 50, hops=3))
+        moved.spent(ROUTE, replace(late, total_ms=late.total_ms + 400, hops=3))
+    calm_cost, crowded_cost, moved_cost = (control.cost_of(ROUTE) for control in (calm, crowded, moved))
+    assert calm_cost.crowd == pytest.approx(1, abs=0.01)
+    assert 2.5 < crowded_cost.crowd < 4.5
+    assert crowded_cost.price_ms(8) > 3 * calm_cost.price_ms(8)
+    assert moved_cost.crowd == pytest.approx(1, abs=0.01)
+
+
 def test_drafting_goes_on_while_the_first_hop_is_busy() -> None:
     control = known(WORLDS["25 ms, passages"])  # a round takes 6 ms
     assert control.pause(Ahead(1, 0.0)) == 1
