@@ -57,7 +57,8 @@ def _tls(ca: Path | None) -> ssl.SSLContext:
 
 
 def _no_broker(url: str) -> ConfigError:
-    shown = url.rpartition("@")[2][:120]
+    """What is wrong, without what may be a password: a forgotten @ makes one look like a port."""
+    shown = f"{url.partition('://')[0][:20]}://…"
     return ConfigError(
         f"--mqtt {shown!r} is no broker; write mqtt://host:port, or mqtts://user:password@host:port for TLS"
     )

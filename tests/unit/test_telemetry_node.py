@@ -169,6 +169,7 @@ async def test_the_last_word_is_the_status() -> None:
         ({"mqtt": "mqtt://localhost", "mqtt_ca": Path("ca.pem")}, "--mqtt-ca"),
         ({"mqtt": "mqtts://me:secret@localhost", "mqtt_ca": Path("/nowhere/ca.pem")}, "--mqtt-ca"),
         ({"mqtt": "mqtts://me:secret@localhost:what"}, "--mqtt"),
+        ({"mqtt": "mqtts://me:secret"}, "--mqtt"),
     ],
 )
 def test_a_broker_that_cannot_be_is_refused_at_once(given: dict[str, Any], says: str) -> None:
