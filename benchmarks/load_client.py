@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.recorded import Recorded
 from benchmarks.virtual import AtOnce, Clock, Costs, RecordedDrafter
+from benchmarks.worker import covered
 from client.aio import EXPECTED_NODES
 from client.jobs import MOST_NODES, JobMaker
 from client.options import Options
@@ -28,14 +29,12 @@ from client.session import SessionOpener
 from client.target import find_in_swarm, load_target
 from swarm.demo import TARGET
 from swarm.dial import Dialer
-from swarm.errors import RouteError
 from swarm.goodput import Goodput
 from swarm.quiet import quiet_libraries
 from swarm.registry_dht import DhtConfig, DhtRegistry
 
 WAYS: dict[str, int | None] = {"off": 0, "K = 16": 16, "chosen": None}
 FREE = Costs(0, 1_000, pass_ms=0.0)
-COVER_ATTEMPTS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ async def measure(job: Job, texts: list[Recorded]) -> list[dict[str, Any]]:
         dialer = await stack.enter_async_context(Dialer())
         identity = find_in_swarm(target, await registry.models(), (job.peer,))
         opener = SessionOpener(target, identity, registry, dialer, (job.peer,), EXPECTED_NODES)
-        await _covered(opener)
+        await covered(opener)
         for load in job.loads:
             clients = {
                 way: [
@@ -136,17 +135,6 @@ async def _together(clients: Sequence[Client], job: Job) -> float:
         for task in tasks:
             task.cancel()
     return counted / took_s
-
-
-async def _covered(opener: SessionOpener) -> None:
-    for attempt in range(COVER_ATTEMPTS):
-        try:
-            await opener.route()
-            return
-        except RouteError:
-            if attempt + 1 == COVER_ATTEMPTS:
-                raise
-            await asyncio.sleep(0.5)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from benchmarks.bare import Rig
 from benchmarks.star import open_star
 from benchmarks.ways import TREES, Case, Way, canopy_ways, one_machine_ways, star_ways
 from client.aio import AsyncSwarm
+from client.session import SessionOpener
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import RouteError
 from swarm.layers import Span
@@ -86,7 +87,7 @@ async def _round(ways: list[Way], case: Case, number: int) -> Any:  # noqa: ANN4
         yield {"pair": number, "way": way.name, "nodes": way.nodes, "temperature": case.temperature, **asdict(run)}
 
 
-async def covered(swarm: AsyncSwarm) -> None:
+async def covered(swarm: AsyncSwarm | SessionOpener) -> None:
     """Wait until the directory that the client sees has a chain over all layers."""
     for attempt in range(COVER_ATTEMPTS):
         try:
