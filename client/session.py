@@ -207,6 +207,7 @@ class SessionOpener:
         """Look around now and then, so that a repair need not wait for the directory."""
         while True:
             await asyncio.sleep(KNOWN_S / 2)
+            await self.dialer.tidy()
             with suppress(RegistryError):
                 await self.registry.records(self.identity.fingerprint, self.identity.num_layers)
 

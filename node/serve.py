@@ -355,6 +355,7 @@ class Node:
     async def _keep_announcing(self) -> None:
         while True:
             await asyncio.sleep(ANNOUNCE_S)
+            await self._dialer.tidy()
             await asyncio.to_thread(give_back)
             try:
                 assert self._announced is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 import grpc.aio
+from grpc import ChannelConnectivity
 
 _BOTH_SIDES: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 10_000),
@@ -35,6 +36,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 
 
+IDLE_S = 60.0
 WARM_S = 30.0
 """How long what TCP learned of a connection is trusted."""
 
@@ -44,10 +46,12 @@ class Dialer:
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._asked: dict[str, float] = {}
         self._warm_until: dict[str, float] = {}
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """The channel to `host:port`; it connects when first used."""
+        self._asked[address] = time.monotonic()
         if address not in self._channels:
             self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         return self._channels[address]
@@ -59,6 +63,20 @@ class Dialer:
         self._warm_until[address] = now + WARM_S
         return was_cold
 
+    async def tidy(self, idle_s: float = IDLE_S) -> None:
+        """Close channels that nobody asked for lately and that are not connected: machines come and go.
+
+        A connected one is left alone: its streams may be in use for hours.
+        """
+        until = time.monotonic() - idle_s
+        for address in [address for address, asked in self._asked.items() if asked < until]:
+            if self._channels[address].get_state() in (ChannelConnectivity.READY, ChannelConnectivity.CONNECTING):
+                continue
+            channel = self._channels.pop(address)
+            self._asked.pop(address)
+            self._warm_until.pop(address, None)
+            await channel.close(grace=None)
+
     async def __aenter__(self) -> Dialer:
         """Nothing is dialled yet."""
         return self
@@ -68,3 +86,4 @@ class Dialer:
         for channel in self._channels.values():
             await channel.close(grace=None)
         self._channels.clear()
+        self._asked.clear()

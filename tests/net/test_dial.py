@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc.aio
+
 from swarm.dial import Dialer
 
 FAR_BELOW_GRPCS_OWN_S = 12
@@ -28,3 +30,20 @@ async def test_a_machine_that_takes_a_connection_and_says_nothing_is_dialled_aga
             await dialled.get()
             await dialled.get()
         done.set()
+
+
+async def test_channels_to_machines_that_went_are_closed_and_connected_ones_are_left() -> None:
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with Dialer() as dialer:
+        living, gone = f"127.0.0.1:{port}", "127.0.0.1:1"
+        channel = dialer.channel(living)
+        await channel.channel_ready()
+        dead = dialer.channel(gone)
+        await dialer.tidy()
+        assert dialer.channel(gone) is dead, "it was asked for just now"
+        await dialer.tidy(idle_s=-1.0)
+        assert dialer.channel(living) is channel
+        assert dialer.channel(gone) is not dead
+    await server.stop(None)
