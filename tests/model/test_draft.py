@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.acceptance import Size, accepted, answer, demo_prompts, generate
 from client.answers import Answer
-from client.compatible import check_compatible
 from client.decode import Job, decode
 from client.draft import Drafter, LookupDrafter, ModelDrafter, NoDrafter
 from client.local import LocalSession
@@ -28,7 +26,6 @@ from client.walk import Walk
 from swarm.budget import Budget, FixedBudget
 from swarm.chance import Calibration, Candidates
 from swarm.demo import DRAFT, TARGET
-from swarm.errors import IncompatibleDraft
 from swarm.goodput import Goodput
 from swarm.lookup import Lookup
 from swarm.messages import Credits, Sampling, Sweep
@@ -391,29 +388,3 @@ async def test_the_text_is_the_plain_one_whatever_goodput_chooses(
     assert sum(sweep.emitted > 0 for sweep in job.sweeps) < len(plain.sweeps), "trees were sent, and were right"
     deeper = [sweep for sweep in job.sweeps if "on its way" in sweep.reason]
     assert sum(sweep.emitted for sweep in deeper) > 0, "and tokens came from below nodes that were not verified yet"
-
-
-class Vocabulary:
-    def __init__(self, *tokens: str) -> None:
-        self.tokens = tokens
-
-    def get_vocab(self) -> dict[str, int]:
-        return {token: token_id for token_id, token in enumerate(self.tokens)}
-
-
-def test_equal_tokenizers_are_compatible_whatever_the_padding() -> None:
-    check_compatible(Vocabulary("a", "b"), Vocabulary("a", "b"), 64, 2)
-
-
-@pytest.mark.parametrize(
-    ("draft_tokens", "draft_rows", "message"),
-    [
-        (("a", "c", "d"), 64, "token id 1 is 'b' to the target and 'c' to the draft"),
-        (("a", "b"), 64, "token id 2 is 'd' to the target and unknown to the draft"),
-        (("a", "b", "d"), 2, "token id 2 has no embedding: the target has 64, the draft 2"),
-    ],
-)
-def test_other_tokenizers_are_refused_in_one_line(draft_tokens: tuple[str, ...], draft_rows: int, message: str) -> None:
-    with pytest.raises(IncompatibleDraft, match=re.escape(message)) as refused:
-        check_compatible(Vocabulary("a", "b", "d"), Vocabulary(*draft_tokens), 64, draft_rows)
-    assert "\n" not in str(refused.value)
