@@ -1,7 +1,7 @@
 """How much to speculate: the tree size with the most expected tokens per time. Pure; learns from what sweeps took.
 
     T(n)      a sweep of n = K + 1 nodes: links(n) + load · compute(n), each a line fitted online
-    load      1 + waiting / compute at the hops: under load, a node's compute is paid by whoever waits behind it too
+    load      1 + waiting / compute at the hops; under load a node's compute is paid by all who share them (`dearness`)
     D(K)      drafting a tree of K nodes: a line as well
     gain(K)   tokens that a tree of K nodes brings beside the target's own: the sum of its calibrated chances, averaged
     goodput   (1 + gain(K)) / (T(K + 1) + D(K)), tokens per millisecond
@@ -160,9 +160,22 @@ class RouteCost:
         return self.load + (self._late / self._computed if self._computed > 0 else 0.0)
 
     @property
+    def dearness(self) -> float:
+        """What a millisecond of the hops' time costs, where everybody who shares them takes one more.
+
+        A millisecond makes everybody wait, who then comes back later and so waits for less: mean value analysis of a
+        closed queue (Schweitzer's approximation), with the sharers inferred from how long one waits. Between `crowd`,
+        where the machines are always busy, and its square, where sweeps are on links for most of the time.
+        """
+        crowd = self.crowd
+        links_ms, hops_ms = self.links.at(1), crowd * self.compute.at(1)
+        away = links_ms / (links_ms + hops_ms) if links_ms > 0 else 0.0
+        return crowd / (1 - (1 - 1 / crowd) * away)
+
+    @property
     def per_node_ms(self) -> float:
         """What one more node costs."""
-        return self.links.b + self.crowd * self.compute.b
+        return self.links.b + self.dearness * self.compute.b
 
     def sweep_ms(self, nodes: int) -> float:
         """What a sweep of a pending token and so many nodes takes."""
@@ -174,8 +187,9 @@ class RouteCost:
 
     def price_ms(self, nodes: int) -> float:
         """What a further sweep costs: its slot, and at every hop the time of those who wait behind it."""
-        own_ms = max(self.crowd * self.compute.at(nodes) / self.hops, self.slot_ms(nodes))
-        return own_ms + (self.crowd - 1) * self.compute.at(nodes) * (1 - 1 / self.hops)
+        dear = self.dearness
+        own_ms = max(dear * self.compute.at(nodes) / self.hops, self.slot_ms(nodes))
+        return own_ms + (dear - 1) * self.compute.at(nodes) * (1 - 1 / self.hops)
 
     def chunk(self, nodes: int) -> int:
         """Nodes of each part, where a tree is best cut, so that a hop works while the next part travels."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from swarm.budget import Ahead, Choice, FixedBudget, Spent, Worth
-from swarm.goodput import SIZES, Goodput, Line
+from swarm.goodput import SIZES, Goodput, Line, RouteCost
 from swarm.tree import DraftTree
 
 ROUTE = "route"
@@ -264,7 +264,31 @@ def test_under_load_another_sweep_pays_for_those_who_wait_behind_it_at_every_hop
     alone, among = (known(world).cost_of(ROUTE) for world in (idle, busy))
     assert alone.price_ms(8) == pytest.approx(alone.slot_ms(8))
     assert among.load == pytest.approx(7, rel=0.1)
-    assert among.price_ms(8) - among.slot_ms(8) == pytest.approx(6 * among.compute.at(8) * 2 / 3, rel=0.1)
+    assert among.load < among.dearness < among.load**2
+    waiting_ms = (among.dearness - 1) * among.compute.at(8)
+    own_ms = among.dearness * among.compute.at(8) / 3
+    assert among.price_ms(8) == pytest.approx(own_ms + waiting_ms * 2 / 3, rel=0.01)
+
+
+def closed_queue_ms(clients: int, away_ms: float, served_ms: float) -> float:
+    """For how long each of so many clients is at a server that they come back to: exact mean value analysis."""
+    there, at_ms = 0.0, 0.0
+    for present in range(1, clients + 1):
+        at_ms = served_ms * (1 + there)
+        there = at_ms * present / (away_ms + at_ms)
+    return at_ms
+
+
+@pytest.mark.parametrize("clients", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("links_ms", [5, 20, 60, 200])
+@pytest.mark.parametrize("compute_ms", [5, 15])
+def test_a_millisecond_is_as_dear_as_a_closed_queue_makes_it(clients: int, links_ms: float, compute_ms: float) -> None:
+    at_ms = closed_queue_ms(clients, links_ms, compute_ms)
+    cost = RouteCost(0.0)
+    for _ in range(200):
+        cost.learn(Spent(0, links_ms + at_ms, at_ms - compute_ms, compute_ms))
+    slower, faster = (closed_queue_ms(clients, links_ms, compute_ms + by) for by in (1e-3, -1e-3))
+    assert cost.dearness == pytest.approx((slower - faster) / 2e-3, rel=0.06)
 
 
 def test_links_that_become_late_while_machines_are_busy_are_load_too() -> None:
