@@ -70,6 +70,10 @@ class ServeConfig:
     """What the topics begin with."""
     mqtt_ca: Path | None = None
     """File of certificates to trust for an mqtts:// broker, instead of the system's."""
+    metrics_port: int | None = None
+    """Serve /metrics for Prometheus on this TCP port; 0 takes a free one. Off unless given."""
+    metrics_host: str = "127.0.0.1"
+    """IP address on which the metrics are served: no password guards them."""
 
     @property
     def is_auto(self) -> bool:
@@ -86,7 +90,8 @@ class ServeConfig:
             Span.parse(self.layers)
             if self.num_layers is not None:
                 raise ConfigError(f"--num-layers {self.num_layers} goes with --layers auto, not with {self.layers}")
-        for option, port in (("--port", self.port), ("--dht-port", self.dht_port)):
+        ports = (("--port", self.port), ("--dht-port", self.dht_port), ("--metrics-port", self.metrics_port or 0))
+        for option, port in ports:
             if not 0 <= port < 65_536:
                 raise ConfigError(f"{option} {port}: a TCP port is 1 to 65535, or 0 for a free one")
         counts = (("--threads", self.threads), ("--kv-tokens", self.kv_tokens), ("--num-layers", self.num_layers))

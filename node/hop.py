@@ -164,7 +164,7 @@ class HopSession:
             check_sweep(frame, self._shop.model, self._role.codec, is_first=self._attach.index == 0)
             is_new = self.log.receive(frame)
         except SwarmError as error:
-            self._shop.tally.errors += 1
+            self._shop.tally.failed(error)
             self._upstreams.report(error)
             return
         self._lease.renew()
@@ -187,7 +187,7 @@ class HopSession:
             check_rows(snapshot.rows, self._shop.model, self._role.codec, is_first=self._attach.index == 0)
             self.log.restore(snapshot)
         except SwarmError as error:
-            self._shop.tally.errors += 1
+            self._shop.tally.failed(error)
             self._upstreams.report(error)
             return
         self._running = None  # what runs now is of no use any more
@@ -277,6 +277,7 @@ class HopSession:
         if self.is_closed or run is not self._running:
             return
         self._running = None
+        self._shop.tally.forwarded(run.forwards_ms)
         self._note(run)
         if run.work.is_replay:
             self._end_replay(run)
@@ -353,7 +354,7 @@ class HopSession:
 
     def on_trouble(self, error: HopError) -> None:
         """The next hop is lost: the client's business."""
-        self._shop.tally.errors += 1
+        self._shop.tally.failed(error)
         self._upstreams.report(error)
 
     def fail(self, error: Exception, run: SweepRun | None = None) -> None:
@@ -361,7 +362,7 @@ class HopSession:
         if run is not None and run is not self._running:
             return  # of a state that was replaced meanwhile
         self._running = None
-        self._shop.tally.errors += 1
+        self._shop.tally.failed(error)
         if not isinstance(error, SwarmError) or isinstance(error, LocalProtocolError):
             logger.error("a forward failed", exc_info=error)
         self._upstreams.report(error)

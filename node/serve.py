@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
+from socket import socket
 from types import TracebackType
 from typing import Self
 
@@ -40,6 +41,7 @@ from node.loading import (
     pick_device,
 )
 from node.measure import measure_sweeps, step_cost
+from node.metrics import NodeFigures, listening, serving_metrics
 from node.namesake import check_alone, check_still_alone
 from node.neighbours import Neighbours
 from node.outbox import Outbox
@@ -50,10 +52,11 @@ from node.sessions import Sessions
 from node.span import dissect, shared_parts
 from node.tally import Tally
 from node.telemetry import Portrait, Scene, Subject
+from node.twin_models import compare_twins
 from node.workshop import Workshop
 from swarm.coverage import serve_line
 from swarm.dial import SERVER_OPTIONS, Dialer
-from swarm.errors import ConfigError, ModelMismatch, RegistryError, UnknownModel, Unreachable
+from swarm.errors import ConfigError, RegistryError, UnknownModel, Unreachable
 from swarm.hello import NONCE_BYTES
 from swarm.ids import PeerId
 from swarm.layers import Span
@@ -160,6 +163,7 @@ class Node:
         config.check()
         check_compute(config)
         server, self._port = self._bind(config.port)
+        scraped = self._stack.enter_context(listening(config.metrics_host, config.metrics_port))
         joining = self._given_registry or DhtRegistry.open(config.dht())
         self.registry: Registry = await self._stack.enter_async_context(joining)
         self._address = config.announce_address or f"{self._reachable_host()}:{self._port}"
@@ -173,7 +177,7 @@ class Node:
             await self._take_span()
         else:
             self._span = Span.parse(config.layers)
-        await self._tell_the_world()
+        await self._tell_the_world(scraped)
         await self._load()
         await self._open_service(server)
         await self._be_dialled_back()
@@ -185,12 +189,14 @@ class Node:
         else:
             self._announcing = self._scope.spawn(self._keep_announcing())
 
-    async def _tell_the_world(self) -> None:
-        """Publish to MQTT from now on, if a broker was given; nobody waits for it."""
+    async def _tell_the_world(self, scraped: socket | None) -> None:
+        """Answer scrapes and publish to MQTT from now on, where that is wanted; nobody waits for either."""
+        device = Device(pick_device(self._config.device))
+        subject = Subject(self.identity, self._config.name, device, self._tally, self._scene)
+        figures = NodeFigures(self.registry.peer_id, subject)
+        await self._stack.enter_async_context(serving_metrics(scraped, figures, self._say))
         broker = self._config.broker()
         if broker is not None:
-            device = Device(pick_device(self._config.device))
-            subject = Subject(self.identity, self._config.name, device, self._tally, self._scene)
             address = Address(broker, self._config.mqtt_prefix, self.identity.fingerprint, self.registry.identity)
             publisher = Publisher(address, Portrait(subject, self._news), self._news, self._say)
             await self._stack.enter_async_context(publisher)
@@ -297,19 +303,10 @@ class Node:
         self.identity: ModelIdentity = await asyncio.to_thread(
             model_identity, checkpoint.folder, checkpoint.name, checkpoint.hub.commit if checkpoint.hub else None
         )
-        self._check_twins(known, must_match=config.model is None)
+        note = compare_twins(self.identity, known, must_match=config.model is None)
+        if note is not None:
+            self._say(note)
         return checkpoint
-
-    def _check_twins(self, known: list[ModelIdentity], *, must_match: bool) -> None:
-        twins = [model for model in known if model.name == self.identity.name]
-        if twins and all(twin.fingerprint != self.identity.fingerprint for twin in twins):
-            line = (
-                f"{self.identity.name} here is {self.identity.fingerprint[:12]}, in the swarm it is "
-                f"{', '.join(sorted(twin.fingerprint[:12] for twin in twins))}: other weights, config or tokenizer"
-            )
-            if must_match:
-                raise ModelMismatch(line)
-            self._say(f"note: {line}; a chain never mixes them")
 
     def _bind(self, port: int) -> tuple[grpc.aio.Server, int]:
         """Take the port before anything slow, so that a taken one is told at once."""

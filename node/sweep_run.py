@@ -46,6 +46,7 @@ class SweepRun:
         self.work = work
         self.compute_ms = 0.0
         self.encode_ms = 0.0
+        self.forwards_ms: list[float] = []
         self.rows: Rows | None = None
         self.picks: list[tuple[TreeNodeId, int]] = []
         self._model = model
@@ -85,6 +86,7 @@ class SweepRun:
             self._prepare()
         chosen = self.work.run[self._done : self._done + count]
         self._done += len(chosen)
+        started = time.perf_counter()
         if chosen:
             hidden = self._model.forward([self._work(chosen)], self._role.span)
             if self._is_tail:
@@ -95,6 +97,8 @@ class SweepRun:
             torch.cuda.synchronize(
                 self._model.device
             )  # or the next slice, another session's, would be charged for this
+        if chosen:
+            self.forwards_ms.append((time.perf_counter() - started) * 1e3)
         if self.is_done and not self._is_tail:
             self._encode()
 

@@ -2,10 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import enum
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 
+from swarm.errors import Busy, HopError, LocalProtocolError, RemoteProtocolError, SessionError, SwarmError
 from swarm.hop_log import SweepWork
 from swarm.messages import Counters
+from swarm.metrics_histogram import Histogram
+
+
+class ErrorKind(enum.StrEnum):
+    """Whose fault an error in a session was, roughly."""
+
+    PROTOCOL = "protocol"
+    """A neighbour or client broke the protocol."""
+    HOP = "hop"
+    """The next hop is lost."""
+    BUSY = "busy"
+    """There was no room."""
+    SESSION = "session"
+    """The session is over, or its window is full."""
+    REFUSED = "refused"
+    """Anything else that is refused on purpose."""
+    INTERNAL = "internal"
+    """A mistake, or a forward that failed: look into the log."""
+
+    @classmethod
+    def of(cls, error: Exception) -> ErrorKind:
+        """The kind of an error."""
+        match error:
+            case Busy():
+                return cls.BUSY
+            case HopError():
+                return cls.HOP
+            case RemoteProtocolError():
+                return cls.PROTOCOL
+            case SessionError():
+                return cls.SESSION
+            case SwarmError() if not isinstance(error, LocalProtocolError):
+                return cls.REFUSED
+            case _:
+                return cls.INTERNAL
 
 
 @dataclass(slots=True)
@@ -14,6 +53,7 @@ class Tally:
 
     tokens: tree nodes that became committed. layer_tokens: tokens × layers that computed them. queue_ms, compute_ms: of
     all sweeps. bytes_in: from upstream neighbours. bytes_out: to the next hop, back upstream, and to clients.
+    queue_times, compute_times: per sweep. forward_times: per forward.
     """
 
     sweeps: int = 0
@@ -35,6 +75,10 @@ class Tally:
     compute_ms: float = 0.0
     bytes_in: int = 0
     bytes_out: int = 0
+    errors_by_kind: Counter[ErrorKind] = field(default_factory=Counter)
+    queue_times: Histogram = field(default_factory=Histogram)
+    compute_times: Histogram = field(default_factory=Histogram)
+    forward_times: Histogram = field(default_factory=Histogram)
 
     def counters(self, forwards: int, rows_in_forwards: int) -> Counters:
         """The totals as a message, with what the model itself counted."""
@@ -51,6 +95,18 @@ class Tally:
         self.layer_tokens += len(work.applied.path) * layers
         self.queue_ms += queue_ms
         self.compute_ms += compute_ms
+        self.queue_times.add_ms(queue_ms)
+        self.compute_times.add_ms(compute_ms)
+
+    def forwarded(self, forwards_ms: Iterable[float]) -> None:
+        """Forwards took so long."""
+        for milliseconds in forwards_ms:
+            self.forward_times.add_ms(milliseconds)
+
+    def failed(self, error: Exception) -> None:
+        """Something went wrong in a session."""
+        self.errors += 1
+        self.errors_by_kind[ErrorKind.of(error)] += 1
 
     def sent(self, count: int) -> None:
         """So many bytes left."""

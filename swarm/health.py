@@ -30,6 +30,7 @@ from swarm.health_directory import Directory
 from swarm.health_feed import Feed
 from swarm.health_findings import LinkState
 from swarm.health_history import History, default_data_path
+from swarm.health_metrics import health_metrics
 from swarm.health_overview import Overview
 from swarm.health_probe import Prober, run_probe
 from swarm.health_publisher import Publisher
@@ -134,7 +135,9 @@ class HealthService:
         if command.probe_every and command.probe_budget:
             prober = Prober(overview, command.probe_every, command.probe_budget, run_probe, time.time)
             scope.spawn(prober.run(), "prober")
-        server = make_server(make_app(self.publisher, clerk.points))
+        app = make_app(self.publisher, clerk.points)
+        app.routes.append(health_metrics(clerk, self._guard, command.probe_every).route())
+        server = make_server(app)
         task = scope.spawn(_serve(server, listening), "http")
         stack.push_async_callback(_end, server, task)
 

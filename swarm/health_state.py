@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from swarm.health_served import ServedBook
 from swarm.ids import PeerId
 from swarm.layers import Span
+from swarm.metrics_totals import TotalsBook
 from swarm.record import NodeRecord
 from swarm.registry import RECORD_TTL_S
 from swarm.telemetry import Body, Event, Metrics, Presence, Status, Will
@@ -157,12 +158,13 @@ class _Heard:
 
 @dataclass(slots=True)
 class Knowledge:
-    """All that came in; `served` counts what each peer contributed.
+    """All that came in; `served` counts what each peer contributed, `totals` what each model did.
 
     turned_away: nodes for which there was no room. version: rises with whatever changes more than numbers.
     """
 
     served: ServedBook = field(default_factory=ServedBook)
+    totals: TotalsBook = field(default_factory=TotalsBook)
     events: list[Happening] = field(default_factory=list)
     turned_away: int = 0
     version: int = 0
@@ -235,6 +237,7 @@ class Knowledge:
             if not peers:
                 del self._heard[fingerprint]
             self.version += bool(gone)
+        self.totals.keep(self._heard)
 
     def nodes(self, now: float) -> dict[str, tuple[Model, list[Node]]]:
         """Every model and its nodes, by fingerprint; nodes that describe the model differently are left out."""
@@ -268,6 +271,8 @@ class Knowledge:
         if before is not None and metrics.sweeps >= before.sweeps:
             seconds = metrics.uptime_s - before.uptime_s
             heard.sweeps_per_s = (metrics.sweeps - before.sweeps) / seconds if seconds >= SHORTEST_S else None
+        if heard.status is not None:
+            self.totals.add(heard.status, before, metrics, now - heard.metrics_at)
         heard.metrics, heard.metrics_at = metrics, now
         if heard.status is not None:
             self.served.add(peer, heard.status, metrics, now)

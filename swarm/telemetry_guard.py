@@ -112,11 +112,17 @@ class TelemetryGuard:
         self._models: dict[PeerId, int] = {}
         self._tidied_at = 0.0
         self._counts = dict.fromkeys(Reason, 0)
+        self._believed = dict.fromkeys(Part, 0)
 
     @property
     def counts(self) -> Mapping[Reason, int]:
         """How many messages were refused, by reason."""
         return MappingProxyType(self._counts)
+
+    @property
+    def believed(self) -> Mapping[Part, int]:
+        """How many messages were believed, by part; a will is of the status."""
+        return MappingProxyType(self._believed)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -136,6 +142,7 @@ class TelemetryGuard:
                 reason = self._passing(signed, passing, retained, now)
         if reason is not None:
             return self._refuse(reason, signed)
+        self._believed[part_of(signed.body)] += 1
         return Believed(signed.peer, signed.fingerprint, signed.body)
 
     def _refuse(self, reason: Reason, signed: Signed | None = None) -> Refused:

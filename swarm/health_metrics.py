@@ -1,0 +1,108 @@
+"""`/metrics` of the health service: how everything stands is noted in the event loop and written out in a thread."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+
+from swarm.health_alerts import Kind as AlertKind
+from swarm.health_alerts import Severity
+from swarm.health_clerk import Clerk
+from swarm.health_findings import Link, LinkState
+from swarm.metrics import Figure, Kind, Sheet
+from swarm.metrics_models import FIGURES as MODEL_FIGURES
+from swarm.metrics_models import ModelView, write_models
+from swarm.metrics_page import MetricsPage
+from swarm.metrics_totals import Totals
+from swarm.telemetry import Part
+from swarm.telemetry_guard import Reason, TelemetryGuard
+
+ABOUT = Figure("canopy_health_info", "The health service.", ("version", "swarm"), Kind.INFO)
+ALERTS = Figure("canopy_health_alerts", "Open alerts, by kind and severity.", ("kind", "severity"))
+SOURCE = Figure(
+    "canopy_health_source_state", "1 for how the broker or the DHT is, 0 for the other states.", ("source", "state")
+)
+SOURCE_AT = Figure(
+    "canopy_health_source_changed_timestamp_seconds", "When the source became what it is; 0 if ever so.", ("source",)
+)
+BELIEVED = Figure(
+    "canopy_health_telemetry_accepted_total", "Telemetry messages believed, by topic.", ("part",), Kind.COUNTER
+)
+REFUSED = Figure(
+    "canopy_health_telemetry_refused_total", "Telemetry messages refused, by reason.", ("reason",), Kind.COUNTER
+)
+TURNED_AWAY = Figure(
+    "canopy_health_turned_away_total", "Words of nodes or models for which there was no room.", kind=Kind.COUNTER
+)
+READERS = Figure("canopy_health_stream_readers", "Who reads /api/v1/stream now.")
+PROBE_EVERY = Figure("canopy_health_probe_interval_seconds", "Time between probes of a model; 0 probes never.")
+
+FIGURES: Final = (
+    *(ABOUT, ALERTS, SOURCE, SOURCE_AT, BELIEVED, REFUSED, TURNED_AWAY, READERS, PROBE_EVERY),
+    *MODEL_FIGURES,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthView:
+    """How everything stands; nothing in it changes any more."""
+
+    swarm: str
+    models: Sequence[ModelView]
+    alerts: Mapping[tuple[AlertKind, Severity], int]
+    sources: Mapping[str, Link]
+    believed: Mapping[Part, int]
+    refused: Mapping[Reason, int]
+    turned_away: int
+    readers: int
+    probe_every_s: float
+
+    def collect(self) -> Iterable[Metric]:
+        """For prometheus-client."""
+        sheet = Sheet(FIGURES)
+        sheet.describe(ABOUT, {"version": version("canopy-swarm"), "swarm": self.swarm})
+        for kind in AlertKind:
+            for severity in Severity:
+                sheet.set(ALERTS, self.alerts.get((kind, severity), 0), kind.value, severity.value)
+        for name, link in self.sources.items():
+            sheet.be(SOURCE, LinkState, link.state, name)
+            sheet.set(SOURCE_AT, link.since, name)
+        for part, count in self.believed.items():
+            sheet.set(BELIEVED, count, part.value)
+        for reason, count in self.refused.items():
+            sheet.set(REFUSED, count, reason.value)
+        sheet.set(TURNED_AWAY, self.turned_away)
+        sheet.set(READERS, self.readers)
+        sheet.set(PROBE_EVERY, self.probe_every_s)
+        write_models(sheet, self.models)
+        return sheet.collect()
+
+
+def look(clerk: Clerk, guard: TelemetryGuard, probe_every_s: float) -> HealthView:
+    """Note how everything stands."""
+    overview = clerk.overview
+    totals = overview.knowledge.totals.models
+    return HealthView(
+        swarm=overview.name,
+        models=[
+            ModelView(one, copy(one.log), copy(totals.get(one.model.fingerprint, Totals()))) for one in clerk.found
+        ],
+        alerts=Counter((alert.finding.kind, alert.finding.severity) for alert in overview.alerts.open()),
+        sources={"broker": copy(overview.broker), "dht": copy(overview.dht)},
+        believed=dict(guard.believed),
+        refused=dict(guard.counts),
+        turned_away=overview.knowledge.turned_away,
+        readers=clerk.publisher.readers,
+        probe_every_s=probe_every_s,
+    )
+
+
+def health_metrics(clerk: Clerk, guard: TelemetryGuard, probe_every_s: float) -> MetricsPage:
+    """The page; a thousand nodes take tens of milliseconds to write out, which the event loop does not wait for."""
+    return MetricsPage(lambda: look(clerk, guard, probe_every_s), in_thread=True)

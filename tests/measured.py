@@ -1,0 +1,129 @@
+"""A swarm in which everything that can be measured is there, and everything that can be wrong is: for metrics tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
+
+import torch
+
+from node.device import Device
+from node.metrics import NodeFigures
+from node.tally import ErrorKind, Tally
+from node.telemetry import Scene, Subject
+from swarm.health_clerk import Clerk
+from swarm.health_findings import LinkState
+from swarm.health_history import History
+from swarm.health_metrics import HealthView, look
+from swarm.health_overview import Overview
+from swarm.health_probes import Comparison, HopProbe, Probe
+from swarm.health_publisher import Publisher
+from swarm.health_state import Model
+from swarm.ids import PeerId
+from swarm.layers import Span
+from swarm.record import NodeState
+from swarm.registry import ModelIdentity
+from swarm.telemetry import ServedModel, seal_body
+from swarm.telemetry_guard import TelemetryGuard
+from tests.telling import NOW, identity, metrics, status, topic
+
+WHOLE, SHAKY, TORN = (Model(name, digit * 64, 12) for name, digit in (("whole", "a"), ("shaky", "b"), ("torn", "c")))
+NODES = (
+    (WHOLE, "QmFirst", Span(0, 6)),
+    (WHOLE, "QmSecond", Span(6, 12)),
+    (SHAKY, "QmThird", Span(0, 12)),
+    (TORN, "QmFourth", Span(0, 4)),
+)
+GOOD = Probe(
+    ok=True,
+    tokens=32,
+    ttft_ms=210.0,
+    tokens_per_s=9.9,
+    acceptance_length=2.1,
+    sweep_ms=130.0,
+    hops=(
+        HopProbe(PeerId("QmFirst"), (0, 6), 25.0, 0.1, 8.0),
+        HopProbe(PeerId("QmSecond"), (6, 12), 25.0, 0.2, 9.0),
+    ),
+    return_ms=25.0,
+)
+FAILED = Probe(ok=False, error="nobody answered")
+SCENE = Scene(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.1),), 2, 10, 4_096, 1_000.0)
+
+
+@dataclass
+class MeasuredHealth:
+    """A health service's insides without its network; `look` is a scrape, before which a little more was done."""
+
+    at: float = NOW
+    guard: TelemetryGuard = field(default_factory=TelemetryGuard)
+    looks: int = 0
+
+    def __post_init__(self) -> None:
+        self.overview = Overview(["/ip4/192.0.2.1/tcp/1/p2p/Qm"], "canopy", self.at, self.guard.counts)
+        self.publisher = Publisher()
+        unused = cast("History", SimpleNamespace())
+        self.clerk = Clerk(self.overview, self.publisher, unused, clock=lambda: self.at + 1)
+        for model, peer, span in NODES:
+            served = ServedModel(model.name, model.fingerprint, model.num_layers)
+            told = status(model=served, span=span, name="attic" if peer == "QmFirst" else None)
+            self.overview.knowledge.believe(PeerId(peer), model.fingerprint, told, self.at)
+        self.overview.broker_is(LinkState.DOWN, self.at - 60)
+        self.overview.dht_is(LinkState.OK, self.at - 60)
+        self._probe()
+        self.hear()
+
+    def _probe(self) -> None:
+        overview = self.overview
+        overview.probed(WHOLE, GOOD, self.at - 5_000)
+        overview.probed(SHAKY, FAILED, self.at)
+        for _ in range(2):
+            overview.probed(TORN, FAILED, self.at)
+        overview.knowledge.probed(WHOLE.fingerprint, PeerId("QmFirst"), 8.0)
+        overview.compared(WHOLE, Comparison(PeerId("QmFirst"), (PeerId("QmSecond"),), False, 64))
+
+    def hear(self) -> None:
+        """Every node did a little more; one message is believed, and ten are forged."""
+        self.looks += 1
+        done = 100 * self.looks
+        for model, peer, _ in NODES:
+            body = metrics(uptime_s=100.0 + 5 * self.looks, sweeps=done, layer_tokens=10 * done)
+            self.overview.knowledge.believe(PeerId(peer), model.fingerprint, body, self.at)
+        told = status(seq=self.looks, at=NOW)
+        sealed = seal_body(told, topic(told), identity(0))
+        self.guard.accept(topic(told), sealed, False, NOW)
+        for _ in range(10):
+            self.guard.accept(topic(told, who=1), sealed, False, NOW)
+
+    def look(self) -> HealthView:
+        """What a scrape sees."""
+        self.hear()
+        self.clerk.step()
+        return look(self.clerk, self.guard, 300.0)
+
+
+@dataclass
+class MeasuredNode:
+    """A node's counters without the node."""
+
+    tally: Tally = field(default_factory=Tally)
+    scene: Scene = SCENE
+
+    def __post_init__(self) -> None:
+        model = ModelIdentity("whole", "a" * 64, "c" * 64, "w" * 64, "t" * 64, 12)
+        device = Device(torch.device("cpu"))
+        device.memory_bytes, device.temperature_c = (lambda: 10_000), (lambda: 61.0)  # type: ignore[method-assign]
+        subject = Subject(model, None, device, self.tally, self.look)
+        self.figures = NodeFigures(PeerId("QmFirst"), subject)
+
+    def look(self) -> Scene:
+        """Before every scrape a sweep was run, after a long wait, and one failed."""
+        tally = self.tally
+        tally.queue_times.add_ms(2_000.0)
+        tally.compute_times.add_ms(40.0)
+        tally.forwarded([15.0, 25.0])
+        tally.failed(ArithmeticError("hidden states are not finite"))
+        tally.sweeps += 1
+        assert tally.errors_by_kind[ErrorKind.INTERNAL] == tally.errors
+        return self.scene
