@@ -19,6 +19,7 @@ from client.decode import PREFILLS_IN_FLIGHT, Job, decode
 from client.jobs import PREFILL_CHUNK
 from client.nearby import Nearby
 from client.options import CodecChoice
+from client.refusals import RETRY_S, Refusals
 from client.stats import Result, Stats
 from client.target import Target
 from client.walk import Walk
@@ -27,7 +28,6 @@ from swarm.dial import Dialer
 from swarm.errors import (
     GenerationInterrupted,
     HopError,
-    HopTimeout,
     RegistryError,
     RouteError,
     SwarmError,
@@ -41,7 +41,6 @@ from swarm.session import Limits
 from swarm.tasks import TaskScope
 
 SWEEPS_IN_FLIGHT = 8
-OPEN_ATTEMPTS = 3
 REPLAY_LAYER_MS = 1_000.0
 """What it costs a repair to give a layer to a machine that has no KV of the session: nobody is left without need."""
 
@@ -173,10 +172,9 @@ class SessionOpener:
             RouteError: nobody serves some layers.
             HopError: a machine refused, or did not answer, and no other takes its place.
         """
-        avoid: frozenset[str] = frozenset()
-        refusal: HopError | None = None
-        for attempt in range(OPEN_ATTEMPTS):
-            route = await self._route_beside(avoid, refusal)
+        refusals = Refusals(self.wait_s)
+        while True:
+            route = await self._route_beside(refusals)
             most = nodes + 1
             want = Open(
                 fingerprint=self.identity.fingerprint,
@@ -197,11 +195,9 @@ class SessionOpener:
                         yield Session(chain, walk, want.codec)
                 return
             except HopError as error:
-                if is_open or attempt + 1 == OPEN_ATTEMPTS:
+                if is_open or not refusals.add(error):
                     raise
                 self.nearby.failed(error.peer)
-                avoid |= {error.peer}
-                refusal = error
 
     async def _keep_known(self) -> None:
         """Look around now and then, so that a repair need not wait for the directory."""
@@ -226,16 +222,27 @@ class SessionOpener:
         )
         return self._best(records, query)
 
-    async def _route_beside(self, avoid: frozenset[str], refusal: HopError | None) -> Route:
-        """A route without the machines that refused; where there is none, who was only slow is asked again."""
-        try:
-            return await self.route(avoid=avoid)
-        except RouteError:
-            if refusal is None:
-                raise
-            if not isinstance(refusal, HopTimeout):
-                raise refusal from None
-        return await self.route()
+    async def _route_beside(self, refusals: Refusals) -> Route:
+        """A route without the machines that refused; where there is none, those that went or stand in are waited for.
+
+        Raises:
+            RouteError: nobody serves some layers, and nobody refused either.
+            HopError: the last refusal; nobody is left to ask, or no time.
+        """
+        is_told = False
+        while True:
+            for avoid in refusals.avoided():
+                try:
+                    return await self.route(avoid=avoid)
+                except RouteError:
+                    if refusals.last is None:
+                        raise
+            if not refusals.may_heal:
+                raise refusals.last
+            if not is_told:
+                is_told = True
+                logger.warning("waiting up to %.0f s: %s", self.wait_s, refusals.last)
+            await asyncio.sleep(RETRY_S)
 
     def _walk(self, chain: Chain) -> Walk:
         credits = chain.credits
