@@ -22,6 +22,7 @@ from swarm.errors import ConfigError, SwarmError, UnknownModel
 from swarm.health_command import Health
 from swarm.identity import default_identity_path
 from swarm.plan_view import ShowPlan, plan
+from swarm.private import Private, private
 from swarm.record import NodeRecord
 from swarm.registry import ModelIdentity, Registry
 from swarm.registry_dht import DhtConfig, DhtRegistry
@@ -72,6 +73,7 @@ Command = (
     | Annotated[ShowRoute, tyro.conf.subcommand("route")]
     | Annotated[ShowPlan, tyro.conf.subcommand("plan")]
     | Annotated[Health, tyro.conf.subcommand("health")]
+    | Annotated[Private, tyro.conf.subcommand("private")]
 )
 
 
@@ -82,7 +84,7 @@ def main() -> None:
     sys.exit(run(command))
 
 
-def run(command: Bootstrap | Status | ShowRoute | ShowPlan | Health) -> int:
+def run(command: Bootstrap | Status | ShowRoute | ShowPlan | Health | Private) -> int:
     """Carry out a command; the exit code."""
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     try:
@@ -97,6 +99,8 @@ def run(command: Bootstrap | Status | ShowRoute | ShowPlan | Health) -> int:
                 asyncio.run(plan(command, console))
             case Health():
                 asyncio.run(_health(command, console))
+            case Private():
+                private(command, console)
     except SwarmError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(Text(f"swarm: {error}"))
         return 1

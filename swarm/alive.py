@@ -1,0 +1,75 @@
+"""Whether one of Canopy's programs answers: `python -m swarm.alive node 31338 [HOST]`, for images and manifests.
+
+A node must sign a nonce, the health page must give its state, a bootstrap peer must speak libp2p. Exit code 0 or 1.
+"""
+
+from __future__ import annotations
+
+import http.client
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Sequence
+
+DEADLINE_S = 8.0
+_LIBP2P = b"\x13/multistream/1.0.0\n"
+"""The first thing that a libp2p listener says, or answers to."""
+
+
+def node(host: str, port: int) -> bool:
+    """Whether a node's service answers, with a valid signature over a fresh nonce."""
+    import grpc
+    import msgpack
+
+    from swarm.hello import HELLO_METHOD, NONCE_BYTES, check_hello
+    from swarm.record import bracketed
+
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    with grpc.insecure_channel(f"{bracketed(host)}:{port}") as channel:
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(HELLO_METHOD)
+        try:
+            answer = call(nonce, timeout=DEADLINE_S)
+            return check_hello(msgpack.unpackb(answer)["peer_id"], nonce, answer)
+        except (grpc.RpcError, ValueError, KeyError, TypeError, msgpack.UnpackException):
+            return False
+
+
+def health(host: str, port: int) -> bool:
+    """Whether the health service gives its state."""
+    connection = http.client.HTTPConnection(host, port, timeout=DEADLINE_S)
+    try:
+        connection.request("GET", "/api/v1/state")
+        answer = connection.getresponse()
+        return answer.status == 200 and answer.read(1) == b"{"
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def bootstrap(host: str, port: int) -> bool:
+    """Whether a DHT peer answers libp2p's greeting."""
+    try:
+        with socket.create_connection((host, port), DEADLINE_S) as connection:
+            connection.sendall(_LIBP2P)
+            with connection.makefile("rb") as said:
+                return said.read(len(_LIBP2P)) == _LIBP2P
+    except OSError:
+        return False
+
+
+CHECKS: dict[str, Callable[[str, int], bool]] = {"node": node, "health": health, "bootstrap": bootstrap}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code for a program and its port."""
+    match list(arguments):
+        case [kind, port, *rest] if kind in CHECKS and port.isascii() and port.isdigit() and len(rest) < 2:
+            return 0 if CHECKS[kind](rest[0] if rest else "127.0.0.1", int(port)) else 1
+        case _:
+            print(f"usage: python -m swarm.alive {'|'.join(CHECKS)} PORT [HOST]", file=sys.stderr)  # noqa: T201
+            return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,56 @@
+"""A private swarm's folder, and mosquitto as deploy/ configures it with that folder, for tests."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from swarm.private import Private, private
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+HOST = "127.0.0.1"
+
+
+def make(command: Private) -> str:
+    """Run `swarm private`; what it says."""
+    said = io.StringIO()
+    private(command, Console(file=said, width=400))
+    return said.getvalue()
+
+
+def settings(env: Path) -> dict[str, str]:
+    """What an env file says."""
+    return dict(line.split("=", 1) for line in env.read_text().splitlines())
+
+
+@contextmanager
+def broker(folder: Path, port: int) -> Iterator[int]:
+    """mosquitto with the very configuration of deploy/, but for paths, address, and the user it runs as; its pid."""
+    text = (DEPLOY / "mosquitto" / "mosquitto.conf").read_text()
+    for written, here in (
+        ("/etc/canopy/broker", str(folder / "broker")),
+        ("/etc/canopy/mosquitto", str(DEPLOY / "mosquitto")),
+        ("listener 8883\n", f"listener {port} {HOST}\nuser root\n"),
+    ):
+        assert written in text, written
+        text = text.replace(written, here)
+    config, log = folder / "mosquitto.conf", folder / "mosquitto.log"
+    config.write_text(text)
+    with log.open("w") as output:
+        process = subprocess.Popen(["mosquitto", "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        assert process.stderr is not None
+        try:
+            while b"running" not in (line := process.stderr.readline()):
+                output.write(line.decode())
+                assert line, log.read_text()
+            yield process.pid
+        finally:
+            process.terminate()
+            process.wait(10)
+            output.write(process.stderr.read().decode())
+            process.stderr.close()
