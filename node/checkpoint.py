@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from swarm.errors import NotEnoughSpace, UnknownModel
 from swarm.hub import Hub, Progress, find_model
+from swarm.layers import name_layers
 from swarm.pretrained import read_config, unreadable_weights, weight_map
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def _check(what: str, span: Span, needs_has: tuple[int, int], layer_bytes: int) 
     over = -(-(needs - has) // max(layer_bytes, 1))
     fit = max(0, len(span) - over)
     hint = f"{fit} layers would fit: --layers {span.start}-{span.start + fit}" if fit else "not one layer would fit"
-    raise NotEnoughSpace(f"layers {span} need {_gib(needs)} of {what}, {_gib(has)} are free; {hint}")
+    raise NotEnoughSpace(f"{name_layers([span])} need {_gib(needs)} of {what}, {_gib(has)} are free; {hint}")
 
 
 def _text_only(weight_map: Mapping[str, str]) -> Mapping[str, str]:

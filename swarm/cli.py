@@ -27,6 +27,7 @@ from swarm.record import NodeRecord
 from swarm.registry import ModelIdentity, Registry
 from swarm.registry_dht import DhtConfig, DhtRegistry
 from swarm.route_view import ShowRoute, is_called, route, short
+from swarm.top_command import Top
 
 BOOTSTRAP_PORT = 31_337
 PLAIN_WIDTH = 240
@@ -74,6 +75,7 @@ Command = (
     | Annotated[ShowPlan, tyro.conf.subcommand("plan")]
     | Annotated[Health, tyro.conf.subcommand("health")]
     | Annotated[Private, tyro.conf.subcommand("private")]
+    | Annotated[Top, tyro.conf.subcommand("top")]
 )
 
 
@@ -84,7 +86,7 @@ def main() -> None:
     sys.exit(run(command))
 
 
-def run(command: Bootstrap | Status | ShowRoute | ShowPlan | Health | Private) -> int:
+def run(command: Bootstrap | Status | ShowRoute | ShowPlan | Health | Private | Top) -> int:
     """Carry out a command; the exit code."""
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     try:
@@ -101,6 +103,8 @@ def run(command: Bootstrap | Status | ShowRoute | ShowPlan | Health | Private) -
                 asyncio.run(_health(command, console))
             case Private():
                 private(command, console)
+            case Top():
+                asyncio.run(_top(command, console))
     except SwarmError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(Text(f"swarm: {error}"))
         return 1
@@ -136,6 +140,12 @@ async def _health(command: Health, console: Console) -> None:
 
     given = None if command.embedded_broker else os.environ.get("CANOPY_MQTT")
     await health(replace(command, mqtt=command.mqtt or given), console)
+
+
+async def _top(command: Top, console: Console) -> None:
+    from swarm.top import top  # brings a terminal's toolkit and an HTTP client, which nothing else here needs
+
+    await top(command, console)
 
 
 async def _until(stop: asyncio.Event, registry: DhtRegistry) -> None:
@@ -198,7 +208,7 @@ def _cells(record: NodeRecord) -> list[str]:
     return [
         short(record.peer),
         record.name or "",
-        record.span.describe(record.model.num_layers).removeprefix("layers "),
+        record.span.describe(record.model.num_layers).partition(" ")[2],
         record.state.value,
         record.address,
         " / ".join(f"{speeds[nodes]:.1f}" if nodes in speeds else "–" for nodes in (1, 8, 64)),

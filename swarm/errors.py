@@ -96,7 +96,7 @@ class HopError(SwarmError):
     """One machine of a chain failed; `peer` and `span` (half-open layers) name it."""
 
     def __init__(self, peer: str, span: str, reason: str) -> None:
-        super().__init__(f"node {peer} (layers {span}): {reason}")
+        super().__init__(f"node {peer} (--layers {span}): {reason}")
         self.peer = peer
         self.span = span
         self.reason = reason

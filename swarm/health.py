@@ -34,6 +34,8 @@ from swarm.health_metrics import health_metrics
 from swarm.health_overview import Overview
 from swarm.health_probe import Prober, run_probe
 from swarm.health_publisher import Publisher
+from swarm.health_snapshot import check_folder
+from swarm.health_snapshots import keep_snapshot, snapshot_of
 from swarm.registry_dht import DhtConfig, DhtRegistry, check_join_address
 from swarm.tasks import TaskScope
 from swarm.telemetry import check_prefix
@@ -53,6 +55,10 @@ async def health(command: Health, console: Console) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     check(command)
+    if command.url is not None and command.snapshot is not None:
+        count = await snapshot_of(command.url, command.snapshot)
+        console.print(Text(f"snapshot of {count} models in {command.snapshot}"))
+        return
     async with HealthService(command) as service:
         host, port = service.http_address
         console.print(Text(f"health page at http://{host}:{port}/"))
@@ -70,6 +76,12 @@ def check(command: Health) -> None:
     Raises:
         ConfigError: names the option.
     """
+    if command.url is not None:
+        if command.snapshot is None or command.join:
+            raise ConfigError("--url goes with --snapshot DIR alone: it copies the page of a service that runs already")
+        return
+    if command.snapshot is not None:
+        check_folder(command.snapshot)
     if not command.join:
         raise ConfigError("which swarm? give a peer's address with --join, as `swarm bootstrap` prints it")
     for address in command.join:
@@ -135,6 +147,8 @@ class HealthService:
         if command.probe_every and command.probe_budget:
             prober = Prober(overview, command.probe_every, command.probe_budget, run_probe, time.time)
             scope.spawn(prober.run(), "prober")
+        if command.snapshot is not None:
+            scope.spawn(keep_snapshot(command.snapshot, lambda: self.publisher.state, clerk.points), "snapshot")
         app = make_app(self.publisher, clerk.points)
         app.routes.append(health_metrics(clerk, self._guard, command.probe_every).route())
         server = make_server(app)

@@ -14,6 +14,7 @@ from fastapi.responses import FileResponse, HTMLResponse, Response, StreamingRes
 from fastapi.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from swarm.health_badge_routes import badge_router
 from swarm.health_docs import listing
 from swarm.health_publisher import Publisher
 
@@ -81,9 +82,20 @@ def make_app(publisher: Publisher, points: Points, page: Path = PAGE) -> FastAPI
         redoc_url=None,
     )
     _add_api(app, publisher, points)
+    app.include_router(badge_router(lambda: publisher.state))
     _add_page(app, page)
     app.add_middleware(Guarded)
     return app
+
+
+class Files(StaticFiles):
+    """The page's files, asked for again each time, so that a new version is seen at once; unchanged ones are a 304."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:  # noqa: ANN401 - starlette's own
+        """One file."""
+        response = super().file_response(*args, **kwargs)
+        response.headers["cache-control"] = "no-cache"
+        return response
 
 
 def _add_api(app: FastAPI, publisher: Publisher, points: Points) -> None:
@@ -126,7 +138,7 @@ def _add_page(app: FastAPI, page: Path) -> None:
     async def index() -> Response:
         return FileResponse(page / "index.html", headers={"cache-control": "no-cache"})
 
-    app.mount("/page", StaticFiles(directory=page, check_dir=False))
+    app.mount("/page", Files(directory=page, check_dir=False))
 
 
 def _read(app: FastAPI, path: str, summary: str | None = None) -> Callable[[Handler], Handler]:

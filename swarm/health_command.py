@@ -29,9 +29,11 @@ class Health:
         data: SQLite file that keeps the history (default: health.sqlite3 in the user's data folder).
         probe_every: seconds between canary generations through each model; 0 probes never.
         probe_budget: most tokens that probes may cost in an hour, prompts included.
+        snapshot: folder into which the page is also written once a minute, as files for any static host.
+        url: with --snapshot: address of a health service that runs already, of which one snapshot is written.
     """
 
-    join: tyro.conf.UseAppendAction[tuple[str, ...]]
+    join: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     mqtt: str | None = None
     mqtt_ca: Path | None = None
     embedded_broker: bool = False
@@ -44,3 +46,5 @@ class Health:
     data: Path | None = None
     probe_every: float = 300.0
     probe_budget: int = 4_000
+    snapshot: Path | None = None
+    url: str | None = None

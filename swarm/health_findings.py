@@ -10,6 +10,7 @@ from swarm.health_alerts import Finding, Kind, Severity
 from swarm.health_probes import ProbeLog
 from swarm.health_state import Condition, Model, Node
 from swarm.health_verdict import Verdict
+from swarm.layers import name_layers
 
 NAMED = 3
 
@@ -71,8 +72,8 @@ def all_findings(found: Sequence[Assessment], broker: Link, dht: Link, is_skewed
 def _coverage(one: Assessment) -> Iterator[Finding]:
     name, print_, verdict = one.model.name, one.model.fingerprint, one.verdict
     if verdict.missing:
-        layers = ", ".join(map(str, verdict.missing[:NAMED]))
-        yield Finding(Kind.GAP, Severity.CRITICAL, print_, f"{name}: nobody serves layers {layers}")
+        layers = name_layers(verdict.missing[:NAMED])
+        yield Finding(Kind.GAP, Severity.CRITICAL, print_, f"{name}: nobody serves {layers}")
     elif verdict.margin == 0:
         yield Finding(Kind.LAST_HOLDER, Severity.WARNING, print_, f"{name}: some layers hang on a single machine")
 

@@ -19,6 +19,7 @@ class Publisher:
     def __init__(self) -> None:
         self.readers = 0
         self.version = 0
+        self.state: dict[str, Any] = {}
         self._json = b"{}"
         self._packed: bytes | None = None
         self._frame = b""
@@ -45,6 +46,7 @@ class Publisher:
     def publish(self, state: dict[str, Any]) -> None:
         """Make this the newest state."""
         text = json.dumps(state, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        self.state = state
         self._json, self._packed = text.encode("utf-8", "replace"), None
         self._frame = b"event: state\ndata: " + self._json + b"\n\n"
         self.version += 1

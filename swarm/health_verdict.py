@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from swarm.coverage import serve_line
 from swarm.health_state import Condition, Model, Node
-from swarm.layers import Span, missing_layers
+from swarm.layers import Span, missing_layers, name_layers
 
 MAX_FIXES = 8
 
@@ -95,7 +95,7 @@ def _fewest(nodes: Sequence[Node], num_layers: int) -> int:
 
 def _grade(missing: Sequence[Span], survivable: int, failures: int, serving: Sequence[Node]) -> tuple[Grade, str]:
     if missing:
-        return Grade.BROKEN, f"nobody serves layers {', '.join(map(str, missing[:MAX_FIXES]))}"
+        return Grade.BROKEN, f"nobody serves {name_layers(missing[:MAX_FIXES])}"
     if survivable == 0:
         return Grade.BROKEN, f"no chain of one numeric class covers it ({_classes(serving)})"
     if failures >= 2:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm.errors import LayersError
@@ -54,11 +54,21 @@ class Span:
 
     def describe(self, num_layers: int) -> str:
         """Say it as people count: `layers 0…19 of 40`."""
-        return f"layers {self.start}…{self.end - 1} of {num_layers}"
+        return f"{name_layers([self])} of {num_layers}"
 
     def contains(self, other: Span) -> bool:
         """Whether every layer of `other` is in this span."""
         return self.start <= other.start and other.end <= self.end
+
+
+def name_layers(spans: Sequence[Span]) -> str:
+    """Say them as people count: `layer 3`, `layers 0…3, 6 and 8…11`.
+
+    Every message says it so; only options, and what is to be typed, are half-open.
+    """
+    texts = [f"{span.start}" if len(span) == 1 else f"{span.start}…{span.end - 1}" for span in spans]
+    noun = "layer" if len(spans) == 1 and len(spans[0]) == 1 else "layers"
+    return f"{noun} {' and '.join([', '.join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)}"
 
 
 def missing_layers(spans: Iterable[Span], num_layers: int) -> list[tuple[int, int]]:

@@ -103,7 +103,7 @@ def _moves(found: Plan, joined: Layout, model: ModelIdentity) -> list[str]:
         return []
     lines = [
         f"then {short(move.peer)} would move from {move.old.describe(model.num_layers)} to "
-        f"{move.new.describe(model.num_layers).removeprefix('layers ')}"
+        f"{move.new.describe(model.num_layers).partition(' ')[2]}"
         for move in found.moves
     ]
     gain = f"{joined.score().weakest:.2f} to {found.after.weakest:.2f} sweeps/s"

@@ -89,7 +89,7 @@ def _table(best: Route, num_layers: int) -> Table:
     for number, title in enumerate(_TITLES):
         table.add_column(title, overflow="fold", justify="right" if number >= _WORDS else "left")
     for hop, record, cost in zip(best.hops, best.records, best.costs, strict=True):
-        cells = [short(hop.peer), record.name or "", hop.span.describe(num_layers).removeprefix("layers ")]
+        cells = [short(hop.peer), record.name or "", hop.span.describe(num_layers).partition(" ")[2]]
         cells += [record.address, f"{'' if cost.is_measured else '≈ '}{cost.delay_ms:.1f}"]
         cells += [f"{part:.1f}" for part in (cost.transfer_ms, cost.queue_ms, cost.compute_ms, cost.total_ms)]
         table.add_row(*map(Text, cells))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from swarm.coverage import serve_line
 from swarm.errors import RouteError
 from swarm.ids import PeerId
-from swarm.layers import Span, missing_layers
+from swarm.layers import Span, missing_layers, name_layers
 from swarm.messages import Hedge, RouteHop
 from swarm.record import NodeRecord, NodeState
 from swarm.route_costs import (
@@ -198,7 +198,7 @@ def _nobody(records: Sequence[NodeRecord], query: RouteQuery) -> RouteError:
     full = missing_layers([record.span for record in serving if can_join(record, query)], query.num_layers)
     if full and not missing:
         gaps, line = _gaps(full), serve_line(query.name, Span(*full[0]), query.join)
-        need = f"no node of layers {gaps} of {query.name} has KV room for {query.kv_tokens} tokens"
+        need = f"no node of {gaps} of {query.name} has KV room for {query.kv_tokens} tokens"
         return RouteError(f"{need}; ask for fewer, wait, or add room: {line}", full)
     return no_route(query, missing, sorted({record.numeric_class for record in serving}))
 
@@ -209,8 +209,8 @@ def no_route(query: RouteQuery, missing: Sequence[tuple[int, int]], classes: Seq
         kinds = f"the numeric class {query.numeric_class}" if query.numeric_class else "one numeric class"
         return RouteError(f"no chain of {kinds} covers {query.name} (there are {', '.join(classes)})", ())
     line = serve_line(query.name, Span(*missing[0]), query.join)
-    return RouteError(f"nobody serves layers {_gaps(missing)} of {query.name}; this fills the gap: {line}", missing)
+    return RouteError(f"nobody serves {_gaps(missing)} of {query.name}; this fills the gap: {line}", missing)
 
 
 def _gaps(missing: Iterable[tuple[int, int]]) -> str:
-    return ", ".join(f"{start}-{end}" for start, end in missing)
+    return name_layers([Span(start, end) for start, end in missing])

@@ -10,6 +10,7 @@ import { Announcer, renderHeader } from "./header.js";
 import { History } from "./history.js";
 import { Journal } from "./journal.js";
 import { NodesTable } from "./nodes_table.js";
+import { STATE } from "./source.js";
 import { away, renderVerdicts, weakest } from "./verdicts.js";
 import { Waterfall } from "./waterfall.js";
 
@@ -60,10 +61,12 @@ function drawFrame() {
     return;
   }
   setAttribute(byId("main"), "aria-busy", null);
+  byId("still")?.remove(); // what a snapshot says where no script runs
   setHidden(byId("empty"), state.models.length > 0);
   const model = current(state.models);
   renderVerdicts(state.models, { feed, fingerprint: model?.fingerprint, onSelect: select });
   setHidden(byId("details"), model === null);
+  setAttribute(byId("details"), "class", feed.stale ? "details is-old" : "details");
 }
 
 function draw() {
@@ -90,7 +93,7 @@ function drawSoon() {
       setHidden(byId("fault"), true);
     } catch (error) {
       console.error(error);
-      setText(byId("fault"), `This page could not draw the newest state, and what is below may be old (${error.message}). Reload it; the state itself is at api/v1/state.`);
+      setText(byId("fault"), `This page could not draw the newest state, and what is below may be old (${error.message}). Reload it; the state itself is at ${STATE}.`);
       setHidden(byId("fault"), false);
     }
   });

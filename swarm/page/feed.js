@@ -1,12 +1,15 @@
 // Where state comes from: the event stream, and asking where the stream is silent or gone. Draws nothing.
+// A snapshot has no stream: its file is read again now and then, and its age is said by the reader's own clock.
 
-const STREAM = "api/v1/stream";
-const STATE = "api/v1/state";
+import { SNAPSHOT, STATE, STREAM } from "./source.js";
+
 const TICK_MS = 1_000;
-const POLL_MS = 5_000; // between two questions
-const QUIET_MS = 9_000; // a stream this silent is checked by asking: nothing may have changed, or all may be dead
+const POLL_MS = SNAPSHOT ? 60_000 : 5_000; // between two questions
+const QUIET_MS = 9_000; // a stream this silent is checked by asking: a service that works has news every 5 s
+const DEAD_MS = 20_000; // two heartbeats: a stream this silent is opened anew, whatever the browser thinks of it
 const REOPEN_MS = 30_000; // before a stream that was refused is tried again
 const ANSWER_MS = 4_500;
+const OLD_MS = 15 * 60_000; // a snapshot of this age is not what is true now
 const REASONS = { TimeoutError: "no answer in time", TypeError: "it cannot be reached" }; // fetch's own words are no help
 export const STALE_MS = 15_000;
 
@@ -16,9 +19,10 @@ export class Feed {
     this.onState = onState;
     this.onTick = onTick;
     this.trouble = null; // what went wrong last, null while all is well
+    this.snapshot = SNAPSHOT;
     this.streaming = false;
-    this.heardAt = performance.now(); // of the last sign of life
-    this.changedAt = this.heardAt; // when the state shown was new
+    this.streamedAt = performance.now(); // when the stream last brought anything, or was opened
+    this.renewedAt = this.streamedAt; // when a newer state came: one that is told again renews nothing
     this.state = null;
     this.askedAt = -POLL_MS;
     this.asking = false;
@@ -27,32 +31,40 @@ export class Feed {
   }
 
   start() {
-    this.open();
+    if (!SNAPSHOT) this.open();
     this.ask();
     setInterval(() => this.tick(), TICK_MS);
     document.addEventListener("visibilitychange", () => document.hidden || this.tick());
   }
 
+  // How old what is shown is.
   get silentMs() {
-    return performance.now() - this.heardAt;
+    if (SNAPSHOT && this.state !== null) return Math.max(0, Date.now() - this.state.at * 1000);
+    return performance.now() - this.renewedAt;
   }
 
   get stale() {
-    return this.state !== null && this.silentMs > STALE_MS;
+    return this.state !== null && this.silentMs > (SNAPSHOT ? OLD_MS : STALE_MS);
   }
 
-  // The service's clock now, without believing this machine's.
+  // The service's clock now, without believing this machine's; in a snapshot time stands still.
   get now() {
-    return this.state === null ? 0 : this.state.at + (performance.now() - this.changedAt) / 1000;
+    if (this.state === null) return 0;
+    return SNAPSHOT ? this.state.at : this.state.at + (performance.now() - this.renewedAt) / 1000;
   }
 
   open() {
+    this.source?.close();
     const source = new EventSource(STREAM);
     this.source = source;
+    this.streamedAt = performance.now();
     source.addEventListener("open", () => {
       this.streaming = true;
     });
-    source.addEventListener("state", (event) => this.read(event.data));
+    source.addEventListener("state", (event) => {
+      this.streamedAt = performance.now();
+      this.read(event.data);
+    });
     source.addEventListener("error", () => {
       this.streaming = false; // unless it is closed the browser opens it again by itself
       if (source.readyState === EventSource.CLOSED) this.refusedAt = performance.now();
@@ -61,10 +73,19 @@ export class Feed {
 
   tick() {
     const now = performance.now();
-    if (this.source.readyState === EventSource.CLOSED && now - this.refusedAt > REOPEN_MS) this.open();
-    const wait = this.streaming ? QUIET_MS : POLL_MS;
-    if (this.silentMs >= wait && now - this.askedAt >= POLL_MS) this.ask();
+    if (!SNAPSHOT) this.tend(now);
+    const isDue = SNAPSHOT || now - this.renewedAt >= (this.streaming ? QUIET_MS : POLL_MS);
+    if (isDue && now - this.askedAt >= POLL_MS) this.ask();
     this.onTick();
+  }
+
+  // A stream that was refused is tried again after a while, one that says nothing any more at once.
+  tend(now) {
+    const isClosed = this.source.readyState === EventSource.CLOSED;
+    if (isClosed ? now - this.refusedAt > REOPEN_MS : now - this.streamedAt > DEAD_MS) {
+      this.streaming = false;
+      this.open();
+    }
   }
 
   async ask() {
@@ -95,11 +116,10 @@ export class Feed {
       this.onTick();
       return;
     }
-    const older = this.state !== null && this.state.started_at === state.started_at && state.at < this.state.at;
-    if (older) return;
+    const same = this.state !== null && this.state.started_at === state.started_at;
+    if (same && state.at < this.state.at) return;
     this.trouble = null;
-    this.heardAt = performance.now();
-    if (this.state?.at !== state.at) this.changedAt = this.heardAt; // an answer may be an unchanged state
+    if (!same || state.at !== this.state.at) this.renewedAt = performance.now();
     this.state = state;
     this.onState(state);
   }

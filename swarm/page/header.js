@@ -11,6 +11,7 @@ export const worst = (models) => WORST.find((verdict) => models.some((model) => 
 
 function freshness(feed) {
   const age = format.duration(feed.silentMs / 1000);
+  if (feed.state !== null && feed.snapshot) return { key: "live", kind: feed.stale ? "critical" : "info", text: `Snapshot, ${age} old` };
   if (feed.state === null) return { key: "live", ...(feed.trouble === null ? { kind: "unknown", text: "Waiting" } : { kind: "critical", text: "No answer" }) };
   if (feed.stale) return { key: "live", kind: "critical", text: `Last heard ${age} ago` };
   if (feed.trouble !== null) return { key: "live", kind: "warning", text: `Reconnecting · ${age}` };
@@ -32,7 +33,11 @@ function banners(feed) {
   const items = [];
   if (feed.state === null) return items;
   const { broker, dht } = feed.state.sources ?? {};
-  if (feed.stale) {
+  if (feed.snapshot) {
+    const age = format.duration(feed.silentMs / 1000);
+    const rest = feed.stale ? "It is old: what is below may not be true any more." : "Everything below is as it was then.";
+    items.push({ key: "snapshot", kind: feed.stale ? "critical" : "info", text: `This is a snapshot of ${format.stamp(feed.state.at)}, ${age} old, and not a live view. ${rest}` });
+  } else if (feed.stale) {
     const age = format.duration(feed.silentMs / 1000);
     const why = feed.trouble === null ? "" : ` (${feed.trouble})`;
     items.push({ key: "stale", kind: "critical", text: `No update for ${age}${why}. Below is the last known state, not what is true now; this page keeps asking.` });
@@ -66,7 +71,8 @@ function title(feed) {
   const state = feed.state;
   if (state === null) return "Canopy";
   const verdict = worst(state.models);
-  if (feed.stale) return "? stale · Canopy";
+  if (feed.stale) return feed.snapshot ? "? old snapshot · Canopy" : "? stale · Canopy";
+  if (feed.snapshot) return `${verdict ?? "empty"}, snapshot of ${format.stamp(feed.state.at)} · Canopy`;
   return verdict === null ? "Canopy" : `${TITLE_SIGNS[verdict]} ${verdict} · Canopy`;
 }
 
@@ -103,7 +109,7 @@ export class Announcer {
       if (this.verdicts !== null && before !== model.verdict) changes.push(`${model.name} is ${model.verdict}: ${model.reason}.`);
     }
     for (const [fingerprint, model] of this.verdicts ?? []) if (!now.has(fingerprint)) changes.push(`${model.name} is gone.`);
-    if (feed.stale !== this.wasStale) changes.push(feed.stale ? "No updates arrive; what is shown is old." : "Updates arrive again.");
+    if (feed.stale !== this.wasStale) changes.push(feed.stale ? (feed.snapshot ? "This snapshot is old." : "No updates arrive; what is shown is old.") : "Updates arrive again.");
     this.wasStale = feed.stale;
     this.verdicts = now;
     if (changes.length > 0) setText(byId("announcer"), changes.join(" "));

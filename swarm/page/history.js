@@ -2,10 +2,11 @@
 
 import { el, keyed, setAttribute, setAttributes, setHidden, setText, svg } from "./dom.js";
 import * as format from "./format.js";
+import { historyOf, SNAPSHOT } from "./source.js";
 
 const WINDOWS = [
-  { id: "24h", label: "24 hours", seconds: 86_400, cells: 96, ticks: ["24 h ago", "12 h", "now"] },
-  { id: "30d", label: "30 days", seconds: 30 * 86_400, cells: 90, ticks: ["30 d ago", "15 d", "now"] },
+  { id: "24h", label: "24 hours", seconds: 86_400, cells: 96, ticks: [SNAPSHOT ? "24 h before" : "24 h ago", "12 h"] },
+  { id: "30d", label: "30 days", seconds: 30 * 86_400, cells: 90, ticks: [SNAPSHOT ? "30 d before" : "30 d ago", "15 d"] },
 ];
 const HEIGHTS = { serving: 100, degraded: 66, broken: 33 }; // per cent: the strip reads without colour too
 const REFRESH_MS = 60_000;
@@ -75,7 +76,7 @@ class Strip {
     this.box = el("div", { class: "window" },
       el("p", { class: "strip-head" }, el("strong", {}, window.label), this.share),
       this.cells, this.chart,
-      el("p", { class: "strip-axis", "aria-hidden": "true" }, ...window.ticks.map((tick) => el("span", {}, tick))),
+      el("p", { class: "strip-axis", "aria-hidden": "true" }, ...[...window.ticks, SNAPSHOT ? "snapshot" : "now"].map((tick) => el("span", {}, tick))),
       this.speed);
   }
 
@@ -117,8 +118,7 @@ export class History {
 
   async ask(strip, fingerprint, now) {
     try {
-      const query = new URLSearchParams({ model: fingerprint, window: strip.window.id });
-      const answer = await fetch(`api/v1/history?${query}`, { signal: AbortSignal.timeout(ANSWER_MS) });
+      const answer = await fetch(historyOf(fingerprint, strip.window.id), { signal: AbortSignal.timeout(ANSWER_MS) });
       const none = answer.status === 404; // a model so new that nothing of it is written yet
       if (!answer.ok && !none) throw new Error(`it answered ${answer.status}`);
       const { points, step_s: step } = none ? { points: [], step_s: 0 } : await answer.json();

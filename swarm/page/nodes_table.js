@@ -1,10 +1,10 @@
-// Every machine: sortable by any column, searchable, the first 200 rows until all are asked for.
+// Every machine: sortable by any column, searchable, the first 100 rows until all are asked for.
 
 import { el, keyed, narrow, setAttribute, setAttributes, setHidden, setText, svg } from "./dom.js";
 import * as format from "./format.js";
 import { glyph, known, NODE_STATES, setGlyph } from "./glyphs.js";
 
-const SHOWN = 200;
+const SHOWN = 100;
 const SHOWN_NARROW = 20;
 
 const load = (node) => (node.state === "offline" ? null : (node.busy ?? null));

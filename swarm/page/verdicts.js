@@ -69,7 +69,8 @@ function update(card, model, { feed, chosen, several }) {
   setAttribute(card, "class", `verdict panel is-${feed.stale ? "unknown" : verdict}${several && chosen ? " is-chosen" : ""}`);
   setGlyph(parts.icon, feed.stale ? "stale" : verdict);
   setText(parts.word, `${feed.stale ? "Last known: " : ""}${WORDS[verdict] ?? "Unknown"}`);
-  setText(parts.since, `for ${format.duration(feed.now - model.since)}`);
+  const since = `for ${format.duration(feed.now - model.since)}`;
+  setText(parts.since, feed.snapshot ? `at ${format.stamp(feed.state.at)}, ${since}` : since);
   setText(parts.name, model.name);
   setText(parts.fingerprint, model.fingerprint.slice(0, 12));
   setText(parts.reason, model.reason);

@@ -27,12 +27,17 @@ CSP = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 START_S = 10
+TICK_S = 5.0
+"""As often as a service renews a state in which nothing happens."""
+TICK = 0.001
+"""By how much it then becomes newer: less than the step between two states of a test."""
 
 
 class PageServer:
     """Serves one state; `show` gives another to everybody who watches, `down` lets every answer fail."""
 
     def __init__(self, state: page_states.State) -> None:
+        self._state, self._ticks = state, 0
         self._text = json.dumps(state)
         self._down = False
         self._readers: set[asyncio.Event] = set()
@@ -61,24 +66,37 @@ class PageServer:
 
     def show(self, state: page_states.State) -> None:
         """Answer with this state from now on, and send it to all readers."""
-        self._change(json.dumps(state), down=False)
+        self._change(state, down=False)
 
     def down(self) -> None:
         """End every stream and answer 503 from now on."""
-        self._change(self._text, down=True)
+        self._change(self._state, down=True)
 
-    def _change(self, text: str, down: bool) -> None:
+    def _change(self, state: page_states.State, down: bool) -> None:
         def change() -> None:
-            self._text, self._down = text, down
-            for reader in self._readers:
-                reader.set()
+            self._state, self._down, self._ticks = state, down, 0
+            self._publish()
 
         assert self._loop is not None
         self._loop.call_soon_threadsafe(change)
 
+    def _publish(self) -> None:
+        self._text = json.dumps({**self._state, "at": self._state["at"] + self._ticks * TICK})
+        for reader in self._readers:
+            reader.set()
+
+    def _tick(self) -> None:
+        """Say it again, a little newer, as the service does: what is not renewed counts as stale."""
+        if not self._down:
+            self._ticks += 1
+            self._publish()
+        assert self._loop is not None
+        self._loop.call_later(TICK_S, self._tick)
+
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.call_soon(self._started.set)
+        self._loop.call_later(TICK_S, self._tick)
         await self._server.serve(sockets=[self._socket])
 
     async def _events(self) -> AsyncIterator[str]:

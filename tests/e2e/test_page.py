@@ -240,10 +240,16 @@ def test_an_older_or_unreadable_state_is_not_taken(page: Page, server: PageServe
         const taken = [], whole = { v: 1, started_at: 1, models: [] };
         const tell = (at, more) => feed.read(JSON.stringify({ ...whole, at, ...more }));
         const feed = new Feed((state) => taken.push(state.at), () => feed.trouble && taken.push(feed.trouble));
-        tell(10); tell(9); tell(10); tell(12, { v: 2 }); tell(13, { models: null }); tell(2, { started_at: 2 });
-        return taken;
+        tell(10); tell(9);
+        const renewed = feed.renewedAt;
+        await new Promise(requestAnimationFrame);
+        tell(10); tell(12, { v: 2 }); tell(13, { models: null });
+        taken.push(feed.renewedAt === renewed);
+        tell(2, { started_at: 2 });
+        return [...taken, feed.renewedAt > renewed];
     }"""
-    assert page.evaluate(taken) == [10, 10, "state of version 2: reload the page", "state without models", 2]
+    found = page.evaluate(taken)
+    assert found == [10, 10, "state of version 2: reload the page", "state without models", True, 2, True]
 
 
 @in_browser
@@ -309,6 +315,7 @@ def test_silence_is_said_and_ends(failing_page: Page, server: PageServer) -> Non
     expect(failing_page.locator("#banners")).to_contain_text("No update for")
     expect(failing_page.locator(".word")).to_have_text("Last known: Serving")
     expect(failing_page).to_have_title("? stale · Canopy")
+    expect(failing_page.locator("#details")).to_have_class("details is-old")
     server.show(page_states.later(page_states.serving()))
     failing_page.clock.fast_forward(6_000)  # the stream stays refused: asking finds it again
     expect(failing_page.locator(".word")).to_have_text("Serving")
@@ -356,10 +363,34 @@ def test_a_thousand_machines_are_shown_at_once_and_kept_up_with(page: Page, serv
     expect(page.get_by_role("columnheader", name="Uptime")).to_have_attribute("aria-sort", "ascending")
     assert (opened_s := spent_s()) - blank_s < OPEN_S
     expect(page.locator("#map .bar")).to_have_count(1_000)
-    expect(page.locator("#nodes tbody tr")).to_have_count(200)
+    expect(page.locator("#nodes tbody tr")).to_have_count(100)
     for number in range(4):
         server.show(state := page_states.later(state, swarm=f"update {number}"))
         expect(page.locator("#swarm")).to_have_text(f"update {number}")
     assert (spent_s() - opened_s) / 4 < UPDATE_S
     page.get_by_role("button", name="Show all 1,000").click()
     expect(page.locator("#nodes tbody tr")).to_have_count(1_000)
+
+
+@in_browser
+def test_a_stream_that_says_nothing_any_more_is_opened_anew(page: Page, server: PageServer) -> None:
+    page.add_init_script(
+        """
+        window.opened = [];
+        window.EventSource = class extends EventTarget {  // one that never breaks and never says anything
+            constructor(url) {
+                super();
+                this.readyState = 1;
+                opened.push(url);
+                setTimeout(() => this.dispatchEvent(new Event("open")));
+            }
+            close() { opened.push("closed"); }
+        };"""
+    )
+    page.clock.install()
+    page.goto(server.url)
+    expect(page.locator(".word")).to_have_text("Serving")
+    page.clock.run_for(18_000)
+    assert page.evaluate("opened") == ["api/v1/stream"]
+    page.clock.run_for(4_000)
+    assert page.evaluate("opened") == ["api/v1/stream", "closed", "api/v1/stream"]

@@ -105,7 +105,7 @@ async def test_http_serves_everything_read_only_under_a_strict_policy(tmp_path: 
         for query in ("model=../../etc", f"model={PRINT}&window=1y", ""):
             assert (await ask(port, f"/api/v1/history?{query}")).status == 422
         described = json.loads((await ask(port, "/api/v1/openapi.json")).body)
-        assert set(described["paths"]) == {"/api/v1/state", "/api/v1/history", "/api/v1/stream"}
+        assert {"/api/v1/state", "/api/v1/history", "/api/v1/stream"} <= set(described["paths"])
         assert b"http" not in (await ask(port, "/api/v1/docs")).body.replace(b"<!doctype html>", b"")
         assert b"page" in (await ask(port, "/")).body
         assert (await ask(port, "/page/app.js")).headers["content-type"].startswith("text/javascript")

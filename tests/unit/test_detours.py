@@ -33,7 +33,7 @@ class Directory:
         if self.is_down:
             raise RegistryError("the DHT did not answer")
         if not self.answer.is_set():
-            raise RouteError("nobody serves layers 4-8", ((4, 8),))
+            raise RouteError("nobody serves layers 4…7", ((4, 8),))
         return NEW
 
 
@@ -43,7 +43,7 @@ async def test_a_slow_directory_is_waited_for_briefly_and_asked_once(monkeypatch
     async with TaskScope() as scope:
         detours = Detours(directory)
         for _ in range(3):
-            with pytest.raises(RouteError, match="nobody serves layers 4-8"):
+            with pytest.raises(RouteError, match="nobody serves layers 4…7"):
                 await detours.fresh(scope, (), ())
         assert directory.asked == 1
         directory.answer.set()

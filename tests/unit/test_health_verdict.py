@@ -76,7 +76,7 @@ def test_a_gap_is_broken_and_its_line_is_exact(condition: Condition) -> None:
     found = verdict([THIRDS[0], node(4, 8, condition=condition), THIRDS[2]])
     assert (found.grade, found.margin, found.missing) == (Grade.BROKEN, 0, (Span(4, 8),))
     assert found.fixes == (f"node serve demo-target --layers 4-8 --join {JOIN[0]}",)
-    assert found.reason == "nobody serves layers 4-8"
+    assert found.reason == "nobody serves layers 4…7"
 
 
 def test_nobody_at_all() -> None:

@@ -230,7 +230,7 @@ def test_a_failure_is_forgotten_by_halves_and_never_forbids() -> None:
     alone = best_route([failed], query)
     assert alone.hops[0].peer == "a"
     assert alone.sweep_ms == pytest.approx(best_route([failed], QUERY).sweep_ms), "a penalty is no time of a sweep"
-    with pytest.raises(RouteError, match="nobody serves layers 0-6"):
+    with pytest.raises(RouteError, match="nobody serves layers 0…5"):
         best_route([failed], replace(query, avoid=frozenset("a")))
 
 
@@ -242,7 +242,7 @@ def test_who_has_no_kv_room_is_not_used() -> None:
     with pytest.raises(RouteError) as caught:
         best_route(records, replace(QUERY, kv_tokens=101))
     assert caught.value.missing == ((0, 6),)
-    assert "no node of layers 0-6 of big has KV room for 101 tokens" in str(caught.value)
+    assert "no node of layers 0…5 of big has KV room for 101 tokens" in str(caught.value)
     assert str(caught.value).endswith("node serve big --layers 0-6 --join /ip4/192.0.2.1/tcp/1/p2p/Qm")
 
 
@@ -310,7 +310,7 @@ def test_only_serving_nodes_count_and_the_gap_is_named() -> None:
         best_route(records, QUERY)
     assert caught.value.missing == ((2, 6),)
     assert "node serve big --layers 2-6 --join /ip4/192.0.2.1" in str(caught.value)
-    with pytest.raises(RouteError, match="nobody serves layers 0-6"):
+    with pytest.raises(RouteError, match="nobody serves layers 0…5"):
         best_route([], QUERY)
 
 

@@ -1,0 +1,185 @@
+"""The page as files for any static host: state, history and badges as they are now, and the page that says of when.
+
+Every file is written beside its place and renamed into it, so a reader never meets half of one; links are never
+followed. Only a folder that is new, empty or a snapshot's is written to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment
+
+from swarm.errors import ConfigError
+from swarm.health_badge import badge
+
+PAGE: Final = Path(__file__).parent / "page"
+WINDOWS: Final = ("1h", "24h", "30d")
+MARK: Final = 'name="canopy-snapshot"'
+FOLDERS: Final = ("page", "history", "badge")
+OWN: Final = frozenset({*FOLDERS, "state.json"})
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'"
+)
+"""The service's own, but for what a page cannot ask for itself: who may frame it."""
+_FINGERPRINT: Final = re.compile(r"[0-9a-f]{8,128}")
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+Points = Callable[[str, str], Awaitable[Mapping[str, Any]]]
+"""A model's history for a window; KeyError where there is none."""
+
+_HEAD: Final = Environment(autoescape=True).from_string(
+    """\
+<meta http-equiv="Content-Security-Policy" content="{{ policy }}">
+<meta name="canopy-snapshot" content="{{ taken }}">"""
+)
+_STILL: Final = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+    """\
+<section id="still">
+  <p class="banner is-warning"><span>This is a <strong>snapshot</strong> of
+  <time datetime="{{ taken }}">{{ said }}</time>, and not a live view. The rest of the page draws itself
+  with JavaScript, from a web server; the same facts are in <a href="state.json">state.json</a>.</span></p>
+  {% for model in models %}
+  <article class="panel still">
+    <h2>{{ model.name }}</h2>
+    <p>At that time: <strong>{{ model.verdict }}</strong>: {{ model.reason }}</p>
+    {% for fix in model.fixes[:1] %}
+    <div class="command"><pre><code>{{ fix }}</code></pre></div>
+    {% endfor %}
+  </article>
+  {% else %}
+  <p class="panel">At that time nobody served a model.</p>
+  {% endfor %}
+</section>"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A state and its histories, by (fingerprint, window)."""
+
+    state: Mapping[str, Any]
+    histories: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    async def take(cls, state: Mapping[str, Any], points: Points) -> Snapshot:
+        """Put together what there is; a model of which nothing is recorded has no history."""
+        found: dict[tuple[str, str], Mapping[str, Any]] = {}
+        for fingerprint in _fingerprints(state):
+            for window in WINDOWS:
+                try:
+                    found[fingerprint, window] = await points(fingerprint, window)
+                except KeyError:
+                    continue
+        return cls(state, found)
+
+    def files(self, page: Path = PAGE) -> dict[str, bytes]:
+        """Everything by its path, what others refer to first."""
+        found = {f"page/{path.name}": path.read_bytes() for path in sorted(page.iterdir()) if path.suffix != ".html"}
+        for (fingerprint, window), history in self.histories.items():
+            found[f"history/{fingerprint}.{window}.json"] = _json(history)
+        for name, wanted in self._badges().items():
+            found[f"badge/{name}.svg"] = badge(self.state, wanted).svg.encode()
+        found["state.json"] = _json(self.state)
+        found["index.html"] = self.index((page / "index.html").read_text(encoding="utf-8")).encode()
+        return found
+
+    def index(self, live: str) -> str:
+        """The page's HTML, told that it is a snapshot."""
+        at = datetime.fromtimestamp(self.state["at"], UTC)
+        taken = at.strftime("%Y-%m-%dT%H:%M:%SZ")
+        still = _STILL.render(taken=taken, said=at.strftime("%d %B %Y, %H:%M UTC"), models=self.state["models"])
+        text = _between(live, "live", "")
+        text = text.replace("<!-- snapshot: head -->", _HEAD.render(policy=POLICY, taken=taken))
+        text = text.replace("<!-- snapshot: body -->", still).replace('<div id="loading"', '<div hidden id="loading"')
+        return text.replace('"api/v1/state"', '"state.json"')
+
+    def _badges(self) -> dict[str, str]:
+        """Names of files and the models that they are of: each by its fingerprint, and by its name made harmless."""
+        names: dict[str, str] = {}
+        for model in self.state["models"]:
+            if _FINGERPRINT.fullmatch(model["fingerprint"]):
+                names.setdefault(_UNSAFE.sub("--", model["name"]).strip(".-")[:100], model["fingerprint"])
+        names.pop("", None)
+        return names | {fingerprint: fingerprint for fingerprint in _fingerprints(self.state)}
+
+
+def check_folder(directory: Path) -> None:
+    """Make sure that a snapshot may be written there; changes nothing.
+
+    Raises:
+        ConfigError: it is somebody else's, or cannot be read.
+    """
+    try:
+        if not directory.exists():
+            return
+        index = directory / "index.html"
+        if index.exists():
+            if MARK not in index.read_text(encoding="utf-8", errors="replace"):
+                raise ConfigError(f"--snapshot {directory}: its index.html is no snapshot's; name an empty folder")
+        elif others := sorted(
+            path.name for path in directory.iterdir() if path.name not in OWN and path.name[0] != "."
+        ):
+            raise ConfigError(f"--snapshot {directory}: it holds {others[0]} and no snapshot; name an empty folder")
+        for name in FOLDERS:
+            if (directory / name).is_symlink():
+                raise ConfigError(f"--snapshot {directory}: {name} in it is a link; name a folder of its own")
+    except OSError as error:
+        raise ConfigError(f"--snapshot {directory}: {error.strerror or error}") from error
+
+
+def write(directory: Path, snapshot: Snapshot) -> None:
+    """Bring the folder up to date; the page that leads to the rest comes last.
+
+    Raises:
+        ConfigError: it cannot be written to.
+    """
+    check_folder(directory)
+    files = snapshot.files()
+    try:
+        for folder in FOLDERS:
+            (directory / folder).mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            _put(directory / name, data)
+        for folder in FOLDERS:
+            for old in (directory / folder).iterdir():
+                if f"{folder}/{old.name}" not in files and old.suffix in {".json", ".svg", ".js", ".css", ".part"}:
+                    old.unlink()
+    except OSError as error:
+        raise ConfigError(f"--snapshot {directory}: {error.strerror or error}") from error
+
+
+def _put(path: Path, data: bytes) -> None:
+    if path.is_file() and not path.is_symlink() and path.read_bytes() == data:
+        return
+    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), 0o644)
+        os.replace(part, path)
+    except BaseException:
+        os.unlink(part)
+        raise
+
+
+def _between(text: str, name: str, instead: str) -> str:
+    """The text without what only the live page has."""
+    return re.sub(f"<!-- {name}: begin -->.*?<!-- {name}: end -->", instead, text, flags=re.DOTALL)
+
+
+def _fingerprints(state: Mapping[str, Any]) -> list[str]:
+    return [one for model in state["models"] if _FINGERPRINT.fullmatch(one := model["fingerprint"])]
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")

@@ -1,0 +1,88 @@
+"""Snapshots as they are asked for: one of a running service, or one a minute of this one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import httpx2
+
+from swarm.errors import ConfigError, RegistryError, RemoteProtocolError
+from swarm.health_client import STATE, TIMEOUT, ask_bytes, service_url
+from swarm.health_snapshot import Points, Snapshot, check_folder, write
+from swarm.top_state import read_state
+
+logger = logging.getLogger(__name__)
+
+EVERY_S: Final = 60.0
+LOOK_S: Final = 1.0
+UP: Final = frozenset({"ok", "connected"})
+
+
+async def snapshot_of(address: str, directory: Path) -> int:
+    """Write a running service's page into a folder; how many models it shows.
+
+    Raises:
+        ConfigError: the address or the folder cannot be.
+        RegistryError: nobody answers there, or no health service.
+    """
+    url = service_url(address)
+    check_folder(directory)
+    async with httpx2.AsyncClient(timeout=TIMEOUT) as client:
+        text = await ask_bytes(client, url, STATE)
+        try:
+            datetime.fromtimestamp(read_state(text).at, UTC)
+        except (RemoteProtocolError, OverflowError, ValueError, OSError) as error:
+            raise RegistryError(f"{url} is no health service of this version: {error}") from error
+
+        async def points(fingerprint: str, window: str) -> Mapping[str, Any]:
+            query = urlencode({"model": fingerprint, "window": window})
+            return _points(await ask_bytes(client, url, f"api/v1/history?{query}"), url)
+
+        snapshot = await Snapshot.take(json.loads(text), points)
+    await asyncio.to_thread(write, directory, snapshot)
+    return len(snapshot.state["models"])
+
+
+def _points(text: bytes, url: httpx2.URL) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise RegistryError(f"{url} is no health service: its history is no JSON") from error
+    if not isinstance(found, dict) or not isinstance(found.get("points"), list):
+        raise RegistryError(f"{url} is no health service: its history has no points")
+    return found
+
+
+async def keep_snapshot(
+    directory: Path,
+    state: Callable[[], Mapping[str, Any]],
+    points: Points,
+    pauses_s: tuple[float, float] = (EVERY_S, LOOK_S),
+) -> None:
+    """Write one a minute for ever; what cannot be written is said once, and tried again.
+
+    Before the broker or the DHT has answered nothing is known, and an old snapshot is better than one that says so.
+    """
+    every_s, look_s = pauses_s
+    is_known = is_told = False
+    while True:
+        is_known = is_known or any(link["state"] in UP for link in state().get("sources", {}).values())
+        if not is_known:
+            await asyncio.sleep(look_s)
+            continue
+        try:
+            snapshot = await Snapshot.take(state(), points)
+            await asyncio.to_thread(write, directory, snapshot)
+            is_told = False
+        except ConfigError as error:
+            if not is_told:
+                logger.warning("%s; the snapshot there is old", error)
+                is_told = True
+        await asyncio.sleep(every_s)

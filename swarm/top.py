@@ -1,0 +1,87 @@
+"""`swarm top`: asks first, so that a wrong address is one clear line, then watches, or prints once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+import httpx2
+from rich.console import Console
+from rich.text import Text
+
+from swarm.errors import ConfigError, RegistryError, UnknownModel
+from swarm.health_client import TIMEOUT, service_url
+from swarm.registry_dht import check_join_address
+from swarm.tasks import TaskScope
+from swarm.top_command import DEFAULT_URL, Top
+from swarm.top_feed import Watched, ask, follow, look
+from swarm.top_state import State
+from swarm.top_view import choose, screen
+from swarm.top_words import plural
+
+PLAIN_WIDTH = 100
+FIRST_S = 30.0
+
+
+async def top(command: Top, console: Console) -> None:
+    """Watch until somebody quits, or print one screen.
+
+    Raises:
+        ConfigError: an option cannot be.
+        RegistryError: nobody answers there.
+    """
+    if command.join and command.url is not None:
+        raise ConfigError("--url and --join: choose one; with --join the DHT alone is asked")
+    if command.join:
+        for address in command.join:
+            check_join_address(address)
+        await _show(command, partial(look, command.join), await _first(partial(look, command.join)), console)
+        return
+    url = service_url(command.url or DEFAULT_URL)
+    async with httpx2.AsyncClient(timeout=TIMEOUT) as client:
+        await _show(command, partial(follow, client, url), await ask(client, url), console)
+
+
+async def _show(
+    command: Top, source: Callable[[Watched], Coroutine[Any, Any, None]], state: State, console: Console
+) -> None:
+    if command.model is not None and choose(state, command.model) is None:
+        names = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in state.models[:8]) or "none"
+        raise UnknownModel(f"nobody serves {command.model!r} there; it has: {names}")
+    if command.once:
+        _print(state, command.model, console)
+        return
+    if not console.is_terminal:
+        raise ConfigError("swarm top draws on a terminal; for a script or a file use --once")
+    from swarm.top_app import TopApp
+
+    await TopApp(source, state, command.model).run_async()
+
+
+async def _first(source: Callable[[Watched], Coroutine[Any, Any, None]]) -> State:
+    """The first state that a source brings."""
+    came = asyncio.Event()
+    watched = Watched(came.set)
+    async with TaskScope() as scope:
+        scope.spawn(source(watched), "first look")
+        try:
+            async with asyncio.timeout(FIRST_S):
+                await came.wait()
+        except TimeoutError:
+            raise RegistryError(f"the DHT did not answer within {FIRST_S:.0f} s") from None
+    if watched.state is None:
+        raise RegistryError(watched.trouble or "the DHT does not answer")
+    return watched.state
+
+
+def _print(state: State, wanted: str | None, console: Console) -> None:
+    width = console.width if console.is_terminal else PLAIN_WIDTH
+    model = choose(state, wanted)
+    if model is None:
+        console.print(Text(f"nobody serves a model here yet ({plural(len(state.alerts), 'alert')})"))
+        return
+    for one in screen(state, model, width):
+        text = Text(one.plain.rstrip()) if not console.is_terminal else one
+        console.print(text, soft_wrap=True, crop=False, overflow="ignore", no_wrap=True)
