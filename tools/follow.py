@@ -1,0 +1,263 @@
+"""`python -m tools.follow docs/guides/user.md`: do what a guide says, as a newcomer would, and see what it shows.
+
+Every machine of the guides is a fresh network namespace with an empty home folder; needs root and iproute2. What was
+started is ended. What a guide names and cannot be here is replaced by what can, and nothing else is:
+
+    in a guide                       here
+    -------------------------------  ---------------------------------------------------------------
+    /p2p/Qm… at the end of an        the peer id that was printed with this address before: keys are
+    address                          drawn when a machine first starts
+    node, client, swarm, python      the modules of this checkout, with the Python that follows
+    cores                            one thread per program (OMP_NUM_THREADS), for all share this machine
+    cd canopy                        this checkout is the folder that every machine is in
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from client.programs import _end_with_parent
+from tools.guide import Block, Guide, GuideError, Step, is_shown, read
+from tools.village import NETWORK, Village, obstacle, village
+
+ROOT = Path(__file__).resolve().parent.parent
+HOSTS = {"boot": 1, "boot2": 2, "watch": 5, "you": 7, "anna": 11, "ben": 12, "cleo": 13}
+ADDRESSES = {host: f"{NETWORK}.{number}" for host, number in HOSTS.items()}
+"""The machines of the guides."""
+MODULES = {"node": "node.cli", "client": "client.cli", "swarm": "swarm.cli"}
+STEP_S, END_S, POLL_S = 150.0, 12.0, 0.05
+_ELIDED = re.compile(r"(/ip4/[\d.]+/tcp/\d+)/p2p/Qm\w*…\w*")
+_ADDRESS = re.compile(r"(/ip4/[\d.]+/tcp/\d+)/p2p/(\w+)")
+_ASSIGNMENT = re.compile(r"(?:export )?([A-Z_]+)=(\S+)\s*(?:#.*)?")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A command that was started, and the file that its output goes to."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def output(self) -> str:
+        """What it has said so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+
+@dataclass(slots=True)
+class Follower:
+    """Follows guides one after another in the same village."""
+
+    village: Village
+    folder: Path
+    say: Say
+    leaves_out: frozenset[str] = frozenset()
+    staying: dict[str, list[Running]] = field(default_factory=dict)
+    _set: dict[str, dict[str, str]] = field(default_factory=dict)
+    _peers: dict[str, str] = field(default_factory=dict)
+    _count: int = 0
+
+    def follow(self, guide: Guide) -> None:
+        """Do everything that the guide says.
+
+        Raises:
+            GuideError: something is not as it says.
+        """
+        for block in guide.blocks:
+            if block.flags & self.leaves_out:
+                continue
+            home = self._home(block.host)
+            if block.file is not None:
+                (home / block.file).write_text("\n".join(block.text) + "\n", encoding="utf-8")
+                continue
+            for step in block.steps():
+                self._follow(block, step)
+
+    def end(self) -> None:
+        """End what still runs, the newest first."""
+        for running in reversed([one for some in self.staying.values() for one in some]):
+            _end(running, signal.SIGTERM)
+        self.staying.clear()
+
+    def _follow(self, block: Block, step: Step) -> None:
+        where = f"{block.guide}:{step.line}"
+        started = time.monotonic()
+        if step.command is None:
+            if not self.staying.get(block.host):
+                raise GuideError(f"{where}: nothing runs on {block.host} that could be interrupted")
+            running = self.staying[block.host].pop()
+            _end(running, signal.SIGINT)
+        elif (assigned := _ASSIGNMENT.fullmatch(self._complete(step.command, where))) is not None:
+            self._set.setdefault(block.host, {})[assigned[1]] = assigned[2]
+            return
+        else:
+            running = self._start(block.host, self._complete(step.command, where), step.typed)
+            if "stays" in block.flags:
+                self.staying.setdefault(block.host, []).append(running)
+                self._wait_shown(running, step, where)
+            else:
+                self._wait_ended(running, where, fails="fails" in block.flags)
+        self._check(running, block, step, where)
+        self.say(f"{where}: {block.host}: {step.command or '^C'}  ({time.monotonic() - started:.1f} s)")
+        self.say(_indented(running.output()))
+
+    def _complete(self, command: str, where: str) -> str:
+        """Peer ids that the guide does not spell out."""
+
+        def address(found: re.Match[str]) -> str:
+            if found[1] not in self._peers:
+                raise GuideError(f"{where}: nobody has said who is at {found[1]}")
+            return f"{found[1]}/p2p/{self._peers[found[1]]}"
+
+        return _ELIDED.sub(address, command)
+
+    def _start(self, host: str, command: str, typed: Sequence[str]) -> Running:
+        self._count += 1
+        log = self.folder / f"{self._count:03}-{host}.log"
+        typing = self.folder / f"{self._count:03}-{host}.typed"
+        typing.write_text("".join(f"{line}\n" for line in typed), encoding="utf-8")
+        with log.open("wb") as output, typing.open("rb") as keyboard:
+            process = subprocess.Popen(
+                [*self.village.inside(host), "bash", "-c", command],
+                stdin=keyboard,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment(host),
+                cwd=ROOT,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+        return Running(process, log)
+
+    def _environment(self, host: str) -> dict[str, str]:
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "CANOPY_", "HF_"))}
+        here = {
+            "HOME": str(self._home(host)),
+            "PATH": f"{self.folder}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "120",
+        }
+        marks = {name: value for name, value in os.environ.items() if name == "CANOPY_TEST_RUN"}
+        return {**own, **marks, **here, **self._set.get(host, {})}
+
+    def _home(self, host: str) -> Path:
+        home = self.folder / host
+        home.mkdir(exist_ok=True)
+        return home
+
+    def _wait_shown(self, running: Running, step: Step, where: str) -> None:
+        deadline = time.monotonic() + STEP_S
+        while time.monotonic() < deadline and running.process.poll() is None:
+            if all(is_shown(line, running.output()) for line in step.shown):
+                return
+            time.sleep(POLL_S)  # a log file has no event to wait for
+        if running.process.poll() is not None:
+            raise GuideError(f"{where}: ended, and should go on running; it said:\n{_indented(running.output())}")
+
+    def _wait_ended(self, running: Running, where: str, *, fails: bool) -> None:
+        try:
+            status = running.process.wait(STEP_S)
+        except subprocess.TimeoutExpired:
+            _end(running, signal.SIGKILL)
+            raise GuideError(f"{where}: had not ended after {STEP_S:.0f} s") from None
+        if fails != (status != 0):
+            raise GuideError(f"{where}: ended with status {status}; it said:\n{_indented(running.output())}")
+
+    def _check(self, running: Running, block: Block, step: Step, where: str) -> None:
+        output = running.output()
+        if "stays" in block.flags:  # others may repeat an address that is wrong
+            self._peers.update(_ADDRESS.findall(output))
+        missing = [line for line in step.shown if not is_shown(line, output)]
+        if missing:
+            raise GuideError(f"{where}: does not show {missing[0]!r}, but:\n{_indented(output)}")
+
+
+@contextmanager
+def follower(say: Say, leaves_out: Iterable[str] = (), addresses: Mapping[str, str] = ADDRESSES) -> Iterator[Follower]:
+    """A follower in a fresh village; afterwards nothing is left of either."""
+    with village(addresses) as made, tempfile.TemporaryDirectory(prefix="canopy-follow-") as folder:
+        for name, module in MODULES.items():
+            _program(Path(folder) / name, f"{shlex.quote(sys.executable)} -m {module}")
+        _program(Path(folder) / "python", shlex.quote(sys.executable))
+        following = Follower(made, Path(folder), say, frozenset(leaves_out))
+        try:
+            yield following
+        finally:
+            following.end()
+
+
+def in_order(paths: Iterable[Path]) -> list[Guide]:
+    """The guides and those that go before them, each once."""
+    found: dict[Path, Guide] = {}
+
+    def add(path: Path) -> None:
+        if path in found:
+            return
+        guide = read(path)
+        for earlier in guide.after:
+            add(earlier)
+        found[path] = guide
+
+    for path in paths:
+        add(path)
+    return list(found.values())
+
+
+def _program(path: Path, command: str) -> None:
+    path.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
+    path.chmod(0o755)
+
+
+def _end(running: Running, number: int) -> None:
+    if running.process.poll() is None:
+        running.process.send_signal(number)
+    try:
+        running.process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        running.process.kill()
+        running.process.wait()
+        raise GuideError(f"had to be killed:\n{_indented(running.output())}") from None
+
+
+def _indented(text: str) -> str:
+    return "".join(f"    {line}\n" for line in text.rstrip().splitlines())
+
+
+def main() -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.follow", description="Do what guides say, on clean machines."
+    )
+    parser.add_argument("guides", nargs="+", type=Path, help="Markdown files, such as docs/guides/user.md")
+    parser.add_argument("--quick", action="store_true", help="leave out blocks that are marked slow, as the tests do")
+    given = parser.parse_args()
+    if (trouble := obstacle()) is not None:
+        sys.stderr.write(f"follow: {trouble}\n")
+        return 1
+    try:
+        with follower(lambda line: print(line, flush=True), {"slow"} if given.quick else ()) as following:  # noqa: T201
+            for guide in in_order(given.guides):
+                following.follow(guide)
+    except GuideError as error:
+        sys.stderr.write(f"follow: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Machines of a small internet on this one: network namespaces on one bridge (Linux, root), without names.
+
+Each namespace lives as long as a process that reads our pipe, so nothing is left when we die, however we die.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+NETWORK = "203.0.113"
+"""TEST-NET-3 (RFC 5737): addresses for documents, which nobody has."""
+PROGRAMS = {"ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
+
+
+def obstacle() -> str | None:
+    """Why there can be no village here; None if there can."""
+    for program, package in PROGRAMS.items():
+        if shutil.which(program) is None:
+            return f"the program {program} is missing (Debian package {package})"
+    tried = subprocess.run(("unshare", "--net", "true"), capture_output=True, text=True, check=False)
+    return None if tried.returncode == 0 else f"no network namespaces: {tried.stderr.strip()}"
+
+
+@dataclass(slots=True)
+class Village:
+    """Hosts by name; each has one address on a common bridge."""
+
+    addresses: Mapping[str, str]
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _keepers: dict[str, int] = field(default_factory=dict)
+
+    def inside(self, host: str) -> list[str]:
+        """What a command line begins with, to run on that host.
+
+        Raises:
+            KeyError: nobody of that name.
+        """
+        return ["nsenter", "--target", str(self._keepers[host]), "--net"]
+
+    def build(self) -> None:
+        """Make the bridge and every host."""
+        bridge = self._keep("the bridge")
+        _ip(bridge, "link add bridge type bridge", "link set bridge up")
+        for number, (host, address) in enumerate(self.addresses.items()):
+            keeper = self._keep(host)
+            _ip(bridge, f"link add port{number} type veth peer name eth0 netns {keeper}")
+            _ip(bridge, f"link set port{number} master bridge up")
+            _ip(keeper, "link set lo up", f"address add {address}/24 dev eth0", "link set eth0 up")
+
+    def _keep(self, host: str) -> int:
+        keeper = subprocess.Popen(("unshare", "--net", "sh", "-c", "echo; exec cat"), stdin=-1, stdout=-1)
+        self._stack.callback(keeper.wait)
+        self._stack.enter_context(_closing_pipes(keeper))
+        assert keeper.stdout is not None
+        keeper.stdout.readline()  # its namespace is there
+        self._keepers[host] = keeper.pid
+        return keeper.pid
+
+
+@contextmanager
+def village(addresses: Mapping[str, str]) -> Iterator[Village]:
+    """A village that is gone after the block.
+
+    Raises:
+        subprocess.CalledProcessError: not allowed.
+    """
+    made = Village(addresses)
+    with made._stack:
+        made.build()
+        yield made
+
+
+@contextmanager
+def _closing_pipes(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def _ip(keeper: int, *commands: str) -> None:
+    run = ("nsenter", "--target", str(keeper), "--net", "ip", "-batch", "-")
+    subprocess.run(run, input="\n".join(commands), text=True, check=True, capture_output=True)
