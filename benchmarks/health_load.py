@@ -1,4 +1,4 @@
-"""What `swarm health` costs with a thousand nodes, and how fast it answers; and thirty days of history.
+"""What `swarm health` costs with a thousand nodes, in one model and in eight, on top of thirty days of history.
 
 python -m benchmarks.health_load --record
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
+import os
 import socket
 import subprocess
 import sys
@@ -17,8 +17,9 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -29,21 +30,22 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks.health_nodes import Simulated, simulate
 from benchmarks.sheet import Sheet
 from client.programs import start_program
 from swarm.errors import ConfigError
 from swarm.health_history import WINDOWS, History, Sample
+from swarm.health_slots import MAX_MODELS
 from swarm.health_verdict import Grade
 from swarm.identity import Identity
-from swarm.layers import Span
 from swarm.tasks import TaskScope
-from swarm.telemetry import METRICS_S, Body, Metrics, Presence, ServedModel, Stamp, Status, part_of, seal_body, topic_of
+from swarm.telemetry import METRICS_S, Presence
 
-LAYERS, SPAN = 80, 8
-PRINT = "ab12" * 16
 CONNECTIONS = 10
 SHOWN_S = 5.0
 PATIENCE_S = 60.0
+PAUSE_S = 0.25
+"""Between two queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,85 +56,24 @@ class Options:
     seconds: float = 60.0
     readers: int = 20
     """Readers of the live stream."""
-    models: int = 64
-    """With a history of 30 days."""
+    models: tuple[int, ...] = (1, 8)
+    """Over how many models the nodes are spread; one run for each."""
+    most: int = MAX_MODELS
+    """Models of the largest history."""
     record: bool = False
     """Write the table into BENCHMARKS.md and the measurements beside it."""
     json: Path | None = None
 
 
 @dataclass(slots=True)
-class Simulated:
-    """One node that only talks."""
-
-    identity: Identity
-    span: Span
-    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
-    started_at: float = field(default_factory=time.time)
-    seq: int = 0
-
-    def sealed(self, body: Body) -> tuple[str, bytes]:
-        """Topic and payload."""
-        topic = topic_of("canopy", PRINT, self.identity.peer_id, part_of(body))
-        return topic, seal_body(body, topic, self.identity)
-
-    def stamp(self) -> Stamp:
-        """The next one."""
-        self.seq += 1
-        return Stamp(self.nonce, self.seq, time.time())
-
-    def status(self, state: Presence = Presence.SERVING) -> Status:
-        """What it is."""
-        stamp = self.stamp()
-        return Status(
-            stamp=stamp,
-            is_birth=stamp.seq == 1,
-            model=ServedModel("simulated", PRINT, LAYERS),
-            span=self.span,
-            state=state,
-            device="NVIDIA GeForce RTX 3060",
-            numeric_class="cuda-bfloat16",
-            version="0.1.0",
-            name=f"node {self.span}",
-            started_at=self.started_at,
-            kv_tokens_total=100_000,
-        )
-
-    def metrics(self) -> Metrics:
-        """What it has done."""
-        up_s = time.time() - self.started_at
-        count = int(10 * up_s)
-        return Metrics(
-            stamp=self.stamp(),
-            uptime_s=up_s,
-            sweeps=count,
-            tree_nodes=60 * count,
-            tokens=3 * count,
-            layer_tokens=24 * count,
-            bytes_in=10_000 * count,
-            bytes_out=10_000 * count,
-            errors=0,
-            busy=0.5,
-            queue_ms=0.4,
-            compute_ms=21.5,
-            kv_tokens_free=100_000 - count % 50_000,
-            kv_tokens_total=100_000,
-            sessions=count % 7,
-            sweep_ms=((1, 8.2), (8, 9.9), (64, 20.0)),
-            device_memory_bytes=8_000_000_000,
-            device_temperature_c=61.0,
-        )
-
-
-@dataclass(slots=True)
 class Measured:
-    """Everything that was seen. shown_ms: from saying something new to reading it in the stream."""
+    """What was seen in one run. shown_ms: from saying something new to reading it in the stream."""
 
     cpu_cores: float = 0.0
     pss_bytes: int = 0
     tree_pss_bytes: int = 0
     state_bytes: int = 0
-    state_ms: list[float] = field(default_factory=list)
+    query_ms: dict[str, list[float]] = field(default_factory=dict)
     frames: int = 0
     gaps_ms: list[float] = field(default_factory=list)
     shown_ms: list[float] = field(default_factory=list)
@@ -140,8 +81,17 @@ class Measured:
     refused: dict[str, int] = field(default_factory=dict)
     nodes_shown: int = 0
     history_bytes: int = 0
-    query_ms: dict[str, list[float]] = field(default_factory=dict)
     is_over: bool = False
+
+    def series(self) -> dict[str, list[float]]:
+        """Everything of which there are many."""
+        usual = {"between updates, ms": self.gaps_ms, "change to update, ms": self.shown_ms}
+        return {**usual, **{f"{name}, ms": times for name, times in self.query_ms.items()}}
+
+
+def fingerprints(count: int) -> list[str]:
+    """Of so many models."""
+    return [f"ab12{number:060x}" for number in range(count)]
 
 
 def free_port() -> int:
@@ -228,23 +178,25 @@ async def change(node: Simulated, port: int, told: dict[str, float], measured: M
                 await asyncio.sleep(SHOWN_S)
 
 
-def fetch(url: str) -> tuple[dict[str, Any], int, float]:
-    """The state, its size, and how long it took in milliseconds."""
+def fetch(url: str) -> tuple[bytes, float]:
+    """An answer, and how long it took in milliseconds."""
     started = time.perf_counter()
-    with urllib.request.urlopen(f"{url}api/v1/state", timeout=10) as answer:
-        data = answer.read()
-    took_ms = (time.perf_counter() - started) * 1e3
-    return json.loads(data), len(data), took_ms
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        data: bytes = answer.read()
+    return data, (time.perf_counter() - started) * 1e3
 
 
-async def load(options: Options, console: Console, folder: Path, measured: Measured) -> None:
+def queries(url: str, prints: list[str], turn: int) -> dict[str, str]:
+    """All that can be asked, of another model in each turn."""
+    model = prints[turn % len(prints)]
+    history = {f"history of {window}": f"{url}api/v1/history?model={model}&window={window}" for window in WINDOWS}
+    return {"/api/v1/state": f"{url}api/v1/state", **history, "/api/v1/alerts": f"{url}api/v1/alerts"}
+
+
+async def load(options: Options, nodes: list[Simulated], folder: Path, measured: Measured) -> None:
     """Run everything for a while, and look at the health service's process."""
-    keys = [Identity.ephemeral() for _ in track(range(options.nodes), "keys", console=console)]
-    spans = [Span(start, start + SPAN) for start in range(0, LAYERS, SPAN)]
-    nodes = [Simulated(key, spans[number % len(spans)]) for number, key in enumerate(keys)]
     port = free_port()
-    with ExitStack() as stack:
-        stack.enter_context(mosquitto(folder, port))
+    with mosquitto(folder, port):
         arguments = ["swarm.cli", "bootstrap", "--host", "127.0.0.1", "--port", "0", "--identity", str(folder / "key")]
         async with start_program("bootstrap", arguments, folder) as bootstrap:
             peer = await bootstrap.wait_for(r"/ip4/\S+")
@@ -273,10 +225,7 @@ async def _run(
         measured.frames = 0
         measured.gaps_ms.clear()
         before, started, messages = process.cpu_times(), time.monotonic(), measured.messages
-        while time.monotonic() - started < options.seconds:
-            state, measured.state_bytes, took_ms = await asyncio.to_thread(fetch, url)
-            measured.state_ms.append(took_ms)
-            await asyncio.sleep(0.5)
+        state = await _ask(options, url, sorted({node.fingerprint for node in nodes}), measured)
         after, seconds = process.cpu_times(), time.monotonic() - started
         measured.messages -= messages
         measured.cpu_cores = (after.user + after.system - before.user - before.system) / seconds
@@ -288,77 +237,120 @@ async def _run(
         measured.is_over = True
 
 
-async def thirty_days(options: Options, console: Console, folder: Path, measured: Measured) -> None:
-    """Fill a history as it would be after thirty days, and ask it."""
-    path, now = folder / "full.sqlite3", time.time() // 900 * 900
+async def _ask(options: Options, url: str, prints: list[str], measured: Measured) -> dict[str, Any]:
+    """Ask everything again and again; the last state."""
+    started, turn, state = time.monotonic(), 0, b"{}"
+    while time.monotonic() - started < options.seconds:
+        for name, one in queries(url, prints, turn).items():
+            data, took_ms = await asyncio.to_thread(fetch, one)
+            measured.query_ms.setdefault(name, []).append(took_ms)
+            state = data if name == "/api/v1/state" else state
+            await asyncio.sleep(PAUSE_S)
+        turn += 1
+    measured.state_bytes = len(state)
+    found: dict[str, Any] = json.loads(state)
+    return found
+
+
+async def thirty_days(prints: list[str], nodes: int, path: Path, console: Console) -> float:
+    """Fill a history as it is after thirty days up to now; the slowest query of it, in milliseconds."""
+    now = time.time() // 900 * 900
     finest = {window.step_s: now - window.kept_s for window in WINDOWS.values()}
-    at, moments = now - WINDOWS["30d"].kept_s, []
+    at, moments, took = now - WINDOWS["30d"].kept_s, [], []
     while at < now:
         moments.append(at)
         at += min(step_s for step_s, since in finest.items() if at >= since)
-    prints = [f"{number:032x}" for number in range(options.models)]
     async with History.open(path) as history:
-        for moment in track(moments, "30 days", console=console):
-            samples = [Sample(one, Grade.SERVING, 99, options.nodes, 3.0, 9.9, 210.0) for one in prints]
+        for moment in track(moments, f"30 days of {len(prints)} models", console=console):
+            samples = [Sample(one, Grade.SERVING, 99, nodes // len(prints), 3.0, 9.9, 210.0) for one in prints]
             await history.add(samples, moment)
         for window in WINDOWS:
-            measured.query_ms[window] = []
             for fingerprint in prints[:20]:
                 started = time.perf_counter()
                 json.dumps(await history.points(fingerprint, window, now))
-                measured.query_ms[window].append((time.perf_counter() - started) * 1e3)
+                took.append((time.perf_counter() - started) * 1e3)
+    return max(took)
 
 
-def sheet(options: Options, measured: Measured) -> Sheet:
-    """The table."""
+def size_of(path: Path) -> int:
+    """Of a database and the files beside it."""
+    return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
+
+
+def sheet(options: Options, runs: dict[int, Measured], most: tuple[int, float]) -> Sheet:
+    """The table. most: size and slowest query of a history of as many models as there can be."""
     made = Sheet(
         "health_load",
         f"`swarm health` with {options.nodes:,} nodes that speak every {METRICS_S:.0f} s, {options.readers} readers, "
-        f"{options.seconds:.0f} s; 30 days of history of {options.models} models",
-        ("what", "median", "95 %", "limit"),
+        f"{options.seconds:.0f} s, on a history of 30 days",
+        ("what", *(column for count in runs for column in (_models(count), "95 %")), "limit"),
     )
-    p95 = {name: quantiles(values, n=20)[-1] for name, values in _series(measured).items() if len(values) > 1}
-    middle = {name: median(values) for name, values in _series(measured).items() if values}
-    limits = {"/api/v1/state, ms": "", "between updates, ms": "", "change to update, ms": "2,000"}
-    made.rows = [
-        ("CPU, cores", f"{measured.cpu_cores:.2f}", "", "1"),
-        ("memory of the process, MB (PSS)", f"{measured.pss_bytes / 1e6:.0f}", "", "500"),
-        ("memory with its DHT processes, MB (PSS)", f"{measured.tree_pss_bytes / 1e6:.0f}", "", ""),
-        *((name, f"{middle[name]:.0f}", f"{p95.get(name, 0):.0f}", limits.get(name, "200")) for name in middle),
-        ("history file, MB", f"{measured.history_bytes / 1e6:.0f}", "", ""),
+    single = [
+        ("CPU, cores", [f"{run.cpu_cores:.2f}" for run in runs.values()], "1"),
+        ("memory of the process, MB (PSS)", [f"{run.pss_bytes / 1e6:.0f}" for run in runs.values()], "500"),
+        ("memory with its DHT processes, MB (PSS)", [f"{run.tree_pss_bytes / 1e6:.0f}" for run in runs.values()], ""),
+        ("history file, MB", [f"{run.history_bytes / 1e6:.1f}" for run in runs.values()], ""),
     ]
+    limits = {"between updates, ms": "", "change to update, ms": "2,000"}
+    made.rows = [(name, *(cell for value in values for cell in (value, "")), limit) for name, values, limit in single]
+    for name in next(iter(runs.values())).series():
+        cells = [cell for run in runs.values() for cell in _cells(run.series().get(name, []))]
+        made.rows.append((name, *cells, limits.get(name, "200")))
     made.notes = [
-        f"{measured.messages / options.seconds:.0f} signed messages/s were heard; "
-        f"refused: {measured.refused or 'none'}; "
-        f"{measured.nodes_shown:,} nodes serving, in {measured.state_bytes / 1e3:.0f} kB; "
-        f"{measured.frames / options.readers / options.seconds:.2f} updates/s to each reader.",
+        f"{_models(count)}: {run.messages / options.seconds:.0f} signed messages/s were heard; "
+        f"refused: {run.refused or 'none'}; {run.nodes_shown:,} nodes serving, in {run.state_bytes / 1e3:.0f} kB; "
+        f"{run.frames / options.readers / options.seconds:.2f} updates/s to each reader."
+        for count, run in runs.items()
     ]
-    made.measured = {"measured": {name: getattr(measured, name) for name in Measured.__slots__}}
+    made.notes.append(
+        f"The history of {options.most} models (the page has room for {MAX_MODELS}): {most[0] / 1e6:.0f} MB, "
+        f"slowest query {most[1]:.0f} ms."
+    )
+    made.measured = {
+        "runs": {str(count): asdict(run) for count, run in runs.items()},
+        "most": {"models": options.most, "bytes": most[0], "slowest_query_ms": most[1]},
+    }
     return made
 
 
-def _series(measured: Measured) -> dict[str, list[float]]:
-    queries = {f"history of {window}, ms": times for window, times in measured.query_ms.items()}
-    return {
-        "/api/v1/state, ms": measured.state_ms,
-        "between updates, ms": measured.gaps_ms,
-        "change to update, ms": measured.shown_ms,
-        **queries,
-    }
+def _models(count: int) -> str:
+    return "1 model" if count == 1 else f"{count} models"
+
+
+def _cells(values: list[float]) -> tuple[str, str]:
+    if len(values) < 2:
+        return "–", "–"
+    return f"{median(values):.0f}", f"{quantiles(values, n=20, method='inclusive')[-1]:.0f}"
+
+
+async def measure(options: Options, console: Console) -> tuple[dict[int, Measured], tuple[int, float]]:
+    """Every run, and the largest history."""
+    runs: dict[int, Measured] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        made = (threads.submit(Identity.ephemeral) for _ in range(options.nodes))
+        keys = [one.result() for one in track(list(made), "keys", console=console)]
+    with tempfile.TemporaryDirectory(prefix="canopy-health-") as name:
+        for count in options.models:
+            folder, run, prints = Path(name) / str(count), Measured(), fingerprints(count)
+            folder.mkdir()
+            await thirty_days(prints, options.nodes, folder / "health.sqlite3", console)
+            run.history_bytes = size_of(folder / "health.sqlite3")
+            console.print(f"{options.nodes:,} nodes in {_models(count)}")
+            await load(options, simulate(keys, prints), folder, run)
+            runs[count] = run
+        full = Path(name) / "full.sqlite3"
+        slowest_ms = await thirty_days(fingerprints(options.most), options.nodes, full, console)
+        return runs, (size_of(full), slowest_ms)
 
 
 def main() -> None:
     """Entry point."""
     options, console = tyro.cli(Options, description=__doc__), Console()
-    measured = Measured()
-    with tempfile.TemporaryDirectory(prefix="canopy-health-") as name:
-        try:
-            asyncio.run(thirty_days(options, console, Path(name), measured))
-            measured.history_bytes = sum(file.stat().st_size for file in Path(name).glob("full.sqlite3*"))
-            asyncio.run(load(options, console, Path(name), measured))
-        except ConfigError as error:
-            sys.exit(f"health_load: {error}")
-    sheet(options, measured).finish(console, record=options.record, path=options.json)
+    try:
+        runs, most = asyncio.run(measure(options, console))
+    except ConfigError as error:
+        sys.exit(f"health_load: {error}")
+    sheet(options, runs, most).finish(console, record=options.record, path=options.json)
 
 
 if __name__ == "__main__":

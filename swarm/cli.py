@@ -139,7 +139,12 @@ async def _health(command: Health, console: Console) -> None:
     from swarm.health import health  # brings a web server and a broker's client, which nothing else here needs
 
     given = None if command.embedded_broker else os.environ.get("CANOPY_MQTT")
-    await health(replace(command, mqtt=command.mqtt or given), console)
+    webhooks = (*command.webhook, *os.environ.get("CANOPY_WEBHOOK", "").split())
+    secret = os.environ.get("CANOPY_WEBHOOK_SECRET") or None
+    await health(
+        replace(command, mqtt=command.mqtt or given, webhook=webhooks, webhook_secret=secret),
+        console,
+    )
 
 
 async def _top(command: Top, console: Console) -> None:

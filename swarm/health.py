@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 
@@ -22,6 +23,8 @@ from rich.text import Text
 
 from swarm.broker_address import parse_broker
 from swarm.errors import ConfigError
+from swarm.health_alert_api import alert_routes
+from swarm.health_alerts import Change
 from swarm.health_api import Server, make_app, make_server
 from swarm.health_broker import EmbeddedBroker
 from swarm.health_clerk import Clerk
@@ -36,6 +39,7 @@ from swarm.health_probe import Prober, run_probe
 from swarm.health_publisher import Publisher
 from swarm.health_snapshot import check_folder
 from swarm.health_snapshots import keep_snapshot, snapshot_of
+from swarm.health_webhook import MAX_WEBHOOKS, Webhook, parse_receiver
 from swarm.registry_dht import DhtConfig, DhtRegistry, check_join_address
 from swarm.tasks import TaskScope
 from swarm.telemetry import check_prefix
@@ -91,6 +95,8 @@ def check(command: Health) -> None:
         raise ConfigError("--mqtt and --embedded-broker: choose one; a service listens to one broker")
     if command.probe_every < 0 or command.probe_budget < 0:
         raise ConfigError("--probe-every and --probe-budget cannot be negative; 0 probes never")
+    if len(command.webhook) > MAX_WEBHOOKS:
+        raise ConfigError(f"--webhook: {MAX_WEBHOOKS} at most")
 
 
 class HealthService:
@@ -99,9 +105,13 @@ class HealthService:
     def __init__(self, command: Health) -> None:
         self._command = command
         self._stack = AsyncExitStack()
-        self._guard = TelemetryGuard(command.prefix)
+        self._guard = TelemetryGuard(command.prefix, vouched=lambda *who: self.overview.knowledge.is_listed(*who))
         self._given = None if command.mqtt is None else parse_broker(command.mqtt, command.mqtt_ca)
         self.overview = Overview(command.join, command.prefix, round(time.time(), 3), self._guard.counts)
+        self._webhooks = [
+            Webhook(parse_receiver(url, command.webhook_min, command.webhook_secret), self.overview.name)
+            for url in command.webhook
+        ]
         self.publisher = Publisher()
         self.broker: EmbeddedBroker | None = None
         self.http_address = ("", 0)
@@ -130,7 +140,7 @@ class HealthService:
         self.http_address = listening.getsockname()[:2]
         path = command.data or default_data_path(dict(os.environ))
         history = await stack.enter_async_context(History.open(path))
-        clerk = Clerk(overview, self.publisher, history)
+        clerk = Clerk(overview, self.publisher, history, tell=self._tell)
         await clerk.load()
         stack.push_async_callback(clerk.close)
         if command.embedded_broker:
@@ -140,9 +150,16 @@ class HealthService:
         clerk.step()
         scope = await stack.enter_async_context(TaskScope())
         scope.spawn(clerk.run(), "clerk")
+        for webhook in self._webhooks:
+            scope.spawn(webhook.run(), "webhook")
         self._listen_to_nodes(scope)
         config = DhtConfig(join=command.join, client_mode=True)
-        directory = Directory(lambda: DhtRegistry.open(config), overview.knowledge.listed, overview.dht_is)
+        directory = Directory(
+            lambda: DhtRegistry.open(config),
+            overview.knowledge.listed,
+            overview.dht_is,
+            overview.knowledge.slots.choose,
+        )
         scope.spawn(directory.run(), "directory")
         if command.probe_every and command.probe_budget:
             prober = Prober(overview, command.probe_every, command.probe_budget, run_probe, time.time)
@@ -150,10 +167,15 @@ class HealthService:
         if command.snapshot is not None:
             scope.spawn(keep_snapshot(command.snapshot, lambda: self.publisher.state, clerk.points), "snapshot")
         app = make_app(self.publisher, clerk.points)
+        app.include_router(alert_routes(clerk))
         app.routes.append(health_metrics(clerk, self._guard, command.probe_every).route())
         server = make_server(app)
         task = scope.spawn(_serve(server, listening), "http")
         stack.push_async_callback(_end, server, task)
+
+    def _tell(self, changes: Sequence[Change]) -> None:
+        for webhook in self._webhooks:
+            webhook.offer(changes)
 
     def _listen_to_nodes(self, scope: TaskScope) -> None:
         overview, broker, given = self.overview, self.broker, self._given

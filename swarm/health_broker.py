@@ -1,4 +1,7 @@
-"""The owner's end of the embedded broker: starts its process, restarts it when it ends, ends it with itself."""
+"""The owner's end of the embedded broker: starts its process, again when it ends or hangs, and ends it with itself.
+
+Whether it lives is asked as a node would ask: a connection that must be answered, now and again.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import secrets
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,17 +27,31 @@ STOP_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 STEADY_S = 60.0
 """A broker that ran so long is started again at once."""
+_HELLO = b"\x10\x0f\x00\x04MQTT\x04\x02\x00\x0a\x00\x03up?"
+"""MQTT 3.1.1 CONNECT of a nameless client `up?`: a broker that lives answers, whether it lets it in or not."""
+_ANSWER = 0x20
+_GOODBYE = b"\xe0\x00"
 OWN_USER = "swarm-health"
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """How a broker that hangs is found out, in seconds: asked every so often, `misses` in a row are the end of it."""
+
+    every_s: float = 3.0
+    answer_s: float = 4.0
+    misses: int = 2
 
 
 class EmbeddedBroker:
     """`async with EmbeddedBroker(…) as broker`, and `keep` in a task. What floods it ends its process alone."""
 
-    def __init__(self, host: str, port: int, prefix: str, passwords: Path | None) -> None:
+    def __init__(self, host: str, port: int, prefix: str, passwords: Path | None, checks: Checks | None = None) -> None:
         if passwords is not None and not passwords.is_file():
             raise ConfigError(f"--broker-passwords {passwords}: no such file")
         self._host, self._port, self._prefix, self._passwords = host, port, prefix, passwords
         self._secret = secrets.token_urlsafe(24)
+        self._checks = checks or Checks()
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -71,20 +89,49 @@ class EmbeddedBroker:
             await process.wait()
 
     async def keep(self) -> None:
-        """Start it again whenever it ends."""
+        """Start it again whenever it ends, and end it when it hangs."""
         pause_s = FIRST_PAUSE_S
         while True:
             if self._process is not None:
                 started = time.monotonic()
-                status = await self._process.wait()
+                status = await self._ended(self._process)
                 logger.warning("the embedded broker ended (status %s); starting it again", status)
                 pause_s = FIRST_PAUSE_S if time.monotonic() - started > STEADY_S else pause_s
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             try:
                 await self._start()
-            except ConfigError as error:
+            except (ConfigError, OSError) as error:
                 logger.warning("%s", error)
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> int:
+        """Wait until it has ended, by itself or because it answers no more; its exit status."""
+        missed = 0
+        while missed < self._checks.misses:
+            try:
+                async with asyncio.timeout(self._checks.every_s):
+                    return await process.wait()
+            except TimeoutError:
+                missed = 0 if await self._answers() else missed + 1
+        if process.returncode is None:
+            logger.warning("the embedded broker does not answer; ending it")
+            process.kill()
+        return await process.wait()
+
+    async def _answers(self) -> bool:
+        own = self.own_address()
+        try:
+            async with asyncio.timeout(self._checks.answer_s):
+                reader, writer = await asyncio.open_connection(own.host, own.port)
+                try:
+                    writer.write(_HELLO)
+                    answer = await reader.readexactly(1)
+                    writer.write(_GOODBYE)
+                finally:
+                    writer.transport.abort()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError):
+            return False
+        return answer[0] == _ANSWER
 
     async def _start(self) -> None:
         process = await asyncio.create_subprocess_exec(

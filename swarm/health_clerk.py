@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from swarm.health_alert_record import dump_book, load_book
+from swarm.health_alerts import Change
 from swarm.health_findings import Assessment
 from swarm.health_history import WINDOWS, History, Sample
 from swarm.health_overview import Overview
@@ -30,12 +32,13 @@ KEEP_S = 60.0
 
 @dataclass(slots=True)
 class Clerk:
-    """Turns what is known into what is shown and kept."""
+    """Turns what is known into what is shown and kept. tell: called with the alerts that began or ended."""
 
     overview: Overview
     publisher: Publisher
     history: History
     clock: Callable[[], float] = time.time
+    tell: Callable[[Sequence[Change]], None] = lambda _: None
     found: Sequence[Assessment] = ()
     _published_at: float = field(default=-1e9)
     _urgent: int = -1
@@ -50,6 +53,8 @@ class Clerk:
         kept = await self.history.kept("served")
         if isinstance(kept, list):
             self.overview.knowledge.served.load(kept)
+        load_book(self.overview.alerts, await self.history.kept("alerts"))
+        self.overview.knowledge.slots.load(await self.history.kept("slots"))
         self._kept_at = self.clock()
 
     async def run(self) -> None:
@@ -63,6 +68,9 @@ class Clerk:
         """Judge, and publish if there is reason to."""
         now, overview = self.clock(), self.overview
         self.found = overview.assess(now)
+        if overview.newest_changes:
+            self._kept_at = -1e9  # so that a restart does not tell them again
+            self.tell(overview.newest_changes)
         age_s = now - self._published_at
         numbers_s = max(NUMBERS_S, len(self.publisher.json) / BYTES_PER_S)
         is_due = (
@@ -97,6 +105,8 @@ class Clerk:
 
     async def _keep(self) -> None:
         await self.history.keep("served", self.overview.knowledge.served.dump())
+        await self.history.keep("alerts", dump_book(self.overview.alerts))
+        await self.history.keep("slots", self.overview.knowledge.slots.dump())
 
     async def _write(self) -> None:
         now = self.clock()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
+from swarm.health_alerts import Severity
 from swarm.telemetry import DEFAULT_PREFIX
 
 
@@ -27,6 +29,10 @@ class Health:
         host: IP address on which the page is served.
         port: TCP port on which it is served; 0 takes any free one.
         data: SQLite file that keeps the history (default: health.sqlite3 in the user's data folder).
+        webhook: URL that is told of alerts by POST, as JSON; may be repeated. CANOPY_WEBHOOK takes more, for URLs that
+            not every user of this machine may read; CANOPY_WEBHOOK_SECRET signs what is sent.
+        webhook_min: the least severity that it is told of.
+        webhook_secret: not an option: what signs the messages.
         probe_every: seconds between canary generations through each model; 0 probes never.
         probe_budget: most tokens that probes may cost in an hour, prompts included.
         snapshot: folder into which the page is also written once a minute, as files for any static host.
@@ -44,6 +50,9 @@ class Health:
     host: str = "127.0.0.1"
     port: int = 8_080
     data: Path | None = None
+    webhook: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    webhook_min: Severity = Severity.WARNING
+    webhook_secret: Annotated[str | None, tyro.conf.Suppress] = field(default=None, repr=False)
     probe_every: float = 300.0
     probe_budget: int = 4_000
     snapshot: Path | None = None

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from swarm.errors import SwarmError
 from swarm.health_findings import LinkState
-from swarm.health_state import MAX_MODELS, MISSES
+from swarm.health_state import MISSES
 from swarm.record import NodeRecord
-from swarm.registry import Registry
+from swarm.registry import ModelIdentity, Registry
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 class Directory:
     """Looks at the DHT; `run` never ends by itself.
 
-    listed: called per model with its records and the time. changed: called when the DHT answers, or does not.
+    listed: called per model with its records and the time. changed: called when the DHT answers, or does not. choose:
+    the models at which to look, of all that there are, given how many looks there were.
     """
 
     def __init__(
@@ -33,9 +34,10 @@ class Directory:
         open_registry: Callable[[], Registry],
         listed: Callable[[str, Sequence[NodeRecord], float], None],
         changed: Callable[[LinkState, float], None],
+        choose: Callable[[Sequence[ModelIdentity], int], Sequence[ModelIdentity]],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._open = open_registry
+        self._open, self._choose, self._looks = open_registry, choose, 0
         self._listed, self._changed, self._clock = listed, changed, clock
         self._missed: dict[str, int] = {}
 
@@ -65,7 +67,8 @@ class Directory:
         Raises:
             RegistryError: the DHT did not answer.
         """
-        models = (await registry.models())[:MAX_MODELS]
+        models = self._choose(await registry.models(), self._looks)
+        self._looks += 1
         for model in models:
             records = await registry.records(model.fingerprint, model.num_layers, within_s=0.0)
             self._listed(model.fingerprint, records, self._clock())

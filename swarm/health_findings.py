@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarm.health_alerts import Finding, Kind, Severity
 from swarm.health_probes import ProbeLog
@@ -56,7 +56,15 @@ class Assessment:
 
 def all_findings(found: Sequence[Assessment], broker: Link, dht: Link, is_skewed: bool) -> list[Finding]:
     """Everything that is worth a word now."""
-    findings = [finding for one in found for finding in (*_coverage(one), *_probing(one), *_nodes(one))]
+    findings = []
+    for one in found:
+        about = (*(_without_chain(one) or _coverage(one)), *_probing(one), *_nodes(one))
+        fix = next(iter(one.verdict.fixes), None)
+        for finding in about:
+            is_mended = finding.kind in (Kind.GAP, Kind.LAST_HOLDER)
+            findings.append(replace(finding, model=one.model.name, fix=fix if is_mended else None))
+        if broker.state is LinkState.CONNECTED:
+            findings += _silent(one)
     if broker.state is LinkState.DOWN:
         text = "the MQTT broker does not answer: live telemetry is missing, the DHT alone is shown"
         findings.append(Finding(Kind.BROKER, Severity.WARNING, None, text))
@@ -64,9 +72,45 @@ def all_findings(found: Sequence[Assessment], broker: Link, dht: Link, is_skewed
         text = "the DHT does not answer: telemetry alone is shown, and nothing can be probed"
         findings.append(Finding(Kind.DHT, Severity.WARNING, None, text))
     if is_skewed:
-        text = "a node's clock is off by more than a minute: its telemetry is not believed"
+        text = "a node's clock and this machine's differ by more than a minute: its telemetry is not believed"
         findings.append(Finding(Kind.CLOCK, Severity.WARNING, None, text))
     return findings
+
+
+def is_blind(finding: Finding, found: Sequence[Assessment]) -> bool:
+    """Whether nothing can be said now of something that was found before: its model is unknown, or not yet probed."""
+    if finding.fingerprint is None:
+        return False
+    one = next((one for one in found if one.model.fingerprint == finding.fingerprint), None)
+    if one is None:
+        return True
+    if finding.kind is not Kind.PROBE or finding.about == "unknown":
+        return False
+    if finding.about == "difference":
+        return all(node.agrees is None for node in one.nodes)
+    return one.log.last is None
+
+
+def _without_chain(one: Assessment) -> list[Finding]:
+    """Every layer has its machines, and yet no numeric class has them all."""
+    held: dict[str, set[int]] = {}
+    if one.verdict.missing or one.verdict.margin:
+        return []
+    for node in one.nodes:
+        if node.condition is Condition.SERVING:
+            held.setdefault(node.numeric_class, set()).update(range(node.span.start, node.span.end))
+    if any(len(layers) >= one.model.num_layers for layers in held.values()):
+        return []
+    text = f"{one.model.name}: no chain of one numeric class covers it ({', '.join(sorted(held)[:NAMED])})"
+    return [Finding(Kind.GAP, Severity.CRITICAL, one.model.fingerprint, text)]
+
+
+def _silent(one: Assessment) -> Iterator[Finding]:
+    silent = [node for node in one.nodes if node.is_silent]
+    if silent:
+        text = f"{one.model.name}: telemetry of {_some(silent)} has stopped, the DHT still lists it"
+        print_ = one.model.fingerprint
+        yield Finding(Kind.STALE, Severity.INFO, print_, text, about="telemetry", model=one.model.name)
 
 
 def _coverage(one: Assessment) -> Iterator[Finding]:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.health_alerts import Alert, AlertBook, Change
-from swarm.health_findings import Assessment, Link, LinkState, all_findings
+from swarm.health_findings import Assessment, Link, LinkState, all_findings, is_blind
 from swarm.health_probes import Comparison, Probe, ProbeLog
 from swarm.health_served import shares
+from swarm.health_slots import Standing
 from swarm.health_state import Happening, Knowledge, Model, Node
 from swarm.health_verdict import Grade, judge
 from swarm.telemetry_guard import Reason
@@ -57,6 +58,8 @@ class Overview:
         """Take in a canary generation."""
         log = self.probes.setdefault(model.fingerprint, ProbeLog())
         log.add(probe, now)
+        if probe.ok:
+            self.knowledge.slots.prove(model.fingerprint, now)
         self.version += 1
         spans = {node.peer: node.span for node in self.knowledge.nodes(now).get(model.fingerprint, (model, []))[1]}
         for hop in probe.hops:
@@ -108,7 +111,10 @@ class Overview:
         if skewed > self._skewed:
             self._skewed, self._skewed_at = skewed, now
         is_skewed = self._skewed_at is not None and now - self._skewed_at < SKEW_TOLD_S
-        changes = self.alerts.update(all_findings(found, self.broker, self.dht, is_skewed), now)
+        slots = self.knowledge.slots
+        vouched = [one for one in found if slots.standing(one.model.fingerprint) > Standing.TOLD]
+        findings = all_findings(vouched, self.broker, self.dht, is_skewed)
+        changes = self.alerts.update(findings, now, lambda finding: is_blind(finding, vouched))
         self.version += len(changes)
         self.newest_changes = changes
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from swarm.errors import RemoteProtocolError
 from swarm.health_overview import Overview
 from swarm.health_probes import Comparison, Probe, ProbeBudget, read_comparison, read_probe
+from swarm.health_slots import Standing
 from swarm.health_state import Condition, Model, Node
 from swarm.health_verdict import count_replicas
 from swarm.ids import PeerId
@@ -26,9 +27,11 @@ PROBE_TOKENS = PROMPT_TOKENS + NEW_TOKENS
 TIMEOUT_S = 60.0
 LOOK_S = 2.0
 AGAIN_S = 15.0
-"""After a probe that failed: whether it was an accident."""
+"""After a probe that failed: whether it was an accident. Twice as long after each that follows: one broken model, or
+one that somebody made up, must not use up what there is to spend on all."""
 SETTLE_S = 3.0
 """After a model has become complete."""
+MAX_DOUBLED = 16
 MAX_LINE_BYTES = 65_536
 
 Run = Callable[[Sequence[str]], Awaitable[str]]
@@ -40,6 +43,7 @@ class _Turn:
     """When a model is probed next, and whose answers were compared when."""
 
     due_at: float
+    failures: int = 0
     compared: dict[PeerId, float] = field(default_factory=dict)
 
 
@@ -64,6 +68,8 @@ class Prober:
         now, complete = self._clock(), {}
         for fingerprint, (model, nodes) in self._overview.knowledge.nodes(now).items():
             serving = [node for node in nodes if node.condition is Condition.SERVING]
+            if self._overview.knowledge.slots.standing(fingerprint) is Standing.TOLD:
+                continue  # nobody could reach its nodes
             if serving and min(count_replicas(serving, model.num_layers), default=0) > 0:
                 complete[fingerprint] = model, serving
         self._turns = {name: self._turns.get(name, _Turn(now + SETTLE_S)) for name in complete}
@@ -79,7 +85,9 @@ class Prober:
         now = self._clock()
         self._overview.probed(model, probe, now)
         turn = self._turns.setdefault(model.fingerprint, _Turn(0.0))
-        turn.due_at = now + (self._every_s if probe.ok else min(AGAIN_S, self._every_s))
+        turn.failures = 0 if probe.ok else min(turn.failures + 1, MAX_DOUBLED)
+        again_s = min(AGAIN_S * 2 ** (turn.failures - 1), self._every_s)
+        turn.due_at = now + (self._every_s if probe.ok else again_s)
         peer = self.next_compared(model, nodes) if probe.ok else None
         if peer is not None and self._budget.left(now) >= 2 * PROBE_TOKENS:
             self._budget.spend(2 * PROBE_TOKENS, now)

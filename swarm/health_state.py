@@ -6,6 +6,8 @@ A node of a model is kept until nothing was heard of it for `KEPT_S`. Its state 
     telemetry heard within `FRESH_S`                                 what its status says
     a DHT record that has not expired                                what the record says
     neither                                                          stale, then gone
+
+Room is bounded: of models by `health_slots`; of nodes, one that the DHT does not list gives way to one that it does.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm.health_served import ServedBook
+from swarm.health_slots import Slots
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.metrics_totals import TotalsBook
@@ -36,7 +39,6 @@ SHORTEST_S = 0.5
 MISSES = 2
 """Looks at the DHT in a row that do not find a record, before it counts as gone: one look may fail to reach it."""
 MAX_NODES = 4_096
-MAX_MODELS = 64
 MAX_EVENTS = 100
 
 
@@ -72,6 +74,7 @@ class Node:
     """One node of one model as it is now; times are Unix seconds. disagrees: broker and DHT say different things of it.
 
     probed_ms: what a probe measured of its compute per sweep. agrees: whether its answers were another holder's.
+    is_silent: its telemetry ended without a farewell, and the DHT still lists it.
     """
 
     peer: PeerId
@@ -94,6 +97,7 @@ class Node:
     disagrees: bool
     probed_ms: float | None
     agrees: bool | None
+    is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,8 @@ class _Heard:
 class Knowledge:
     """All that came in; `served` counts what each peer contributed, `totals` what each model did.
 
-    turned_away: nodes for which there was no room. version: rises with whatever changes more than numbers.
+    turned_away: nodes for which there was no room, nor for their model in `slots`. version: rises with whatever
+    changes more than numbers.
     """
 
     served: ServedBook = field(default_factory=ServedBook)
@@ -169,11 +174,12 @@ class Knowledge:
     turned_away: int = 0
     version: int = 0
     changes: int = 0
+    slots: Slots = field(default_factory=Slots)
     _heard: dict[str, dict[PeerId, _Heard]] = field(default_factory=dict)
 
     def believe(self, peer: PeerId, fingerprint: str, body: Body, now: float) -> None:
         """Take in a body that the telemetry guard let through."""
-        heard = self._of(fingerprint, peer)
+        heard = self._of(fingerprint, peer, False, now)
         if heard is None:
             return
         self.changes += 1
@@ -195,7 +201,7 @@ class Knowledge:
         found = {record.peer: record for record in records if record.model.fingerprint == fingerprint}
         self.changes += 1
         for peer, record in found.items():
-            heard = self._of(fingerprint, peer)
+            heard = self._of(fingerprint, peer, True, now)
             if heard is not None:
                 if heard.record is None or (heard.record.state, heard.record.span) != (record.state, record.span):
                     self.version += 1
@@ -236,6 +242,7 @@ class Knowledge:
                 del peers[peer]
             if not peers:
                 del self._heard[fingerprint]
+                self.slots.leave(fingerprint)
             self.version += bool(gone)
         self.totals.keep(self._heard)
 
@@ -243,20 +250,49 @@ class Knowledge:
         """Every model and its nodes, by fingerprint; nodes that describe the model differently are left out."""
         found: dict[str, tuple[Model, list[Node]]] = {}
         for fingerprint, peers in self._heard.items():
-            model = _commonest(heard.claim() for heard in peers.values())
+            listed = [heard.claim() for heard in peers.values() if heard.record is not None]
+            model = _commonest(listed or [heard.claim() for heard in peers.values()])
             if model is not None:
                 nodes = [_node(peer, model, heard, now) for peer, heard in peers.items() if heard.claim() == model]
                 found[fingerprint] = model, sorted(nodes, key=lambda node: (node.span, node.peer))
         return found
 
-    def _of(self, fingerprint: str, peer: PeerId) -> _Heard | None:
-        peers = self._heard.get(fingerprint)
-        if peers is not None and peer in peers:
-            return peers[peer]
-        if sum(map(len, self._heard.values())) >= MAX_NODES or (peers is None and len(self._heard) >= MAX_MODELS):
+    def _of(self, fingerprint: str, peer: PeerId, is_listed: bool, now: float) -> _Heard | None:
+        known = self._heard.get(fingerprint, {}).get(peer)
+        if known is None and not self._has_room(is_listed):
             self.turned_away += 1
             return None
-        return self._heard.setdefault(fingerprint, {}).setdefault(peer, _Heard())
+        entered, loser = self.slots.enter(fingerprint, is_listed, now)
+        if loser is not None:
+            self._heard.pop(loser, None)
+            self.version += 1
+        if not entered:
+            self.turned_away += 1
+            return None
+        return known or self._heard.setdefault(fingerprint, {}).setdefault(peer, _Heard())
+
+    def _has_room(self, is_listed: bool) -> bool:
+        """Whether one more node can be kept; one that is listed takes the place of one that is not."""
+        if sum(map(len, self._heard.values())) < MAX_NODES:
+            return True
+        if not is_listed:
+            return False
+        strangers = [
+            (heard.seen_at, fingerprint, peer)
+            for fingerprint, peers in self._heard.items()
+            for peer, heard in peers.items()
+            if heard.record is None
+        ]
+        if not strangers:
+            return False
+        _, fingerprint, peer = min(strangers)
+        del self._heard[fingerprint][peer]
+        return True
+
+    def is_listed(self, fingerprint: str, peer: PeerId) -> bool:
+        """Whether the DHT listed a peer for a model when it was last asked."""
+        heard = self._heard.get(fingerprint, {}).get(peer)
+        return heard is not None and heard.record is not None
 
     def _status(self, heard: _Heard, status: Status, now: float) -> None:
         before = heard.status
@@ -335,6 +371,7 @@ def _node(peer: PeerId, model: Model, heard: _Heard, now: float) -> Node:
         disagrees=disagrees and heard.is_told(now),
         probed_ms=heard.probed_ms,
         agrees=heard.agrees,
+        is_silent=heard.is_listed(now) and status is not None and heard.gone_at is None and not heard.is_told(now),
     )
 
 

@@ -11,7 +11,7 @@ What is kept is bounded, in peers and for each of them.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -100,14 +100,23 @@ class _Known:
 class TelemetryGuard:
     """Tells what is believed from what is not; never raises, whatever the bytes."""
 
-    def __init__(self, prefix: str = DEFAULT_PREFIX, max_peers: int = MAX_PEERS) -> None:
+    def __init__(
+        self,
+        prefix: str = DEFAULT_PREFIX,
+        max_peers: int = MAX_PEERS,
+        vouched: Callable[[str, PeerId], bool] = lambda *_: False,
+    ) -> None:
         """A guard of the topics below `prefix`, which knows so many peers at most (a peer counts once per model).
+
+        When there are so many, one that is `vouched` for (with a model's fingerprint: the DHT lists it) takes the place
+        of one that is not; what that one said within the last minute could be said again, and nobody vouches for it.
 
         Raises:
             ConfigError: the prefix is none.
         """
         self._prefix = check_prefix(prefix)
         self._max_peers = max_peers
+        self._vouched = vouched
         self._known: dict[tuple[PeerId, str], _Known] = {}
         self._models: dict[PeerId, int] = {}
         self._tidied_at = 0.0
@@ -155,7 +164,7 @@ class TelemetryGuard:
         is_new = known is None or known.nonce != stamp.nonce
         reason = _stale(known, status) or _untimely(status, retained, now)
         if reason is None and known is None:
-            reason = self._make_room(signed.peer, now)
+            reason = self._make_room(signed.peer, signed.fingerprint, now)
         if reason is not None:
             return reason
         if known is None:
@@ -190,17 +199,26 @@ class TelemetryGuard:
         known.sequences[part_of(body)] = body.stamp.seq
         return None
 
-    def _make_room(self, peer: PeerId, now: float) -> Reason | None:
+    def _make_room(self, peer: PeerId, fingerprint: str, now: float) -> Reason | None:
         if len(self._known) >= self._max_peers and now - self._tidied_at > TIDY_S:
             self._tidied_at = now
-            gone = [key for key, known in self._known.items() if now - known.heard_at > FORGOTTEN_S]
-            for key in gone:
-                del self._known[key]
-                self._models[key[0]] -= 1
-                if self._models[key[0]] == 0:
-                    del self._models[key[0]]
-        is_full = len(self._known) >= self._max_peers or self._models.get(peer, 0) >= MAX_MODELS_PER_PEER
-        return Reason.CROWDED if is_full else None
+            for key in [key for key, known in self._known.items() if now - known.heard_at > FORGOTTEN_S]:
+                self._drop(key)
+        if self._models.get(peer, 0) >= MAX_MODELS_PER_PEER:
+            return Reason.CROWDED
+        if len(self._known) >= self._max_peers and self._vouched(fingerprint, peer):
+            strangers = [
+                (known.heard_at, key) for key, known in self._known.items() if not self._vouched(key[1], key[0])
+            ]
+            if strangers:
+                self._drop(min(strangers)[1])
+        return Reason.CROWDED if len(self._known) >= self._max_peers else None
+
+    def _drop(self, key: tuple[PeerId, str]) -> None:
+        del self._known[key]
+        self._models[key[0]] -= 1
+        if self._models[key[0]] == 0:
+            del self._models[key[0]]
 
 
 def _stale(known: _Known | None, body: Status | Metrics | Event) -> Reason | None:

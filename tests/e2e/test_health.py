@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
+import subprocess
+import sys
 import time
 import urllib.request
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from node.publisher import Pace
 from swarm.demo import TARGET
-from tests.e2e.programs import Program, bootstrap, program, serve, within
+from tests.e2e.programs import Program, bootstrap, environment, program, serve, within
 from tests.net.brokers import free_port, mosquitto
 
 SPANS = ("0-4", "4-8", "8-12")
 SHOWN_S = 2.0
+MOSQUITTO_LOOKS_S = 6.0
+"""Mosquitto 2.0.11 looks for silent clients only so often; the embedded broker does at once (tests/net)."""
 
 
 def state(health: Program) -> dict[str, Any]:
@@ -104,3 +111,73 @@ def test_one_command_is_a_whole_observatory(tmp_path: Path) -> None:
         assert within(10, lambda: [one[1] for one in states(health)] == ["offline"]), state(health)
         assert time.monotonic() - died < SHOWN_S
         assert health.end(signal.SIGTERM) == (0, [])
+
+
+@contextmanager
+def namespaces() -> Iterator[tuple[str, str]]:
+    """Two networks, `hub` at 192.0.2.1 and `far` at 192.0.2.2, with a wire between them."""
+    hub, far = f"hub{os.getpid()}", f"far{os.getpid()}"
+
+    def ip(command: str) -> None:
+        subprocess.run(["ip", *command.split()], check=True)
+
+    try:
+        for name in (hub, far):
+            ip(f"netns add {name}")
+            ip(f"-n {name} link set lo up")
+        ip(f"-n {hub} link add wire type veth peer name wire netns {far}")
+        for name, address in ((hub, "192.0.2.1/30"), (far, "192.0.2.2/30")):
+            ip(f"-n {name} address add {address} dev wire")
+            ip(f"-n {name} link set wire up")
+        yield hub, far
+    finally:
+        for name in (hub, far):
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+@contextmanager
+def inside(namespace: str, log: Path, *command: str) -> Iterator[Program]:
+    """A program in one of them."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", namespace, *command],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+        )
+    running = Program(process, log)
+    try:
+        yield running
+    finally:
+        if process.poll() is None:
+            _, left = running.end(signal.SIGTERM)
+            assert not left, f"left behind: {left}"
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.mark.needs_root
+@pytest.mark.needs_program("ip", "iproute2")
+@pytest.mark.needs_program("mosquitto", "mosquitto")
+def test_a_node_whose_network_is_cut_shows_when_its_keep_alive_is_over(tmp_path: Path) -> None:
+    config, broker = tmp_path / "mosquitto.conf", "mqtt://192.0.2.1:1883"
+    config.write_text("listener 1883 192.0.2.1\nallow_anonymous true\nuser root\n")
+    nobody = "/ip4/192.0.2.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+    python = (sys.executable, "-m")
+    with ExitStack() as stack:
+        hub, far = stack.enter_context(namespaces())
+
+        def run(where: str, name: str, *command: str) -> Program:
+            return stack.enter_context(inside(where, tmp_path / f"{name}.log", *command))
+
+        run(hub, "broker", "mosquitto", "-c", str(config)).wait_for("running")
+        given = watch(nobody, tmp_path, "--mqtt", broker, "--probe-every", "0")
+        url = run(hub, "health", *python, *given).wait_for(r"http://\S+/")
+        shown = run(hub, "shown", *python, "tests.e2e.cut_off", "watch", url)
+        run(far, "node", *python, "tests.e2e.cut_off", "tell", broker)
+        shown.wait_for(r"serving\n")
+        cut_at = time.monotonic()
+        subprocess.run(["ip", "-n", far, "link", "set", "wire", "down"], check=True)
+        offline_at = float(shown.wait_for(r"\S+ offline\n").split()[0])
+        assert 1.0 < offline_at - cut_at <= 1.5 * Pace().keep_alive_s + MOSQUITTO_LOOKS_S + SHOWN_S

@@ -308,7 +308,9 @@ async def test_the_directory_is_looked_at_again_and_again() -> None:
         opened.append(Failing(network))
         return opened[-1]
 
-    directory = Directory(open_registry, knowledge.listed, lambda state, _: states.append(state))
+    directory = Directory(
+        open_registry, knowledge.listed, lambda state, _: states.append(state), knowledge.slots.choose
+    )
     async with TaskScope() as scope:
         scope.spawn(directory.run(poll_s=0.01))
         await until(lambda: PRINT in knowledge.nodes(time.time()))

@@ -46,6 +46,7 @@ class World:
         for number, span in enumerate(spans):
             body = status(at=self.now, span=Span(*span), numeric_class=numeric_class)
             self.overview.knowledge.believe(PeerId(f"QmNode{number}"), PRINT, body, self.now)
+            self.overview.knowledge.slots.enter(PRINT, True, self.now)
 
     def later(self, seconds: float) -> None:
         self.now += seconds
@@ -116,12 +117,28 @@ async def test_a_failure_is_looked_at_again_soon() -> None:
         (2, '{"ok": false, "error": "nobody"}'),
         (2, RemoteProtocolError("x", "y")),
     ):
-        world.later(AGAIN_S)
+        world.later(2 * AGAIN_S)
         await world.turn(trouble)
         assert world.overview.probes[PRINT].failures == failures
+    world.later(3 * AGAIN_S)
+    assert world.prober.due() is None, "each failure doubles the pause"
     world.later(AGAIN_S)
     await world.turn(FINE, OSError("no process"))
     assert world.overview.probes[PRINT].failures == 0
+
+
+def test_a_model_of_which_telemetry_alone_speaks_is_not_probed() -> None:
+    world = World()
+    world.later(0)
+    world.overview.knowledge.slots.leave(PRINT)
+    world.overview.knowledge.slots.enter(PRINT, False, world.now)
+    for _ in range(2):
+        world.now += 4
+        assert world.prober.due() is None
+    world.overview.knowledge.slots.enter(PRINT, True, world.now)
+    assert world.prober.due() is None
+    world.now += 4
+    assert world.prober.due() is not None
 
 
 async def test_the_budget_is_kept() -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from swarm.health_overview import Overview
 from swarm.health_served import ServedBook
-from swarm.health_state import DISAGREE_S, FRESH_S, KEPT_S, MAX_MODELS, Condition, Knowledge, Node, Source
+from swarm.health_slots import MAX_MODELS
+from swarm.health_state import DISAGREE_S, FRESH_S, KEPT_S, Condition, Knowledge, Node, Source
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.record import NodeRecord, NodeState

@@ -127,6 +127,7 @@ def test_the_worst_alert_comes_first() -> None:
 def test_what_changes_is_an_event_and_lasts_as_an_alert() -> None:
     overview = Overview(JOIN, "canopy", NOW)
     believe(overview.knowledge, "QmA", Span(0, 12), NOW)
+    overview.knowledge.slots.enter(PRINT, True, NOW)
     assert overview.assess(NOW)[0].verdict.grade is Grade.SERVING
     overview.probed(MODEL, Probe(ok=False, error="nobody answers"), NOW + 1)
     assert overview.assess(NOW + 1)[0].verdict.grade is Grade.DEGRADED

@@ -1,0 +1,102 @@
+"""Alerts as JSON values: for the API, for webhooks, and for the file that outlives a restart. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+from swarm.health_alerts import Alert, AlertBook, Change, Finding, Kind, Severity, Step
+
+T = TypeVar("T")
+
+_VERSION: Final = 1
+
+
+def alert_shown(alert: Alert) -> dict[str, Any]:
+    """An open alert. id: of the trouble; occurrence: of this time that it is there."""
+    finding = alert.finding
+    return {
+        "id": finding.id,
+        "occurrence": alert.occurrence,
+        "severity": finding.severity.value,
+        "kind": finding.kind.value,
+        "about": finding.about,
+        "model": finding.fingerprint,
+        "model_name": finding.model,
+        "text": finding.text,
+        "fix": finding.fix,
+        "since": round(alert.since, 3),
+        "quiet_since": None if alert.quiet_since is None else round(alert.quiet_since, 3),
+    }
+
+
+def change_shown(change: Change) -> dict[str, Any]:
+    """What happened to an alert, and when."""
+    return {
+        "id": change.id,
+        "step": change.step.value,
+        "at": round(change.at, 3),
+        "worst": change.worst.value,
+        "alert": alert_shown(change.alert),
+    }
+
+
+def alerts_shown(book: AlertBook, now: float) -> dict[str, Any]:
+    """The open alerts, and those that ended lately, the newest first."""
+    ended = [
+        {
+            **alert_shown(change.alert),
+            "worst": change.worst.value,
+            "ended_at": round(change.at, 3),
+            "forgotten": change.step is Step.FORGOTTEN,
+        }
+        for change in reversed(book.changes)
+        if change.is_over
+    ]
+    return {"v": 1, "at": round(now, 3), "open": [alert_shown(alert) for alert in book.open()], "ended": ended}
+
+
+def dump_book(book: AlertBook) -> dict[str, Any]:
+    """What must outlive a restart."""
+    return {
+        "v": _VERSION,
+        "open": [{**alert_shown(alert), "worst": book.worst(alert).value} for alert in book.open()],
+        "changes": [change_shown(change) for change in book.changes],
+    }
+
+
+def load_book(book: AlertBook, kept: object) -> None:
+    """Take up what `dump_book` gave; what has another form is left out."""
+    if not isinstance(kept, dict) or kept.get("v") != _VERSION:
+        return
+    changes = sorted(_read(kept.get("changes"), _change), key=lambda change: change.at)
+    book.resume(_read(kept.get("open"), lambda row: (_alert(row), Severity(row["worst"]))), changes)
+
+
+def _read(rows: object, read: Callable[[Any], T]) -> Iterator[T]:
+    for row in rows if isinstance(rows, list) else ():
+        try:
+            yield read(row)
+        except (KeyError, TypeError, ValueError):
+            continue
+
+
+def _alert(row: dict[str, Any]) -> Alert:
+    def text(name: str) -> str | None:
+        return None if row[name] is None else str(row[name])
+
+    finding = Finding(
+        Kind(row["kind"]),
+        Severity(row["severity"]),
+        text("model"),
+        str(row["text"]),
+        str(row["about"]),
+        text("model_name"),
+        text("fix"),
+    )
+    quiet = row["quiet_since"]
+    return Alert(finding, float(row["since"]), None if quiet is None else float(quiet))
+
+
+def _change(row: dict[str, Any]) -> Change:
+    return Change(_alert(row["alert"]), Step(row["step"]), float(row["at"]), Severity(row["worst"]))

@@ -1,0 +1,139 @@
+"""Alerts over HTTP: JSON, the feed and its conditional requests, per model; and a restart of the service's keeper."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from xml.etree import ElementTree as Xml
+
+from swarm.health_alert_api import alert_routes
+from swarm.health_alerts import Change, Step
+from swarm.health_api import HEADERS, make_app, make_server
+from swarm.health_clerk import Clerk
+from swarm.health_history import History
+from swarm.health_overview import Overview
+from swarm.health_publisher import Publisher
+from swarm.ids import PeerId
+from swarm.layers import Span
+from swarm.tasks import TaskScope
+from swarm.telemetry import ServedModel
+from tests.net.test_health import ask
+from tests.telling import NOW, PRINT, status
+
+NAME = "org/demo <1>"
+PEER = PeerId("QmNode")
+
+
+class Keeper:
+    """A clerk whose clock stands until it is told otherwise."""
+
+    def __init__(self, history: History) -> None:
+        self.now = NOW
+        self.told: list[Change] = []
+        overview = Overview(["/ip4/x"], "canopy", NOW)
+        self.clerk = Clerk(overview, Publisher(), history, lambda: self.now, self.told.extend)
+
+    def hear(self, span: Span) -> None:
+        body = status(at=self.now, span=span, model=ServedModel(NAME, PRINT, 12))
+        self.clerk.overview.knowledge.believe(PEER, PRINT, body, self.now)
+        self.clerk.overview.knowledge.slots.enter(PRINT, True, self.now)
+
+    def be(self, seconds: int, span: Span) -> None:
+        for _ in range(seconds):
+            self.now += 1.0
+            self.hear(span)
+            self.clerk.step()
+
+
+@asynccontextmanager
+async def served(clerk: Clerk, page: Path) -> AsyncIterator[int]:
+    app = make_app(clerk.publisher, clerk.points, page)
+    app.include_router(alert_routes(clerk))
+    server = make_server(app)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        async def serve() -> None:
+            await server.serve(sockets=[listening])
+
+        async with TaskScope() as scope:
+            task = scope.spawn(serve())
+            yield listening.getsockname()[1]
+            server.should_exit = True
+            await asyncio.wait([task])
+
+
+async def test_alerts_as_json_and_as_a_feed(tmp_path: Path) -> None:
+    async with History.open(tmp_path / "h") as history:
+        keeper = Keeper(history)
+        keeper.be(5, Span(0, 4))
+        async with served(keeper.clerk, tmp_path) as port:
+            shown = json.loads((await ask(port, "/api/v1/alerts")).body)
+            (alert,) = shown["open"]
+            assert (alert["kind"], alert["severity"], alert["model"], alert["model_name"]) == (
+                *("gap", "critical", PRINT),
+                NAME,
+            )
+            assert alert["fix"].startswith("node serve")
+            feed = await ask(port, "/alerts.rss", "GET", "x-forwarded-proto: https")
+            assert feed.headers["content-type"].startswith("application/rss+xml")
+            assert feed.headers["content-security-policy"] == HEADERS["content-security-policy"].lower()
+            (channel,) = Xml.fromstring(feed.body)
+            assert channel.findtext("link") == "https://here/"
+            assert [item.findtext("title") for item in channel.findall("item")] == [alert["text"]]
+            await check_conditions(port, feed.headers)
+
+            keeper.be(30, Span(0, 12))
+            ended = json.loads((await ask(port, "/api/v1/alerts?model=org/demo%20%3C1%3E")).body)["ended"]
+            assert [one["occurrence"] for one in ended] == [alert["occurrence"]]
+            assert ended[0]["ended_at"] > ended[0]["since"]
+            for model in (PRINT, "org/demo%20%3C1%3E"):
+                (channel,) = Xml.fromstring((await ask(port, f"/alerts.rss?model={model}")).body)
+                assert len(channel.findall("item")) == 2
+            for path in ("/alerts.rss?model=nobody", "/api/v1/alerts?model=nobody"):
+                assert (await ask(port, path)).status == 404
+            assert (await ask(port, f"/alerts.rss?model={'x' * 300}")).status == 422
+            head = await ask(port, "/alerts.rss", "HEAD")
+            assert (head.status, head.body) == (200, b"")
+            assert (await ask(port, "/alerts.rss", "POST")).status == 405
+            paths = json.loads((await ask(port, "/api/v1/openapi.json")).body)["paths"]
+            assert {"/api/v1/alerts", "/alerts.rss"} <= set(paths)
+            assert b"/alerts.rss" in (await ask(port, "/api/v1/docs")).body
+
+
+async def check_conditions(port: int, first: dict[str, str]) -> None:
+    tag, date = first["etag"], first["last-modified"].upper().replace("JAN", "Jan").replace("FRI", "Fri")
+    wanted: Sequence[tuple[str, int]] = (
+        (f"if-none-match: {tag}", 304),
+        (f'if-none-match: "other", W/{tag}', 304),
+        ('if-none-match: "other"', 200),
+        (f"if-modified-since: {date}", 304),
+        ("if-modified-since: Thu, 01 Jan 1970 00:00:00 GMT", 200),
+        ("if-modified-since: nonsense", 200),
+    )
+    for header, code in wanted:
+        answer = await ask(port, "/alerts.rss", "GET", "x-forwarded-proto: https", header)
+        assert (answer.status, bool(answer.body)) == (code, code == 200), header
+
+
+async def test_a_restart_tells_nobody_what_was_told(tmp_path: Path) -> None:
+    async with History.open(tmp_path / "h") as history:
+        keeper = Keeper(history)
+        await keeper.clerk.load()
+        keeper.be(5, Span(0, 4))
+        assert [change.step for change in keeper.told] == [Step.BEGAN]
+        await keeper.clerk._write()  # no polite end: it is kept as soon as it is told
+    async with History.open(tmp_path / "h") as history:
+        again = Keeper(history)
+        again.now = keeper.now + 60
+        await again.clerk.load()
+        again.clerk.step()
+        assert len(again.clerk.overview.alerts.open()) == 1, "it is held while the model is not known yet"
+        again.be(5, Span(0, 4))
+        assert again.told == []
+        again.be(25, Span(0, 12))
+        (ended,) = again.told
+        assert (ended.step, ended.alert.occurrence) == (Step.ENDED, keeper.told[0].alert.occurrence)

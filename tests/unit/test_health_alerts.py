@@ -1,0 +1,312 @@
+"""Alerts: hysteresis, flapping, getting worse, restarts, the feed, and what findings there are and when they end."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree as Xml
+
+import pytest
+
+from swarm.health_alert_feed import MAX_ITEMS, rss
+from swarm.health_alert_record import alerts_shown, dump_book, load_book
+from swarm.health_alerts import (
+    FLAP_S,
+    HELD_S,
+    MAX_CHANGES,
+    PATIENCE,
+    Alert,
+    AlertBook,
+    Change,
+    Finding,
+    Kind,
+    Severity,
+    Step,
+)
+from swarm.health_findings import LinkState
+from swarm.health_overview import Overview
+from swarm.health_probes import Comparison, Probe
+from swarm.health_state import FRESH_S, KEPT_S, Model
+from swarm.ids import PeerId
+from swarm.layers import Span
+from swarm.record import NodeRecord, NodeState
+from swarm.registry import RECORD_TTL_S, ModelIdentity
+from swarm.telemetry import Presence, ServedModel
+from swarm.telemetry_guard import Reason
+from tests.telling import NOW, PRINT, metrics, status, will
+
+A, B = PeerId("QmSomebodyAAAAAAAA"), PeerId("QmSomebodyBBBBBBBB")
+WHOLE = Span(0, 12)
+MODEL = Model("demo-target", PRINT, 12)
+IDENTITY = ModelIdentity("demo-target", PRINT, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+
+
+def gap(text: str = "demo: nobody serves layers 4…7", severity: Severity = Severity.CRITICAL) -> Finding:
+    return Finding(Kind.GAP, severity, PRINT, text, model="demo", fix="node serve demo --layers 4-8")
+
+
+def steps(changes: list[Change]) -> list[Step]:
+    return [change.step for change in changes]
+
+
+def test_what_becomes_worse_is_told_once_and_stays_one_alert() -> None:
+    book = AlertBook()
+    mild, bad = (Finding(Kind.PROBE, one, PRINT, one.value) for one in (Severity.WARNING, Severity.CRITICAL))
+    told = [
+        step for second, finding in enumerate((mild, bad, bad, mild, bad)) for step in book.update([finding], second)
+    ]
+    assert steps(told) == [Step.BEGAN, Step.WORSE]
+    assert len({change.alert.occurrence for change in told}) == 1
+    assert len({change.id for change in told}) == 2
+    (ended,) = [change for now in (10.0, 1_000.0) for change in book.update([], now)]
+    assert (ended.step, ended.worst) == (Step.ENDED, Severity.CRITICAL)
+
+
+def test_what_flaps_slowly_soon_is_one_alert() -> None:
+    book = AlertBook()
+    now, told = 0.0, []
+    for second in range(3_600):
+        now = float(second)
+        told += book.update([gap()] if second % 40 < 15 else [], now)  # 25 s without it: more than it takes to end
+    assert 2 <= len(told) <= 8, steps(told)
+    for second in range(3_600, 3_600 + int(16 * PATIENCE[Kind.GAP].clear_s) + 2):
+        told += book.update([], float(second))
+    assert told[-1].step is Step.ENDED
+    later = now + 2 * FLAP_S
+    begun = [book.update([gap()], later + second) for second in (0, 3)][1]
+    ended = [book.update([], later + second) for second in (4, 24)][1]
+    assert (steps(begun), steps(ended)) == ([Step.BEGAN], [Step.ENDED]), "long ago is forgiven"
+
+
+def test_what_cannot_be_judged_is_held_then_forgotten() -> None:
+    book = AlertBook()
+    for second in (0.0, 3.0):
+        book.update([gap()], second)
+    assert book.update([], 10.0, lambda _: True) == []
+    assert book.update([], 9.0 + HELD_S, lambda _: True) == []
+    assert book.open()[0].quiet_since is None
+    assert steps(book.update([], 10.0 + HELD_S, lambda _: True)) == [Step.FORGOTTEN]
+
+
+def test_a_restart_tells_nobody_again() -> None:
+    book = AlertBook()
+    for second in (NOW, NOW + 3.0):
+        book.update([gap()], second)
+    again = AlertBook()
+    kept = json.loads(json.dumps(dump_book(book)))
+    kept["open"] += [None, {"kind": "gap"}, {**kept["open"][0], "kind": "nonsense"}]
+    load_book(again, kept)
+    assert again.open() == book.open()
+    assert list(again.changes) == list(book.changes)
+    assert again.update([], NOW + 60, lambda _: True) == [], "not known yet"
+    assert again.update([gap("still")], NOW + 70) == []
+    assert again.open()[0].occurrence == book.open()[0].occurrence
+    assert [steps(again.update([], NOW + second)) for second in (80, 100)] == [[], [Step.ENDED]]
+    load_book(again, "nonsense")
+    load_book(again, {"v": 1, "open": 7, "changes": {}})
+
+
+def test_what_is_shown_is_bounded_and_newest_first() -> None:
+    book = AlertBook()
+    for number in range(MAX_CHANGES):
+        for second in (0, 3):
+            book.update([Finding(Kind.GAP, Severity.CRITICAL, f"{number:032x}", "gap")], 1e4 * number + second)
+        book.update([], 1e4 * number + 1_000)
+        book.update([], 1e4 * number + 2_000)
+    shown = alerts_shown(book, 7.0)
+    assert (shown["open"], len(shown["ended"]), len(book.changes)) == ([], MAX_CHANGES // 2, MAX_CHANGES)
+    assert shown["ended"][0]["ended_at"] > shown["ended"][1]["ended_at"]
+    assert not shown["ended"][0]["forgotten"]
+
+
+def changes(count: int, text: str = "<b>&</b>\x00\ud800 ]]>") -> list[Change]:
+    alert = Alert(gap(text), NOW)
+    return [Change(alert, Step.BEGAN, NOW + number, Severity.CRITICAL) for number in range(count)]
+
+
+def test_the_feed_is_rss_that_any_reader_can_read() -> None:
+    ended = Change(Alert(gap(), NOW), Step.ENDED, NOW + 60, Severity.CRITICAL)
+    data = rss([*changes(MAX_ITEMS + 5), ended], "https://h/", "https://h/alerts.rss?a=1&b=2", "canopy")
+    root = Xml.fromstring(data)
+    (channel,) = root
+    assert (root.tag, root.get("version")) == ("rss", "2.0")
+    assert [channel.findtext(name) for name in ("title", "link", "ttl")] == ["canopy: alerts", "https://h/", "5"]
+    assert channel.findtext("description")
+    items = channel.findall("item")
+    assert len(items) == MAX_ITEMS
+    first, second = items[:2]
+    assert first.findtext("title") == "over: demo: nobody serves layers 4…7"
+    assert first.findtext("pubDate") == "Fri, 15 Jan 2027 08:01:00 GMT"
+    assert first.findtext("description", "").endswith("It lasted 60 s.")
+    assert second.findtext("title") == "<b>&</b>\ufffd\ufffd ]]>", "text, and nothing that XML forbids"
+    assert "What helps: node serve demo" in second.findtext("description", "")
+    guid = first.find("guid")
+    assert guid is not None
+    assert (guid.text, guid.get("isPermaLink")) == (ended.id, "false")
+    assert len(Xml.fromstring(rss([], "s", "o", "canopy", "demo")).findall("channel/item")) == 0
+
+
+# What is found, from telemetry and records as they come
+
+
+def record(peer: PeerId, at: float, span: Span = WHOLE, version: str = "0.1.0") -> NodeRecord:
+    return NodeRecord(
+        peer=peer,
+        model=IDENTITY,
+        span=span,
+        address="192.0.2.7:5000",
+        state=NodeState.SERVING,
+        numeric_class="cpu-float32",
+        version=version,
+        name=None,
+        sweep_ms=(),
+        kv_tokens_free=1,
+        kv_tokens_total=2,
+        sequence=1,
+        expires_at=at + RECORD_TTL_S,
+    )
+
+
+class Swarm:
+    """A health service's knowledge, half a second after half a second."""
+
+    def __init__(self) -> None:
+        self.refused = {Reason.SKEWED: 0}
+        self.overview = Overview(["/ip4/192.0.2.1/tcp/1/p2p/Qm"], "canopy", NOW, self.refused)
+        self.overview.broker_is(LinkState.CONNECTED, NOW)
+        self.overview.dht_is(LinkState.OK, NOW)
+        self.now = NOW
+        self.records: dict[PeerId, NodeRecord] = {}
+        self.telling: dict[PeerId, Span] = {}
+
+    def be(self, seconds: float) -> list[str]:
+        """Let time pass; what began and ended meanwhile."""
+        said, end = [], self.now + seconds
+        while self.now < end:
+            self.now += 0.5
+            self._hear()
+            self.overview.assess(self.now)
+            said += [
+                f"{change.alert.finding.id.replace(PRINT, 'M')} {change.step}"
+                for change in self.overview.newest_changes
+            ]
+        return said
+
+    def _hear(self) -> None:
+        if self.now % 5 == 0:
+            for peer, one in self.telling.items():
+                self.overview.knowledge.believe(peer, PRINT, status(at=self.now, span=one), self.now)
+                self.overview.knowledge.believe(peer, PRINT, metrics(at=self.now), self.now)
+            found = [record(one.peer, self.now, one.span, one.version) for one in self.records.values()]
+            self.overview.knowledge.listed(PRINT, found, self.now)
+
+    def add(self, peer: PeerId, span: Span = WHOLE, version: str = "0.1.0") -> None:
+        self.records[peer] = record(peer, self.now, span, version)
+        self.telling[peer] = span
+
+    def die(self, peer: PeerId) -> None:
+        """Its connection breaks, its record is renewed no more."""
+        del self.records[peer], self.telling[peer]
+        self.overview.knowledge.believe(peer, PRINT, will(), self.now)
+
+
+@pytest.fixture
+def swarm() -> Swarm:
+    """Two machines that hold everything."""
+    made = Swarm()
+    made.add(A)
+    made.add(B)
+    assert made.be(60) == []
+    return made
+
+
+def test_the_last_holder_and_the_gap(swarm: Swarm) -> None:
+    swarm.die(B)
+    assert swarm.be(120) == ["last-holder/M began"]
+    swarm.die(A)
+    assert swarm.be(70) == ["gap/M began", "last-holder/M ended"]
+    (alert,) = swarm.overview.alerts.open()
+    assert (alert.finding.model, alert.finding.severity) == ("demo-target", Severity.CRITICAL)
+    assert str(alert.finding.fix).startswith("node serve demo-target --layers 0-12 --join /ip4/")
+    swarm.add(A)
+    assert swarm.be(90) == ["gap/M ended", "last-holder/M began"]
+
+
+def test_a_model_that_is_gone_is_forgotten_not_mended(swarm: Swarm) -> None:
+    swarm.die(A)
+    swarm.die(B)
+    assert swarm.be(60) == ["gap/M began"]
+    assert swarm.be(KEPT_S) == []
+    assert swarm.be(HELD_S) == ["gap/M forgotten"]
+
+
+def test_a_model_in_two_halves_of_different_classes_is_a_gap() -> None:
+    other = Swarm()
+    for peer, span, kind in ((A, Span(0, 6), "cpu-float32"), (B, Span(6, 12), "cuda-bfloat16")):
+        other.overview.knowledge.believe(peer, PRINT, status(at=NOW, span=span, numeric_class=kind), NOW)
+        other.overview.knowledge.slots.enter(PRINT, True, NOW)
+    other.overview.assess(NOW)
+    other.overview.assess(NOW + 4)
+    (alert,) = other.overview.alerts.open()
+    assert alert.finding.kind is Kind.GAP
+    assert "cpu-float32, cuda-bfloat16" in alert.finding.text
+
+
+def test_probes_that_fail_differ_or_cannot_be_made(swarm: Swarm) -> None:
+    overview = swarm.overview
+
+    def probed(ok: bool | None) -> list[str]:
+        overview.probed(MODEL, Probe(ok=ok, error="why"), swarm.now)
+        return swarm.be(15)
+
+    assert [probed(True), probed(False), probed(False)] == [[], ["probe/M began"], ["probe/M worse"]]
+    assert [probed(True), swarm.be(100), probed(False), probed(True)] == [[], [], [], []], "flapping stays one alert"
+    assert swarm.be(400) == ["probe/M ended"]
+    assert probed(None) == ["probe/M/unknown began"]
+    assert [probed(True), swarm.be(400)] == [[], ["probe/M/unknown ended"]]
+    overview.compared(MODEL, Comparison(A, (B,), False, 64))
+    assert swarm.be(5) == ["probe/M/difference began"]
+    overview.compared(MODEL, Comparison(A, (B,), True, 64))
+    assert swarm.be(400) == ["probe/M/difference ended"]
+
+
+def test_versions_that_differ(swarm: Swarm) -> None:
+    swarm.records[B] = record(B, swarm.now, version="0.2.0")
+    del swarm.telling[B]  # its status would say 0.1.0
+    assert swarm.be(200) == ["stale/M/telemetry began", "version/M began"]
+    swarm.records[B] = record(B, swarm.now)
+    assert swarm.be(200) == ["version/M ended"]
+
+
+def test_clocks_that_differ(swarm: Swarm) -> None:
+    swarm.refused[Reason.SKEWED] += 1
+    assert swarm.be(100) == ["clock began"]
+    swarm.refused[Reason.SKEWED] += 1
+    assert swarm.be(500) == []
+    assert swarm.be(300) == ["clock ended"]
+
+
+def test_telemetry_that_becomes_stale(swarm: Swarm) -> None:
+    span = swarm.telling.pop(B)
+    assert swarm.be(FRESH_S + 20) == ["stale/M/telemetry began"], "the DHT still lists it"
+    swarm.telling[B] = span
+    assert swarm.be(60) == ["stale/M/telemetry ended"]
+    del swarm.telling[B], swarm.records[B]
+    assert set(swarm.be(FRESH_S + 60)) == {"stale/M began", "last-holder/M began"}
+    assert swarm.be(KEPT_S + 120) == ["stale/M ended"]
+
+
+def test_a_broker_that_is_down_is_one_alert_and_not_one_for_every_node(swarm: Swarm) -> None:
+    swarm.telling.clear()
+    swarm.overview.broker_is(LinkState.DOWN, swarm.now)
+    assert swarm.be(100) == ["broker began"]
+    swarm.overview.broker_is(LinkState.CONNECTED, swarm.now)
+    swarm.telling |= {A: Span(0, 12), B: Span(0, 12)}
+    assert swarm.be(30) == ["broker ended"]
+
+
+def test_who_leaves_politely_is_no_alarm_and_strangers_raise_none(swarm: Swarm) -> None:
+    del swarm.records[B], swarm.telling[B]
+    swarm.overview.knowledge.believe(B, PRINT, status(at=swarm.now, state=Presence.LEFT), swarm.now)
+    made_up = ServedModel("made-up", "ff" * 16, 12)
+    swarm.overview.knowledge.believe(B, "ff" * 16, status(at=swarm.now, model=made_up), swarm.now)
+    assert swarm.be(120) == ["last-holder/M began"]
