@@ -13,7 +13,7 @@ import torch
 from huggingface_hub import constants
 from safetensors import SafetensorError, safe_open
 
-from swarm.errors import NotEnoughSpace, UnknownModel
+from swarm.errors import HubError, NotEnoughSpace, UnknownModel
 from swarm.hub import Hub, Progress, find_model
 from swarm.layers import name_layers
 from swarm.pretrained import read_config, unreadable_weights, weight_map
@@ -21,6 +21,7 @@ from swarm.pretrained import read_config, unreadable_weights, weight_map
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from node.config import ServeConfig
     from swarm.layers import Span
 
 TEXT_PART = "language_model."
@@ -90,6 +91,20 @@ def open_checkpoint(model: str | Path, revision: str | None = None) -> Checkpoin
     config = read_config(folder, str(model))
     tensors = _text_only(weight_map(folder, hub, str(model)))
     return Checkpoint(folder.name if hub is None else hub.repo, folder, config, tensors, hub)
+
+
+def open_called(name: str, config: ServeConfig) -> Checkpoint:
+    """Find the model that a node serves, by what its user or else the swarm calls it.
+
+    Raises:
+        UnknownModel, UnsupportedModel, HubError: as `open_checkpoint`; only the swarm's word may be a folder elsewhere.
+    """
+    try:
+        return open_checkpoint(name, config.revision)
+    except (UnknownModel, HubError) as error:
+        if config.model is not None:
+            raise
+        raise UnknownModel(f"the swarm calls its model {name}; give your own copy of it as MODEL ({error})") from error
 
 
 def check_memory(span: Span, needs_bytes: int, layer_bytes: int, device: torch.device | str = "cpu") -> None:

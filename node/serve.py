@@ -23,7 +23,7 @@ import grpc.aio
 import torch
 from torch import nn
 
-from node.checkpoint import Checkpoint, open_checkpoint
+from node.checkpoint import Checkpoint, open_called
 from node.config import ServeConfig
 from node.device import Device
 from node.engine import Engine
@@ -299,7 +299,7 @@ class Node:
             raise UnknownModel(f"say which MODEL to serve; models in this swarm: {names}")
         name = config.model or known[0].name
         self._say(f"model: {name}")
-        checkpoint = await asyncio.to_thread(open_checkpoint, name, config.revision)
+        checkpoint = await asyncio.to_thread(open_called, name, config)
         self.identity: ModelIdentity = await asyncio.to_thread(
             model_identity, checkpoint.folder, checkpoint.name, checkpoint.hub.commit if checkpoint.hub else None
         )

@@ -26,7 +26,7 @@ from swarm.private import Private, private
 from swarm.record import NodeRecord
 from swarm.registry import ModelIdentity, Registry
 from swarm.registry_dht import DhtConfig, DhtRegistry
-from swarm.route_view import ShowRoute, is_called, route, short
+from swarm.route_view import ShowRoute, route, short
 from swarm.top_command import Top
 
 BOOTSTRAP_PORT = 31_337
@@ -181,7 +181,7 @@ async def status(command: Status, console: Console) -> None:
 
 
 def _chosen(models: Sequence[ModelIdentity], wanted: str | None) -> list[ModelIdentity]:
-    chosen = [model for model in models if wanted is None or is_called(model, wanted)]
+    chosen = [model for model in models if wanted is None or model.is_called(wanted)]
     if models and not chosen:
         names = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in models)
         raise UnknownModel(f"nobody serves {wanted!r}; this swarm has: {names}")

@@ -36,28 +36,28 @@ def model_identity(folder: Path, name: str | None = None, commit: str | None = N
 
     Args:
         folder: holds config.json, the tokenizer, and the weights' index or single file.
-        name: the short name; the folder's when None.
+        name: the hub id; the folder's name when None.
         commit: the hub's commit, where the model comes from there.
 
     Raises:
         UnknownModel: a file is missing or not what it should be.
     """
-    short, config_digest, tokenizer_digest = client_identity(folder, name)
+    name, config_digest, tokenizer_digest = client_identity(folder, name)
     weights_digest = _digest({"weights": _weights(folder, commit), "commit": commit})
     digests = {"config": config_digest, "weights": weights_digest, "tokenizer": tokenizer_digest}
     num_layers = _num_layers(folder)
-    return ModelIdentity(short, _digest(digests), config_digest, weights_digest, tokenizer_digest, num_layers)
+    return ModelIdentity(name, _digest(digests), config_digest, weights_digest, tokenizer_digest, num_layers)
 
 
 def client_identity(folder: Path, name: str | None = None) -> tuple[str, str, str]:
-    """What can be said without weights: (short name, config digest, tokenizer digest).
+    """What can be said without weights: (name, config digest, tokenizer digest).
 
     Raises:
         UnknownModel: a file is missing or not what it should be.
     """
     config = _read_json(folder / CONFIG)
     config_digest = _digest({key: value for key, value in config.items() if key not in VOLATILE})
-    return (name or folder.name).rpartition("/")[2], config_digest, _tokenizer_digest(folder)
+    return name or folder.name, config_digest, _tokenizer_digest(folder)
 
 
 def _tokenizer_digest(folder: Path) -> str:

@@ -103,18 +103,13 @@ def short(peer: str) -> str:
 
 def the_model(models: Sequence[ModelIdentity], wanted: str | None) -> ModelIdentity:
     """The model that was asked for, or the only one."""
-    chosen = [model for model in models if wanted is None or is_called(model, wanted)]
+    chosen = [model for model in models if wanted is None or model.is_called(wanted)]
     if len(chosen) == 1:
         return chosen[0]
     names = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in models) or "nothing"
     if chosen:
         raise UnknownModel(f"say which model, by its fingerprint if need be; this swarm has: {names}")
     raise UnknownModel(f"nobody serves {wanted or 'anything'!r}; this swarm has: {names}")
-
-
-def is_called(model: ModelIdentity, wanted: str) -> bool:
-    """Whether a user means this model: by its name, or by the beginning of its fingerprint."""
-    return model.name == wanted or (len(wanted) >= 6 and model.fingerprint.startswith(wanted))
 
 
 def _named(records: Sequence[NodeRecord], wanted: str) -> str:
