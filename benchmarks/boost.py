@@ -1,9 +1,9 @@
 """Whether a boost-tuned pair of drafts accepts more than two copies that were trained alike (SpecInfer).
 
-From the demo draft and text sampled from the demo target three drafts are trained, with as many steps each: one, a copy
-of it in another order, and one on what the first misses. Pairs then draft in one tree, on passages that nobody trained
-on: each with its first choice below every node, as SpecInfer merges them, or with its eight best, as Canopy does, where
-a draft's own second choice competes with the other's first. Every text is compared with plain decoding's.
+From the demo draft and text sampled from the demo target drafts are trained, with as many steps each: one; copies of it
+in other orders; and, in the same orders, such as complete the first. Pairs then draft in one tree of Canopy's, on
+passages that nobody trained on: candidates of two drafts meet in the tree, where the higher chance counts, or the two
+speak with one voice (`client.source_joint`). Every text is compared with plain decoding's.
 
     python -m benchmarks.boost --record
 """
@@ -11,6 +11,7 @@ a draft's own second choice competes with the other's first. Every text is compa
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -25,15 +26,16 @@ from transformers import PreTrainedModel
 
 from benchmarks.acceptance import FIRST_SEED, Size, demo_prompts, generate
 from benchmarks.sheet import Sheet
-from client.boost import BoostTraining, score_together
+from client.boost import BoostTraining
 from client.draft import NoDrafter, TreeDrafter
-from client.ranking import CHILDREN, Ranker
-from client.source import Search
+from client.ranking import Ranker
+from client.source import Source
+from client.source_joint import JointSource
 from client.source_model import ModelSource
 from client.target import load_target
 from client.train_draft import DraftTraining
 from client.train_head import Schedule
-from client.train_samples import Amount, load_for_training, sampled_lines
+from client.train_samples import Amount, LocalSampler, load_for_training, sampled_lines
 from swarm.chance import Calibration
 from swarm.demo import DRAFT, TARGET
 from swarm.messages import Sampling
@@ -41,11 +43,23 @@ from swarm.quiet import quiet_libraries
 from swarm.ragged import RaggedModel, load_whole
 
 WINDOW = 2_048
-PAIRS = {
-    "demo draft": ("demo",),
-    "one, trained on": ("first",),
-    "two, trained alike": ("first", "alike"),
-    "boost-tuned pair": ("first", "boosted"),
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Which drafts work together, and how. second: its kind; there is one per seed."""
+
+    first: str
+    second: str | None = None
+    joint: bool = False
+
+
+WAYS = {
+    "demo draft": Way("demo"),
+    "one, trained on": Way("first"),
+    "two, trained alike, in one tree": Way("first", "alike"),
+    "two, trained alike, one voice": Way("first", "alike", joint=True),
+    "boost-tuned pair, one voice": Way("first", "boosted", joint=True),
 }
 
 
@@ -53,16 +67,18 @@ PAIRS = {
 class Options:
     """Measure boost-tuning."""
 
-    steps: int = 300
+    steps: int = 200
     batch: int = 6
     rate: float = 1e-3
-    lines: int = 1_792
+    lines: int = 1_024
     tokens: int = 128
+    seeds: tuple[int, ...] = (2, 3)
+    """Orders in which second drafts are trained."""
     samples: Path | None = None
     """File of the sampled text, made if it is not there; default: made anew."""
-    prompts: int = 12
+    prompts: int = 8
     new_tokens: int = 48
-    nodes: tuple[int, ...] = (4, 16, 64)
+    nodes: tuple[int, ...] = (16, 64)
     """Tree nodes per sweep (K)."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
     threads: int = 1
@@ -73,10 +89,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Mean acceptance length of one set of drafts."""
+    """Mean acceptance length of one set of drafts; seed: of the second one."""
 
-    drafts: str
-    choices: int
+    way: str
+    seed: int | None
     temperature: float
     nodes: int
     acceptance: float
@@ -84,41 +100,17 @@ class Cell:
     texts: int
 
 
-class FirstChoice(Ranker):
-    """Proposes one candidate below each node; learns from as many as any other."""
-
-    def add(self, search: Search, nodes: Sequence[int], logits: torch.Tensor) -> None:
-        """The best candidate below each of some nodes."""
-        ranked = self.rank(logits, [search.position(node) for node in nodes], search.sampling)
-        for node, tokens, chances in zip(nodes, ranked.tokens.tolist(), ranked.chances.tolist(), strict=True):
-            search.tree.add_children(node, [(tokens[0], chances[0])])
-        self.note(nodes, ranked)
-
-
-RANKERS: dict[int, type[Ranker]] = {1: FirstChoice, CHILDREN: Ranker}
-
-
-@dataclass(frozen=True, slots=True)
-class Together:
-    """How often a set of drafts has the target's token on top, on held-out lines."""
-
-    drafts: str
-    greedy: float
-    sampled: float
-
-
-def train(options: Options, folder: Path, console: Console) -> tuple[list[Together], dict[str, Path]]:
-    """Train the drafts; what each set knows, and the drafts' folders."""
+def train(options: Options, folder: Path, console: Console) -> dict[str, Path]:
+    """Train the drafts; their folders."""
     target = load_for_training(TARGET, "cpu")
     amount = Amount(options.lines, options.tokens, 1)
     with Progress(console=console) as bar:
         task = bar.add_task("sampling the target", total=options.lines)
         kept = options.samples or folder / "samples.safetensors"
-        lines = sampled_lines(
-            target, load_target(TARGET).tokenizer, amount, kept, lambda done: bar.update(task, completed=done)
-        )
+        sampler = LocalSampler(target, load_target(TARGET).tokenizer)
+        lines = sampled_lines(sampler, amount, kept, lambda done: bar.update(task, completed=done))
 
-        def trained(name: str, seed: int, earlier: Sequence[PreTrainedModel] = ()) -> PreTrainedModel:
+        def trained(name: str, seed: int, *earlier: PreTrainedModel) -> PreTrainedModel:
             task = bar.add_task(f"training {name}", total=options.steps)
             draft = load_for_training(DRAFT, "cpu")
             schedule = Schedule(options.steps, options.batch, options.rate, seed)
@@ -129,13 +121,11 @@ def train(options: Options, folder: Path, console: Console) -> tuple[list[Togeth
             draft.save_pretrained(folder / name)
             return draft
 
-        drafts = {"demo": load_for_training(DRAFT, "cpu"), "first": trained("first", 1), "alike": trained("alike", 2)}
-        drafts["boosted"] = trained("boosted", 2, [drafts["first"]])
-    known = []
-    for pair, names in PAIRS.items():
-        score = score_together([drafts[name] for name in names], target, lines, 1)
-        known.append(Together(pair, score.greedy, score.sampled))
-    return known, {name: DRAFT if name == "demo" else folder / name for name in drafts}
+        first = trained("first", 1)
+        for seed in options.seeds:
+            trained(f"alike {seed}", seed)
+            trained(f"boosted {seed}", seed, first)
+    return {"demo": DRAFT, **{path.name: path for path in folder.iterdir() if path.is_dir()}}
 
 
 def measure(options: Options, folders: dict[str, Path], console: Console) -> list[Cell]:
@@ -143,48 +133,64 @@ def measure(options: Options, folders: dict[str, Path], console: Console) -> lis
     target = load_whole(TARGET, torch.float32)
     models = {name: load_whole(folder, torch.float32) for name, folder in folders.items()}
     prompts, cells = demo_prompts(options.prompts), list[Cell]()
+    sets = [(name, seed) for name, way in WAYS.items() for seed in (options.seeds if way.second else (None,))]
     with Progress(console=console) as bar:
-        ways = list(product(PAIRS.items(), RANKERS.items(), options.nodes))
-        task = bar.add_task("measuring", total=len(ways) * len(options.temperatures))
+        task = bar.add_task("measuring", total=len(sets) * len(options.nodes) * len(options.temperatures))
         for temperature in options.temperatures:
             cases = [(prompt, Sampling(FIRST_SEED + number, temperature)) for number, prompt in enumerate(prompts)]
             plain = [generate(target, NoDrafter(), *case, Size(options.new_tokens, 0)).tokens for case in cases]
-            for (pair, names), (choices, ranker), nodes in ways:
-                drafter = TreeDrafter([_source(models[name], ranker) for name in names])
+            for (name, seed), nodes in product(sets, options.nodes):
+                drafter = TreeDrafter(_sources(WAYS[name], seed, models))
                 runs = [generate(target, drafter, *case, Size(options.new_tokens, nodes)) for case in cases]
                 acceptance = mean(run.emitted / run.sweeps for run in runs)
                 same = sum(run.tokens == text for run, text in zip(runs, plain, strict=True))
-                cells.append(Cell(pair, choices, temperature, nodes, acceptance, same, len(runs)))
+                cells.append(Cell(name, seed, temperature, nodes, acceptance, same, len(runs)))
                 bar.update(task, advance=1)
     return cells
 
 
-def _source(model: RaggedModel, ranker: type[Ranker]) -> ModelSource:
-    return ModelSource(model, model.vocab_size, WINDOW, ranker=ranker(model.vocab_size, Calibration()))
+def _sources(way: Way, seed: int | None, models: dict[str, RaggedModel]) -> list[Source]:
+    drafts = [models[way.first], *([models[f"{way.second} {seed}"]] if way.second else [])]
+    vocab_tokens = drafts[0].vocab_size
+    if way.joint:
+        return [JointSource(drafts, vocab_tokens, WINDOW, Ranker(vocab_tokens, Calibration()))]
+    return [ModelSource(one, vocab_tokens, WINDOW, ranker=Ranker(vocab_tokens, Calibration())) for one in drafts]
 
 
-def sheet(known: Sequence[Together], cells: Sequence[Cell], options: Options) -> Sheet:
-    """The table."""
-    columns = [f"T={temperature:g}, K={nodes}" for temperature in options.temperatures for nodes in options.nodes]
+def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
+    """The table: a line per set of drafts, the mean of its seeds."""
+    places = list(product(options.temperatures, options.nodes))
     made = Sheet(
         "boost",
         f"Acceptance length on {options.prompts} passages; {options.steps} steps of {options.batch} × {options.tokens} "
-        "sampled tokens for each draft",
-        ("drafts", "choices", "on top, greedy", "on top, sampled", *columns),
+        f"sampled tokens for each draft, second drafts from {len(options.seeds)} seeds",
+        ("drafts", *(f"T={temperature:g}, K={nodes}" for temperature, nodes in places)),
         notes=[
-            "Choices: candidates of each draft below a node. On top: the part of held-out sampled text where one of "
-            "the drafts has the target's own token as its first choice, without noise and with noise that all know.",
             f"{sum(cell.same_text for cell in cells)} of {sum(cell.texts for cell in cells)} texts are those of plain "
             "decoding.",
         ],
-        measured={"known": [asdict(one) for one in known], "cells": [asdict(cell) for cell in cells]},
+        measured={"cells": [asdict(cell) for cell in cells]},
     )
-    found = {(cell.drafts, cell.choices, cell.temperature, cell.nodes): cell.acceptance for cell in cells}
-    for choices, one in product(RANKERS, known):
-        row = [found[one.drafts, choices, *where] for where in product(options.temperatures, options.nodes)]
-        cells_of_row = [f"{acceptance:.2f}" for acceptance in row]
-        made.rows.append((one.drafts, str(choices), f"{one.greedy:.3f}", f"{one.sampled:.3f}", *cells_of_row))
+    found: dict[tuple[str, float, int], list[float]] = defaultdict(list)
+    for cell in cells:
+        found[cell.way, cell.temperature, cell.nodes].append(cell.acceptance)
+    for name in WAYS:
+        made.rows.append((name, *(f"{mean(found[name, *place]):.2f}" for place in places)))
+    *_, tree, voice, boosted = WAYS
+    for other in (tree, voice):
+        gains = [ours / theirs - 1 for place in places for ours, theirs in _pairs(found, boosted, other, place)]
+        better = sum(gain > 0 for gain in gains)
+        made.notes.append(
+            f"Boost-tuned against {other}: {mean(gains):+.1%} on average, more in {better} of {len(gains)} cells."
+        )
     return made
+
+
+def _pairs(
+    found: dict[tuple[str, float, int], list[float]], ours: str, theirs: str, place: tuple[float, int]
+) -> list[tuple[float, float]]:
+    """Acceptance lengths of two ways by seed."""
+    return list(zip(found[ours, *place], found[theirs, *place], strict=True))
 
 
 def main() -> None:
@@ -194,9 +200,9 @@ def main() -> None:
     quiet_libraries()
     console = Console()
     with tempfile.TemporaryDirectory(prefix="canopy-boost-") as temporary:
-        known, folders = train(options, Path(temporary), console)
+        folders = train(options, Path(temporary), console)
         cells = measure(options, folders, console)
-    sheet(known, cells, options).finish(console, record=options.record, path=options.json)
+    sheet(cells, options).finish(console, record=options.record, path=options.json)
 
 
 if __name__ == "__main__":

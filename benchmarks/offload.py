@@ -3,6 +3,11 @@
 One node holds the whole demo target on loopback, once with its layers streamed through a rate limiter, so that a plain
 sweep takes a fixed time, and once resident. The same prompts and seeds run with every tree size in turns.
 
+SpecExec's trade-off says where the fastest size is: a sweep costs one reading of the weights until computing its nodes
+takes longer, while tokens per sweep grow ever more slowly. From the resident node's runs follows, for each size,
+
+    tokens/s = tokens per sweep / (max(reading, resident sweep) + draft)      reading: a plain offloaded sweep
+
     python -m benchmarks.offload --record
 """
 
@@ -41,11 +46,11 @@ WARM_TOKENS = 24
 class Options:
     """Measure an offloaded node."""
 
-    nodes: tuple[int, ...] = (0, 1, 4, 16, 64, 128, 256, 512, 1_024, 2_048)
+    nodes: tuple[int, ...] = (0, 1, 4, 16, 64, 256, 1_024, 2_048)
     """Tree nodes per sweep (K)."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
     prompts: int = 3
-    new_tokens: int = 64
+    new_tokens: int = 32
     mb_per_s: float = 80.0
     """The store's rate; the demo target's layers are 18.9 MB in fp32: 236 ms."""
     record: bool = False
@@ -68,6 +73,10 @@ class Run:
     mean_nodes: float
     acceptance_length: float
     repairs: int
+
+
+Cells = dict[tuple[bool, float, int], list[Run]]
+"""The texts by whether the node was offloaded, temperature and tree size."""
 
 
 @asynccontextmanager
@@ -131,25 +140,29 @@ def sheet(runs: Sequence[Run], options: Options) -> Sheet:
         "offload",
         f"Demo pair, one node with all 12 layers on loopback, one thread each; {options.prompts} prompts, "
         f"{options.new_tokens} tokens; layers read at {options.mb_per_s:g} MB/s, or resident",
-        ("T", "K", "tokens/sweep", "sweep ms", "draft ms", "tokens/s", "resident: sweep ms", "tokens/s"),
+        ("T", "K", "tokens/sweep", "sweep ms", "draft ms", "tokens/s", "predicted", "resident: sweep ms", "tokens/s"),
         notes=[
             "Bold: the fastest tree size. Chosen: the client chooses before each sweep, by goodput; in brackets what "
             "it chose on average. Its sweeps overlap, so their times do too.",
+            "Predicted: tokens per sweep / (the longer of reading and the resident sweep + draft), resident figures.",
             "The rate limiter stands for a slow store; host memory over PCIe to a GPU is not measured yet.",
         ],
         measured={"runs": [asdict(run) for run in runs]},
     )
-    cells: dict[tuple[bool, float, int], list[Run]] = defaultdict(list)
+    cells: Cells = defaultdict(list)
     for run in runs:
         cells[run.offloaded, run.temperature, run.nodes].append(run)
     for temperature in options.temperatures:
+        foreseen = predicted(cells, temperature, options.nodes)
         for nodes in (*options.nodes, CHOSEN):
             here, there = cells[True, temperature, nodes], cells[False, temperature, nodes]
             row = [f"{_mean(here, 'acceptance_length'):.2f}"]
             row += [f"{_mean(here, name):.0f}" for name in ("sweep_ms", "draft_ms")]
-            row += [_rate(cells, here), f"{_mean(there, 'sweep_ms'):.0f}", _rate(cells, there)]
+            row += [_rate(cells, here), f"{foreseen[nodes]:.2f}" if nodes in foreseen else ""]
+            row += [f"{_mean(there, 'sweep_ms'):.0f}", _rate(cells, there)]
             size = f"chosen ({_mean(here, 'mean_nodes'):.0f})" if nodes == CHOSEN else f"{nodes:,}"
             made.rows.append((f"{temperature:g}", size, *row))
+        made.notes.append(_peaks(cells, temperature, foreseen))
     same, texts = _same_texts(runs)
     made.notes.append(f"{same} of {texts} texts are those of plain decoding on the resident node.")
     if repairs := sum(run.repairs for run in runs):
@@ -157,11 +170,37 @@ def sheet(runs: Sequence[Run], options: Options) -> Sheet:
     return made
 
 
+def predicted(cells: Cells, temperature: float, sizes: Sequence[int]) -> dict[int, float]:
+    """Tokens per second of an offloaded node by tree size, from what reading takes and the resident node's runs."""
+    reading_ms = _mean(cells[True, temperature, 0], "sweep_ms")
+    found: dict[int, float] = {}
+    for nodes in sizes:
+        there = cells[False, temperature, nodes]
+        each_ms = max(reading_ms, _mean(there, "sweep_ms")) + _mean(there, "draft_ms")
+        if there and reading_ms:
+            found[nodes] = 1e3 * _mean(there, "acceptance_length") / each_ms
+    return found
+
+
+def _peaks(cells: Cells, temperature: float, foreseen: dict[int, float]) -> str:
+    """Where the fastest tree size should be, and where it is."""
+    if not foreseen:
+        return f"T={temperature:g}: no prediction without K = 0."
+    rates = {nodes: _mean(cells[True, temperature, nodes], "tokens_per_s") for nodes in foreseen}
+    first, last = min(foreseen), max(foreseen)
+    times = [_mean(cells[False, temperature, nodes], "sweep_ms") for nodes in (first, last)]
+    return (
+        f"T={temperature:g}: reading takes {_mean(cells[True, temperature, 0], 'sweep_ms'):.0f} ms, a node computes "
+        f"{(times[1] - times[0]) / max(last - first, 1):.2f} ms; peak predicted at K = "
+        f"{max(foreseen, key=foreseen.__getitem__):,}, measured at K = {max(rates, key=rates.__getitem__):,}."
+    )
+
+
 def _mean(runs: Sequence[Run], name: str) -> float:
     return float(sum(getattr(run, name) for run in runs) / len(runs)) if runs else 0.0
 
 
-def _rate(cells: dict[tuple[bool, float, int], list[Run]], runs: list[Run]) -> str:
+def _rate(cells: Cells, runs: list[Run]) -> str:
     """Tokens per second; bold where no other fixed size is faster."""
     if not runs:
         return ""

@@ -107,6 +107,8 @@ class TrainDraft:
 
     Attributes:
         model: hub id or folder of the target, whose weights are needed here.
+        join: multiaddress of a peer of a swarm that makes the text, the same as this machine would; may be repeated
+            (default: made here).
         out: folder for the draft, to be named with --draft afterwards.
         kind: redrafter and dgf are small heads on the target's hidden rows; draft goes on training the model --start,
             and boost does too, but on what the drafts --earlier miss.
@@ -126,6 +128,7 @@ class TrainDraft:
 
     model: tyro.conf.Positional[str]
     out: Path
+    join: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     kind: Literal["redrafter", "dgf", "draft", "boost"] = "redrafter"
     start: str | None = None
     earlier: tyro.conf.UseAppendAction[tuple[str, ...]] = ()

@@ -23,6 +23,7 @@ from client.ranking import Ranker
 from client.source import Source
 from client.source_dgf import DgfSource
 from client.source_fill import FillSource
+from client.source_joint import JointSource
 from client.source_model import ModelSource
 from client.source_recycle import RecycleSource
 from client.source_redrafter import ReDrafterSource
@@ -31,12 +32,14 @@ from swarm.chance import Calibration
 from swarm.errors import ConfigError, IncompatibleDraft
 from swarm.hub import find_model
 from swarm.lookup import Lookup
-from swarm.ragged import load_whole
+from swarm.ragged import RaggedModel, load_whole
 from swarm.recycling import Recycling
 
 DRAFT_WINDOW = 32_768
 """Of drafts that know no limit."""
 MOST_DRAFTS = 8
+COMPLETES = "canopy_completes"
+"""In a boost-tuned model's config.json: how many drafts it was trained to complete."""
 
 Name = str | Path
 
@@ -87,17 +90,17 @@ def load_drafter(model: Name, target: Target, wanted: Wanted, revision: str | No
     if wanted.recycle:
         sources.append(RecycleSource(Recycling()))
     keeping: list[Callable[[], None]] = []
+    parts: list[Part | Head] = []
     for name in wanted.names:
         config = read_head_config(name)
-        source: MakeSource
-        identity: Identified
         if config is None:
-            source, identity = _model(name, target, device)
+            _join(parts, _model(name, target, device))
         else:
-            source, identity = _head((name, config), (model, revision), target, device)
-        path = calibration_path(wanted.calibrations, target, identity) if wanted.calibrations is not None else None
+            parts.append(_head((name, config), (model, revision), target, device))
+    for part in parts:
+        path = calibration_path(wanted.calibrations, target, part.identity) if wanted.calibrations is not None else None
         chances = load_calibration(path) if path is not None else Calibration()
-        sources.append(source(Ranker(len(target.tokenizer), chances)))
+        sources.append(part.source(Ranker(len(target.tokenizer), chances)))
         if path is not None:
             keeping.append(partial(save_calibration, path, chances))
     return Made(TreeDrafter(sources) if sources else NoDrafter(), tuple(keeping))
@@ -121,28 +124,73 @@ def find_device(name: str | None) -> torch.device:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadIdentity:
-    """Tells one head from another, as `Target` does models."""
+class DraftIdentity:
+    """Tells one head or set of models from another, as `Target` does models."""
 
     name: str
     config_digest: str
     tokenizer_digest: str
 
 
-MakeSource = Callable[[Ranker], Source]
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A head that is to draft, by itself."""
+
+    source: Callable[[Ranker], Source]
+    identity: DraftIdentity
 
 
-def _model(name: Name, target: Target, device: torch.device) -> tuple[MakeSource, Target]:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Models that draft with one voice; most often one. completes: how many before it the last one was trained with."""
+
+    models: tuple[RaggedModel, ...]
+    names: tuple[Target, ...]
+    vocab_tokens: int
+    completes: int = 0
+
+    @property
+    def identity(self) -> Identified:
+        """Of one model its own."""
+        if len(self.names) == 1:
+            return self.names[0]
+        digest = hashlib.sha256(" ".join(name.config_digest for name in self.names).encode()).hexdigest()
+        return DraftIdentity("+".join(name.name for name in self.names), digest, self.names[0].tokenizer_digest)
+
+    def source(self, ranker: Ranker) -> Source:
+        """What drafts."""
+        window = min(model.max_positions or DRAFT_WINDOW for model in self.models)
+        if len(self.models) == 1:
+            return ModelSource(self.models[0], self.vocab_tokens, window, ranker=ranker)
+        return JointSource(self.models, self.vocab_tokens, window, ranker)
+
+
+def _join(parts: list[Part | Head], new: Part) -> None:
+    """Put a model behind those before it, or together with them if it was trained to complete them."""
+    together = [new]
+    while (missing := new.completes + 1 - sum(len(part.models) for part in together)) > 0:
+        before = parts.pop() if parts else None
+        if not isinstance(before, Part) or len(before.models) > missing:
+            raise IncompatibleDraft(
+                f"{new.names[0].name}: was trained to complete {new.completes} other drafts; name these just before it"
+            )
+        together.insert(0, before)
+    models = tuple(model for part in together for model in part.models)
+    names = tuple(name for part in together for name in part.names)
+    parts.append(Part(models, names, new.vocab_tokens))
+
+
+def _model(name: Name, target: Target, device: torch.device) -> Part:
     model = load_whole(name, torch.float32 if device.type == "cpu" else torch.bfloat16, device)
     small = load_target(name)
     check_compatible(target.tokenizer, small.tokenizer, target.vocab_size, model.vocab_size)
-    window = model.max_positions or DRAFT_WINDOW
-    return lambda ranker: ModelSource(model, len(target.tokenizer), window, ranker=ranker), small
+    completes = getattr(model.config, COMPLETES, 0)
+    if type(completes) is not int or not 0 <= completes < MOST_DRAFTS:
+        raise IncompatibleDraft(f"{name}: its config.json has {COMPLETES} {completes!r}; train it again")
+    return Part((model,), (small,), len(target.tokenizer), completes)
 
 
-def _head(
-    named: tuple[Name, HeadConfig], of: tuple[Name, str | None], target: Target, device: torch.device
-) -> tuple[MakeSource, HeadIdentity]:
+def _head(named: tuple[Name, HeadConfig], of: tuple[Name, str | None], target: Target, device: torch.device) -> Head:
     name, config = named
     if config.tokenizer != target.tokenizer_digest or config.vocab_size != target.vocab_size:
         raise IncompatibleDraft(
@@ -157,6 +205,6 @@ def _head(
     head = load_head(name, config, *of).to(device)
     folder, hub = find_model(name)
     digest = hashlib.sha256(json.dumps(config.to_json(), sort_keys=True).encode()).hexdigest()
-    identity = HeadIdentity(folder.name if hub is None else hub.repo, digest, config.tokenizer)
+    identity = DraftIdentity(folder.name if hub is None else hub.repo, digest, config.tokenizer)
     kind = ReDrafterSource if config.canopy_head == "redrafter" else DgfSource
-    return lambda ranker: kind(head, ranker), identity
+    return Head(lambda ranker: kind(head, ranker), identity)

@@ -57,7 +57,7 @@ class Ranker:
     def __init__(self, vocab_tokens: int, chances: ChanceModel, *, coupled: bool = True) -> None:
         """A ranker of ids below `vocab_tokens`; those above are padding."""
         self.chances = chances
-        self._vocab_tokens = vocab_tokens
+        self.vocab_tokens = vocab_tokens
         self._coupled = coupled
         self._noise = lru_cache(maxsize=32)(gumbel_row if coupled else _no_noise)
         self._rounded = lru_cache(maxsize=32)(self._round)
@@ -71,7 +71,7 @@ class Ranker:
 
     def rank(self, logits: torch.Tensor, positions: Sequence[int], sampling: Sampling) -> Ranked:
         """The best candidates of each row of `logits` [rows, vocab_size]; positions: of those candidates."""
-        logits = logits[:, : self._vocab_tokens]
+        logits = logits[:, : self.vocab_tokens]
         scores = self._scores(logits, positions, sampling)
         best = scores.topk(min(CHILDREN, scores.shape[1]))
         is_whole = sampling.temperature == 0 or not self._coupled
@@ -96,7 +96,7 @@ class Ranker:
     def add(self, search: Search, nodes: Sequence[int], logits: torch.Tensor) -> None:
         """Add the best candidates below some nodes to the tree, or such as are drawn where sampling is multi-step."""
         if search.sampling.multistep and search.sampling.temperature > 0:
-            self._draws.add(search, nodes, logits[:, : self._vocab_tokens])
+            self._draws.add(search, nodes, logits[:, : self.vocab_tokens])
             return
         ranked = self.rank(logits, [search.position(node) for node in nodes], search.sampling)
         for node, tokens, row in zip(nodes, ranked.tokens.tolist(), ranked.chances.tolist(), strict=True):

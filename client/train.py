@@ -5,7 +5,8 @@ Never reads a prompt of anybody's. Whatever is interrupted goes on where it was 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,15 +16,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedModel
 
-from client.boost import BoostTraining, score_together
+from client.boost import BoostTraining
 from client.commands import TrainDraft
-from client.drafts import find_device
+from client.drafts import COMPLETES, find_device
 from client.head import EMBEDDING, OUTPUT, HeadConfig, HeadKind, make_head
 from client.head_files import load_tensors, save_head
 from client.target import Target, load_target
 from client.train_draft import DraftTraining
 from client.train_head import HELD_OUT_LINES, HeadTraining, Schedule
-from client.train_samples import Amount, load_for_training, sampled_lines
+from client.train_samples import Amount, LocalSampler, Sampler, load_for_training, sampled_lines
+from client.train_swarm import open_sampler
 from swarm.errors import ConfigError
 from swarm.ragged import find_layers
 
@@ -60,7 +62,8 @@ def train_draft(command: TrainDraft, console: Console) -> None:
     amount = Amount(command.lines, command.tokens, command.seed)
     with _bar(console) as bar:
         task = bar.add_task("sampling the target", total=amount.lines)
-        lines = sampled_lines(model, target.tokenizer, amount, kept, lambda done: bar.update(task, completed=done))
+        with _sampler(command, target, model) as sampler:
+            lines = sampled_lines(sampler, amount, kept, lambda done: bar.update(task, completed=done))
     schedule = Schedule(command.steps, command.batch, command.rate, command.seed)
     place = Workplace(target, model, lines, schedule, command.out / "training.pt")
     with _bar(console) as bar:
@@ -75,6 +78,16 @@ def train_draft(command: TrainDraft, console: Console) -> None:
             _train_model(command, place, console, told)
         else:
             _train_head(command.kind, command, place, console, told)
+
+
+@contextmanager
+def _sampler(command: TrainDraft, target: Target, model: PreTrainedModel) -> Iterator[Sampler]:
+    """Who makes the text: the local copy, or the swarm that was named."""
+    if not command.join:
+        yield LocalSampler(model, target.tokenizer)
+        return
+    with open_sampler(command.model, peers=command.join) as sampler:
+        yield sampler
 
 
 def check(command: TrainDraft) -> None:
@@ -128,12 +141,10 @@ def _train_model(command: TrainDraft, place: Workplace, console: Console, told: 
     what = draft, place.model, place.lines, place.schedule, place.kept
     training = BoostTraining(*what, earlier) if earlier else DraftTraining(*what)
     training.run(told)
+    setattr(draft.config, COMPLETES, len(earlier))
     cast("Any", draft).to(torch.bfloat16).save_pretrained(command.out)
     place.target.tokenizer.save_pretrained(command.out)
-    console.print(f"{training.score()}", highlight=False)
-    if earlier:
-        together = score_together([draft, *earlier], place.model, place.lines, command.seed)
-        console.print(f"{together}", highlight=False)
+    console.print(f"{'together: ' if earlier else ''}{training.score()}", highlight=False)
 
 
 def _name_of(model: PreTrainedModel, module: torch.nn.Module | None) -> str:

@@ -69,6 +69,11 @@ class DraftTraining:
         """Log-probabilities [n, vocab_size] of the draft and of the target."""
         tokens = tokens.to(self.target.device)
         with torch.no_grad():
-            theirs = cast("Any", self.target)(tokens, use_cache=False).logits.float()
-        ours = cast("Any", self.draft)(tokens, use_cache=False).logits.float()
-        return F.log_softmax(ours, dim=2).flatten(0, 1), F.log_softmax(theirs, dim=2).flatten(0, 1)
+            theirs = log_probs(self.target, tokens)
+        return log_probs(self.draft, tokens), theirs
+
+
+def log_probs(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
+    """What a model says after every place of lines [n, t]: [n · t, vocab_size]."""
+    logits: torch.Tensor = cast("Any", model)(tokens, use_cache=False).logits
+    return F.log_softmax(logits.float(), dim=2).flatten(0, 1)

@@ -1,30 +1,33 @@
 """Text that a target makes by itself, to train drafts on: sampled from generic starts, never from anybody's prompts.
 
-Every line begins with one random token (after the beginning-of-text token, where the tokenizer has one). The same seed
-gives the same lines, whatever was interrupted: a batch is a function of the seed and its number.
+Every line begins with one random token (after the beginning-of-text token, where the tokenizer has one), and each pick
+is the one that any client of the target gets for the line's own seed (DESIGN §5). So the same seed gives the same
+lines, whatever was interrupted, here or through a swarm (`client.train_swarm`); ends of text are passed over.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from swarm.errors import ConfigError, UnsupportedModel
-from swarm.families import causal_lm_class
-from swarm.hub import find_model
-from swarm.pretrained import read_config, weight_files
+from swarm.errors import ConfigError
+from swarm.messages import Sampling
+from swarm.noise import gumbel_row
+from swarm.whole import load_causal_lm
 
 LINES = 128
-"""Made at a time."""
+"""Made at a time by a local copy."""
 TEMPERATURES = (1.0, 0.7)
-"""In turns, batch by batch."""
+"""In turns, line by line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,92 +39,103 @@ class Amount:
     seed: int
 
 
-def load_for_training(model: str | Path, device: str) -> PreTrainedModel:
-    """A local copy of a whole model, as Hugging Face's class has it, in float32 and frozen.
+class Sampler(Protocol):
+    """Makes lines. at_once: as many of them as are kept together; a line is a function of the seed and its number."""
 
-    Raises:
-        UnknownModel: there is no such model.
-        UnsupportedModel: Canopy cannot run it.
-        HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
-    """
-    folder, hub = find_model(model)
-    config = read_config(folder, str(model))
-    causal_lm_class(config)
-    files = weight_files(folder, hub, str(model))
-    if hub is not None:
-        hub.fetch(files)
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-        )
-    except (OSError, SafetensorError) as error:
-        raise UnsupportedModel(f"{model}: its weights cannot be read ({error})") from error
-    frozen: PreTrainedModel = loaded.to(device).eval().requires_grad_(False)
+    @property
+    def at_once(self) -> int:
+        """Lines per batch."""
+        ...
+
+    def make(self, amount: Amount, first: int, count: int) -> torch.Tensor:
+        """The lines `[first, first + count)`: int32 [count, tokens]."""
+        ...
+
+
+def load_for_training(model: str | Path, device: str) -> PreTrainedModel:
+    """A local copy of a whole model, in float32 and frozen; errors as in `load_causal_lm`."""
+    whole = cast("Any", load_causal_lm(model, torch.float32, device))
+    frozen: PreTrainedModel = whole.eval().requires_grad_(False)
     return frozen
 
 
-def sampled_lines(
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    amount: Amount,
-    kept: Path,
-    told: Callable[[int], None],
-) -> torch.Tensor:
+def sampled_lines(sampler: Sampler, amount: Amount, kept: Path, told: Callable[[int], None]) -> torch.Tensor:
     """Lines [lines, tokens], from a file where an earlier run left them, else made now; the file grows batch by batch.
 
     told: how many lines there are.
 
     Raises:
         ConfigError: the file holds other lines than those.
+        SwarmError: what stopped the sampler.
     """
-    header = {"seed": str(amount.seed), "tokens": str(amount.tokens)}
-    lines = _read(kept, header, amount)
-    while len(lines) < amount.lines:
-        told(len(lines))
-        batch = _batch(target, tokenizer, amount, len(lines) // LINES)
-        lines = torch.cat([lines, batch])
-        _write(kept, lines, header)
+    lines = _read(kept, amount)
+    while (done := len(lines)) < amount.lines:
+        told(done)
+        lines = torch.cat([lines, sampler.make(amount, done, min(sampler.at_once, amount.lines - done))])
+        _write(kept, lines, amount)
     told(amount.lines)
     return lines[: amount.lines]
 
 
-def _read(kept: Path, header: dict[str, str], amount: Amount) -> torch.Tensor:
+def sampling_of(amount: Amount, line: int) -> Sampling:
+    """How the picks of a line are made."""
+    return Sampling((amount.seed << 32) + line, TEMPERATURES[line % len(TEMPERATURES)])
+
+
+def start_of(amount: Amount, line: int, tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """What a line begins with."""
+    first = random.Random(f"{amount.seed} {line}").randrange(len(tokenizer))
+    return [first] if tokenizer.bos_token_id is None else [cast("int", tokenizer.bos_token_id), first]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSampler:
+    """Samples from a local copy of the target, many lines in one forward."""
+
+    target: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+
+    @property
+    def at_once(self) -> int:
+        """Lines per forward."""
+        return LINES
+
+    @torch.inference_mode()
+    def make(self, amount: Amount, first: int, count: int) -> torch.Tensor:
+        """The lines `[first, first + count)`: int32 [count, tokens]."""
+        device, numbers = self.target.device, range(first, first + count)
+        samplings = [sampling_of(amount, line) for line in numbers]
+        vocab_tokens = min(len(self.tokenizer), self.target.config.vocab_size)
+        temperatures = torch.tensor([one.temperature for one in samplings], dtype=torch.float64, device=device)
+        entering = torch.tensor([start_of(amount, line, self.tokenizer) for line in numbers], device=device)
+        made, cache = entering, None
+        while made.shape[1] < amount.tokens:
+            out = cast("Any", self.target)(entering, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = out.past_key_values
+            noise = np.stack([gumbel_row(one.seed, made.shape[1], vocab_tokens) for one in samplings])
+            scaled = out.logits[:, -1, :vocab_tokens].double() / temperatures[:, None]
+            entering = (scaled + torch.from_numpy(noise).to(device)).argmax(dim=1, keepdim=True)
+            made = torch.cat([made, entering], dim=1)
+        return made.to(torch.int32).cpu()
+
+
+def _read(kept: Path, amount: Amount) -> torch.Tensor:
     if not kept.exists():
         return torch.empty(0, amount.tokens, dtype=torch.int32)
     try:
         content = load_file(kept)
-        lines, seed = content["lines"], int(content["seed"])
+        lines, seed = content["lines"], int(content["lines_seed"])
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ConfigError(f"{kept}: holds no sampled text ({error}); delete it, or name another file") from error
-    if lines.shape[1] != amount.tokens or seed != int(header["seed"]):
+    if lines.shape[1] != amount.tokens or seed != amount.seed:
         raise ConfigError(
             f"{kept}: holds lines of {lines.shape[1]} tokens from seed {seed}; delete it, or name another file"
         )
-    return lines[: len(lines) // LINES * LINES]
+    return lines
 
 
-def _write(kept: Path, lines: torch.Tensor, header: dict[str, str]) -> None:
+def _write(kept: Path, lines: torch.Tensor, amount: Amount) -> None:
     kept.parent.mkdir(parents=True, exist_ok=True)
     part = kept.with_name(kept.name + ".part")
-    save_file({"lines": lines.contiguous(), "seed": torch.tensor(int(header["seed"]))}, part)
+    save_file({"lines": lines.contiguous(), "lines_seed": torch.tensor(amount.seed)}, part)
     part.replace(kept)
-
-
-@torch.inference_mode()
-def _batch(target: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, amount: Amount, number: int) -> torch.Tensor:
-    """The batch of that number: [LINES, tokens]."""
-    device = target.device
-    generator = torch.Generator(device).manual_seed((amount.seed << 20) + number)
-    vocab_tokens = min(len(tokenizer), target.config.vocab_size)
-    temperature = TEMPERATURES[number % len(TEMPERATURES)]
-    first = torch.randint(vocab_tokens, (LINES, 1), generator=generator, device=device)
-    if tokenizer.bos_token_id is not None:
-        first = torch.cat([torch.full_like(first, tokenizer.bos_token_id), first], dim=1)
-    made, entering, cache = [first], first, None
-    while sum(part.shape[1] for part in made) < amount.tokens:
-        out = cast("Any", target)(entering, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache = out.past_key_values
-        chances = torch.softmax(out.logits[:, -1, :vocab_tokens].float() / temperature, dim=1)
-        entering = torch.multinomial(chances, 1, generator=generator)
-        made.append(entering)
-    return torch.cat(made, dim=1)[:, : amount.tokens].to(torch.int32).cpu()

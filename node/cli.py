@@ -44,9 +44,11 @@ def serve(config: ServeConfig) -> int:
 async def _run(config: ServeConfig) -> None:
     config.check()
     from node.serve import Node  # torch and transformers take seconds to import: bad options are told before
+    from swarm.heap import settle
     from swarm.quiet import quiet_libraries
 
     quiet_libraries()
+    settle()
     console = Console(soft_wrap=True, highlight=False, markup=False)
     _cancel_on_signals()
     try:

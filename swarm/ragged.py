@@ -13,17 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from swarm.arena import KvLayout
 from swarm.attention import NAME, Part, Step, use_canopy
 from swarm.errors import UnsupportedModel
-from swarm.families import causal_lm_class, max_positions
-from swarm.hub import find_model
+from swarm.families import max_positions
 from swarm.layers import Span
-from swarm.pretrained import read_config, unreadable_weights, weight_files
+from swarm.whole import load_causal_lm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -225,20 +222,8 @@ def load_whole(model: str | Path, dtype: torch.dtype, device: torch.device | str
         UnsupportedModel: Canopy cannot run it.
         HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
     """
-    folder, hub = find_model(model)
-    config = read_config(folder, str(model))
-    causal_lm_class(config)
-    use_canopy(config)
-    files = weight_files(folder, hub, str(model))
-    if hub is not None:
-        hub.fetch(files)
-    try:
-        whole: Any = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False
-        )
-    except (OSError, SafetensorError) as error:
-        raise unreadable_weights(str(model), folder, error) from error
-    return RaggedModel(whole.to(device), Span(0, whole.config.num_hidden_layers))
+    whole = load_causal_lm(model, dtype, device, use_canopy)
+    return RaggedModel(whole, Span(0, whole.config.num_hidden_layers))
 
 
 def _parts(works: Sequence[Work]) -> list[Part]:

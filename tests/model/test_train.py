@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
+import client.train
 import client.train_head
 import client.train_samples
 from client.commands import TrainDraft
@@ -19,6 +22,7 @@ from client.target import load_target
 from client.train import check, train_draft
 from client.train_head import HELD_OUT_LINES, Schedule
 from client.train_kept import keep
+from client.train_samples import Amount
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import ConfigError
 
@@ -102,6 +106,28 @@ def test_other_samples_or_another_training_are_not_gone_on_with(tmp_path: Path) 
     (tmp_path / "head" / "training.pt").write_bytes(b"nonsense")
     with pytest.raises(ConfigError, match="no training that could go on"):
         trained(command)
+
+
+def test_the_text_may_come_from_a_swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it is the same text, tests/net/test_train_swarm.py says."""
+    asked: list[object] = []
+
+    class Elsewhere:
+        at_once = 30
+
+        def make(self, amount: Amount, first: int, count: int) -> torch.Tensor:
+            asked.append((first, count))
+            return torch.full((count, amount.tokens), 7, dtype=torch.int32)
+
+    @contextmanager
+    def opened(model: str, **options: object) -> Iterator[Elsewhere]:
+        asked.append((model, options))
+        yield Elsewhere()
+
+    monkeypatch.setattr(client.train, "open_sampler", opened)
+    trained(replace(FEW, kind="dgf", out=tmp_path, steps=1, join=("/ip4/192.0.2.1/tcp/1",)))
+    assert asked == [(FEW.model, {"peers": ("/ip4/192.0.2.1/tcp/1",)}), (0, 30), (30, 10)]
+    assert (load_file(tmp_path / "samples.safetensors")["lines"] == 7).all()
 
 
 WRONG = {"lines": 8, "tokens": 2, "steps": 0, "batch": 0, "depth": 0, "rate": 2.0, "seed": -1, "start": "x"}

@@ -2,29 +2,54 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import pytest_asyncio
 import torch
 
 import node.sweep_run
-from client import AsyncSwarm
+from client import AsyncSwarm, replies
+from client.chain import Chain
 from client.report import summary
+from node.hop import HopSession
+from node.sweep_run import SweepRun
+from swarm import watch
 from swarm.demo import DRAFT, TARGET
 from swarm.guess import Guess
+from swarm.messages import Sweep
 from swarm.multistep import picks
-from tests.net.running import prompt
-from tests.swarm_here import swarm_here
+from tests.net.running import engine_of, prompt
+from tests.swarm_here import SwarmHere, swarm_here
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 
 NEW_TOKENS = 24
+STRUCK = 6
+"""The sweep that waits in a machine when it dies."""
+REPLAYED = 0
+"""What stands for all sweeps in a snapshot."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client() -> AsyncIterator[AsyncSwarm]:
-    async with swarm_here(TARGET, ["0-6", "6-12"]) as here, here.client(draft=DRAFT) as swarm:
+async def here() -> AsyncIterator[SwarmHere]:
+    """Of each span two machines, for the deaths at the end."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (watch, replies):
+            patch.setattr(module, "SILENCE_S", 20.0)  # however busy the machine is
+        async with swarm_here(TARGET, ["0-6", "0-6", "6-12", "6-12"]) as opened:
+            for one in opened.nodes:
+                await engine_of(one).on_thread(int)  # its thread lives as long as the node
+            yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(here: SwarmHere) -> AsyncIterator[AsyncSwarm]:
+    async with here.client(draft=DRAFT) as swarm:
         await swarm.generate("It", max_new_tokens=3, nodes=1)  # starts every thread that lives as long as they do
         yield swarm
 
@@ -78,3 +103,59 @@ async def test_it_is_off_by_default(client: AsyncSwarm, arrived: list[Guess | No
     result = await client.generate(prompt(3), max_new_tokens=6, temperature=1.0, seed=1, nodes=6)
     assert result.stats.reproducible
     assert not arrived
+
+
+@pytest.mark.parametrize("place", [0, -1], ids=["the first hop", "the tail"])
+async def test_it_goes_on_after_a_death_with_a_sweep_in_flight(
+    place: int, client: AsyncSwarm, here: SwarmHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last tests here: machines die in them.
+
+    A tail that lives gets what was drawn with the sweep, from the journal, and never for another sweep. A new one picks
+    without the draws what its snapshot holds, which has the same law (`swarm.multistep`), and with them afterwards.
+    """
+    sent, told, arrived = dict[int, Sweep](), defaultdict[int, list[Guess | None]](list), asyncio.Event()
+    send, run = Chain.send, HopSession.next_run
+    peer = (await client.route()).hops[place].peer
+    [victim] = [one for one in here.nodes if one.peer_id == peer]
+
+    def sending(chain: Chain, sweep: Sweep) -> None:
+        sent[sweep.sequence] = sweep
+        send(chain, sweep)
+
+    def recording(
+        probs: torch.Tensor, positions: Sequence[int], guesses: Sequence[Guess | None], seed: int, sequence: int
+    ) -> list[int]:
+        told[sequence] += guesses
+        return picks(probs, positions, guesses, seed, sequence)
+
+    def stalling(hop: HopSession) -> SweepRun | None:
+        queue = hop.log._queue
+        if hop._shop.peer == peer and hop._running is None and queue and queue[0].sweep.sequence >= STRUCK:
+            arrived.set()
+            return None
+        return run(hop)
+
+    monkeypatch.setattr(Chain, "send", sending)
+    monkeypatch.setattr(node.sweep_run, "picks", recording)
+    monkeypatch.setattr(HopSession, "next_run", stalling)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        work = client.generate(
+            prompt(0, 60), max_new_tokens=NEW_TOKENS, temperature=1.0, seed=9, nodes=6, multistep=True
+        )
+        telling = group.create_task(work)
+        await arrived.wait()
+        assert victim._server is not None
+        await victim._server.stop(None)
+        await victim._dialer.__aexit__()
+    result = telling.result()
+    assert len(result.tokens) == NEW_TOKENS
+    assert [repair.replaced for repair in result.stats.repairs] == [(peer,)]
+    drawn = {sequence: set(filter(None, guesses)) for sequence, guesses in told.items()}
+    replayed = drawn.pop(REPLAYED, None)
+    assert replayed == (None if place == 0 else set())
+    assert all(guesses <= set(sent[sequence].guesses) for sequence, guesses in drawn.items())
+    assert bool(drawn.get(STRUCK)) == (place == 0), "a tail that lives is told what was drawn, from the journal"
+    later = [guesses for sequence, guesses in drawn.items() if sequence > STRUCK and sent[sequence].guesses]
+    assert later
+    assert all(later)

@@ -1,0 +1,67 @@
+"""Training text through a swarm: a local copy's very lines, by ordinary seeded generation, several at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Unpack
+
+import torch
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from client.aio import AsyncSwarm
+from client.options import ConnectOptions
+from client.train_samples import Amount, sampling_of, start_of
+from swarm.messages import Sampling
+from swarm.tasks import TaskScope
+
+LINES = 8
+"""Generated together, each in a session of its own: they fill the chain as a tree would, and nobody drafts yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmSampler:
+    """Samples through an open connection; the file of lines grows with every `LINES` of them."""
+
+    swarm: AsyncSwarm
+    portal: BlockingPortal
+
+    @property
+    def at_once(self) -> int:
+        """Sessions side by side."""
+        return LINES
+
+    def make(self, amount: Amount, first: int, count: int) -> torch.Tensor:
+        """The lines `[first, first + count)`: int32 [count, tokens].
+
+        Raises:
+            SwarmError: a line cannot be made, or was interrupted; what the file has is kept.
+        """
+        return torch.tensor(self.portal.call(self._make, amount, range(first, first + count)), dtype=torch.int32)
+
+    async def _make(self, amount: Amount, numbers: Sequence[int]) -> list[list[int]]:
+        lines = [start_of(amount, number, self.swarm.target.tokenizer) for number in numbers]
+        async with TaskScope() as scope:
+            work = zip(lines, (sampling_of(amount, number) for number in numbers), strict=True)
+            await asyncio.wait([scope.spawn(self._go_on(*one, amount.tokens)) for one in work])
+        return lines
+
+    async def _go_on(self, line: list[int], sampling: Sampling, tokens: int) -> None:
+        """Make a line as long as the others; where a text ends before that, it goes on, as in a local copy."""
+        while (missing := tokens - len(line)) > 0:
+            made = await self.swarm.generate(
+                line, max_new_tokens=missing, temperature=sampling.temperature, seed=sampling.seed, nodes=0
+            )
+            line += made.tokens
+
+
+@contextmanager
+def open_sampler(model: str, **options: Unpack[ConnectOptions]) -> Iterator[SwarmSampler]:
+    """Join a swarm as a client of one model, to sample from it; arguments and errors as in `AsyncSwarm.connect`."""
+    plain: ConnectOptions = {**options, "lookup": False, "calibration": None}
+    with start_blocking_portal("asyncio") as portal:
+        connecting = AsyncSwarm.connect(model, **plain)
+        with portal.wrap_async_context_manager(connecting) as swarm:
+            yield SwarmSampler(swarm, portal)
