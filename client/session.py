@@ -229,19 +229,20 @@ class SessionOpener:
             RouteError: nobody serves some layers, and nobody refused either.
             HopError: the last refusal; nobody is left to ask, or no time.
         """
-        is_told = False
+        last, is_told = refusals.last, False
         while True:
             for avoid in refusals.avoided():
                 try:
                     return await self.route(avoid=avoid)
                 except RouteError:
-                    if refusals.last is None:
+                    if last is None:
                         raise
+            assert last is not None
             if not refusals.may_heal:
-                raise refusals.last
+                raise last
             if not is_told:
                 is_told = True
-                logger.warning("waiting up to %.0f s: %s", self.wait_s, refusals.last)
+                logger.warning("waiting up to %.0f s: %s", self.wait_s, last)
             await asyncio.sleep(RETRY_S)
 
     def _walk(self, chain: Chain) -> Walk:

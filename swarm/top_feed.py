@@ -126,4 +126,5 @@ async def look(join: Sequence[str], watched: Watched) -> None:
         watched.take(State.model_validate(overview.state(overview.assess(now), now)))
 
     config = DhtConfig(join=tuple(join), client_mode=True)
-    await Directory(lambda: DhtRegistry.open(config), overview.knowledge.listed, changed).run(DHT_S)
+    knowledge = overview.knowledge
+    await Directory(lambda: DhtRegistry.open(config), knowledge.listed, changed, knowledge.slots.choose).run(DHT_S)

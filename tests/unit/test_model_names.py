@@ -38,5 +38,5 @@ def test_what_only_the_swarm_calls_so_is_asked_for(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnknownModel, match=r"^the swarm calls its model nowhere-7b; give your own copy of it as MODEL"):
         open_called("nowhere-7b", ServeConfig("0-4"))
-    with pytest.raises((UnknownModel, HubError), match="^(?!the swarm calls)"):
+    with pytest.raises((UnknownModel, HubError), match=r"^(?!the swarm calls)"):
         open_called("nowhere-7b", ServeConfig("0-4", "nowhere-7b"))

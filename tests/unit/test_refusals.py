@@ -31,26 +31,26 @@ def test_before_anybody_refuses_nobody_is_avoided(clock: Clock) -> None:
 def test_who_is_gone_is_gone_around_and_may_be_back_after_a_while(clock: Clock) -> None:
     refusals = Refusals(60, clock)
     assert refusals.add(Unreachable("a", "0-4", "gone"))
-    assert refusals.avoided() == ({"a"},)
+    assert refusals.avoided() == (frozenset("a"),)
     clock.now += RETRY_S
-    assert refusals.avoided() == ({"a"}, set())
+    assert refusals.avoided() == (frozenset("a"), frozenset())
 
 
 def test_who_was_only_slow_is_asked_again_at_once(clock: Clock) -> None:
     refusals = Refusals(60, clock)
     refusals.add(HopTimeout("a", "0-4", "slow"))
-    assert refusals.avoided() == ({"a"}, set())
+    assert refusals.avoided() == (frozenset("a"), frozenset())
 
 
 def test_who_has_no_room_is_not_asked_again_and_not_waited_for(clock: Clock) -> None:
     refusals = Refusals(60, clock)
     refusals.add(Busy("a", "0-4", "full"))
     clock.now += 10
-    assert refusals.avoided() == ({"a"},)
+    assert refusals.avoided() == (frozenset("a"),)
     assert not refusals.may_heal
     refusals.add(Unreachable("b", "4-8", "gone"))
     clock.now += RETRY_S
-    assert refusals.avoided() == ({"a", "b"}, {"a"})
+    assert refusals.avoided() == (frozenset("ab"), frozenset("a"))
     assert refusals.may_heal
 
 
