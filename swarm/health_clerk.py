@@ -14,9 +14,9 @@ from swarm.health_alert_record import dump_book, load_book
 from swarm.health_alerts import Change
 from swarm.health_findings import Assessment
 from swarm.health_history import WINDOWS, History, Sample
+from swarm.health_node import Condition, Node
 from swarm.health_overview import Overview
 from swarm.health_publisher import Publisher
-from swarm.health_state import Condition, Node
 
 logger = logging.getLogger(__name__)
 

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from swarm.health_alerts import Finding, Kind, Severity
+from swarm.health_node import Condition, Model, Node
 from swarm.health_probes import ProbeLog
-from swarm.health_state import Condition, Model, Node
 from swarm.health_verdict import Verdict
 from swarm.layers import name_layers
 
 NAMED = 3
+
+GONE = (Condition.STALE, Condition.OFFLINE)
 
 
 class LinkState(enum.StrEnum):
@@ -106,7 +108,7 @@ def _without_chain(one: Assessment) -> list[Finding]:
 
 
 def _silent(one: Assessment) -> Iterator[Finding]:
-    silent = [node for node in one.nodes if node.is_silent]
+    silent = [node for node in one.nodes if node.is_silent and node.condition not in GONE]
     if silent:
         text = f"{one.model.name}: telemetry of {_some(silent)} has stopped, the DHT still lists it"
         print_ = one.model.fingerprint
@@ -145,7 +147,8 @@ def _nodes(one: Assessment) -> Iterator[Finding]:
     if len(versions) > 1:
         text = f"{name}: nodes run different versions ({', '.join(versions[:NAMED])})"
         yield Finding(Kind.VERSION, Severity.INFO, print_, text)
-    stale = [node for node in one.nodes if node.condition is Condition.STALE]
+    said_nothing = (node for node in one.nodes if node.is_silent or node.condition is Condition.STALE)
+    stale = [node for node in said_nothing if node.condition in GONE]
     if stale:
         text = f"{name}: nothing is heard of {_some(stale)} any more"
         yield Finding(Kind.STALE, Severity.WARNING, print_, text)

@@ -11,10 +11,11 @@ from typing import Any
 
 from swarm.health_alerts import Alert, AlertBook, Change
 from swarm.health_findings import Assessment, Link, LinkState, all_findings, is_blind
+from swarm.health_node import Happening, Model, Node
 from swarm.health_probes import Comparison, Probe, ProbeLog
 from swarm.health_served import shares
 from swarm.health_slots import Standing
-from swarm.health_state import Happening, Knowledge, Model, Node
+from swarm.health_state import Knowledge
 from swarm.health_verdict import Grade, judge
 from swarm.telemetry_guard import Reason
 
@@ -86,6 +87,7 @@ class Overview:
     def assess(self, now: float) -> list[Assessment]:
         """Judge every model, note changes of verdicts, and bring the alerts up to date."""
         self.knowledge.forget(now)
+        self.knowledge.listen(now, is_connected=self.broker.state is LinkState.CONNECTED)
         found = [self._assess(model, nodes, now) for model, nodes in self.knowledge.nodes(now).values()]
         known = {one.model.fingerprint for one in found}
         for kept in (self._grades, self.probes):

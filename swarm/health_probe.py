@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from swarm.errors import RemoteProtocolError
+from swarm.health_node import Condition, Model, Node
 from swarm.health_overview import Overview
 from swarm.health_probes import Comparison, Probe, ProbeBudget, read_comparison, read_probe
 from swarm.health_slots import Standing
-from swarm.health_state import Condition, Model, Node
 from swarm.health_verdict import count_replicas
 from swarm.ids import PeerId
 

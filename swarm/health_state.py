@@ -2,7 +2,8 @@
 
 A node of a model is kept until nothing was heard of it for `KEPT_S`. Its state is decided when somebody asks:
 
-    will or `left`, and no DHT record that was announced after it    offline
+    will, `left`, or silence of `SILENT_S` while we listen, and
+    no DHT record that was announced after it                        offline
     telemetry heard within `FRESH_S`                                 what its status says
     a DHT record that has not expired                                what the record says
     neither                                                          stale, then gone
@@ -12,15 +13,15 @@ Room is bounded: of models by `health_slots`; of nodes, one that the DHT does no
 
 from __future__ import annotations
 
-import enum
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from swarm.health_node import Condition, Happening, Model, Node, Source
 from swarm.health_served import ServedBook
 from swarm.health_slots import Slots
 from swarm.ids import PeerId
-from swarm.layers import Span
 from swarm.metrics_totals import TotalsBook
 from swarm.record import NodeRecord
 from swarm.registry import RECORD_TTL_S
@@ -28,6 +29,10 @@ from swarm.telemetry import Body, Event, Metrics, Presence, Status, Will
 
 FRESH_S = 16.0
 """How long telemetry is believed after it was heard: three metrics may be lost."""
+SILENT_S = 7.5
+"""After so long without a word a node is offline: 1.5 times the keep-alive, which is the period of metrics too."""
+STEP_S = 1.0
+"""Silence counts only while this program listens; from one look to the next no more than this."""
 KEPT_S = 600.0
 """How long a node that is offline or stale is still shown."""
 RENEWED_S = 5.0
@@ -42,75 +47,6 @@ MAX_NODES = 4_096
 MAX_EVENTS = 100
 
 
-class Condition(enum.StrEnum):
-    """How a node is, all in all."""
-
-    SERVING = "serving"
-    JOINING = "joining"
-    DRAINING = "draining"
-    STALE = "stale"
-    OFFLINE = "offline"
-
-
-class Source(enum.StrEnum):
-    """Who says so."""
-
-    MQTT = "mqtt"
-    DHT = "dht"
-    BOTH = "both"
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model as its nodes name it."""
-
-    name: str
-    fingerprint: str
-    num_layers: int
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One node of one model as it is now; times are Unix seconds. disagrees: broker and DHT say different things of it.
-
-    probed_ms: what a probe measured of its compute per sweep. agrees: whether its answers were another holder's.
-    is_silent: its telemetry ended without a farewell, and the DHT still lists it.
-    """
-
-    peer: PeerId
-    model: Model
-    span: Span
-    condition: Condition
-    source: Source
-    device: str | None
-    numeric_class: str
-    version: str
-    name: str | None
-    started_at: float | None
-    seen_at: float
-    busy: float
-    kv_free: int
-    kv_total: int
-    sweeps_per_s: float | None
-    layer_tokens: int | None
-    claimed_ms: tuple[tuple[int, float], ...]
-    disagrees: bool
-    probed_ms: float | None
-    agrees: bool | None
-    is_silent: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Happening:
-    """Something happened to a node, or to a model (then `peer` is None)."""
-
-    at: float
-    fingerprint: str
-    peer: PeerId | None
-    kind: str
-    text: str
-
-
 @dataclass(slots=True)
 class _Heard:
     """What came in about one node, and when it came."""
@@ -121,6 +57,8 @@ class _Heard:
     metrics_at: float = 0.0
     sweeps_per_s: float | None = None
     gone_at: float | None = None
+    silent_s: float = 0.0
+    silent_since: float | None = None
     record: NodeRecord | None = None
     listed_at: float = 0.0
     missed: int = 0
@@ -140,14 +78,19 @@ class _Heard:
 
     def is_told(self, now: float) -> bool:
         """Whether its telemetry counts."""
-        return self.status is not None and self.gone_at is None and now - self.told_at <= FRESH_S
+        is_gone = self.gone_at is not None or self.silent_since is not None
+        return self.status is not None and not is_gone and now - self.told_at <= FRESH_S
 
     def is_listed(self, now: float) -> bool:
-        """Whether its record counts: after a will or a farewell only a newer one does."""
+        """Whether its record counts: after a will, a farewell or silence only a newer one does."""
         if self.record is None or self.record.expires_at <= now:
             return False
         announced_at = self.record.expires_at - RECORD_TTL_S
-        return self.gone_at is None or announced_at > self.gone_at + RENEWED_S
+        return all(at is None or announced_at > at + RENEWED_S for at in (self.gone_at, self.silent_since))
+
+    def speaks(self) -> None:
+        """It was heard."""
+        self.silent_s, self.silent_since = 0.0, None
 
     def claim(self) -> Model | None:
         """The model that it says it serves."""
@@ -176,6 +119,7 @@ class Knowledge:
     changes: int = 0
     slots: Slots = field(default_factory=Slots)
     _heard: dict[str, dict[PeerId, _Heard]] = field(default_factory=dict)
+    _listened_at: float = math.inf
 
     def believe(self, peer: PeerId, fingerprint: str, body: Body, now: float) -> None:
         """Take in a body that the telemetry guard let through."""
@@ -187,7 +131,7 @@ class Knowledge:
             case Status():
                 self._status(heard, body, now)
             case Will():
-                if heard.gone_at is None and heard.status is not None:
+                if heard.gone_at is None and heard.silent_since is None and heard.status is not None:
                     self.note(Happening(now, fingerprint, peer, "offline", "its connection broke"))
                 heard.gone_at = now
                 self.version += 1
@@ -214,6 +158,20 @@ class Knowledge:
                     self.version += 1
             disagrees = heard.is_told(now) and not _agree(heard)
             heard.disagrees_since = (heard.disagrees_since or now) if disagrees else None
+
+    def listen(self, now: float, *, is_connected: bool) -> None:
+        """Time passed, in which whoever has telemetry should have been heard, if the broker was."""
+        passed_s = min(max(now - self._listened_at, 0.0), STEP_S)
+        self._listened_at = now
+        for fingerprint, peers in self._heard.items():
+            for peer, heard in peers.items():
+                if not is_connected:
+                    heard.silent_s = 0.0
+                elif heard.is_told(now):
+                    heard.silent_s += passed_s
+                    if heard.silent_s >= SILENT_S:
+                        heard.silent_since = now
+                        self.note(Happening(now, fingerprint, peer, "offline", f"nothing was heard for {SILENT_S} s"))
 
     def probed(self, fingerprint: str, peer: PeerId, compute_ms: float) -> None:
         """A probe measured a node's compute per sweep, for its whole span."""
@@ -296,6 +254,8 @@ class Knowledge:
 
     def _status(self, heard: _Heard, status: Status, now: float) -> None:
         before = heard.status
+        self.version += heard.silent_since is not None
+        heard.speaks()
         heard.status, heard.status_at = status, now
         was_gone, heard.gone_at = heard.gone_at, now if status.state is Presence.LEFT else None
         if before is None or (before.state, before.span, was_gone) != (status.state, status.span, heard.gone_at):
@@ -303,6 +263,8 @@ class Knowledge:
 
     def _metrics(self, peer: PeerId, heard: _Heard, metrics: Metrics, now: float) -> None:
         before = heard.metrics
+        self.version += heard.silent_since is not None
+        heard.speaks()
         heard.sweeps_per_s = None
         if before is not None and metrics.sweeps >= before.sweeps:
             seconds = metrics.uptime_s - before.uptime_s
@@ -334,7 +296,7 @@ def _condition(heard: _Heard, now: float) -> Condition:
         return Condition(heard.status.state.value)
     if heard.is_listed(now) and heard.record is not None:
         return Condition(heard.record.state.value)
-    return Condition.STALE if heard.gone_at is None else Condition.OFFLINE
+    return Condition.STALE if heard.gone_at is None and heard.silent_since is None else Condition.OFFLINE
 
 
 def _source(heard: _Heard, now: float) -> Source:
@@ -371,7 +333,7 @@ def _node(peer: PeerId, model: Model, heard: _Heard, now: float) -> Node:
         disagrees=disagrees and heard.is_told(now),
         probed_ms=heard.probed_ms,
         agrees=heard.agrees,
-        is_silent=heard.is_listed(now) and status is not None and heard.gone_at is None and not heard.is_told(now),
+        is_silent=status is not None and heard.gone_at is None and not heard.is_told(now),
     )
 
 
@@ -392,8 +354,3 @@ def _numbers(heard: _Heard, now: float) -> _Numbers:
         return _Numbers(record.busy, record.kv_tokens_free, record.kv_tokens_total, record.sweep_ms)
     total = 0 if heard.status is None else heard.status.kv_tokens_total
     return _Numbers(0.0, 0, total, ())
-
-
-def by_condition(nodes: Iterable[Node]) -> Mapping[Condition, int]:
-    """How many nodes are how."""
-    return Counter(node.condition for node in nodes)

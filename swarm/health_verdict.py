@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm.coverage import serve_line
-from swarm.health_state import Condition, Model, Node
+from swarm.health_node import Condition, Model, Node
 from swarm.layers import Span, missing_layers, name_layers
 
 MAX_FIXES = 8

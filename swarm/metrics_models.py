@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Final
 
 from swarm.health_findings import Assessment
+from swarm.health_node import Condition, Node, by_condition
 from swarm.health_probes import HopProbe, ProbeLog
-from swarm.health_state import Condition, Node, by_condition
 from swarm.health_verdict import Grade
 from swarm.metrics import Figure, Kind, Sheet
 from swarm.metrics_totals import Totals

@@ -16,10 +16,10 @@ from swarm.health_clerk import Clerk
 from swarm.health_findings import LinkState
 from swarm.health_history import History
 from swarm.health_metrics import HealthView, look
+from swarm.health_node import Model
 from swarm.health_overview import Overview
 from swarm.health_probes import Comparison, HopProbe, Probe
 from swarm.health_publisher import Publisher
-from swarm.health_state import Model
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.record import NodeState

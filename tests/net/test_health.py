@@ -24,9 +24,10 @@ from swarm.health_broker import EmbeddedBroker
 from swarm.health_directory import Directory
 from swarm.health_feed import Feed
 from swarm.health_findings import LinkState
+from swarm.health_node import Condition
 from swarm.health_overview import Overview
 from swarm.health_publisher import MAX_READERS, Publisher
-from swarm.health_state import Condition, Knowledge
+from swarm.health_state import Knowledge
 from swarm.layers import Span
 from swarm.record import NodeRecord, NodeState
 from swarm.registry import ModelIdentity, Registry

@@ -23,9 +23,10 @@ from swarm.health_alerts import (
     Step,
 )
 from swarm.health_findings import LinkState
+from swarm.health_node import Model
 from swarm.health_overview import Overview
 from swarm.health_probes import Comparison, Probe
-from swarm.health_state import FRESH_S, KEPT_S, Model
+from swarm.health_state import FRESH_S, KEPT_S
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.record import NodeRecord, NodeState

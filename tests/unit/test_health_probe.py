@@ -11,9 +11,9 @@ import pytest
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.health import check
 from swarm.health_command import Health
+from swarm.health_node import Node
 from swarm.health_overview import Overview
 from swarm.health_probe import AGAIN_S, PROBE_TOKENS, SETTLE_S, Prober
-from swarm.health_state import Node
 from swarm.ids import PeerId
 from swarm.layers import Span
 from tests.telling import NOW, PRINT, status

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm.health_node import Condition, Node, Source
 from swarm.health_overview import Overview
 from swarm.health_served import ServedBook
 from swarm.health_slots import MAX_MODELS
-from swarm.health_state import DISAGREE_S, FRESH_S, KEPT_S, Condition, Knowledge, Node, Source
+from swarm.health_state import DISAGREE_S, FRESH_S, KEPT_S, RENEWED_S, SILENT_S, Knowledge
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.record import NodeRecord, NodeState
@@ -66,6 +67,55 @@ def test_telemetry_alone_is_believed_while_it_comes_then_stale_then_gone() -> No
     assert PRINT in knowledge.nodes(late)
     knowledge.forget(NOW + 11 + KEPT_S)
     assert knowledge.nodes(late) == {}
+
+
+def silent_for(knowledge: Knowledge, start: float, seconds: float, *, is_connected: bool = True) -> None:
+    """So long nobody says anything, and the service looks twice a second."""
+    for half in range(int(seconds * 2) + 1):
+        knowledge.listen(start + half / 2, is_connected=is_connected)
+
+
+def test_who_told_figures_and_falls_silent_is_offline_until_it_speaks_again() -> None:
+    """A broker may take long to see that a connection is dead; the DHT still lists the node meanwhile."""
+    knowledge = Knowledge()
+    knowledge.listed(PRINT, [record(A)], NOW)
+    told(knowledge)
+    knowledge.believe(A, PRINT, metrics(), NOW + 5)
+    silent_for(knowledge, NOW + 5, SILENT_S - 0.5)
+    assert node(knowledge, NOW + 5 + SILENT_S - 0.5).condition is Condition.SERVING
+    silent_for(knowledge, NOW + 5 + SILENT_S - 0.5, 0.5)
+    late = NOW + 5 + SILENT_S
+    assert (node(knowledge, late).condition, node(knowledge, late).is_silent) == (Condition.OFFLINE, True)
+    assert [event.kind for event in knowledge.events] == ["offline"]
+    knowledge.believe(A, PRINT, will(), late)
+    assert [event.kind for event in knowledge.events] == ["offline"], "its will says nothing new"
+    told(knowledge, at=late + 1)
+    assert node(knowledge, late + 1).condition is Condition.SERVING
+
+
+def test_who_falls_silent_to_the_broker_alone_comes_back_by_its_next_record() -> None:
+    knowledge = Knowledge()
+    knowledge.listed(PRINT, [record(A)], NOW)
+    told(knowledge)
+    knowledge.believe(A, PRINT, metrics(), NOW)
+    silent_for(knowledge, NOW, SILENT_S)
+    assert node(knowledge, NOW + SILENT_S).condition is Condition.OFFLINE
+    later = NOW + SILENT_S + RENEWED_S + 1
+    knowledge.listed(PRINT, [record(A, announced_at=later)], later)
+    assert (node(knowledge, later).condition, node(knowledge, later).source) == (Condition.SERVING, Source.DHT)
+
+
+def test_silence_counts_only_while_somebody_listens() -> None:
+    """A broker that is gone, or a service that stood still itself, says nothing of nodes."""
+    knowledge = Knowledge()
+    told(knowledge)
+    knowledge.believe(A, PRINT, metrics(), NOW)
+    silent_for(knowledge, NOW, SILENT_S - 1)
+    silent_for(knowledge, NOW + SILENT_S - 1, 3, is_connected=False)
+    silent_for(knowledge, NOW + SILENT_S + 2, 1)
+    knowledge.listen(NOW + FRESH_S, is_connected=True)
+    assert node(knowledge, NOW + FRESH_S).condition is Condition.SERVING
+    assert not knowledge.events
 
 
 def test_a_dht_record_alone_is_believed_until_it_expires() -> None:

@@ -6,9 +6,10 @@ import pytest
 
 from swarm.health_alerts import AlertBook, Finding, Kind, Severity
 from swarm.health_findings import Link, LinkState
+from swarm.health_node import Condition, Model, Node, Source
 from swarm.health_overview import Overview
 from swarm.health_probes import Comparison, HopProbe, Probe
-from swarm.health_state import Condition, Knowledge, Model, Node, Source
+from swarm.health_state import Knowledge
 from swarm.health_verdict import Grade, Verdict, judge
 from swarm.ids import PeerId
 from swarm.layers import Span
