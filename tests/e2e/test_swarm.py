@@ -266,7 +266,7 @@ def test_signals_end_nodes_politely_and_the_gap_is_named_at_once(running: Runnin
         status, left = running.nodes[span].end(number)
         assert (status, left) == (0, [])
     refused = generate(running, bare_target)
-    _check_refusal(refused, "nobody serves layers 0-")
+    _check_refusal(refused, "nobody serves layers 0…")
     assert "this fills the gap: node serve demo-target --layers 0-" in refused.stderr
     assert refused.stderr.strip().endswith(f"--join {running.peer}")
     shown = run("swarm.cli", "status", "--join", running.peer)

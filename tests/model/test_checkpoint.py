@@ -67,7 +67,9 @@ def test_too_little_memory_says_needs_has_and_what_would_fit(
     free_gib: float, fit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=int(free_gib * GIB)))
-    with pytest.raises(NotEnoughSpace, match=rf"4-12 need 16.0 GiB of memory, {free_gib:.1f} GiB are free; {fit}"):
+    with pytest.raises(
+        NotEnoughSpace, match=rf"layers 4…11 need 16.0 GiB of memory, {free_gib:.1f} GiB are free; {fit}"
+    ):
         check_memory(Span(4, 12), 16 * GIB, 2 * GIB)
     check_memory(Span(4, 12), int(free_gib * GIB), 2 * GIB)
 

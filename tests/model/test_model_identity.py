@@ -102,7 +102,7 @@ def test_a_sharded_model_is_known_by_its_index_alone(tmp_path: Path) -> None:
 def test_a_commit_stands_for_the_weights_of_a_hub_model(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     one = model_identity(folder, name="org/demo-target", commit="c0ffee")
-    assert one.name == "demo-target"
+    assert one.name == "org/demo-target"
     assert one.weights_digest != model_identity(folder, commit="decaf").weights_digest
 
 

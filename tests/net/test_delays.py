@@ -100,7 +100,7 @@ async def test_route_says_which_way_and_why(here: SwarmHere) -> None:
 async def test_route_without_a_way_names_the_gap_and_the_line_that_fills_it(here: SwarmHere) -> None:
     first, second, _ = (running.peer_id for running in here.nodes)
     with pytest.raises(
-        RouteError, match=r"nobody serves layers 0-4 .* node serve demo-target --layers 0-4 --join /ip4"
+        RouteError, match=r"nobody serves layers 0…3 .* node serve demo-target --layers 0-4 --join /ip4"
     ):
         await shown(here, avoid=(first,))
     with pytest.raises(ConfigError, match=f"--avoid 'Nobody': no such peer; there are .*{second[-6:]}"):

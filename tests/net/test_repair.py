@@ -414,7 +414,11 @@ async def test_a_hop_without_its_journal_is_replayed_itself(later_bytes: int, re
     assert found[replayer] == {"restores": 1, "replays": 1}
     assert found["b1"] == {"restores": 1, "catch_ups": 1}
     assert "a2" not in found
-    assert room.used_bytes == 0, "a session that ended holds no journal"
+
+    async def is_empty() -> bool:
+        return room.used_bytes == 0
+
+    await until(is_empty)  # a session that ended holds no journal; its last hop may still be saying so
 
 
 @pytest.mark.parametrize("lost", ["reply", "stream"])
