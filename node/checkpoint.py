@@ -136,7 +136,8 @@ def _check(what: str, span: Span, needs_has: tuple[int, int], layer_bytes: int) 
         return
     over = -(-(needs - has) // max(layer_bytes, 1))
     fit = max(0, len(span) - over)
-    hint = f"{fit} layers would fit: --layers {span.start}-{span.start + fit}" if fit else "not one layer would fit"
+    many = "1 layer" if fit == 1 else f"{fit} layers"
+    hint = f"{many} would fit: --layers {span.start}-{span.start + fit}" if fit else "not one layer would fit"
     raise NotEnoughSpace(f"{name_layers([span])} need {_gib(needs)} of {what}, {_gib(has)} are free; {hint}")
 
 
