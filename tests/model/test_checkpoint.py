@@ -62,7 +62,10 @@ def test_a_missing_file_is_named_before_anything_is_loaded(sharded: Path) -> Non
         load_span(checkpoint, Span(2, 4), torch.float32)
 
 
-@pytest.mark.parametrize(("free_gib", "fit"), [(11, "5 layers would fit: --layers 4-9"), (3, "1 layer would fit: --layers 4-5"), (0.5, "not one layer")])
+@pytest.mark.parametrize(
+    ("free_gib", "fit"),
+    [(11, "5 layers would fit: --layers 4-9"), (3, "1 layer would fit: --layers 4-5"), (0.5, "not one layer")],
+)
 def test_too_little_memory_says_needs_has_and_what_would_fit(
     free_gib: float, fit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
