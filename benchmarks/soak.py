@@ -160,8 +160,8 @@ def sheet(found: Found, options: Options) -> Sheet:
         ("what", "measured", "asked for"),
         [*_chains(found), *_upkeep(found), *_apart(found)],
         [
-            "Memory: anonymous memory of a program and its descendants, every 2 s, least squares over the last 30 % of the time; "
-            "nodes are those of each span that nobody killed any more after the first 20 %."
+            "Memory: anonymous memory of a program and its descendants, every 2 s, least squares over the last 30 % of "
+            "the time; nodes are those of each span that nobody killed any more after the first 20 %."
         ],
         {
             "options": {"minutes": options.minutes, "seed": options.seed, "clients": options.clients},
