@@ -25,6 +25,7 @@ from client.options import GenerateOptions
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import SwarmError
+from swarm.heap import settle
 from swarm.quiet import quiet_libraries
 
 AFTER_ERROR_S = 1.0
@@ -105,6 +106,7 @@ def main() -> None:
     """Entry point."""
     torch.set_num_threads(1)
     quiet_libraries()
+    settle()
     job = Job(**json.loads(sys.argv[1]))
     with Path(job.result).open("w", encoding="utf-8", buffering=1) as lines:
         asyncio.run(work(job, lambda told: print(json.dumps(asdict(told)), file=lines)))

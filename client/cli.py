@@ -68,9 +68,11 @@ async def generate(command: Generate) -> None:
     model, options = _connection(command)
     from client import report, resumption
     from client.aio import AsyncSwarm  # torch and transformers take seconds to import: bad options are told before
+    from swarm.heap import settle
     from swarm.quiet import quiet_libraries
 
     quiet_libraries()
+    settle()
     begun = resumption.load(command.resume) if command.resume is not None else None
     prompt = sys.stdin.read() if command.prompt == "-" and begun is None else command.prompt
     result = None
@@ -99,9 +101,11 @@ def chat(command: Chat) -> int:
     model, options = _connection(command)
     from client.sync import Swarm
     from client.talk import Talk, typed_lines
+    from swarm.heap import settle
     from swarm.quiet import quiet_libraries
 
     quiet_libraries()
+    settle()
     console = Console(highlight=False)
     is_terminal = sys.stdin.isatty() and console.is_terminal
     with (
@@ -126,6 +130,7 @@ async def bench(command: Bench) -> int:
     from client import bench as measuring
     from client import plot as plotting
     from client.aio import AsyncSwarm
+    from swarm.heap import settle
     from swarm.quiet import quiet_libraries
 
     command.options.check()
@@ -134,6 +139,7 @@ async def bench(command: Bench) -> int:
     if command.plot is not None:
         plotting.check(command.plot)
     quiet_libraries()
+    settle()
     console = Console(highlight=False)
     measured = measuring.Measured(model=model, draft=", ".join(command.draft) or "none", options=command.options)
     async with AsyncSwarm.connect(model, **options) as swarm:
