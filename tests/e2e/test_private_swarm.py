@@ -35,7 +35,7 @@ _BLOCK = re.compile(r"<!-- run: (\w+)(?:, (\w+))? -->\n```console\n(.*?)```\n", 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What is typed on one machine. how: "stays" and "fails" mean what they say."""
+    """What is typed on one machine. how: "stays" and "fails" mean what they say; "slow" is left out here."""
 
     machine: str
     how: str
@@ -158,7 +158,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def test_the_guide_does_what_it_says(machines: Machines) -> None:
     machines.folder.chmod(0o755)
     with ExitStack() as stack:
-        for number, block in enumerate(blocks()):
+        for number, block in enumerate(one for one in blocks() if one.how != "slow"):
             log = machines.folder / f"{number:02}-{block.machine}.log"
             began = time.monotonic()
             process = machines.start(block, log)
