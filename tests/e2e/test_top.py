@@ -50,15 +50,9 @@ class Terminal:
         self.tmux("send-keys", *keys)
 
     def ends(self) -> bool:
-        """Quit, by one more press if one falls into a redraw; whether the program then ends well."""
-
-        def ended() -> bool:
-            status = self.tmux("display-message", "-p", "#{pane_dead_status}").strip()
-            if not status:
-                self.keys("q")
-            return status == "0"
-
-        return within(PATIENCE_S, ended)
+        """Quit; whether the program then ends well."""
+        self.keys("q")
+        return within(PATIENCE_S, lambda: self.tmux("display-message", "-p", "#{pane_dead_status}").strip() == "0")
 
     def shows(self, *wanted: str) -> str:
         """The screen, once it shows all of this."""
