@@ -5,65 +5,57 @@ So it works in a notebook whose own loop is running.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from concurrent.futures import wait
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
-
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from typing import Self, Unpack
 
 from client.aio import AsyncSwarm
 from client.chat import AsyncChat
 from client.conversation import Message
+from client.loop_thread import LoopThread
 from client.options import ConnectOptions, GenerateOptions
 from client.session import Piece
 from client.stats import Result
 from swarm.errors import GenerationInterrupted
 
-T = TypeVar("T")
-
-STOP_S = 5.0
-
 
 class Swarm:
     """One model in one swarm; `with Swarm.connect(…) as swarm:`, or `close` it yourself."""
 
-    def __init__(self, inner: AsyncSwarm, portal: BlockingPortal, stack: ExitStack) -> None:
+    def __init__(self, inner: AsyncSwarm, loop: LoopThread) -> None:
         self._inner = inner
-        self._portal = portal
-        self._stack = stack
+        self._loop = loop
 
     @classmethod
     def connect(cls, model: str | Path, **options: Unpack[ConnectOptions]) -> Self:
         """Join a swarm; arguments and errors as in `AsyncSwarm.connect`."""
-        with ExitStack() as stack:
-            portal = stack.enter_context(start_blocking_portal("asyncio"))
-            connecting = AsyncSwarm.connect(model, **options)
-            inner = stack.enter_context(portal.wrap_async_context_manager(connecting))
-            return cls(inner, portal, stack.pop_all())
-        raise AssertionError("unreachable")
+        loop = LoopThread.start()
+        try:
+            return cls(loop.open(AsyncSwarm.connect(model, **options)), loop)
+        except BaseException:
+            loop.close()
+            raise
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Generator[Piece, None, None]:
         """Generate and yield text as it becomes certain; as `AsyncSwarm.stream`. Leaving the loop early stops it."""
-        return _iterate(self._portal, self._inner.stream(prompt, **options))
+        return _iterate(self._loop, self._inner.stream(prompt, **options))
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Result:
         """Generate and return the whole result; as `AsyncSwarm.generate`."""
-        return _wait(self._portal, lambda: self._inner.generate(prompt, **options))
+        return self._loop.run(lambda: self._inner.generate(prompt, **options))
 
     def resume(self, interrupted: GenerationInterrupted) -> Generator[Piece, None, None]:
         """Go on where a generation was interrupted; as `AsyncSwarm.resume`."""
-        return _iterate(self._portal, self._inner.resume(interrupted))
+        return _iterate(self._loop, self._inner.resume(interrupted))
 
     def chat(self, system: str | None = None, **options: Unpack[GenerateOptions]) -> Chat:
         """A conversation that keeps its session between turns; as `AsyncSwarm.chat`."""
-        return Chat(self._inner.chat(system, **options), self._portal)
+        return Chat(self._inner.chat(system, **options), self._loop)
 
     def close(self) -> None:
         """Leave the swarm."""
-        self._stack.close()
+        self._loop.close()
 
     def __enter__(self) -> Self:
         """Joined already."""
@@ -79,9 +71,9 @@ class Swarm:
 class Chat:
     """A conversation; made by `Swarm.chat`. Leaving `with swarm.chat() as chat:` ends its session."""
 
-    def __init__(self, inner: AsyncChat, portal: BlockingPortal) -> None:
+    def __init__(self, inner: AsyncChat, loop: LoopThread) -> None:
         self._inner = inner
-        self._portal = portal
+        self._loop = loop
 
     @property
     def history(self) -> Sequence[Message]:
@@ -95,19 +87,19 @@ class Chat:
 
     def stream(self, text: str, **options: Unpack[GenerateOptions]) -> Generator[Piece, None, None]:
         """Say something and yield the answer as it becomes certain; as `AsyncChat.stream`."""
-        return _iterate(self._portal, self._inner.stream(text, **options))
+        return _iterate(self._loop, self._inner.stream(text, **options))
 
     def say(self, text: str, **options: Unpack[GenerateOptions]) -> Result:
         """Say something and return the whole answer; as `AsyncChat.say`."""
-        return _wait(self._portal, lambda: self._inner.say(text, **options))
+        return self._loop.run(lambda: self._inner.say(text, **options))
 
     def clear(self) -> None:
         """Begin again: forget every message but the system's."""
-        self._portal.call(self._inner.clear)
+        self._loop.finish(self._inner.clear)
 
     def close(self) -> None:
         """End the session; its KV is free everywhere."""
-        self._portal.call(self._inner.close)
+        self._loop.finish(self._inner.close)
 
     def __enter__(self) -> Self:
         """A session is opened by the first turn."""
@@ -120,27 +112,9 @@ class Chat:
         self.close()
 
 
-def _iterate(portal: BlockingPortal, pieces: AsyncGenerator[Piece, None]) -> Generator[Piece, None, None]:
+def _iterate(loop: LoopThread, pieces: AsyncGenerator[Piece, None]) -> Generator[Piece, None, None]:
     try:
-        while True:
-            try:
-                yield _wait(portal, lambda: _next(pieces))
-            except StopAsyncIteration:
-                return
+        while (piece := loop.run(lambda: anext(pieces, None))) is not None:
+            yield piece
     finally:
-        portal.call(pieces.aclose)
-
-
-def _wait(portal: BlockingPortal, work: Callable[[], Awaitable[T]]) -> T:
-    """Run on the loop and wait; Ctrl-C here stops the work there first."""
-    future = portal.start_task_soon(work)
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()
-        wait([future], timeout=STOP_S)
-        raise
-
-
-async def _next(pieces: AsyncGenerator[Piece, None]) -> Piece:
-    return await anext(pieces)
+        loop.finish(pieces.aclose)

@@ -147,11 +147,13 @@ with Swarm.connect(model, peers=[peer], threads=1) as swarm:
 def test_ctrl_c_in_the_blocking_library_stops_the_generation(running: Running, bare_target: Path, how: str) -> None:
     arguments = [sys.executable, "-c", INTERRUPTED, str(bare_target), running.peer, how]
     with subprocess.Popen(arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, env=environment()) as client:
-        assert client.stdin is not None
-        assert client.stdout is not None
-        assert client.stdout.readline() == "interrupted\n"
-        assert within(3, lambda: running.sessions() == 0)
-        _, said = client.communicate(timeout=20)
+        try:
+            assert client.stdout is not None
+            assert client.stdout.readline() == "interrupted\n"
+            assert within(3, lambda: running.sessions() == 0)
+            _, said = client.communicate(timeout=20)
+        finally:
+            client.kill()
     assert client.returncode == 0, said
     assert "Traceback" not in said
 
