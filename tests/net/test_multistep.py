@@ -128,14 +128,9 @@ async def test_it_goes_on_after_a_death_with_a_sweep_in_flight(
         return picks(probs, positions, guesses, seed, sequence)
 
     def stalling(hop: HopSession) -> SweepRun | None:
-        queue, peer = hop.log._queue, hop._shop.peer
-        if (
-            (peer in struck or (not struck and hop.is_tail == (place == -1)))
-            and hop._running is None
-            and queue
-            and queue[0].sweep.sequence >= STRUCK
-        ):
-            struck[:] = [peer]
+        queue, is_it = hop.log._queue, hop._shop.peer in struck or (hop.is_tail == (place == -1) and not struck)
+        if is_it and hop._running is None and queue and queue[0].sweep.sequence >= STRUCK:
+            struck[:] = [hop._shop.peer]
             arrived.set()
             return None
         return run(hop)
