@@ -20,7 +20,7 @@ from client.hidden import WANT_ROWS, Observe, hand_over
 from client.stats import SweepStats
 from client.text import TextStream
 from client.walk import Walk
-from swarm.budget import Ahead, Budget, Choice, Spent, Worth
+from swarm.budget import Ahead, Budget, Busy, Choice, Spent, Worth
 from swarm.errors import Unfinished
 from swarm.ids import TreeNodeId
 from swarm.messages import Credits, Reply, Sampling, Sweep
@@ -111,7 +111,7 @@ class Flight:
 
     tree: what was drafted, of which the sweep carries a part. places: of its session nodes in the tree, None for the
     root. route: over which it goes. choice: why it is as large as it is. draft_ms: what drafting took. sent_s: when.
-    alone: whether the first hop should have done with what was sent before.
+    alone: whether every hop should have done with what was sent before when this one comes.
     """
 
     tree: DraftTree
@@ -139,17 +139,21 @@ class Flight:
 class Pipe:
     """Sweeps that were sent for one generation and are not learned from yet.
 
-    flights: unanswered, by sequence. free_s: when the first hop should have done with all of them.
+    flights: unanswered, by sequence. free_s: when the first hop should have done with all of them. clear_s: from when
+    on a sweep should meet none of them at any hop.
     """
 
     flights: dict[int, Flight] = field(default_factory=dict)
     lessons: list[tuple[Flight, Reply]] = field(default_factory=list)
     free_s: float = 0.0
+    clear_s: float = 0.0
 
-    def sent(self, sequence: int, flight: Flight, slot_ms: float) -> None:
-        """A sweep is on its way, which keeps the first hop for so long."""
+    def sent(self, sequence: int, flight: Flight, busy: Busy) -> None:
+        """A sweep is on its way, which keeps hops busy."""
         self.flights[sequence] = flight
-        self.free_s = max(self.free_s, flight.sent_s) + slot_ms / 1e3
+        starts_s = max(self.free_s, flight.sent_s)
+        self.free_s = starts_s + busy.slot_ms / 1e3
+        self.clear_s = max(self.clear_s, starts_s + busy.through_ms / 1e3)
 
     def ahead(self, now_s: float) -> Ahead:
         """What is on its way."""
@@ -262,9 +266,9 @@ async def _speculate(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
     places: dict[TreeNodeId, int | None] = {sweep.first_id: None}
     places |= {TreeNodeId(sweep.first_id + 1 + place): place for place in range(len(sent))}
     now_s = job.clock()
-    alone = pipe.ahead(now_s).busy_ms == 0
+    alone = now_s >= pipe.clear_s
     flight = Flight(sent, places, len(sent), sent.depth, route, choice, draft_ms, now_s, alone)
-    pipe.sent(sweep.sequence, flight, job.budget.slot_ms(route, len(sweep.tokens)))
+    pipe.sent(sweep.sequence, flight, job.budget.busy(route, len(sweep.tokens)))
 
 
 async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
@@ -295,12 +299,12 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
     else:
         return False
     now_s = job.clock()
-    draft_ms, alone = (now_s - started) * 1e3, ahead.busy_ms == 0
+    draft_ms, alone = (now_s - started) * 1e3, now_s >= pipe.clear_s
     sweep = walk.grow([tree.tokens[place] for place in new], [known[tree.parents[place]] for place in new])
     chain.send(sweep)
     places: dict[TreeNodeId, int | None] = {known[place]: place for place in new}
     flight = Flight(tree, places, len(new), tree.depth, route, choice, draft_ms, now_s, alone)
-    pipe.sent(sweep.sequence, flight, job.budget.slot_ms(route, len(new)))
+    pipe.sent(sweep.sequence, flight, job.budget.busy(route, len(new)))
     return True
 
 

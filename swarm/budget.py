@@ -52,11 +52,19 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True)
+class Busy:
+    """What a sweep keeps busy. slot_ms: a hop, or the link behind it. through_ms: all hops, one after another."""
+
+    slot_ms: float = 0.0
+    through_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Spent:
     """What a sweep took, in milliseconds, and brought.
 
     nodes: K. waited, computed: at all `hops` together. promised, brought: tokens from its tree, the sum of the nodes'
-    chances and what came of them.
+    chances and what came of them. alone: whether it met none of its own kind at any hop.
     """
 
     nodes: int
@@ -101,8 +109,8 @@ class Budget(Protocol):
         """Rounds of drafting that fit before the first hop can take another sweep, at least 1."""
         ...
 
-    def slot_ms(self, route: Hashable, nodes: int) -> float:
-        """For how long so many nodes keep a hop, or the link behind it."""
+    def busy(self, route: Hashable, nodes: int) -> Busy:
+        """For how long so many nodes keep hops busy."""
         ...
 
     def pays(self, route: Hashable, chances: Sequence[float]) -> bool:
@@ -148,9 +156,9 @@ class FixedBudget:
         """Nothing is predicted."""
         return 1
 
-    def slot_ms(self, route: Hashable, nodes: int) -> float:
+    def busy(self, route: Hashable, nodes: int) -> Busy:
         """Nothing is predicted."""
-        return 0.0
+        return Busy()
 
     def pays(self, route: Hashable, chances: Sequence[float]) -> bool:
         """Whatever there is."""

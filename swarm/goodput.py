@@ -16,10 +16,12 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
-from swarm.budget import EVERYTHING, Ahead, Choice, Spent, Worth
+from swarm.budget import EVERYTHING, Ahead, Busy, Choice, Spent, Worth
 from swarm.chance import TEMPERATURES
 from swarm.tree import DraftTree
 
@@ -42,8 +44,10 @@ UNSURE = 10.0
 OUTLIER = 4.0
 """A residual of so many times the usual one is no news, unless it comes again and again."""
 STUBBORN = 3
-FORGETS = 1 / 1024
-"""Part of the way by which the shortest time on the links follows longer ones."""
+KEPT_SWEEPS = 512
+"""The shortest time on the links is that of one among so many."""
+USUAL_SWEEPS = 33
+"""A crowd makes most of so many sweeps late; a few that are very late are somebody's hiccups."""
 NEW_NETWORK = 4.0
 """Later than by so many times what hops computed and waited, it is another network, not a busy machine."""
 JITTER, JITTER_MS = 0.05, 2.0
@@ -147,7 +151,8 @@ class RouteCost:
         self.links, self.compute = Line(0.0 if row_ms is not None else None), Line(row_ms)
         self.sweeps, self.hops = 0, 1
         self._waited = self._computed = self._late = 0.0
-        self._least_links_ms = math.inf
+        self._links: deque[tuple[int, float]] = deque(maxlen=KEPT_SWEEPS)
+        self._lates: deque[float] = deque(maxlen=USUAL_SWEEPS)
 
     @property
     def load(self) -> float:
@@ -157,7 +162,7 @@ class RouteCost:
     @property
     def crowd(self) -> float:
         """How many sweeps share the machines: those that wait at hops, and those that make everything else late."""
-        return self.load + (self._late / self._computed if self._computed > 0 else 0.0)
+        return self.load + self._late
 
     @property
     def dearness(self) -> float:
@@ -215,18 +220,22 @@ class RouteCost:
             return
         links_ms = max(spent.total_ms - spent.waited_ms - spent.computed_ms, 0.0)
         self.links.learn(rows, links_ms)
-        self._late = FADE * self._late + self._late_ms(links_ms - self.links.b * rows, spent)
+        self._lates.append(self._late_ms(rows, links_ms, spent) / max(spent.computed_ms, 1e-9))
+        self._late = median(self._lates)
         self._waited = FADE * self._waited + spent.waited_ms
         self._computed = FADE * self._computed + spent.computed_ms
 
-    def _late_ms(self, level_ms: float, spent: Spent) -> float:
-        """By how much machines that had no time for it made a sweep late, beside what its hops report."""
-        least_ms = self._least_links_ms
-        late_ms = max(level_ms - (1 + JITTER) * least_ms - JITTER_MS, 0.0)
-        if level_ms < least_ms or late_ms > NEW_NETWORK * (spent.computed_ms + spent.waited_ms):
-            self._least_links_ms = level_ms
-            return 0.0
-        self._least_links_ms += (level_ms - least_ms) * FORGETS
+    def _late_ms(self, rows: int, links_ms: float, spent: Spent) -> float:
+        """By how much machines that had no time for it made a sweep late, beside what its hops report.
+
+        Whatever a sweep of as many rows or more once did in less time was not the bytes.
+        """
+        least_ms = min((other_ms for more, other_ms in self._links if more >= rows), default=links_ms)
+        late_ms = max(links_ms - (1 + JITTER) * least_ms - JITTER_MS, 0.0)
+        if late_ms > NEW_NETWORK * (spent.computed_ms + spent.waited_ms):
+            self._links.clear()
+            late_ms = 0.0
+        self._links.append((rows, links_ms))
         return late_ms
 
 
@@ -337,9 +346,10 @@ class Goodput:
         round_ms = self.round.at(1) if self.round.is_known else math.inf
         return min(max(int(ahead.busy_ms / max(round_ms, 1e-3)), 1), MOST_ROUNDS)
 
-    def slot_ms(self, route: Hashable, nodes: int) -> float:
-        """For how long so many nodes keep a hop, or the link behind it."""
-        return self.cost_of(route).slot_ms(nodes)
+    def busy(self, route: Hashable, nodes: int) -> Busy:
+        """For how long so many nodes keep hops busy."""
+        cost = self.cost_of(route)
+        return Busy(cost.slot_ms(nodes), cost.load * cost.compute.at(nodes))
 
     def pays(self, route: Hashable, chances: Sequence[float]) -> bool:
         """Whether another sweep with such nodes is worth the hops' time."""
