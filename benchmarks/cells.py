@@ -1,8 +1,8 @@
 """Does the virtual-clock replay tell the truth? Six of its cells again, with real nodes over the emulated network.
 
 The cells were named before the first run. Plain decoding and what goodput chooses go in turns; then the same texts are
-replayed with the costs that those sweeps showed: a hop's forward and what a row adds, a pass of the draft, and what a
-sweep takes beyond delays and forwards.
+replayed with the costs that those sweeps showed: a hop's forward and what a row adds, a pass of the draft, what a sweep
+takes beyond delays and forwards, and the CPU time for which everything here competes.
 
     sudo python -m benchmarks.cells --record
 """
@@ -10,6 +10,7 @@ sweep takes beyond delays and forwards.
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -95,13 +96,16 @@ async def measure(network: str, options: Options, console: Console) -> list[dict
         ):
             console.print(f"{network}: {net.kind} network ({net.reason})")
             result = str(folder / "result.json")
-            job = Job(hosted.peer, cells, options.prompts, options.pairs, options.new_tokens, result)
+            job = Job(hosted.peer, cells, options.prompts, options.pairs, options.new_tokens, result, os.getpid())
             found: list[dict[str, Any]] = await run_part("benchmarks.cells_worker", asdict(job), net, folder, console)
             return found
 
 
 def costs_of(runs: Sequence[dict[str, Any]], nominal: Costs) -> Costs:
-    """What a cell's sweeps showed, medians: a plain forward, what a row adds, a pass of the draft, and the rest."""
+    """What a cell's sweeps showed, medians: a plain forward, what a row adds, a pass of the draft, and the rest.
+
+    All programs share this machine's cores, so what messages take of these counts too.
+    """
     plain = [sweep for run in runs if run["way"] == PLAIN for sweep in run["sweeps"]]
     chosen = [sweep for run in runs if run["way"] == CHOSEN for sweep in run["sweeps"]]
     one_row = median(ms for sweep in plain for ms in sweep["compute_ms"])
@@ -111,6 +115,11 @@ def costs_of(runs: Sequence[dict[str, Any]], nominal: Costs) -> Costs:
     rest = (
         median(sweep["total_ms"] - ms for sweep, ms in zip(plain, known, strict=True)) - (HOPS + 1) * nominal.delay_ms
     )
+    handling = [
+        (run["cpu_ms"] - sum(ms for sweep in run["sweeps"] for ms in sweep["compute_ms"])) / len(run["sweeps"])
+        for run in runs
+        if run["way"] == PLAIN
+    ]
     passes = [sweep["draft_ms"] / sweep["rounds"] for sweep in chosen if sweep["rounds"] and not sweep["is_part"]]
     return replace(
         nominal,
@@ -118,6 +127,8 @@ def costs_of(runs: Sequence[dict[str, Any]], nominal: Costs) -> Costs:
         forward_ms=one_row - row_ms,
         row_ms=row_ms,
         pass_ms=median(passes) if passes else nominal.pass_ms,
+        cores=os.cpu_count(),
+        handling_ms=max(median(handling), 0.0),
     )
 
 
@@ -148,18 +159,19 @@ def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet
         "Six cells with real nodes over the emulated network, and the replay with the costs seen there; tokens/s",
         (
             *("network, text", "T", "plain", "replayed", "chosen", "replayed", "chosen / plain (95 %)", "replayed"),
-            *("off", "forward + row, ms", "draft pass, ms"),
+            *("off", "forward + row, ms", "draft pass, ms", "other CPU, ms"),
         ),
     )
     for (network, kind, temperature), cell in found.items():
         costs = cell.costs
         real = (f"{cell.plain:.1f}", f"{cell.virtual_plain:.1f}", f"{cell.chosen:.1f}", f"{cell.virtual_chosen:.1f}")
         ratio = (str(cell.ratio), f"{cell.virtual_chosen / cell.virtual_plain:.2f}", f"{cell.off:+.0%}")
-        seen = (f"{costs.forward_ms:.1f} + {costs.row_ms:.2f}", f"{costs.pass_ms:.1f}")
+        seen = (f"{costs.forward_ms:.1f} + {costs.row_ms:.2f}", f"{costs.pass_ms:.1f}", f"{costs.handling_ms:.0f}")
         made.rows.append((f"{network}, {kind}", f"{temperature:g}", *real, *ratio, *seen))
     made.notes.append(
-        f"{options.pairs - WARM_PAIRS} pairs of {options.new_tokens} new tokens; speeds are harmonic means over "
-        "texts. All programs share this machine's cores."
+        f"{options.pairs - WARM_PAIRS} pairs of {options.new_tokens} new tokens; speeds: harmonic means over texts. "
+        f"All programs share {os.cpu_count()} cores, here and in the replay. Other CPU: of all of them, per sweep, "
+        "beside forwards and drafts."
     )
     made.measured = {"cells": [{"cell": list(key), **asdict(cell)} for key, cell in found.items()]}
     return made

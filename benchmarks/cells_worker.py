@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from benchmarks.recorded import prompts_of
@@ -27,7 +29,10 @@ PLAIN, CHOSEN = "plain", "chosen"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to measure. cells: kinds of text and temperatures. prompts: of each kind, taken in turn for the pairs."""
+    """What to measure. cells: kinds of text and temperatures. prompts: of each kind, taken in turn for the pairs.
+
+    root: the process that all programs of this benchmark descend from.
+    """
 
     peer: str
     cells: tuple[tuple[str, float], ...]
@@ -35,6 +40,7 @@ class Job:
     pairs: int
     new_tokens: int
     result: str
+    root: int
 
 
 async def measure(job: Job) -> list[dict[str, Any]]:
@@ -50,6 +56,7 @@ async def measure(job: Job) -> list[dict[str, Any]]:
                 order = (PLAIN, CHOSEN) if pair % 2 == 0 else (CHOSEN, PLAIN)
                 for way in order:
                     options: dict[str, Any] = {"nodes": 0} if way == PLAIN else {}
+                    before_ms = cpu_ms(job.root)
                     result = await swarm.generate(
                         prompts[place],
                         max_new_tokens=job.new_tokens,
@@ -57,10 +64,20 @@ async def measure(job: Job) -> list[dict[str, Any]]:
                         seed=FIRST_SEED + place,
                         **options,
                     )
+                    told = _told(result) | {"cpu_ms": cpu_ms(job.root) - before_ms}
                     said = f"{kind}, T {temperature:g}, pair {pair}, {way}: {result.stats.tokens_per_s:.1f} tokens/s"
                     print(said, flush=True)  # noqa: T201
-                    runs.append({"kind": kind, "temperature": temperature, "pair": pair, "way": way, **_told(result)})
+                    runs.append({"kind": kind, "temperature": temperature, "pair": pair, "way": way, **told})
     return runs
+
+
+def cpu_ms(root: int) -> float:
+    """CPU time of a process and all that descends from it."""
+    process, took_s = psutil.Process(root), 0.0
+    for one in (process, *process.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            took_s += sum(one.cpu_times()[:2])
+    return took_s * 1e3
 
 
 def _told(result: Result) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.recorded import Recorded
-from benchmarks.virtual import AtOnce, Clock, Costs, RecordedDrafter
+from benchmarks.virtual import AtOnce, Clock, Cores, Costs, RecordedDrafter
 from benchmarks.worker import covered
 from client.aio import EXPECTED_NODES
 from client.jobs import MOST_NODES, JobMaker
@@ -74,7 +74,8 @@ class Client:
         Raises:
             AssertionError: it is another.
         """
-        drafter = RecordedDrafter(recorded, FREE, Clock())
+        clock = Clock()
+        drafter = RecordedDrafter(recorded, FREE, clock, Cores(FREE.cores, clock))
         jobs = JobMaker(self.opener.target, drafter, AtOnce(), self.nodes, self.goodput)
         sampling = recorded.sampling
         options = Options(

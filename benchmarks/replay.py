@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.recorded import KINDS, TREE, Pair, Recorded, prompts_of, record
 from benchmarks.sheet import Sheet
-from benchmarks.virtual import AtOnce, Clock, Costs, RecordedDrafter, VirtualChain
+from benchmarks.virtual import AtOnce, Clock, Cores, Costs, RecordedDrafter, VirtualChain
 from client.decode import Job, decode
 from client.draft import Drafter
 from client.jobs import MOST_NODES, PREFILL_CHUNK
@@ -104,6 +104,7 @@ async def tell(
         AssertionError: the text is another one.
     """
     clock, new = Clock(), len(recorded.tokens) - len(recorded.prompt)
+    cores = Cores(costs.cores, clock)
     window = len(recorded.tokens) + 64
     credits = Credits(window, SWEEPS_IN_FLIGHT, MOST_NODES + 3 * PREFILL_CHUNK)
     text = TextStream(tokenizer, recorded.prompt, max_new_tokens=new)  # type: ignore[arg-type]
@@ -114,11 +115,11 @@ async def tell(
         PREFILL_CHUNK,
         new,
         text,
-        RecordedDrafter(recorded, costs, clock) if make is None else make(clock),
+        RecordedDrafter(recorded, costs, clock, cores) if make is None else make(clock),
         AtOnce(),
         clock=clock.seconds,
     )
-    chain = VirtualChain(recorded, costs, clock, credits)
+    chain = VirtualChain(recorded, costs, clock, credits, cores)
     walk = Walk(Limits(VOCABULARY, credits.window_tokens, credits.sweeps, credits.nodes), recorded.sampling)
     first: tuple[int, float] | None = None
     async for _ in decode(job, chain, walk):

@@ -8,6 +8,7 @@ Deterministic. Picks and trees are recorded ones.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -44,6 +45,9 @@ class Costs:
     """What things take. delay_ms: one way. forward_ms, row_ms: of a hop's forward. pass_ms: of the draft's model.
 
     others: sweeps of other clients, as large as this one, that a sweep waits behind at each hop.
+
+    cores: that all machines share, None where each has its own. handling_ms: what they compute for a sweep beside
+    forwards and drafts, messages above all: it takes the cores' time, and is part of the delays otherwise.
     """
 
     delay_ms: float
@@ -52,6 +56,8 @@ class Costs:
     row_ms: float = 0.1
     pass_ms: float = 4.0
     others: float = 0.0
+    cores: int | None = None
+    handling_ms: float = 0.0
 
     def compute_ms(self, rows: int) -> float:
         """Of one hop's forward."""
@@ -64,6 +70,31 @@ class Costs:
     def transfer_ms(self, rows: int) -> float:
         """Of hidden rows over one link."""
         return rows * ROW_BYTES * 8 / (self.mbit * 1e3)
+
+
+class Cores:
+    """Cores that several machines share: what is to be computed takes the first gap that is long enough."""
+
+    def __init__(self, count: int | None, clock: Clock) -> None:
+        self._clock = clock
+        self._taken: list[list[tuple[float, float]]] = [[] for _ in range(count or 0)]
+
+    def take(self, ready_ms: float, took_ms: float) -> float:
+        """When something starts that can from `ready_ms` on; at once where everybody has cores of their own."""
+        if not self._taken:
+            return ready_ms
+        starts = [self._gap(taken, ready_ms, took_ms) for taken in self._taken]
+        start_ms = min(starts)
+        insort(self._taken[starts.index(start_ms)], (start_ms, start_ms + took_ms))
+        return start_ms
+
+    def _gap(self, taken: list[tuple[float, float]], ready_ms: float, took_ms: float) -> float:
+        taken[:] = [(start, end) for start, end in taken if end > self._clock.now_ms]
+        for start, end in taken:
+            if ready_ms + took_ms <= start:
+                break
+            ready_ms = max(ready_ms, end)
+        return ready_ms
 
 
 class AtOnce(Executor):
@@ -84,8 +115,9 @@ class VirtualChain:
 
     first_link_ms = 0.0
 
-    def __init__(self, recorded: Recorded, costs: Costs, clock: Clock, credits: Credits) -> None:
+    def __init__(self, recorded: Recorded, costs: Costs, clock: Clock, credits: Credits, cores: Cores) -> None:
         self.credits = credits
+        self._cores = cores
         self._recorded = recorded
         self._costs = costs
         self._clock = clock
@@ -123,10 +155,13 @@ class VirtualChain:
 
     def _pass(self, rows: int) -> tuple[float, tuple[HopTime, ...]]:
         """When a sweep's reply arrives, and what its hops report: each hop and link does one thing at a time."""
-        costs, now, times = self._costs, self._clock.now_ms + self._costs.delay_ms, []
+        costs, times = self._costs, list[HopTime]()
+        handling = costs.handling_ms / (HOPS + 1)
+        now = self._cores.take(self._clock.now_ms, handling) + costs.delay_ms
         for hop in range(HOPS):
+            now = self._cores.take(now, handling)
             compute = costs.compute_ms(rows)
-            started = max(now, self._hops_free_ms[hop]) + compute * costs.others
+            started = self._cores.take(max(now, self._hops_free_ms[hop]) + compute * costs.others, compute)
             self._hops_free_ms[hop] = started + compute
             times.append(HopTime(started - now, compute, 0.0, costs.delay_ms))
             now = started + compute
@@ -146,8 +181,9 @@ class VirtualChain:
 class RecordedDrafter:
     """Grows recorded trees; every pass of the model that it would have run takes time."""
 
-    def __init__(self, recorded: Recorded, costs: Costs, clock: Clock) -> None:
+    def __init__(self, recorded: Recorded, costs: Costs, clock: Clock, cores: Cores) -> None:
         self._recorded = recorded
+        self._cores = cores
         self._costs = costs
         self._clock = clock
         self._length = 0
@@ -162,7 +198,8 @@ class RecordedDrafter:
         if search is None or length != self._length:
             search, before = RecordedSearch(self._recorded.trees[length], self._recorded.looked_up.get(length, ())), 0
         tree = search.go_on(nodes, depth, worth)
-        self._clock.now_ms += (search.passes - before) * self._costs.pass_ms
+        for _ in range(search.passes - before):
+            self._clock.now_ms = self._cores.take(self._clock.now_ms, self._costs.pass_ms) + self._costs.pass_ms
         self._length, self._search = length, search
         return tree
 
