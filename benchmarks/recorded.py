@@ -28,7 +28,7 @@ from swarm.tree import DraftTree
 PROMPTS = Path(__file__).parent / "prompts"
 KINDS = {"passages": PASSAGES, "repetitive": PROMPTS / "repetitive.jsonl", "code-like": PROMPTS / "code.jsonl"}
 PROMPT_TOKENS = 96
-TREE = 192
+TREE = 320
 """Nodes of the recorded trees: a smaller one is a part of it."""
 
 

@@ -49,7 +49,7 @@ PROFILES = {
     "100 ms, 50 Mbit/s": Costs(100, 50),
 }
 SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128)
-IN_FLIGHT = (1, 3, 8)
+IN_FLIGHT = (1, 3, 8, SWEEPS_IN_FLIGHT)
 ORACLE_SURE, ORACLE_NODES = 0.995, 4
 VOCABULARY = 1 << 20
 PLAIN_BOUND, BEST_BOUND = 0.97, 0.95
@@ -60,8 +60,8 @@ FIRST_SEED = 11
 class Options:
     """Replay the grid."""
 
-    prompts: int = 4
-    """Of each kind."""
+    prompts: int = 12
+    """Of each kind, as far as there are so many."""
     new_tokens: int = 96
     temperatures: tuple[float, ...] = (0.0, 1.0)
     record: bool = False
@@ -183,7 +183,7 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], options: Options, cons
         made.rows.append((f"{network}, {kind}", f"{temperature:g}", *speeds, *chosen, *parts))
     made.notes.append(
         f"Least of plain {min(against_plain):.2f}, least of the best {min(against_best):.2f}, over {len(cells)} cells; "
-        f"{options.prompts} prompts of {options.new_tokens} new tokens each, hop {Costs(0, 1).forward_ms:g} ms + "
+        f"up to {options.prompts} prompts of {options.new_tokens} new tokens each, hop {Costs(0, 1).forward_ms:g} ms + "
         f"{Costs(0, 1).row_ms:g} ms per node, draft {Costs(0, 1).pass_ms:g} ms per pass, three hops. One at a "
         "time is at its best: what goodput chooses or a fixed size, whichever is faster."
     )

@@ -25,8 +25,8 @@ from swarm.tree import DraftTree
 
 T = TypeVar("T")
 HOPS = 3
-ROW_BYTES = 1_536
-"""Of the demo target's hidden rows in fp32: 384 values."""
+ROW_BYTES = 768
+"""Of the demo target's hidden rows in fp32: 192 values."""
 
 
 @dataclass(slots=True)

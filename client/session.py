@@ -40,7 +40,7 @@ from swarm.routing import Route, RouteQuery, best_route, hedged
 from swarm.session import Limits
 from swarm.tasks import TaskScope
 
-SWEEPS_IN_FLIGHT = 8
+SWEEPS_IN_FLIGHT = 16
 REPLAY_LAYER_MS = 1_000.0
 """What it costs a repair to give a layer to a machine that has no KV of the session: nobody is left without need."""
 
