@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import fmean, median
 
 from swarm.budget import EVERYTHING, Ahead, Busy, Choice, Spent, Worth
 from swarm.chance import TEMPERATURES
@@ -221,7 +221,7 @@ class RouteCost:
         links_ms = max(spent.total_ms - spent.waited_ms - spent.computed_ms, 0.0)
         self.links.learn(rows, links_ms)
         self._lates.append(self._late_ms(rows, links_ms, spent) / max(spent.computed_ms, 1e-9))
-        self._late = median(self._lates)
+        self._late = fmean(self._lates) if median(self._lates) > 0 else 0.0
         self._waited = FADE * self._waited + spent.waited_ms
         self._computed = FADE * self._computed + spent.computed_ms
 
