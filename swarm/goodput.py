@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median
+from statistics import fmean
 
 from swarm.budget import EVERYTHING, Ahead, Busy, Choice, Spent, Worth
 from swarm.chance import TEMPERATURES
@@ -46,8 +46,8 @@ OUTLIER = 4.0
 STUBBORN = 3
 KEPT_SWEEPS = 512
 """The shortest time on the links is that of one among so many."""
-USUAL_SWEEPS = 33
-"""A crowd makes most of so many sweeps late; a few that are very late are somebody's hiccups."""
+USUAL_SWEEPS, USUAL_PART = 32, 7 / 8
+"""A crowd makes many of so many sweeps late; the latest of them are somebody's hiccups."""
 NEW_NETWORK = 4.0
 """Later than by so many times what hops computed and waited, it is another network, not a busy machine."""
 JITTER, JITTER_MS = 0.05, 2.0
@@ -221,7 +221,8 @@ class RouteCost:
         links_ms = max(spent.total_ms - spent.waited_ms - spent.computed_ms, 0.0)
         self.links.learn(rows, links_ms)
         self._lates.append(self._late_ms(rows, links_ms, spent) / max(spent.computed_ms, 1e-9))
-        self._late = fmean(self._lates) if median(self._lates) > 0 else 0.0
+        usual = sorted(self._lates)[: math.ceil(len(self._lates) * USUAL_PART)]
+        self._late = fmean(usual)
         self._waited = FADE * self._waited + spent.waited_ms
         self._computed = FADE * self._computed + spent.computed_ms
 
