@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -25,8 +23,6 @@ from swarm.top_words import plural
 
 PLAIN_WIDTH = 100
 FIRST_S = 30.0
-QUIT_S = 3.0
-"""Until a program that was told to quit has ended, whatever hangs; its terminal is as it was before by then."""
 
 
 async def top(command: Top, console: Console) -> None:
@@ -61,15 +57,7 @@ async def _show(
         raise ConfigError("swarm top draws on a terminal; for a script or a file use --once")
     from swarm.top_app import TopApp
 
-    app = TopApp(source, state, command.model)
-    app.leaving = _end_in_time
-    await app.run_async()
-
-
-def _end_in_time() -> None:
-    """Whoever quits is not kept waiting: a connection that does not let itself be closed ends with the program."""
-    signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
-    signal.setitimer(signal.ITIMER_REAL, QUIT_S)
+    await TopApp(source, state, command.model).run_async()
 
 
 async def _first(source: Callable[[Watched], Coroutine[Any, Any, None]]) -> State:

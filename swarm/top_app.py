@@ -133,7 +133,6 @@ class TopApp(App[None]):
         self._source, self._first, self._wanted = source, state, wanted
         self._pane, self._sort, self._is_turned = 0, LAYERS, False
         self._said = ""
-        self.leaving: Callable[[], None] = lambda: None
 
     def compose(self) -> ComposeResult:
         """The screen."""
@@ -151,11 +150,6 @@ class TopApp(App[None]):
         self.action_open(0)
         self.set_interval(1.0, self.redraw)
         self.run_worker(self._source(self.watched), name="source")
-
-    async def action_quit(self) -> None:
-        """Leave; `leaving` is called first."""
-        self.leaving()
-        await super().action_quit()
 
     def on_resize(self, _: events.Resize) -> None:
         """The lines are made for a width."""
