@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from statistics import harmonic_mean
 
 import pytest
@@ -15,7 +16,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.recorded import Recorded, RecordedSearch, picks_of
 from benchmarks.replay import PROFILES, OneAtATime, run, tell
-from benchmarks.virtual import Costs
+from benchmarks.virtual import Clock, Cores, Costs
 from client.text import FastTokenizer
 from swarm.budget import Ahead, Choice, FixedBudget, Worth
 from swarm.demo import TARGET
@@ -139,3 +140,23 @@ def test_picks_are_known_along_the_text_only() -> None:
     assert picks[None] == text.tokens[PROMPT]
     true = [node for node in picks if node is not None]
     assert [text.trees[PROMPT].tokens[node] for node in sorted(true)] == list(text.tokens[PROMPT : PROMPT + len(true)])
+
+
+def test_shared_cores_do_one_thing_at_a_time_and_fill_gaps() -> None:
+    clock = Clock()
+    cores, own = Cores(2, clock), Cores(None, clock)
+    assert [cores.take(0, 10), cores.take(5, 10), cores.take(0, 10)] == [0, 5, 10]
+    assert cores.take(0, 5) == 0, "before what begins at 5"
+    assert cores.take(0, 3) == 15
+    assert [own.take(1, 10), own.take(1, 10)] == [1, 1]
+    clock.now_ms = 100
+    assert cores.take(100, 10) == 100
+
+
+def test_who_shares_one_core_is_slower(tokenizer: FastTokenizer) -> None:
+    texts = [recorded(seed, 0.8) for seed in range(3)]
+    speeds = [
+        run(texts, replace(NEAR, cores=cores, handling_ms=handling), Goodput(64), tokenizer).tokens_per_s
+        for cores, handling in ((None, 0.0), (4, 0.0), (1, 0.0), (1, 20.0))
+    ]
+    assert speeds[0] >= speeds[1] > 1.2 * speeds[2] > 1.2 * speeds[3]
