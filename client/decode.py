@@ -155,6 +155,10 @@ class Pipe:
         self.free_s = starts_s + busy.slot_ms / 1e3
         self.clear_s = max(self.clear_s, starts_s + busy.through_ms / 1e3)
 
+    def is_clear(self, now_s: float, others: int) -> bool:
+        """Whether a sweep that leaves now should meet nothing of ours, of which `others` are the prompt's parts."""
+        return now_s >= self.clear_s and others == 0
+
     def ahead(self, now_s: float) -> Ahead:
         """What is on its way."""
         return Ahead(len(self.flights), max(self.free_s - now_s, 0.0) * 1e3)
@@ -260,13 +264,14 @@ async def _speculate(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
     """Grow a tree below the pending token and send both: all of the tree, or its best part ahead of the rest."""
     route = chain.route_key
     tree, choice, draft_ms = await _draft(job, route, walk.room - 1)
+    others = walk.in_flight - len(pipe.flights)
     sent = tree.first(choice.nodes if choice.chunk is None else choice.chunk)
     sweep = walk.extend(sent)
     chain.send(sweep)
     places: dict[TreeNodeId, int | None] = {sweep.first_id: None}
     places |= {TreeNodeId(sweep.first_id + 1 + place): place for place in range(len(sent))}
     now_s = job.clock()
-    alone = now_s >= pipe.clear_s
+    alone = pipe.is_clear(now_s, others)
     flight = Flight(sent, places, len(sent), sent.depth, route, choice, draft_ms, now_s, alone)
     pipe.sent(sweep.sequence, flight, job.budget.busy(route, len(sweep.tokens)))
 
@@ -299,7 +304,7 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
     else:
         return False
     now_s = job.clock()
-    draft_ms, alone = (now_s - started) * 1e3, now_s >= pipe.clear_s
+    draft_ms, alone = (now_s - started) * 1e3, pipe.is_clear(now_s, walk.in_flight - len(pipe.flights))
     sweep = walk.grow([tree.tokens[place] for place in new], [known[tree.parents[place]] for place in new])
     chain.send(sweep)
     places: dict[TreeNodeId, int | None] = {known[place]: place for place in new}
