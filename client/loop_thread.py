@@ -38,9 +38,10 @@ class LoopThread:
     @classmethod
     def start(cls) -> Self:
         """Start the thread and its loop."""
-        with interrupts_kept(), ExitStack() as stack:
-            portal = stack.enter_context(start_blocking_portal("asyncio"))
-            scope = stack.enter_context(portal.wrap_async_context_manager(TaskScope()))
+        with ExitStack() as stack:
+            with interrupts_kept():
+                portal = stack.enter_context(start_blocking_portal("asyncio"))
+                scope = stack.enter_context(portal.wrap_async_context_manager(TaskScope()))
             return cls(portal, scope, stack.pop_all())
         raise AssertionError("unreachable")
 
