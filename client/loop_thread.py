@@ -13,7 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import wait
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Generic, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -27,7 +27,7 @@ STOP_S = 5.0
 
 
 class LoopThread:
-    """A running loop; `with LoopThread.start() as loop:`, or `close` it yourself."""
+    """A running loop, until `close`."""
 
     def __init__(self, portal: BlockingPortal, scope: TaskScope, stack: ExitStack) -> None:
         self._portal = portal
@@ -77,16 +77,6 @@ class LoopThread:
         """Leave what is open, the last first, and end the loop and its thread; Ctrl-C as in `finish`."""
         with interrupts_kept():
             self._stack.close()
-
-    def __enter__(self) -> Self:
-        """Running already."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the loop."""
-        self.close()
 
 
 class _Stoppable(Generic[T]):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -78,7 +78,7 @@ def test_ctrl_c_before_any_instruction_stops_the_work_and_breaks_nothing() -> No
 
 def press_everywhere() -> None:
     """The traced files hold the locks that the loop's thread needs too."""
-    with LoopThread.start() as loop:
+    with closing(LoopThread.start()) as loop:
         step, ended = 0, False
         while not ended:
             step += 1
@@ -98,7 +98,7 @@ def press_everywhere() -> None:
 
 def test_ctrl_c_while_it_waits_stops_the_work_first() -> None:
     work = _Work(rounds=10**9)
-    with LoopThread.start() as loop:
+    with closing(LoopThread.start()) as loop:
         threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             loop.run(work.go)
@@ -108,7 +108,7 @@ def test_ctrl_c_while_it_waits_stops_the_work_first() -> None:
 
 def test_ctrl_c_while_something_ends_is_raised_after_it() -> None:
     work = _Work(rounds=2000)
-    with LoopThread.start() as loop:
+    with closing(LoopThread.start()) as loop:
         threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             loop.finish(work.go)
@@ -125,7 +125,7 @@ def test_the_second_ctrl_c_waits_for_nothing() -> None:
             except asyncio.CancelledError:
                 continue
 
-    with LoopThread.start() as loop:
+    with closing(LoopThread.start()) as loop:
         for after in (0.1, 0.3):
             threading.Timer(after, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
         threading.Timer(0.6, let_go.set).start()
@@ -151,7 +151,7 @@ def test_interrupts_are_left_alone_where_somebody_handles_them() -> None:
 
 def test_a_thread_that_is_not_the_main_one_waits_as_well() -> None:
     got: list[int] = []
-    with LoopThread.start() as loop:
+    with closing(LoopThread.start()) as loop:
         thread = threading.Thread(target=lambda: got.append(loop.run(_Work().go)))
         thread.start()
         thread.join(10)
@@ -169,7 +169,7 @@ def test_contexts_are_left_in_their_order_and_errors_come_out_as_themselves() ->
             yield name
         left.append(name)
 
-    with LoopThread.start() as loop:
+    with closing(LoopThread.start()) as loop:
         assert loop.open(context("first")) == "first"
         assert loop.open(context("second")) == "second"
         with pytest.raises(ValueError, match="bad"):
