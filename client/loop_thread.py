@@ -29,11 +29,13 @@ STOP_S = 5.0
 class LoopThread:
     """A running loop, until `close`."""
 
-    def __init__(self, portal: BlockingPortal, scope: TaskScope, stack: ExitStack) -> None:
+    def __init__(
+        self, portal: BlockingPortal, loop: asyncio.AbstractEventLoop, scope: TaskScope, stack: ExitStack
+    ) -> None:
         self._portal = portal
+        self._loop = loop
         self._scope = scope
         self._stack = stack
-        self._loop = portal.call(asyncio.get_running_loop)
 
     @classmethod
     def start(cls) -> Self:
@@ -41,8 +43,9 @@ class LoopThread:
         with ExitStack() as stack:
             with interrupts_kept():
                 portal = stack.enter_context(start_blocking_portal("asyncio"))
+                loop = portal.call(asyncio.get_running_loop)
                 scope = stack.enter_context(portal.wrap_async_context_manager(TaskScope()))
-            return cls(portal, scope, stack.pop_all())
+            return cls(portal, loop, scope, stack.pop_all())
         raise AssertionError("unreachable")
 
     def run(self, work: Callable[[], Awaitable[T]]) -> T:
