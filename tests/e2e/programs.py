@@ -23,6 +23,8 @@ from swarm.messages import NodeInfo
 
 START_S = 100
 GONE_S = 10
+LONG = ("--max-new-tokens", "1500", "--nodes", "0", "--temperature", "1")
+"""A client's options for a text that is not over before somebody has looked: speculation tells one in 2 s."""
 IN_OPEN = 0x20
 INOTIFY_EVENT_BYTES = 16
 

@@ -27,7 +27,7 @@ from client.options import GenerateOptions
 from client.proxy import free_ports
 from swarm.demo import DRAFT, TARGET
 from swarm.messages import Ready, Sweep
-from tests.e2e.programs import Program, bootstrap, info, program, serve, within
+from tests.e2e.programs import LONG, Program, bootstrap, info, program, serve, within
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -216,7 +216,7 @@ async def test_a_machine_that_wakes_up_does_no_harm(
 
 async def test_a_client_that_is_killed_holds_nothing(machines: Machines, tmp_path: Path) -> None:
     peer = machines.all[0].command[machines.all[0].command.index("--join") + 1]
-    options = ["--prompt", "It was", "--join", peer, "--threads", "1", "--draft", "none", "--max-new-tokens", "1900"]
+    options = ["--prompt", "It was", "--join", peer, "--threads", "1", *LONG]
 
     def busy() -> bool:
         return sum(info(one.address).sessions for one in machines.all) == len(SPANS)

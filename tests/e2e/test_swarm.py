@@ -16,7 +16,7 @@ from subprocess import PIPE
 import pytest
 
 from swarm.demo import DRAFT, TARGET
-from tests.e2e.programs import GONE_S, Program, bootstrap, environment, info, opened, program, run, serve, within
+from tests.e2e.programs import GONE_S, LONG, Program, bootstrap, environment, info, opened, program, run, serve, within
 
 SPANS = ("0-4", "4-8", "8-12")
 PROMPT = "It was a dark night and the old man"
@@ -127,16 +127,18 @@ INTERRUPTED = """
 import signal, sys, threading
 from client import Swarm
 
+LONG = {"max_new_tokens": 1500, "nodes": 0, "temperature": 1.0}
+
 model, peer, how = sys.argv[1:]
 with Swarm.connect(model, peers=[peer], threads=1) as swarm:
     press = (threading.main_thread().ident, signal.SIGINT)
     threading.Timer(2.0, signal.pthread_kill, press).start()
     try:
         if how == "stream":
-            for piece in swarm.stream("It was", max_new_tokens=1500):
+            for piece in swarm.stream("It was", **LONG):
                 pass
         else:
-            swarm.generate("It was", max_new_tokens=1500)
+            swarm.generate("It was", **LONG)
     except KeyboardInterrupt:
         print("interrupted")
     sys.stdin.read()  # the swarm is still connected while the test looks
@@ -212,7 +214,7 @@ def test_an_address_that_peers_cannot_reach_is_not_listed(running: Running, tmp_
 def test_in_a_chat_ctrl_c_stops_the_answer_and_not_the_program(
     running: Running, bare_target: Path, tmp_path: Path
 ) -> None:
-    arguments = ["client.cli", "chat", str(bare_target), "--join", running.peer, "--max-new-tokens", "400"]
+    arguments = ["client.cli", "chat", str(bare_target), "--join", running.peer, *LONG]
     with program(arguments, tmp_path / "chat.log") as chat:
         chat.type(PROMPT + "\n")
         chat.wait_for(r"\w+ \w+ \w+")
@@ -235,7 +237,7 @@ def test_a_killed_client_leaves_nothing_and_frees_its_sessions(
     running: Running, bare_target: Path, tmp_path: Path
 ) -> None:
     arguments = ["client.cli", "generate", str(bare_target), "--prompt", PROMPT, "--join", running.peer, "--wait", "2"]
-    with program([*arguments, "--max-new-tokens", "1500"], tmp_path / "client.log") as client:
+    with program([*arguments, *LONG], tmp_path / "client.log") as client:
         client.wait_for(r"\w+ \w+ \w+")
         assert running.sessions() == len(SPANS)
         _, left = client.end(signal.SIGKILL)
@@ -247,7 +249,7 @@ def test_a_killed_node_leaves_nothing_and_ends_the_text_with_a_clear_error(
     running: Running, bare_target: Path, tmp_path: Path
 ) -> None:
     arguments = ["client.cli", "generate", str(bare_target), "--prompt", PROMPT, "--join", running.peer, "--wait", "2"]
-    with program([*arguments, "--max-new-tokens", "1500"], tmp_path / "client.log") as client:
+    with program([*arguments, *LONG], tmp_path / "client.log") as client:
         client.wait_for(r"\w+ \w+ \w+")
         _, left = running.nodes["4-8"].end(signal.SIGKILL)
         assert not left
