@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -97,41 +98,53 @@ def picks_of(tree: DraftTree, text: Sequence[int], length: int) -> dict[int | No
 class RecordedSearch:
     """What a draft knows of a recorded tree after so many passes of its model: a search that may go on.
 
-    The look-up's candidates are there at once; a pass expands the best nodes whose children might be among the best.
+    The look-up's candidates are there at once, and what an earlier search found below the same text; a pass expands the
+    best nodes whose children might be among the best.
     """
 
-    def __init__(self, tree: DraftTree, looked_up: Sequence[int]) -> None:
+    def __init__(self, tree: DraftTree, looked_up: Sequence[int], expanded: AbstractSet[tuple[int, ...]]) -> None:
+        """expanded: tokens below the root that lead to what an earlier search expanded; the root itself is ()."""
         self._tree = tree
-        self._depths: list[int] = []
+        self._paths: list[tuple[int, ...]] = []
         self._children: dict[int | None, list[int]] = {}
-        for node, parent in enumerate(tree.parents):
-            self._depths.append(1 if parent is None else self._depths[parent] + 1)
+        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+            self._paths.append((token,) if parent is None else (*self._paths[parent], token))
             self._children.setdefault(parent, []).append(node)
         self._known = {*looked_up, *self._children.get(None, ())}
+        self._free = {node for node, path in enumerate(self._paths) if path in expanded}
         self._expanded: set[int] = set()
-        self.passes = 1
+        self.passes = int(() not in expanded)
+
+    def below(self, tokens: tuple[int, ...]) -> set[tuple[int, ...]]:
+        """What it or an earlier one expanded behind these tokens below its root, which are left out."""
+        paths = (self._paths[node] for node in self._expanded | self._free)
+        return {path[len(tokens) :] for path in paths if path[: len(tokens)] == tokens}
 
     def go_on(self, nodes: int, depth: int, worth: Worth = EVERYTHING) -> DraftTree:
         """The tree of these limits, after as many further passes as are worth it now."""
-        for past in itertools.count():
+        chances, past = self._tree.chances, 0
+        while True:
             best = self._best(nodes, depth, worth.least)
-            chances = self._tree.chances
-            waiting = [node for node in best if node not in self._expanded and self._depths[node] < depth]
+            waiting = [node for node in best if node not in self._expanded and len(self._paths[node]) < depth]
             chosen = waiting[:EXPANSIONS]
+            if free := [node for node in chosen if node in self._free]:
+                self._expand(free)
+                continue
             promise = sum(chances[node] for node in chosen)
             is_settled = not chosen
             if is_settled or past == worth.rounds or not worth.per_round <= promise < worth.alone:
                 return self._cut(best, is_settled=is_settled)
-            self._expanded.update(chosen)
-            self._known.update(child for node in chosen for child in self._children.get(node, ()))
-            self.passes += 1
-        raise AssertionError("a search ends")
+            self._expand(chosen)
+            self.passes, past = self.passes + 1, past + 1
+
+    def _expand(self, nodes: Sequence[int]) -> None:
+        self._expanded.update(nodes)
+        self._known.update(child for node in nodes for child in self._children.get(node, ()))
 
     def _best(self, nodes: int, depth: int, least: float) -> list[int]:
         """Recorded trees are sorted: best first."""
-        able = (
-            node for node in sorted(self._known) if self._depths[node] <= depth and self._tree.chances[node] >= least
-        )
+        known = sorted(self._known)
+        able = (node for node in known if len(self._paths[node]) <= depth and self._tree.chances[node] >= least)
         return list(itertools.islice(able, nodes))
 
     def _cut(self, kept: list[int], *, is_settled: bool) -> DraftTree:

@@ -80,9 +80,9 @@ class Told:
 class OneAtATime(Goodput):
     """The same controller, which waits for each sweep."""
 
-    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> Choice:
+    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> int:
         """None."""
-        return Choice(0, None, "one at a time")
+        return 0
 
     def worth(self, route: Hashable, temperature: float, planned: Choice) -> Worth:
         """Nothing can follow later."""

@@ -196,7 +196,10 @@ class RecordedDrafter:
         length = len(sequence)
         search, before = self._search, self._search.passes if self._search is not None else 0
         if search is None or length != self._length:
-            search, before = RecordedSearch(self._recorded.trees[length], self._recorded.looked_up.get(length, ())), 0
+            passed = () if search is None else tuple(sequence[self._length :])
+            expanded = search.below(passed) if search is not None and passed else set[tuple[int, ...]]()
+            tree, without_model = self._recorded.trees[length], self._recorded.looked_up.get(length, ())
+            search, before = RecordedSearch(tree, without_model, expanded), 0
         tree = search.go_on(nodes, depth, worth)
         for _ in range(search.passes - before):
             self._clock.now_ms = self._cores.take(self._clock.now_ms, self._costs.pass_ms) + self._costs.pass_ms

@@ -284,25 +284,26 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
         return False
     if job.sampling.multistep:  # children that are added later were not drawn before their parent's pick
         return False
-    choice = job.budget.more(route, temperature, room, pipe.ahead(job.clock()))
-    if choice.nodes == 0:
+    most = job.budget.more(route, temperature, room, pipe.ahead(job.clock()))
+    if most == 0:
         return False
     on_way = len(walk.state.below(certain)) if certain in walk.state.live else len(walk.state.live)
-    worth, started = job.budget.worth(route, temperature, choice), job.clock()
-    rounds = 0
+    least, started, rounds = job.budget.least(route, temperature), job.clock(), 0
     for _ in range(MOST_TURNS):  # draft on while the first hop is busy anyway, or until there is enough for a sweep
-        tree = await _grow(job, on_way + choice.nodes, depth, Worth(worth.least, rounds=rounds))
+        tree = await _grow(job, on_way + most, depth, Worth(least, rounds=rounds))
         if chain.has_answer:  # what it says comes first
             return False
-        known, new = _unsent(walk, certain, tree, min(choice.nodes, room), worth.least)
+        known, new = _unsent(walk, certain, tree, min(most, room), least)
         ahead = pipe.ahead(job.clock())
-        if job.budget.pays(route, [tree.chances[place] for place in new]) and (tree.is_settled or not ahead.busy_ms):
+        choice = job.budget.further(route, [tree.chances[place] for place in new], ahead)
+        if choice.nodes and (tree.is_settled or not ahead.busy_ms):
             break
         if tree.is_settled:
             return False
         rounds = job.budget.pause(ahead)
     else:
         return False
+    new = new[: choice.nodes]
     now_s = job.clock()
     draft_ms, alone = (now_s - started) * 1e3, pipe.is_clear(now_s, walk.in_flight - len(pipe.flights))
     sweep = walk.grow([tree.tokens[place] for place in new], [known[tree.parents[place]] for place in new])

@@ -104,7 +104,8 @@ class TreeDrafter:
             for source in self.sources:
                 source.forget()
             raise
-        self._search = search if search.rounds else None  # what cost nothing is made afresh, by what was learned since
+        is_dear = search.rounds or search.recalled
+        self._search = search if is_dear else None  # what cost nothing is made afresh, by what was learned since
         return replace(self._settle(search), is_settled=is_settled)
 
     def learn(self, tree: DraftTree, picks: Mapping[int | None, int]) -> None:
@@ -124,10 +125,14 @@ class TreeDrafter:
         """Expand the best nodes until the tree is settled, which it returns, or no further round is worth it now."""
         tree, passes = search.tree, 0
         while chosen := tree.frontier(max(EXPANSIONS, tree.nodes // 16)):
-            promise = sum(tree.chances[node] for node in chosen)
-            if passes == worth.rounds or not worth.per_round <= promise < worth.alone:
-                tree.put_back(chosen)
-                return False
+            if free := [node for node in chosen if all(source.is_free(search, node) for source in self.sources)]:
+                tree.put_back(node for node in chosen if node not in free)
+                chosen = free
+            else:
+                promise = sum(tree.chances[node] for node in chosen)
+                if passes == worth.rounds or not worth.per_round <= promise < worth.alone:
+                    tree.put_back(chosen)
+                    return False
             passed = [source.expand(search, chosen) for source in self.sources]
             has_passed = any(passed)
             passes, search.rounds = passes + has_passed, search.rounds + has_passed

@@ -34,6 +34,12 @@ class Ranked:
     chances: NDArray[np.float64]
     candidates: Candidates
 
+    def row(self, row: int) -> Ranked:
+        """What is below one of them."""
+        scores, mass = self.candidates.scores[row : row + 1], self.candidates.log_mass
+        few = Candidates(scores, None if mass is None else mass[row : row + 1], self.candidates.temperature)
+        return Ranked(self.tokens[row : row + 1], self.chances[row : row + 1], few)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankLesson:
@@ -93,12 +99,26 @@ class Ranker:
     def _round(self, seed: int, position: int, vocab_size: int, device: torch.device) -> torch.Tensor:
         return torch.from_numpy(self._noise(seed, position, vocab_size)).float().to(device)
 
-    def add(self, search: Search, nodes: Sequence[int], logits: torch.Tensor) -> None:
-        """Add the best candidates below some nodes to the tree, or such as are drawn where sampling is multi-step."""
+    def add(self, search: Search, nodes: Sequence[int], logits: torch.Tensor) -> Ranked | None:
+        """Add the best candidates below some nodes to the tree, or such as are drawn where sampling is multi-step.
+
+        Returns:
+            What was ranked; None where it was drawn, which holds for this search alone.
+        """
         if search.sampling.multistep and search.sampling.temperature > 0:
             self._draws.add(search, nodes, logits[:, : self.vocab_tokens])
-            return
+            return None
         ranked = self.rank(logits, [search.position(node) for node in nodes], search.sampling)
+        self._plant(search, nodes, ranked)
+        return ranked
+
+    def recall(self, search: Search, nodes: Sequence[int], known: Sequence[Ranked]) -> None:
+        """Add what was ranked below nodes at the same positions before, each a row, by what was learned since."""
+        candidates = _together([ranked.candidates for ranked in known])
+        tokens = np.concatenate([ranked.tokens for ranked in known])
+        self._plant(search, nodes, Ranked(tokens, self.chances.chances(candidates), candidates))
+
+    def _plant(self, search: Search, nodes: Sequence[int], ranked: Ranked) -> None:
         for node, tokens, row in zip(nodes, ranked.tokens.tolist(), ranked.chances.tolist(), strict=True):
             pairs = zip(tokens, row, strict=True)
             search.tree.add_children(node, [(token, chance) for token, chance in pairs if chance > 0])
@@ -113,14 +133,15 @@ class Ranker:
         parts = [part.rows([row for row, node in enumerate(part.nodes) if node in places]) for part in self._considered]
         if not parts:
             return self._draws.lesson(places)
-        masses = [part.candidates.log_mass for part in parts if part.candidates.log_mass is not None]
-        candidates = Candidates(
-            np.concatenate([part.candidates.scores for part in parts]),
-            np.concatenate(masses) if masses else None,
-            parts[0].candidates.temperature,
-        )
+        candidates = _together([part.candidates for part in parts])
         nodes = tuple(places[node] for part in parts for node in part.nodes)
         return RankLesson(Evidence(nodes, np.concatenate([part.tokens for part in parts]), candidates), self.chances)
+
+
+def _together(parts: Sequence[Candidates]) -> Candidates:
+    masses = [part.log_mass for part in parts if part.log_mass is not None]
+    scores = np.concatenate([part.scores for part in parts])
+    return Candidates(scores, np.concatenate(masses) if masses else None, parts[0].temperature)
 
 
 def _no_noise(_seed: int, _position: int, vocab_size: int) -> NDArray[np.float64]:

@@ -26,8 +26,8 @@ Places = Mapping[int | None, int | None]
 class Search:
     """One best-first search, which may go on when a larger tree of the same sequence is wanted.
 
-    sequence: every certain token; the tree's root is the last one. rounds: batches that sources computed. is_early:
-    a source lacks a hidden row.
+    sequence: every certain token; the tree's root is the last one. rounds: batches that sources computed. recalled:
+    nodes expanded without one, because an earlier search had them. is_early: a source lacks a hidden row.
     """
 
     sequence: tuple[int, ...]
@@ -35,6 +35,7 @@ class Search:
     sampling: Sampling
     tree: TokenTree
     rounds: int = 0
+    recalled: int = 0
     is_early: bool = False
 
     @property
@@ -65,6 +66,10 @@ class Source:
     def expand(self, search: Search, nodes: Sequence[int]) -> bool:
         """Add children below nodes of the frontier, best first; whether that took a model's pass."""
         return False
+
+    def is_free(self, search: Search, node: int) -> bool:
+        """Whether expanding a node takes no model's pass, as far as is known now."""
+        return True
 
     def lesson(self, places: Places) -> Lesson | None:
         """What there is to learn from a settled tree, once the picks after its nodes are known."""

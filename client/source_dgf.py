@@ -47,3 +47,7 @@ class DgfSource(HeadSource):
             waiting = [node for node in waiting if node not in states]
             is_asked = True
         return is_asked
+
+    def is_free(self, search: Search, node: int) -> bool:
+        """Never."""
+        return False

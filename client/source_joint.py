@@ -52,6 +52,10 @@ class JointSource(Source):
         """One pass of each for all nodes that there is room for."""
         return self._add(search, [member.expand(search, nodes) for member in self._members])
 
+    def is_free(self, search: Search, node: int) -> bool:
+        """Never."""
+        return False
+
     def lesson(self, places: Places) -> Lesson | None:
         """Every candidate below a node whose pick is known is a label."""
         return self.ranker.lesson(places)

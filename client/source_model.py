@@ -2,6 +2,7 @@
 
     [0, n)   committed: the sequence of the last tree, its pending token included
     live     every node of that tree that was expanded: when the target picks it, its KV is there already
+    ranked   what was found below these: a search that goes on below one of them begins with it, without a pass
 
 The rules are those that hops keep (`swarm.session`, `swarm.arena`).
 """
@@ -14,10 +15,11 @@ from dataclasses import replace
 import torch
 
 from client.local import LocalSession
-from client.ranking import Ranker
+from client.ranking import Ranked, Ranker
 from client.source import Places, Search, Source
 from swarm.chance import ChanceModel, SoftmaxPrior
 from swarm.ids import TreeNodeId
+from swarm.messages import Sampling
 from swarm.ragged import RaggedModel
 from swarm.session import Limits, Parent
 from swarm.tree import Lesson, TokenTree
@@ -54,6 +56,8 @@ class ModelSource(Source):
         self._limits = Limits(vocab_tokens, first_window, sweeps=1, nodes=max(live_nodes, PREFILL_ROWS))
         self._ranker = ranker or Ranker(vocab_tokens, SoftmaxPrior())
         self._placed: dict[int | None, Parent] = {}
+        self._ranked: dict[TreeNodeId, Ranked] = {}
+        self._sampling: Sampling | None = None
         self.session = LocalSession(model, self._limits)
 
     @property
@@ -68,24 +72,44 @@ class ModelSource(Source):
         if len(search.sequence) > self._window_tokens:
             return False
         self._fit(len(search.sequence) + search.levels)
-        logits = self._catch_up(search.sequence)
+        if search.sampling != self._sampling:
+            self._ranked, self._sampling = {}, search.sampling
+        logits, state = self._catch_up(search.sequence), self.session.state
+        tip = state.committed[-1].id
+        self._ranked = {node: ranked for node, ranked in self._ranked.items() if node == tip or node in state.live}
         self._placed = {TokenTree.ROOT: None}
-        self._ranker.add(search, [TokenTree.ROOT], logits)
-        return True
+        if logits is None:
+            self._recall(search, [(TokenTree.ROOT, tip)])
+        else:
+            self._add(search, [TokenTree.ROOT], [tip], logits)
+        return logits is not None
+
+    def is_free(self, search: Search, node: int) -> bool:
+        """Whether it was expanded for an earlier tree."""
+        return self._known(search, node) is not None
 
     def expand(self, search: Search, nodes: Sequence[int]) -> bool:
-        """One pass for all of them that there is room for."""
+        """One pass for all of them that there is room for; none for those that an earlier tree had."""
         tree, placed, state = search.tree, self._placed, self.session.state
         chosen: list[int] = []
+        recalled: list[tuple[int, TreeNodeId]] = []
         for node in nodes:
+            if (there := self._known(search, node)) is not None:
+                placed[node] = there
+                recalled.append((node, there))
+                continue
             is_able = tree.parents[node] in placed and search.position(node) <= self._window_tokens
             if is_able and len(state.live) + len(chosen) < self._limits.nodes:
                 placed[node] = TreeNodeId(state.next_id + len(chosen))
                 chosen.append(node)
+        if recalled:
+            self._recall(search, recalled)
         if not chosen:
             return False
         tokens, parents = [tree.tokens[node] for node in chosen], [placed[tree.parents[node]] for node in chosen]
-        self._ranker.add(search, chosen, self.session.score(self.session.next(tokens, parents), last=len(chosen)))
+        sweep = self.session.next(tokens, parents)
+        ids = [TreeNodeId(sweep.first_id + row) for row in range(len(chosen))]
+        self._add(search, chosen, ids, self.session.score(sweep, last=len(chosen)))
         return True
 
     def lesson(self, places: Places) -> Lesson | None:
@@ -94,7 +118,7 @@ class ModelSource(Source):
 
     def forget(self) -> None:
         """Rules and KV may have parted half-way through a sweep."""
-        self.session = LocalSession(self._model, self._limits)
+        self._begin_session()
 
     def _fit(self, tokens: int) -> None:
         """Make room for longer sequences; the KV so far is made again, which doubling keeps rare."""
@@ -103,19 +127,48 @@ class ModelSource(Source):
             while window < tokens:
                 window *= 2
             self._limits = replace(self._limits, window_tokens=min(window, self._window_tokens))
-            self.session = LocalSession(self._model, self._limits)
+            self._begin_session()
 
-    def _catch_up(self, sequence: Sequence[int]) -> torch.Tensor:
-        """Make the sequence committed, running only tokens that lack KV; the logits [1, vocab_size] of the last one."""
+    def _begin_session(self) -> None:
+        self.session, self._ranked = LocalSession(self._model, self._limits), {}
+
+    def _known(self, search: Search, node: int) -> TreeNodeId | None:
+        """The live node that a node of the search's tree was for an earlier one."""
+        tree, parent = search.tree, search.tree.parents[node]
+        if parent not in self._placed:
+            return None
+        there = self.session.state.child(self._placed[parent], tree.tokens[node])
+        return there if there in self._ranked else None
+
+    def _add(self, search: Search, nodes: Sequence[int], ids: Sequence[TreeNodeId], logits: torch.Tensor) -> None:
+        """Add candidates below nodes, and remember them by the session's ids."""
+        ranked = self._ranker.add(search, nodes, logits)
+        if ranked is not None:
+            self._ranked |= {node: ranked.row(row) for row, node in enumerate(ids)}
+
+    def _recall(self, search: Search, known: Sequence[tuple[int, TreeNodeId]]) -> None:
+        """Add candidates below nodes that are remembered by the session's ids."""
+        search.recalled += len(known)
+        self._ranker.recall(search, [node for node, _ in known], [self._ranked[there] for _, there in known])
+
+    def _catch_up(self, sequence: Sequence[int]) -> torch.Tensor | None:
+        """Make the sequence committed, running only tokens that lack KV.
+
+        Returns:
+            Logits [1, vocab_size] of the last one; None where its candidates are remembered, and the nodes below it.
+        """
         session, state = self.session, self.session.state
-        known = _common_prefix([token.token for token in state.committed], sequence[:-1])
+        known = _common_prefix([token.token for token in state.committed], sequence)
         confirmed: Parent = None
         if known == len(state.committed):
-            while known < len(sequence) - 1 and (child := state.child(confirmed, sequence[known])) is not None:
+            while known < len(sequence) and (child := state.child(confirmed, sequence[known])) is not None:
                 confirmed, known = child, known + 1
         if confirmed is not None:
             session.run(session.next((), (), commit_to=confirmed))
-        # Whatever is live now is off the sequence or is the pending token, which runs again for its candidates.
+        if len(state.committed) == known == len(sequence) and state.committed[-1].id in self._ranked:
+            return None
+        # Whatever is live now is off the sequence, and the last token runs again for its candidates.
+        known = min(known, len(sequence) - 1)
         session.run(session.next((), (), truncate_to=known))
         logits = torch.empty(0)
         for start in range(known, len(sequence), PREFILL_ROWS):

@@ -101,8 +101,12 @@ class Budget(Protocol):
         """How many of a tree's nodes to send, given their chances, which fall."""
         ...
 
-    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> Choice:
-        """How many further nodes another sweep may have while some are on their way; 0 to wait for those."""
+    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> int:
+        """Most further nodes that another sweep may have while some are on their way; 0 to wait for those."""
+        ...
+
+    def least(self, route: Hashable, temperature: float) -> float:
+        """A node of a lower chance is not worth being in another sweep."""
         ...
 
     def pause(self, ahead: Ahead) -> int:
@@ -113,8 +117,8 @@ class Budget(Protocol):
         """For how long so many nodes keep hops busy."""
         ...
 
-    def pays(self, route: Hashable, chances: Sequence[float]) -> bool:
-        """Whether another sweep with such nodes is worth the hops' time."""
+    def further(self, route: Hashable, chances: Sequence[float], ahead: Ahead) -> Choice:
+        """How many of such nodes, best first, another sweep is to carry; 0 where none is worth the hops' time."""
         ...
 
     def drafted(self, temperature: float, tree: DraftTree, planned: Choice, draft_ms: float) -> None:
@@ -148,9 +152,13 @@ class FixedBudget:
         """All of it."""
         return Choice(len(chances), None, "as asked")
 
-    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> Choice:
+    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> int:
         """As many again, until as many sweeps as asked are on their way."""
-        return Choice(min(self.most, room) if ahead.sweeps < self.in_flight else 0, None, "as asked")
+        return min(self.most, room) if ahead.sweeps < self.in_flight else 0
+
+    def least(self, route: Hashable, temperature: float) -> float:
+        """Whatever is drafted is sent."""
+        return 0.0
 
     def pause(self, ahead: Ahead) -> int:
         """Nothing is predicted."""
@@ -160,9 +168,9 @@ class FixedBudget:
         """Nothing is predicted."""
         return Busy()
 
-    def pays(self, route: Hashable, chances: Sequence[float]) -> bool:
+    def further(self, route: Hashable, chances: Sequence[float], ahead: Ahead) -> Choice:
         """Whatever there is."""
-        return bool(chances)
+        return Choice(len(chances), None, "as asked")
 
     def drafted(self, temperature: float, tree: DraftTree, planned: Choice, draft_ms: float) -> None:
         """Nothing is learned."""

@@ -57,7 +57,7 @@ GAIN_FADE = 0.95
 TRUST_FADE, TRUSTED, MOST_TRUST = 0.97, 0.3, 1.5
 """Promises are believed as if so many tokens had been promised and had come."""
 NEARLY = 0.9
-CHUNKS = (1, 2, 3, 4)
+CHUNKS = range(1, 9)
 LEAST_CUT = 16
 """Nodes that are worth cutting."""
 USUAL_ROUND = 8
@@ -182,6 +182,11 @@ class RouteCost:
         """What one more node costs."""
         return self.links.b + self.dearness * self.compute.b
 
+    @property
+    def later_ms(self) -> float:
+        """By how much one more node delays the reply to its sweep."""
+        return self.links.b + self.load * self.compute.b
+
     def sweep_ms(self, nodes: int) -> float:
         """What a sweep of a pending token and so many nodes takes."""
         return self.links.at(nodes + 1) + self.load * self.compute.at(nodes + 1)
@@ -282,7 +287,7 @@ class Goodput:
 
     def plan(self, route: Hashable, temperature: float, room: int) -> Choice:
         """How many nodes to draft for the next sweep, at most `room`; 0: none, plain decoding is best."""
-        cost, gain = self.cost_of(route), self._gains[bisect_left(TEMPERATURES, temperature)]
+        cost, gain = self.cost_of(route), self._gain_of(temperature)
         most = min(room, self.most)
         plain_ms = cost.sweep_ms(0)
         if most < 1:
@@ -313,7 +318,7 @@ class Goodput:
         cost = self.cost_of(route)
         if planned.is_trial or not cost.links.is_known:
             return EVERYTHING
-        rate = self._running = self._best_rate(cost, self._gains[bisect_left(TEMPERATURES, temperature)])
+        rate = self._running = self._best_rate(cost, self._gain_of(temperature))
         round_ms = self.round.at(1) if self.round.is_known else 0.0
         dear = rate / self._trust.part
         return Worth(dear * cost.per_node_ms, dear * round_ms, dear * cost.price_ms(USUAL_ROUND))
@@ -333,14 +338,40 @@ class Goodput:
             return Choice(nodes, cost.sweep_ms(chunk), f"{reason}; in parts of {chunk}", chunk=chunk)
         return Choice(nodes, predicted_ms, reason)
 
-    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> Choice:
-        """How many further nodes another sweep may have while some are on their way; 0 to wait for those."""
-        cost, gain = self.cost_of(route), self._gains[bisect_left(TEMPERATURES, temperature)]
-        if not gain.is_known or not cost.links.is_known:
-            return Choice(0, None, "nothing is known yet")
-        size = min(room, self.most)
-        chunk = cost.chunk(size) if size > LEAST_CUT else size
-        return Choice(chunk, ahead.busy_ms + cost.sweep_ms(chunk), "goes on below what is on its way")
+    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> int:
+        """Most further nodes that another sweep may have while some are on their way; 0 to wait for those."""
+        cost, size = self.cost_of(route), min(room, self.most)
+        if not self._gain_of(temperature).is_known or not cost.links.is_known:
+            return 0
+        return cost.chunk(size) if size > LEAST_CUT else size
+
+    def least(self, route: Hashable, temperature: float) -> float:
+        """A node of a lower chance is not worth being in another sweep, however many others share it."""
+        cost = self.cost_of(route)
+        self._running = self._best_rate(cost, self._gain_of(temperature))
+        return self._running / self._trust.part * (cost.price_ms(1) - cost.price_ms(0))
+
+    def further(self, route: Hashable, chances: Sequence[float], ahead: Ahead) -> Choice:
+        """How many of such nodes, best first, another sweep is to carry; 0 where they are not worth the hops' time.
+
+        Beside its price, a larger sweep is answered later, which matters if the walk comes to its first node at all.
+        Where many nodes are worth it, they go in parts.
+        """
+        cost, nodes = self.cost_of(route), 0
+        price_ms, later_ms = cost.price_ms(0), chances[0] * cost.later_ms if chances else 0.0
+        gain = -self._running * price_ms
+        while nodes < len(chances):  # which fall, while what one more costs does not
+            more_ms = cost.price_ms(nodes + 1) - price_ms
+            more = chances[nodes] * self._trust.part - self._running * (more_ms + later_ms)
+            if more <= 0:
+                break
+            nodes, price_ms, gain = nodes + 1, price_ms + more_ms, gain + more
+        if gain <= 0:
+            return Choice(0, None, "nothing below what is on its way is worth another sweep")
+        if nodes > LEAST_CUT:
+            nodes = cost.chunk(nodes)
+        reason = f"goes on below what is on its way, where the best node has a chance of {chances[0]:.3f}"
+        return Choice(nodes, ahead.busy_ms + cost.sweep_ms(nodes - 1), reason)
 
     def pause(self, ahead: Ahead) -> int:
         """Rounds of drafting that fit before the first hop can take another sweep, at least 1."""
@@ -352,16 +383,11 @@ class Goodput:
         cost = self.cost_of(route)
         return Busy(cost.slot_ms(nodes), cost.load * cost.compute.at(nodes))
 
-    def pays(self, route: Hashable, chances: Sequence[float]) -> bool:
-        """Whether another sweep with such nodes is worth the hops' time."""
-        price_ms = self.cost_of(route).price_ms(len(chances))
-        return bool(chances) and sum(chances) * self._trust.part > self._running * price_ms
-
     def drafted(self, temperature: float, tree: DraftTree, planned: Choice, draft_ms: float) -> None:
         """A tree was drafted; one that came too early for a source tells nothing of later ones."""
         if tree.is_early:
             return
-        self._gains[bisect_left(TEMPERATURES, temperature)].learn(tree.chances, planned.nodes)
+        self._gain_of(temperature).learn(tree.chances, planned.nodes)
         self.draft.learn(len(tree), draft_ms)
         if tree.rounds:
             self.round.learn(1, draft_ms / tree.rounds)
@@ -377,6 +403,9 @@ class Goodput:
         """What one more node should cost on a route of which nothing is known yet, as its machines claim."""
         if route not in self._routes:
             self._routes[route] = RouteCost(row_ms)
+
+    def _gain_of(self, temperature: float) -> Gain:
+        return self._gains[bisect_left(TEMPERATURES, temperature)]
 
     def _rate(self, nodes: int, cost: RouteCost, gain: Gain) -> float:
         place = min(bisect_left(SIZES, nodes), len(SIZES) - 1)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from statistics import mean
 
 import numpy as np
@@ -121,6 +122,55 @@ def test_accepted_nodes_are_not_run_again(draft: RaggedModel, prompts: list[list
     before = drafter.session.rows
     drafter.grow(sequence, 16, 1, GREEDY)
     assert drafter.session.rows - before == 1, "only the pending token lacks KV"
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("lookup", [False, True])
+def test_a_search_goes_on_below_what_was_picked(
+    draft: RaggedModel, prompts: list[list[int]], sampling: Sampling, lookup: bool
+) -> None:
+    """The picked node and what hangs below it is not run again, and the tree is that of a fresh drafter."""
+
+    def drafter() -> ModelDrafter:
+        return ModelDrafter(draft, VOCAB, 512, lookup=Lookup() if lookup else None)
+
+    kept, sequence = drafter(), prompts[0]
+    path = accepted_path(kept.grow(sequence, 96, 16, sampling))
+    assert len(path) >= 3
+    for token in path[:-1]:
+        sequence = [*sequence, token]
+        fresh, before = drafter(), kept.session.rows
+        wanted = fresh.grow(sequence, 32, 16, sampling)
+        assert kept.grow(sequence, 1, 1, sampling).tokens == wanted.tokens[:1]
+        assert kept.session.rows == before, "the last token is not run again for its candidates"
+        tree = kept.grow(sequence, 32, 16, sampling)
+        assert kept.session.rows - before < fresh.session.rows - len(sequence)
+        assert tree.rounds < wanted.rounds
+        assert (tree.tokens, tree.parents) == (wanted.tokens, wanted.parents)
+        assert tree.chances == pytest.approx(wanted.chances, rel=1e-4)
+        kept.session.arena.check_integrity()
+    before = kept.session.rows
+    kept.grow(sequence, 4, 1, replace(sampling, temperature=0.7, seed=9))
+    assert kept.session.rows - before == 1, "ranked for another noise, it is of no use"
+
+
+def test_what_is_recalled_is_believed_as_far_as_was_learned_since(draft: RaggedModel, prompts: list[list[int]]) -> None:
+    class Doubting(Calibration):
+        factor = 1.0
+
+        def chances(self, candidates: Candidates) -> NDArray[np.float64]:
+            return self.factor * super().chances(candidates)
+
+    doubting = Doubting()
+    drafter = ModelDrafter(draft, VOCAB, 512, doubting)
+    tree = drafter.grow(prompts[0], 64, 16, GREEDY)
+    sequence = [*prompts[0], tree.tokens[0]]
+    before = drafter.grow(sequence, 1, 1, GREEDY).chances[0]
+    doubting.factor = 0.5
+    again = ModelDrafter(draft, VOCAB, 512, doubting)
+    again.grow(prompts[0], 64, 16, GREEDY)
+    doubting.factor = 0.25
+    assert again.grow(sequence, 1, 1, GREEDY).chances[0] == pytest.approx(before / 4)
 
 
 def test_only_what_follows_an_edit_is_run_again(draft: RaggedModel, prompts: list[list[int]]) -> None:

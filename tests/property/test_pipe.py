@@ -73,13 +73,13 @@ def tree(rng: random.Random, text: Sequence[int], length: int, knows: float) -> 
 class Reckless(Goodput):
     """Sends whatever may be right, as deep as the credits allow: what it costs does not matter."""
 
-    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> Choice:
+    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> int:
         """A few."""
-        return Choice(min(room, 1 + self.cost_of(route).sweeps % 7), 1e9, "deeper while others are on their way")
+        return min(room, 1 + self.cost_of(route).sweeps % 7)
 
-    def pays(self, route: Hashable, chances: Sequence[float]) -> bool:
-        """Whenever one of them is more likely than not."""
-        return max(chances, default=0.0) > 0.5
+    def further(self, route: Hashable, chances: Sequence[float], ahead: Ahead) -> Choice:
+        """All, whenever one of them is more likely than not."""
+        return Choice(len(chances) if max(chances, default=0.0) > 0.5 else 0, 1e9, "deeper")
 
 
 @pytest.mark.parametrize("knows", [0.0, 0.5, 0.9, 1.0])
@@ -122,7 +122,7 @@ def _settled(texts: list[Recorded], costs: Costs, control: Goodput, tokenizer: F
 
 def test_a_search_of_a_recorded_tree_knows_more_with_every_pass() -> None:
     whole = recorded(3, 0.8).trees[PROMPT + 3]
-    search = RecordedSearch(whole, ())
+    search = RecordedSearch(whole, (), set())
     before = 0
     for passes in range(6):
         part = search.go_on(30, 3, Worth(rounds=min(passes, 1)))
@@ -132,6 +132,22 @@ def test_a_search_of_a_recorded_tree_knows_more_with_every_pass() -> None:
         before = len(part)
     assert part.is_settled
     assert set(part.tokens) <= set(whole.tokens)
+
+
+def test_a_search_of_a_recorded_tree_goes_on_below_what_was_picked() -> None:
+    """As the drafter does: what was expanded below the pick takes no pass again."""
+    text = recorded(3, 1.0)
+    first = RecordedSearch(text.trees[PROMPT], (), set())
+    first.go_on(30, 12)
+    passed = text.tokens[PROMPT : PROMPT + 2]
+    search = RecordedSearch(text.trees[PROMPT + 2], (), first.below(passed))
+    fresh = RecordedSearch(text.trees[PROMPT + 2], (), set())
+    assert search.passes == 0
+    assert search.go_on(30, 12) == fresh.go_on(30, 12)
+    assert 0 <= search.passes < fresh.passes
+    later = RecordedSearch(text.trees[PROMPT + 3], (), search.below(text.tokens[PROMPT + 2 : PROMPT + 3]))
+    assert later.passes == 0, "also what the search before the last one expanded"
+    assert RecordedSearch(text.trees[PROMPT + 3], (), first.below((1, 2))).passes == 1
 
 
 def test_picks_are_known_along_the_text_only() -> None:

@@ -233,7 +233,7 @@ def test_a_large_tree_travels_in_parts_where_rows_are_dear_on_the_wire() -> None
     cut = slow.cut(ROUTE, 0.0, sure, planned)
     assert cut.nodes == 128
     assert cut.chunk is not None
-    assert 16 < cut.chunk < 128
+    assert 8 <= cut.chunk <= 64
     cost = slow.cost_of(ROUTE)
     assert cost.chunk(128) == cut.chunk
     in_parts = cost.sweep_ms(cut.chunk) + (-(-128 // cut.chunk) - 1) * cost.slot_ms(cut.chunk + 1)
@@ -247,6 +247,40 @@ def test_a_round_that_pays_for_a_sweep_of_its_own_waits_until_the_tree_is_on_its
     planned = Choice(64, None, "planned")
     far, near = (known(WORLDS[name]).worth(ROUTE, 0.0, planned) for name in ("100 ms, passages", "near, passages"))
     assert far.alone < 0.3 < near.alone
+
+
+@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("first", [0.9, 0.3, 0.02])
+def test_another_sweep_carries_what_is_worth_its_slot(name: str, first: float) -> None:
+    """Against every other number of nodes; and in parts where many are worth it."""
+    control, chances = known(WORLDS[name]), falling(first, 0.93)[:150]
+    least = control.least(ROUTE, 0.0)
+    cost, rate = control.cost_of(ROUTE), control._running
+
+    def gain(nodes: int) -> float:
+        brought = sum(chances[:nodes]) * control._trust.part
+        return brought - rate * (cost.price_ms(nodes) + chances[0] * cost.later_ms * nodes)
+
+    best = max(range(1, len(chances) + 1), key=gain)
+    choice = control.further(ROUTE, chances, Ahead(2, 7.0))
+    if gain(best) <= 0:
+        assert choice.nodes == 0
+    else:
+        assert choice.nodes == (cost.chunk(best) if best > 16 else best)
+        assert chances[best - 1] > least
+        assert choice.predicted_ms == pytest.approx(7 + cost.sweep_ms(choice.nodes - 1))
+    assert control.further(ROUTE, (), Ahead(2, 7.0)).nodes == 0
+
+
+def test_another_sweep_is_sent_where_it_pays_and_in_parts_where_rows_are_dear_on_the_wire() -> None:
+    """What the test above finds is not always nothing, nor always all."""
+    sure, doubtful = (0.9,) * 96, (0.001,) * 96
+    for world, parts in ((WORLDS["slow uplink, passages"], True), (World(6, 0.002, 30, 0.02, 6, PASSAGES), False)):
+        control = known(world)
+        control.least(ROUTE, 0.0)
+        assert control.further(ROUTE, doubtful, Ahead(1, 0.0)).nodes == 0
+        chosen = control.further(ROUTE, sure, Ahead(1, 0.0)).nodes
+        assert (8 <= chosen <= 48) if parts else chosen == 96
 
 
 def test_what_waits_for_its_own_kind_teaches_nothing_of_links_and_load() -> None:
@@ -323,4 +357,4 @@ def test_drafting_goes_on_while_the_first_hop_is_busy() -> None:
     assert control.pause(Ahead(1, 20.0)) == 3
     assert control.pause(Ahead(1, 1e9)) == 16
     fixed = FixedBudget(16, 3)
-    assert [fixed.more(ROUTE, 0.0, 100, Ahead(sweeps, 0.0)).nodes for sweeps in (1, 2, 3)] == [16, 16, 0]
+    assert [fixed.more(ROUTE, 0.0, 100, Ahead(sweeps, 0.0)) for sweeps in (1, 2, 3)] == [16, 16, 0]
