@@ -78,7 +78,7 @@ def sheet(sweeps: dict[int, list[SweepStats]], bare: dict[int, Bare], options: O
         f"Three nodes on loopback, no delay, one thread each; medians of {options.rounds} rounds, ms",
         (
             *("K", "sweep", "bare compute", "bare draft", "over, per hop", "draft beyond bare", "forward beyond bare"),
-            *("of it by a pause", "queue", "encode", "links and the rest"),
+            *("of it by a pause", "queue", "messages", "links and the rest"),
         ),
         notes=[
             "The columns after “over” say where it is, by the programs' own clocks, divided by the hops. By a pause: "
@@ -95,12 +95,12 @@ def sheet(sweeps: dict[int, list[SweepStats]], bare: dict[int, Bare], options: O
         known = bare[size]
         whole = median(sweep.draft_ms + sweep.total_ms for sweep in some)
         over = (whole - known.floor_ms(LOOPBACK)) / hops
-        queue, encode = (_per_hop(some, name) for name in ("queue_ms", "other_ms"))
+        queue, messages = (_per_hop(some, name) for name in ("queue_ms", "other_ms"))
         beyond = _per_hop(some, "compute_ms") - known.compute_ms / hops
         draft = (median(sweep.draft_ms for sweep in some) - known.draft_ms) / hops
-        rest = over - draft - beyond - queue - encode
+        rest = over - draft - beyond - queue - messages
         pause = (known.rested_ms - known.compute_ms) / hops
-        cells = (whole, known.compute_ms, known.draft_ms, over, draft, beyond, pause, queue, encode, rest)
+        cells = (whole, known.compute_ms, known.draft_ms, over, draft, beyond, pause, queue, messages, rest)
         made.rows.append((str(size), *(f"{cell:.2f}" for cell in cells)))
     return made
 

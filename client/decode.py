@@ -244,7 +244,7 @@ def _account(job: Job, chain: Trips, flight: Flight, answer: Answer, emitted: in
         )
     )
     if flight.route == chain.route_key:  # what a repair took says nothing of a route
-        waited_ms, computed_ms = sum(hop.queue_ms for hop in times), sum(hop.compute_ms for hop in times)
+        waited_ms, computed_ms = sum(hop.queue_ms for hop in times), sum(hop.compute_ms + hop.other_ms for hop in times)
         job.budget.spent(
             flight.route,
             Spent(
@@ -271,7 +271,9 @@ async def _speculate(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
     places: dict[TreeNodeId, int | None] = {sweep.first_id: None}
     places |= {TreeNodeId(sweep.first_id + 1 + place): place for place in range(len(sent))}
     now_s = job.clock()
-    alone = pipe.is_clear(now_s, others)
+    alone, ahead = pipe.is_clear(now_s, others), pipe.ahead(now_s)
+    if choice.predicted_ms is not None:
+        choice = replace(choice, predicted_ms=choice.predicted_ms + ahead.busy_ms)
     flight = Flight(sent, places, len(sent), sent.depth, route, choice, draft_ms, now_s, alone)
     pipe.sent(sweep.sequence, flight, job.budget.busy(route, len(sweep.tokens)))
 

@@ -62,7 +62,7 @@ def parts_of(stats: Stats) -> tuple[Part, ...]:
         found += [
             Part(f"hop {hop} queue", "queue", median(time.queue_ms for time in times)),
             Part(f"hop {hop} compute", "compute", median(time.compute_ms for time in times)),
-            Part(f"hop {hop} encode", "rest", median(time.other_ms for time in times)),
+            Part(f"hop {hop} messages", "rest", median(time.other_ms for time in times)),
             Part(after, "wire", median(time.link_ms for time in times)),
         ]
     return (*found, Part("not accounted for", "rest", max(median(sweep.other_ms for sweep in alike), 0.0)))

@@ -35,7 +35,7 @@ def turn(stats: Stats) -> str:
 def waterfall(stats: Stats) -> Table:
     """Median milliseconds of a sweep, part by part, in the order in which it passes them."""
     table = Table(title=f"where a sweep's time went: median of {len(stats.sweeps)}, ms")
-    for title in ("part", "wire", "queue", "compute", "encode"):
+    for title in ("part", "wire", "queue", "compute", "messages"):
         table.add_column(title, justify="left" if title == "part" else "right")
     sweeps = stats.sweeps
     table.add_row("draft", "", "", _median([sweep.draft_ms for sweep in sweeps]), "")

@@ -13,7 +13,7 @@ class SweepStats:
     """One sweep as the client saw it; times in milliseconds.
 
     nodes: tree nodes below the pending token (K). emitted: tokens that became certain by its reply. hops: per hop,
-    queue, compute, encoding and the measured link behind it. `first_link_ms` is the link to hop 0. `other_ms` is what
+    queue, compute, messages and the measured link behind it. `first_link_ms` is the link to hop 0. `other_ms` is what
     none of them explains: serialisation, waiting for the network's rate, scheduling. depth: levels of the tree.
     predicted_ms: of `total_ms`, None where nobody predicted. reason: why the tree was as large as it was. is_part: it
     goes on below a tree that was on its way. rounds: passes of the draft model before it was sent.

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from node.handling import Handling
 from node.sweep_run import SweepRun
 
 LEAST_ROWS = 16
@@ -84,7 +85,7 @@ class Engine:
     """One compute thread shared fairly by the sessions of a node.
 
     A session's balance is what it may still use of its turns, in milliseconds. It saves nothing while it is idle and
-    keeps what it owes. worked_ms: what all slices took so far.
+    keeps what it owes. worked_ms: what all slices took so far. handling: what else sweeps cost.
     """
 
     def __init__(self, cost: StepCost, quantum_ms: float = 50.0, *, counts_cpu: bool = False) -> None:
@@ -97,6 +98,7 @@ class Engine:
         self._balances_ms: WeakKeyDictionary[Customer, float] = WeakKeyDictionary()
         self._wake = asyncio.Event()
         self.worked_ms = 0.0
+        self.handling = Handling()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._newest: Future[object] | None = None
 
@@ -157,6 +159,7 @@ class Engine:
         try:
             if self._cost.predict_ms(rows) <= SHORT_MS and self._newest is None:
                 on_cpu_ms = _advance(run, rows)
+                self.handling.computed(on_cpu_ms)
                 await asyncio.sleep(0)  # the loop's other work has its turn
             else:
                 on_cpu_ms = await self.on_thread(lambda: _advance(run, rows))
@@ -165,6 +168,7 @@ class Engine:
             run.compute_ms += max(computed_ms - (run.encode_ms - encoded_ms), 0.0)
             self._cost.learn(rows, measured_ms)
             if run.is_done:
+                self.handling.swept()
                 session.finish(run)
         except Exception as error:  # noqa: BLE001 - whatever a forward raises is this sweep's fault, not the node's
             session.fail(error, run)

@@ -286,7 +286,8 @@ class HopSession:
         stayed_ms = (time.perf_counter() - self._arrived.pop(sweep.sequence)) * 1e3
         waited_ms = stayed_ms - run.compute_ms - run.encode_ms
         link_ms = self.replies.link_ms if self._next is None else self._next.rtt_ms / 2
-        times = (*run.work.frame.times, HopTime(max(waited_ms, 0.0), run.compute_ms, run.encode_ms, link_ms))
+        other_ms = run.encode_ms + self._shop.engine.handling.mean_ms
+        times = (*run.work.frame.times, HopTime(max(waited_ms, 0.0), run.compute_ms, other_ms, link_ms))
         self._shop.tally.swept(run.work, len(self.span), max(waited_ms, 0.0), run.compute_ms)
         if self._is_tail:
             self.replies.put(self._tail.reply(run, times), self.log.received.acked)

@@ -63,8 +63,9 @@ class Busy:
 class Spent:
     """What a sweep took, in milliseconds, and brought.
 
-    nodes: K. waited, computed: at all `hops` together. promised, brought: tokens from its tree, the sum of the nodes'
-    chances and what came of them. alone: whether it met none of its own kind at any hop.
+    nodes: K. waited, computed: at all `hops` together, with what they compute for messages. promised, brought: tokens
+    from its tree, the sum of the nodes' chances and what came of them. alone: whether it met none of its own kind at
+    any hop.
     """
 
     nodes: int

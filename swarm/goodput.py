@@ -197,9 +197,8 @@ class RouteCost:
 
     def price_ms(self, nodes: int) -> float:
         """What a further sweep costs: its slot, and at every hop the time of those who wait behind it."""
-        dear = self.dearness
-        own_ms = max(dear * self.compute.at(nodes) / self.hops, self.slot_ms(nodes))
-        return own_ms + (dear - 1) * self.compute.at(nodes) * (1 - 1 / self.hops)
+        dear, hop_ms = self.dearness, self.compute.at(nodes) / self.hops
+        return max(dear * hop_ms, self.slot_ms(nodes)) + (dear - 1) * hop_ms * (self.hops - 1)
 
     def chunk(self, nodes: int) -> int:
         """Nodes of each part, where a tree is best cut, so that a hop works while the next part travels."""
