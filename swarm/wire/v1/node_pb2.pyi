@@ -467,6 +467,7 @@ class HopTime(_message.Message):
     queue_ms: _builtins.float
     compute_ms: _builtins.float
     other_ms: _builtins.float
+    """Encoding, and what the node computes for a sweep's messages on average."""
     link_ms: _builtins.float
     """Half the round trip to the successor; at the tail, to the client."""
     def __init__(
