@@ -50,6 +50,8 @@ PROFILES = {
 }
 SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 IN_FLIGHT = (1, 3, 8, SWEEPS_IN_FLIGHT)
+DELAY_BOUND = ("25 ms, 100 Mbit/s", "50 ms, 20 Mbit/s", "100 ms, 50 Mbit/s")
+FREE_WAYS = (FixedBudget(TREE), FixedBudget(TREE, SWEEPS_IN_FLIGHT), FixedBudget(32, SWEEPS_IN_FLIGHT))
 ORACLE_SURE, ORACLE_NODES = 0.995, 4
 VOCABULARY = 1 << 20
 PLAIN_BOUND, BEST_BOUND = 0.97, 0.95
@@ -163,6 +165,7 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], options: Options, cons
     )
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     against_plain, against_best, against_alone = [], [], []
+    bounds: list[str] = []
     cells = [(network, *key) for network in PROFILES for key in texts]
     for network, kind, temperature in track(cells, "cells", console=console):
         some, costs = texts[kind, temperature], PROFILES[network]
@@ -177,6 +180,8 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], options: Options, cons
         against_alone.append(ours.tokens_per_s / alone_best)
         against_plain.append(ours.tokens_per_s / plain)
         against_best.append(ours.tokens_per_s / fixed[best].tokens_per_s)
+        if network in DELAY_BOUND:
+            bounds.append(f"{network}, {kind}, {temperature:g}: {_free(some, costs, tokenizer) / alone_best:.2f}")
         speeds = (f"{plain:.1f}", f"{fixed[best].tokens_per_s:.1f}", f"{best[0]} × {best[1]}")
         parts = (f"{against_plain[-1]:.2f}", f"{against_best[-1]:.2f}", f"{against_alone[-1]:.2f}")
         chosen = (f"{alone_best:.1f}", f"{ours.tokens_per_s:.1f}", f"{ours.nodes:g}")
@@ -187,6 +192,10 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], options: Options, cons
         f"{Costs(0, 1).row_ms:g} ms per node, draft {Costs(0, 1).pass_ms:g} ms per pass, three hops. One at a "
         "time is at its best: what goodput chooses or a fixed size, whichever is faster."
     )
+    made.notes.append(
+        "What there is to be had with the same trees, were machines, drafts and bytes free and only the delay left, over "
+        f"one at a time: {'; '.join(bounds)}."
+    )
     made.notes.append(_oracle_note(next(iter(texts.values())), tokenizer))
     made.measured = {
         "plain": against_plain,
@@ -195,6 +204,12 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], options: Options, cons
         "rows": [list(row) for row in made.rows],
     }
     return made
+
+
+def _free(texts: Sequence[Recorded], costs: Costs, tokenizer: object) -> float:
+    """Tokens per second where nothing takes time but the delay: whole trees at once, or ever further ones."""
+    free = Costs(costs.delay_ms, math.inf, forward_ms=0.0, row_ms=0.0, pass_ms=0.0)
+    return max(run(texts, free, budget, tokenizer).tokens_per_s for budget in FREE_WAYS)
 
 
 def _oracle_note(texts: Sequence[Recorded], tokenizer: object) -> str:
