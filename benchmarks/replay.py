@@ -193,8 +193,8 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], options: Options, cons
         "time is at its best: what goodput chooses or a fixed size, whichever is faster."
     )
     made.notes.append(
-        "What there is to be had with the same trees, were machines, drafts and bytes free and only the delay left, over "
-        f"one at a time: {'; '.join(bounds)}."
+        "What there is to be had with the same trees, were machines, drafts and bytes free and only the delay left, "
+        f"over one at a time: {'; '.join(bounds)}."
     )
     made.notes.append(_oracle_note(next(iter(texts.values())), tokenizer))
     made.measured = {
