@@ -7,8 +7,8 @@
     goodput   (1 + gain(K)) / (T(K + 1) + D(K)), tokens per millisecond
 
 `plan` says how many nodes to draft, 0 where plain decoding is best; `cut` how many of a tree are worth sending: those
-whose chance exceeds what a node costs at the running goodput. Source: SmartSpec (arXiv 2406.14066), here per node of a
-tree; DESIGN §7.
+whose chance exceeds what a node costs at the running goodput; `further` how many more are worth another sweep while
+some are on their way. Source: SmartSpec (arXiv 2406.14066), here per node of a tree; DESIGN §7.
 """
 
 from __future__ import annotations
