@@ -104,7 +104,8 @@ async def measure(network: str, options: Options, console: Console) -> list[dict
 def costs_of(runs: Sequence[dict[str, Any]], nominal: Costs) -> Costs:
     """What a cell's sweeps showed, medians: a plain forward, what a row adds, a pass of the draft, and the rest.
 
-    All programs share this machine's cores, so what messages take of these counts too.
+    All programs share this machine's cores, so what messages take of these counts too; not what they would have used
+    in the same time without any.
     """
     plain = [sweep for run in runs if run["way"] == PLAIN for sweep in run["sweeps"]]
     chosen = [sweep for run in runs if run["way"] == CHOSEN for sweep in run["sweeps"]]
@@ -116,7 +117,8 @@ def costs_of(runs: Sequence[dict[str, Any]], nominal: Costs) -> Costs:
         median(sweep["total_ms"] - ms for sweep, ms in zip(plain, known, strict=True)) - (HOPS + 1) * nominal.delay_ms
     )
     handling = [
-        (run["cpu_ms"] - sum(ms for sweep in run["sweeps"] for ms in sweep["compute_ms"])) / len(run["sweeps"])
+        (run["cpu_ms"] - sum(sum(sweep["compute_ms"]) + run["idle"] * sweep["total_ms"] for sweep in run["sweeps"]))
+        / len(run["sweeps"])
         for run in runs
         if run["way"] == PLAIN
     ]
@@ -171,7 +173,7 @@ def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet
     made.notes.append(
         f"{options.pairs - WARM_PAIRS} pairs of {options.new_tokens} new tokens; speeds: harmonic means over texts. "
         f"All programs share {os.cpu_count()} cores, here and in the replay. Other CPU: of all of them, per sweep, "
-        "beside forwards and drafts."
+        "beside forwards, drafts and what they use when there is nothing to do."
     )
     made.measured = {"cells": [{"cell": list(key), **asdict(cell)} for key, cell in found.items()]}
     return made

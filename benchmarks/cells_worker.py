@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from client.stats import Result, SweepStats
 from swarm.demo import DRAFT, TARGET
 from swarm.quiet import quiet_libraries
 
+IDLE_S = 5.0
 PLAIN, CHOSEN = "plain", "chosen"
 
 
@@ -50,6 +52,7 @@ async def measure(job: Job) -> list[dict[str, Any]]:
         connecting = AsyncSwarm.connect(TARGET, peers=[job.peer], draft=DRAFT, threads=1, calibration=None)
         async with connecting as swarm:
             await covered(swarm)
+            idle = await _idle(job.root)
             prompts = prompts_of(kind, job.prompts)
             for pair in range(job.pairs):
                 place = pair % len(prompts)
@@ -64,11 +67,18 @@ async def measure(job: Job) -> list[dict[str, Any]]:
                         seed=FIRST_SEED + place,
                         **options,
                     )
-                    told = _told(result) | {"cpu_ms": cpu_ms(job.root) - before_ms}
+                    told = _told(result) | {"cpu_ms": cpu_ms(job.root) - before_ms, "idle": idle}
                     said = f"{kind}, T {temperature:g}, pair {pair}, {way}: {result.stats.tokens_per_s:.1f} tokens/s"
                     print(said, flush=True)  # noqa: T201
                     runs.append({"kind": kind, "temperature": temperature, "pair": pair, "way": way, **told})
     return runs
+
+
+async def _idle(root: int) -> float:
+    """The part of a CPU that all programs use while they have nothing to do."""
+    before_ms, started_s = cpu_ms(root), time.monotonic()
+    await asyncio.sleep(IDLE_S)
+    return (cpu_ms(root) - before_ms) / 1e3 / (time.monotonic() - started_s)
 
 
 def cpu_ms(root: int) -> float:
