@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 from subprocess import PIPE, Popen
@@ -68,10 +67,19 @@ def test_slopes_are_per_minute() -> None:
 
 
 def test_anonymous_memory_is_what_was_touched() -> None:
-    here = [psutil.Process(os.getpid())]
-    before = anonymous_mb(here)
-    held = bytearray(b"x" * 40_000_000)
-    assert anonymous_mb(here) - before == pytest.approx(len(held) / 1e6, abs=15)
+    """Of a process that does nothing else meanwhile."""
+    script = "print(flush=True); input(); held = bytearray(b'x') * 40_000_000; print(flush=True); input()"
+    with Popen([sys.executable, "-c", script], stdin=PIPE, stdout=PIPE, text=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdout.readline()
+        process = [psutil.Process(child.pid)]
+        before = anonymous_mb(process)
+        child.stdin.write("\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        assert anonymous_mb(process) - before == pytest.approx(40, abs=4)
+        child.stdin.write("\n")
 
 
 def test_a_process_that_outlives_its_program_is_named() -> None:
