@@ -122,6 +122,11 @@ def costs_of(runs: Sequence[dict[str, Any]], nominal: Costs) -> Costs:
         for run in runs
         if run["way"] == PLAIN
     ]
+    between = [
+        1e3 / run["tokens_per_s"] - median(sweep["total_ms"] for sweep in run["sweeps"])
+        for run in runs
+        if run["way"] == PLAIN
+    ]
     passes = [sweep["draft_ms"] / sweep["rounds"] for sweep in chosen if sweep["rounds"] and not sweep["is_part"]]
     return replace(
         nominal,
@@ -131,6 +136,7 @@ def costs_of(runs: Sequence[dict[str, Any]], nominal: Costs) -> Costs:
         pass_ms=median(passes) if passes else nominal.pass_ms,
         cores=os.cpu_count(),
         handling_ms=max(median(handling), 0.0),
+        between_ms=max(median(between), 0.0),
     )
 
 
@@ -161,19 +167,21 @@ def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet
         "Six cells with real nodes over the emulated network, and the replay with the costs seen there; tokens/s",
         (
             *("network, text", "T", "plain", "replayed", "chosen", "replayed", "chosen / plain (95 %)", "replayed"),
-            *("off", "forward + row, ms", "draft pass, ms", "other CPU, ms"),
+            *("off", "forward + row, ms", "draft pass, ms", "other CPU, ms", "between, ms"),
         ),
     )
     for (network, kind, temperature), cell in found.items():
         costs = cell.costs
         real = (f"{cell.plain:.1f}", f"{cell.virtual_plain:.1f}", f"{cell.chosen:.1f}", f"{cell.virtual_chosen:.1f}")
         ratio = (str(cell.ratio), f"{cell.virtual_chosen / cell.virtual_plain:.2f}", f"{cell.off:+.0%}")
-        seen = (f"{costs.forward_ms:.1f} + {costs.row_ms:.2f}", f"{costs.pass_ms:.1f}", f"{costs.handling_ms:.0f}")
+        hops = f"{costs.forward_ms:.1f} + {costs.row_ms:.2f}"
+        seen = (hops, f"{costs.pass_ms:.1f}", f"{costs.handling_ms:.0f}", f"{costs.between_ms:.1f}")
         made.rows.append((f"{network}, {kind}", f"{temperature:g}", *real, *ratio, *seen))
     made.notes.append(
         f"{options.pairs - WARM_PAIRS} pairs of {options.new_tokens} new tokens; speeds: harmonic means over texts. "
         f"All programs share {os.cpu_count()} cores, here and in the replay. Other CPU: of all of them, per sweep, "
-        "beside forwards, drafts and what they use when there is nothing to do."
+        "beside forwards, drafts and what they use when there is nothing to do. Between: from a reply to the next sweep, "
+        "with what makes some trips longer than the median one, plain."
     )
     made.measured = {"cells": [{"cell": list(key), **asdict(cell)} for key, cell in found.items()]}
     return made

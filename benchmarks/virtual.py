@@ -47,7 +47,8 @@ class Costs:
     others: sweeps of other clients, as large as this one, that a sweep waits behind at each hop.
 
     cores: that all machines share, None where each has its own. handling_ms: what they compute for a sweep beside
-    forwards and drafts, messages above all: it takes the cores' time, and is part of the delays otherwise.
+    forwards and drafts, messages above all: it takes the cores' time, and is part of the delays otherwise. between_ms:
+    from a reply's arrival to what the client does next.
     """
 
     delay_ms: float
@@ -58,6 +59,7 @@ class Costs:
     others: float = 0.0
     cores: int | None = None
     handling_ms: float = 0.0
+    between_ms: float = 0.0
 
     def compute_ms(self, rows: int) -> float:
         """Of one hop's forward."""
@@ -174,7 +176,7 @@ class VirtualChain:
     async def answer(self) -> Answer:
         """The next reply; time passes until it is there."""
         sent, due, reply = self._due.popleft()
-        self._clock.now_ms = max(self._clock.now_ms, due)
+        self._clock.now_ms = max(self._clock.now_ms, due) + self._costs.between_ms
         return Answer(reply, due - sent)
 
 
