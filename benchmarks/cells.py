@@ -180,8 +180,8 @@ def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet
     made.notes.append(
         f"{options.pairs - WARM_PAIRS} pairs of {options.new_tokens} new tokens; speeds: harmonic means over texts. "
         f"All programs share {os.cpu_count()} cores, here and in the replay. Other CPU: of all of them, per sweep, "
-        "beside forwards, drafts and what they use when there is nothing to do. Between: from a reply to the next sweep, "
-        "with what makes some trips longer than the median one, plain."
+        "beside forwards, drafts and what they use when there is nothing to do. Between: from a reply to the next "
+        "sweep, with what makes some trips longer than the median one, plain."
     )
     made.measured = {"cells": [{"cell": list(key), **asdict(cell)} for key, cell in found.items()]}
     return made
