@@ -203,13 +203,11 @@ async def test_trees_that_grow_while_sweeps_are_in_flight_leave_the_plain_text(
 ) -> None:
     """Small trees, sent deeper and deeper as long as the credits allow; tokens come from what was not verified yet."""
 
-    def deeper(*_: object) -> Choice:
-        return Choice(4, 1e9, DEEPER)
-
     monkeypatch.setattr(Goodput, "plan", lambda *_: Choice(3, 1e9, "small"))
-    monkeypatch.setattr(Goodput, "more", deeper)
+    monkeypatch.setattr(Goodput, "more", lambda *_: 4)
     monkeypatch.setattr(Chain, "has_answer", False)  # on loopback an answer may be there before a tree is
-    monkeypatch.setattr(Goodput, "pays", lambda _, route, chances: bool(chances))
+    monkeypatch.setattr(Goodput, "least", lambda *_: 0.0)
+    monkeypatch.setattr(Goodput, "further", lambda _, route, chances, ahead: Choice(len(chances), 1e9, DEEPER))
     options: dict[str, Any] = {"max_new_tokens": 40, "temperature": temperature, "seed": 81}
     plain = await three.client.generate(prompt(4), nodes=0, **options)
     result = await three.client.generate(prompt(4), **options)
@@ -227,8 +225,9 @@ async def test_trees_that_travel_in_parts_leave_the_plain_text(
     monkeypatch.setattr(Goodput, "plan", lambda *_: Choice(12, 1e9, "a tree"))
     monkeypatch.setattr(Goodput, "worth", lambda *_: EVERYTHING)
     monkeypatch.setattr(Goodput, "cut", lambda *_: Choice(12, 1e9, "cut", chunk=4))
-    monkeypatch.setattr(Goodput, "more", lambda *_: Choice(4, 1e9, PART))
-    monkeypatch.setattr(Goodput, "pays", lambda _, route, chances: bool(chances))
+    monkeypatch.setattr(Goodput, "more", lambda *_: 4)
+    monkeypatch.setattr(Goodput, "least", lambda *_: 0.0)
+    monkeypatch.setattr(Goodput, "further", lambda _, route, chances, ahead: Choice(len(chances), 1e9, PART))
     monkeypatch.setattr(Chain, "has_answer", False)
     options: dict[str, Any] = {"max_new_tokens": 40, "temperature": temperature, "seed": 83}
     plain = await three.client.generate(prompt(5), nodes=0, **options)

@@ -137,9 +137,10 @@ async def test_rows_of_trees_that_grow_while_sweeps_are_in_flight(
     running: Running, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Goodput, "plan", lambda *_: Choice(3, 1e9, "small"))
-    monkeypatch.setattr(Goodput, "more", lambda *_: Choice(4, 1e9, "deeper"))
+    monkeypatch.setattr(Goodput, "more", lambda *_: 4)
+    monkeypatch.setattr(Goodput, "least", lambda *_: 0.0)
     monkeypatch.setattr(client.chain.Chain, "has_answer", False)
-    monkeypatch.setattr(Goodput, "pays", lambda _, route, chances: bool(chances))
+    monkeypatch.setattr(Goodput, "further", lambda _, route, chances, ahead: Choice(len(chances), 1e9, "deeper"))
     listener = Listener(monkeypatch)
     tokens = await tokens_of(running.client, listener)
     check(listener, whole, tokens)
