@@ -274,11 +274,14 @@ async def test_two_hops_are_replaced_by_one(nodes: Mortals) -> None:
 
 
 async def test_the_last_two_hops_are_replaced_by_one(nodes: Mortals) -> None:
+    """Once for each of them where the second one's loss is seen only after the first was replaced."""
     with nodes.counted() as found:
         plain, result = await struck(nodes, ("a1", "a2"), ("rest",))
     assert result.tokens == plain
     assert nodes.route() == ["a0", "rest"]
-    assert found == {"a0": {"replays": 1}, "rest": {"restores": 1}}
+    times = found["a0"]["replays"]
+    assert 1 <= times <= 2
+    assert found == {"a0": {"replays": times}, "rest": {"restores": times}}
 
 
 async def test_a_wider_machine_takes_only_the_layers_that_are_missing(nodes: Mortals) -> None:
