@@ -78,8 +78,7 @@ class Rows:
 class HopTime:
     """Where one hop's time went for one sweep, in milliseconds: durations only, clocks differ.
 
-    `other_ms` is encoding, and what it computes for a sweep's messages on average. `link_ms` is half the round trip
-    that this hop measured to its successor (the client's reply stream for the tail).
+    `other_ms`: encoding and messages. `link_ms`: half the round trip measured to its successor; a tail's, to the client.
     """
 
     queue_ms: float

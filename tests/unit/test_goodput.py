@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from swarm.budget import Ahead, Choice, FixedBudget, Spent, Worth
-from swarm.goodput import SIZES, Goodput, Line, RouteCost
+from swarm.goodput import SIZES, Goodput
+from swarm.sweep_cost import Line, RouteCost
 from swarm.tree import DraftTree
 
 ROUTE = "route"

@@ -1,0 +1,187 @@
+"""What a sweep over one route takes, and what its time is worth to those who share the hops. Pure; learns as it goes.
+
+links      all that no hop computes or waits for: a line in the sweep's rows
+compute    of the hops together, messages included: another one
+load       how many share that compute; with it follow prices (`swarm.goodput`, DESIGN §7)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import fmean
+
+from swarm.budget import Spent
+
+FADE = 0.97
+"""What an older measurement weighs beside the next one."""
+FIRST_MS = 1.0
+FIRST_SLOPE = 1 / 256
+"""Where nobody says what a node costs: 256 of them as much as the first one."""
+UNSURE = 10.0
+"""The first slope may be wrong by so many times itself: noise beside that says how far x must spread to outweigh it."""
+OUTLIER = 4.0
+"""A residual of so many times the usual one is no news, unless it comes again and again."""
+STUBBORN = 3
+KEPT_SWEEPS = 512
+"""The shortest time on the links is that of one among so many."""
+USUAL_SWEEPS, USUAL_PART = 32, 7 / 8
+"""A crowd makes many of so many sweeps late; the latest of them are somebody's hiccups."""
+NEW_NETWORK = 4.0
+"""Later than by so many times what hops computed and waited, it is another network, not a busy machine."""
+JITTER, JITTER_MS = 0.05, 2.0
+"""By so much links may be slower than at their best without anybody being to blame."""
+LEAST_SCALE = 0.03
+CHUNKS = range(1, 9)
+"""Parts that a sweep may be cut in."""
+
+
+class Line:
+    """`y = a + b · x`, fitted with fading weights; outliers are kept out until they come several times in a row.
+
+    Until x has varied, the slope is `slope`, or a little of the level where nobody knows one.
+    """
+
+    def __init__(self, slope: float | None = None) -> None:
+        self.a, self.b = FIRST_MS, FIRST_MS * FIRST_SLOPE if slope is None else slope
+        self._slope = slope
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._scale = math.inf
+        self._odd = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was measured."""
+        return self._weight > 0
+
+    def at(self, x: float) -> float:
+        """The line's value, never below 0."""
+        return max(self.a + self.b * x, 0.0)
+
+    def again(self) -> Line:
+        """The same line, where the next measurement sets the level anew; the slope stays until x has varied."""
+        line = Line(self.b)
+        line.a = self.a
+        return line
+
+    def learn(self, x: float, y: float) -> None:
+        """A measurement."""
+        residual = abs(y - self.at(x))
+        if residual > OUTLIER * max(self._scale, LEAST_SCALE * self.at(x)):
+            self._odd += 1
+            if self._odd < STUBBORN:
+                return
+            self.__dict__.update(self.again().__dict__)
+        elif self.is_known:
+            self._scale = residual if self._scale == math.inf else FADE * self._scale + (1 - FADE) * residual
+        self._odd = 0
+        self._weight, self._x, self._y = FADE * self._weight + 1, FADE * self._x + x, FADE * self._y + y
+        self._xx, self._xy = FADE * self._xx + x * x, FADE * self._xy + x * y
+        x, y = self._x / self._weight, self._y / self._weight
+        usual = max(y, 0.0) * FIRST_SLOPE
+        first = usual if self._slope is None else self._slope
+        spread, both = max(self._xx - self._weight * x * x, 0.0), self._xy - self._weight * x * y
+        pull = max((self._scale / (UNSURE * max(first, usual, 1e-9))) ** 2, 1.0)
+        self.b = first if pull == math.inf else max((both + pull * first) / (spread + pull), 0.0)
+        self.a = y - self.b * x
+
+
+class RouteCost:
+    """What sweeps over one route cost."""
+
+    def __init__(self, row_ms: float | None = None) -> None:
+        """row_ms: what one more node should cost, as far as anybody knows."""
+        self.links, self.compute = Line(0.0 if row_ms is not None else None), Line(row_ms)
+        self.sweeps, self.hops = 0, 1
+        self._waited = self._computed = self._late = 0.0
+        self._links: deque[tuple[int, float]] = deque(maxlen=KEPT_SWEEPS)
+        self._lates: deque[float] = deque(maxlen=USUAL_SWEEPS)
+
+    @property
+    def load(self) -> float:
+        """How many sweeps share the hops' compute, this one included."""
+        return 1 + (self._waited / self._computed if self._computed > 0 else 0.0)
+
+    @property
+    def crowd(self) -> float:
+        """How many sweeps share the machines: those that wait at hops, and those that make everything else late."""
+        return self.load + self._late
+
+    @property
+    def dearness(self) -> float:
+        """What a millisecond of the hops' time costs, where everybody who shares them takes one more.
+
+        A millisecond makes everybody wait, who then comes back later and so waits for less: mean value analysis of a
+        closed queue (Schweitzer's approximation), with the sharers inferred from how long one waits. Between `crowd`,
+        where the machines are always busy, and its square, where sweeps are on links for most of the time.
+        """
+        crowd = self.crowd
+        links_ms, hops_ms = self.links.at(1), crowd * self.compute.at(1)
+        away = links_ms / (links_ms + hops_ms) if links_ms > 0 else 0.0
+        return crowd / (1 - (1 - 1 / crowd) * away)
+
+    @property
+    def per_node_ms(self) -> float:
+        """What one more node costs."""
+        return self.links.b + self.dearness * self.compute.b
+
+    @property
+    def later_ms(self) -> float:
+        """By how much one more node delays the reply to its sweep."""
+        return self.links.b + self.load * self.compute.b
+
+    def sweep_ms(self, nodes: int) -> float:
+        """What a sweep of a pending token and so many nodes takes."""
+        return self.links.at(nodes + 1) + self.load * self.compute.at(nodes + 1)
+
+    def slot_ms(self, nodes: int) -> float:
+        """For how long a further sweep keeps a hop or a link busy, with the load that waits there."""
+        return max(self.load * self.compute.at(nodes) / self.hops, self.links.b * nodes / max(self.hops - 1, 1))
+
+    def price_ms(self, nodes: int) -> float:
+        """What a further sweep costs: its slot, and at every hop the time of those who wait behind it."""
+        dear, hop_ms = self.dearness, self.compute.at(nodes) / self.hops
+        return max(dear * hop_ms, self.slot_ms(nodes)) + (dear - 1) * hop_ms * (self.hops - 1)
+
+    def chunk(self, nodes: int) -> int:
+        """Nodes of each part, where a tree is best cut, so that a hop works while the next part travels."""
+        parts = min(CHUNKS, key=lambda count: self._in_parts(-(-nodes // count), count))
+        return -(-nodes // parts)
+
+    def _in_parts(self, nodes: int, count: int) -> float:
+        """Until the last of so many parts is back."""
+        return self.sweep_ms(nodes) + (count - 1) * self.slot_ms(nodes + 1)
+
+    def again(self) -> RouteCost:
+        """What to expect of another route."""
+        other = RouteCost()
+        other.links, other.compute = self.links.again(), self.compute.again()
+        return other
+
+    def learn(self, spent: Spent) -> None:
+        """A sweep came back."""
+        rows = spent.nodes + 1
+        self.sweeps, self.hops = self.sweeps + 1, max(spent.hops, 1)
+        self.compute.learn(rows, spent.computed_ms)
+        if not spent.alone:  # it waited for its own kind, at hops and on links
+            return
+        links_ms = max(spent.total_ms - spent.waited_ms - spent.computed_ms, 0.0)
+        self.links.learn(rows, links_ms)
+        self._lates.append(self._late_ms(rows, links_ms, spent) / max(spent.computed_ms, 1e-9))
+        usual = sorted(self._lates)[: math.ceil(len(self._lates) * USUAL_PART)]
+        self._late = fmean(usual)
+        self._waited = FADE * self._waited + spent.waited_ms
+        self._computed = FADE * self._computed + spent.computed_ms
+
+    def _late_ms(self, rows: int, links_ms: float, spent: Spent) -> float:
+        """By how much machines that had no time for it made a sweep late, beside what its hops report.
+
+        Whatever a sweep of as many rows or more once did in less time was not the bytes.
+        """
+        least_ms = min((other_ms for more, other_ms in self._links if more >= rows), default=links_ms)
+        late_ms = max(links_ms - (1 + JITTER) * least_ms - JITTER_MS, 0.0)
+        if late_ms > NEW_NETWORK * (spent.computed_ms + spent.waited_ms):
+            self._links.clear()
+            late_ms = 0.0
+        self._links.append((rows, links_ms))
+        return late_ms
