@@ -78,7 +78,7 @@ class Rows:
 class HopTime:
     """Where one hop's time went for one sweep, in milliseconds: durations only, clocks differ.
 
-    `other_ms`: encoding and messages. `link_ms`: half the round trip measured to its successor; a tail's, to the client.
+    `other_ms`: encoding and messages. `link_ms`: half the round trip measured to its successor, or to the client.
     """
 
     queue_ms: float
