@@ -1,7 +1,8 @@
 """Drafters: grow a token tree under the pending token (DESIGN §6). Never decides what is accepted.
 
 What a tree is made of comes from sources (`client.source`): models, heads, look-up. They are asked about the same
-frontier and their candidates merge: one child per token per parent, and the highest chance counts.
+frontier and their candidates merge: one child per token per parent. A model weighs what was said before it; among
+sources that do not, the highest chance counts.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class TreeDrafter:
     """Best-first trees from any sources."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        """A drafter that asks `sources`, each time in this order."""
-        self.sources = tuple(sources)
+        """A drafter that asks `sources`, each time in this order, those that weigh what others said after them."""
+        self.sources = tuple(sorted(sources, key=lambda source: source.weighs))
         self._search: Search | None = None
 
     @property

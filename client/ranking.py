@@ -1,5 +1,8 @@
 """From a draft's logits to children of tree nodes: ranked, given a chance, and remembered for the lesson.
 
+What other sources said about a node counts too: their candidates join the draft's own, and the chances of all of them
+are the ranker's (`swarm.chance`), which learns how far they are to be believed.
+
 Coupled, candidates rank by the target's own score, `logit / T + g`: the client knows the noise (DESIGN §5). Ranking by
 probability alone is SpecExec's rule (arXiv 2406.02532, algorithm 2); it accepts less and is here to be compared with.
 """
@@ -7,8 +10,9 @@ probability alone is SpecExec's rule (arXiv 2406.02532, algorithm 2); it accepts
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,22 +27,41 @@ from swarm.sampling import ranking_scores
 from swarm.tree import Lesson
 
 CHILDREN = 8
-"""Most candidates below one node."""
+"""Most candidates of one source below one node."""
+NO_TOKEN = -1
+
+Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranked:
-    """Candidates below some nodes: tokens and chances [nodes, candidates], each row falling."""
+    """Candidates below some nodes: tokens [nodes, candidates], best first; −1 and a score of −∞ is none."""
 
     tokens: NDArray[np.int64]
-    chances: NDArray[np.float64]
     candidates: Candidates
 
     def row(self, row: int) -> Ranked:
         """What is below one of them."""
-        scores, mass = self.candidates.scores[row : row + 1], self.candidates.log_mass
-        few = Candidates(scores, None if mass is None else mass[row : row + 1], self.candidates.temperature)
-        return Ranked(self.tokens[row : row + 1], self.chances[row : row + 1], few)
+        return Ranked(self.tokens[row : row + 1], self.candidates.rows([row]))
+
+    def with_said(self, said: Sequence[Mapping[int, float]]) -> Ranked:
+        """The same and what others said below each node, tokens with chances; the draft's last score bounds theirs.
+
+        A bound, not their score: so it is the same whether the draft's logits are at hand or only what was ranked.
+        """
+        if not any(said):
+            return self
+        own, count = self.tokens.tolist(), self.tokens.shape[1]
+        others = [_others(row, tokens) for row, tokens in zip(said, own, strict=True)]
+        more = ((0, 0), (0, max(map(len, others))))
+        tokens = np.pad(self.tokens, more, constant_values=NO_TOKEN)
+        scores = np.pad(self.candidates.scores, more, constant_values=-np.inf)
+        for row, new in enumerate(others):
+            able = self.candidates.scores[row][np.isfinite(self.candidates.scores[row])]
+            tokens[row, count : count + len(new)] = new
+            scores[row, count : count + len(new)] = able.min() if len(able) else -np.inf
+        heard = [[row.get(token, 0.0) for token in line] for row, line in zip(said, tokens.tolist(), strict=True)]
+        return Ranked(tokens, replace(self.candidates, scores=scores, said=np.array(heard)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +106,7 @@ class Ranker:
         is_whole = sampling.temperature == 0 or not self._coupled
         mass = scores.logsumexp(dim=1).double().cpu().numpy() if is_whole else None
         candidates = Candidates(best.values.double().cpu().numpy(), mass, sampling.temperature)
-        return Ranked(best.indices.cpu().numpy(), self.chances.chances(candidates), candidates)
+        return Ranked(best.indices.cpu().numpy(), candidates)
 
     def _scores(self, logits: torch.Tensor, positions: Sequence[int], sampling: Sampling) -> torch.Tensor:
         """[rows, vocab_size]; float32 where no filter asks for more: a guess may be off by a rounding, a pick not."""
@@ -103,7 +126,7 @@ class Ranker:
         """Add the best candidates below some nodes to the tree, or such as are drawn where sampling is multi-step.
 
         Returns:
-            What was ranked; None where it was drawn, which holds for this search alone.
+            What was ranked, without what others said; None where it was drawn, which holds for this search alone.
         """
         if search.sampling.multistep and search.sampling.temperature > 0:
             self._draws.add(search, nodes, logits[:, : self.vocab_tokens])
@@ -116,13 +139,16 @@ class Ranker:
         """Add what was ranked below nodes at the same positions before, each a row, by what was learned since."""
         candidates = _together([ranked.candidates for ranked in known])
         tokens = np.concatenate([ranked.tokens for ranked in known])
-        self._plant(search, nodes, Ranked(tokens, self.chances.chances(candidates), candidates))
+        self._plant(search, nodes, Ranked(tokens, candidates))
 
     def _plant(self, search: Search, nodes: Sequence[int], ranked: Ranked) -> None:
-        for node, tokens, row in zip(nodes, ranked.tokens.tolist(), ranked.chances.tolist(), strict=True):
+        tree = search.tree
+        heard = ranked.with_said([tree.said(node) for node in nodes])
+        chances = self.chances.chances(heard.candidates)
+        for node, tokens, row in zip(nodes, heard.tokens.tolist(), chances.tolist(), strict=True):
             pairs = zip(tokens, row, strict=True)
-            search.tree.add_children(node, [(token, chance) for token, chance in pairs if chance > 0])
-        self.note(nodes, ranked)
+            tree.weigh_children(node, [(token, chance) for token, chance in pairs if chance > 0])
+        self.note(nodes, heard)
 
     def note(self, nodes: Sequence[int], ranked: Ranked) -> None:
         """Remember what was proposed below some nodes."""
@@ -135,13 +161,30 @@ class Ranker:
             return self._draws.lesson(places)
         candidates = _together([part.candidates for part in parts])
         nodes = tuple(places[node] for part in parts for node in part.nodes)
-        return RankLesson(Evidence(nodes, np.concatenate([part.tokens for part in parts]), candidates), self.chances)
+        width = candidates.scores.shape[1]
+        tokens = np.concatenate([_wide(part.tokens, width, NO_TOKEN) for part in parts])
+        return RankLesson(Evidence(nodes, tokens, candidates), self.chances)
 
 
 def _together(parts: Sequence[Candidates]) -> Candidates:
+    """As many candidates as the widest has."""
     masses = [part.log_mass for part in parts if part.log_mass is not None]
-    scores = np.concatenate([part.scores for part in parts])
-    return Candidates(scores, np.concatenate(masses) if masses else None, parts[0].temperature)
+    width = max(part.scores.shape[1] for part in parts)
+    scores = np.concatenate([_wide(part.scores, width, -np.inf) for part in parts])
+    said = None
+    if any(part.said is not None for part in parts):
+        nothing = (np.zeros(part.scores.shape) if part.said is None else part.said for part in parts)
+        said = np.concatenate([_wide(one, width, 0.0) for one in nothing])
+    return Candidates(scores, np.concatenate(masses) if masses else None, parts[0].temperature, said)
+
+
+def _others(said: Mapping[int, float], own: Sequence[int]) -> list[int]:
+    """The tokens that others said alone, the likeliest first."""
+    return sorted(said.keys() - set(own), key=lambda token: (-said[token], token))
+
+
+def _wide(rows: NDArray[Number], width: int, empty: float) -> NDArray[Number]:
+    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=empty)
 
 
 def _no_noise(_seed: int, _position: int, vocab_size: int) -> NDArray[np.float64]:

@@ -40,7 +40,8 @@ from swarm.routing import Route, RouteQuery, best_route, hedged
 from swarm.session import Limits
 from swarm.tasks import TaskScope
 
-SWEEPS_IN_FLIGHT = 16
+SWEEPS_IN_FLIGHT = 24
+"""More brought nothing in a replay of links of up to 100 ms; fewer cost 1 to 3 % at 50 ms."""
 REPLAY_LAYER_MS = 1_000.0
 """What it costs a repair to give a layer to a machine that has no KV of the session: nobody is left without need."""
 

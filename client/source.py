@@ -51,10 +51,12 @@ class Search:
 class Source:
     """Guesses what comes next. A bad guess costs time, never text; by default it guesses nothing.
 
-    wants_rows: whether it needs `observe`, for which the target sends hidden rows along.
+    wants_rows: whether it needs `observe`, for which the target sends hidden rows along. weighs: whether its chances
+    take into account what others said about the same nodes, who are asked before it, therefore.
     """
 
     wants_rows = False
+    weighs = False
 
     def begin(self, search: Search) -> bool:
         """A new search: forget the last one, and add what can be said at once; whether that took a model's pass."""

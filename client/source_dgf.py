@@ -16,6 +16,8 @@ from swarm.tree import TokenTree
 class DgfSource(HeadSource):
     """Expands the frontier in batches, as a model does, but from states instead of KV."""
 
+    weighs = True
+
     def __init__(self, head: Head, ranker: Ranker) -> None:
         super().__init__(head, ranker)
         self._rows = torch.empty(0)

@@ -1,6 +1,6 @@
 """Drafts that complete each other as one source: what they say about a node is averaged before anything is ranked.
 
-Candidates of independent sources meet in the tree, where the highest chance counts. A boost-tuned draft
+Of independent sources the later one hears what the earlier one said of a few candidates. A boost-tuned draft
 (`client.boost`) is right only together with the ones before it, so they speak with one voice, calibrated once.
 """
 
@@ -33,6 +33,8 @@ class Listener(Ranker):
 
 class JointSource(Source):
     """Several models, each with KV of its own, asked about the same nodes."""
+
+    weighs = True
 
     def __init__(self, models: Sequence[RaggedModel], vocab_tokens: int, window_tokens: int, ranker: Ranker) -> None:
         """Arguments as in `ModelSource`; window_tokens holds for all of them, so that they fall silent together."""

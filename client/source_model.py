@@ -34,6 +34,8 @@ FIRST_WINDOW_TOKENS = 2_048
 class ModelSource(Source):
     """Candidates of a draft model, ranked by what the target's own score would be (DESIGN §5, coupling)."""
 
+    weighs = True
+
     def __init__(
         self,
         model: RaggedModel,

@@ -93,7 +93,8 @@ class ReDrafterSource(HeadSource):
     ) -> tuple[Beams, tuple[torch.Tensor, torch.Tensor]]:
         """The best beams of the next level, and those of this one that none of them goes on from."""
         device = beams.states.device
-        tokens, own = torch.from_numpy(ranked.tokens).to(device), torch.from_numpy(ranked.chances).to(device)
+        chances = self.ranker.chances.chances(ranked.candidates)
+        tokens, own = torch.from_numpy(ranked.tokens).to(device), torch.from_numpy(chances).to(device)
         joint = (beams.chances[:, None] * own).flatten()
         best, place = joint.topk(min(most, len(joint)))
         place = place[best >= least]

@@ -2,13 +2,19 @@
 
 A drafter hands over the best candidates of each parent and gets one chance per candidate; once the target's picks are
 known, it hands the same candidates back with what was picked. `SoftmaxPrior` is a fixed rule. `Calibration` begins
-with that rule and learns, for one pair of draft and target and per range of temperatures, how far it is off.
+with that rule and learns, for one pair of draft and target and per range of temperatures, how far it is off, and how
+far other sources are to be believed that said something about the same places before (the look-up, another draft).
 
-    odds(candidate) = prior × exp(weights · (gap, log rank))            gap: its score − the best one's, never above 0
-    odds(no candidate) = (1 − Σ prior) × exp(weights · (1, log best))   best: the prior of the best candidate
+    odds(candidate) = prior × exp(weights · (gap, log rank, is said, log odds said))
+    odds(no candidate) = (1 − Σ prior) × exp(weights · (1, log best))
 
-A chance is an odd over the sum of the row's odds, so a row never exceeds 1, and weights of 0 give the prior. These four
-numbers predict better than tables in buckets of rank and gap, and learn from fewer labels; depth adds nothing.
+    gap: its score − the best one's, never above 0. said: the chance that others gave it, 0 and 0 where they gave none
+    best: the prior of the best candidate
+
+A chance is an odd over the sum of the row's odds, so a row never exceeds 1. Where nobody else spoke, weights of 0 give
+the prior. These numbers predict better than tables in buckets of rank and gap, and learn from fewer labels; depth adds
+nothing. Sources that agree are worth more than the surer one alone, and of two that contradict each other not both can
+be right: the higher of both chances, which is simpler, claims up to 1.3 tokens after a place.
 """
 
 from __future__ import annotations
@@ -27,9 +33,11 @@ if TYPE_CHECKING:
 TEMPERATURES = (0.0, 0.45, 0.8, 1.25)
 """Upper ends of the ranges that are learned apart; the last range has none."""
 
-WEIGHTS = 4
+START = (0.0, 0.0, 0.0, 0.0, 1.2, 0.5)
+"""Weights before the first lesson: of gap, log rank; of no candidate and its log best; of is said, log odds said."""
+WEIGHTS = len(START)
 CONFIDENCE = 4.0
-"""Curvature of the pull towards weights of 0: the prior holds until a few labels speak against it."""
+"""Curvature of the pull towards `START`: that holds until a few labels speak against it."""
 
 MEMORY_LABELS = 4_000
 """Labels after which an old one counts 1/e."""
@@ -40,6 +48,7 @@ MAX_WEIGHT = 20.0
 
 MIN_GAP = -20.0
 MIN_BEST = 1e-6
+LEAST_SAID, MOST_SAID = 1e-3, 0.999
 MAX_INFORMATION = 1e7
 """Above what MEMORY_LABELS labels with features within these bounds amount to."""
 
@@ -52,11 +61,23 @@ class Candidates:
     log_mass: [parents], log Σ exp(score) over the whole vocabulary; None for coupled scores, where the noise already
         decides and only the best candidates compete.
     temperature: of the target's picks; 0 is greedy.
+    said: [parents, candidates], the chance that other sources gave each, 0 for none; None where nobody said anything.
     """
 
     scores: NDArray[np.float64]
     log_mass: NDArray[np.float64] | None
     temperature: float
+    said: NDArray[np.float64] | None = None
+
+    def rows(self, rows: Sequence[int]) -> Candidates:
+        """Those of some parents."""
+        mass, said = self.log_mass, self.said
+        return Candidates(
+            self.scores[rows],
+            None if mass is None else mass[rows],
+            self.temperature,
+            None if said is None else said[rows],
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,9 +93,7 @@ class Evidence:
 
     def rows(self, rows: Sequence[int]) -> Evidence:
         """The part about these parents."""
-        scores, log_mass = self.candidates.scores[rows], self.candidates.log_mass
-        few = Candidates(scores, log_mass if log_mass is None else log_mass[rows], self.candidates.temperature)
-        return Evidence(tuple(self.nodes[row] for row in rows), self.tokens[rows], few)
+        return Evidence(tuple(self.nodes[row] for row in rows), self.tokens[rows], self.candidates.rows(rows))
 
 
 class ChanceModel(Protocol):
@@ -103,12 +122,22 @@ class SoftmaxPrior:
         self.decay = decay
 
     def chances(self, candidates: Candidates) -> NDArray[np.float64]:
-        """The same whatever was picked before."""
+        """The same whatever was picked before; of a candidate that others gave more, as much as they did."""
+        own = self.own(candidates)
+        if candidates.said is None:
+            return own
+        higher = np.maximum(own, np.where(np.isfinite(candidates.scores), candidates.said, 0.0))
+        return np.asarray(higher / np.maximum(higher.sum(axis=1, keepdims=True), 1.0))
+
+    def own(self, candidates: Candidates) -> NDArray[np.float64]:
+        """Whatever others said."""
         scores, log_mass = candidates.scores, candidates.log_mass
         if log_mass is None:
             weights = np.exp(scores - scores[:, :1])
             return np.asarray(self.decay * weights / weights.sum(axis=1, keepdims=True))
-        return np.asarray(self.decay * np.exp(scores - log_mass[:, None]))
+        weights = np.exp(scores - log_mass[:, None])
+        # What others said has a bound of the draft's score in its place: together they may claim more than there is.
+        return np.asarray(self.decay * weights / np.maximum(weights.sum(axis=1, keepdims=True), 1.0))
 
     def learn(self, candidates: Candidates, hits: NDArray[np.bool_]) -> None:
         """A fixed rule learns nothing."""
@@ -118,11 +147,11 @@ class SoftmaxPrior:
 class Fit:
     """What was learned in one range of temperatures.
 
-    weights: [4], see the module. information: [4, 4], how sure they are: the labels' Fisher information, fading, plus
-    the pull towards 0.
+    weights: [6], see the module. information: [6, 6], how sure they are: the labels' Fisher information, fading, plus
+    the pull towards `START`.
     """
 
-    weights: NDArray[np.float64] = field(default_factory=lambda: np.zeros(WEIGHTS))
+    weights: NDArray[np.float64] = field(default_factory=lambda: np.array(START))
     information: NDArray[np.float64] = field(default_factory=lambda: CONFIDENCE * np.eye(WEIGHTS))
 
     @property
@@ -154,8 +183,8 @@ class Fit:
         kept = np.exp(-len(prior) / MEMORY_LABELS)
         pull = CONFIDENCE * np.eye(WEIGHTS)
         information = pull + kept * (self.information - pull) + curvature
-        # Labels that fade leave the pull towards 0 the stronger, so it has its own part in the slope.
-        step = np.linalg.solve(information, slope - (1 - kept) * CONFIDENCE * self.weights)
+        # Labels that fade leave the pull the stronger, so it has its own part in the slope.
+        step = np.linalg.solve(information, slope - (1 - kept) * CONFIDENCE * (self.weights - np.array(START)))
         weights = self.weights + step.clip(-MAX_STEP, MAX_STEP)
         return Fit(weights.clip(-MAX_WEIGHT, MAX_WEIGHT), information)
 
@@ -174,13 +203,13 @@ class Calibration:
 
     def chances(self, candidates: Candidates) -> NDArray[np.float64]:
         """The prior corrected by what was learned; the prior itself before the first lesson."""
-        prior = self._prior.chances(candidates)
+        prior = self._prior.own(candidates)
         fit = self.fits[bisect_left(TEMPERATURES, candidates.temperature)]
         return fit.chances(prior, _features(candidates, prior))[:, :-1]
 
     def learn(self, candidates: Candidates, hits: NDArray[np.bool_]) -> None:
         """Learn from labels; a hit that the prior rules out counts as none, and a draft gone NaN teaches nothing."""
-        prior = self._prior.chances(candidates)
+        prior = self._prior.own(candidates)
         if not np.isfinite(prior).all():
             return
         hits = hits & (prior > 0)
@@ -191,11 +220,15 @@ class Calibration:
 
 
 def _features(candidates: Candidates, prior: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[parents, candidates + 1, 4]; the last candidate is none of them."""
+    """[parents, candidates + 1, 6]; the last candidate is none of them."""
     scores = candidates.scores
     features = np.zeros((len(scores), scores.shape[1] + 1, WEIGHTS))
     features[:, :-1, 0] = np.maximum(scores - scores[:, :1], MIN_GAP)
     features[:, :-1, 1] = np.log(np.arange(1, scores.shape[1] + 1))
     features[:, -1, 2] = 1
     features[:, -1, 3] = np.log(np.maximum(prior[:, 0], MIN_BEST))
+    if candidates.said is not None:
+        said = candidates.said.clip(LEAST_SAID, MOST_SAID)
+        features[:, :-1, 4] = candidates.said > 0
+        features[:, :-1, 5] = np.where(candidates.said > 0, np.log(said / (1 - said)), 0.0)
     return features

@@ -73,7 +73,8 @@ class DraftTree:
 class TokenTree:
     """Grows best-first: take the `frontier`, ask sources for children of each, `add_children`, until it is empty.
 
-    Candidates of several sources merge: one child per token per parent, and the highest chance counts.
+    Candidates of several sources merge: one child per token per parent, and the highest chance counts, until a source
+    that knows what the others said gives chances of its own (`weigh_children`).
     """
 
     ROOT = 0
@@ -93,6 +94,8 @@ class TokenTree:
         self.guesses: dict[int, Guess] = {}
         self._own = [1.0]
         self._children: dict[int, dict[int, int]] = {}
+        self._weighed: set[int] = set()
+        self._is_stale = False
         self._taken: set[int] = set()
         self._waiting: list[tuple[float, int]] = []
         self._best: list[float] = []
@@ -101,6 +104,8 @@ class TokenTree:
     @property
     def floor(self) -> float:
         """The chance that a node needs to be among the best so far."""
+        if self._is_stale:
+            self._rank_again()
         if self.nodes == 0:
             return math.inf
         return max(self._best[0], self.least) if len(self._best) == self.nodes else self.least
@@ -113,17 +118,29 @@ class TokenTree:
     def add_children(self, node: int, candidates: Iterable[tuple[int, float]]) -> None:
         """Add `(token, chance)` pairs below `node`; a chance is that of the token given its parent."""
         children = self._children.setdefault(node, {})
-        raised = False
         for token, chance in candidates:
             assert 0.0 <= chance <= 1.0, "a chance is a probability"
             child = children.get(token)
             if child is None:
                 children[token] = self._append(token, node, chance)
-            elif chance > self._own[child]:
-                self._own[child] = chance
-                raised = True
-        if raised:
-            self._rank_again()
+            elif chance > self._own[child] and node not in self._weighed:
+                self._change(child, chance)
+
+    def said(self, node: int) -> dict[int, float]:
+        """The children of `node` so far: their tokens, and the chance of each given its parent."""
+        return {token: self._own[child] for token, child in self._children.get(node, {}).items()}
+
+    def weigh_children(self, node: int, candidates: Iterable[tuple[int, float]]) -> None:
+        """As `add_children`, by a source that took into account what was `said`: its chances replace the others'.
+
+        Every token may be named once.
+        """
+        pairs, children = list(candidates), self._children.get(node, {})
+        for token, chance in pairs:
+            if (child := children.get(token)) is not None and chance != self._own[child]:
+                self._change(child, chance)
+        self.add_children(node, pairs)
+        self._weighed.add(node)
 
     def child(self, node: int, token: int) -> int:
         """The child of `node` that holds `token`.
@@ -139,7 +156,7 @@ class TokenTree:
         An empty list means that the best nodes are settled.
         """
         taken: list[int] = []
-        floor = self.floor
+        floor = self.floor  # before the heap is looked at: it is made again where it is stale
         while self._waiting and len(taken) < count and -self._waiting[0][0] >= floor:
             taken.append(heapq.heappop(self._waiting)[1])
         self._taken.update(taken)
@@ -185,7 +202,22 @@ class TokenTree:
         self._rank(node)
         return node
 
+    def _change(self, child: int, chance: float) -> None:
+        """Another chance of a child given its parent, and with it of everything below; ranks are made again later."""
+        assert 0.0 <= chance <= 1.0, "a chance is a probability"
+        self._own[child] = chance
+        changed = [child]
+        while changed:
+            node = changed.pop()
+            parent = self.parents[node]
+            assert parent is not None
+            self.chances[node] = self.chances[parent] * self._own[node]
+            changed += self._children.get(node, {}).values()
+        self._is_stale = True
+
     def _rank(self, node: int) -> None:
+        if self._is_stale:
+            return
         chance = self.chances[node]
         if node != self.ROOT:
             if len(self._best) < self.nodes:
@@ -198,8 +230,6 @@ class TokenTree:
             heapq.heappush(self._waiting, (-chance, node))
 
     def _rank_again(self) -> None:
-        self._best, self._waiting = [], []
-        for node, parent in enumerate(self.parents):
-            if parent is not None:
-                self.chances[node] = self.chances[parent] * self._own[node]
+        self._best, self._waiting, self._is_stale = [], [], False
+        for node in range(len(self.tokens)):
             self._rank(node)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import mean
 
@@ -13,27 +10,20 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
-from benchmarks.acceptance import Size, accepted, answer, demo_prompts, generate
-from client.answers import Answer
-from client.decode import Job, decode
-from client.draft import Drafter, LookupDrafter, ModelDrafter, NoDrafter
-from client.local import LocalSession
+from benchmarks.acceptance import Size, accepted, demo_prompts, generate
+from client.draft import ModelDrafter, NoDrafter
 from client.ranking import RankLesson
 from client.source_model import PREFILL_ROWS
-from client.text import TextStream
-from client.walk import Walk
-from swarm.budget import Budget, FixedBudget
 from swarm.chance import Calibration, Candidates
 from swarm.demo import DRAFT, TARGET
-from swarm.goodput import Goodput
 from swarm.lookup import Lookup
-from swarm.messages import Credits, Sampling, Sweep
+from swarm.messages import Sampling
 from swarm.ragged import RaggedModel, load_whole
 from swarm.sampling import pick
-from swarm.session import Limits
 from swarm.tree import DraftTree
+from tests.model.here import decoding
 
 GREEDY = Sampling()
 WARM = Sampling(seed=5, temperature=1.0)
@@ -264,41 +254,6 @@ class Pupil(Calibration):
         super().learn(candidates, hits)
 
 
-FIXED = FixedBudget(16)
-
-
-class ChainHere:
-    """A chain whose only machine is this one; its sweeps say that they take as long as over a wide-area network."""
-
-    first_link_ms = 0.0
-    route_key = "here"
-    has_answer = False
-
-    def __init__(self, target: RaggedModel, credits: Credits) -> None:
-        self.credits = credits
-        self._answers: deque[Answer] = deque()
-        self.limits = Limits(target.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)
-        self._session = LocalSession(target, self.limits)
-
-    def send(self, sweep: Sweep) -> None:
-        self._answers.append(Answer(answer(self._session, sweep), 100.0 + 0.1 * len(sweep.tokens)))
-
-    async def answer(self) -> Answer:
-        return self._answers.popleft()
-
-
-@asynccontextmanager
-async def decoding(
-    target: RaggedModel, drafter: Drafter, prompt: list[int], sampling: Sampling, budget: Budget = FIXED
-) -> AsyncIterator[tuple[Job, AsyncIterator[str]]]:
-    """The client's own loop over 24 tokens."""
-    text = TextStream(AutoTokenizer.from_pretrained(TARGET), prompt, stop=(), eos_ids=frozenset(), max_new_tokens=24)
-    chain = ChainHere(target, Credits(window_tokens=256, sweeps=4, nodes=256))
-    with ThreadPoolExecutor(1) as drafting:
-        job = Job(tuple(prompt), sampling, budget, 512, 24, text, drafter, drafting)
-        yield job, decode(job, chain, Walk(chain.limits, Sampling()))
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 def test_labels_belong_to_the_candidates_that_the_tree_was_made_of(
     draft: RaggedModel, prompts: list[list[int]], sampling: Sampling
@@ -392,49 +347,3 @@ async def test_a_lesson_that_fails_is_not_hidden(
         with pytest.raises(ZeroDivisionError):
             async for _ in pieces:
                 pass
-
-
-@pytest.fixture(scope="module")
-def refrain() -> list[int]:
-    """A text that has begun to repeat itself."""
-    line = "and the tide is on the turn, and the lamp is in the window, and the kettle's on the boil. "
-    ids: list[int] = AutoTokenizer.from_pretrained(TARGET)(line * 3)["input_ids"]
-    return ids[:-12]
-
-
-def test_look_up_and_model_grow_one_tree(draft: RaggedModel, refrain: list[int]) -> None:
-    """One child per token per parent, the higher chance counts, and the model's KV is as without the look-up."""
-    alone = ModelDrafter(draft, VOCAB, 512).grow(refrain, 16, 16, GREEDY)
-    merging = ModelDrafter(draft, VOCAB, 512, lookup=Lookup())
-    tree = merging.grow(refrain, 16, 16, GREEDY)
-    places = list(zip(tree.tokens, tree.parents, strict=True))
-    assert len(set(places)) == len(places) == 16
-    assert all(parent is None or parent < node for node, parent in enumerate(tree.parents))
-    assert sum(tree.chances) > sum(alone.chances), "it knows the refrain"
-    assert len(tree.lessons) == 2, "both learn"
-    again = merging.grow(refrain, 16, 16, GREEDY)
-    assert (again.tokens, again.parents) == (tree.tokens, tree.parents)
-    assert again.chances == pytest.approx(tree.chances, abs=1e-6)
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("source", ["model", "look-up", "both"])
-async def test_the_text_is_the_plain_one_whatever_goodput_chooses(
-    target: RaggedModel, draft: RaggedModel, refrain: list[int], sampling: Sampling, source: str
-) -> None:
-    lookup = Lookup()
-    drafter: Drafter = LookupDrafter(lookup)
-    if source != "look-up":
-        drafter = ModelDrafter(draft, VOCAB, 512, lookup=lookup if source == "both" else None)
-    async with decoding(target, NoDrafter(), refrain, sampling) as (plain, pieces):
-        text = "".join([piece async for piece in pieces])
-    async with decoding(target, drafter, refrain, sampling, Goodput(5)) as (job, pieces):
-        assert text == "".join([piece async for piece in pieces])
-    assert all(sweep.reason for sweep in job.sweeps)
-    assert (lookup.votes.tried.sum() > 0) == (source != "model")
-    if sampling.temperature > 0:  # it leaves the refrain: what a look-up knows is rarely right then
-        return
-    assert sum(sweep.emitted > 0 for sweep in job.sweeps) < len(plain.sweeps), "trees were sent, and were right"
-    deeper = [sweep for sweep in job.sweeps if "on its way" in sweep.reason]
-    assert sum(sweep.emitted for sweep in deeper) > 0, "and tokens came from below nodes that were not verified yet"

@@ -1,4 +1,4 @@
-"""TokenTree against its plain definition, for any order of candidates."""
+"""TokenTree against its plain definition, for any order of candidates, added or weighed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,23 @@ def paths(tree: DraftTree) -> list[tuple[tuple[int, ...], float]]:
     return list(zip(found, tree.chances, strict=True))
 
 
-def naive_chances(tree: TokenTree, added: list[tuple[int, list[tuple[int, float]]]]) -> list[float]:
-    """Each node's chance by definition: the highest own chance ever named for it, times its parent's."""
+Added = tuple[int, list[tuple[int, float]], bool]
+
+
+def naive_chances(tree: TokenTree, added: list[Added]) -> list[float]:
+    """Each node's chance by definition: its own one times its parent's.
+
+    Its own is the highest ever named for it, or what was weighed the last time its parent's children were.
+    """
     own: dict[tuple[int, int], float] = {}
-    for node, children in added:
+    weighed: set[int] = set()
+    for node, children, is_weighed in added:
         for token, chance in children:
-            own[node, token] = max(chance, own.get((node, token), 0.0))
+            if is_weighed or (node, token) not in own:
+                own[node, token] = chance
+            elif node not in weighed:
+                own[node, token] = max(chance, own[node, token])
+        weighed |= {node} if is_weighed else set()
     naive = [1.0]
     for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
         assert parent is not None
@@ -36,14 +47,16 @@ def naive_chances(tree: TokenTree, added: list[tuple[int, list[tuple[int, float]
 @given(st.data(), st.integers(0, 12))
 def test_best_nodes_are_the_best_of_all_candidates_and_closed_under_parent(data: st.DataObject, nodes: int) -> None:
     tree = TokenTree(7, nodes, LEVELS)
-    added: list[tuple[int, list[tuple[int, float]]]] = []
+    added: list[Added] = []
     for _ in range(data.draw(st.integers(0, 8))):
         node = data.draw(st.integers(0, len(tree.tokens) - 1))
         if data.draw(st.booleans()):
             tree.frontier(2)
-        children = data.draw(candidates)
-        tree.add_children(node, children)
-        added.append((node, children))
+        children, is_weighed = data.draw(candidates), data.draw(st.booleans())
+        if is_weighed:
+            children = list(dict(children).items())
+        (tree.weigh_children if is_weighed else tree.add_children)(node, children)
+        added.append((node, children, is_weighed))
     naive = naive_chances(tree, added)
     assert tree.chances == naive
     for count in (nodes, nodes // 2, len(tree.tokens)):

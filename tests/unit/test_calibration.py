@@ -42,8 +42,8 @@ def chances(calibration: Calibration) -> list[float]:
 
 def good() -> dict[str, object]:
     """The contents of a sound file."""
-    fits = [{"weights": [0.0] * 4, "information": (4 * np.eye(4)).tolist()} for _ in range(5)]
-    return {"version": 1, "temperatures": [0.0, 0.45, 0.8, 1.25], "fits": fits}
+    fits = [{"weights": [0.0] * 6, "information": (4 * np.eye(6)).tolist()} for _ in range(5)]
+    return {"version": 2, "temperatures": [0.0, 0.45, 0.8, 1.25], "fits": fits}
 
 
 def test_what_was_learned_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -63,7 +63,7 @@ def bad_files() -> dict[str, bytes]:
         assert isinstance(fits, list)
         return json.dumps({**content, "fits": [*fits[:4], {**fits[4], **changes}]}).encode()
 
-    asymmetric = 4 * np.eye(4)
+    asymmetric = 4 * np.eye(6)
     asymmetric[0, 3] = 1
     return {
         "empty": b"",
@@ -71,17 +71,17 @@ def bad_files() -> dict[str, bytes]:
         "binary": bytes(range(256)),
         "list": b"[1, 2]",
         "deep": b"[" * 60_000,
-        "version": json.dumps({**good(), "version": 2}).encode(),
+        "version": json.dumps({**good(), "version": 1}).encode(),
         "ranges": json.dumps({**good(), "temperatures": [0.0, 1.0]}).encode(),
-        "no fits": json.dumps({"version": 1, "temperatures": [0.0, 0.45, 0.8, 1.25]}).encode(),
+        "no fits": json.dumps({"version": 2, "temperatures": [0.0, 0.45, 0.8, 1.25]}).encode(),
         "few fits": json.dumps({**good(), "fits": []}).encode(),
-        "nan": with_fit(weights=[float("nan")] * 4),
-        "huge number": with_fit(weights=[10**400, 0, 0, 0]),
-        "huge weight": with_fit(weights=[21, 0, 0, 0]),
-        "words": with_fit(weights=["a", "b", "c", "d"]),
-        "shape": with_fit(weights=[0.0] * 5),
-        "singular": with_fit(information=np.zeros((4, 4)).tolist()),
-        "frozen": with_fit(information=(1e9 * np.eye(4)).tolist()),
+        "nan": with_fit(weights=[float("nan")] * 6),
+        "huge number": with_fit(weights=[10**400, *[0] * 5]),
+        "huge weight": with_fit(weights=[21, *[0] * 5]),
+        "words": with_fit(weights=list("abcdef")),
+        "shape": with_fit(weights=[0.0] * 4),
+        "singular": with_fit(information=np.zeros((6, 6)).tolist()),
+        "frozen": with_fit(information=(1e9 * np.eye(6)).tolist()),
         "asymmetric": with_fit(information=asymmetric.tolist()),
         "oversize": json.dumps(good()).encode() + b" " * MAX_FILE_BYTES,
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -143,6 +145,52 @@ def test_a_draft_gone_nan_teaches_nothing() -> None:
     calibration.learn(Candidates(np.full((2, 3), np.nan), None, 1.0), np.ones((2, 3), dtype=bool))
     candidates = rows(np.random.default_rng(7), 5)
     np.testing.assert_allclose(calibration.chances(candidates), SoftmaxPrior().chances(candidates))
+
+
+def heard(candidates: Candidates, said: list[float]) -> Candidates:
+    """The same, and what others said about every parent's candidates."""
+    return replace(candidates, said=np.tile(said, (len(candidates.scores), 1)))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("model", [SoftmaxPrior(), Calibration()])
+def test_what_others_say_moves_a_chance_and_leaves_a_law(model: SoftmaxPrior | Calibration, temperature: float) -> None:
+    candidates = rows(np.random.default_rng(10), 20, temperature)
+    alone = model.chances(candidates)
+    nothing = heard(candidates, [0.0] * CANDIDATES)
+    np.testing.assert_allclose(model.chances(nothing), alone)
+    surer = model.chances(heard(candidates, [0.0] * 3 + [0.9] + [0.0] * 4))
+    assert (surer[:, 3] > alone[:, 3]).all()
+    assert (surer.sum(axis=1) <= 1 + 1e-12).all()
+    everywhere = model.chances(heard(candidates, [1.0] * CANDIDATES))
+    assert np.isfinite(everywhere).all()
+    assert (everywhere.sum(axis=1) <= 1 + 1e-12).all()
+
+
+def test_bounds_in_the_place_of_scores_leave_a_law() -> None:
+    """A flat draft, and four more candidates that others named: as many bounds as scores may sum to more than 1."""
+    flat = Candidates(np.zeros((3, 12)), np.full(3, np.log(8)), 0.0, np.tile([0.0] * 8 + [0.2] * 4, (3, 1)))
+    for model in (SoftmaxPrior(), Calibration()):
+        assert (model.chances(flat).sum(axis=1) <= 1 + 1e-12).all()
+        assert (model.chances(flat) > 0).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_it_learns_what_the_others_are_worth(temperature: float) -> None:
+    """Targets that follow the others half of the time they speak; measured: .50 of them, the law .52."""
+    rng, calibration = np.random.default_rng(11), Calibration()
+    for _ in range(60):
+        candidates = rows(rng, LESSON_PARENTS, temperature)
+        hits = draw(rng, sharper(candidates, 1.0))
+        follows = rng.uniform(size=LESSON_PARENTS) < 0.5
+        hits[follows] = np.arange(CANDIDATES) == 5
+        calibration.learn(heard(candidates, [0.0] * 5 + [0.3] + [0.0] * 2), hits)
+    unseen = rows(np.random.default_rng(12), 200, temperature)
+    law = 0.5 * sharper(unseen, 1.0)
+    law[:, 5] += 0.5
+    ours = calibration.chances(heard(unseen, [0.0] * 5 + [0.3] + [0.0] * 2))
+    assert abs(ours[:, 5].mean() - law[:, 5].mean()) < 0.05
+    assert np.abs(ours - law).mean() < 0.5 * np.abs(SoftmaxPrior().chances(unseen) - law).mean()
 
 
 def test_learning_is_a_function_of_its_lessons() -> None:

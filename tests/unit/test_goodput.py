@@ -273,6 +273,21 @@ def test_another_sweep_carries_what_is_worth_its_slot(name: str, first: float) -
     assert control.further(ROUTE, (), Ahead(2, 7.0)).nodes == 0
 
 
+@pytest.mark.parametrize(("brought", "is_dearer"), [(1.5, False), (0.5, True)])
+def test_what_comes_beyond_the_promise_makes_sweeps_worth_more_and_time_no_dearer(
+    brought: float, is_dearer: bool
+) -> None:
+    """In a text that repeats itself more comes than was promised: the more reason to send on, not the less."""
+    control, usual = known(WORLDS["100 ms, passages"]), known(WORLDS["100 ms, passages"])
+    for world in (control, usual):
+        for _ in range(30):
+            sweep = WORLDS["100 ms, passages"].sweep(16)
+            world.spent(ROUTE, replace(sweep, hops=3, promised=1.0, brought=brought if world is control else 1.0))
+    ours, theirs = (world.least(ROUTE, 0.0) for world in (control, usual))
+    assert ours > 1.03 * theirs if is_dearer else ours < 0.9 * theirs
+    assert control._running <= usual._running * 1.001
+
+
 def test_another_sweep_is_sent_where_it_pays_and_in_parts_where_rows_are_dear_on_the_wire() -> None:
     """What the test above finds is not always nothing, nor always all."""
     sure, doubtful = (0.9,) * 96, (0.001,) * 96

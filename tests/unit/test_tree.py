@@ -23,6 +23,32 @@ def test_sources_merge_and_a_raised_chance_lifts_the_subtree() -> None:
     assert tree.best(2) == DraftTree((11, 12), (None, 0), (0.8, 0.8))
 
 
+def test_a_source_that_weighs_has_the_last_word_upwards_and_downwards() -> None:
+    tree = TokenTree(9, nodes=2, levels=4)
+    tree.add_children(TokenTree.ROOT, [(10, 0.6), (11, 0.3)])
+    tree.add_children(1, [(12, 0.9)])
+    assert tree.said(TokenTree.ROOT) == {10: 0.6, 11: 0.3}
+    assert tree.said(3) == {}
+    assert tree.best(2).tokens == (10, 12)
+    tree.weigh_children(TokenTree.ROOT, [(10, 0.1), (11, 0.4), (13, 0.2)])
+    assert tree.best(3).chances == (0.4, 0.2, 0.1)
+    assert tree.best(2).tokens == (11, 13)
+    assert tree.chances[3] == pytest.approx(0.09), "what stands below falls too"
+    tree.add_children(TokenTree.ROOT, [(10, 0.9), (14, 0.15)])
+    assert tree.said(TokenTree.ROOT) == {10: 0.1, 11: 0.4, 13: 0.2, 14: 0.15}, "what was weighed is not raised"
+
+
+def test_nodes_come_back_into_reach_where_better_ones_fall() -> None:
+    tree = TokenTree(9, nodes=2, levels=4)
+    assert tree.frontier(1) == [TokenTree.ROOT]
+    tree.add_children(TokenTree.ROOT, [(10, 0.5), (11, 0.3), (12, 0.2)])
+    tree.add_children(1, [(13, 0.9)])
+    assert tree.frontier(16) == [1, 4], "11 is out of reach of the two best"
+    tree.weigh_children(TokenTree.ROOT, [(10, 0.1)])
+    assert tree.frontier(16) == [2, 3]
+    assert tree.best(2).tokens == (11, 12)
+
+
 def test_frontier_hands_out_only_nodes_whose_children_may_still_belong() -> None:
     tree = TokenTree(9, nodes=2, levels=4)
     assert tree.frontier(16) == [TokenTree.ROOT]

@@ -1,0 +1,57 @@
+"""The client's decode loop over a target in this process."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from transformers import AutoTokenizer
+
+from benchmarks.acceptance import answer
+from client.answers import Answer
+from client.decode import Job, decode
+from client.draft import Drafter
+from client.local import LocalSession
+from client.text import TextStream
+from client.walk import Walk
+from swarm.budget import Budget, FixedBudget
+from swarm.demo import TARGET
+from swarm.messages import Credits, Sampling, Sweep
+from swarm.ragged import RaggedModel
+from swarm.session import Limits
+
+FIXED = FixedBudget(16)
+
+
+class ChainHere:
+    """A chain whose only machine is this one; its sweeps say that they take as long as over a wide-area network."""
+
+    first_link_ms = 0.0
+    route_key = "here"
+    has_answer = False
+
+    def __init__(self, target: RaggedModel, credits: Credits) -> None:
+        self.credits = credits
+        self._answers: deque[Answer] = deque()
+        self.limits = Limits(target.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)
+        self._session = LocalSession(target, self.limits)
+
+    def send(self, sweep: Sweep) -> None:
+        self._answers.append(Answer(answer(self._session, sweep), 100.0 + 0.1 * len(sweep.tokens)))
+
+    async def answer(self) -> Answer:
+        return self._answers.popleft()
+
+
+@asynccontextmanager
+async def decoding(
+    target: RaggedModel, drafter: Drafter, prompt: list[int], sampling: Sampling, budget: Budget = FIXED
+) -> AsyncIterator[tuple[Job, AsyncIterator[str]]]:
+    """The client's own loop over 24 tokens."""
+    text = TextStream(AutoTokenizer.from_pretrained(TARGET), prompt, stop=(), eos_ids=frozenset(), max_new_tokens=24)
+    chain = ChainHere(target, Credits(window_tokens=256, sweeps=4, nodes=256))
+    with ThreadPoolExecutor(1) as drafting:
+        job = Job(tuple(prompt), sampling, budget, 512, 24, text, drafter, drafting)
+        yield job, decode(job, chain, Walk(chain.limits, Sampling()))

@@ -1,0 +1,200 @@
+"""Several sources in one tree: a model weighs what was said before it, and learns what that is worth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import AutoTokenizer
+
+from benchmarks.acceptance import demo_prompts
+from client.draft import Drafter, LookupDrafter, ModelDrafter, NoDrafter, TreeDrafter
+from client.ranking import CHILDREN, Ranker
+from client.source import Search, Source
+from client.source_model import ModelSource
+from swarm.chance import Calibration, Candidates, SoftmaxPrior
+from swarm.demo import DRAFT, TARGET
+from swarm.goodput import Goodput
+from swarm.lookup import Lookup
+from swarm.messages import Sampling
+from swarm.ragged import RaggedModel, load_whole
+from swarm.tree import DraftTree, TokenTree
+from tests.model.here import decoding
+
+GREEDY = Sampling()
+WARM = Sampling(seed=5, temperature=1.0)
+VOCAB = 4096
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def target() -> RaggedModel:
+    return load_whole(TARGET, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def draft() -> RaggedModel:
+    return load_whole(DRAFT, torch.float32)
+
+
+class Prophet(Source):
+    """Says one token after the text, with one chance."""
+
+    def __init__(self, token: int, chance: float) -> None:
+        self.token, self.chance = token, chance
+
+    def begin(self, search: Search) -> bool:
+        search.tree.add_children(TokenTree.ROOT, [(self.token, self.chance)])
+        return False
+
+    def widen(self, search: Search) -> None:
+        """Insists."""
+        self.begin(search)
+
+
+def model(draft: RaggedModel, chances: Calibration | SoftmaxPrior | None = None) -> ModelSource:
+    return ModelSource(draft, VOCAB, 512, ranker=Ranker(VOCAB, chances or Calibration()))
+
+
+def firsts(tree: DraftTree) -> dict[int, float]:
+    """Children of the root with their chances."""
+    all_of_them = zip(tree.tokens, tree.parents, tree.chances, strict=True)
+    return {token: chance for token, parent, chance in all_of_them if parent is None}
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+def test_agreement_is_worth_more_and_contradiction_less_than_either_alone(
+    draft: RaggedModel, sampling: Sampling
+) -> None:
+    [prompt] = demo_prompts(1)
+    alone = firsts(TreeDrafter([model(draft)]).grow(prompt, 64, 1, sampling))
+    best, second = sorted(alone, key=alone.__getitem__, reverse=True)[:2]
+    stranger = next(token for token in range(3, VOCAB) if token not in alone)
+    for token in (best, second, stranger):
+        both = firsts(TreeDrafter([model(draft), Prophet(token, 0.9)]).grow(prompt, 64, 1, sampling))
+        assert sum(both.values()) <= 1 + 1e-9, "not both can be right"
+        assert both[token] > alone.get(token, 0.0)
+        assert all(both[other] < alone[other] for other in alone if other != token)
+    assert both.keys() == {*alone, stranger}
+    doubted = firsts(TreeDrafter([Prophet(stranger, 0.3), model(draft)]).grow(prompt, 64, 1, sampling))
+    assert 0 < doubted[stranger] < 0.3, "the model's word is the last one, also where it lowers a chance"
+
+
+def test_who_insists_is_not_believed_the_more(draft: RaggedModel) -> None:
+    [prompt] = demo_prompts(1)
+    drafter = TreeDrafter([Prophet(7, 0.9), model(draft)])
+    once = firsts(drafter.grow(prompt, 32, 1, GREEDY))
+    assert firsts(drafter.grow(prompt, 64, 1, GREEDY))[7] == once[7] < 0.9
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_who_is_often_right_is_believed(draft: RaggedModel, is_right: bool) -> None:
+    """Every lesson has another prophecy, so that none is learned by heart."""
+    prompts, calibration = demo_prompts(8), Calibration()
+    for number, prompt in enumerate(prompts[:-1]):
+        drafter = TreeDrafter([Prophet(100 + number, 0.5), model(draft, calibration)])
+        for _ in range(4):
+            drafter.learn(drafter.grow(prompt, 16, 1, GREEDY), {None: 100 + number if is_right else 99})
+    before, after = (
+        firsts(TreeDrafter([Prophet(500, 0.5), model(draft, chances)]).grow(prompts[-1], 64, 1, GREEDY))[500]
+        for chances in (Calibration(), calibration)
+    )
+    assert after > 2 * before if is_right else after < before / 2
+
+
+def test_the_second_model_hears_the_first(draft: RaggedModel) -> None:
+    """And learns what its word is worth, not the highest of both."""
+    [prompt] = demo_prompts(1)
+    heard: list[NDArray[np.float64] | None] = []
+
+    class Listening(Calibration):
+        def learn(self, candidates: Candidates, hits: NDArray[np.bool_]) -> None:
+            heard.append(candidates.said)
+
+    drafter = TreeDrafter([model(draft), model(draft, Listening())])
+    tree = drafter.grow(prompt, 16, 4, GREEDY)
+    drafter.learn(tree, {None: tree.tokens[0]})
+    [said] = heard
+    assert said is not None
+    assert said.shape == (1, CHILDREN)
+    assert (said > 0).all(), "the same model proposed the same tokens"
+
+
+def test_sources_that_weigh_are_asked_last(draft: RaggedModel) -> None:
+    asked: list[str] = []
+
+    class Early(Prophet):
+        def begin(self, search: Search) -> bool:
+            asked.append("early")
+            return super().begin(search)
+
+    class Late(ModelSource):
+        def begin(self, search: Search) -> bool:
+            asked.append("late")
+            return super().begin(search)
+
+    TreeDrafter([Late(draft, VOCAB, 512), Early(7, 0.5)]).grow(demo_prompts(1)[0], 4, 4, GREEDY)
+    assert asked == ["early", "late"]
+
+
+def test_a_model_without_candidates_leaves_what_was_said(draft: RaggedModel) -> None:
+    """A draft gone NaN, or a text beyond its window."""
+
+    class Gone(Calibration):
+        def chances(self, candidates: Candidates) -> NDArray[np.float64]:
+            return super().chances(candidates) * np.nan
+
+    [prompt] = demo_prompts(1)
+    for silent in (model(draft, Gone()), ModelSource(draft, VOCAB, len(prompt) - 1)):
+        assert firsts(TreeDrafter([Prophet(7, 0.5), silent]).grow(prompt, 4, 4, GREEDY)) == {7: 0.5}
+
+
+@pytest.fixture(scope="module")
+def refrain() -> list[int]:
+    """A text that has begun to repeat itself."""
+    line = "and the tide is on the turn, and the lamp is in the window, and the kettle's on the boil. "
+    ids: list[int] = AutoTokenizer.from_pretrained(TARGET)(line * 3)["input_ids"]
+    return ids[:-12]
+
+
+def test_look_up_and_model_grow_one_tree(draft: RaggedModel, refrain: list[int]) -> None:
+    """One child per token per parent, and the model's KV is as without the look-up."""
+    alone = ModelDrafter(draft, VOCAB, 512).grow(refrain, 16, 16, GREEDY)
+    merging = ModelDrafter(draft, VOCAB, 512, lookup=Lookup())
+    tree = merging.grow(refrain, 16, 16, GREEDY)
+    places = list(zip(tree.tokens, tree.parents, strict=True))
+    assert len(set(places)) == len(places) == 16
+    assert all(parent is None or parent < node for node, parent in enumerate(tree.parents))
+    assert sum(tree.chances) > sum(alone.chances), "it knows the refrain"
+    assert len(tree.lessons) == 2, "both learn"
+    again = merging.grow(refrain, 16, 16, GREEDY)
+    assert (again.tokens, again.parents) == (tree.tokens, tree.parents)
+    assert again.chances == pytest.approx(tree.chances, abs=1e-6)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("source", ["model", "look-up", "both"])
+async def test_the_text_is_the_plain_one_whatever_goodput_chooses(
+    target: RaggedModel, draft: RaggedModel, refrain: list[int], sampling: Sampling, source: str
+) -> None:
+    lookup = Lookup()
+    drafter: Drafter = LookupDrafter(lookup)
+    if source != "look-up":
+        drafter = ModelDrafter(draft, VOCAB, 512, lookup=lookup if source == "both" else None)
+    async with decoding(target, NoDrafter(), refrain, sampling) as (plain, pieces):
+        text = "".join([piece async for piece in pieces])
+    async with decoding(target, drafter, refrain, sampling, Goodput(5)) as (job, pieces):
+        assert text == "".join([piece async for piece in pieces])
+    assert all(sweep.reason for sweep in job.sweeps)
+    assert (lookup.votes.tried.sum() > 0) == (source != "model")
+    if sampling.temperature > 0:  # it leaves the refrain: what a look-up knows is rarely right then
+        return
+    assert sum(sweep.emitted > 0 for sweep in job.sweeps) < len(plain.sweeps), "trees were sent, and were right"
+    deeper = [sweep for sweep in job.sweeps if "on its way" in sweep.reason]
+    assert sum(sweep.emitted for sweep in deeper) > 0, "and tokens came from below nodes that were not verified yet"
