@@ -1,9 +1,9 @@
 """Whether a boost-tuned pair of drafts accepts more than two copies that were trained alike (SpecInfer).
 
 From the demo draft and text sampled from the demo target drafts are trained, with as many steps each: one; copies of it
-in other orders; and, in the same orders, such as complete the first. Pairs then draft in one tree of Canopy's, on
-passages that nobody trained on: candidates of two drafts meet in the tree, where the higher chance counts, or the two
-speak with one voice (`client.source_joint`). Every text is compared with plain decoding's.
+in other orders; and, in the same orders, such as learn what the first misses. Pairs then draft in one tree, on passages
+that nobody trained on: with one candidate of each draft below a node, as SpecInfer merges its drafts' sequences, and
+with eight, as Canopy's trees have. Every text is compared with plain decoding's.
 
     python -m benchmarks.boost --record
 """
@@ -29,8 +29,6 @@ from benchmarks.sheet import Sheet
 from client.boost import BoostTraining
 from client.draft import NoDrafter, TreeDrafter
 from client.ranking import Ranker
-from client.source import Source
-from client.source_joint import JointSource
 from client.source_model import ModelSource
 from client.target import load_target
 from client.train_draft import DraftTraining
@@ -45,41 +43,36 @@ from swarm.ragged import RaggedModel, load_whole
 WINDOW = 2_048
 
 
+WAYS = {"one, trained on": None, "two, trained alike": "alike", "boost-tuned pair": "boosted"}
+"""Of what kind the draft beside the first one is; there is one per seed."""
+
+
 @dataclass(frozen=True, slots=True)
-class Way:
-    """Which drafts work together, and how. second: its kind; there is one per seed."""
+class Shape:
+    """Of trees. candidates: of each draft below a node. nodes: K."""
 
-    first: str
-    second: str | None = None
-    joint: bool = False
+    candidates: int
+    nodes: int
 
 
-WAYS = {
-    "demo draft": Way("demo"),
-    "one, trained on": Way("first"),
-    "two, trained alike, in one tree": Way("first", "alike"),
-    "two, trained alike, one voice": Way("first", "alike", joint=True),
-    "boost-tuned pair, one voice": Way("first", "boosted", joint=True),
-}
+SHAPES = (Shape(1, 8), Shape(1, 16), Shape(8, 16), Shape(8, 64))
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """Measure boost-tuning."""
 
-    steps: int = 200
-    batch: int = 6
+    steps: int = 300
+    batch: int = 8
     rate: float = 1e-3
-    lines: int = 1_024
+    lines: int = 2_048
     tokens: int = 128
     seeds: tuple[int, ...] = (2, 3)
     """Orders in which second drafts are trained."""
     samples: Path | None = None
     """File of the sampled text, made if it is not there; default: made anew."""
-    prompts: int = 8
+    prompts: int = 12
     new_tokens: int = 48
-    nodes: tuple[int, ...] = (16, 64)
-    """Tree nodes per sweep (K)."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
     threads: int = 1
     record: bool = False
@@ -94,7 +87,7 @@ class Cell:
     way: str
     seed: int | None
     temperature: float
-    nodes: int
+    shape: Shape
     acceptance: float
     same_text: int
     texts: int
@@ -125,7 +118,7 @@ def train(options: Options, folder: Path, console: Console) -> dict[str, Path]:
         for seed in options.seeds:
             trained(f"alike {seed}", seed)
             trained(f"boosted {seed}", seed, first)
-    return {"demo": DRAFT, **{path.name: path for path in folder.iterdir() if path.is_dir()}}
+    return {path.name: path for path in folder.iterdir() if path.is_dir()}
 
 
 def measure(options: Options, folders: dict[str, Path], console: Console) -> list[Cell]:
@@ -133,64 +126,58 @@ def measure(options: Options, folders: dict[str, Path], console: Console) -> lis
     target = load_whole(TARGET, torch.float32)
     models = {name: load_whole(folder, torch.float32) for name, folder in folders.items()}
     prompts, cells = demo_prompts(options.prompts), list[Cell]()
-    sets = [(name, seed) for name, way in WAYS.items() for seed in (options.seeds if way.second else (None,))]
+    sets = [(name, seed) for name, second in WAYS.items() for seed in (options.seeds if second else (None,))]
     with Progress(console=console) as bar:
-        task = bar.add_task("measuring", total=len(sets) * len(options.nodes) * len(options.temperatures))
+        task = bar.add_task("measuring", total=len(sets) * len(SHAPES) * len(options.temperatures))
         for temperature in options.temperatures:
             cases = [(prompt, Sampling(FIRST_SEED + number, temperature)) for number, prompt in enumerate(prompts)]
             plain = [generate(target, NoDrafter(), *case, Size(options.new_tokens, 0)).tokens for case in cases]
-            for (name, seed), nodes in product(sets, options.nodes):
-                drafter = TreeDrafter(_sources(WAYS[name], seed, models))
-                runs = [generate(target, drafter, *case, Size(options.new_tokens, nodes)) for case in cases]
+            for (name, seed), shape in product(sets, SHAPES):
+                chosen = [models["first"], *([models[f"{WAYS[name]} {seed}"]] if WAYS[name] else [])]
+                drafter = TreeDrafter([_source(model, shape.candidates) for model in chosen])
+                runs = [generate(target, drafter, *case, Size(options.new_tokens, shape.nodes)) for case in cases]
                 acceptance = mean(run.emitted / run.sweeps for run in runs)
                 same = sum(run.tokens == text for run, text in zip(runs, plain, strict=True))
-                cells.append(Cell(name, seed, temperature, nodes, acceptance, same, len(runs)))
+                cells.append(Cell(name, seed, temperature, shape, acceptance, same, len(runs)))
                 bar.update(task, advance=1)
     return cells
 
 
-def _sources(way: Way, seed: int | None, models: dict[str, RaggedModel]) -> list[Source]:
-    drafts = [models[way.first], *([models[f"{way.second} {seed}"]] if way.second else [])]
-    vocab_tokens = drafts[0].vocab_size
-    if way.joint:
-        return [JointSource(drafts, vocab_tokens, WINDOW, Ranker(vocab_tokens, Calibration()))]
-    return [ModelSource(one, vocab_tokens, WINDOW, ranker=Ranker(vocab_tokens, Calibration())) for one in drafts]
+def _source(model: RaggedModel, candidates: int) -> ModelSource:
+    ranker = Ranker(model.vocab_size, Calibration(), children=candidates)
+    return ModelSource(model, model.vocab_size, WINDOW, ranker=ranker)
 
 
 def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
     """The table: a line per set of drafts, the mean of its seeds."""
-    places = list(product(options.temperatures, options.nodes))
+    places = list(product(options.temperatures, SHAPES))
+    columns = (f"T={temperature:g}, {shape.candidates} each, K={shape.nodes}" for temperature, shape in places)
     made = Sheet(
         "boost",
         f"Acceptance length on {options.prompts} passages; {options.steps} steps of {options.batch} × {options.tokens} "
         f"sampled tokens for each draft, second drafts from {len(options.seeds)} seeds",
-        ("drafts", *(f"T={temperature:g}, K={nodes}" for temperature, nodes in places)),
+        ("drafts", *columns),
         notes=[
             f"{sum(cell.same_text for cell in cells)} of {sum(cell.texts for cell in cells)} texts are those of plain "
             "decoding.",
         ],
         measured={"cells": [asdict(cell) for cell in cells]},
     )
-    found: dict[tuple[str, float, int], list[float]] = defaultdict(list)
+    found: dict[tuple[str, float, Shape], list[float]] = defaultdict(list)
     for cell in cells:
-        found[cell.way, cell.temperature, cell.nodes].append(cell.acceptance)
+        found[cell.way, cell.temperature, cell.shape].append(cell.acceptance)
     for name in WAYS:
         made.rows.append((name, *(f"{mean(found[name, *place]):.2f}" for place in places)))
-    *_, tree, voice, boosted = WAYS
-    for other in (tree, voice):
-        gains = [ours / theirs - 1 for place in places for ours, theirs in _pairs(found, boosted, other, place)]
-        better = sum(gain > 0 for gain in gains)
+    *_, alike, boosted = WAYS
+    for candidates in sorted({shape.candidates for shape in SHAPES}):
+        some = [place for place in places if place[1].candidates == candidates]
+        pairs = [pair for place in some for pair in zip(found[boosted, *place], found[alike, *place], strict=True)]
+        gains = [ours / theirs - 1 for ours, theirs in pairs]
         made.notes.append(
-            f"Boost-tuned against {other}: {mean(gains):+.1%} on average, more in {better} of {len(gains)} cells."
+            f"Boost-tuned against alike, candidates of each draft below a node: {candidates}: {mean(gains):+.1%} on "
+            f"average, more in {sum(gain > 0 for gain in gains)} of {len(gains)} pairs."
         )
     return made
-
-
-def _pairs(
-    found: dict[tuple[str, float, int], list[float]], ours: str, theirs: str, place: tuple[float, int]
-) -> list[tuple[float, float]]:
-    """Acceptance lengths of two ways by seed."""
-    return list(zip(found[ours, *place], found[theirs, *place], strict=True))
 
 
 def main() -> None:

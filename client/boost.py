@@ -1,13 +1,11 @@
 """Boost-tuning: each next draft learns what the earlier ones miss, so that together they guess more than copies would.
 
-Drafts that complete each other speak with one voice (`client.source_joint`): the mean of their log-probabilities. The
-next draft is trained in that company, the others being as they are:
+    loss = Σ weight · KL(target_probs ‖ own_probs) / Σ weight
+    weight of a place: 1 where no earlier draft has the target's likeliest token on top, FOUND elsewhere
 
-    loss = KL(target_probs ‖ softmax((log own_probs + Σ log earlier_probs) / drafts))
-
-So where the earlier ones are right there is nothing to learn, and the less chance they give a token that the target
-picks, the more it weighs. SpecInfer trains on the places alone where no earlier draft has the target's token on top:
-that draft's chances are wrong everywhere else, which ruins trees that have several candidates of each draft.
+Drafts that draft together need not know of each other: the later one hears what the earlier ones said
+(`client.ranking`) and learns what that is worth. SpecInfer leaves out the places that were found altogether; a little
+of them keeps the draft's chances sound there, which trees with several candidates of each draft need.
 
 Source: SpecInfer (arXiv 2305.09781), section 3: collective boost-tuning of several small models.
 """
@@ -18,11 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 
-from client.train_draft import DraftTraining, log_probs
+from client.train_draft import DraftTraining, is_found, log_probs
 from swarm.errors import ConfigError, IncompatibleDraft
+
+FOUND = 0.2
+"""Weight of a place where an earlier draft is right already."""
 
 
 @dataclass(slots=True)
@@ -45,8 +45,10 @@ class BoostTraining(DraftTraining):
                     f"earlier draft {number} has {theirs} tokens, the target {tokens}; leave it out"
                 )
 
-    def _logs(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _logs(self, tokens: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
         ours, theirs = DraftTraining._logs(self, tokens)  # super() does not know a class with slots
         with torch.no_grad():
-            earlier = [log_probs(draft, tokens.to(self.target.device)) for draft in self.earlier]
-        return F.log_softmax(torch.stack([ours, *earlier]).mean(dim=0), dim=1), theirs
+            return [*ours, *(log_probs(draft, tokens.to(self.target.device)) for draft in self.earlier)], theirs
+
+    def _weights(self, drafts: Sequence[torch.Tensor], theirs: torch.Tensor) -> torch.Tensor:
+        return torch.where(is_found(drafts[1:], theirs), FOUND, 1.0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from client.ranking import Ranker
 from client.source import Source
 from client.source_dgf import DgfSource
 from client.source_fill import FillSource
-from client.source_joint import JointSource
 from client.source_model import ModelSource
 from client.source_recycle import RecycleSource
 from client.source_redrafter import ReDrafterSource
@@ -32,14 +31,12 @@ from swarm.chance import Calibration
 from swarm.errors import ConfigError, IncompatibleDraft
 from swarm.hub import find_model
 from swarm.lookup import Lookup
-from swarm.ragged import RaggedModel, load_whole
+from swarm.ragged import load_whole
 from swarm.recycling import Recycling
 
 DRAFT_WINDOW = 32_768
 """Of drafts that know no limit."""
 MOST_DRAFTS = 8
-COMPLETES = "canopy_completes"
-"""In a boost-tuned model's config.json: how many drafts it was trained to complete."""
 
 Name = str | Path
 
@@ -90,15 +87,16 @@ def load_drafter(model: Name, target: Target, wanted: Wanted, revision: str | No
     if wanted.recycle:
         sources.append(RecycleSource(Recycling()))
     keeping: list[Callable[[], None]] = []
-    parts: list[Part | Head] = []
+    company: list[Identified] = []
     for name in wanted.names:
         config = read_head_config(name)
-        if config is None:
-            _join(parts, _model(name, target, device))
-        else:
-            parts.append(_head((name, config), (model, revision), target, device))
-    for part in parts:
-        path = calibration_path(wanted.calibrations, target, part.identity) if wanted.calibrations is not None else None
+        part = (
+            _model(name, target, device) if config is None else _head((name, config), (model, revision), target, device)
+        )
+        company.append(part.identity)
+        path = None
+        if wanted.calibrations is not None:
+            path = calibration_path(wanted.calibrations, target, in_company(company))
         chances = load_calibration(path) if path is not None else Calibration()
         sources.append(part.source(Ranker(len(target.tokenizer), chances)))
         if path is not None:
@@ -125,72 +123,39 @@ def find_device(name: str | None) -> torch.device:
 
 @dataclass(frozen=True, slots=True)
 class DraftIdentity:
-    """Tells one head or set of models from another, as `Target` does models."""
+    """Tells one head, or one draft behind others, from another, as `Target` does models."""
 
     name: str
     config_digest: str
     tokenizer_digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """A head that is to draft, by itself."""
-
-    source: Callable[[Ranker], Source]
-    identity: DraftIdentity
+def in_company(drafts: Sequence[Identified]) -> Identified:
+    """The last of some drafts, which hears those before it: what it learns holds in their company."""
+    *_, last = drafts
+    if len(drafts) == 1:
+        return last
+    digest = hashlib.sha256(" ".join(draft.config_digest for draft in drafts).encode()).hexdigest()
+    return DraftIdentity("+".join(draft.name for draft in drafts), digest, last.tokenizer_digest)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Models that draft with one voice; most often one. completes: how many before it the last one was trained with."""
+    """A model or head that is to draft."""
 
-    models: tuple[RaggedModel, ...]
-    names: tuple[Target, ...]
-    vocab_tokens: int
-    completes: int = 0
-
-    @property
-    def identity(self) -> Identified:
-        """Of one model its own."""
-        if len(self.names) == 1:
-            return self.names[0]
-        digest = hashlib.sha256(" ".join(name.config_digest for name in self.names).encode()).hexdigest()
-        return DraftIdentity("+".join(name.name for name in self.names), digest, self.names[0].tokenizer_digest)
-
-    def source(self, ranker: Ranker) -> Source:
-        """What drafts."""
-        window = min(model.max_positions or DRAFT_WINDOW for model in self.models)
-        if len(self.models) == 1:
-            return ModelSource(self.models[0], self.vocab_tokens, window, ranker=ranker)
-        return JointSource(self.models, self.vocab_tokens, window, ranker)
-
-
-def _join(parts: list[Part | Head], new: Part) -> None:
-    """Put a model behind those before it, or together with them if it was trained to complete them."""
-    together = [new]
-    while (missing := new.completes + 1 - sum(len(part.models) for part in together)) > 0:
-        before = parts.pop() if parts else None
-        if not isinstance(before, Part) or len(before.models) > missing:
-            raise IncompatibleDraft(
-                f"{new.names[0].name}: was trained to complete {new.completes} other drafts; name these just before it"
-            )
-        together.insert(0, before)
-    models = tuple(model for part in together for model in part.models)
-    names = tuple(name for part in together for name in part.names)
-    parts.append(Part(models, names, new.vocab_tokens))
+    source: Callable[[Ranker], Source]
+    identity: Identified
 
 
 def _model(name: Name, target: Target, device: torch.device) -> Part:
     model = load_whole(name, torch.float32 if device.type == "cpu" else torch.bfloat16, device)
     small = load_target(name)
     check_compatible(target.tokenizer, small.tokenizer, target.vocab_size, model.vocab_size)
-    completes = getattr(model.config, COMPLETES, 0)
-    if type(completes) is not int or not 0 <= completes < MOST_DRAFTS:
-        raise IncompatibleDraft(f"{name}: its config.json has {COMPLETES} {completes!r}; train it again")
-    return Part((model,), (small,), len(target.tokenizer), completes)
+    window, vocab_tokens = model.max_positions or DRAFT_WINDOW, len(target.tokenizer)
+    return Part(lambda ranker: ModelSource(model, vocab_tokens, window, ranker=ranker), small)
 
 
-def _head(named: tuple[Name, HeadConfig], of: tuple[Name, str | None], target: Target, device: torch.device) -> Head:
+def _head(named: tuple[Name, HeadConfig], of: tuple[Name, str | None], target: Target, device: torch.device) -> Part:
     name, config = named
     if config.tokenizer != target.tokenizer_digest or config.vocab_size != target.vocab_size:
         raise IncompatibleDraft(
@@ -207,4 +172,4 @@ def _head(named: tuple[Name, HeadConfig], of: tuple[Name, str | None], target: T
     digest = hashlib.sha256(json.dumps(config.to_json(), sort_keys=True).encode()).hexdigest()
     identity = DraftIdentity(folder.name if hub is None else hub.repo, digest, config.tokenizer)
     kind = ReDrafterSource if config.canopy_head == "redrafter" else DgfSource
-    return Head(lambda ranker: kind(head, ranker), identity)
+    return Part(lambda ranker: kind(head, ranker), identity)

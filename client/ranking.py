@@ -83,11 +83,14 @@ class RankLesson:
 class Ranker:
     """Ranks one source's candidates. chances: learns how far that source is to be believed."""
 
-    def __init__(self, vocab_tokens: int, chances: ChanceModel, *, coupled: bool = True) -> None:
-        """A ranker of ids below `vocab_tokens`; those above are padding."""
+    def __init__(
+        self, vocab_tokens: int, chances: ChanceModel, *, coupled: bool = True, children: int = CHILDREN
+    ) -> None:
+        """A ranker of ids below `vocab_tokens`; those above are padding. children: most candidates below one node."""
         self.chances = chances
         self.vocab_tokens = vocab_tokens
         self._coupled = coupled
+        self._children = children
         self._noise = lru_cache(maxsize=32)(gumbel_row if coupled else _no_noise)
         self._rounded = lru_cache(maxsize=32)(self._round)
         self._considered: list[Evidence] = []
@@ -102,7 +105,7 @@ class Ranker:
         """The best candidates of each row of `logits` [rows, vocab_size]; positions: of those candidates."""
         logits = logits[:, : self.vocab_tokens]
         scores = self._scores(logits, positions, sampling)
-        best = scores.topk(min(CHILDREN, scores.shape[1]))
+        best = scores.topk(min(self._children, scores.shape[1]))
         is_whole = sampling.temperature == 0 or not self._coupled
         mass = scores.logsumexp(dim=1).double().cpu().numpy() if is_whole else None
         candidates = Candidates(best.values.double().cpu().numpy(), mass, sampling.temperature)

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from client.boost import BoostTraining
 from client.commands import TrainDraft
-from client.drafts import COMPLETES, find_device
+from client.drafts import find_device
 from client.head import EMBEDDING, OUTPUT, HeadConfig, HeadKind, make_head
 from client.head_files import load_tensors, save_head
 from client.target import Target, load_target
@@ -141,7 +141,6 @@ def _train_model(command: TrainDraft, place: Workplace, console: Console, told: 
     what = draft, place.model, place.lines, place.schedule, place.kept
     training = BoostTraining(*what, earlier) if earlier else DraftTraining(*what)
     training.run(told)
-    setattr(draft.config, COMPLETES, len(earlier))
     cast("Any", draft).to(torch.bfloat16).save_pretrained(command.out)
     place.target.tokenizer.save_pretrained(command.out)
     console.print(f"{'together: ' if earlier else ''}{training.score()}", highlight=False)

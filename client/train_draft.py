@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 
-from client.train_head import HELD_OUT_LINES, SAVED_STEPS, Schedule, Score, agreement
+from client.train_head import HELD_OUT_LINES, SAVED_STEPS, Schedule, Score
 from client.train_kept import keep, resume
 from swarm.errors import IncompatibleDraft
 
@@ -53,24 +53,40 @@ class DraftTraining:
 
     @torch.no_grad()
     def score(self) -> Score:
-        """On the lines that were held out; every guess is the first after the target's own text."""
+        """On the lines that were held out; every guess is the first after the target's own text.
+
+        Of several drafts together one must be right.
+        """
         cast("nn.Module", self.draft).eval()
-        ours, theirs = self._logs(self.lines[-HELD_OUT_LINES:].long())
+        drafts, theirs = self._logs(self.lines[-HELD_OUT_LINES:].long())
         generator = torch.Generator(theirs.device).manual_seed(self.schedule.seed)
         noise = torch.rand(theirs.shape, generator=generator, device=theirs.device).clamp(1e-20, 1 - 1e-7)
         noise = -torch.log(-torch.log(noise))
-        sampled = agreement(ours + noise, theirs + noise)
-        return Score(float(self._loss(ours, theirs)), (agreement(ours, theirs),), (sampled,))
+        greedy, sampled = is_found(drafts, theirs), is_found([logs + noise for logs in drafts], theirs + noise)
+        rates = [float(found.float().mean()) for found in (greedy, sampled)]
+        return Score(float(self._loss(drafts, theirs)), (rates[0],), (rates[1],))
 
-    def _loss(self, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-        return F.kl_div(ours, theirs, log_target=True, reduction="batchmean")
+    def _loss(self, drafts: Sequence[torch.Tensor], theirs: torch.Tensor) -> torch.Tensor:
+        weights = self._weights(drafts, theirs)
+        divergence = F.kl_div(drafts[0], theirs, log_target=True, reduction="none").sum(dim=1)
+        return (weights * divergence).sum() / weights.sum()
 
-    def _logs(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities [n, vocab_size] of the draft and of the target."""
+    def _weights(self, _drafts: Sequence[torch.Tensor], theirs: torch.Tensor) -> torch.Tensor:
+        """How much each place counts [n]."""
+        return torch.ones_like(theirs[:, 0])
+
+    def _logs(self, tokens: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Log-probabilities [n, vocab_size] of the drafts, the one in training first, and of the target."""
         tokens = tokens.to(self.target.device)
         with torch.no_grad():
             theirs = log_probs(self.target, tokens)
-        return log_probs(self.draft, tokens), theirs
+        return [log_probs(self.draft, tokens)], theirs
+
+
+def is_found(drafts: Sequence[torch.Tensor], theirs: torch.Tensor) -> torch.Tensor:
+    """At which places [n] any of the drafts has the same best token as the target; each [n, vocab_size]."""
+    best = theirs.argmax(dim=1)
+    return torch.stack([logs.argmax(dim=1) == best for logs in drafts]).any(dim=0)
 
 
 def log_probs(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:

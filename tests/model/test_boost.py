@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 
-from client.boost import BoostTraining
+from client.boost import FOUND, BoostTraining
 from client.commands import TrainDraft
 from client.train import check
-from client.train_draft import DraftTraining, log_probs
+from client.train_draft import DraftTraining, is_found, log_probs
 from client.train_head import Schedule
 from swarm.errors import ConfigError, IncompatibleDraft
 
@@ -44,7 +44,7 @@ def target() -> PreTrainedModel:
 
 def blank(tokens: int = VOCAB_SIZE) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(shape, generator=generator) for shape in ((tokens, 2), (2, tokens)))
+    left, right = (torch.randn(shape, generator=generator) for shape in ((tokens, 1), (1, tokens)))
     return cast("PreTrainedModel", Product(left, right))
 
 
@@ -53,11 +53,10 @@ def every() -> torch.Tensor:
     return torch.arange(VOCAB_SIZE)[None]
 
 
-def missed(*drafts: PreTrainedModel) -> float:
-    """How far drafts that speak with one voice are from the target: nats per token."""
+def found(*drafts: PreTrainedModel) -> int:
+    """After how many tokens one of them has the target's pick on top."""
     with torch.no_grad():
-        joint = F.log_softmax(torch.stack([log_probs(draft, every()) for draft in drafts]).mean(dim=0), dim=1)
-        return float(F.kl_div(joint, log_probs(target(), every()), log_target=True, reduction="batchmean"))
+        return int(is_found([log_probs(draft, every()) for draft in drafts], log_probs(target(), every())).sum())
 
 
 def lines() -> torch.Tensor:
@@ -77,26 +76,32 @@ def test_each_boosted_draft_adds_what_a_copy_would_not(tmp_path: Path) -> None:
     second = trained(tmp_path, 2, first)
     third = trained(tmp_path, 3, first, second)
     alone, copies, pair, all_three = (
-        missed(first),
-        missed(first, alike),
-        missed(first, second),
-        missed(first, second, third),
+        found(first),
+        found(first, alike),
+        found(first, second),
+        found(first, second, third),
     )
-    assert copies > 0.9 * alone, "copies know the same"
-    assert pair < 0.6 * copies
-    assert all_three < 0.6 * pair
+    assert alone < VOCAB_SIZE, "too small to know it all"
+    assert alone <= copies < pair < all_three
 
 
-def test_the_score_is_of_all_together(tmp_path: Path) -> None:
+def test_what_was_missed_counts_in_full_and_the_score_is_of_all_together(tmp_path: Path) -> None:
     first = trained(tmp_path, 1)
-    training = BoostTraining(
-        blank(), target(), lines(), Schedule(1, 8, 0.1, 0), tmp_path / "training.pt", earlier=[first]
-    )
-    joint, theirs = training._logs(every())
-    both = torch.stack([log_probs(blank(), every()), log_probs(first, every())])
-    assert torch.allclose(joint, F.log_softmax(both.mean(dim=0), dim=1))
+    schedule = Schedule(1, 8, 0.1, 0)
+    training = BoostTraining(blank(), target(), lines(), schedule, tmp_path / "training.pt", earlier=[first])
+    with torch.no_grad():
+        drafts, theirs = training._logs(every())
+    assert all(map(torch.equal, drafts, [log_probs(draft, every()) for draft in (blank(), first)]))
     assert torch.equal(theirs, log_probs(target(), every()))
-    assert training.score().loss == pytest.approx(missed(blank(), first), rel=0.2)
+    weights = training._weights(drafts, theirs).tolist()
+    is_right = (drafts[1].argmax(dim=1) == theirs.argmax(dim=1)).tolist()
+    assert weights == pytest.approx([FOUND if right else 1.0 for right in is_right])
+    assert 0 < sum(is_right) < VOCAB_SIZE
+    divergence = F.kl_div(drafts[0], theirs, log_target=True, reduction="none").sum(dim=1).tolist()
+    weighed = sum(weight * one for weight, one in zip(weights, divergence, strict=True)) / sum(weights)
+    assert float(training._loss(drafts, theirs).detach()) == pytest.approx(weighed)
+    alone = DraftTraining(blank(), target(), lines(), schedule, tmp_path / "training.pt")
+    assert training.score().greedy[0] > alone.score().greedy[0]
 
 
 def test_what_cannot_be_is_refused_in_one_line() -> None:

@@ -185,6 +185,10 @@ def test_what_is_named_decides_what_drafts(tmp_path: Path) -> None:
     learned = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT, DGF), "cpu", calibrations=tmp_path))
     learned.keep()
     assert len(list(tmp_path.iterdir())) == 2, "each draft has a calibration of its own"
+    load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu", calibrations=tmp_path)).keep()
+    assert len(list(tmp_path.iterdir())) == 2, "the first one's is the same alone"
+    load_drafter(TARGET, load_target(TARGET), Wanted((DGF,), "cpu", calibrations=tmp_path)).keep()
+    assert len(list(tmp_path.iterdir())) == 3, "what was learned in company holds there"
 
 
 def test_only_the_tensors_that_a_head_names_are_read(caplog: pytest.LogCaptureFixture) -> None:
