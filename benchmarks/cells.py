@@ -68,7 +68,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A cell. Speeds are tokens per second, real and replayed; ratio: chosen over plain, real, over pairs."""
+    """A cell. Speeds are tokens per second, real and replayed; ratios of chosen over plain: medians over pairs."""
 
     costs: Costs
     plain: float
@@ -76,11 +76,12 @@ class Found:
     virtual_plain: float
     virtual_chosen: float
     ratio: Median
+    virtual_ratio: Median
 
     @property
     def off(self) -> float:
         """How far the replay's ratio of chosen to plain is from the real one, 0 is not at all."""
-        return self.virtual_chosen / self.virtual_plain / self.ratio.value - 1
+        return self.virtual_ratio.value / self.ratio.value - 1
 
 
 async def measure(network: str, options: Options, console: Console) -> list[dict[str, Any]]:
@@ -116,12 +117,8 @@ def costs_of(runs: Sequence[dict[str, Any]], nominal: Costs) -> Costs:
     rest = (
         median(sweep["total_ms"] - ms for sweep, ms in zip(plain, known, strict=True)) - (HOPS + 1) * nominal.delay_ms
     )
-    handling = [
-        (run["cpu_ms"] - sum(sum(sweep["compute_ms"]) + run["idle"] * sweep["total_ms"] for sweep in run["sweeps"]))
-        / len(run["sweeps"])
-        for run in runs
-        if run["way"] == PLAIN
-    ]
+    handling_ms = max(median(_rest(run) for run in runs if run["way"] == PLAIN), 0.0)
+    per_row = [(_rest(run) - handling_ms) / max(_rows(run) - 1, 1e-9) for run in runs if run["way"] == CHOSEN]
     between = [
         1e3 / run["tokens_per_s"] - median(sweep["total_ms"] for sweep in run["sweeps"])
         for run in runs
@@ -135,9 +132,22 @@ def costs_of(runs: Sequence[dict[str, Any]], nominal: Costs) -> Costs:
         row_ms=row_ms,
         pass_ms=median(passes) if passes else nominal.pass_ms,
         cores=os.cpu_count(),
-        handling_ms=max(median(handling), 0.0),
+        handling_ms=handling_ms,
+        handling_row_ms=max(median(per_row), 0.0),
         between_ms=max(median(between), 0.0),
     )
+
+
+def _rest(run: dict[str, Any]) -> float:
+    """CPU milliseconds per sweep of all programs, beside forwards, drafts and what they use with nothing to do."""
+    known = sum(sum(sweep["compute_ms"]) + sweep["draft_ms"] for sweep in run["sweeps"])
+    took_ms = 1e3 * len(run["tokens"]) / run["tokens_per_s"]
+    return float(run["cpu_ms"] - known - run["idle"] * took_ms) / len(run["sweeps"])
+
+
+def _rows(run: dict[str, Any]) -> float:
+    """Rows per sweep."""
+    return float(sum(sweep["rows"] for sweep in run["sweeps"]) / len(run["sweeps"]))
 
 
 def compare(runs: Sequence[dict[str, Any]], texts: Sequence[Recorded], nominal: Costs, tokenizer: object) -> Found:
@@ -147,17 +157,26 @@ def compare(runs: Sequence[dict[str, Any]], texts: Sequence[Recorded], nominal: 
         AssertionError: a text is not the recorded one.
     """
     for one in runs:
-        recorded = texts[one["pair"] % len(texts)]
+        recorded = texts[one["pair"]]
         assert tuple(one["tokens"]) == recorded.tokens[len(recorded.prompt) :][: len(one["tokens"])], "another text"
     counted = [one for one in runs if one["pair"] >= WARM_PAIRS]
     plain, chosen = ([one["tokens_per_s"] for one in counted if one["way"] == way] for way in (PLAIN, CHOSEN))
     costs = costs_of(counted, nominal)
-    pairs = max(one["pair"] for one in runs) + 1
-    told = [texts[pair % len(texts)] for pair in range(pairs)]
-    virtual = [run(told, costs, budget, tokenizer).tokens_per_s for budget in (FixedBudget(0), Goodput(MOST_NODES))]
-    speeds = [len(of) / sum(1 / speed for speed in of) for of in (plain, chosen)]
-    ratio = median_of(ratios(chosen, plain))
-    return Found(costs, speeds[0], speeds[1], virtual[0], virtual[1], ratio)
+    virtual = [
+        [run([text], costs, budget, tokenizer).tokens_per_s for text in texts][WARM_PAIRS:]
+        for budget in (FixedBudget(0), Goodput(MOST_NODES))
+    ]
+    speeds = (len(of) / sum(1 / speed for speed in of) for of in (plain, chosen, *virtual))
+    plain_speed, chosen_speed, virtual_plain, virtual_chosen = speeds
+    return Found(
+        costs,
+        plain_speed,
+        chosen_speed,
+        virtual_plain,
+        virtual_chosen,
+        median_of(ratios(chosen, plain)),
+        median_of(ratios(virtual[1], virtual[0])),
+    )
 
 
 def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet:
@@ -167,15 +186,20 @@ def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet
         "Six cells with real nodes over the emulated network, and the replay with the costs seen there; tokens/s",
         (
             *("network, text", "T", "plain", "replayed", "chosen", "replayed", "chosen / plain (95 %)", "replayed"),
-            *("off", "forward + row, ms", "draft pass, ms", "other CPU, ms", "between, ms"),
+            *("off", "forward + row, ms", "draft pass, ms", "other CPU + row, ms", "between, ms"),
         ),
     )
     for (network, kind, temperature), cell in found.items():
         costs = cell.costs
         real = (f"{cell.plain:.1f}", f"{cell.virtual_plain:.1f}", f"{cell.chosen:.1f}", f"{cell.virtual_chosen:.1f}")
-        ratio = (str(cell.ratio), f"{cell.virtual_chosen / cell.virtual_plain:.2f}", f"{cell.off:+.0%}")
+        ratio = (str(cell.ratio), f"{cell.virtual_ratio.value:.2f}", f"{cell.off:+.0%}")
         hops = f"{costs.forward_ms:.1f} + {costs.row_ms:.2f}"
-        seen = (hops, f"{costs.pass_ms:.1f}", f"{costs.handling_ms:.0f}", f"{costs.between_ms:.1f}")
+        seen = (
+            hops,
+            f"{costs.pass_ms:.1f}",
+            f"{costs.handling_ms:.0f} + {costs.handling_row_ms:.2f}",
+            f"{costs.between_ms:.1f}",
+        )
         made.rows.append((f"{network}, {kind}", f"{temperature:g}", *real, *ratio, *seen))
     made.notes.append(
         f"{options.pairs - WARM_PAIRS} pairs of {options.new_tokens} new tokens; speeds: harmonic means over texts. "
@@ -199,8 +223,12 @@ def main() -> None:
     found = {}
     for cell in CELLS:
         name, kind, temperature = cell
-        samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(options.prompts)]
-        texts = record(pair, prompts_of(kind, options.prompts), samplings)
+        prompts, places = (
+            prompts_of(kind, options.prompts),
+            [number % options.prompts for number in range(options.pairs)],
+        )
+        samplings = [Sampling(FIRST_SEED + place, temperature) for place in places]
+        texts = record(pair, [prompts[place] for place in places], samplings)
         runs = [one for one in raw[name] if (one["kind"], one["temperature"]) == (kind, temperature)]
         found[cell] = compare(runs, texts, PROFILES[name], tokenizer)
         sheet({cell: found[cell]}, options).show(console)

@@ -66,13 +66,17 @@ def prompts_of(kind: str, count: int) -> list[list[int]]:
 def record(
     pair: Pair, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], nodes: int = TREE
 ) -> list[Recorded]:
-    """Make texts, and grow a tree of `nodes` at each of their tokens, learning from what the target picked."""
-    calibration, made = Calibration(), []
+    """Make texts, and grow a tree of `nodes` at each of their tokens, learning from what the target picked.
+
+    One client's: it knows nothing before the first text.
+    """
+    drafter = ModelDrafter(
+        pair.draft, pair.target.vocab_size, pair.draft.max_positions or 2048, Calibration(), Lookup()
+    )
+    made: list[Recorded] = []
     for prompt, sampling in zip(prompts, samplings, strict=True):
         plain = generate(pair.target, NoDrafter(), list(prompt), sampling, Size(pair.new_tokens, 0))
         text = (*prompt, *plain.tokens)
-        window = pair.draft.max_positions or 2048
-        drafter = ModelDrafter(pair.draft, pair.target.vocab_size, window, calibration, Lookup())
         trees, without_model = {}, {}
         for length in range(len(prompt), len(text)):
             tree = drafter.grow(text[:length], nodes, MAX_LEVELS, sampling)

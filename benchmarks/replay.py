@@ -49,7 +49,7 @@ PROFILES = {
     "100 ms, 50 Mbit/s": Costs(100, 50),
 }
 SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128)
-IN_FLIGHT = (1, 3, 8, SWEEPS_IN_FLIGHT)
+IN_FLIGHT = (1, 3, 8, 16, SWEEPS_IN_FLIGHT)
 DELAY_BOUND = ("25 ms, 100 Mbit/s", "50 ms, 20 Mbit/s", "100 ms, 50 Mbit/s")
 FREE_WAYS = (FixedBudget(TREE), FixedBudget(TREE, SWEEPS_IN_FLIGHT), FixedBudget(32, SWEEPS_IN_FLIGHT))
 ORACLE_SURE, ORACLE_NODES = 0.995, 4

@@ -47,8 +47,9 @@ class Costs:
     others: sweeps of other clients, as large as this one, that a sweep waits behind at each hop.
 
     cores: that all machines share, None where each has its own. handling_ms: what they compute for a sweep beside
-    forwards and drafts, messages above all: it takes the cores' time, and is part of the delays otherwise. between_ms:
-    from a reply's arrival to what the client does next.
+    forwards and drafts, messages above all: it takes the cores' time, and is part of the delays otherwise.
+    handling_row_ms: what they compute for each further row, which is part of nothing else. between_ms: from a reply's
+    arrival to what the client does next.
     """
 
     delay_ms: float
@@ -59,6 +60,7 @@ class Costs:
     others: float = 0.0
     cores: int | None = None
     handling_ms: float = 0.0
+    handling_row_ms: float = 0.0
     between_ms: float = 0.0
 
     def compute_ms(self, rows: int) -> float:
@@ -158,10 +160,10 @@ class VirtualChain:
     def _pass(self, rows: int) -> tuple[float, tuple[HopTime, ...]]:
         """When a sweep's reply arrives, and what its hops report: each hop and link does one thing at a time."""
         costs, times = self._costs, list[HopTime]()
-        handling = costs.handling_ms / (HOPS + 1)
-        now = self._cores.take(self._clock.now_ms, handling) + costs.delay_ms
+        handling, more = (ms / (HOPS + 1) for ms in (costs.handling_ms, costs.handling_row_ms * (rows - 1)))
+        now = self._cores.take(self._clock.now_ms, handling + more) + more + costs.delay_ms
         for hop in range(HOPS):
-            now = self._cores.take(now, handling)
+            now = self._cores.take(now, handling + more) + more
             compute = costs.compute_ms(rows)
             started = self._cores.take(max(now, self._hops_free_ms[hop]) + compute * costs.others, compute)
             self._hops_free_ms[hop] = started + compute
