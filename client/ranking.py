@@ -40,9 +40,9 @@ class Ranked:
     tokens: NDArray[np.int64]
     candidates: Candidates
 
-    def row(self, row: int) -> Ranked:
-        """What is below one of them."""
-        return Ranked(self.tokens[row : row + 1], self.candidates.rows([row]))
+    def rows(self, rows: Sequence[int]) -> Ranked:
+        """What is below some of them."""
+        return Ranked(self.tokens[rows], self.candidates.rows(rows))
 
     def with_said(self, said: Sequence[Mapping[int, float]]) -> Ranked:
         """The same and what others said below each node, tokens with chances; the draft's last score bounds theirs.
@@ -135,27 +135,29 @@ class Ranker:
             self._draws.add(search, nodes, logits[:, : self.vocab_tokens])
             return None
         ranked = self.rank(logits, [search.position(node) for node in nodes], search.sampling)
-        self._plant(search, nodes, ranked)
+        self.plant(search, nodes, ranked)
         return ranked
 
     def recall(self, search: Search, nodes: Sequence[int], known: Sequence[Ranked]) -> None:
         """Add what was ranked below nodes at the same positions before, each a row, by what was learned since."""
         candidates = _together([ranked.candidates for ranked in known])
         tokens = np.concatenate([ranked.tokens for ranked in known])
-        self._plant(search, nodes, Ranked(tokens, candidates))
+        self.plant(search, nodes, Ranked(tokens, candidates))
 
-    def _plant(self, search: Search, nodes: Sequence[int], ranked: Ranked) -> None:
+    def plant(self, search: Search, nodes: Sequence[int], ranked: Ranked, least: float = 0.0) -> None:
+        """Add what was ranked below some nodes, and what others said there, to the tree; remember it for the lesson.
+
+        least: what is less likely to be reached stays out, unless others proposed it.
+        """
         tree = search.tree
-        heard = ranked.with_said([tree.said(node) for node in nodes])
+        said = [tree.said(node) for node in nodes]
+        heard = ranked.with_said(said)
         chances = self.chances.chances(heard.candidates)
-        for node, tokens, row in zip(nodes, heard.tokens.tolist(), chances.tolist(), strict=True):
-            pairs = zip(tokens, row, strict=True)
-            tree.weigh_children(node, [(token, chance) for token, chance in pairs if chance > 0])
-        self.note(nodes, heard)
-
-    def note(self, nodes: Sequence[int], ranked: Ranked) -> None:
-        """Remember what was proposed below some nodes."""
-        self._considered.append(Evidence(tuple(nodes), ranked.tokens, ranked.candidates))
+        for node, others, tokens, row in zip(nodes, said, heard.tokens.tolist(), chances.tolist(), strict=True):
+            bound = least / max(tree.chances[node], least) if least else 0.0
+            pairs = [(token, chance) for token, chance in zip(tokens, row, strict=True) if chance > 0]
+            tree.weigh_children(node, [pair for pair in pairs if pair[1] >= bound or pair[0] in others])
+        self._considered.append(Evidence(tuple(nodes), heard.tokens, heard.candidates))
 
     def lesson(self, places: Places) -> Lesson | None:
         """The candidates below those nodes of a settled tree that were expanded."""

@@ -146,7 +146,7 @@ class ModelSource(Source):
         """Add candidates below nodes, and remember them by the session's ids."""
         ranked = self._ranker.add(search, nodes, logits)
         if ranked is not None:
-            self._ranked |= {node: ranked.row(row) for row, node in enumerate(ids)}
+            self._ranked |= {node: ranked.rows([row]) for row, node in enumerate(ids)}
 
     def _recall(self, search: Search, known: Sequence[tuple[int, TreeNodeId]]) -> None:
         """Add candidates below nodes that are remembered by the session's ids."""

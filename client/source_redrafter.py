@@ -29,31 +29,32 @@ LEAST_CHANCE = 1e-3
 class Beams:
     """The beams of one level, at most as many as the tree has room for.
 
-    paths: [beams, level], tokens. own: [beams, level], each token's chance given those before. chances: [beams], of the
-    whole path. states: [beams, width], after its last token.
+    paths: [beams, level], tokens. chances: [beams], of the whole path. states: [beams, width], after its last token.
     """
 
     paths: torch.Tensor
-    own: torch.Tensor
     chances: torch.Tensor
     states: torch.Tensor
 
-    def leave(self, beams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Some of them, filled up to `LEVELS`: paths and chances [beams, LEVELS]."""
-        missing = LEVELS - self.paths.shape[1]
-        return F.pad(self.paths[beams], (0, missing), value=EMPTY), F.pad(self.own[beams], (0, missing))
+    def leave(self, beams: torch.Tensor) -> torch.Tensor:
+        """Paths of some of them, filled up to `LEVELS`: [beams, LEVELS]."""
+        return F.pad(self.paths[beams], (0, LEVELS - self.paths.shape[1]), value=EMPTY)
 
 
 class ReDrafterSource(HeadSource):
     """All its guesses are made when a search begins, and made again for a larger tree."""
 
+    weighs = True
+
     def __init__(self, head: Head, ranker: Ranker) -> None:
         super().__init__(head, ranker)
         self._made_for = 0
+        self._planted: set[int] = set()
 
     def begin(self, search: Search) -> bool:
         """Beams as many as the tree has room for."""
-        self._made_for = 0
+        self.ranker.begin()
+        self._made_for, self._planted = 0, set()
         return self._make(search)
 
     def widen(self, search: Search) -> None:
@@ -62,15 +63,14 @@ class ReDrafterSource(HeadSource):
             self._make(search)
 
     def _make(self, search: Search) -> bool:
-        self.ranker.begin()
         start = self._start(search.sequence)
         if start is None:
             return False
         self._made_for = search.tree.nodes
         row, state = start
-        none = torch.empty(1, 0, device=row.device)
-        beams = Beams(none.long(), none, torch.ones(1, dtype=torch.float64, device=row.device), state)
-        paths, owns, asked = [], [], []
+        none = torch.empty(1, 0, dtype=torch.long, device=row.device)
+        beams = Beams(none, torch.ones(1, dtype=torch.float64, device=row.device), state)
+        paths, asked = [], []
         least, found = max(LEAST_CHANCE, search.tree.least), torch.empty(0, dtype=torch.float64, device=row.device)
         for level in range(min(LEVELS, search.levels)):
             logits = self.head.score(row.expand(len(beams.states), -1), beams.states)
@@ -80,17 +80,14 @@ class ReDrafterSource(HeadSource):
             found = torch.cat([found, beams.chances])
             if len(found) >= search.tree.nodes:  # what is less likely than as many as there is room for is not followed
                 least = max(least, float(found.topk(search.tree.nodes).values[-1]))
-            paths.append(left[0])
-            owns.append(left[1])
+            paths.append(left)
             if len(beams.chances) == 0:
                 break
-        left = beams.leave(torch.arange(len(beams.chances), device=row.device))
-        self._plant(search, torch.cat([*paths, left[0]]), torch.cat([*owns, left[1]]), asked)
+        paths.append(beams.leave(torch.arange(len(beams.chances), device=row.device)))
+        self._plant(search, torch.cat(paths), asked)
         return True
 
-    def _extend(
-        self, beams: Beams, ranked: Ranked, least: float, most: int
-    ) -> tuple[Beams, tuple[torch.Tensor, torch.Tensor]]:
+    def _extend(self, beams: Beams, ranked: Ranked, least: float, most: int) -> tuple[Beams, torch.Tensor]:
         """The best beams of the next level, and those of this one that none of them goes on from."""
         device = beams.states.device
         chances = self.ranker.chances.chances(ranked.candidates)
@@ -103,29 +100,29 @@ class ReDrafterSource(HeadSource):
         is_left[before] = False
         after = Beams(
             torch.cat([beams.paths[before], token[:, None]], dim=1),
-            torch.cat([beams.own[before], own.flatten()[place, None]], dim=1),
             joint[place],
             self.head.step(beams.states[before], token),
         )
         return after, beams.leave(is_left.nonzero()[:, 0])
 
-    def _plant(
-        self, search: Search, paths: torch.Tensor, owns: torch.Tensor, asked: list[tuple[torch.Tensor, Ranked]]
-    ) -> None:
-        """Put every prefix into the tree once, and remember what was ranked below which."""
-        prefixes = shared_prefixes(paths)
-        chances = owns[prefixes.beams, prefixes.levels].tolist()
-        nodes: list[int] = []
-        for token, parent, chance in zip(prefixes.tokens.tolist(), prefixes.parents.tolist(), chances, strict=True):
-            above = nodes[parent] if parent != EMPTY else TokenTree.ROOT
-            search.tree.add_children(above, [(token, min(chance, 1.0))])
-            nodes.append(search.tree.child(above, token))
+    def _plant(self, search: Search, paths: torch.Tensor, asked: list[tuple[torch.Tensor, Ranked]]) -> None:
+        """Put what was ranked below every prefix into the tree, level by level, each prefix once.
+
+        A prefix that what others said makes too unlikely is left out, with all behind it.
+        """
+        prefixes, nodes = shared_prefixes(paths), list[int | None]()
+        tokens, parents, levels = (part.tolist() for part in (prefixes.tokens, prefixes.parents, prefixes.levels))
         for level, (beams, ranked) in enumerate(asked):
-            if level == 0:
-                self.ranker.note([TokenTree.ROOT], ranked)
-                continue
-            place = prefixes.find(beams)
-            self.ranker.note([nodes[found] for found in place.tolist()], ranked)
+            below = [nodes[found] for found in prefixes.find(beams).tolist()] if level else [TokenTree.ROOT]
+            new = {node: row for row, node in enumerate(below) if node is not None and node not in self._planted}
+            if new:
+                self.ranker.plant(search, list(new), ranked.rows(list(new.values())), LEAST_CHANCE)
+                self._planted.update(new)
+            while len(nodes) < len(tokens) and levels[len(nodes)] == level:
+                parent, token = parents[len(nodes)], tokens[len(nodes)]
+                above = nodes[parent] if parent != EMPTY else TokenTree.ROOT
+                is_there = above is not None and token in search.tree.said(above)
+                nodes.append(search.tree.child(above, token) if above is not None and is_there else None)
 
 
 def _beams_of(search: Search) -> int:

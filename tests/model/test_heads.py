@@ -180,7 +180,7 @@ def test_a_controller_is_not_put_off_by_a_tree_that_came_too_early() -> None:
 
 def test_what_is_named_decides_what_drafts(tmp_path: Path) -> None:
     kinds = [type(source) for source in made(DRAFT, REDRAFTER, DGF).sources]
-    assert kinds == [ReDrafterSource, ModelSource, DgfSource], "as named, but what weighs the others' words comes last"
+    assert kinds == [ModelSource, ReDrafterSource, DgfSource]
     assert load_drafter(TARGET, load_target(TARGET), Wanted(lookup=False)).drafter.grow([1], 4, 4, GREEDY).tokens == ()
     learned = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT, DGF), "cpu", calibrations=tmp_path))
     learned.keep()
