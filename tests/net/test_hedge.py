@@ -105,7 +105,7 @@ async def test_one_that_stops_working_holds_nobody_up(place: int, options: Gener
 @PLACES
 async def test_one_that_falls_too_far_behind_is_left(place: int, nodes: Mortals) -> None:
     """What waits for it is bounded: it leaves, and the chain goes on with the other one, nothing replayed."""
-    long = SAMPLED | {"max_new_tokens": 96, "nodes": 2}
+    long = SAMPLED | {"max_new_tokens": 160, "nodes": 2}
     plain = await nodes.undisturbed(IDS, **long)
     await nodes.announce(f"b{place}")
     with nodes.counted() as paths:
