@@ -53,13 +53,13 @@ class Ranked:
             return self
         own, count = self.tokens.tolist(), self.tokens.shape[1]
         others = [_others(row, tokens) for row, tokens in zip(said, own, strict=True)]
-        more = ((0, 0), (0, max(map(len, others))))
-        tokens = np.pad(self.tokens, more, constant_values=NO_TOKEN)
-        scores = np.pad(self.candidates.scores, more, constant_values=-np.inf)
+        width = count + max(map(len, others))
+        tokens, scores = _wide(self.tokens, width, NO_TOKEN), _wide(self.candidates.scores, width, -np.inf)
         for row, new in enumerate(others):
-            able = self.candidates.scores[row][np.isfinite(self.candidates.scores[row])]
-            tokens[row, count : count + len(new)] = new
-            scores[row, count : count + len(new)] = able.min() if len(able) else -np.inf
+            if new:
+                able = self.candidates.scores[row][np.isfinite(self.candidates.scores[row])]
+                tokens[row, count : count + len(new)] = new
+                scores[row, count : count + len(new)] = able.min() if len(able) else -np.inf
         heard = [[row.get(token, 0.0) for token in line] for row, line in zip(said, tokens.tolist(), strict=True)]
         return Ranked(tokens, replace(self.candidates, scores=scores, said=np.array(heard)))
 
@@ -189,7 +189,12 @@ def _others(said: Mapping[int, float], own: Sequence[int]) -> list[int]:
 
 
 def _wide(rows: NDArray[Number], width: int, empty: float) -> NDArray[Number]:
-    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=empty)
+    """As many columns as that."""
+    if rows.shape[1] == width:
+        return rows
+    wide = np.full((len(rows), width), empty, dtype=rows.dtype)
+    wide[:, : rows.shape[1]] = rows
+    return wide
 
 
 def _no_noise(_seed: int, _position: int, vocab_size: int) -> NDArray[np.float64]:

@@ -230,6 +230,13 @@ class TokenTree:
             heapq.heappush(self._waiting, (-chance, node))
 
     def _rank_again(self) -> None:
-        self._best, self._waiting, self._is_stale = [], [], False
-        for node in range(len(self.tokens)):
-            self._rank(node)
+        self._is_stale = False
+        falling = sorted(self.chances[1:], reverse=True)[: self.nodes]
+        self._best = falling[::-1]  # rising, and so a heap
+        floor = self.floor
+        self._waiting = [
+            (-chance, node)
+            for node, (chance, depth) in enumerate(zip(self.chances, self.depths, strict=True))
+            if chance >= floor and depth < self.levels and node not in self._taken
+        ]
+        heapq.heapify(self._waiting)
