@@ -159,7 +159,7 @@ def test_what_others_say_moves_a_chance_and_leaves_a_law(model: SoftmaxPrior | C
     alone = model.chances(candidates)
     nothing = heard(candidates, [0.0] * CANDIDATES)
     np.testing.assert_allclose(model.chances(nothing), alone)
-    surer = model.chances(heard(candidates, [0.0] * 3 + [0.9] + [0.0] * 4))
+    surer = model.chances(heard(candidates, [0.0] * 3 + [0.5] + [0.0] * 4))  # whose log odds are 0
     assert (surer[:, 3] > alone[:, 3]).all()
     assert (surer.sum(axis=1) <= 1 + 1e-12).all()
     everywhere = model.chances(heard(candidates, [1.0] * CANDIDATES))
