@@ -237,7 +237,8 @@ class Goodput:
     def _rate(self, nodes: int, cost: RouteCost, gain: Gain) -> float:
         place = min(bisect_left(SIZES, nodes), len(SIZES) - 1)
         draft_ms = self.draft.at(nodes) if nodes and self.draft.is_known else 0.0
-        gained = gain.expected[place] * min(self._trust.part, 1.0) if nodes else 0.0  # more may come, but is no rule
+        # What comes beyond the promise makes time dearer only where others wait for it.
+        gained = gain.expected[place] * min(self._trust.part, cost.load) if nodes else 0.0
         return (1 + gained) / max(cost.sweep_ms(nodes) + draft_ms, 1e-9)
 
     def _best_rate(self, cost: RouteCost, gain: Gain) -> float:
