@@ -127,9 +127,7 @@ def costs_of(runs: Sequence[dict[str, Any]], nominal: Costs) -> Costs:
         for run in runs
         if run["way"] == PLAIN
     ]
-    grown = [sweep["draft_ms"] for sweep in chosen if not sweep["rounds"] and sweep["rows"] > 1]
-    grow_ms = median(grown) if grown else 0.0
-    passes = [(one["draft_ms"] - grow_ms) / one["rounds"] for one in chosen if one["rounds"] and not one["is_part"]]
+    passes = [sweep["draft_ms"] / sweep["rounds"] for sweep in chosen if sweep["rounds"] and not sweep["is_part"]]
     return replace(
         nominal,
         delay_ms=nominal.delay_ms + max(rest, 0.0) / (HOPS + 1),
@@ -139,7 +137,6 @@ def costs_of(runs: Sequence[dict[str, Any]], nominal: Costs) -> Costs:
         cores=os.cpu_count(),
         handling_ms=handling_ms,
         handling_row_ms=max(median(per_row), 0.0),
-        grow_ms=grow_ms,
         between_ms=max(median(between), 0.0),
     )
 
@@ -192,7 +189,7 @@ def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet
         "Six cells with real nodes over the emulated network, and the replay with the costs seen there; tokens/s",
         (
             *("network, text", "T", "plain", "replayed", "chosen", "replayed", "chosen / plain (95 %)", "replayed"),
-            *("off", "forward + row, ms", "draft + pass, ms", "other CPU + row, ms", "between, ms"),
+            *("off", "forward + row, ms", "draft pass, ms", "other CPU + row, ms", "between, ms"),
         ),
     )
     for (network, kind, temperature), cell in found.items():
@@ -202,7 +199,7 @@ def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet
         hops = f"{costs.forward_ms:.1f} + {costs.row_ms:.2f}"
         seen = (
             hops,
-            f"{costs.grow_ms:.1f} + {costs.pass_ms:.1f}",
+            f"{costs.pass_ms:.1f}",
             f"{costs.handling_ms:.0f} + {costs.handling_row_ms:.2f}",
             f"{costs.between_ms:.1f}",
         )

@@ -48,8 +48,8 @@ class Costs:
 
     cores: that all machines share, None where each has its own. handling_ms: what they compute for a sweep beside
     forwards and drafts, messages above all: it takes the cores' time, and is part of the delays otherwise.
-    handling_row_ms: what they compute for each further row, which is part of nothing else. grow_ms: a tree without any
-    pass. between_ms: from a reply's arrival to what the client does next.
+    handling_row_ms: what they compute for each further row, which is part of nothing else. between_ms: from a reply's
+    arrival to what the client does next.
     """
 
     delay_ms: float
@@ -61,7 +61,6 @@ class Costs:
     cores: int | None = None
     handling_ms: float = 0.0
     handling_row_ms: float = 0.0
-    grow_ms: float = 0.0
     between_ms: float = 0.0
 
     def compute_ms(self, rows: int) -> float:
@@ -206,8 +205,8 @@ class RecordedDrafter:
             tree, without_model = self._recorded.trees[length], self._recorded.looked_up.get(length, ())
             search, before = RecordedSearch(tree, without_model, expanded), 0
         tree = search.go_on(nodes, depth, worth)
-        for took_ms in (self._costs.grow_ms, *(self._costs.pass_ms for _ in range(search.passes - before))):
-            self._clock.now_ms = self._cores.take(self._clock.now_ms, took_ms) + took_ms
+        for _ in range(search.passes - before):
+            self._clock.now_ms = self._cores.take(self._clock.now_ms, self._costs.pass_ms) + self._costs.pass_ms
         self._length, self._search = length, search
         return tree
 
