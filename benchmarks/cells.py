@@ -230,10 +230,8 @@ def main() -> None:
     found = {}
     for cell in CELLS:
         name, kind, temperature = cell
-        prompts, places = (
-            prompts_of(kind, options.prompts),
-            [number % options.prompts for number in range(options.pairs)],
-        )
+        prompts = prompts_of(kind, options.prompts)
+        places = [number % options.prompts for number in range(options.pairs)]
         samplings = [Sampling(FIRST_SEED + place, temperature) for place in places]
         texts = record(pair, [prompts[place] for place in places], samplings)
         runs = [one for one in raw[name] if (one["kind"], one["temperature"]) == (kind, temperature)]
