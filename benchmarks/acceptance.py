@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from statistics import mean
 
@@ -139,8 +140,11 @@ def generate(target: RaggedModel, drafter: Drafter, prompt: list[int], sampling:
         if observe is not None:
             hand_over(reply, walk, tokens, observe)
         picks = dict(zip((None, *range(len(tree))), (token for _, token in reply.picks), strict=True))
-        guesses += zip(tree.chances, accepted(tree, picks), strict=True)
-        drafter.learn(tree, picks)
+        hits = accepted(tree, picks)
+        guesses += zip(tree.chances, hits, strict=True)
+        passed = {None, *compress(range(len(tree)), hits)}
+        others = {node: pick for node, pick in picks.items() if node not in passed}
+        drafter.learn(tree, {node: picks[node] for node in passed}, others)
         sweeps += 1
     return Run(tuple(tokens[len(prompt) :][: size.new_tokens]), len(tokens) - first, sweeps, tuple(guesses))
 

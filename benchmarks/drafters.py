@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -33,7 +32,7 @@ from benchmarks.recorded import KINDS, Recorded, picks_of, prompts_of
 from benchmarks.replay import tell
 from benchmarks.sheet import Sheet
 from benchmarks.virtual import Clock, Costs
-from client.draft import MAX_LEVELS, NoDrafter, TreeDrafter
+from client.draft import MAX_LEVELS, NONE, NoDrafter, TreeDrafter
 from client.head_files import load_head, read_head_config
 from client.jobs import MOST_NODES
 from client.local import LocalSession
@@ -54,7 +53,7 @@ from swarm.messages import Sampling
 from swarm.ragged import RaggedModel, load_whole
 from swarm.recycling import Recycling
 from swarm.session import Limits
-from swarm.tree import DraftTree, Lesson
+from swarm.tree import DraftTree, Picks
 
 PROFILE = Costs(25, 100)
 SIZES = (16, 64)
@@ -120,7 +119,6 @@ class TimedDrafter:
         self._drafter = drafter
         self._told = told
         self._clock = clock
-        self._grown: deque[tuple[tuple[Lesson, ...], int]] = deque(maxlen=16)
 
     def grow(
         self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
@@ -132,15 +130,11 @@ class TimedDrafter:
         started = time.thread_time()
         tree = self._drafter.grow(sequence, nodes, depth, sampling, worth)
         self._clock.now_ms += (time.thread_time() - started) * 1e3
-        self._grown.append((tree.lessons, len(sequence)))
         return tree
 
-    def learn(self, tree: DraftTree, picks: Mapping[int | None, int]) -> None:
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
         """While the next sweep is away, so it takes no time; what a virtual chain picks off the text is no pick."""
-        length = next((length for lessons, length in self._grown if lessons is tree.lessons), None)
-        if length is not None:
-            true = picks_of(tree, self._told.tokens, length)
-            self._drafter.learn(tree, {node: pick for node, pick in true.items() if node in picks})
+        self._drafter.learn(tree, picks)
 
 
 class Workshop:

@@ -66,9 +66,10 @@ def prompts_of(kind: str, count: int) -> list[list[int]]:
 def record(
     pair: Pair, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], nodes: int = TREE
 ) -> list[Recorded]:
-    """Make texts, and grow a tree of `nodes` at each of their tokens, learning from what the target picked.
+    """Make texts, and grow a tree of `nodes` at each of their tokens.
 
-    One client's: it knows nothing before the first text.
+    One client's: it knows nothing before the first text, and learns every pick of the target once, as one that has one
+    sweep on its way at a time.
     """
     drafter = ModelDrafter(
         pair.draft, pair.target.vocab_size, pair.draft.max_positions or 2048, Calibration(), Lookup()
@@ -77,12 +78,15 @@ def record(
     for prompt, sampling in zip(prompts, samplings, strict=True):
         plain = generate(pair.target, NoDrafter(), list(prompt), sampling, Size(pair.new_tokens, 0))
         text = (*prompt, *plain.tokens)
-        trees, without_model = {}, {}
+        trees, without_model, due = {}, {}, len(prompt)
         for length in range(len(prompt), len(text)):
             tree = drafter.grow(text[:length], nodes, MAX_LEVELS, sampling)
             trees[length] = replace(tree, lessons=())
             without_model[length] = looked_up(tree)
-            drafter.learn(tree, picks_of(tree, text, length))
+            if length == due:
+                picks = picks_of(tree, text, length)
+                drafter.learn(tree, picks)
+                due += len(picks)
         made.append(Recorded(tuple(prompt), text, sampling, trees, without_model))
     return made
 

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from benchmarks.recorded import Recorded, RecordedSearch
 from client.answers import Answer
+from client.draft import NONE
 from swarm.budget import EVERYTHING, Worth
 from swarm.ids import TreeNodeId
 from swarm.messages import Credits, HopTime, Reply, Sampling, Sweep
 from swarm.session import Limits, SessionState
-from swarm.tree import DraftTree
+from swarm.tree import DraftTree, Picks
 
 T = TypeVar("T")
 HOPS = 3
@@ -210,5 +211,5 @@ class RecordedDrafter:
         self._length, self._search = length, search
         return tree
 
-    def learn(self, tree: DraftTree, picks: Mapping[int | None, int]) -> None:
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
         """It has learned what it will."""

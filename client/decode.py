@@ -139,12 +139,12 @@ class Flight:
 class Pipe:
     """Sweeps that were sent for one generation and are not learned from yet.
 
-    flights: unanswered, by sequence. free_s: when the first hop should have done with all of them. clear_s: from when
-    on a sweep should meet none of them at any hop.
+    flights: unanswered, by sequence. lessons: each with the nodes that the text went through. free_s: when the first
+    hop should have done with all of them. clear_s: from when on a sweep should meet none of them at any hop.
     """
 
     flights: dict[int, Flight] = field(default_factory=dict)
-    lessons: list[tuple[Flight, Reply]] = field(default_factory=list)
+    lessons: list[tuple[Flight, Reply, tuple[TreeNodeId, ...]]] = field(default_factory=list)
     free_s: float = 0.0
     clear_s: float = 0.0
 
@@ -195,7 +195,7 @@ async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
         flight = pipe.flights.pop(answer.reply.sequence, None)
         if flight is not None:  # and no prefill
             _account(job, chain, flight, answer, len(emitted))
-            pipe.lessons.append((flight, answer.reply))
+            pipe.lessons.append((flight, answer.reply, walk.passed))
         yield piece
     await _learn(job, pipe)
 
@@ -337,11 +337,15 @@ def _unsent(
 async def _learn(job: Job, pipe: Pipe) -> None:
     """Hand the picks after trees' nodes and roots to the drafter that grew them, on its own thread."""
     lessons, pipe.lessons = pipe.lessons, []
-    for flight, reply in lessons:
-        picks = {flight.places[node]: token for node, token in reply.picks if node in flight.places}
-        if flight.tree and picks:
+    for flight, reply, passed in lessons:
+        picks: dict[int | None, int] = {}
+        others: dict[int | None, int] = {}
+        for node, token in reply.picks:
+            if node in flight.places:
+                (picks if node in passed else others)[flight.places[node]] = token
+        if flight.tree and (picks or others):
             learn = job.drafter.learn
-            await asyncio.get_running_loop().run_in_executor(job.drafting, learn, flight.tree, picks)
+            await asyncio.get_running_loop().run_in_executor(job.drafting, learn, flight.tree, picks, others)
 
 
 async def _draft(job: Job, route: Hashable, room: int) -> tuple[DraftTree, Choice, float]:

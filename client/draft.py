@@ -7,8 +7,9 @@ sources that do not, the highest chance counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -23,13 +24,15 @@ from swarm.chance import ChanceModel, SoftmaxPrior
 from swarm.lookup import Lookup
 from swarm.messages import Sampling
 from swarm.ragged import RaggedModel
-from swarm.tree import DraftTree, TokenTree
+from swarm.tree import DraftTree, Picks, TokenTree
 
 EXPANSIONS = 16
 """Frontier nodes in one round; a sixteenth of trees that are larger than 256."""
 
 MAX_LEVELS = 48
 """Most levels of a tree below its root."""
+NONE: Picks = MappingProxyType({})
+"""No picks."""
 
 
 class Drafter(Protocol):
@@ -44,8 +47,10 @@ class Drafter(Protocol):
         """
         ...
 
-    def learn(self, tree: DraftTree, picks: Mapping[int | None, int]) -> None:
-        """Learn what the target picked after the nodes of a tree that `grow` made; None is its root.
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+        """Learn what the target picked after the nodes of a tree that `grow` made.
+
+        picks: after nodes that the text went through, others: after the rest, where the target was led astray.
 
         Changes which trees grow later, never a text. Runs where `grow` does, not beside it.
         """
@@ -61,7 +66,7 @@ class NoDrafter:
         """An empty tree."""
         return DraftTree()
 
-    def learn(self, tree: DraftTree, picks: Mapping[int | None, int]) -> None:
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
         """There is nothing to learn."""
 
 
@@ -109,10 +114,10 @@ class TreeDrafter:
         self._search = search if is_dear else None  # what cost nothing is made afresh, by what was learned since
         return replace(self._settle(search), is_settled=is_settled)
 
-    def learn(self, tree: DraftTree, picks: Mapping[int | None, int]) -> None:
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
         """Every source learns from what it proposed."""
         for lesson in tree.lessons:
-            lesson.learn(picks)
+            lesson.learn(picks, others)
 
     def _begin(self, search: Search) -> Search:
         """Everything that is proposed before there is a frontier."""

@@ -16,6 +16,7 @@ from client.source import Places, Search
 from swarm.guess import Guess
 from swarm.multistep import guess
 from swarm.sampling import target_probs
+from swarm.tree import Picks
 
 DRAWS = 4
 PRIOR = (0.6, 0.15, 0.07, 0.04)
@@ -32,7 +33,7 @@ class DrawLesson:
     draws: Draws
     drawn: Mapping[int | None, Drawn]
 
-    def learn(self, picks: Mapping[int | None, int]) -> None:
+    def learn(self, picks: Picks, others: Picks) -> None:
         """Which draw it was, if any."""
         for node in self.drawn.keys() & picks.keys():
             self.draws.learn(self.drawn[node], picks[node])

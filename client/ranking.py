@@ -24,7 +24,7 @@ from swarm.chance import Candidates, ChanceModel, Evidence
 from swarm.messages import Sampling
 from swarm.noise import gumbel_row
 from swarm.sampling import ranking_scores
-from swarm.tree import Lesson
+from swarm.tree import Lesson, Picks
 
 CHILDREN = 8
 """Most candidates of one source below one node."""
@@ -71,8 +71,8 @@ class RankLesson:
     evidence: Evidence
     chances: ChanceModel
 
-    def learn(self, picks: Mapping[int | None, int]) -> None:
-        """Also from candidates that did not get into the tree."""
+    def learn(self, picks: Picks, others: Picks) -> None:
+        """Also from candidates that did not get into the tree; a chance is one of a node that is reached."""
         known = [row for row, node in enumerate(self.evidence.nodes) if node in picks]
         if known:
             evidence = self.evidence.rows(known)

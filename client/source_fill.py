@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from client.source import Places, Search, Source
 from swarm.messages import Sampling
-from swarm.tree import Lesson, TokenTree
+from swarm.tree import Lesson, Picks, TokenTree
 
 T = TypeVar("T")
 
@@ -20,8 +20,8 @@ class Filler(Protocol[T]):
         """Add what it knows below a tree's root, the last token of `sequence`; what it proposed, by node of `tree`."""
         ...
 
-    def learn(self, seen: dict[int | None, T], picks: Mapping[int | None, int]) -> None:
-        """Take labels: what the target picked after nodes."""
+    def learn(self, seen: dict[int | None, T], picks: Picks, others: Picks) -> None:
+        """Take labels: what the target picked after nodes that the text went through, and after others."""
         ...
 
 
@@ -32,9 +32,9 @@ class FillLesson(Generic[T]):
     filler: Filler[T]
     seen: dict[int | None, T]
 
-    def learn(self, picks: Mapping[int | None, int]) -> None:
+    def learn(self, picks: Picks, others: Picks) -> None:
         """How often it was right."""
-        self.filler.learn(self.seen, picks)
+        self.filler.learn(self.seen, picks, others)
 
 
 class FillSource(Source, Generic[T]):

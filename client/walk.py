@@ -22,7 +22,8 @@ from swarm.tree import DraftTree
 class Walk:
     """One sequence as its client sees it: makes sweeps, takes replies, emits tokens.
 
-    want: what sweeps ask for beside the picks that they ask for.
+    want: what sweeps ask for beside the picks that they ask for. passed: nodes whose picks became certain with the last
+    reply.
     """
 
     def __init__(self, limits: Limits, sampling: Sampling) -> None:
@@ -30,6 +31,7 @@ class Walk:
         self.generation = 0
         self.pending: int | None = None
         self.want: Want | None = None
+        self.passed: tuple[TreeNodeId, ...] = ()
         self._sampling: Sampling | None = sampling
         self._certain: TreeNodeId | None = None
         self._forced_until = 0
@@ -166,14 +168,17 @@ class Walk:
 
     def _follow(self) -> list[int]:
         emitted: list[int] = []
+        passed: list[TreeNodeId] = []
         while self.pending is None and self._certain is not None and self._certain in self._picks:
             token = self._picks[self._certain]
             emitted.append(token)
+            passed.append(self._certain)
             child = self.state.child(self._commit_to, token)
             if child is None:
                 self.pending = token
             else:
                 self._certain = child
+        self.passed = tuple(passed)
         return emitted
 
     def _sweep(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TEMPERATURES = (0.0, 0.45, 0.8, 1.25)
 """Upper ends of the ranges that are learned apart; the last range has none."""
 
-START = (0.0, 0.0, 0.0, 0.0, 1.2, 0.5)
+START = (0.0, 0.0, 0.0, 0.0, 1.4, 0.75)
 """Weights before the first lesson: of gap, log rank; of no candidate and its log best; of is said, log odds said."""
 WEIGHTS = len(START)
 CONFIDENCE = 4.0

@@ -19,7 +19,7 @@ import numpy as np
 
 from swarm.chance import TEMPERATURES
 from swarm.messages import Sampling
-from swarm.tree import TokenTree
+from swarm.tree import Picks, TokenTree
 
 CHILDREN = 8
 MOST_TOKENS = 16_384
@@ -67,16 +67,18 @@ class Recycling:
         tree.add_children(node, [(token, chance) for token, chance in pairs if path * chance >= LEAST_CHANCE])
         return tree.tokens[node], tokens, temperature
 
-    def learn(self, seen: Mapping[int | None, Proposed], picks: Mapping[int | None, int]) -> None:
-        """Take labels: what the target picked after nodes."""
+    def learn(self, seen: Mapping[int | None, Proposed], picks: Picks, others: Picks) -> None:
+        """Take what the target picked: labels where the text went through, and what follows what everywhere."""
         for node, pick in picks.items():
             if node in seen:
-                token, proposed, temperature = seen[node]
+                _, proposed, temperature = seen[node]
                 ranks = bisect_left(TEMPERATURES, temperature), slice(len(proposed))
                 fade = np.where(self._tried[ranks] >= MEMORY, 1 - 1 / MEMORY, 1.0)
                 self._tried[ranks] = self._tried[ranks] * fade + 1
                 self._right[ranks] = self._right[ranks] * fade + (np.array(proposed, dtype=np.int64) == pick)
-                self._put(token, pick)
+        for node, pick in (*others.items(), *picks.items()):
+            if node in seen:
+                self._put(seen[node][0], pick)
 
     def _chances(self, temperature: float) -> list[float]:
         heat = bisect_left(TEMPERATURES, temperature)

@@ -18,12 +18,15 @@ from typing import Protocol
 
 from swarm.guess import Guess
 
+Picks = Mapping[int | None, int]
+"""What the target picked after nodes of a tree; None is its root."""
+
 
 class Lesson(Protocol):
     """What one source of a tree's candidates learns from, once the target's picks are known."""
 
-    def learn(self, picks: Mapping[int | None, int]) -> None:
-        """Take what was picked after the tree's nodes; None is its root."""
+    def learn(self, picks: Picks, others: Picks) -> None:
+        """Take what was picked after the tree's nodes: those that the text went through, and others."""
         ...
 
 

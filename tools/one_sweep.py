@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ from rich.console import Console
 
 from client.aio import AsyncSwarm
 from client.demo import _swarm, _wait_covered
-from client.draft import Drafter
+from client.draft import NONE, Drafter
 from client.stats import Result
 from swarm.budget import EVERYTHING, Worth
 from swarm.demo import DRAFT, TARGET
 from swarm.messages import Sampling
-from swarm.tree import DraftTree
+from swarm.tree import DraftTree, Picks
 
 PROMPT, TOKENS, NODES, SEED, TEMPERATURE, DELAY_MS = "It was a dark night, and the old captain", 24, 12, 11, 0.7, 25.0
 OUT = Path("docs/img/sweep.json")
@@ -44,10 +44,10 @@ class Listener:
         self.grown.append((tuple(sequence), tree))
         return tree
 
-    def learn(self, tree: DraftTree, picks: Mapping[int | None, int]) -> None:
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
         """What was picked after the nodes of a tree."""
-        self.picked.append((tree, dict(picks)))
-        self.inner.learn(tree, picks)
+        self.picked.append((tree, {**others, **picks}))
+        self.inner.learn(tree, picks, others)
 
 
 async def record() -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from statistics import mean
 
@@ -22,7 +21,7 @@ from swarm.lookup import Lookup
 from swarm.messages import Sampling
 from swarm.ragged import RaggedModel, load_whole
 from swarm.sampling import pick
-from swarm.tree import DraftTree
+from swarm.tree import DraftTree, Picks
 from tests.model.here import decoding
 
 GREEDY = Sampling()
@@ -317,11 +316,11 @@ async def test_every_sweep_of_the_decode_loop_is_a_lesson(
 ) -> None:
     """And the picks are told of the right nodes: following them goes as far as the sweep's tokens say."""
     drafter = ModelDrafter(draft, VOCAB, 256, chances=Calibration())
-    lessons: list[tuple[DraftTree, dict[int | None, int]]] = []
+    lessons: list[tuple[DraftTree, Picks, Picks]] = []
 
-    def learn(tree: DraftTree, picks: Mapping[int | None, int]) -> None:
-        lessons.append((tree, dict(picks)))
-        ModelDrafter.learn(drafter, tree, picks)
+    def learn(tree: DraftTree, picks: Picks, others: Picks) -> None:
+        lessons.append((tree, picks, others))
+        ModelDrafter.learn(drafter, tree, picks, others)
 
     monkeypatch.setattr(drafter, "learn", learn)
     async with decoding(target, drafter, prompts[0], sampling) as (job, pieces):
@@ -329,8 +328,13 @@ async def test_every_sweep_of_the_decode_loop_is_a_lesson(
     async with decoding(target, NoDrafter(), prompts[0], sampling) as (_, pieces):
         assert text == "".join([piece async for piece in pieces])
     drafted = [sweep for sweep in job.sweeps if sweep.nodes]
-    assert [1 + sum(accepted(*lesson)) for lesson in lessons] == [sweep.emitted for sweep in drafted]
-    assert all(picks.keys() == {None, *range(len(tree))} for tree, picks in lessons)
+    assert [len(picks) for _, picks, _ in lessons] == [sweep.emitted for sweep in drafted]
+    for tree, picks, others in lessons:
+        assert picks.keys().isdisjoint(others)
+        assert {*picks, *others} == {None, *range(len(tree))}
+        on_path = accepted(tree, {**others, **picks})
+        assert picks.keys() == {None, *(node for node in range(len(tree)) if on_path[node])}
+    assert any(others for _, _, others in lessons)
     assert max(sweep.emitted for sweep in drafted) > 2
 
 
@@ -338,7 +342,7 @@ async def test_every_sweep_of_the_decode_loop_is_a_lesson(
 async def test_a_lesson_that_fails_is_not_hidden(
     target: RaggedModel, draft: RaggedModel, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def learn(tree: DraftTree, picks: Mapping[int | None, int]) -> None:
+    def learn(tree: DraftTree, picks: Picks, others: Picks) -> None:
         raise ZeroDivisionError
 
     drafter = ModelDrafter(draft, VOCAB, 256)

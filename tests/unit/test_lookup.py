@@ -137,6 +137,40 @@ def test_labels_of_the_past_fade() -> None:
     assert not chances or chances[0] < 0.1
 
 
+def test_what_the_text_did_not_go_through_is_no_label() -> None:
+    lookup = Lookup()
+    drafter, text = LookupDrafter(lookup), [1, 2, 3, 9, 1, 2]
+    tree = drafter.grow(text, 1, 1, GREEDY)
+    drafter.learn(tree, {}, {None: 4})
+    assert drafter.grow(text, 1, 1, GREEDY) == tree
+    drafter.learn(tree, {None: 4})
+    assert drafter.grow(text, 1, 1, GREEDY).chances < tree.chances
+
+
+def test_another_text_carries_some_of_the_labels() -> None:
+    """A text that goes on keeps all; what was tried less often than is carried counts as before."""
+    lookup = Lookup()
+    drafter, text = LookupDrafter(lookup), [1, 2, 3, 9, 1, 2]
+    for _ in range(3):
+        drafter.learn(drafter.grow(text, 1, 1, Sampling(0, 1.0)), {None: 4})
+    for _ in range(60):
+        drafter.learn(drafter.grow(text, 1, 1, GREEDY), {None: 3})
+    drafter.grow([*text, 3], 1, 1, GREEDY)
+    assert (lookup.votes.tried.max(), lookup.votes.right.max()) == (60, 60)
+    drafter.grow([5, 6, 7, 5], 1, 1, GREEDY)
+    assert lookup.votes.tried.max() == pytest.approx(swarm.lookup.CARRIED)
+    assert lookup.votes.right.max() == pytest.approx(swarm.lookup.CARRIED)
+    assert sorted(lookup.votes.tried[lookup.votes.tried > 0]) == [3, pytest.approx(swarm.lookup.CARRIED)]
+
+
+def test_a_cold_text_repeats_itself_more_surely() -> None:
+    text = [*range(1, 18), 40, *range(1, 18)]
+    drafter = LookupDrafter(Lookup())
+    chances = [drafter.grow(text, 1, 1, Sampling(0, temperature)).chances[0] for temperature in (0.0, 0.3, 1.0)]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[0] > 0.9 > chances[1] > 0.7 > chances[2] > 0.4
+
+
 def test_chances_below_one_node_sum_to_at_most_one() -> None:
     rng = random.Random(3)
     text = [rng.randrange(3) for _ in range(300)]

@@ -51,7 +51,7 @@ def test_picks_after_nodes_that_the_text_never_went_through_are_kept() -> None:
     drafting, _ = drafter()
     tree = drafting.grow([7, 1, 7, 2, 7], 4, 1, GREEDY)
     assert tree.tokens == (2, 1), "7 was followed by 2 and 1"
-    drafting.learn(tree, {None: 1, 0: 50, 1: 60})  # the text goes on with 1; after 2 the target would have said 50
+    drafting.learn(tree, {None: 1, 1: 60}, {0: 50})  # the text goes on with 1; after 2 the target would have said 50
     later = drafting.grow([7, 1, 7, 2, 7, 1, 60, 2], 1, 1, GREEDY)
     assert later.tokens == (50,)
 
@@ -72,11 +72,19 @@ def test_it_learns_how_far_each_rank_is_to_be_believed() -> None:
     assert all(chance < 0.1 for token, chance in chances.items() if token != right)
 
 
+def test_what_the_text_did_not_go_through_is_no_label() -> None:
+    table = Recycling()
+    for _ in range(20):
+        seen = table.fill(TokenTree(1, 4, 1), [1, 2, 1], GREEDY)
+        table.learn(seen, {}, {TokenTree.ROOT: 2})
+    assert table._chances(0.0) == pytest.approx(swarm.recycling.PRIOR)
+
+
 def test_temperatures_are_learned_apart() -> None:
     table = Recycling()
     for _ in range(100):
         seen = table.fill(TokenTree(1, 4, 1), [1, 2, 1], GREEDY)
-        table.learn(seen, {TokenTree.ROOT: 2})
+        table.learn(seen, {TokenTree.ROOT: 2}, {})
     assert table._chances(0.0)[0] > 0.9
     assert table._chances(1.0) == pytest.approx(swarm.recycling.PRIOR)
 

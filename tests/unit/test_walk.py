@@ -69,7 +69,7 @@ def test_the_walk_follows_picks_and_emits_the_first_without_a_child() -> None:
     sweep = walk.extend(DraftTree((30, 31, 32, 33), (None, 0, 0, 1), (1.0,) * 4))
     answer = reply(sweep, (1, 30), (2, 32), (3, 50), (4, 60), (5, 70))
     assert walk.accept(answer) == [30, 32, 60]
-    assert (walk.pending, walk.certain) == (60, 4)
+    assert (walk.pending, walk.certain, walk.passed) == (60, 4, (1, 2, 4))
     following = walk.extend(DraftTree())
     assert (following.commit_to, following.committed, text(walk)) == (4, 4, [10, 20, 30, 32])
     assert walk.accept(reply(following, (6, 61))) == [61]
@@ -98,7 +98,9 @@ def test_growing_below_nodes_that_are_not_verified_yet() -> None:
     fourth = walk.grow([], [])
     assert (fourth.commit_to, fourth.tokens, text(walk)) == (4, (), [10, 20, 30, 31, 40])
     assert walk.accept(reply(second, (4, 41), (5, 60))) == [41, 60]  # node 6 is dead: its pick may lack
+    assert walk.passed == (4, 5)
     assert walk.accept(reply(third)) == []
+    assert not walk.passed
     assert walk.accept(reply(fourth)) == []
     assert walk.extend(DraftTree()).commit_to == 5
 
