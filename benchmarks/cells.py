@@ -58,7 +58,7 @@ WARM_PAIRS = 1
 class Options:
     """Measure six cells of the replay's grid."""
 
-    prompts: int = 4
+    prompts: int = 12
     pairs: int = 13
     new_tokens: int = 64
     kind: Kind | None = None

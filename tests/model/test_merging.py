@@ -107,6 +107,16 @@ def test_who_is_often_right_is_believed(draft: RaggedModel, is_right: bool) -> N
     assert after > 2 * before if is_right else after < before / 2
 
 
+def test_what_the_text_did_not_go_through_teaches_no_chance(draft: RaggedModel) -> None:
+    [prompt], calibration = demo_prompts(1), Calibration()
+    drafter = TreeDrafter([model(draft, calibration)])
+    tree, before = drafter.grow(prompt, 16, 4, GREEDY), calibration.fits
+    drafter.learn(tree, {}, {None: 5, 0: 6})
+    assert calibration.fits is before
+    drafter.learn(tree, {None: 5}, {0: 6})
+    assert calibration.fits is not before
+
+
 def test_the_second_model_hears_the_first(draft: RaggedModel) -> None:
     """And learns what its word is worth, not the highest of both."""
     [prompt] = demo_prompts(1)

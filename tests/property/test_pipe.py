@@ -12,17 +12,20 @@ from dataclasses import replace
 from statistics import harmonic_mean
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
-from benchmarks.recorded import Recorded, RecordedSearch, picks_of
+from benchmarks.recorded import Pair, Recorded, RecordedSearch, picks_of, prompts_of, record
 from benchmarks.replay import PROFILES, OneAtATime, run, tell
 from benchmarks.virtual import Clock, Cores, Costs
+from client.draft import NONE, ModelDrafter
 from client.text import FastTokenizer
 from swarm.budget import Ahead, Choice, FixedBudget, Worth
-from swarm.demo import TARGET
+from swarm.demo import DRAFT, TARGET
 from swarm.goodput import Goodput
 from swarm.messages import Sampling
-from swarm.tree import DraftTree
+from swarm.ragged import load_whole
+from swarm.tree import DraftTree, Picks
 
 PROMPT, NEW, VOCABULARY = 40, 60, 900
 ROUNDS = 4
@@ -118,6 +121,23 @@ def _settled(texts: list[Recorded], costs: Costs, control: Goodput, tokenizer: F
     """Speed once the draft is known; several rounds, for a single one is a matter of luck."""
     run(texts, costs, control, tokenizer)
     return harmonic_mean([run(texts, costs, control, tokenizer).tokens_per_s for _ in range(ROUNDS)])
+
+
+def test_a_recording_learns_every_pick_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a client does that has one sweep on its way, whatever trees are recorded in between."""
+    target, draft = load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32)
+    taught: list[int] = []
+    learn = ModelDrafter.learn
+
+    def listen(self: ModelDrafter, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+        taught.append(len(picks))
+        learn(self, tree, picks, others)
+
+    monkeypatch.setattr(ModelDrafter, "learn", listen)
+    [made] = record(Pair(target, draft, 24), prompts_of("repetitive", 1), [Sampling()], nodes=32)
+    assert len(made.trees) == 24
+    assert sum(taught) == 24
+    assert max(taught) > 2
 
 
 def test_a_search_of_a_recorded_tree_knows_more_with_every_pass() -> None:
