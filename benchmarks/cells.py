@@ -231,7 +231,7 @@ def main() -> None:
     for cell in CELLS:
         name, kind, temperature = cell
         prompts = prompts_of(kind, options.prompts)
-        places = [number % options.prompts for number in range(options.pairs)]
+        places = [number % len(prompts) for number in range(options.pairs)]
         samplings = [Sampling(FIRST_SEED + place, temperature) for place in places]
         texts = record(pair, [prompts[place] for place in places], samplings)
         runs = [one for one in raw[name] if (one["kind"], one["temperature"]) == (kind, temperature)]
