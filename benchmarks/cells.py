@@ -137,6 +137,7 @@ def costs_of(runs: Sequence[dict[str, Any]], nominal: Costs) -> Costs:
         cores=os.cpu_count(),
         handling_ms=handling_ms,
         handling_row_ms=max(median(per_row), 0.0),
+        other_ms=median(ms for sweep in (*plain, *chosen) for ms in sweep["other_ms"]),
         between_ms=max(median(between), 0.0),
     )
 

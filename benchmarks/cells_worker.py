@@ -104,6 +104,7 @@ def _sweep(sweep: SweepStats) -> dict[str, Any]:
         "total_ms": sweep.total_ms,
         "queue_ms": [hop.queue_ms for hop in sweep.hops],
         "compute_ms": [hop.compute_ms for hop in sweep.hops],
+        "other_ms": [hop.other_ms for hop in sweep.hops],
     }
 
 

@@ -49,8 +49,9 @@ class Costs:
 
     cores: that all machines share, None where each has its own. handling_ms: what they compute for a sweep beside
     forwards and drafts, messages above all: it takes the cores' time, and is part of the delays otherwise.
-    handling_row_ms: what they compute for each further row, which is part of nothing else. between_ms: from a reply's
-    arrival to what the client does next.
+    handling_row_ms: what they compute for each further row, which is part of nothing else. other_ms: what each hop says
+    that messages took of it, which is in `handling_ms` or the delays. between_ms: from a reply's arrival to what the
+    client does next.
     """
 
     delay_ms: float
@@ -62,6 +63,7 @@ class Costs:
     cores: int | None = None
     handling_ms: float = 0.0
     handling_row_ms: float = 0.0
+    other_ms: float = 0.0
     between_ms: float = 0.0
 
     def compute_ms(self, rows: int) -> float:
@@ -168,7 +170,7 @@ class VirtualChain:
             compute = costs.compute_ms(rows)
             started = self._cores.take(max(now, self._hops_free_ms[hop]) + compute * costs.others, compute)
             self._hops_free_ms[hop] = started + compute
-            times.append(HopTime(started - now, compute, 0.0, costs.delay_ms))
+            times.append(HopTime(started - now, compute, costs.other_ms, costs.delay_ms))
             now = started + compute
             if hop < HOPS - 1:
                 self._links_free_ms[hop] = max(now, self._links_free_ms[hop]) + costs.transfer_ms(rows)
