@@ -16,15 +16,16 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
+import numpy as np
 import torch
 import tyro
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from benchmarks.cells_worker import CHOSEN, PLAIN, Job
+from benchmarks.cells_worker import CHOSEN, FIXED, PLAIN, Job
 from benchmarks.clients_part import run_part
 from benchmarks.hosted import SPANS, hosted_swarm
 from benchmarks.network import Kind, Plan, open_network
@@ -52,6 +53,10 @@ CELLS = (
 )
 WARM_PAIRS = 1
 """The first pair of a cell opens connections; it is not counted."""
+
+
+Run = dict[str, Any]
+"""What `cells_worker` tells of one text, made one way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,7 @@ class Found:
         return self.virtual_ratio.value / self.ratio.value - 1
 
 
-async def measure(network: str, options: Options, console: Console) -> list[dict[str, Any]]:
+async def measure(network: str, options: Options, console: Console) -> list[Run]:
     """All runs of one network's cells."""
     costs = PROFILES[network]
     cells = tuple((kind, temperature) for name, kind, temperature in CELLS if name == network)
@@ -101,60 +106,78 @@ async def measure(network: str, options: Options, console: Console) -> list[dict
             console.print(f"{network}: {net.kind} network ({net.reason})")
             result = str(folder / "result.json")
             job = Job(hosted.peer, cells, options.prompts, options.pairs, options.new_tokens, result, os.getpid())
-            found: list[dict[str, Any]] = await run_part("benchmarks.cells_worker", asdict(job), net, folder, console)
+            found: list[Run] = await run_part("benchmarks.cells_worker", asdict(job), net, folder, console)
             return found
 
 
-def costs_of(runs: Sequence[dict[str, Any]], nominal: Costs) -> Costs:
-    """What a cell's sweeps showed, medians: a plain forward, what a row adds, a pass of the draft, and the rest.
+def machine_of(runs: Sequence[Run]) -> Costs:
+    """What all runs, of all cells, tell of the machine: lines through the CPU time of drafting and of all else.
 
-    All programs share this machine's cores, so what messages take of these counts too; not what they would have used
-    in the same time without any.
+    All programs share this machine's cores, so what messages take of these counts too; not what a run takes at its
+    beginning, and not what all programs use as time passes, however many sweeps there are.
     """
-    plain = [sweep for run in runs if run["way"] == PLAIN for sweep in run["sweeps"]]
-    chosen = [sweep for run in runs if run["way"] == CHOSEN for sweep in run["sweeps"]]
+    grown = [one for run in runs if run["way"] == CHOSEN for one in run["grown"]]
+    grow_ms, pass_ms, pass_row_ms = _fit([(1, passes, rows) for _, passes, rows in grown], [ms for ms, _, _ in grown])
+    took = [(1, len(run["sweeps"]), _further_rows(run), 1e3 * len(run["tokens"]) / run["tokens_per_s"]) for run in runs]
+    _, handling_ms, handling_row_ms, _ = _fit(took, [_rest_ms(run) for run in runs])
+    return Costs(
+        0.0,
+        0.0,
+        pass_ms=pass_ms,
+        pass_row_ms=pass_row_ms,
+        grow_ms=grow_ms,
+        learn_ms=fmean(ms for run in runs if run["way"] == CHOSEN for ms in run["learned"]),
+        cores=os.cpu_count(),
+        handling_ms=handling_ms,
+        handling_row_ms=handling_row_ms,
+        other_ms=median(ms for run in runs for sweep in run["sweeps"] for ms in sweep["other_ms"]),
+    )
+
+
+def costs_of(runs: Sequence[Run], machine: Costs, nominal: Costs) -> Costs:
+    """What one cell's plain sweeps showed, medians, and what rows added where trees have one size."""
+    plain, fixed = ([sweep for run in runs if run["way"] == way for sweep in run["sweeps"]] for way in (PLAIN, FIXED))
     one_row = median(ms for sweep in plain for ms in sweep["compute_ms"])
-    more = [(ms - one_row) / (sweep["rows"] - 1) for sweep in chosen if sweep["rows"] > 1 for ms in sweep["compute_ms"]]
-    row_ms = max(median(more), 0.0) if more else 0.0
+    more = [(ms - one_row) / (sweep["rows"] - 1) for sweep in fixed if sweep["rows"] > 1 for ms in sweep["compute_ms"]]
+    row_ms = max(median(more), 0.0)
     known = [sum(sweep["queue_ms"]) + sum(sweep["compute_ms"]) for sweep in plain]
     rest = (
         median(sweep["total_ms"] - ms for sweep, ms in zip(plain, known, strict=True)) - (HOPS + 1) * nominal.delay_ms
     )
-    handling_ms = max(median(_rest(run) for run in runs if run["way"] == PLAIN), 0.0)
-    per_row = [(_rest(run) - handling_ms) / max(_rows(run) - 1, 1e-9) for run in runs if run["way"] == CHOSEN]
     between = [
         1e3 / run["tokens_per_s"] - median(sweep["total_ms"] for sweep in run["sweeps"])
         for run in runs
         if run["way"] == PLAIN
     ]
-    passes = [sweep["draft_ms"] / sweep["rounds"] for sweep in chosen if sweep["rounds"] and not sweep["is_part"]]
     return replace(
-        nominal,
+        machine,
+        mbit=nominal.mbit,
         delay_ms=nominal.delay_ms + max(rest, 0.0) / (HOPS + 1),
         forward_ms=one_row - row_ms,
         row_ms=row_ms,
-        pass_ms=median(passes) if passes else nominal.pass_ms,
-        cores=os.cpu_count(),
-        handling_ms=handling_ms,
-        handling_row_ms=max(median(per_row), 0.0),
-        other_ms=median(ms for sweep in (*plain, *chosen) for ms in sweep["other_ms"]),
+        wait_ms=median(ms for sweep in plain for ms in sweep["queue_ms"]),
         between_ms=max(median(between), 0.0),
     )
 
 
-def _rest(run: dict[str, Any]) -> float:
-    """CPU milliseconds per sweep of all programs, beside forwards, drafts and what they use with nothing to do."""
-    known = sum(sum(sweep["compute_ms"]) + sweep["draft_ms"] for sweep in run["sweeps"])
-    took_ms = 1e3 * len(run["tokens"]) / run["tokens_per_s"]
-    return float(run["cpu_ms"] - known - run["idle"] * took_ms) / len(run["sweeps"])
+def _fit(what: Sequence[tuple[float, ...]], took_ms: Sequence[float]) -> list[float]:
+    """What each of some things takes, least squares; never less than nothing."""
+    return [max(float(ms), 0.0) for ms in np.linalg.lstsq(np.array(what, dtype=np.float64), took_ms)[0]]
 
 
-def _rows(run: dict[str, Any]) -> float:
-    """Rows per sweep."""
-    return float(sum(sweep["rows"] for sweep in run["sweeps"]) / len(run["sweeps"]))
+def _rest_ms(run: Run) -> float:
+    """CPU milliseconds of all programs beside forwards and drafting."""
+    known = sum(sum(sweep["compute_ms"]) for sweep in run["sweeps"])
+    known += sum(ms for ms, _, _ in run["grown"]) + sum(run["learned"])
+    return float(run["cpu_ms"] - known)
 
 
-def compare(runs: Sequence[dict[str, Any]], texts: Sequence[Recorded], nominal: Costs, tokenizer: object) -> Found:
+def _further_rows(run: Run) -> int:
+    """Rows beside the first one of each sweep."""
+    return int(sum(sweep["rows"] - 1 for sweep in run["sweeps"]))
+
+
+def compare(runs: Sequence[Run], texts: Sequence[Recorded], machine: Costs, nominal: Costs, tokenizer: object) -> Found:
     """One cell: real speeds, and the replay's with the costs that were seen.
 
     Raises:
@@ -165,7 +188,7 @@ def compare(runs: Sequence[dict[str, Any]], texts: Sequence[Recorded], nominal: 
         assert tuple(one["tokens"]) == recorded.tokens[len(recorded.prompt) :][: len(one["tokens"])], "another text"
     counted = [one for one in runs if one["pair"] >= WARM_PAIRS]
     plain, chosen = ([one["tokens_per_s"] for one in counted if one["way"] == way] for way in (PLAIN, CHOSEN))
-    costs = costs_of(counted, nominal)
+    costs = costs_of(counted, machine, nominal)
     virtual = [
         [run([text], costs, budget, tokenizer).tokens_per_s for text in texts][WARM_PAIRS:]
         for budget in (FixedBudget(0), Goodput(MOST_NODES))
@@ -228,6 +251,7 @@ def main() -> None:
     torch.set_num_threads(1)
     pair = Pair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    machine = machine_of([run for some in raw.values() for run in some if run["pair"] >= WARM_PAIRS])
     found = {}
     for cell in CELLS:
         name, kind, temperature = cell
@@ -236,7 +260,7 @@ def main() -> None:
         samplings = [Sampling(FIRST_SEED + place, temperature) for place in places]
         texts = record(pair, [prompts[place] for place in places], samplings)
         runs = [one for one in raw[name] if (one["kind"], one["temperature"]) == (kind, temperature)]
-        found[cell] = compare(runs, texts, PROFILES[name], tokenizer)
+        found[cell] = compare(runs, texts, machine, PROFILES[name], tokenizer)
         sheet({cell: found[cell]}, options).show(console)
     made = sheet(found, options)
     made.measured["runs"] = raw

@@ -1,6 +1,7 @@
-"""The client's part of `benchmarks.cells`: each text plain and as goodput chooses, in turns, with what sweeps took.
+"""The client's part of `benchmarks.cells`: each text plain and as goodput chooses, in turns, with what things took.
 
-Reads its job as JSON from the command line and writes what it measured to the file that the job names.
+Another client makes the same texts with trees of one size. Reads its job as JSON from the command line and writes what
+it measured to the file that the job names.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import torch
@@ -21,12 +24,21 @@ from benchmarks.recorded import prompts_of
 from benchmarks.replay import FIRST_SEED
 from benchmarks.worker import covered
 from client.aio import AsyncSwarm
+from client.draft import NONE, TreeDrafter
+from client.drafts import Made, Name, Wanted, load_drafter
+from client.source_model import ModelSource
 from client.stats import Result, SweepStats
+from client.target import Target
+from swarm.budget import EVERYTHING, Worth
 from swarm.demo import DRAFT, TARGET
+from swarm.messages import Sampling
 from swarm.quiet import quiet_libraries
+from swarm.tree import DraftTree, Picks
 
 IDLE_S = 5.0
-PLAIN, CHOSEN = "plain", "chosen"
+PLAIN, FIXED, CHOSEN = "plain", "fixed", "chosen"
+FIXED_NODES = 32
+WAYS: dict[str, dict[str, Any]] = {PLAIN: {"nodes": 0}, CHOSEN: {}, FIXED: {"nodes": FIXED_NODES}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +57,84 @@ class Job:
     root: int
 
 
-async def measure(job: Job) -> list[dict[str, Any]]:
-    """All runs; a cell's client begins knowing nothing."""
+class TimedDrafter(TreeDrafter):
+    """Notes the CPU time of what it does.
+
+    grown: of each tree or part of one, milliseconds, passes of the model and rows that it ran. learned: milliseconds.
+    """
+
+    def __init__(self, drafter: TreeDrafter) -> None:
+        super().__init__(drafter.sources)
+        self._model = next(source for source in drafter.sources if isinstance(source, ModelSource))
+        self.grown: list[tuple[float, int, int]] = []
+        self.learned: list[float] = []
+
+    def grow(
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+    ) -> DraftTree:
+        """As ever."""
+        rounds = self._search.rounds if self._search is not None else 0
+        first, began_s = self._model.session.state.next_id, time.thread_time()
+        tree = super().grow(sequence, nodes, depth, sampling, worth)
+        took_ms = 1e3 * (time.thread_time() - began_s)
+        rows = max(self._model.session.state.next_id - first, 0)
+        self.grown.append((took_ms, tree.rounds - rounds if tree.rounds >= rounds else tree.rounds, rows))
+        return tree
+
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+        """As ever."""
+        began_s = time.thread_time()
+        super().learn(tree, picks, others)
+        self.learned.append(1e3 * (time.thread_time() - began_s))
+
+    def told(self) -> dict[str, Any]:
+        """What was noted since this was asked last."""
+        grown, learned, self.grown, self.learned = self.grown, self.learned, [], []
+        return {
+            "grown": [(round(ms, 2), passes, rows) for ms, passes, rows in grown],
+            "learned": [round(ms, 2) for ms in learned],
+        }
+
+
+def load_timed(drafters: list[TimedDrafter]) -> Callable[[Name, Target, Wanted, str | None], Made]:
+    """Loads what is to draft, and keeps it where its notes can be read."""
+
+    def load(model: Name, target: Target, wanted: Wanted, revision: str | None = None) -> Made:
+        made = load_drafter(model, target, wanted, revision)
+        assert isinstance(made.drafter, TreeDrafter)
+        drafters.append(TimedDrafter(made.drafter))
+        return replace(made, drafter=drafters[-1])
+
+    return load
+
+
+async def measure(job: Job, drafters: Sequence[TimedDrafter]) -> list[dict[str, Any]]:
+    """All runs; a cell's clients begin knowing nothing, and the last of `drafters` is that of the last one."""
     runs = []
     for kind, temperature in job.cells:
-        connecting = AsyncSwarm.connect(TARGET, peers=[job.peer], draft=DRAFT, threads=1, calibration=None)
-        async with connecting as swarm:
-            await covered(swarm)
-            idle = await _idle(job.root)
-            prompts = prompts_of(kind, job.prompts)
-            for pair in range(job.pairs):
-                place = pair % len(prompts)
-                order = (PLAIN, CHOSEN) if pair % 2 == 0 else (CHOSEN, PLAIN)
-                for way in order:
-                    options: dict[str, Any] = {"nodes": 0} if way == PLAIN else {}
-                    before_ms = cpu_ms(job.root)
-                    result = await swarm.generate(
-                        prompts[place],
-                        max_new_tokens=job.new_tokens,
-                        temperature=temperature,
-                        seed=FIRST_SEED + place,
-                        **options,
-                    )
-                    told = _told(result) | {"cpu_ms": cpu_ms(job.root) - before_ms, "idle": idle}
-                    said = f"{kind}, T {temperature:g}, pair {pair}, {way}: {result.stats.tokens_per_s:.1f} tokens/s"
-                    print(said, flush=True)  # noqa: T201
-                    runs.append({"kind": kind, "temperature": temperature, "pair": pair, "way": way, **told})
+        prompts = prompts_of(kind, job.prompts)
+        for ways in ((PLAIN, CHOSEN), (FIXED,)):
+            connecting = AsyncSwarm.connect(TARGET, peers=[job.peer], draft=DRAFT, threads=1, calibration=None)
+            async with connecting as swarm:
+                await covered(swarm)
+                idle = await _idle(job.root)
+                for pair in range(job.pairs):
+                    place = pair % len(prompts)
+                    sampling: dict[str, Any] = {"temperature": temperature, "seed": FIRST_SEED + place}
+                    for way in ways if pair % 2 == 0 else reversed(ways):
+                        before_ms = cpu_ms(job.root)
+                        result = await swarm.generate(
+                            prompts[place], max_new_tokens=job.new_tokens, **sampling, **WAYS[way]
+                        )
+                        took = {"cpu_ms": cpu_ms(job.root) - before_ms, "idle": idle}
+                        speed = f"{result.stats.tokens_per_s:.1f} tokens/s"
+                        print(f"{kind}, T {temperature:g}, pair {pair}, {way}: {speed}", flush=True)  # noqa: T201
+                        runs.append(
+                            {"kind": kind, "temperature": temperature, "pair": pair, "way": way}
+                            | _told(result)
+                            | took
+                            | drafters[-1].told()
+                        )
     return runs
 
 
@@ -100,11 +164,11 @@ def _sweep(sweep: SweepStats) -> dict[str, Any]:
         "rows": sweep.nodes + (not sweep.is_part),
         "is_part": sweep.is_part,
         "rounds": sweep.rounds,
-        "draft_ms": sweep.draft_ms,
-        "total_ms": sweep.total_ms,
-        "queue_ms": [hop.queue_ms for hop in sweep.hops],
-        "compute_ms": [hop.compute_ms for hop in sweep.hops],
-        "other_ms": [hop.other_ms for hop in sweep.hops],
+        "draft_ms": round(sweep.draft_ms, 2),
+        "total_ms": round(sweep.total_ms, 2),
+        "queue_ms": [round(hop.queue_ms, 2) for hop in sweep.hops],
+        "compute_ms": [round(hop.compute_ms, 2) for hop in sweep.hops],
+        "other_ms": [round(hop.other_ms, 2) for hop in sweep.hops],
     }
 
 
@@ -114,7 +178,10 @@ def main() -> None:
     quiet_libraries()
     words = json.loads(sys.argv[1])
     job = Job(**(words | {"cells": tuple((kind, float(temperature)) for kind, temperature in words["cells"])}))
-    Path(job.result).write_text(json.dumps(asyncio.run(measure(job))), encoding="utf-8")
+    drafters: list[TimedDrafter] = []
+    with patch("client.aio.load_drafter", load_timed(drafters)):
+        runs = asyncio.run(measure(job, drafters))
+    Path(job.result).write_text(json.dumps(runs), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ class RecordedSearch:
     """What a draft knows of a recorded tree after so many passes of its model: a search that may go on.
 
     The look-up's candidates are there at once, and what an earlier search found below the same text; a pass expands the
-    best nodes whose children might be among the best.
+    best nodes whose children might be among the best. rows: of each pass.
     """
 
     def __init__(self, tree: DraftTree, looked_up: Sequence[int], expanded: AbstractSet[tuple[int, ...]]) -> None:
@@ -121,7 +121,12 @@ class RecordedSearch:
         self._known = {*looked_up, *self._children.get(None, ())}
         self._free = {node for node, path in enumerate(self._paths) if path in expanded}
         self._expanded: set[int] = set()
-        self.passes = int(() not in expanded)
+        self.rows = [1] if () not in expanded else []
+
+    @property
+    def passes(self) -> int:
+        """Of the model, so far."""
+        return len(self.rows)
 
     def below(self, tokens: tuple[int, ...]) -> set[tuple[int, ...]]:
         """What it or an earlier one expanded behind these tokens below its root, which are left out."""
@@ -143,7 +148,8 @@ class RecordedSearch:
             if is_settled or past == worth.rounds or not worth.per_round <= promise < worth.alone:
                 return self._cut(best, is_settled=is_settled)
             self._expand(chosen)
-            self.passes, past = self.passes + 1, past + 1
+            self.rows.append(len(chosen))
+            past += 1
 
     def _expand(self, nodes: Sequence[int]) -> None:
         self._expanded.update(nodes)

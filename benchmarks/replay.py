@@ -2,7 +2,7 @@
 
 The real decode loop and the real controller run against a chain and a draft that take virtual time only, so a whole
 grid of networks, kinds of text and temperatures is a matter of minutes, and the same again each time. The controller
-begins each cell knowing nothing; its prompts follow one another.
+begins each cell knowing nothing; its prompts follow one another. Cells share the machine's cores.
 
     python -m benchmarks.replay --record
 """
@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import sys
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ProcessPoolExecutor as Pool
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
@@ -153,7 +156,40 @@ def oracle(recorded: Recorded) -> Recorded:
     return replace(recorded, trees=trees, looked_up=free)
 
 
-def sheet(texts: dict[tuple[str, float], list[Recorded]], options: Options, console: Console) -> Sheet:
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of the grid: its row, and what the notes say of it. Parts: of plain, of the best fixed, of one alone."""
+
+    row: tuple[str, ...]
+    of_plain: float
+    of_best: float
+    of_alone: float
+    bound: str | None
+
+
+def replay_cell(network: str, kind: str, temperature: float, texts: Sequence[Recorded]) -> Cell:
+    """Every fixed choice, the controller that waits for each sweep, and the one that does not."""
+    tokenizer, costs = AutoTokenizer.from_pretrained(TARGET), PROFILES[network]
+    fixed = {
+        (size, flights): run(texts, costs, FixedBudget(size, flights), tokenizer)
+        for size in SIZES
+        for flights in (IN_FLIGHT if size else (1,))
+    }
+    plain, best = fixed[0, 1].tokens_per_s, max(fixed, key=lambda size: fixed[size].tokens_per_s)
+    alone, ours = (run(texts, costs, kind_of(MOST_NODES), tokenizer) for kind_of in (OneAtATime, Goodput))
+    alone_best = max(alone.tokens_per_s, *(fixed[size, 1].tokens_per_s for size in SIZES))
+    of_plain, of_best, of_alone = (ours.tokens_per_s / other for other in (plain, fixed[best].tokens_per_s, alone_best))
+    bound = None
+    if network in DELAY_BOUND:
+        bound = f"{network}, {kind}, {temperature:g}: {_free(texts, costs, tokenizer) / alone_best:.2f}"
+    speeds = (f"{plain:.1f}", f"{fixed[best].tokens_per_s:.1f}", f"{best[0]} × {best[1]}")
+    chosen = (f"{alone_best:.1f}", f"{ours.tokens_per_s:.1f}", f"{ours.nodes:g}")
+    parts = (f"{of_plain:.2f}", f"{of_best:.2f}", f"{of_alone:.2f}")
+    row = (f"{network}, {kind}", f"{temperature:g}", *speeds, *chosen, *parts)
+    return Cell(row, of_plain, of_best, of_alone, bound)
+
+
+def sheet(texts: dict[tuple[str, float], list[Recorded]], pool: Pool, options: Options, console: Console) -> Sheet:
     """The table."""
     made = Sheet(
         "replay",
@@ -163,29 +199,10 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], options: Options, cons
             *("median K", "of plain", "of the best", "pipe / one at a time"),
         ),
     )
-    tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    against_plain, against_best, against_alone = [], [], []
-    bounds: list[str] = []
-    cells = [(network, *key) for network in PROFILES for key in texts]
-    for network, kind, temperature in track(cells, "cells", console=console):
-        some, costs = texts[kind, temperature], PROFILES[network]
-        fixed = {
-            (size, flights): run(some, costs, FixedBudget(size, flights), tokenizer)
-            for size in SIZES
-            for flights in (IN_FLIGHT if size else (1,))
-        }
-        plain, best = fixed[0, 1].tokens_per_s, max(fixed, key=lambda size: fixed[size].tokens_per_s)
-        alone, ours = (run(some, costs, kind_of(MOST_NODES), tokenizer) for kind_of in (OneAtATime, Goodput))
-        alone_best = max(alone.tokens_per_s, *(fixed[size, 1].tokens_per_s for size in SIZES))
-        against_alone.append(ours.tokens_per_s / alone_best)
-        against_plain.append(ours.tokens_per_s / plain)
-        against_best.append(ours.tokens_per_s / fixed[best].tokens_per_s)
-        if network in DELAY_BOUND:
-            bounds.append(f"{network}, {kind}, {temperature:g}: {_free(some, costs, tokenizer) / alone_best:.2f}")
-        speeds = (f"{plain:.1f}", f"{fixed[best].tokens_per_s:.1f}", f"{best[0]} × {best[1]}")
-        parts = (f"{against_plain[-1]:.2f}", f"{against_best[-1]:.2f}", f"{against_alone[-1]:.2f}")
-        chosen = (f"{alone_best:.1f}", f"{ours.tokens_per_s:.1f}", f"{ours.nodes:g}")
-        made.rows.append((f"{network}, {kind}", f"{temperature:g}", *speeds, *chosen, *parts))
+    work = [pool.submit(replay_cell, network, *key, texts[key]) for network in PROFILES for key in texts]
+    cells = [cell.result() for cell in track(work, "cells", console=console)]
+    made.rows += [cell.row for cell in cells]
+    against_plain, against_best = [cell.of_plain for cell in cells], [cell.of_best for cell in cells]
     made.notes.append(
         f"Least of plain {min(against_plain):.2f}, least of the best {min(against_best):.2f}, over {len(cells)} cells; "
         f"up to {options.prompts} prompts of {options.new_tokens} new tokens each, hop {Costs(0, 1).forward_ms:g} ms + "
@@ -194,13 +211,13 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], options: Options, cons
     )
     made.notes.append(
         "What there is to be had with the same trees, were machines, drafts and bytes free and only the delay left, "
-        f"over one at a time: {'; '.join(bounds)}."
+        f"over one at a time: {'; '.join(cell.bound for cell in cells if cell.bound is not None)}."
     )
-    made.notes.append(_oracle_note(next(iter(texts.values())), tokenizer))
+    made.notes.append(_oracle_note(next(iter(texts.values())), AutoTokenizer.from_pretrained(TARGET)))
     made.measured = {
         "plain": against_plain,
         "best": against_best,
-        "alone": against_alone,
+        "alone": [cell.of_alone for cell in cells],
         "rows": [list(row) for row in made.rows],
     }
     return made
@@ -228,25 +245,34 @@ def _oracle_note(texts: Sequence[Recorded], tokenizer: object) -> str:
     )
 
 
-def record_all(options: Options, console: Console) -> dict[tuple[str, float], list[Recorded]]:
-    """Texts and trees of every kind and temperature."""
+def record_kind(kind: str, temperature: float, options: Options) -> list[Recorded]:
+    """Texts and trees of one kind and temperature."""
     pair = Pair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
-    found = {}
-    for kind in track(list(KINDS), "recording", console=console):
-        prompts = prompts_of(kind, options.prompts)
-        for temperature in options.temperatures:
-            samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(prompts))]
-            found[kind, temperature] = record(pair, prompts, samplings)
-    return found
+    prompts = prompts_of(kind, options.prompts)
+    return record(pair, prompts, [Sampling(FIRST_SEED + place, temperature) for place in range(len(prompts))])
+
+
+def record_all(pool: Pool, options: Options, console: Console) -> dict[tuple[str, float], list[Recorded]]:
+    """Texts and trees of every kind and temperature."""
+    keys = [(kind, temperature) for kind in KINDS for temperature in options.temperatures]
+    work = [pool.submit(record_kind, *key, options) for key in keys]
+    found = [texts.result() for texts in track(work, "recording", console=console)]
+    return dict(zip(keys, found, strict=True))
+
+
+def _begin() -> None:
+    """Each process of the pool has one core."""
+    torch.set_num_threads(1)
+    quiet_libraries()
 
 
 def main() -> None:
     """Record, replay, print, and fail where it is slower than it may be."""
     options = tyro.cli(Options)
-    torch.set_num_threads(1)
-    quiet_libraries()
+    _begin()
     console = Console(width=150)
-    made = sheet(record_all(options, console), options, console)
+    with Pool(os.cpu_count(), get_context("spawn"), _begin) as pool:
+        made = sheet(record_all(pool, options, console), pool, options, console)
     made.finish(console, record=options.record, path=options.json)
     if min(made.measured["plain"]) < PLAIN_BOUND or min(made.measured["best"]) < BEST_BOUND:
         sys.exit(f"replay: a cell is below {PLAIN_BOUND} of plain or {BEST_BOUND} of the best fixed size")

@@ -1,13 +1,14 @@
 """A chain of machines and a draft that take only virtual time: the real decode loop runs against them.
 
     sweep     (hops + 1) one-way delays, hidden rows over the rate, every hop's forward, and the wait behind others
-    draft     so many milliseconds per pass of its model
+    draft     so many milliseconds per pass of its model, and more where that is known more closely
 
 Deterministic. Picks and trees are recorded ones.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -43,9 +44,13 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What things take. delay_ms: one way. forward_ms, row_ms: of a hop's forward. pass_ms: of the draft's model.
+    """What things take. delay_ms: one way. forward_ms, row_ms: of a hop's forward.
 
-    others: sweeps of other clients, as large as this one, that a sweep waits behind at each hop.
+    pass_ms, pass_row_ms: of the draft's model, a pass and each row of it. grow_ms: beside passes, each time that a tree
+    grows. learn_ms: from a reply, before the next one is heard.
+
+    others: sweeps of other clients, as large as this one, that a sweep waits behind at each hop. wait_ms: between a
+    sweep's arrival at a hop and its forward, with nothing in the way.
 
     cores: that all machines share, None where each has its own. handling_ms: what they compute for a sweep beside
     forwards and drafts, messages above all: it takes the cores' time, and is part of the delays otherwise.
@@ -59,7 +64,11 @@ class Costs:
     forward_ms: float = 7.0
     row_ms: float = 0.1
     pass_ms: float = 4.0
+    pass_row_ms: float = 0.0
+    grow_ms: float = 0.0
+    learn_ms: float = 0.0
     others: float = 0.0
+    wait_ms: float = 0.0
     cores: int | None = None
     handling_ms: float = 0.0
     handling_row_ms: float = 0.0
@@ -80,28 +89,38 @@ class Costs:
 
 
 class Cores:
-    """Cores that several machines share: what is to be computed takes the first gap that is long enough."""
+    """Cores that several machines share: what is to be computed takes whatever time others have left, in pieces."""
 
     def __init__(self, count: int | None, clock: Clock) -> None:
         self._clock = clock
         self._taken: list[list[tuple[float, float]]] = [[] for _ in range(count or 0)]
 
-    def take(self, ready_ms: float, took_ms: float) -> float:
-        """When something starts that can from `ready_ms` on; at once where everybody has cores of their own."""
-        if not self._taken:
-            return ready_ms
-        starts = [self._gap(taken, ready_ms, took_ms) for taken in self._taken]
-        start_ms = min(starts)
-        insort(self._taken[starts.index(start_ms)], (start_ms, start_ms + took_ms))
-        return start_ms
+    def take(self, ready_ms: float, took_ms: float) -> tuple[float, float]:
+        """From when to when something computes that can from `ready_ms` on.
 
-    def _gap(self, taken: list[tuple[float, float]], ready_ms: float, took_ms: float) -> float:
+        At once, where everybody has cores of their own.
+        """
+        if not self._taken or not took_ms:
+            return ready_ms, ready_ms + took_ms
+        began_ms, left_ms = None, took_ms
+        while left_ms > 1e-9:
+            gaps = [self._gap(taken, ready_ms) for taken in self._taken]
+            core = min(range(len(gaps)), key=lambda place: (gaps[place][0], -gaps[place][1]))
+            start, end = gaps[core]
+            ready_ms = min(end, start + left_ms)
+            insort(self._taken[core], (start, ready_ms))
+            began_ms, left_ms = start if began_ms is None else began_ms, left_ms - (ready_ms - start)
+        assert began_ms is not None
+        return began_ms, ready_ms
+
+    def _gap(self, taken: list[tuple[float, float]], ready_ms: float) -> tuple[float, float]:
+        """When a core is free from then on, and until when."""
         taken[:] = [(start, end) for start, end in taken if end > self._clock.now_ms]
         for start, end in taken:
-            if ready_ms + took_ms <= start:
-                break
+            if ready_ms < start:
+                return ready_ms, start
             ready_ms = max(ready_ms, end)
-        return ready_ms
+        return ready_ms, math.inf
 
 
 class AtOnce(Executor):
@@ -163,20 +182,28 @@ class VirtualChain:
     def _pass(self, rows: int) -> tuple[float, tuple[HopTime, ...]]:
         """When a sweep's reply arrives, and what its hops report: each hop and link does one thing at a time."""
         costs, times = self._costs, list[HopTime]()
-        handling, more = (ms / (HOPS + 1) for ms in (costs.handling_ms, costs.handling_row_ms * (rows - 1)))
-        now = self._cores.take(self._clock.now_ms, handling + more) + more + costs.delay_ms
+        now = self._handle(self._clock.now_ms, rows) + costs.delay_ms
         for hop in range(HOPS):
-            now = self._cores.take(now, handling + more) + more
-            compute = costs.compute_ms(rows)
-            started = self._cores.take(max(now, self._hops_free_ms[hop]) + compute * costs.others, compute)
-            self._hops_free_ms[hop] = started + compute
-            times.append(HopTime(started - now, compute, costs.other_ms, costs.delay_ms))
-            now = started + compute
+            arrived, compute = now + self._further_ms(rows), costs.compute_ms(rows)
+            ready = max(self._handle(now, rows) + costs.wait_ms, self._hops_free_ms[hop])
+            started, ended = self._cores.take(ready + compute * costs.others, compute)
+            self._hops_free_ms[hop] = ended
+            times.append(HopTime(started - arrived, ended - started, costs.other_ms, costs.delay_ms))
+            now = ended
             if hop < HOPS - 1:
                 self._links_free_ms[hop] = max(now, self._links_free_ms[hop]) + costs.transfer_ms(rows)
                 now = self._links_free_ms[hop]
             now += costs.delay_ms
         return now, tuple(times)
+
+    def _handle(self, now_ms: float, rows: int) -> float:
+        """When a machine is done with a sweep's messages; without others, what the first row takes is in the delays."""
+        handling, further = self._costs.handling_ms / (HOPS + 1), self._further_ms(rows)
+        return self._cores.take(now_ms, handling + further)[1] - handling
+
+    def _further_ms(self, rows: int) -> float:
+        """What a machine computes for rows after the first, beside forwards."""
+        return self._costs.handling_row_ms / (HOPS + 1) * (rows - 1)
 
     async def answer(self) -> Answer:
         """The next reply; time passes until it is there."""
@@ -186,7 +213,7 @@ class VirtualChain:
 
 
 class RecordedDrafter:
-    """Grows recorded trees; every pass of the model that it would have run takes time."""
+    """Grows recorded trees; what the model would have run takes time."""
 
     def __init__(self, recorded: Recorded, costs: Costs, clock: Clock, cores: Cores) -> None:
         self._recorded = recorded
@@ -208,10 +235,15 @@ class RecordedDrafter:
             tree, without_model = self._recorded.trees[length], self._recorded.looked_up.get(length, ())
             search, before = RecordedSearch(tree, without_model, expanded), 0
         tree = search.go_on(nodes, depth, worth)
-        for _ in range(search.passes - before):
-            self._clock.now_ms = self._cores.take(self._clock.now_ms, self._costs.pass_ms) + self._costs.pass_ms
+        for rows in search.rows[before:]:
+            self._take(self._costs.pass_ms + self._costs.pass_row_ms * rows)
+        self._take(self._costs.grow_ms)
         self._length, self._search = length, search
         return tree
 
     def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
-        """It has learned what it will."""
+        """It has learned what it will, but takes the time."""
+        self._take(self._costs.learn_ms)
+
+    def _take(self, took_ms: float) -> None:
+        self._clock.now_ms = self._cores.take(self._clock.now_ms, took_ms)[1]

@@ -29,8 +29,8 @@ from swarm.tree import DraftTree, Picks, TokenTree
 EXPANSIONS = 16
 """Frontier nodes in one round; a sixteenth of trees that are larger than 256."""
 
-MAX_LEVELS = 48
-"""Most levels of a tree below its root."""
+MAX_LEVELS = 128
+"""Most levels of a tree below its root; where a text repeats itself, so many tokens are on their way."""
 NONE: Picks = MappingProxyType({})
 """No picks."""
 

@@ -94,6 +94,7 @@ class RouteCost:
         self.links, self.compute = Line(0.0 if row_ms is not None else None), Line(row_ms)
         self.sweeps, self.hops = 0, 1
         self._waited = self._computed = self._late = 0.0
+        self._dearness: float | None = None
         self._links: deque[tuple[int, float]] = deque(maxlen=KEPT_SWEEPS)
         self._lates: deque[float] = deque(maxlen=USUAL_SWEEPS)
 
@@ -115,10 +116,12 @@ class RouteCost:
         closed queue (Schweitzer's approximation), with the sharers inferred from how long one waits. Between `crowd`,
         where the machines are always busy, and its square, where sweeps are on links for most of the time.
         """
-        crowd = self.crowd
-        links_ms, hops_ms = self.links.at(1), crowd * self.compute.at(1)
-        away = links_ms / (links_ms + hops_ms) if links_ms > 0 else 0.0
-        return crowd / (1 - (1 - 1 / crowd) * away)
+        if self._dearness is None:  # until the next sweep is back: every node of a tree asks for it
+            crowd = self.crowd
+            links_ms, hops_ms = self.links.at(1), crowd * self.compute.at(1)
+            away = links_ms / (links_ms + hops_ms) if links_ms > 0 else 0.0
+            self._dearness = crowd / (1 - (1 - 1 / crowd) * away)
+        return self._dearness
 
     @property
     def per_node_ms(self) -> float:
@@ -160,7 +163,7 @@ class RouteCost:
 
     def learn(self, spent: Spent) -> None:
         """A sweep came back."""
-        rows = spent.nodes + 1
+        rows, self._dearness = spent.nodes + 1, None
         self.sweeps, self.hops = self.sweeps + 1, max(spent.hops, 1)
         self.compute.learn(rows, spent.computed_ms)
         if not spent.alone:  # it waited for its own kind, at hops and on links
