@@ -117,7 +117,7 @@ def machine_of(runs: Sequence[Run]) -> Costs:
     beginning, and not what all programs use as time passes, however many sweeps there are.
     """
     grown = [one for run in runs if run["way"] == CHOSEN for one in run["grown"]]
-    grow_ms, pass_ms, pass_row_ms = _fit([(1, passes, rows) for _, passes, rows in grown], [ms for ms, _, _ in grown])
+    grow_ms, pass_ms, pass_row_ms, node_ms = _fit([(1, *what) for _, *what in grown], [ms for ms, *_ in grown])
     took = [(1, len(run["sweeps"]), _further_rows(run), 1e3 * len(run["tokens"]) / run["tokens_per_s"]) for run in runs]
     _, handling_ms, handling_row_ms, _ = _fit(took, [_rest_ms(run) for run in runs])
     return Costs(
@@ -126,6 +126,8 @@ def machine_of(runs: Sequence[Run]) -> Costs:
         pass_ms=pass_ms,
         pass_row_ms=pass_row_ms,
         grow_ms=grow_ms,
+        node_ms=node_ms,
+        turn_ms=max(median(_turn_ms(run) for run in runs if run["way"] == FIXED), 0.0),
         learn_ms=fmean(ms for run in runs if run["way"] == CHOSEN for ms in run["learned"]),
         cores=os.cpu_count(),
         handling_ms=handling_ms,
@@ -168,8 +170,14 @@ def _fit(what: Sequence[tuple[float, ...]], took_ms: Sequence[float]) -> list[fl
 def _rest_ms(run: Run) -> float:
     """CPU milliseconds of all programs beside forwards and drafting."""
     known = sum(sum(sweep["compute_ms"]) for sweep in run["sweeps"])
-    known += sum(ms for ms, _, _ in run["grown"]) + sum(run["learned"])
+    known += sum(ms for ms, *_ in run["grown"]) + sum(run["learned"])
     return float(run["cpu_ms"] - known)
+
+
+def _turn_ms(run: Run) -> float:
+    """Milliseconds that each tree took beside its CPU time, where nothing else is computed meanwhile."""
+    waited_ms = sum(sweep["draft_ms"] for sweep in run["sweeps"])
+    return float(waited_ms - sum(ms for ms, *_ in run["grown"])) / max(len(run["grown"]), 1)
 
 
 def _further_rows(run: Run) -> int:

@@ -31,6 +31,7 @@ from client.stats import Result, SweepStats
 from client.target import Target
 from swarm.budget import EVERYTHING, Worth
 from swarm.demo import DRAFT, TARGET
+from swarm.heap import settle
 from swarm.messages import Sampling
 from swarm.quiet import quiet_libraries
 from swarm.tree import DraftTree, Picks
@@ -60,13 +61,14 @@ class Job:
 class TimedDrafter(TreeDrafter):
     """Notes the CPU time of what it does.
 
-    grown: of each tree or part of one, milliseconds, passes of the model and rows that it ran. learned: milliseconds.
+    grown: of each tree, each time, milliseconds, passes of the model, rows that it ran, and nodes that there are now.
+    learned: milliseconds.
     """
 
     def __init__(self, drafter: TreeDrafter) -> None:
         super().__init__(drafter.sources)
         self._model = next(source for source in drafter.sources if isinstance(source, ModelSource))
-        self.grown: list[tuple[float, int, int]] = []
+        self.grown: list[tuple[float, int, int, int]] = []
         self.learned: list[float] = []
 
     def grow(
@@ -78,7 +80,8 @@ class TimedDrafter(TreeDrafter):
         tree = super().grow(sequence, nodes, depth, sampling, worth)
         took_ms = 1e3 * (time.thread_time() - began_s)
         rows = max(self._model.session.state.next_id - first, 0)
-        self.grown.append((took_ms, tree.rounds - rounds if tree.rounds >= rounds else tree.rounds, rows))
+        passes = tree.rounds - rounds if tree.rounds >= rounds else tree.rounds
+        self.grown.append((took_ms, passes, rows, len(tree)))
         return tree
 
     def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
@@ -91,7 +94,7 @@ class TimedDrafter(TreeDrafter):
         """What was noted since this was asked last."""
         grown, learned, self.grown, self.learned = self.grown, self.learned, [], []
         return {
-            "grown": [(round(ms, 2), passes, rows) for ms, passes, rows in grown],
+            "grown": [(round(ms, 2), *what) for ms, *what in grown],
             "learned": [round(ms, 2) for ms in learned],
         }
 
@@ -176,6 +179,7 @@ def main() -> None:
     """Entry point."""
     torch.set_num_threads(1)
     quiet_libraries()
+    settle()
     words = json.loads(sys.argv[1])
     job = Job(**(words | {"cells": tuple((kind, float(temperature)) for kind, temperature in words["cells"])}))
     drafters: list[TimedDrafter] = []

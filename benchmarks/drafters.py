@@ -31,7 +31,8 @@ from benchmarks.acceptance import Size, generate
 from benchmarks.recorded import KINDS, Recorded, picks_of, prompts_of
 from benchmarks.replay import tell
 from benchmarks.sheet import Sheet
-from benchmarks.virtual import Clock, Costs
+from benchmarks.virtual import Costs
+from benchmarks.virtual_clock import Clock
 from client.draft import MAX_LEVELS, NONE, NoDrafter, TreeDrafter
 from client.head_files import load_head, read_head_config
 from client.jobs import MOST_NODES
@@ -129,7 +130,7 @@ class TimedDrafter:
             self._drafter.observe(sequence[:known], self._told.rows[known - 1 : known])
         started = time.thread_time()
         tree = self._drafter.grow(sequence, nodes, depth, sampling, worth)
-        self._clock.now_ms += (time.thread_time() - started) * 1e3
+        self._clock.wait((time.thread_time() - started) * 1e3)
         return tree
 
     def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from benchmarks.recorded import Recorded
-from benchmarks.virtual import AtOnce, Clock, Cores, Costs, RecordedDrafter
+from benchmarks.virtual import AtOnce, Costs, RecordedDrafter
+from benchmarks.virtual_clock import Clock
 from benchmarks.worker import covered
 from client.aio import EXPECTED_NODES
 from client.jobs import MOST_NODES, JobMaker
@@ -74,8 +75,7 @@ class Client:
         Raises:
             AssertionError: it is another.
         """
-        clock = Clock()
-        drafter = RecordedDrafter(recorded, FREE, clock, Cores(FREE.cores, clock))
+        drafter = RecordedDrafter(recorded, FREE, Clock())
         jobs = JobMaker(self.opener.target, drafter, AtOnce(), self.nodes, self.goodput)
         sampling = recorded.sampling
         options = Options(

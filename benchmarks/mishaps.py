@@ -76,6 +76,10 @@ class Exposed:
         """The next reply."""
         return await self.chain.answer()
 
+    async def idle(self, most_ms: float) -> None:
+        """Until there is one, or so much time has passed."""
+        await self.chain.idle(most_ms)
+
 
 @asynccontextmanager
 async def nodes_here(

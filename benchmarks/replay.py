@@ -28,7 +28,8 @@ from transformers import AutoTokenizer
 
 from benchmarks.recorded import KINDS, TREE, Pair, Recorded, prompts_of, record
 from benchmarks.sheet import Sheet
-from benchmarks.virtual import AtOnce, Clock, Cores, Costs, RecordedDrafter, VirtualChain
+from benchmarks.virtual import AtOnce, Costs, RecordedDrafter, VirtualChain
+from benchmarks.virtual_clock import Clock
 from client.decode import Job, decode
 from client.draft import Drafter
 from client.jobs import MOST_NODES, PREFILL_CHUNK
@@ -108,8 +109,7 @@ async def tell(
     Raises:
         AssertionError: the text is another one.
     """
-    clock, new = Clock(), len(recorded.tokens) - len(recorded.prompt)
-    cores = Cores(costs.cores, clock)
+    clock, new = Clock(costs.cores), len(recorded.tokens) - len(recorded.prompt)
     window = len(recorded.tokens) + 64
     credits = Credits(window, SWEEPS_IN_FLIGHT, MOST_NODES + 3 * PREFILL_CHUNK)
     text = TextStream(tokenizer, recorded.prompt, max_new_tokens=new)  # type: ignore[arg-type]
@@ -120,11 +120,11 @@ async def tell(
         PREFILL_CHUNK,
         new,
         text,
-        RecordedDrafter(recorded, costs, clock, cores) if make is None else make(clock),
+        RecordedDrafter(recorded, costs, clock) if make is None else make(clock),
         AtOnce(),
         clock=clock.seconds,
     )
-    chain = VirtualChain(recorded, costs, clock, credits, cores)
+    chain = VirtualChain(recorded, costs, clock, credits)
     walk = Walk(Limits(VOCABULARY, credits.window_tokens, credits.sweeps, credits.nodes), recorded.sampling)
     first: tuple[int, float] | None = None
     async for _ in decode(job, chain, walk):

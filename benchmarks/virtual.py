@@ -8,15 +8,15 @@ Deterministic. Picks and trees are recorded ones.
 
 from __future__ import annotations
 
-import math
-from bisect import insort
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from benchmarks.recorded import Recorded, RecordedSearch
+from benchmarks.virtual_clock import Clock, Line, Then
 from client.answers import Answer
 from client.draft import NONE
 from swarm.budget import EVERYTHING, Worth
@@ -31,23 +31,13 @@ ROW_BYTES = 768
 """Of the demo target's hidden rows in fp32: 192 values."""
 
 
-@dataclass(slots=True)
-class Clock:
-    """Virtual milliseconds."""
-
-    now_ms: float = 0.0
-
-    def seconds(self) -> float:
-        """For the decode loop."""
-        return self.now_ms / 1e3
-
-
 @dataclass(frozen=True, slots=True)
 class Costs:
     """What things take. delay_ms: one way. forward_ms, row_ms: of a hop's forward.
 
-    pass_ms, pass_row_ms: of the draft's model, a pass and each row of it. grow_ms: beside passes, each time that a tree
-    grows. learn_ms: from a reply, before the next one is heard.
+    pass_ms, pass_row_ms: of the draft's model, a pass and each row of it. grow_ms, node_ms: beside passes, each time
+    that a tree grows and for each node that it has then. turn_ms: until the drafter has heard of it, and the loop of
+    the tree. learn_ms: from a reply, before the next one is heard.
 
     others: sweeps of other clients, as large as this one, that a sweep waits behind at each hop. wait_ms: between a
     sweep's arrival at a hop and its forward, with nothing in the way.
@@ -66,6 +56,8 @@ class Costs:
     pass_ms: float = 4.0
     pass_row_ms: float = 0.0
     grow_ms: float = 0.0
+    node_ms: float = 0.0
+    turn_ms: float = 0.0
     learn_ms: float = 0.0
     others: float = 0.0
     wait_ms: float = 0.0
@@ -88,41 +80,6 @@ class Costs:
         return rows * ROW_BYTES * 8 / (self.mbit * 1e3)
 
 
-class Cores:
-    """Cores that several machines share: what is to be computed takes whatever time others have left, in pieces."""
-
-    def __init__(self, count: int | None, clock: Clock) -> None:
-        self._clock = clock
-        self._taken: list[list[tuple[float, float]]] = [[] for _ in range(count or 0)]
-
-    def take(self, ready_ms: float, took_ms: float) -> tuple[float, float]:
-        """From when to when something computes that can from `ready_ms` on.
-
-        At once, where everybody has cores of their own.
-        """
-        if not self._taken or not took_ms:
-            return ready_ms, ready_ms + took_ms
-        began_ms, left_ms = None, took_ms
-        while left_ms > 1e-9:
-            gaps = [self._gap(taken, ready_ms) for taken in self._taken]
-            core = min(range(len(gaps)), key=lambda place: (gaps[place][0], -gaps[place][1]))
-            start, end = gaps[core]
-            ready_ms = min(end, start + left_ms)
-            insort(self._taken[core], (start, ready_ms))
-            began_ms, left_ms = start if began_ms is None else began_ms, left_ms - (ready_ms - start)
-        assert began_ms is not None
-        return began_ms, ready_ms
-
-    def _gap(self, taken: list[tuple[float, float]], ready_ms: float) -> tuple[float, float]:
-        """When a core is free from then on, and until when."""
-        taken[:] = [(start, end) for start, end in taken if end > self._clock.now_ms]
-        for start, end in taken:
-            if ready_ms < start:
-                return ready_ms, start
-            ready_ms = max(ready_ms, end)
-        return ready_ms, math.inf
-
-
 class AtOnce(Executor):
     """Runs what it is given where it is given it: virtual time does not pass meanwhile by itself."""
 
@@ -136,21 +93,43 @@ class AtOnce(Executor):
         return done
 
 
+@dataclass(slots=True)
+class Flight:
+    """A sweep on its way. arrived_ms, started_ms: at the hop where it is."""
+
+    sequence: int
+    rows: int
+    picks: tuple[tuple[TreeNodeId, int], ...]
+    sent_ms: float
+    arrived_ms: float = 0.0
+    started_ms: float = 0.0
+    times: list[HopTime] = field(default_factory=list)
+    is_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Its program, which hears and says one thing at a time; its model; and the link behind it."""
+
+    program: Line = field(default_factory=Line)
+    model: Line = field(default_factory=Line)
+    link: Line = field(default_factory=Line)
+
+
 class VirtualChain:
     """Answers sweeps with a recorded text's picks, after the time that they would take."""
 
     first_link_ms = 0.0
 
-    def __init__(self, recorded: Recorded, costs: Costs, clock: Clock, credits: Credits, cores: Cores) -> None:
+    def __init__(self, recorded: Recorded, costs: Costs, clock: Clock, credits: Credits) -> None:
         self.credits = credits
-        self._cores = cores
         self._recorded = recorded
         self._costs = costs
         self._clock = clock
         self._state = SessionState(Limits(1 << 20, credits.window_tokens, credits.sweeps, credits.nodes))
         self._true: set[TreeNodeId | None] = {None}
-        self._due: deque[tuple[float, float, Reply]] = deque()
-        self._hops_free_ms, self._links_free_ms = [0.0] * HOPS, [0.0] * HOPS
+        self._flights: deque[Flight] = deque()
+        self._client, self._hops = Machine(), [Machine() for _ in range(HOPS)]
 
     @property
     def route_key(self) -> Hashable:
@@ -160,7 +139,7 @@ class VirtualChain:
     @property
     def has_answer(self) -> bool:
         """Whether a reply is there by now."""
-        return bool(self._due) and self._due[0][1] <= self._clock.now_ms
+        return bool(self._flights) and self._flights[0].is_back
 
     def send(self, sweep: Sweep) -> None:
         """Start a sweep: it computes when the one before it has left."""
@@ -176,48 +155,77 @@ class VirtualChain:
             if node >= sweep.picks_from:
                 follows = is_true and position + 1 < len(text)
                 picks.append((node, text[position + 1] if follows else 0))
-        arrives_ms, times = self._pass(len(sweep.tokens))
-        self._due.append((self._clock.now_ms, arrives_ms, Reply(sweep.sequence, 0, tuple(picks), times)))
-
-    def _pass(self, rows: int) -> tuple[float, tuple[HopTime, ...]]:
-        """When a sweep's reply arrives, and what its hops report: each hop and link does one thing at a time."""
-        costs, times = self._costs, list[HopTime]()
-        now = self._handle(self._clock.now_ms, rows) + costs.delay_ms
-        for hop in range(HOPS):
-            arrived, compute = now + self._further_ms(rows), costs.compute_ms(rows)
-            ready = max(self._handle(now, rows) + costs.wait_ms, self._hops_free_ms[hop])
-            started, ended = self._cores.take(ready + compute * costs.others, compute)
-            self._hops_free_ms[hop] = ended
-            times.append(HopTime(started - arrived, ended - started, costs.other_ms, costs.delay_ms))
-            now = ended
-            if hop < HOPS - 1:
-                self._links_free_ms[hop] = max(now, self._links_free_ms[hop]) + costs.transfer_ms(rows)
-                now = self._links_free_ms[hop]
-            now += costs.delay_ms
-        return now, tuple(times)
-
-    def _handle(self, now_ms: float, rows: int) -> float:
-        """When a machine is done with a sweep's messages; without others, what the first row takes is in the delays."""
-        handling, further = self._costs.handling_ms / (HOPS + 1), self._further_ms(rows)
-        return self._cores.take(now_ms, handling + further)[1] - handling
-
-    def _further_ms(self, rows: int) -> float:
-        """What a machine computes for rows after the first, beside forwards."""
-        return self._costs.handling_row_ms / (HOPS + 1) * (rows - 1)
+        flight = Flight(sweep.sequence, len(sweep.tokens), tuple(picks), self._clock.now_ms)
+        self._flights.append(flight)
+        self._client.program.join(partial(self._handle, flight), partial(self._travel, flight, 0))
 
     async def answer(self) -> Answer:
         """The next reply; time passes until it is there."""
-        sent, due, reply = self._due.popleft()
-        self._clock.now_ms = max(self._clock.now_ms, due) + self._costs.between_ms
-        return Answer(reply, due - sent)
+        flight = self._flights[0]
+        self._clock.until(lambda: flight.is_back)
+        self._flights.popleft()
+        took_ms = self._clock.now_ms - flight.sent_ms
+        self._clock.wait(self._costs.between_ms)
+        return Answer(Reply(flight.sequence, 0, flight.picks, tuple(flight.times)), took_ms)
+
+    async def idle(self, most_ms: float) -> None:
+        """Time passes until a reply is there, or so much of it."""
+        over: list[bool] = []
+        self._clock.after(most_ms, lambda: over.append(True))
+        self._clock.until(lambda: bool(over) or self.has_answer)
+
+    def _handle(self, flight: Flight, then: Then) -> None:
+        """A machine's program reads and writes a sweep's messages."""
+        self._clock.compute(self._handling_ms + self._further_ms(flight), then)
+
+    def _travel(self, flight: Flight, to: int) -> None:
+        """To a hop, or back to the client; what the machine behind computed for messages is in the delay."""
+        arrive = self._arrive if to < HOPS else self._come_back
+        self._clock.after(self._costs.delay_ms - self._handling_ms, partial(arrive, flight, to))
+
+    def _arrive(self, flight: Flight, hop: int) -> None:
+        flight.arrived_ms = self._clock.now_ms
+        self._hops[hop].program.join(partial(self._handle, flight), partial(self._heard, flight, hop))
+
+    def _heard(self, flight: Flight, hop: int) -> None:
+        wait = partial(self._hops[hop].model.join, partial(self._forward, flight), partial(self._leave, flight, hop))
+        self._clock.after(self._costs.wait_ms, wait)
+
+    def _forward(self, flight: Flight, then: Then) -> None:
+        compute_ms = self._costs.compute_ms(flight.rows)
+
+        def begin() -> None:
+            flight.started_ms = self._clock.now_ms
+            self._clock.compute(compute_ms, then)
+
+        self._clock.after(compute_ms * self._costs.others, begin)
+
+    def _leave(self, flight: Flight, hop: int) -> None:
+        """A hop is done: it says what that took, and its link takes the rows."""
+        now_ms = self._clock.now_ms
+        waited_ms = flight.started_ms - flight.arrived_ms - self._handling_ms - self._further_ms(flight)
+        took_ms = now_ms - flight.started_ms
+        flight.times.append(HopTime(waited_ms, took_ms, self._costs.other_ms, self._costs.delay_ms))
+        bytes_ms = self._costs.transfer_ms(flight.rows) if hop < HOPS - 1 else 0.0
+        self._hops[hop].link.join(partial(self._clock.after, bytes_ms), partial(self._travel, flight, hop + 1))
+
+    def _come_back(self, flight: Flight, _: int) -> None:
+        flight.is_back = True
+
+    @property
+    def _handling_ms(self) -> float:
+        return self._costs.handling_ms / (HOPS + 1)
+
+    def _further_ms(self, flight: Flight) -> float:
+        """What a machine computes for rows after the first, beside forwards."""
+        return self._costs.handling_row_ms / (HOPS + 1) * (flight.rows - 1)
 
 
 class RecordedDrafter:
     """Grows recorded trees; what the model would have run takes time."""
 
-    def __init__(self, recorded: Recorded, costs: Costs, clock: Clock, cores: Cores) -> None:
+    def __init__(self, recorded: Recorded, costs: Costs, clock: Clock) -> None:
         self._recorded = recorded
-        self._cores = cores
         self._costs = costs
         self._clock = clock
         self._length = 0
@@ -236,14 +244,12 @@ class RecordedDrafter:
             search, before = RecordedSearch(tree, without_model, expanded), 0
         tree = search.go_on(nodes, depth, worth)
         for rows in search.rows[before:]:
-            self._take(self._costs.pass_ms + self._costs.pass_row_ms * rows)
-        self._take(self._costs.grow_ms)
+            self._clock.take(self._costs.pass_ms + self._costs.pass_row_ms * rows)
+        self._clock.take(self._costs.grow_ms + self._costs.node_ms * len(tree))
+        self._clock.wait(self._costs.turn_ms)
         self._length, self._search = length, search
         return tree
 
     def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
         """It has learned what it will, but takes the time."""
-        self._take(self._costs.learn_ms)
-
-    def _take(self, took_ms: float) -> None:
-        self._clock.now_ms = self._cores.take(self._clock.now_ms, took_ms)[1]
+        self._clock.take(self._costs.learn_ms)

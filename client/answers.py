@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc.aio
@@ -39,6 +40,7 @@ class Answers:
         self._on_trouble = on_trouble
         self._streams: list[tuple[ReplyStream, asyncio.Task[None]]] = []
         self._inbox: asyncio.Queue[Answer | SwarmError] = asyncio.Queue(INBOX_ITEMS)
+        self._is_next = asyncio.Event()
         self._sent_at: dict[int, float] = {}
         self._first: OrderedDict[int, dict[TreeNodeId, int]] = OrderedDict()
 
@@ -58,8 +60,13 @@ class Answers:
 
     def give_up(self, error: SwarmError) -> None:
         """The chain is broken for good; whoever waits for an answer learns why. What comes after is not news."""
-        if not self._inbox.full():
-            self._inbox.put_nowait(error)
+        self._put(error)
+
+    async def idle(self, most_s: float) -> None:
+        """Until there is a next answer, or so much time has passed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self._is_next.wait()
 
     async def next(self, timeout_s: float, may_wait: Callable[[], bool]) -> Answer:
         """The next answer.
@@ -81,6 +88,8 @@ class Answers:
                 tail = self._streams[0][0].tail
                 reason = f"no reply from the chain within {timeout_s:.0f} s"
                 raise HopTimeout(tail.peer, str(tail.span), reason) from None
+            if self._inbox.empty():
+                self._is_next.clear()
             if isinstance(item, SwarmError):
                 raise item
             return item
@@ -116,9 +125,15 @@ class Answers:
         sent = self._sent_at.pop(said.sequence, None)
         if sent is None:  # repetitions are dropped: the first pick of a node wins
             self._compare(stream, said)
-        elif not self._inbox.full():
-            self._inbox.put_nowait(Answer(said, (time.perf_counter() - sent) * 1e3))
+        elif self._put(Answer(said, (time.perf_counter() - sent) * 1e3)):
             self._keep(said)
+
+    def _put(self, item: Answer | SwarmError) -> bool:
+        if self._inbox.full():
+            return False
+        self._inbox.put_nowait(item)
+        self._is_next.set()
+        return True
 
     def _keep(self, reply: Reply) -> None:
         if len(self._streams) > 1:

@@ -135,6 +135,10 @@ class Chain:
         """
         return await self._answers.next(timeout_s, lambda: self._is_repairing)
 
+    async def idle(self, most_ms: float) -> None:
+        """Until an answer is there, or so much time has passed."""
+        await self._answers.idle(most_ms / 1e3)
+
     # What the successor asks and says
 
     def replay(self, received: int | None) -> Sequence[SweepFrame | Snapshot]:

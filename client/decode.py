@@ -104,6 +104,9 @@ class Trips(Protocol):
     async def answer(self) -> Answer:
         """The next reply."""
 
+    async def idle(self, most_ms: float) -> None:
+        """Until `answer` would return at once, or so much time has passed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Flight:
@@ -291,17 +294,21 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
         return False
     on_way = len(walk.state.below(certain)) if certain in walk.state.live else len(walk.state.live)
     least, started, rounds = job.budget.least(route, temperature), job.clock(), 0
-    for _ in range(MOST_TURNS):  # draft on while the first hop is busy anyway, or until there is enough for a sweep
+    for _ in range(MOST_TURNS):  # while the first hop is busy, or until there is enough for a sweep
         tree = await _grow(job, on_way + most, depth, Worth(least, rounds=rounds))
         if chain.has_answer:  # what it says comes first
             return False
         known, new = _unsent(walk, certain, tree, min(most, room), least)
         ahead = pipe.ahead(job.clock())
         choice = job.budget.further(route, [tree.chances[place] for place in new], ahead)
-        if choice.nodes and (tree.is_settled or not ahead.busy_ms):
+        if choice.nodes and not ahead.busy_ms:
             break
-        if tree.is_settled:
+        if tree.is_settled and not choice.nodes:
             return False
+        if tree.is_settled:  # what is to go may change until it can
+            await chain.idle(ahead.busy_ms)
+            if chain.has_answer:
+                return False
         rounds = job.budget.pause(ahead)
     else:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,9 @@ class ChainHere:
 
     async def answer(self) -> Answer:
         return self._answers.popleft()
+
+    async def idle(self, most_ms: float) -> None:
+        await asyncio.sleep(most_ms / 1e3)
 
 
 @asynccontextmanager

@@ -13,13 +13,11 @@ from statistics import harmonic_mean
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from benchmarks.recorded import Pair, Recorded, RecordedSearch, picks_of, prompts_of, record
 from benchmarks.replay import PROFILES, OneAtATime, run, tell
-from benchmarks.virtual import Clock, Cores, Costs
+from benchmarks.virtual import Costs
 from client.draft import NONE, ModelDrafter
 from client.text import FastTokenizer
 from swarm.budget import Ahead, Choice, FixedBudget, Worth
@@ -188,38 +186,18 @@ def test_who_is_alone_finds_no_load(profile: str, tokenizer: FastTokenizer) -> N
     assert control.cost_of("virtual").crowd == pytest.approx(1, abs=0.01)
 
 
-def test_shared_cores_do_one_thing_at_a_time_and_fill_gaps() -> None:
-    clock = Clock()
-    cores, own = Cores(2, clock), Cores(None, clock)
-    assert [cores.take(0, 10), cores.take(5, 10)] == [(0, 10), (5, 15)]
-    assert cores.take(0, 10) == (0, 15), "before what begins at 5 and when what began at 0 is done"
-    assert cores.take(0, 3) == (15, 18)
-    assert cores.take(0, 0) == (0, 0), "nothing waits for nobody"
-    assert [own.take(1, 10), own.take(1, 10)] == [(1, 11), (1, 11)]
-    clock.now_ms = 100
-    assert cores.take(100, 10) == (100, 110)
-
-
-@given(
-    st.integers(1, 3),
-    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=12),
-)
-def test_shared_cores_lose_no_time(count: int, tasks: list[tuple[int, int]]) -> None:
-    """Milliseconds by hand: each goes to those who came before, as far as they wanted it."""
-    cores, used = Cores(count, Clock()), [0] * 400
-    for ready, took in tasks:
-        free = [at for at in range(ready, len(used)) if used[at] < count][:took]
-        for at in free:
-            used[at] += 1
-        assert cores.take(ready, took) == (free[0], free[-1] + 1)
-
-
 def test_what_drafting_takes_is_counted(tokenizer: FastTokenizer) -> None:
     texts = [recorded(seed, 0.8) for seed in range(3)]
     free = replace(NEAR, pass_ms=0.0)
     speeds = [
-        run(texts, replace(free, **costs), FixedBudget(8), tokenizer).tokens_per_s
-        for costs in ({}, {"pass_ms": 4.0}, {"pass_row_ms": 4.0}, {"grow_ms": 4.0}, {"learn_ms": 4.0})
+        run(texts, costs, FixedBudget(8), tokenizer).tokens_per_s
+        for costs in (
+            free,
+            replace(free, pass_ms=4.0),
+            replace(free, pass_row_ms=4.0),
+            replace(free, grow_ms=4.0),
+            replace(free, learn_ms=4.0),
+        )
     ]
     assert all(speed < speeds[0] for speed in speeds[1:4])
     assert speeds[2] < speeds[1], "a pass has a row at least"

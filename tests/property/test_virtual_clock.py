@@ -1,0 +1,81 @@
+"""Virtual time: what shares cores, what waits, and what does one thing at a time."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.virtual_clock import Clock, Line, Then
+
+TASKS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=8)
+STEP_MS = 0.01
+
+
+def run(clock: Clock, tasks: list[tuple[int, int]]) -> list[float]:
+    """When each is done that is ready at one time and computes for another."""
+    ends: dict[int, float] = {}
+
+    def end(number: int) -> None:
+        ends[number] = clock.now_ms
+
+    for number, (ready, took) in enumerate(tasks):
+        clock.after(ready, partial(clock.compute, took, partial(end, number)))
+    clock.until(lambda: len(ends) == len(tasks))
+    return [ends[number] for number in range(len(tasks))]
+
+
+def shared(count: int, tasks: list[tuple[int, int]]) -> list[float]:
+    """The same in small steps, in which each that is ready gets its even part."""
+    left, ends, step = [float(took) for _, took in tasks], [0.0] * len(tasks), 0
+    while any(part > 0 for part in left):
+        able = [number for number, (ready, _) in enumerate(tasks) if ready <= step * STEP_MS and left[number] > 0]
+        step += 1
+        for number in able:
+            left[number] -= STEP_MS * min(1.0, count / len(able))
+            if left[number] <= STEP_MS / 100:
+                left[number], ends[number] = 0.0, step * STEP_MS
+    return ends
+
+
+@given(st.integers(1, 3), TASKS)
+def test_what_computes_shares_cores_evenly(count: int, tasks: list[tuple[int, int]]) -> None:
+    assert run(Clock(count), tasks) == pytest.approx(shared(count, tasks), abs=len(tasks) * 2 * STEP_MS)
+
+
+@given(TASKS)
+def test_with_cores_of_their_own_nobody_is_late(tasks: list[tuple[int, int]]) -> None:
+    assert run(Clock(), tasks) == [ready + took for ready, took in tasks]
+    assert run(Clock(len(tasks)), tasks) == pytest.approx([ready + took for ready, took in tasks])
+
+
+def test_whoever_waits_lets_everything_else_go_on() -> None:
+    clock, done = Clock(1), list[float]()
+    clock.compute(10, lambda: done.append(clock.now_ms))
+    clock.take(4)
+    assert clock.now_ms == pytest.approx(8), "half of the core, and then it is done"
+    assert not done
+    clock.wait(5)
+    assert clock.now_ms == pytest.approx(13)
+    assert not done
+    clock.wait(5)
+    assert done == pytest.approx([14])
+    with pytest.raises(RuntimeError, match="nothing is left"):
+        clock.until(lambda: False)
+
+
+def test_a_line_does_one_thing_at_a_time_in_order() -> None:
+    clock, line, done = Clock(), Line(), list[tuple[str, float]]()
+
+    def work(took: float, then: Then) -> None:
+        clock.after(took, then)
+
+    for name, took in (("a", 5.0), ("b", 1.0), ("c", 2.0)):
+        line.join(partial(work, took), partial(lambda one: done.append((one, clock.now_ms)), name))
+    clock.wait(20)
+    assert done == [("a", 5), ("b", 6), ("c", 8)]
+    line.join(partial(work, 1.0), partial(lambda one: done.append((one, clock.now_ms)), "d"))
+    clock.wait(5)
+    assert done[-1] == ("d", 21), "an idle one begins at once"
