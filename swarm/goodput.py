@@ -48,9 +48,13 @@ TURN = 8
 
 @dataclass(slots=True)
 class Gain:
-    """Tokens that trees of `SIZES` bring beside the target's own pick, as late trees promised."""
+    """Tokens that trees of `SIZES` bring beside the target's own pick, as late trees promised.
+
+    expected: the trees as they were. whole: had those been finished that were left, because the rest could go later.
+    """
 
     expected: list[float] = field(default_factory=lambda: [0.0] * len(SIZES))
+    whole: list[float] = field(default_factory=lambda: [0.0] * len(SIZES))
     trees: int = 0
 
     @property
@@ -58,17 +62,21 @@ class Gain:
         """Whether anything was drafted."""
         return self.trees > 0
 
-    def learn(self, chances: Sequence[float], planned: int) -> None:
+    def learn(self, chances: Sequence[float], planned: int, *, is_settled: bool = True) -> None:
         """A tree was drafted: its nodes' chances, falling, out of so many planned ones.
 
         Where as many were found, larger trees are guessed: chances fall as one over the rank.
         """
         sums, drafted = [0.0, *itertools.accumulate(chances)], len(chances)
-        tail = chances[-1] * drafted if chances and drafted >= planned else 0.0
+        tail = chances[-1] * drafted if chances else 0.0
+        weight = max(1 - GAIN_FADE, 1 / (self.trees + 1))
         for place, size in enumerate(SIZES):
-            found = sums[size] if size <= drafted else sums[-1] + (tail * math.log(size / drafted) if tail else 0.0)
-            weight = max(1 - GAIN_FADE, 1 / (self.trees + 1))
-            self.expected[place] += weight * (found - self.expected[place])
+            found = sums[min(size, drafted)]
+            more = tail * math.log(size / drafted) if tail and size > drafted else 0.0
+            expected = found + more * (drafted >= planned)
+            whole = found + more * (drafted >= planned or not is_settled)
+            self.expected[place] += weight * (expected - self.expected[place])
+            self.whole[place] += weight * (whole - self.whole[place])
         self.trees += 1
 
 
@@ -101,6 +109,7 @@ class Goodput:
         self._gains = [Gain() for _ in range(len(TEMPERATURES) + 1)]
         self._trust = Trust()
         self._time_ms = self._explored_ms = self._running = 0.0
+        self._others = 1.0
 
     def cost_of(self, route: Hashable) -> RouteCost:
         """What is known of a route; a new one begins with what was known of the last."""
@@ -122,7 +131,7 @@ class Goodput:
         if not gain.is_known or not cost.links.is_known:
             return Choice(min(most, FIRST_SIZE), plain_ms, "nothing is known yet", is_trial=True)
         sizes = sorted({min(size, most) for size in SIZES[1:]})
-        rates = [self._rate(size, cost, gain) for size in sizes]
+        rates = [self._rate(size, cost, gain.expected) for size in sizes]
         place = max(range(len(sizes)), key=rates.__getitem__)
         size, rate, plain = sizes[place], rates[place], 1 / max(plain_ms, 1e-9)
         if rate >= plain:
@@ -145,10 +154,10 @@ class Goodput:
         cost = self.cost_of(route)
         if planned.is_trial or not cost.links.is_known:
             return EVERYTHING
-        rate = self._running = self._best_rate(cost, self._gain_of(temperature))
+        rate = self._value_time(cost, temperature)
         round_ms = self.round.at(1) if self.round.is_known else 0.0
         dear = rate / self._trust.part
-        return Worth(dear * cost.per_node_ms, dear * round_ms, dear * cost.price_ms(USUAL_ROUND))
+        return Worth(dear * cost.per_node_ms, dear * round_ms, dear * cost.price_ms(USUAL_ROUND, self._others))
 
     def cut(self, route: Hashable, temperature: float, chances: Sequence[float], planned: Choice) -> Choice:
         """How many of a tree's nodes, best first, are worth sending."""
@@ -175,8 +184,8 @@ class Goodput:
     def least(self, route: Hashable, temperature: float) -> float:
         """A node of a lower chance is not worth being in another sweep, however many others share it."""
         cost = self.cost_of(route)
-        self._running = self._best_rate(cost, self._gain_of(temperature))
-        return self._running / self._trust.part * (cost.price_ms(1) - cost.price_ms(0))
+        rate, others = self._value_time(cost, temperature), self._others
+        return rate / self._trust.part * (cost.price_ms(1, others) - cost.price_ms(0, others))
 
     def further(self, route: Hashable, chances: Sequence[float], ahead: Ahead) -> Choice:
         """How many of such nodes, best first, another sweep is to carry; 0 where they are not worth the hops' time.
@@ -185,10 +194,10 @@ class Goodput:
         Where many nodes are worth it, they go in parts.
         """
         cost, nodes = self.cost_of(route), 0
-        price_ms, later_ms = cost.price_ms(0), chances[0] * cost.later_ms if chances else 0.0
+        price_ms, later_ms = cost.price_ms(0, self._others), chances[0] * cost.later_ms if chances else 0.0
         gain = -self._running * price_ms
         while nodes < len(chances):  # which fall, while what one more costs does not
-            more_ms = cost.price_ms(nodes + 1) - price_ms
+            more_ms = cost.price_ms(nodes + 1, self._others) - price_ms
             more = chances[nodes] * self._trust.part - self._running * (more_ms + later_ms)
             if more <= 0:
                 break
@@ -214,7 +223,7 @@ class Goodput:
         """A tree was drafted; one that came too early for a source tells nothing of later ones."""
         if tree.is_early:
             return
-        self._gain_of(temperature).learn(tree.chances, planned.nodes)
+        self._gain_of(temperature).learn(tree.chances, planned.nodes, is_settled=tree.is_settled)
         self.draft.learn(len(tree), draft_ms)
         if tree.rounds:
             self.round.learn(1, draft_ms / tree.rounds)
@@ -234,15 +243,20 @@ class Goodput:
     def _gain_of(self, temperature: float) -> Gain:
         return self._gains[bisect_left(TEMPERATURES, temperature)]
 
-    def _rate(self, nodes: int, cost: RouteCost, gain: Gain) -> float:
+    def _rate(self, nodes: int, cost: RouteCost, gained: Sequence[float]) -> float:
         place = min(bisect_left(SIZES, nodes), len(SIZES) - 1)
         draft_ms = self.draft.at(nodes) if nodes and self.draft.is_known else 0.0
         # What comes beyond the promise makes time dearer only where others wait for it.
-        gained = gain.expected[place] * min(self._trust.part, cost.load) if nodes else 0.0
-        return (1 + gained) / max(cost.sweep_ms(nodes) + draft_ms, 1e-9)
+        tokens = gained[place] * min(self._trust.part, cost.load) if nodes else 0.0
+        return (1 + tokens) / max(cost.sweep_ms(nodes) + draft_ms, 1e-9)
 
-    def _best_rate(self, cost: RouteCost, gain: Gain) -> float:
-        return max(self._rate(size, cost, gain) for size in SIZES if size <= self.most)
+    def _value_time(self, cost: RouteCost, temperature: float) -> float:
+        """What a millisecond is worth now, in tokens; that of others is worth what whole trees would bring."""
+        gain = self._gain_of(temperature)
+        sizes = [size for size in SIZES if size <= self.most]
+        self._running = max(self._rate(size, cost, gain.expected) for size in sizes)
+        self._others = max(self._rate(size, cost, gain.whole) for size in sizes) / self._running
+        return self._running
 
 
 def _per_s(rate_per_ms: float) -> str:

@@ -141,10 +141,14 @@ class RouteCost:
         """For how long a further sweep keeps a hop or a link busy, with the load that waits there."""
         return max(self.load * self.compute.at(nodes) / self.hops, self.links.b * nodes / max(self.hops - 1, 1))
 
-    def price_ms(self, nodes: int) -> float:
-        """What a further sweep costs: its slot, and at every hop the time of those who wait behind it."""
+    def price_ms(self, nodes: int, others: float = 1.0) -> float:
+        """What a further sweep costs: its slot, and at every hop the time of those who wait behind it.
+
+        others: what a millisecond of theirs is worth, where one of its own is worth 1.
+        """
         dear, hop_ms = self.dearness, self.compute.at(nodes) / self.hops
-        return max(dear * hop_ms, self.slot_ms(nodes)) + (dear - 1) * hop_ms * (self.hops - 1)
+        waiting_ms = (dear - 1) * hop_ms
+        return max(dear * hop_ms, self.slot_ms(nodes)) + waiting_ms * (others * self.hops - 1)
 
     def chunk(self, nodes: int) -> int:
         """Nodes of each part, where a tree is best cut, so that a hop works while the next part travels."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from statistics import harmonic_mean
+from statistics import fmean, harmonic_mean
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from transformers import AutoTokenizer
 from benchmarks.recorded import Pair, Recorded, RecordedSearch, picks_of, prompts_of, record
 from benchmarks.replay import PROFILES, OneAtATime, run, tell
 from benchmarks.virtual import Costs
+from client.decode import Job
 from client.draft import NONE, ModelDrafter
 from client.text import FastTokenizer
 from swarm.budget import Ahead, Choice, FixedBudget, Worth
@@ -204,6 +206,24 @@ def test_what_drafting_takes_is_counted(tokenizer: FastTokenizer) -> None:
     assert speeds[0] > speeds[4] > max(speeds[1:4]), "one learns while the next sweep is on its way, but for the last"
     slow = run(texts, replace(free, learn_ms=1e3), FixedBudget(8), tokenizer).tokens_per_s
     assert slow < speeds[1], "nobody hears its reply before one has learned"
+
+
+def test_nothing_is_sent_before_the_first_hop_can_take_it(
+    tokenizer: FastTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With drafts that cost nothing there is always more to send; what waits at a hop can no longer be chosen."""
+    jobs: list[Job] = []
+
+    def kept(*given: Any, **named: Any) -> Job:  # noqa: ANN401 - a job's own
+        jobs.append(Job(*given, **named))
+        return jobs[-1]
+
+    monkeypatch.setattr("benchmarks.replay.Job", kept)
+    texts = [recorded(seed, 0.9) for seed in range(4)]
+    run(texts, replace(PROFILES["25 ms, 100 Mbit/s"], pass_ms=0.0, row_ms=1.0), Goodput(512), tokenizer)
+    parts = [sweep.hops[0] for job in jobs for sweep in job.sweeps if sweep.is_part]
+    assert len(parts) > 40
+    assert fmean(hop.queue_ms for hop in parts) < 0.5 * fmean(hop.compute_ms for hop in parts)
 
 
 def test_who_shares_one_core_is_slower(tokenizer: FastTokenizer) -> None:

@@ -320,6 +320,24 @@ def test_under_load_another_sweep_pays_for_those_who_wait_behind_it_at_every_hop
     assert among.price_ms(8) == pytest.approx(own_ms + waiting_ms * 2 / 3, rel=0.01)
 
 
+def test_what_others_time_is_worth_follows_from_whole_trees_also_where_small_ones_are_sent() -> None:
+    """Trees that end early, because the rest can go later, would else make everybody's time cheap, and so more go."""
+    choice = Choice(64, None, "")
+    few = DraftTree(tuple(range(8)), (None,) * 8, (0.2,) * 8, rounds=1)
+    priced = []
+    for is_settled in (True, False):
+        control = known(WORLDS["busy nodes"])
+        for _ in range(40):
+            control.drafted(0.0, replace(few, is_settled=is_settled), choice, 10.0)
+        priced.append((control.worth(ROUTE, 0.0, choice).alone, control.least(ROUTE, 0.0)))
+    assert all(left > whole for whole, left in zip(*priced, strict=True)), priced
+    cost = known(WORLDS["busy nodes"]).cost_of(ROUTE)
+    waiting_ms = (cost.dearness - 1) * cost.compute.at(8)
+    assert cost.price_ms(8, 3.0) - cost.price_ms(8) == pytest.approx(2 * waiting_ms)
+    calm = known(World(100, 0.01, 15, 1.0, 0, PASSAGES)).cost_of(ROUTE)
+    assert calm.price_ms(8, 3.0) == pytest.approx(calm.price_ms(8)), "where nobody waits nobody's time counts"
+
+
 def closed_queue_ms(clients: int, away_ms: float, served_ms: float) -> float:
     """For how long each of so many clients is at a server that they come back to: exact mean value analysis."""
     there, at_ms = 0.0, 0.0
