@@ -1,8 +1,8 @@
 """Does the virtual-clock replay tell the truth? Six of its cells again, with real nodes over the emulated network.
 
-The cells were named before the first run. Plain decoding and what goodput chooses go in turns; then the same texts are
-replayed with the costs that those sweeps showed: a hop's forward and what a row adds, a pass of the draft, what a sweep
-takes beyond delays and forwards, and the CPU time for which everything here competes.
+The cells were named before the first run. Plain decoding and what goodput chooses go in turns, and another client makes
+the same texts with trees of one size; then they are replayed with the costs that were seen: a hop's forward and what a
+row adds, what drafting and messages take of the cores that everything here shares, what a sweep takes beyond all that.
 
     sudo python -m benchmarks.cells --record
 """
@@ -25,7 +25,7 @@ import tyro
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from benchmarks.cells_worker import CHOSEN, FIXED, PLAIN, Job
+from benchmarks.cells_worker import CHOSEN, FIXED, FIXED_NODES, PLAIN, WAYS, Job
 from benchmarks.clients_part import run_part
 from benchmarks.hosted import SPANS, hosted_swarm
 from benchmarks.network import Kind, Plan, open_network
@@ -36,7 +36,7 @@ from benchmarks.virtual import HOPS, Costs
 from client.jobs import MOST_NODES
 from client.pairs import Median, median_of, ratios
 from client.shape import LinkShape
-from swarm.budget import FixedBudget
+from swarm.budget import Budget, FixedBudget
 from swarm.demo import DRAFT, TARGET
 from swarm.goodput import Goodput
 from swarm.messages import Sampling
@@ -76,13 +76,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A cell. Speeds are tokens per second, real and replayed; ratios of chosen over plain: medians over pairs."""
+    """A cell. Speeds: tokens per second by way, real and replayed; ratios of chosen over plain: medians over pairs."""
 
     costs: Costs
-    plain: float
-    chosen: float
-    virtual_plain: float
-    virtual_chosen: float
+    real: dict[str, float]
+    virtual: dict[str, float]
     ratio: Median
     virtual_ratio: Median
 
@@ -195,22 +193,23 @@ def compare(runs: Sequence[Run], texts: Sequence[Recorded], machine: Costs, nomi
         recorded = texts[one["pair"]]
         assert tuple(one["tokens"]) == recorded.tokens[len(recorded.prompt) :][: len(one["tokens"])], "another text"
     counted = [one for one in runs if one["pair"] >= WARM_PAIRS]
-    plain, chosen = ([one["tokens_per_s"] for one in counted if one["way"] == way] for way in (PLAIN, CHOSEN))
     costs = costs_of(counted, machine, nominal)
-    virtual = [
-        [run([text], costs, budget, tokenizer).tokens_per_s for text in texts][WARM_PAIRS:]
-        for budget in (FixedBudget(0), Goodput(MOST_NODES))
-    ]
-    speeds = (len(of) / sum(1 / speed for speed in of) for of in (plain, chosen, *virtual))
-    plain_speed, chosen_speed, virtual_plain, virtual_chosen = speeds
+    real = {way: [one["tokens_per_s"] for one in counted if one["way"] == way] for way in WAYS}
+    budgets: dict[str, Budget] = {
+        PLAIN: FixedBudget(0),
+        FIXED: FixedBudget(FIXED_NODES),
+        CHOSEN: Goodput(MOST_NODES),
+    }
+    virtual = {
+        way: [run([text], costs, budget, tokenizer).tokens_per_s for text in texts][WARM_PAIRS:]
+        for way, budget in budgets.items()
+    }
     return Found(
         costs,
-        plain_speed,
-        chosen_speed,
-        virtual_plain,
-        virtual_chosen,
-        median_of(ratios(chosen, plain)),
-        median_of(ratios(virtual[1], virtual[0])),
+        {way: len(of) / sum(1 / speed for speed in of) for way, of in real.items()},
+        {way: len(of) / sum(1 / speed for speed in of) for way, of in virtual.items()},
+        median_of(ratios(real[CHOSEN], real[PLAIN])),
+        median_of(ratios(virtual[CHOSEN], virtual[PLAIN])),
     )
 
 
@@ -220,27 +219,30 @@ def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet
         "cells",
         "Six cells with real nodes over the emulated network, and the replay with the costs seen there; tokens/s",
         (
-            *("network, text", "T", "plain", "replayed", "chosen", "replayed", "chosen / plain (95 %)", "replayed"),
-            *("off", "forward + row, ms", "draft pass, ms", "other CPU + row, ms", "between, ms"),
+            *("network, text", "T", "plain", "replayed", f"K = {FIXED_NODES}", "replayed", "chosen", "replayed"),
+            *("chosen / plain (95 %)", "replayed", "off", "forward + row, ms", "to start, ms", "between, ms"),
         ),
     )
     for (network, kind, temperature), cell in found.items():
         costs = cell.costs
-        real = (f"{cell.plain:.1f}", f"{cell.virtual_plain:.1f}", f"{cell.chosen:.1f}", f"{cell.virtual_chosen:.1f}")
+        speeds = [f"{speed:.1f}" for way in (PLAIN, FIXED, CHOSEN) for speed in (cell.real[way], cell.virtual[way])]
         ratio = (str(cell.ratio), f"{cell.virtual_ratio.value:.2f}", f"{cell.off:+.0%}")
-        hops = f"{costs.forward_ms:.1f} + {costs.row_ms:.2f}"
-        seen = (
-            hops,
-            f"{costs.pass_ms:.1f}",
-            f"{costs.handling_ms:.0f} + {costs.handling_row_ms:.2f}",
-            f"{costs.between_ms:.1f}",
-        )
-        made.rows.append((f"{network}, {kind}", f"{temperature:g}", *real, *ratio, *seen))
+        seen = (f"{costs.forward_ms:.1f} + {costs.row_ms:.2f}", f"{costs.wait_ms:.2f}", f"{costs.between_ms:.1f}")
+        made.rows.append((f"{network}, {kind}", f"{temperature:g}", *speeds, *ratio, *seen))
+    cell = next(iter(found.values()))
+    costs = cell.costs
     made.notes.append(
-        f"{options.pairs - WARM_PAIRS} pairs of {options.new_tokens} new tokens; speeds: harmonic means over texts. "
-        f"All programs share {os.cpu_count()} cores, here and in the replay. Other CPU: of all of them, per sweep, "
-        "beside forwards, drafts and what they use when there is nothing to do. Between: from a reply to the next "
-        "sweep, with what makes some trips longer than the median one, plain."
+        f"{options.pairs - WARM_PAIRS} pairs of {options.new_tokens} new tokens; speeds: harmonic means over texts; "
+        f"K = {FIXED_NODES}: by another client, one sweep at a time. To start: from a sweep's arrival at a hop to its "
+        "forward, plain. Between: from a reply to the next sweep, with what makes some trips longer than the median "
+        "one, plain."
+    )
+    made.notes.append(
+        f"All programs share {costs.cores} cores, here and in the replay. What they take there, from all runs: a tree "
+        f"{costs.grow_ms:.1f} ms + {costs.pass_ms:.1f} per pass + {costs.pass_row_ms:.2f} per row of a pass + "
+        f"{costs.node_ms:.3f} per node, {costs.turn_ms:.1f} until the loop has it; {costs.learn_ms:.1f} to learn from "
+        f"a reply; {costs.handling_ms:.1f} + {costs.handling_row_ms:.2f} per further row for a sweep's messages on all "
+        "machines and the network emulator."
     )
     made.measured = {"cells": [{"cell": list(key), **asdict(cell)} for key, cell in found.items()]}
     return made
