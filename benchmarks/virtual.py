@@ -109,7 +109,7 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Its program, which hears and says one thing at a time; its model; and the link behind it."""
+    """A hop: its program, which hears and says one thing at a time; its model; and the link behind it."""
 
     program: Line = field(default_factory=Line)
     model: Line = field(default_factory=Line)
@@ -129,7 +129,7 @@ class VirtualChain:
         self._state = SessionState(Limits(1 << 20, credits.window_tokens, credits.sweeps, credits.nodes))
         self._true: set[TreeNodeId | None] = {None}
         self._flights: deque[Flight] = deque()
-        self._client, self._hops = Machine(), [Machine() for _ in range(HOPS)]
+        self._client, self._hops = Line(), [Machine() for _ in range(HOPS)]
 
     @property
     def route_key(self) -> Hashable:
@@ -157,7 +157,7 @@ class VirtualChain:
                 picks.append((node, text[position + 1] if follows else 0))
         flight = Flight(sweep.sequence, len(sweep.tokens), tuple(picks), self._clock.now_ms)
         self._flights.append(flight)
-        self._client.program.join(partial(self._handle, flight), partial(self._travel, flight, 0))
+        self._client.join(partial(self._handle, flight), partial(self._travel, flight, 0))
 
     async def answer(self) -> Answer:
         """The next reply; time passes until it is there."""
