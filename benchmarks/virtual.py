@@ -27,6 +27,8 @@ from swarm.tree import DraftTree, Picks
 
 T = TypeVar("T")
 HOPS = 3
+CLIENT = "client"
+"""A program, as each hop's number is."""
 ROW_BYTES = 768
 """Of the demo target's hidden rows in fp32: 192 values."""
 
@@ -42,11 +44,11 @@ class Costs:
     others: sweeps of other clients, as large as this one, that a sweep waits behind at each hop. wait_ms: between a
     sweep's arrival at a hop and its forward, with nothing in the way.
 
-    cores: that all machines share, None where each has its own. handling_ms: what they compute for a sweep beside
-    forwards and drafts, messages above all: it takes the cores' time, and is part of the delays otherwise.
-    handling_row_ms: what they compute for each further row, which is part of nothing else. other_ms: what each hop says
-    that messages took of it, which is in `handling_ms` or the delays. between_ms: from a reply's arrival to what the
-    client does next.
+    cores: that all machines share, None where each has its own; a machine's program computes on one at a time.
+    handling_ms: what they compute for a sweep beside forwards and drafts, messages above all: it takes the cores'
+    time, and is part of the delays otherwise. handling_row_ms: what they compute for each further row, which is part
+    of nothing else. other_ms: what each hop says that messages took of it, which is in `handling_ms` or the delays.
+    between_ms: from a reply's arrival to what the client does next.
     """
 
     delay_ms: float
@@ -157,7 +159,7 @@ class VirtualChain:
                 picks.append((node, text[position + 1] if follows else 0))
         flight = Flight(sweep.sequence, len(sweep.tokens), tuple(picks), self._clock.now_ms)
         self._flights.append(flight)
-        self._client.join(partial(self._handle, flight), partial(self._travel, flight, 0))
+        self._client.join(partial(self._handle, flight, CLIENT), partial(self._travel, flight, 0))
 
     async def answer(self) -> Answer:
         """The next reply; time passes until it is there."""
@@ -174,9 +176,9 @@ class VirtualChain:
         self._clock.after(most_ms, lambda: over.append(True))
         self._clock.until(lambda: bool(over) or self.has_answer)
 
-    def _handle(self, flight: Flight, then: Then) -> None:
+    def _handle(self, flight: Flight, program: Hashable, then: Then) -> None:
         """A machine's program reads and writes a sweep's messages."""
-        self._clock.compute(self._handling_ms + self._further_ms(flight), then)
+        self._clock.compute(self._handling_ms + self._further_ms(flight), then, program)
 
     def _travel(self, flight: Flight, to: int) -> None:
         """To a hop, or back to the client; what the machine behind computed for messages is in the delay."""
@@ -185,18 +187,18 @@ class VirtualChain:
 
     def _arrive(self, flight: Flight, hop: int) -> None:
         flight.arrived_ms = self._clock.now_ms
-        self._hops[hop].program.join(partial(self._handle, flight), partial(self._heard, flight, hop))
+        self._hops[hop].program.join(partial(self._handle, flight, hop), partial(self._heard, flight, hop))
 
     def _heard(self, flight: Flight, hop: int) -> None:
-        wait = partial(self._hops[hop].model.join, partial(self._forward, flight), partial(self._leave, flight, hop))
-        self._clock.after(self._costs.wait_ms, wait)
+        work, then = partial(self._forward, flight, hop), partial(self._leave, flight, hop)
+        self._clock.after(self._costs.wait_ms, partial(self._hops[hop].model.join, work, then))
 
-    def _forward(self, flight: Flight, then: Then) -> None:
+    def _forward(self, flight: Flight, hop: int, then: Then) -> None:
         compute_ms = self._costs.compute_ms(flight.rows)
 
         def begin() -> None:
             flight.started_ms = self._clock.now_ms
-            self._clock.compute(compute_ms, then)
+            self._clock.compute(compute_ms, then, hop)
 
         self._clock.after(compute_ms * self._costs.others, begin)
 
@@ -244,12 +246,12 @@ class RecordedDrafter:
             search, before = RecordedSearch(tree, without_model, expanded), 0
         tree = search.go_on(nodes, depth, worth)
         for rows in search.rows[before:]:
-            self._clock.take(self._costs.pass_ms + self._costs.pass_row_ms * rows)
-        self._clock.take(self._costs.grow_ms + self._costs.node_ms * len(tree))
+            self._clock.take(self._costs.pass_ms + self._costs.pass_row_ms * rows, CLIENT)
+        self._clock.take(self._costs.grow_ms + self._costs.node_ms * len(tree), CLIENT)
         self._clock.wait(self._costs.turn_ms)
         self._length, self._search = length, search
         return tree
 
     def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
         """It has learned what it will, but takes the time."""
-        self._clock.take(self._costs.learn_ms)
+        self._clock.take(self._costs.learn_ms, CLIENT)

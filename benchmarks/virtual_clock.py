@@ -1,7 +1,8 @@
 """Virtual time, in which things wait and compute at once. Deterministic.
 
     after      a wait of so many milliseconds, beside everything else
-    compute    so many milliseconds of a core's time, which all that computes shares evenly when there are too few cores
+    compute    so many milliseconds of a core's time; programs share cores evenly when there are too few, and what one
+               program does at once shares one core, as a Python interpreter does
     Line       one thing at a time, in the order of coming: a hop's forwards, a link's bytes
 
 The clock moves only where somebody waits for something: `wait`, `take`, `until`.
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 
 Then = Callable[[], None]
 Work = Callable[[Then], None]
@@ -23,10 +25,11 @@ NEARLY_NOTHING_MS = 1e-9
 
 @dataclass(slots=True)
 class Task:
-    """Something that computes. left_ms: of a core's time."""
+    """Something that computes. left_ms: of a core's time. program: whose it is."""
 
     left_ms: float
     then: Then
+    program: Hashable
 
 
 @dataclass(slots=True)
@@ -47,20 +50,20 @@ class Clock:
         """Do something later."""
         heapq.heappush(self._due, (self.now_ms + max(wait_ms, 0.0), next(self._order), then))
 
-    def compute(self, took_ms: float, then: Then) -> None:
-        """Do something when so much was computed."""
+    def compute(self, took_ms: float, then: Then, program: Hashable = None) -> None:
+        """Do something when so much was computed, by a program; None is one that does nothing else."""
         if self.cores is None or not took_ms:
             self.after(took_ms, then)
         else:
-            self._tasks.append(Task(took_ms, then))
+            self._tasks.append(Task(took_ms, then, object() if program is None else program))
 
     def wait(self, wait_ms: float) -> None:
         """Time passes."""
         self._pass(self.after, wait_ms)
 
-    def take(self, took_ms: float) -> None:
+    def take(self, took_ms: float, program: Hashable = None) -> None:
         """Time passes until so much was computed."""
-        self._pass(self.compute, took_ms)
+        self._pass(partial(self.compute, program=program), took_ms)
 
     def until(self, is_done: Callable[[], bool]) -> None:
         """Time passes until something holds; what is due by then has happened.
@@ -81,16 +84,18 @@ class Clock:
         """The next thing happens; whether there was one."""
         if not self._due and not self._tasks:
             return False
-        rate = min(1.0, (self.cores or 1) / len(self._tasks)) if self._tasks else 1.0
-        first = min(self._tasks, key=lambda task: task.left_ms, default=None)
-        done_ms = self.now_ms + first.left_ms / rate if first is not None else 0.0
+        threads = Counter(task.program for task in self._tasks)
+        rate = min(1.0, (self.cores or 1) / len(threads)) if threads else 1.0
+        first = min(self._tasks, key=lambda task: task.left_ms * threads[task.program], default=None)
+        done_ms = self.now_ms + first.left_ms * threads[first.program] / rate if first is not None else 0.0
         if first is None or (self._due and self._due[0][0] <= done_ms):
             at_ms, _, then = heapq.heappop(self._due)
         else:
             at_ms, then = done_ms, first.then
             self._tasks.remove(first)
         for task in self._tasks:
-            task.left_ms = max(task.left_ms - (at_ms - self.now_ms) * rate, NEARLY_NOTHING_MS)
+            passed_ms = (at_ms - self.now_ms) * rate / threads[task.program]
+            task.left_ms = max(task.left_ms - passed_ms, NEARLY_NOTHING_MS)
         self.now_ms = at_ms
         then()
         return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -14,27 +16,28 @@ TASKS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, 
 STEP_MS = 0.01
 
 
-def run(clock: Clock, tasks: list[tuple[int, int]]) -> list[float]:
-    """When each is done that is ready at one time and computes for another."""
+def run(clock: Clock, tasks: list[tuple[int, int]], programs: Sequence[int] | None = None) -> list[float]:
+    """When each is done that is ready at one time and computes for another. programs: whose each is."""
     ends: dict[int, float] = {}
 
     def end(number: int) -> None:
         ends[number] = clock.now_ms
 
     for number, (ready, took) in enumerate(tasks):
-        clock.after(ready, partial(clock.compute, took, partial(end, number)))
+        program = None if programs is None else programs[number]
+        clock.after(ready, partial(clock.compute, took, partial(end, number), program))
     clock.until(lambda: len(ends) == len(tasks))
     return [ends[number] for number in range(len(tasks))]
 
 
-def shared(count: int, tasks: list[tuple[int, int]]) -> list[float]:
-    """The same in small steps, in which each that is ready gets its even part."""
+def shared(count: int, tasks: list[tuple[int, int]], programs: Sequence[int]) -> list[float]:
+    """The same in small steps, in which each program gets its even part, and in it each that is ready."""
     left, ends, step = [float(took) for _, took in tasks], [0.0] * len(tasks), 0
     while any(part > 0 for part in left):
         able = [number for number, (ready, _) in enumerate(tasks) if ready <= step * STEP_MS and left[number] > 0]
-        step += 1
+        step, beside = step + 1, Counter(programs[number] for number in able)
         for number in able:
-            left[number] -= STEP_MS * min(1.0, count / len(able))
+            left[number] -= STEP_MS * min(1.0, count / len(beside)) / beside[programs[number]]
             if left[number] <= STEP_MS / 100:
                 left[number], ends[number] = 0.0, step * STEP_MS
     return ends
@@ -42,7 +45,16 @@ def shared(count: int, tasks: list[tuple[int, int]]) -> list[float]:
 
 @given(st.integers(1, 3), TASKS)
 def test_what_computes_shares_cores_evenly(count: int, tasks: list[tuple[int, int]]) -> None:
-    assert run(Clock(count), tasks) == pytest.approx(shared(count, tasks), abs=len(tasks) * 2 * STEP_MS)
+    alone = range(len(tasks))
+    assert run(Clock(count), tasks) == pytest.approx(shared(count, tasks, alone), abs=len(tasks) * 2 * STEP_MS)
+
+
+@given(st.integers(1, 3), TASKS, st.lists(st.integers(0, 2), min_size=8, max_size=8))
+def test_a_program_has_one_core_for_all_that_it_does(
+    count: int, tasks: list[tuple[int, int]], programs: list[int]
+) -> None:
+    expected = shared(count, tasks, programs)
+    assert run(Clock(count), tasks, programs) == pytest.approx(expected, abs=len(tasks) * 2 * STEP_MS)
 
 
 @given(TASKS)
