@@ -75,13 +75,13 @@ class TimedDrafter(TreeDrafter):
         self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
     ) -> DraftTree:
         """As ever."""
-        rounds = self._search.rounds if self._search is not None else 0
+        search, rounds = self._search, self._search.rounds if self._search is not None else 0
         first, began_s = self._model.session.state.next_id, time.thread_time()
         tree = super().grow(sequence, nodes, depth, sampling, worth)
         took_ms = 1e3 * (time.thread_time() - began_s)
         rows = max(self._model.session.state.next_id - first, 0)
-        passes = tree.rounds - rounds if tree.rounds >= rounds else tree.rounds
-        self.grown.append((took_ms, passes, rows, len(tree)))
+        has_gone_on = search is not None and self._search is search
+        self.grown.append((took_ms, tree.rounds - rounds * has_gone_on, rows, len(tree)))
         return tree
 
     def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from benchmarks.acceptance import Size, generate
-from client.draft import EXPANSIONS, MAX_LEVELS, ModelDrafter, NoDrafter
+from client.draft import MAX_LEVELS, ModelDrafter, NoDrafter, expansions
 from client.source_fill import FillLesson
 from swarm.budget import EVERYTHING, Worth
 from swarm.chance import Calibration
@@ -29,7 +29,7 @@ from swarm.tree import DraftTree
 PROMPTS = Path(__file__).parent / "prompts"
 KINDS = {"passages": PASSAGES, "repetitive": PROMPTS / "repetitive.jsonl", "code-like": PROMPTS / "code.jsonl"}
 PROMPT_TOKENS = 96
-TREE = 320
+TREE = 1024
 """Nodes of the recorded trees: a smaller one is a part of it."""
 
 
@@ -139,7 +139,7 @@ class RecordedSearch:
         while True:
             best = self._best(nodes, depth, worth.least)
             waiting = [node for node in best if node not in self._expanded and len(self._paths[node]) < depth]
-            chosen = waiting[:EXPANSIONS]
+            chosen = waiting[: expansions(nodes)]
             if free := [node for node in chosen if node in self._free]:
                 self._expand(free)
                 continue

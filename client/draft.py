@@ -26,9 +26,7 @@ from swarm.messages import Sampling
 from swarm.ragged import RaggedModel
 from swarm.tree import DraftTree, Picks, TokenTree
 
-EXPANSIONS = 16
-"""Frontier nodes in one round; a sixteenth of trees that are larger than 256."""
-
+LEAST_EXPANSIONS = 16
 MAX_LEVELS = 128
 """Most levels of a tree below its root; where a text repeats itself, so many tokens are on their way."""
 NONE: Picks = MappingProxyType({})
@@ -55,6 +53,11 @@ class Drafter(Protocol):
         Changes which trees grow later, never a text. Runs where `grow` does, not beside it.
         """
         ...
+
+
+def expansions(nodes: int) -> int:
+    """Frontier nodes that one round expands for a tree of so many nodes."""
+    return max(LEAST_EXPANSIONS, nodes // 16)
 
 
 class NoDrafter:
@@ -130,7 +133,7 @@ class TreeDrafter:
     def _go_on(self, search: Search, worth: Worth) -> bool:
         """Expand the best nodes until the tree is settled, which it returns, or no further round is worth it now."""
         tree, passes = search.tree, 0
-        while chosen := tree.frontier(max(EXPANSIONS, tree.nodes // 16)):
+        while chosen := tree.frontier(expansions(tree.nodes)):
             if free := [node for node in chosen if all(source.is_free(search, node) for source in self.sources)]:
                 tree.put_back(node for node in chosen if node not in free)
                 chosen = free

@@ -16,16 +16,18 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from benchmarks.cells_worker import TimedDrafter
 from benchmarks.recorded import Pair, Recorded, RecordedSearch, picks_of, prompts_of, record
 from benchmarks.replay import PROFILES, OneAtATime, run, tell
 from benchmarks.virtual import Costs
 from client.decode import Job
-from client.draft import NONE, ModelDrafter
+from client.draft import NONE, ModelDrafter, expansions
+from client.local import LocalSession
 from client.text import FastTokenizer
 from swarm.budget import Ahead, Choice, FixedBudget, Worth
 from swarm.demo import DRAFT, TARGET
 from swarm.goodput import Goodput
-from swarm.messages import Sampling
+from swarm.messages import Sampling, Sweep
 from swarm.ragged import load_whole
 from swarm.tree import DraftTree, Picks
 
@@ -154,6 +156,31 @@ def test_a_search_of_a_recorded_tree_knows_more_with_every_pass() -> None:
         before = len(part)
     assert part.is_settled
     assert set(part.tokens) <= set(whole.tokens)
+
+
+@pytest.mark.parametrize("nodes", [64, 640])
+def test_a_search_of_a_recorded_tree_expands_as_many_nodes_in_a_pass_as_a_drafter(nodes: int) -> None:
+    width = 200
+    parents = (*(None,) * width, *range(width))
+    whole = DraftTree((*range(width), *range(width)), parents, (0.9 / width,) * width + (0.1 / width,) * width)
+    search = RecordedSearch(whole, (), set())
+    search.go_on(nodes, 2)
+    assert search.rows[1] == expansions(nodes) == {64: 16, 640: 40}[nodes]
+
+
+def test_the_passes_of_a_drafter_are_noted_tree_by_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft, score, passes = load_whole(DRAFT, torch.float32), LocalSession.score, list[int]()
+
+    def count(self: LocalSession, sweep: Sweep, last: int) -> torch.Tensor:
+        passes.append(len(sweep.tokens))
+        return score(self, sweep, last)
+
+    monkeypatch.setattr(LocalSession, "score", count)
+    timed, text = TimedDrafter(ModelDrafter(draft, draft.vocab_size, 512)), [5, 6, 7]
+    for sequence, nodes in ((text, 4), (text, 24), ([*text, 8], 24), ([*text, 9, 8], 48), (text, 4)):
+        timed.grow(sequence, nodes, 8, Sampling())
+    assert min(noted for _, noted, *_ in timed.grown) > 0
+    assert sum(noted for _, noted, *_ in timed.grown) == len(passes)
 
 
 def test_a_search_of_a_recorded_tree_goes_on_below_what_was_picked() -> None:
