@@ -77,10 +77,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one way made of one cell's prompts: tokens per virtual second, and the median tree size."""
+    """What one way made of one cell's prompts: tokens per virtual second, the median tree size, nodes per token."""
 
     tokens_per_s: float
     nodes: float
+    nodes_per_token: float
 
 
 class OneAtATime(Goodput):
@@ -142,7 +143,7 @@ def run(texts: Sequence[Recorded], costs: Costs, budget: Budget, tokenizer: obje
     for recorded in texts:
         count, took_s, used = asyncio.run(tell(recorded, costs, budget, tokenizer))
         tokens, seconds, sizes = tokens + count, seconds + took_s, sizes + used
-    return Told(tokens / seconds, median(sizes))
+    return Told(tokens / seconds, median(sizes), sum(sizes) / tokens)
 
 
 def oracle(recorded: Recorded) -> Recorded:
@@ -177,15 +178,17 @@ def replay_cell(network: str, kind: str, temperature: float, texts: Sequence[Rec
     }
     plain, best = fixed[0, 1].tokens_per_s, max(fixed, key=lambda size: fixed[size].tokens_per_s)
     alone, ours = (run(texts, costs, kind_of(MOST_NODES), tokenizer) for kind_of in (OneAtATime, Goodput))
-    alone_best = max(alone.tokens_per_s, *(fixed[size, 1].tokens_per_s for size in SIZES))
-    of_plain, of_best, of_alone = (ours.tokens_per_s / other for other in (plain, fixed[best].tokens_per_s, alone_best))
+    alone = max(alone, *(fixed[size, 1] for size in SIZES), key=lambda told: told.tokens_per_s)
+    others = plain, fixed[best].tokens_per_s, alone.tokens_per_s
+    of_plain, of_best, of_alone = (ours.tokens_per_s / other for other in others)
     bound = None
     if network in DELAY_BOUND:
-        bound = f"{network}, {kind}, {temperature:g}: {_free(texts, costs, tokenizer) / alone_best:.2f}"
+        bound = f"{network}, {kind}, {temperature:g}: {_free(texts, costs, tokenizer) / alone.tokens_per_s:.2f}"
     speeds = (f"{plain:.1f}", f"{fixed[best].tokens_per_s:.1f}", f"{best[0]} × {best[1]}")
-    chosen = (f"{alone_best:.1f}", f"{ours.tokens_per_s:.1f}", f"{ours.nodes:g}")
+    chosen = (f"{alone.tokens_per_s:.1f}", f"{ours.tokens_per_s:.1f}", f"{ours.nodes:g}")
+    price = f"{alone.nodes_per_token:.0f} → {ours.nodes_per_token:.0f}"
     parts = (f"{of_plain:.2f}", f"{of_best:.2f}", f"{of_alone:.2f}")
-    row = (f"{network}, {kind}", f"{temperature:g}", *speeds, *chosen, *parts)
+    row = (f"{network}, {kind}", f"{temperature:g}", *speeds, *chosen, *parts, price)
     return Cell(row, of_plain, of_best, of_alone, bound)
 
 
@@ -196,7 +199,7 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], pool: Pool, options: O
         "Tokens per virtual second: plain, the best fixed tree, and what goodput chooses, one sweep at a time and more",
         (
             *("network, text", "T", "plain", "best fixed", "its K × in flight", "one at a time", "full pipe"),
-            *("median K", "of plain", "of the best", "pipe / one at a time"),
+            *("median K", "of plain", "of the best", "pipe / one at a time", "nodes per token"),
         ),
     )
     work = [pool.submit(replay_cell, network, *key, texts[key]) for network in PROFILES for key in texts]
@@ -207,7 +210,8 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], pool: Pool, options: O
         f"Least of plain {min(against_plain):.2f}, least of the best {min(against_best):.2f}, over {len(cells)} cells; "
         f"up to {options.prompts} prompts of {options.new_tokens} new tokens each, hop {Costs(0, 1).forward_ms:g} ms + "
         f"{Costs(0, 1).row_ms:g} ms per node, draft {Costs(0, 1).pass_ms:g} ms per pass, three hops. One at a "
-        "time is at its best: what goodput chooses or a fixed size, whichever is faster."
+        "time is at its best: what goodput chooses or a fixed size, whichever is faster. Nodes per token: one at a "
+        "time and by the full pipe."
     )
     made.notes.append(
         "What there is to be had with the same trees, were machines, drafts and bytes free and only the delay left, "

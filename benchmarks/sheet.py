@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ from swarm.errors import ConfigError
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "BENCHMARKS.md"
 RESULTS = ROOT / "benchmarks" / "results"
+NUMBERS = re.compile(r"\[([\s\d.,eE+-]+)\]")
+"""A list of numbers in JSON, which goes on one line."""
 
 
 @dataclass(slots=True)
@@ -77,6 +80,7 @@ class Sheet:
     def write(self, path: Path) -> None:
         """Write the measurements, and on which machine they were made."""
         text = json.dumps({"machine": machine(), **self.measured}, indent=1)
+        text = NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
         path.write_text(text + "\n", encoding="utf-8")
 
     def finish(self, console: Console, *, record: bool, path: Path | None = None) -> None:

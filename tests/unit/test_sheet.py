@@ -43,6 +43,16 @@ def test_the_measurements_lie_beside_it_with_their_machine(page: Path) -> None:
     assert found["machine"]["cores"] > 0
 
 
+def test_lists_of_numbers_have_a_line_each(tmp_path: Path) -> None:
+    measured = {"runs": [1, -2.5e-3], "told": ["a [1,\n 2] b", [], None, [3]], "rows": [[1, 2], [3]]}
+    Sheet("one", "", (), [], [], measured).write(tmp_path / "one.json")
+    text = (tmp_path / "one.json").read_text()
+    found = json.loads(text)
+    del found["machine"]
+    assert found == measured
+    assert "[1, -0.0025]" in text
+
+
 def test_a_page_without_the_section_is_an_error(page: Path) -> None:
     with pytest.raises(ConfigError, match="no section"):
         sheet("three").record()
