@@ -1,4 +1,4 @@
-"""A tiny model and a hub that has it, for the tests of what comes from the hub."""
+"""The demo pair; a tiny model and a hub that has it, for the tests of what comes from the hub."""
 
 from __future__ import annotations
 
@@ -8,11 +8,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from huggingface_hub import file_download
 
-from swarm.demo import TARGET
+from swarm.demo import DRAFT, TARGET
+from swarm.ragged import RaggedModel, load_whole
 from tests.hub_here import MODEL, HubHere, Repo, hub_here, use_hub
 from tests.model.tiny import save_sharded, tiny_model
+
+
+@pytest.fixture(scope="module")
+def target() -> RaggedModel:
+    return load_whole(TARGET, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def draft() -> RaggedModel:
+    return load_whole(DRAFT, torch.float32)
 
 
 @pytest.fixture(scope="session")

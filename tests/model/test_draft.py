@@ -19,7 +19,7 @@ from swarm.chance import Calibration, Candidates
 from swarm.demo import DRAFT, TARGET
 from swarm.lookup import Lookup
 from swarm.messages import Sampling
-from swarm.ragged import RaggedModel, load_whole
+from swarm.ragged import RaggedModel
 from swarm.sampling import pick
 from swarm.tree import DraftTree, Picks
 from tests.model.here import decoding
@@ -32,16 +32,6 @@ VOCAB = 4096
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def target() -> RaggedModel:
-    return load_whole(TARGET, torch.float32)
-
-
-@pytest.fixture(scope="module")
-def draft() -> RaggedModel:
-    return load_whole(DRAFT, torch.float32)
 
 
 @pytest.fixture(scope="module")

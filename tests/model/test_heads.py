@@ -32,7 +32,7 @@ from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
 from swarm.errors import ConfigError, IncompatibleDraft, SwarmError, UnsupportedModel
 from swarm.goodput import FIRST_TREES, Goodput
 from swarm.messages import Sampling
-from swarm.ragged import RaggedModel, load_whole
+from swarm.ragged import RaggedModel
 from swarm.tree import DraftTree
 from tests.hub_here import MODEL, HubHere, Repo
 
@@ -43,11 +43,6 @@ NEW = 20
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def target() -> RaggedModel:
-    return load_whole(TARGET, torch.float32)
 
 
 @pytest.fixture(scope="module")

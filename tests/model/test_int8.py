@@ -27,7 +27,7 @@ from swarm.frames import split
 from swarm.ids import TreeNodeId
 from swarm.layers import Span
 from swarm.messages import Codec, Fault, FaultKind, Frame, Open, Ready, RouteHop, Rows, SweepFrame
-from swarm.ragged import RaggedModel, Work, load_whole
+from swarm.ragged import RaggedModel, Work
 from swarm.wire.v1 import node_pb2 as pb
 from tests.net.raw import Sweeps, attach, opening, raw_link, route_of
 from tests.net.running import SPANS, prompt, refusal
@@ -70,11 +70,6 @@ class Chain:
     def commit_all(self) -> None:
         for _, arena in self._spans:
             arena.commit([TreeNodeId(node) for node in range(arena.slots.used)], [])
-
-
-@pytest.fixture(scope="module")
-def target() -> RaggedModel:
-    return load_whole(TARGET, torch.float32)
 
 
 def test_teacher_forced_logits_stay_near_the_lossless_ones(target: RaggedModel) -> None:

@@ -14,11 +14,11 @@ from client.ranking import CHILDREN, Ranker
 from client.source import Search, Source
 from client.source_model import ModelSource
 from swarm.chance import Calibration, Candidates, SoftmaxPrior
-from swarm.demo import DRAFT, TARGET
+from swarm.demo import TARGET
 from swarm.goodput import Goodput
 from swarm.lookup import Lookup
 from swarm.messages import Sampling
-from swarm.ragged import RaggedModel, load_whole
+from swarm.ragged import RaggedModel
 from swarm.tree import DraftTree, TokenTree
 from tests.model.here import decoding
 
@@ -30,16 +30,6 @@ VOCAB = 4096
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def target() -> RaggedModel:
-    return load_whole(TARGET, torch.float32)
-
-
-@pytest.fixture(scope="module")
-def draft() -> RaggedModel:
-    return load_whole(DRAFT, torch.float32)
 
 
 class Prophet(Source):

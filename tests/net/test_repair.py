@@ -7,18 +7,14 @@ own are not counted), and how many sweeps were sent again to a machine that had 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Hashable, Sequence
 
 import pytest
-import pytest_asyncio
 
 import client.chain
 import client.decode
 import client.jobs
 import client.replies
-import node.lease
-import node.serve
 from client import Result
 from client.decode import Job
 from client.options import GenerateOptions
@@ -26,13 +22,13 @@ from node.hop import HopSession
 from node.replies import ReplyBuffer
 from node.upstream import UpstreamSide
 from swarm.budget import Choice
-from swarm.errors import GenerationInterrupted, RegistryError, RouteError
+from swarm.errors import RegistryError
 from swarm.messages import Ping, Reply, Reroute
 from swarm.record import NodeRecord
 from swarm.successor import Successor
 from swarm.tree import DraftTree
-from tests.net.mortal import CHAIN, Mortals, equal_mortals, forget
-from tests.net.raw import counters, info
+from tests.net.mortal import CHAIN, Mortals
+from tests.net.raw import counters
 from tests.net.running import grown, prompt, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
@@ -42,22 +38,6 @@ SPARES = ("b0", "b1", "b2")
 GREEDY: GenerateOptions = {"max_new_tokens": 24, "nodes": 8}
 SAMPLED: GenerateOptions = {"max_new_tokens": 24, "nodes": 8, "temperature": 1.0, "seed": 7}
 BOTH = pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pool() -> AsyncIterator[Mortals]:
-    async with equal_mortals() as everybody:
-        yield everybody
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def nodes(pool: Mortals, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Mortals]:
-    """The pool, of which the first chain is listed; afterwards everything that was held is free again."""
-    forget(pool.client, 20.0)
-    with pool.patched(monkeypatch):
-        await pool.announce(*CHAIN)
-        yield pool
-    await pool.clear()
 
 
 async def struck(
@@ -308,83 +288,6 @@ async def test_a_survivor_hands_layers_over_where_borders_must_move(nodes: Morta
     }
 
 
-# Nobody to take its place
-
-
-async def test_nobody_takes_its_place(
-    nodes: Mortals, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It says which layers are missing while it waits, and then keeps what was made."""
-    forget(nodes.client, 0.6)
-    monkeypatch.setattr(client.chain, "HOLD_TTL_S", 1.0)
-    plain = await nodes.undisturbed(IDS, **GREEDY)
-    arrived = nodes.stall("a1", 5)
-    with caplog.at_level(logging.WARNING, "client.chain"):
-        async with asyncio.TaskGroup() as group:
-            telling = group.create_task(_interrupted(nodes))
-            await arrived.wait()
-            await nodes.unlist("a1")
-            await nodes.kill("a1")
-    error = telling.result()
-    assert "4-8" in caplog.text
-    assert "waiting up to" in caplog.text
-    assert isinstance(error.__cause__, RouteError)
-    assert error.__cause__.missing == ((4, 8),)
-    assert "4-8" in str(error)
-    assert 0 < len(error.tokens) < len(plain)
-    assert error.tokens == plain[: len(error.tokens)]
-    assert error.text
-
-
-async def _interrupted(nodes: Mortals) -> GenerationInterrupted:
-    with pytest.raises(GenerationInterrupted) as caught:
-        await nodes.client.generate(IDS, **GREEDY)
-    return caught.value
-
-
-@pytest.mark.parametrize("victim", CHAIN)
-async def test_survivors_wait_for_a_replacement(victim: str, nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Longer than an orphan lives by itself: the client holds those whose upstream is lost (R9)."""
-    monkeypatch.setattr(node.lease, "ORPHAN_S", 0.2)
-    plain = await nodes.undisturbed(IDS, **SAMPLED)
-    arrived, loop = nodes.stall(victim, 5), asyncio.get_running_loop()
-    survivors = [nodes[name] for name in CHAIN if name != victim]
-    async with asyncio.TaskGroup() as group:
-        telling = group.create_task(nodes.client.generate(IDS, **SAMPLED))
-        await arrived.wait()
-        await nodes.unlist(victim)
-        await nodes.kill(victim)
-        due = loop.time() + 1.0
-
-        async def outlived() -> bool:
-            assert [(await info(one)).sessions for one in survivors] == [1, 1]
-            return loop.time() > due
-
-        await until(outlived)
-        with nodes.counted() as found:
-            await nodes.announce(victim.replace("a", "b"))
-            result = await telling
-    assert result.tokens == plain
-    assert [name for name, counts in found.items() if counts.get("restores")] == [victim.replace("a", "b")]
-
-
-async def test_the_lost_machine_itself_comes_back(nodes: Mortals) -> None:
-    """With its name and layers and without the session: it is replayed like any other."""
-    plain = await nodes.undisturbed(IDS, **SAMPLED)
-    arrived = nodes.stall("a1", 5)
-    async with asyncio.TaskGroup() as group:
-        telling = group.create_task(nodes.client.generate(IDS, **SAMPLED))
-        await arrived.wait()
-        await nodes.kill("a1")
-        nodes.go_on("a1")
-        with nodes.counted() as found:
-            await nodes.revive("a1")
-            await telling
-    assert telling.result().tokens == plain
-    assert nodes.route() == list(CHAIN)
-    assert found == {"a0": {"replays": 1}, "a1": {"restores": 1, "catch_ups": 1}}
-
-
 # Journals, messages, streams
 
 
@@ -489,54 +392,3 @@ async def test_a_machine_wrongly_taken_for_dead_does_no_harm(nodes: Mortals) -> 
     assert result.tokens == plain
     sweeps = result.stats.prefill_sweeps + len(result.stats.sweeps)
     assert grown(before, await counters([nodes["a2"]]), "frames_in") == [sweeps]
-
-
-# Leaving politely
-
-
-@pytest.mark.parametrize("leaver", CHAIN)
-async def test_a_machine_that_leaves_serves_until_its_sessions_have_moved(leaver: str, nodes: Mortals) -> None:
-    plain = await nodes.undisturbed(IDS, **SAMPLED)
-    arrived = nodes.stall(leaver, 5)
-    async with asyncio.TaskGroup() as group:
-        telling = group.create_task(nodes.client.generate(IDS, **SAMPLED))
-        await arrived.wait()
-        await nodes.announce(*SPARES)
-        nodes.go_on(leaver)
-        assert await nodes[leaver].sessions.drain(5.0)
-    result = telling.result()
-    await nodes.kill(leaver)
-    assert result.tokens == plain
-    assert nodes.route() == [leaver.replace("a", "b") if name == leaver else name for name in CHAIN]
-    (repair,) = result.stats.repairs
-    assert repair.is_move
-    assert repair.replaced == (nodes[leaver].peer_id,)
-
-
-async def test_a_machine_that_leaves_dies_before_its_sessions_have_moved(nodes: Mortals) -> None:
-    plain = await nodes.undisturbed(IDS, **SAMPLED)
-    arrived, restored = nodes.stall("a1", 5), nodes.stall_replay("b1")
-    async with asyncio.TaskGroup() as group:
-        telling = group.create_task(nodes.client.generate(IDS, **SAMPLED))
-        await arrived.wait()
-        await nodes.announce("b1")
-        draining = group.create_task(nodes["a1"].sessions.drain(5.0))
-        await restored.wait()
-        await nodes.kill("a1")
-        nodes.go_on("b1")
-    assert telling.result().tokens == plain
-    assert nodes.route() == ["a0", "b1", "a2"]
-    assert draining.result()
-
-
-async def test_a_machine_that_nobody_can_replace_is_not_left(nodes: Mortals) -> None:
-    plain = await nodes.undisturbed(IDS, **GREEDY)
-    arrived = nodes.stall("a1", 5)
-    async with asyncio.TaskGroup() as group:
-        telling = group.create_task(nodes.client.generate(IDS, **GREEDY))
-        await arrived.wait()
-        assert not await nodes["a1"].sessions.drain(0.2)
-        nodes.go_on("a1")
-    await nodes.kill("a1")
-    assert telling.result().tokens == plain
-    assert telling.result().stats.repairs == ()

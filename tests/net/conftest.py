@@ -1,0 +1,26 @@
+"""Machines that tests of this folder kill and replace."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.net.mortal import CHAIN, Mortals, equal_mortals, forget
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool() -> AsyncIterator[Mortals]:
+    async with equal_mortals() as everybody:
+        yield everybody
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def nodes(pool: Mortals, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Mortals]:
+    """The pool, of which the first chain is listed; afterwards everything that was held is free again."""
+    forget(pool.client, 20.0)
+    with pool.patched(monkeypatch):
+        await pool.announce(*CHAIN)
+        yield pool
+    await pool.clear()
