@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 import client.jobs
 from client import AsyncSwarm, Result
 from client.chain import Chain
-from swarm.budget import EVERYTHING, Choice
+from swarm.budget import EVERYTHING, Busy, Choice
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.goodput import Goodput
 from swarm.messages import Sampling
@@ -205,6 +205,7 @@ async def test_trees_that_grow_while_sweeps_are_in_flight_leave_the_plain_text(
 
     monkeypatch.setattr(Goodput, "plan", lambda *_: Choice(3, 1e9, "small"))
     monkeypatch.setattr(Goodput, "more", lambda *_: 4)
+    monkeypatch.setattr(Goodput, "busy", lambda *_: Busy())  # how fast the machine is decides nothing
     monkeypatch.setattr(Chain, "has_answer", False)  # on loopback an answer may be there before a tree is
     monkeypatch.setattr(Goodput, "least", lambda *_: 0.0)
     monkeypatch.setattr(Goodput, "further", lambda _, route, chances, ahead: Choice(len(chances), 1e9, DEEPER))
@@ -226,6 +227,7 @@ async def test_trees_that_travel_in_parts_leave_the_plain_text(
     monkeypatch.setattr(Goodput, "worth", lambda *_: EVERYTHING)
     monkeypatch.setattr(Goodput, "cut", lambda *_: Choice(12, 1e9, "cut", chunk=4))
     monkeypatch.setattr(Goodput, "more", lambda *_: 4)
+    monkeypatch.setattr(Goodput, "busy", lambda *_: Busy())  # how fast the machine is decides nothing
     monkeypatch.setattr(Goodput, "least", lambda *_: 0.0)
     monkeypatch.setattr(Goodput, "further", lambda _, route, chances, ahead: Choice(len(chances), 1e9, PART))
     monkeypatch.setattr(Chain, "has_answer", False)
