@@ -27,11 +27,11 @@ from node.accepted import AcceptedPath
 from node.hop import HopSession
 from node.serve import Node
 from node.sweep_run import SweepRun
-from swarm.budget import Choice
+from swarm.budget import Busy, Choice
 from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
 from swarm.goodput import Goodput
 from swarm.ids import TreeNodeId
-from swarm.messages import Reply
+from swarm.messages import Reply, Sweep
 from swarm.ragged import RaggedModel, load_whole
 from swarm.session import Limits
 from tests.net.running import engine_of, prompt
@@ -139,10 +139,19 @@ async def test_rows_of_trees_that_grow_while_sweeps_are_in_flight(
     monkeypatch.setattr(Goodput, "plan", lambda *_: Choice(3, 1e9, "small"))
     monkeypatch.setattr(Goodput, "more", lambda *_: 4)
     monkeypatch.setattr(Goodput, "least", lambda *_: 0.0)
+    monkeypatch.setattr(Goodput, "busy", lambda *_: Busy())
     monkeypatch.setattr(client.chain.Chain, "has_answer", False)
     monkeypatch.setattr(Goodput, "further", lambda _, route, chances, ahead: Choice(len(chances), 1e9, "deeper"))
+    grow, further = Walk.grow, list[int]()
+
+    def grown(self: Walk, tokens: Sequence[int], parents: Sequence[TreeNodeId]) -> Sweep:
+        further.append(len(tokens))
+        return grow(self, tokens, parents)
+
+    monkeypatch.setattr(Walk, "grow", grown)
     listener = Listener(monkeypatch)
     tokens = await tokens_of(running.client, listener)
+    assert sum(further) > NEW, "further nodes went all the time"
     check(listener, whole, tokens)
     assert len(set(listener.travelled)) == len(listener.travelled)
 
