@@ -6,18 +6,16 @@ Every test puts two machines behind one hop and reads from the nodes' counters t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-import pytest_asyncio
 import torch
 
 from client.options import GenerateOptions
 from node.hop import HopSession
 from node.sweep_run import SweepRun
 from swarm.codec import decode_rows, encode_rows
-from tests.net.mortal import CHAIN, Mortals, equal_mortals, forget
+from tests.net.mortal import CHAIN, Mortals
 from tests.net.raw import counters
 from tests.net.running import grown, prompt, until
 
@@ -32,21 +30,11 @@ MIXED = pytest.mark.parametrize(
 PLACES = pytest.mark.parametrize("place", range(3), ids=CHAIN)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pool() -> AsyncIterator[Mortals]:
-    async with equal_mortals() as everybody:
-        yield everybody
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def nodes(pool: Mortals, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Mortals]:
-    """The pool with a client that hedges; the first chain is listed, and each test lists the second machines."""
-    forget(pool.client, 20.0)
-    pool.client._opener = replace(pool.client._opener, hedge=True)
-    with pool.patched(monkeypatch):
-        await pool.announce(*CHAIN)
-        yield pool
-    await pool.clear()
+@pytest.fixture
+def nodes(nodes: Mortals) -> Mortals:
+    """With a client that hedges; the first chain is listed, and each test lists the second machines."""
+    nodes.client._opener = replace(nodes.client._opener, hedge=True)
+    return nodes
 
 
 def twin(nodes: Mortals) -> str:
