@@ -80,6 +80,7 @@ class AsyncSwarm:
                 hedge: send every sweep to a second holder of the slowest layers too, where there is one; whoever is
                     first is heard. Costs that machine's time, spares the waits for one that stutters or dies.
                 lookup: whether what followed before in the text itself is proposed too, with a draft or without.
+                siblings: whether what the target picked behind dead branches is proposed too, with a draft or without.
                 recycle: whether what the target picked before after each token is proposed too.
                 calibration: folder that keeps what is learned about the draft, the user's cache by default; None
                     keeps nothing after this connection.
@@ -191,6 +192,7 @@ def _wanted(options: ConnectOptions) -> Wanted:
         names,
         options.get("draft_device"),
         options.get("lookup", True),
+        options.get("siblings", True),
         options.get("recycle", False),
         options.get("calibration", default_calibration_folder()),
     )

@@ -198,6 +198,7 @@ def _connection(command: Connection) -> tuple[str, ConnectOptions]:
         "wait": command.wait,
         "hedge": command.hedge,
         "lookup": command.lookup,
+        "siblings": command.siblings,
         "recycle": command.recycle,
     }
 

@@ -101,7 +101,8 @@ class TreeDrafter:
         search, self._search = self._search, None
         try:
             with torch.inference_mode():
-                if search is None or search.key != (tuple(sequence), levels, sampling):
+                is_same = search is not None and search.key == (tuple(sequence), levels, sampling)
+                if search is None or not is_same or any(source.is_stale() for source in self.sources):
                     tree = TokenTree(sequence[-1], nodes, levels, worth.least)
                     search = self._begin(Search(tuple(sequence), levels, sampling, tree))
                 else:

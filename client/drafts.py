@@ -26,6 +26,7 @@ from client.source_fill import FillSource
 from client.source_model import ModelSource
 from client.source_recycle import RecycleSource
 from client.source_redrafter import ReDrafterSource
+from client.source_siblings import SiblingSource
 from client.target import Target, load_target
 from swarm.chance import Calibration
 from swarm.errors import ConfigError, IncompatibleDraft
@@ -33,6 +34,7 @@ from swarm.hub import find_model
 from swarm.lookup import Lookup
 from swarm.ragged import load_whole
 from swarm.recycling import Recycling
+from swarm.siblings import Siblings
 
 DRAFT_WINDOW = 32_768
 """Of drafts that know no limit."""
@@ -46,13 +48,15 @@ class Wanted:
     """What is to draft.
 
     names: models and heads, by folder or hub id. device: for all of them, as torch calls it; None is the first CUDA
-    card, or the CPU. lookup: whether the text itself is a source; recycle: whether the target's late picks are.
+    card, or the CPU. lookup: whether the text itself is a source; siblings: whether what the target picked
+    behind dead branches is, where there is any other; recycle: whether the target's late picks are.
     calibrations: folder of what was learned before.
     """
 
     names: tuple[Name, ...] = ()
     device: str | None = None
     lookup: bool = True
+    siblings: bool = True
     recycle: bool = False
     calibrations: Path | None = None
 
@@ -86,6 +90,8 @@ def load_drafter(model: Name, target: Target, wanted: Wanted, revision: str | No
     sources: list[Source] = [FillSource(Lookup())] if wanted.lookup else []
     if wanted.recycle:
         sources.append(RecycleSource(Recycling()))
+    if wanted.siblings and (sources or wanted.names):
+        sources.append(SiblingSource(Siblings()))
     keeping: list[Callable[[], None]] = []
     company: list[Identified] = []
     for name in wanted.names:

@@ -92,6 +92,7 @@ class ConnectOptions(TypedDict, total=False):
     wait: float
     hedge: bool
     lookup: bool
+    siblings: bool
     recycle: bool
     calibration: Path | None
 

@@ -65,6 +65,10 @@ class Source:
     def widen(self, search: Search) -> None:
         """The same search is to give a larger tree now."""
 
+    def is_stale(self) -> bool:
+        """Whether it learned so much since the search began that it would say other things now."""
+        return False
+
     def expand(self, search: Search, nodes: Sequence[int]) -> bool:
         """Add children below nodes of the frontier, best first; whether that took a model's pass."""
         return False

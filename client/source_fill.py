@@ -13,28 +13,32 @@ from swarm.tree import Lesson, Picks, TokenTree
 T = TypeVar("T")
 
 
-class Filler(Protocol[T]):
-    """Fills a tree by itself; `swarm.lookup.Lookup` is one."""
-
-    def fill(self, tree: TokenTree, sequence: Sequence[int], sampling: Sampling) -> dict[int | None, T]:
-        """Add what it knows below a tree's root, the last token of `sequence`; what it proposed, by node of `tree`."""
-        ...
+class Pupil(Protocol[T]):
+    """Learns from what it proposed."""
 
     def learn(self, seen: dict[int | None, T], picks: Picks, others: Picks) -> None:
         """Take labels: what the target picked after nodes that the text went through, and after others."""
         ...
 
 
+class Filler(Pupil[T], Protocol):
+    """Fills a tree by itself; `swarm.lookup.Lookup` is one."""
+
+    def fill(self, tree: TokenTree, sequence: Sequence[int], sampling: Sampling) -> dict[int | None, T]:
+        """Add what it knows below a tree's root, the last token of `sequence`; what it proposed, by node of `tree`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class FillLesson(Generic[T]):
-    """What a filler proposed below the nodes of a settled tree."""
+    """What was proposed below the nodes of a settled tree."""
 
-    filler: Filler[T]
+    pupil: Pupil[T]
     seen: dict[int | None, T]
 
     def learn(self, picks: Picks, others: Picks) -> None:
         """How often it was right."""
-        self.filler.learn(self.seen, picks, others)
+        self.pupil.learn(self.seen, picks, others)
 
 
 class FillSource(Source, Generic[T]):

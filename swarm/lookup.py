@@ -11,16 +11,17 @@ Source: prompt look-up decoding (https://github.com/apoorvumang/prompt-lookup-de
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swarm.chance import TEMPERATURES
 from swarm.messages import Sampling
 from swarm.suffixes import SuffixAutomaton
 from swarm.tree import Picks, TokenTree
+from swarm.votes import MEAN_SHARES, PLACES, Cell, Votes
 
 MOST_TOKENS = 65_536
 """Of a longer text the automaton holds the last half of that and what comes after."""
@@ -31,64 +32,7 @@ ENDINGS = 3
 LEAST_CHANCE = 0.02
 """Of a path: what is less likely is not proposed."""
 LENGTHS = (1, 2, 3, 4, 6, 9, 16)
-PLACES = (1, 2, 4)
-SHARES = (0.3, 0.6, 0.99)
-PRIOR_WEIGHT = 3.0
-MEMORY = 100.0
-"""Labels that a cell remembers: beyond, old ones fade."""
-CARRIED = 16.0
-"""Of these, labels that count in another text: what repeats itself in one need not in the next."""
-
-
-Cell = tuple[int, int, int, int]
-
-
-class Votes:
-    """What endings are worth: the chance of a candidate by its cell.
-
-    tried, right: [temperature range, length, places, share], numbers of labels. What is not known yet is guessed: the
-    colder the text, the more surely it repeats itself (as texts of the demo target do at 0, 0.3, 0.7 and 1).
-    """
-
-    def __init__(self) -> None:
-        shape = (len(TEMPERATURES) + 1, len(LENGTHS), len(PLACES), len(SHARES) + 1)
-        lengths = np.array(LENGTHS, dtype=np.float64)[:, None, None]
-        places = np.array(PLACES, dtype=np.float64)[:, None]
-        shares = np.array([0.15, 0.45, 0.8, 1.0])
-        self._prior = np.empty(shape)
-        self._prior[:] = 0.9 * lengths / (lengths + 2) * (places + 1) / (places + 2) * shares
-        self._prior[1] = 0.85 * lengths / (lengths + 1) * shares
-        self._prior[0] = 0.98 * lengths**2 / (lengths**2 + 4) * shares
-        self.tried = np.zeros(shape)
-        self.right = np.zeros(shape)
-
-    def cell(self, temperature: float, length: int, places: int, share: float) -> Cell:
-        """Where a candidate belongs."""
-        return (
-            bisect_left(TEMPERATURES, temperature),
-            bisect_right(LENGTHS, length) - 1,
-            bisect_right(PLACES, places) - 1,
-            bisect_left(SHARES, share),
-        )
-
-    def chance(self, cell: Cell) -> float:
-        """How often the target picks such a candidate."""
-        return float((self.right[cell] + PRIOR_WEIGHT * self._prior[cell]) / (self.tried[cell] + PRIOR_WEIGHT))
-
-    def learn(self, cell: Cell, *, hit: bool) -> None:
-        """A label."""
-        if self.tried[cell] >= MEMORY:
-            self.tried[cell] *= 1 - 1 / MEMORY
-            self.right[cell] *= 1 - 1 / MEMORY
-        self.tried[cell] += 1
-        self.right[cell] += hit
-
-    def fade(self) -> None:
-        """Another text begins."""
-        kept = CARRIED / np.maximum(self.tried, CARRIED)
-        self.tried *= kept
-        self.right *= kept
-
+"""Of endings that vote alike: at least so many tokens."""
 
 Seen = dict[int | None, tuple[tuple[int, Cell], ...]]
 """What was proposed after nodes of a tree (None: its root): tokens and the cells of their chances."""
@@ -106,7 +50,7 @@ class Lookup:
     """One client's look-up; follows the text that it is asked about."""
 
     def __init__(self) -> None:
-        self.votes = Votes()
+        self.votes = Votes(LENGTHS, _prior())
         self._automaton = SuffixAutomaton()
         self._text: tuple[int, ...] = ()
         self._start = 0
@@ -177,3 +121,17 @@ class Lookup:
         self._text = sequence[self._start :]
         state = self._automaton.ending
         return Place(state, self._automaton.length[state])
+
+
+def _prior() -> NDArray[np.float64]:
+    """[temperature range, length, places, share]: the colder the text, the more surely it repeats itself.
+
+    As texts of the demo target do at 0, 0.3, 0.7 and 1.
+    """
+    lengths = np.array(LENGTHS, dtype=np.float64)[:, None, None]
+    places, shares = np.array(PLACES, dtype=np.float64)[:, None], np.array(MEAN_SHARES)
+    prior = np.empty((len(TEMPERATURES) + 1, len(LENGTHS), len(PLACES), len(MEAN_SHARES)))
+    prior[:] = 0.9 * lengths / (lengths + 2) * (places + 1) / (places + 2) * shares
+    prior[1] = 0.85 * lengths / (lengths + 1) * shares
+    prior[0] = 0.98 * lengths**2 / (lengths**2 + 4) * shares
+    return prior

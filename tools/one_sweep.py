@@ -56,7 +56,14 @@ async def record() -> dict[str, Any]:
     async with (
         _swarm(DELAY_MS, console) as peer,
         AsyncSwarm.connect(
-            TARGET, peers=[peer], draft=DRAFT, threads=1, calibration=None, lookup=False, nodes=NODES
+            TARGET,
+            peers=[peer],
+            draft=DRAFT,
+            threads=1,
+            calibration=None,
+            lookup=False,
+            siblings=False,
+            nodes=NODES,
         ) as swarm,
     ):
         await _wait_covered(swarm, console)

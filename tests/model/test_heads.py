@@ -22,9 +22,11 @@ from client.head import HeadConfig, make_head
 from client.head_files import load_head, read_head_config, save_head
 from client.ranking import CHILDREN
 from client.source_dgf import DgfSource
+from client.source_fill import FillSource
 from client.source_head import MOST_BEHIND
 from client.source_model import ModelSource
 from client.source_redrafter import ReDrafterSource
+from client.source_siblings import SiblingSource
 from client.target import load_target
 from swarm.budget import Spent
 from swarm.chance import START
@@ -63,7 +65,7 @@ def plain(target: RaggedModel, prompts: list[list[int]]) -> Callable[[Sampling, 
 
 
 def made(*names: Path, **options: Any) -> TreeDrafter:  # noqa: ANN401
-    wanted = Wanted(names, **{"device": "cpu", "lookup": False, **options})
+    wanted = Wanted(names, **{"device": "cpu", "lookup": False, "siblings": False, **options})
     drafter = load_drafter(TARGET, load_target(TARGET), wanted).drafter
     assert isinstance(drafter, TreeDrafter)
     return drafter
@@ -74,7 +76,7 @@ COMBINATIONS: dict[str, tuple[tuple[Path, ...], dict[str, bool]]] = {
     "dgf": ((DGF,), {}),
     "recycling": ((), {"recycle": True}),
     "heads and look-up": ((DGF, REDRAFTER), {"lookup": True}),
-    "all": ((DRAFT, REDRAFTER, DGF), {"lookup": True, "recycle": True}),
+    "all": ((DRAFT, REDRAFTER, DGF), {"lookup": True, "siblings": True, "recycle": True}),
 }
 
 
@@ -176,6 +178,9 @@ def test_a_controller_is_not_put_off_by_a_tree_that_came_too_early() -> None:
 def test_what_is_named_decides_what_drafts(tmp_path: Path) -> None:
     kinds = [type(source) for source in made(DRAFT, REDRAFTER, DGF).sources]
     assert kinds == [ModelSource, ReDrafterSource, DgfSource]
+    usual = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu")).drafter
+    assert isinstance(usual, TreeDrafter)
+    assert [type(source) for source in usual.sources] == [FillSource, SiblingSource, ModelSource]
     assert load_drafter(TARGET, load_target(TARGET), Wanted(lookup=False)).drafter.grow([1], 4, 4, GREEDY).tokens == ()
     learned = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT, DGF), "cpu", calibrations=tmp_path))
     learned.keep()

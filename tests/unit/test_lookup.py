@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-import swarm.lookup
+import swarm.votes
 from client.draft import LookupDrafter
 from swarm.lookup import LEAST_CHANCE, Lookup
 from swarm.messages import Sampling
@@ -158,9 +158,9 @@ def test_another_text_carries_some_of_the_labels() -> None:
     drafter.grow([*text, 3], 1, 1, GREEDY)
     assert (lookup.votes.tried.max(), lookup.votes.right.max()) == (60, 60)
     drafter.grow([5, 6, 7, 5], 1, 1, GREEDY)
-    assert lookup.votes.tried.max() == pytest.approx(swarm.lookup.CARRIED)
-    assert lookup.votes.right.max() == pytest.approx(swarm.lookup.CARRIED)
-    assert sorted(lookup.votes.tried[lookup.votes.tried > 0]) == [3, pytest.approx(swarm.lookup.CARRIED)]
+    assert lookup.votes.tried.max() == pytest.approx(swarm.votes.CARRIED)
+    assert lookup.votes.right.max() == pytest.approx(swarm.votes.CARRIED)
+    assert sorted(lookup.votes.tried[lookup.votes.tried > 0]) == [3, pytest.approx(swarm.votes.CARRIED)]
 
 
 def test_a_cold_text_repeats_itself_more_surely() -> None:

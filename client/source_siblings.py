@@ -1,0 +1,70 @@
+"""Siblings as a source: what the target picked behind dead branches, below every node that stands in the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from client.source import Places, Search, Source
+from client.source_fill import FillLesson
+from swarm.siblings import MOST_LENGTH, Siblings, Spot, Told, spot_of
+from swarm.tree import Lesson, TokenTree
+
+LEAST_CHANCE = 0.002
+"""Of a path: what is less likely is not proposed."""
+NEWS = 1.125
+"""So many times the picks that a search began with are reason enough to begin it anew."""
+
+
+class SiblingSource(Source):
+    """Candidates after nodes whoever put them there, before a model weighs them; learns from every verified node."""
+
+    def __init__(self, siblings: Siblings) -> None:
+        self._siblings = siblings
+        self._seen: dict[int, Told] = {}
+        self._search: Search | None = None
+        self._picks = 0
+
+    def begin(self, search: Search) -> bool:
+        """What was picked at the next position."""
+        self._seen, self._search = {}, search
+        self._siblings.follow(search.sequence, search.sampling)
+        self._picks = self._siblings.picks
+        self.expand(search, [TokenTree.ROOT])
+        return False
+
+    def is_stale(self) -> bool:
+        """Whether many picks came since: sweeps on branches that died are answered while the next tree grows."""
+        return self._siblings.picks > self._picks * NEWS
+
+    def expand(self, search: Search, nodes: Sequence[int]) -> bool:
+        """What was picked at the positions after these nodes."""
+        tree = search.tree
+        for node in nodes:
+            if node not in self._seen and tree.depths[node] < tree.levels:
+                told, candidates = self._siblings.propose(_spot(search, node), search.sampling.temperature)
+                self._seen[node] = told
+                least = LEAST_CHANCE / max(tree.chances[node], LEAST_CHANCE)
+                tree.add_children(node, [(token, chance) for token, chance in candidates if chance >= least])
+        return False
+
+    def lesson(self, places: Places) -> Lesson | None:
+        """What is picked after any node, whether or not anything was proposed there."""
+        search = self._search
+        if search is None:
+            return None
+        seen = {place: self._seen.get(node) or Told(_spot(search, node)) for node, place in _nodes(places)}
+        return FillLesson(self._siblings, seen)
+
+
+def _nodes(places: Places) -> list[tuple[int, int | None]]:
+    return [(node, place) for node, place in places.items() if node is not None]
+
+
+def _spot(search: Search, node: int) -> Spot:
+    """The position after a node, and the last tokens of what leads to it."""
+    tree, path, at = search.tree, list[int](), node
+    while len(path) < MOST_LENGTH and (parent := tree.parents[at]) is not None:
+        path.append(tree.tokens[at])
+        at = parent
+    before = search.sequence[-(MOST_LENGTH - len(path)) :] if len(path) < MOST_LENGTH else ()
+    return spot_of((*before, *reversed(path)), search.position(node))

@@ -1,0 +1,92 @@
+"""What dead branches told, with the demo pair: the same text in fewer sweeps, and no pass of the draft is run again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+from transformers import AutoTokenizer
+
+from benchmarks.acceptance import Run, Size, demo_prompts, generate
+from benchmarks.recorded import write
+from benchmarks.replay import PROFILES, Cast, run
+from benchmarks.virtual import VirtualDrafter
+from client.draft import NoDrafter, TreeDrafter
+from client.ranking import Ranker
+from client.source import Source
+from client.source_model import ModelSource
+from client.source_siblings import SiblingSource
+from swarm.chance import Calibration
+from swarm.demo import TARGET
+from swarm.goodput import Goodput
+from swarm.messages import Sampling
+from swarm.ragged import RaggedModel
+from swarm.siblings import Siblings, Told, spot_of
+
+VOCAB = 8_192
+SIZE = Size(64, 64)
+FAR = PROFILES["100 ms, 50 Mbit/s"]
+
+
+def model_source(draft: RaggedModel) -> ModelSource:
+    return ModelSource(draft, VOCAB, 512, ranker=Ranker(VOCAB, Calibration()))
+
+
+def texts(target: RaggedModel, sources: Sequence[Source]) -> list[Run]:
+    drafter = TreeDrafter(sources) if sources else NoDrafter()
+    size = SIZE if sources else Size(SIZE.new_tokens, 0)
+    prompts = demo_prompts(4, tokens=64)
+    return [generate(target, drafter, prompt, Sampling(91 + n, 1.0), size) for n, prompt in enumerate(prompts)]
+
+
+def test_sampled_text_takes_fewer_sweeps_and_stays_the_same(target: RaggedModel, draft: RaggedModel) -> None:
+    siblings = Siblings()
+    plain = texts(target, [])
+    alone, told = texts(target, [model_source(draft)]), texts(target, [SiblingSource(siblings), model_source(draft)])
+    assert [run.tokens for run in plain] == [run.tokens for run in alone] == [run.tokens for run in told]
+    assert siblings.votes.right.sum() > 0, "what dead branches told came true"
+    assert sum(run.sweeps for run in told) < sum(run.sweeps for run in alone)
+
+
+def test_news_change_the_tree_that_grows_and_cost_no_pass(draft: RaggedModel) -> None:
+    siblings, source = Siblings(), model_source(draft)
+    drafter, sampling = TreeDrafter([SiblingSource(siblings), source]), Sampling(seed=5, temperature=1.0)
+    sequence = demo_prompts(1, tokens=64)[0]
+    before = drafter.grow(sequence, 16, 8, sampling)
+    surprise = next(token for token in range(VOCAB) if token not in before.tokens)
+    for last in range(8):  # contexts that begin differently, and all say the same
+        siblings.learn({0: Told(spot_of([*sequence[:-4], last, *sequence[-3:]], len(sequence)))}, {}, {0: surprise})
+    ran = source.session.state.next_id
+    after = drafter.grow(sequence, 16, 8, sampling)
+    assert surprise in after.tokens
+    assert source.session.state.next_id - ran <= 16, "what was expanded is recalled, only what is new runs"
+    again = drafter.grow(sequence, 16, 8, sampling)
+    assert (again.tokens, again.parents) == (after.tokens, after.parents), "nothing new came since"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_full_pipe_stays_exact_and_hears_its_dead_branches(
+    target: RaggedModel, draft: RaggedModel, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In virtual time, where draft and target run themselves; `run` compares the texts."""
+    prompts = demo_prompts(2, tokens=64)
+    samplings = [Sampling(11 + place, temperature) for place in range(len(prompts))]
+    texts, tokenizer = write(target, prompts, samplings, 48), AutoTokenizer.from_pretrained(TARGET)
+    began: list[bool] = []
+    is_stale = SiblingSource.is_stale
+
+    def counted(source: SiblingSource) -> bool:
+        began.append(is_stale(source))
+        return began[-1]
+
+    monkeypatch.setattr(SiblingSource, "is_stale", counted)
+    speeds = []
+    for _ in range(2):
+        siblings = Siblings()
+        drafter = TreeDrafter([SiblingSource(siblings), model_source(draft)])
+        cast = Cast(partial(VirtualDrafter, drafter, FAR), target)
+        speeds.append(run(texts, FAR, Goodput(128), tokenizer, cast))
+        assert siblings.votes.right.sum() > 0, "what dead branches told came true"
+    assert speeds[0] == speeds[1], "virtual time is the same each time"
+    assert sum(began) > 10, "and while a tree grew its search began anew, by what replies to dead branches told"

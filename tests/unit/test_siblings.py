@@ -1,0 +1,139 @@
+"""Siblings: what dead branches told is proposed where the text stands now, weighed by what they share, and bounded."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import swarm.siblings
+from client.draft import TreeDrafter
+from client.source_siblings import SiblingSource
+from swarm.messages import Sampling
+from swarm.siblings import CHILDREN, MOST_LENGTH, PRIOR, Siblings, Spot, Told, spot_of
+from swarm.tree import DraftTree
+
+GREEDY, COUPLED = Sampling(), Sampling(seed=7, temperature=1.0)
+
+
+def taught(*contexts: tuple[list[int], int], text: tuple[int, ...] = (1, 2, 3)) -> Siblings:
+    """Siblings of a text, behind which each of these contexts stood whole and was followed by a pick."""
+    siblings = Siblings()
+    siblings.follow(text, COUPLED)
+    for context, pick in contexts:
+        siblings.learn({0: Told(spot_of(context, len(context)))}, {}, {0: pick})
+    return siblings
+
+
+def proposed(siblings: Siblings, context: list[int], position: int | None = None) -> dict[int, float]:
+    at = len(context) if position is None else position
+    return dict(siblings.propose(spot_of(context, at), 1.0)[1])
+
+
+def test_a_pick_behind_a_dead_branch_is_proposed_at_the_same_position_and_nowhere_else() -> None:
+    siblings = taught(([1, 2, 3, 50], 60))
+    assert list(proposed(siblings, [1, 2, 3, 51])) == [60]
+    assert proposed(siblings, [1, 2, 3, 51], position=5) == {}
+    assert proposed(siblings, [1, 2, 3], position=3) == {}
+
+
+def test_contexts_that_share_more_come_first_and_are_believed_more() -> None:
+    siblings = taught(([1, 2, 3, 50, 8, 9], 60), ([1, 2, 3, 51, 7, 9], 61), ([1, 2, 3, 52, 7, 6], 62))
+    found = proposed(siblings, [1, 2, 3, 53, 8, 9])
+    assert list(found) == [60, 61, 62], "in common: 8 9, then 9, then nothing"
+    assert found[60] > found[61] > found[62]
+    assert sum(found.values()) <= 1
+    assert found[60] == pytest.approx(PRIOR[2])
+
+
+def test_contexts_that_disagree_share_what_they_are_believed() -> None:
+    agreed = proposed(taught(([1, 2, 3, 50, 9], 60), ([1, 2, 3, 51, 9], 60)), [1, 2, 3, 52, 9])
+    split = proposed(taught(([1, 2, 3, 50, 9], 60), ([1, 2, 3, 51, 9], 61)), [1, 2, 3, 52, 9])
+    assert agreed[60] > split[60] > 0
+    assert set(split) == {60, 61}
+
+
+def test_the_longest_common_ending_is_bounded_and_may_reach_into_the_text() -> None:
+    assert spot_of([9] * 20, 20).ending == (9,) * MOST_LENGTH
+    assert spot_of([4], 1) == Spot(1, (4,))
+    siblings = taught(([1], 5), text=(1,))
+    assert list(proposed(siblings, [1])) == [5]
+
+
+def test_what_the_text_has_passed_is_forgotten_and_everything_of_another_one() -> None:
+    contexts = [([1, 2, 3, 50], 60), ([1, 2, 3, 50, 60], 70)]
+    siblings = taught(*contexts)
+    assert siblings.picks == 2
+    siblings.follow((1, 2, 3, 51, 60), COUPLED)
+    assert siblings.picks == 1
+    assert list(proposed(siblings, [1, 2, 3, 51, 60])) == [70]
+    siblings.follow((1, 2, 4, 51, 60), COUPLED)
+    assert siblings.picks == 0
+    other_noise = taught(*contexts)
+    other_noise.follow((1, 2, 3), Sampling(seed=8, temperature=1.0))
+    assert other_noise.picks == 0
+
+
+def test_a_late_reply_to_what_the_text_has_passed_is_not_kept() -> None:
+    assert taught(([1, 2], 9)).picks == 0
+
+
+def test_it_learns_how_far_it_is_to_be_believed() -> None:
+    siblings = taught(([1, 2, 3, 50], 60))
+    before = proposed(siblings, [1, 2, 3, 51])[60]
+    for _ in range(50):
+        told, _ = siblings.propose(spot_of([1, 2, 3, 51], 4), 1.0)
+        siblings.learn({0: told}, {0: 99}, {})
+        siblings.follow((0,), COUPLED)
+        siblings.follow((1, 2, 3), COUPLED)
+        siblings.learn({0: Told(spot_of([1, 2, 3, 50], 4))}, {}, {0: 60})
+    assert proposed(siblings, [1, 2, 3, 51])[60] < before / 5
+
+
+def test_however_many_picks_come_a_bounded_number_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm.siblings, "MOST_PICKS", 100)
+    rng = random.Random(3)
+    siblings = taught()
+    for _ in range(50):
+        seen: dict[int | None, Told] = {
+            node: Told(spot_of([1, 2, 3, rng.randrange(9), rng.randrange(9)], 5)) for node in range(8)
+        }
+        siblings.learn(seen, {}, {node: rng.randrange(50) for node in range(8)})
+        assert siblings.picks <= 100
+    assert siblings.picks == 100
+    assert len(proposed(siblings, [1, 2, 3, 4, 5])) <= CHILDREN
+
+
+def drafter() -> TreeDrafter:
+    return TreeDrafter([SiblingSource(Siblings())])
+
+
+def verified(drafting: TreeDrafter, text: list[int], picks: dict[int | None, int], tree: DraftTree) -> list[int]:
+    """What a sweep of a tree brings: picks of its nodes, of which only the root's is on the way of the text."""
+    drafting.learn(tree, {None: picks[None]}, {node: pick for node, pick in picks.items() if node is not None})
+    return [*text, picks[None]]
+
+
+def test_a_drafter_goes_on_with_what_its_dead_branches_told() -> None:
+    drafting, text = drafter(), [1, 2, 3]
+    tree = drafting.grow(text, 8, 8, COUPLED)
+    assert len(tree) == 0, "nothing is known yet"
+    seen: dict[int | None, Told] = {0: Told(spot_of([*text, 50], 4)), 1: Told(spot_of([*text, 50, 60], 5))}
+    source = drafting.sources[0]
+    assert isinstance(source, SiblingSource)
+    source._siblings.learn(seen, {}, {0: 60, 1: 70})
+    after = drafting.grow([*text, 51], 8, 8, COUPLED)
+    assert (after.tokens, after.parents) == ((60, 70), (None, 0)), "behind 51 as behind 50"
+    text = verified(drafting, [*text, 51], {None: 60, 0: 71, 1: 80}, after)
+    assert drafting.grow(text, 8, 8, COUPLED).tokens[0] == 71, "the target's own word after the same context"
+
+
+def test_a_search_begins_anew_when_many_picks_came() -> None:
+    source = SiblingSource(Siblings())
+    drafting, text = TreeDrafter([source]), [1, 2, 3]
+    drafting.grow(text, 8, 8, COUPLED)
+    assert not source.is_stale()
+    source._siblings.learn({0: Told(spot_of(text, 3))}, {}, {0: 9})
+    assert source.is_stale()
+    assert drafting.grow(text, 8, 8, COUPLED).tokens == (9,)
+    assert not source.is_stale()
