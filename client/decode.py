@@ -186,6 +186,7 @@ async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
     walk.want = WANT_ROWS if job.observe is not None else None
     while not job.text.stopped:
         if walk.pending is not None:
+            await _learn(job, pipe)  # the reply that a guess was wrong tells most of what follows
             await _speculate(job, chain, walk, pipe)
         while await _deepen(job, chain, walk, pipe):
             pass

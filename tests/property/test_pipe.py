@@ -18,13 +18,13 @@ from transformers import AutoTokenizer
 
 from benchmarks.cells_worker import TimedDrafter
 from benchmarks.recorded import Pair, Recorded, RecordedSearch, picks_of, prompts_of, record
-from benchmarks.replay import PROFILES, OneAtATime, run, tell
-from benchmarks.virtual import Costs
+from benchmarks.replay import PROFILES, Cast, OneAtATime, run, tell
+from benchmarks.virtual import Costs, RecordedDrafter
 from client.decode import Job
 from client.draft import NONE, ModelDrafter, expansions
 from client.local import LocalSession
 from client.text import FastTokenizer
-from swarm.budget import Ahead, Choice, FixedBudget, Worth
+from swarm.budget import EVERYTHING, Ahead, Choice, FixedBudget, Worth
 from swarm.demo import DRAFT, TARGET
 from swarm.goodput import Goodput
 from swarm.messages import Sampling, Sweep
@@ -230,9 +230,30 @@ def test_what_drafting_takes_is_counted(tokenizer: FastTokenizer) -> None:
     ]
     assert all(speed < speeds[0] for speed in speeds[1:4])
     assert speeds[2] < speeds[1], "a pass has a row at least"
-    assert speeds[0] > speeds[4] > max(speeds[1:4]), "one learns while the next sweep is on its way, but for the last"
+    assert speeds[0] > speeds[4], "what a reply taught is learned before the next tree grows"
     slow = run(texts, replace(free, learn_ms=1e3), FixedBudget(8), tokenizer).tokens_per_s
     assert slow < speeds[1], "nobody hears its reply before one has learned"
+
+
+async def test_a_tree_grows_by_what_the_reply_before_it_taught(tokenizer: FastTokenizer) -> None:
+    """Where a guess was wrong, the reply that says so tells most of what follows."""
+    events: list[str] = []
+
+    class Noting(RecordedDrafter):
+        def grow(
+            self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+        ) -> DraftTree:
+            events.append("grow")
+            return super().grow(sequence, nodes, depth, sampling, worth)
+
+        def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+            events.append("learn")
+
+    text = recorded(2, 0.5)
+    cast = Cast(lambda clock: Noting(text, FAR, clock))
+    await tell(text, FAR, FixedBudget(8), tokenizer, cast)
+    assert len(events) > 20
+    assert events[:20] == ["grow", "learn"] * 10
 
 
 def test_nothing_is_sent_before_the_first_hop_can_take_it(
