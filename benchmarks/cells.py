@@ -13,8 +13,9 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -29,19 +30,22 @@ from benchmarks.cells_worker import CHOSEN, FIXED, FIXED_NODES, PLAIN, WAYS, Job
 from benchmarks.clients_part import run_part
 from benchmarks.hosted import SPANS, hosted_swarm
 from benchmarks.network import Kind, Plan, open_network
-from benchmarks.recorded import Pair, Recorded, prompts_of, record
-from benchmarks.replay import FIRST_SEED, PROFILES, run
+from benchmarks.recorded import Recorded, prompts_of, write
+from benchmarks.replay import FIRST_SEED, PROFILES, Cast, Told, run
 from benchmarks.sheet import Sheet
-from benchmarks.virtual import HOPS, Costs
+from benchmarks.virtual import HOPS, Costs, VirtualDrafter
+from client.draft import TreeDrafter
+from client.drafts import Wanted, load_drafter
 from client.jobs import MOST_NODES
 from client.pairs import Median, median_of, ratios
 from client.shape import LinkShape
+from client.target import load_target
 from swarm.budget import Budget, FixedBudget
 from swarm.demo import DRAFT, TARGET
 from swarm.goodput import Goodput
 from swarm.messages import Sampling
 from swarm.quiet import quiet_libraries
-from swarm.ragged import load_whole
+from swarm.ragged import RaggedModel, load_whole
 
 CELLS = (
     ("1 ms, 1 Gbit/s", "passages", 1.0),
@@ -57,6 +61,8 @@ WARM_PAIRS = 1
 
 Run = dict[str, Any]
 """What `cells_worker` tells of one text, made one way."""
+Replay = Callable[[Sequence[Recorded], Costs, Budget], Iterable[Told]]
+"""Replays texts one after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +189,7 @@ def _further_rows(run: Run) -> int:
     return int(sum(sweep["rows"] - 1 for sweep in run["sweeps"]))
 
 
-def compare(runs: Sequence[Run], texts: Sequence[Recorded], machine: Costs, nominal: Costs, tokenizer: object) -> Found:
+def compare(runs: Sequence[Run], texts: Sequence[Recorded], machine: Costs, nominal: Costs, replay: Replay) -> Found:
     """One cell: real speeds, and the replay's with the costs that were seen.
 
     Raises:
@@ -201,7 +207,7 @@ def compare(runs: Sequence[Run], texts: Sequence[Recorded], machine: Costs, nomi
         CHOSEN: Goodput(MOST_NODES),
     }
     virtual = {
-        way: [run([text], costs, budget, tokenizer).tokens_per_s for text in texts][WARM_PAIRS:]
+        way: [told.tokens_per_s for told in replay(texts, costs, budget)][WARM_PAIRS:]
         for way, budget in budgets.items()
     }
     return Found(
@@ -211,6 +217,16 @@ def compare(runs: Sequence[Run], texts: Sequence[Recorded], machine: Costs, nomi
         median_of(ratios(real[CHOSEN], real[PLAIN])),
         median_of(ratios(virtual[CHOSEN], virtual[PLAIN])),
     )
+
+
+def replayed(
+    target: RaggedModel, tokenizer: object, texts: Sequence[Recorded], costs: Costs, budget: Budget
+) -> Iterator[Told]:
+    """Each text, by one client that begins knowing nothing and whose draft and target run as the real ones do."""
+    drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu")).drafter
+    assert isinstance(drafter, TreeDrafter)
+    for text in texts:
+        yield run([text], costs, budget, tokenizer, Cast(partial(VirtualDrafter, drafter, costs), target))
 
 
 def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet:
@@ -259,7 +275,7 @@ def main() -> None:
     else:
         raw = json.loads(options.again.read_text(encoding="utf-8"))["runs"]
     torch.set_num_threads(1)
-    pair = Pair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
+    target = load_whole(TARGET, torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     machine = machine_of([run for some in raw.values() for run in some if run["pair"] >= WARM_PAIRS])
     found = {}
@@ -268,9 +284,9 @@ def main() -> None:
         prompts = prompts_of(kind, options.prompts)
         places = [number % len(prompts) for number in range(options.pairs)]
         samplings = [Sampling(FIRST_SEED + place, temperature) for place in places]
-        texts = record(pair, [prompts[place] for place in places], samplings)
+        texts = write(target, [prompts[place] for place in places], samplings, options.new_tokens)
         runs = [one for one in raw[name] if (one["kind"], one["temperature"]) == (kind, temperature)]
-        found[cell] = compare(runs, texts, machine, PROFILES[name], tokenizer)
+        found[cell] = compare(runs, texts, machine, PROFILES[name], partial(replayed, target, tokenizer))
         sheet({cell: found[cell]}, options).show(console)
     made = sheet(found, options)
     made.measured["runs"] = raw

@@ -20,13 +20,13 @@ from unittest.mock import patch
 import psutil
 import torch
 
+from benchmarks.counted import CountedDrafter
 from benchmarks.recorded import prompts_of
 from benchmarks.replay import FIRST_SEED
 from benchmarks.worker import covered
 from client.aio import AsyncSwarm
 from client.draft import NONE, TreeDrafter
 from client.drafts import Made, Name, Wanted, load_drafter
-from client.source_model import ModelSource
 from client.stats import Result, SweepStats
 from client.target import Target
 from swarm.budget import EVERYTHING, Worth
@@ -58,7 +58,7 @@ class Job:
     root: int
 
 
-class TimedDrafter(TreeDrafter):
+class TimedDrafter(CountedDrafter):
     """Notes the CPU time of what it does.
 
     grown: of each tree, each time, milliseconds, passes of the model, rows that it ran, and nodes that there are now.
@@ -66,8 +66,7 @@ class TimedDrafter(TreeDrafter):
     """
 
     def __init__(self, drafter: TreeDrafter) -> None:
-        super().__init__(drafter.sources)
-        self._model = next(source for source in drafter.sources if isinstance(source, ModelSource))
+        super().__init__(drafter)
         self.grown: list[tuple[float, int, int, int]] = []
         self.learned: list[float] = []
 
@@ -75,13 +74,9 @@ class TimedDrafter(TreeDrafter):
         self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
     ) -> DraftTree:
         """As ever."""
-        search, rounds = self._search, self._search.rounds if self._search is not None else 0
-        first, began_s = self._model.session.state.next_id, time.thread_time()
+        began_s = time.thread_time()
         tree = super().grow(sequence, nodes, depth, sampling, worth)
-        took_ms = 1e3 * (time.thread_time() - began_s)
-        rows = max(self._model.session.state.next_id - first, 0)
-        has_gone_on = search is not None and self._search is search
-        self.grown.append((took_ms, tree.rounds - rounds * has_gone_on, rows, len(tree)))
+        self.grown.append((1e3 * (time.thread_time() - began_s), self.passes, self.rows, len(tree)))
         return tree
 
     def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:

@@ -29,7 +29,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.acceptance import Size, generate
 from benchmarks.recorded import KINDS, Recorded, picks_of, prompts_of
-from benchmarks.replay import tell
+from benchmarks.replay import Cast, tell
 from benchmarks.sheet import Sheet
 from benchmarks.virtual import Costs
 from benchmarks.virtual_clock import Clock
@@ -207,8 +207,8 @@ def replay(
     sizes: list[int] = []
     for told in texts:
         recorded = Recorded(told.tokens[: told.prompt], told.tokens, told.sampling, {})
-        make = partial(TimedDrafter, drafter, told)
-        count, took_s, used = asyncio.run(tell(recorded, costs, budget, tokenizer, make))
+        cast = Cast(partial(TimedDrafter, drafter, told))
+        count, took_s, used = asyncio.run(tell(recorded, costs, budget, tokenizer, cast))
         tokens, seconds, sizes = tokens + count, seconds + took_s, sizes + used
     return tokens / seconds, median(sizes)
 

@@ -75,19 +75,29 @@ def record(
         pair.draft, pair.target.vocab_size, pair.draft.max_positions or 2048, Calibration(), Lookup()
     )
     made: list[Recorded] = []
-    for prompt, sampling in zip(prompts, samplings, strict=True):
-        plain = generate(pair.target, NoDrafter(), list(prompt), sampling, Size(pair.new_tokens, 0))
-        text = (*prompt, *plain.tokens)
+    for written in write(pair.target, prompts, samplings, pair.new_tokens):
+        text, prompt = written.tokens, written.prompt
         trees, without_model, due = {}, {}, len(prompt)
         for length in range(len(prompt), len(text)):
-            tree = drafter.grow(text[:length], nodes, MAX_LEVELS, sampling)
+            tree = drafter.grow(text[:length], nodes, MAX_LEVELS, written.sampling)
             trees[length] = replace(tree, lessons=())
             without_model[length] = looked_up(tree)
             if length == due:
                 picks = picks_of(tree, text, length)
                 drafter.learn(tree, picks)
                 due += len(picks)
-        made.append(Recorded(tuple(prompt), text, sampling, trees, without_model))
+        made.append(replace(written, trees=trees, looked_up=without_model))
+    return made
+
+
+def write(
+    target: RaggedModel, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], new_tokens: int
+) -> list[Recorded]:
+    """Make texts, without trees."""
+    made: list[Recorded] = []
+    for prompt, sampling in zip(prompts, samplings, strict=True):
+        plain = generate(target, NoDrafter(), list(prompt), sampling, Size(new_tokens, 0))
+        made.append(Recorded(tuple(prompt), (*prompt, *plain.tokens), sampling, {}))
     return made
 
 

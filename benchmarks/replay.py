@@ -28,7 +28,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.recorded import KINDS, TREE, Pair, Recorded, prompts_of, record
 from benchmarks.sheet import Sheet
-from benchmarks.virtual import AtOnce, Costs, RecordedDrafter, VirtualChain
+from benchmarks.virtual import AtOnce, Costs, ModelTail, RecordedDrafter, RecordedTail, VirtualChain
 from benchmarks.virtual_clock import Clock
 from client.decode import Job, decode
 from client.draft import Drafter
@@ -41,7 +41,7 @@ from swarm.demo import DRAFT, TARGET
 from swarm.goodput import Goodput
 from swarm.messages import Credits, Sampling
 from swarm.quiet import quiet_libraries
-from swarm.ragged import load_whole
+from swarm.ragged import RaggedModel, load_whole
 from swarm.session import Limits
 from swarm.tree import DraftTree
 
@@ -100,12 +100,24 @@ class OneAtATime(Goodput):
         return replace(super().cut(route, temperature, chances, planned), chunk=None)
 
 
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who plays. drafter: made of a clock, which it moves. target: it picks behind dead branches too.
+
+    Recorded ones by default; their picks behind dead branches are token 0.
+    """
+
+    drafter: Callable[[Clock], Drafter] | None = None
+    target: RaggedModel | None = None
+
+
+RECORDED = Cast()
+
+
 async def tell(
-    recorded: Recorded, costs: Costs, budget: Budget, tokenizer: object, make: Callable[[Clock], Drafter] | None = None
+    recorded: Recorded, costs: Costs, budget: Budget, tokenizer: object, cast: Cast = RECORDED
 ) -> tuple[int, float, list[int]]:
     """Make one text again: tokens after the first reply, virtual seconds after it, and the tree sizes.
-
-    make: the drafter, which moves the clock; the recorded one by default.
 
     Raises:
         AssertionError: the text is another one.
@@ -121,11 +133,12 @@ async def tell(
         PREFILL_CHUNK,
         new,
         text,
-        RecordedDrafter(recorded, costs, clock) if make is None else make(clock),
+        RecordedDrafter(recorded, costs, clock) if cast.drafter is None else cast.drafter(clock),
         AtOnce(),
         clock=clock.seconds,
     )
-    chain = VirtualChain(recorded, costs, clock, credits)
+    tail = RecordedTail(recorded, credits) if cast.target is None else ModelTail(cast.target, credits)
+    chain = VirtualChain(tail, costs, clock, credits)
     walk = Walk(Limits(VOCABULARY, credits.window_tokens, credits.sweeps, credits.nodes), recorded.sampling)
     first: tuple[int, float] | None = None
     async for _ in decode(job, chain, walk):
@@ -136,12 +149,12 @@ async def tell(
     return len(text.tokens) - first[0], clock.seconds() - first[1], [sweep.nodes for sweep in job.sweeps]
 
 
-def run(texts: Sequence[Recorded], costs: Costs, budget: Budget, tokenizer: object) -> Told:
+def run(texts: Sequence[Recorded], costs: Costs, budget: Budget, tokenizer: object, cast: Cast = RECORDED) -> Told:
     """All prompts of a cell, one after another, through one way."""
     tokens = seconds = 0.0
     sizes: list[int] = []
     for recorded in texts:
-        count, took_s, used = asyncio.run(tell(recorded, costs, budget, tokenizer))
+        count, took_s, used = asyncio.run(tell(recorded, costs, budget, tokenizer, cast))
         tokens, seconds, sizes = tokens + count, seconds + took_s, sizes + used
     return Told(tokens / seconds, median(sizes), sum(sizes) / tokens)
 
@@ -264,7 +277,7 @@ def record_all(pool: Pool, options: Options, console: Console) -> dict[tuple[str
     return dict(zip(keys, found, strict=True))
 
 
-def _begin() -> None:
+def one_core() -> None:
     """Each process of the pool has one core."""
     torch.set_num_threads(1)
     quiet_libraries()
@@ -273,9 +286,9 @@ def _begin() -> None:
 def main() -> None:
     """Record, replay, print, and fail where it is slower than it may be."""
     options = tyro.cli(Options)
-    _begin()
+    one_core()
     console = Console(width=150)
-    with Pool(os.cpu_count(), get_context("spawn"), _begin) as pool:
+    with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
         made = sheet(record_all(pool, options, console), pool, options, console)
     made.finish(console, record=options.record, path=options.json)
     if min(made.measured["plain"]) < PLAIN_BOUND or min(made.measured["best"]) < BEST_BOUND:

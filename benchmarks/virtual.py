@@ -3,7 +3,8 @@
     sweep     (hops + 1) one-way delays, hidden rows over the rate, every hop's forward, and the wait behind others
     draft     so many milliseconds per pass of its model, and more where that is known more closely
 
-Deterministic. Picks and trees are recorded ones.
+Deterministic. Picks and trees are recorded ones (`RecordedTail`, `RecordedDrafter`), or those of models that run for it
+and whose own time does not count (`ModelTail`, `VirtualDrafter`).
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from benchmarks.acceptance import answer
+from benchmarks.counted import CountedDrafter
 from benchmarks.recorded import Recorded, RecordedSearch
 from benchmarks.virtual_clock import Clock, Line, Then
 from client.answers import Answer
-from client.draft import NONE
+from client.draft import NONE, TreeDrafter
+from client.local import LocalSession
 from swarm.budget import EVERYTHING, Worth
 from swarm.ids import TreeNodeId
 from swarm.messages import Credits, HopTime, Reply, Sampling, Sweep
+from swarm.ragged import RaggedModel
 from swarm.session import Limits, SessionState
 from swarm.tree import DraftTree, Picks
 
@@ -118,18 +123,63 @@ class Machine:
     link: Line = field(default_factory=Line)
 
 
+Answered = tuple[tuple[TreeNodeId, int], ...]
+"""What a tail picked after nodes."""
+
+
+class Tail(Protocol):
+    """Picks for a chain."""
+
+    def picks(self, sweep: Sweep) -> Answered:
+        """What is picked after the nodes of a sweep, each of which comes once."""
+        ...
+
+
+class RecordedTail:
+    """A recorded text's picks; after what is not in it, token 0."""
+
+    def __init__(self, recorded: Recorded, credits: Credits) -> None:
+        self._text = recorded.tokens
+        self._state = SessionState(Limits(1 << 20, credits.window_tokens, credits.sweeps, credits.nodes))
+        self._true: set[TreeNodeId | None] = {None}
+
+    def picks(self, sweep: Sweep) -> Answered:
+        """What follows in the text."""
+        applied, picks, text = self._state.apply(sweep), list[tuple[TreeNodeId, int]](), self._text
+        for node, token, parent, position in zip(
+            applied.appended, sweep.tokens, sweep.parents, applied.positions, strict=True
+        ):
+            is_true = parent in self._true and position < len(text) and text[position] == token
+            if is_true:
+                self._true.add(node)
+            if node >= sweep.picks_from:
+                follows = is_true and position + 1 < len(text)
+                picks.append((node, text[position + 1] if follows else 0))
+        return tuple(picks)
+
+
+class ModelTail:
+    """What the target itself picks, behind dead branches too."""
+
+    def __init__(self, target: RaggedModel, credits: Credits) -> None:
+        limits = Limits(target.vocab_size, credits.window_tokens, credits.sweeps + 1, 2 * credits.nodes)
+        self._session = LocalSession(target, limits)
+
+    def picks(self, sweep: Sweep) -> Answered:
+        """One forward of the whole target."""
+        return tuple(answer(self._session, sweep).picks)
+
+
 class VirtualChain:
-    """Answers sweeps with a recorded text's picks, after the time that they would take."""
+    """Answers sweeps with a tail's picks, after the time that they would take."""
 
     first_link_ms = 0.0
 
-    def __init__(self, recorded: Recorded, costs: Costs, clock: Clock, credits: Credits) -> None:
+    def __init__(self, tail: Tail, costs: Costs, clock: Clock, credits: Credits) -> None:
         self.credits = credits
-        self._recorded = recorded
+        self._tail = tail
         self._costs = costs
         self._clock = clock
-        self._state = SessionState(Limits(1 << 20, credits.window_tokens, credits.sweeps, credits.nodes))
-        self._true: set[TreeNodeId | None] = {None}
         self._flights: deque[Flight] = deque()
         self._client, self._hops = Line(), [Machine() for _ in range(HOPS)]
 
@@ -145,19 +195,7 @@ class VirtualChain:
 
     def send(self, sweep: Sweep) -> None:
         """Start a sweep: it computes when the one before it has left."""
-        applied = self._state.apply(sweep)
-        picks = []
-        text = self._recorded.tokens
-        for node, token, parent, position in zip(
-            applied.appended, sweep.tokens, sweep.parents, applied.positions, strict=True
-        ):
-            is_true = parent in self._true and position < len(text) and text[position] == token
-            if is_true:
-                self._true.add(node)
-            if node >= sweep.picks_from:
-                follows = is_true and position + 1 < len(text)
-                picks.append((node, text[position + 1] if follows else 0))
-        flight = Flight(sweep.sequence, len(sweep.tokens), tuple(picks), self._clock.now_ms)
+        flight = Flight(sweep.sequence, len(sweep.tokens), self._tail.picks(sweep), self._clock.now_ms)
         self._flights.append(flight)
         self._client.join(partial(self._handle, flight, CLIENT), partial(self._travel, flight, 0))
 
@@ -254,4 +292,28 @@ class RecordedDrafter:
 
     def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
         """It has learned what it will, but takes the time."""
+        self._clock.take(self._costs.learn_ms, CLIENT)
+
+
+class VirtualDrafter(CountedDrafter):
+    """A real drafter; what it ran takes virtual time, and no other."""
+
+    def __init__(self, drafter: TreeDrafter, costs: Costs, clock: Clock) -> None:
+        super().__init__(drafter)
+        self._costs = costs
+        self._clock = clock
+
+    def grow(
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+    ) -> DraftTree:
+        """What it grows."""
+        tree, costs = super().grow(sequence, nodes, depth, sampling, worth), self._costs
+        self._clock.take(costs.pass_ms * self.passes + costs.pass_row_ms * self.rows, CLIENT)
+        self._clock.take(costs.grow_ms + costs.node_ms * len(tree), CLIENT)
+        self._clock.wait(costs.turn_ms)
+        return tree
+
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+        """What it learns."""
+        super().learn(tree, picks, others)
         self._clock.take(self._costs.learn_ms, CLIENT)

@@ -1,0 +1,162 @@
+"""Is a full pipe worth its nodes? Against one sweep at a time at its best, where the delay binds.
+
+As `benchmarks.replay`, but draft and target run themselves, and only time is virtual: what the target picks behind dead
+branches, which hangs on what was sent, is known here as it is in a swarm. A client begins each cell knowing nothing.
+
+    python -m benchmarks.pipe --record
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor as Pool
+from dataclasses import dataclass
+from functools import cache, partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import track
+from transformers import AutoTokenizer
+
+from benchmarks.recorded import Recorded, prompts_of, write
+from benchmarks.replay import DELAY_BOUND, FIRST_SEED, PROFILES, Cast, OneAtATime, Told, one_core, run
+from benchmarks.sheet import Sheet
+from benchmarks.virtual import Costs, VirtualDrafter
+from client.draft import TreeDrafter
+from client.drafts import Wanted, load_drafter
+from client.jobs import MOST_NODES
+from client.target import load_target
+from swarm.budget import Budget, FixedBudget
+from swarm.demo import DRAFT, TARGET
+from swarm.goodput import Goodput
+from swarm.messages import Sampling
+from swarm.ragged import RaggedModel, load_whole
+
+SIZES = (8, 16, 32, 64, 128)
+"""Of fixed trees, one at a time."""
+CHOSEN = "chosen"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure the full pipe."""
+
+    prompts: int = 12
+    """Of each kind, as far as there are so many."""
+    new_tokens: int = 96
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    kinds: tuple[str, ...] = ("passages", "repetitive")
+    networks: tuple[str, ...] = DELAY_BOUND
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell. alone: one sweep at a time, by the size of its trees. pipe, deaf: full, and without siblings."""
+
+    name: tuple[str, str, float]
+    alone: dict[str, Told]
+    pipe: Told
+    deaf: Told
+
+    @property
+    def best(self) -> str:
+        """The fastest way to send one sweep at a time."""
+        return max(self.alone, key=lambda way: self.alone[way].tokens_per_s)
+
+    @property
+    def of_alone(self) -> float:
+        """The full pipe's speed over that."""
+        return self.pipe.tokens_per_s / self.alone[self.best].tokens_per_s
+
+
+@cache
+def _target() -> RaggedModel:
+    return load_whole(TARGET, torch.float32)
+
+
+def tell(texts: Sequence[Recorded], costs: Costs, budget: Budget, *, siblings: bool = True) -> Told:
+    """All texts through one client, whose drafter is the usual one, with or without what dead branches told."""
+    drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu", siblings=siblings)).drafter
+    assert isinstance(drafter, TreeDrafter)
+    cast = Cast(partial(VirtualDrafter, drafter, costs), _target())
+    return run(texts, costs, budget, AutoTokenizer.from_pretrained(TARGET), cast)
+
+
+def measure(name: tuple[str, str, float], prompts: int, new_tokens: int) -> Cell:
+    """All ways of one cell."""
+    network, kind, temperature = name
+    costs, given = PROFILES[network], prompts_of(kind, prompts)
+    samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
+    texts = write(_target(), given, samplings, new_tokens)
+    alone = {f"{size}": tell(texts, costs, FixedBudget(size)) for size in SIZES}
+    alone[CHOSEN] = tell(texts, costs, OneAtATime(MOST_NODES))
+    pipe, deaf = (tell(texts, costs, Goodput(MOST_NODES), siblings=siblings) for siblings in (True, False))
+    return Cell(name, alone, pipe, deaf)
+
+
+def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
+    """The table."""
+    made = Sheet(
+        "pipe",
+        "Tokens per virtual second: one sweep at a time at its best, and a full pipe, with and without siblings",
+        (
+            *("network, text", "T", "one at a time", "its K", "full pipe", "pipe / one at a time", "nodes per token"),
+            *("without siblings", "what they add"),
+        ),
+    )
+    for cell in cells:
+        (network, kind, temperature), best = cell.name, cell.alone[cell.best]
+        made.rows.append(
+            (
+                *(f"{network}, {kind}", f"{temperature:g}", f"{best.tokens_per_s:.1f}", cell.best),
+                *(f"{cell.pipe.tokens_per_s:.1f}", f"{cell.of_alone:.2f}"),
+                f"{best.nodes_per_token:.0f} → {cell.pipe.nodes_per_token:.0f}",
+                *(f"{cell.deaf.tokens_per_s:.1f}", f"{cell.pipe.tokens_per_s / cell.deaf.tokens_per_s - 1:+.0%}"),
+            )
+        )
+    spans = []
+    for kind in options.kinds:
+        found = [cell.of_alone for cell in cells if cell.name[1] == kind]
+        spans.append(f"{kind} {min(found):.2f} … {max(found):.2f}")
+    made.notes.append(
+        f"Pipe over one at a time: {'; '.join(spans)}. Up to {options.prompts} prompts of {options.new_tokens} new "
+        f"tokens each, costs as in the replay. One at a time is at its best: what goodput chooses or one of "
+        f"{', '.join(map(str, SIZES))} nodes, whichever is faster, with siblings too. Nodes per token: what that "
+        "sends, and what the full pipe sends."
+    )
+    made.measured = {
+        "cells": [
+            {"cell": list(cell.name), "pipe": cell.pipe.tokens_per_s, "without_siblings": cell.deaf.tokens_per_s}
+            | {"one_at_a_time": {way: told.tokens_per_s for way, told in cell.alone.items()}}
+            for cell in cells
+        ]
+    }
+    return made
+
+
+def main() -> None:
+    """Measure and print."""
+    options = tyro.cli(Options)
+    one_core()
+    console = Console(width=150)
+    names = [
+        (network, kind, temperature)
+        for network in options.networks
+        for kind in options.kinds
+        for temperature in options.temperatures
+    ]
+    with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
+        work = [pool.submit(measure, name, options.prompts, options.new_tokens) for name in names]
+        cells = [cell.result() for cell in track(work, "cells", console=console)]
+    sheet(cells, options).finish(console, record=options.record, path=options.json)
+
+
+if __name__ == "__main__":
+    main()
