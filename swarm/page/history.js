@@ -37,7 +37,8 @@ function said(points, step, window) {
   return less + ORDER.toReversed().filter((verdict) => n(verdict) > 0 || verdict === "serving").map((verdict) => `${format.share(n(verdict), points.length)} ${verdict}`.replaceAll(" ", "\u00a0")).join(" · ");
 }
 
-function ranged(speeds) {
+function ranged(speeds, points) {
+  if (points.length === 0) return "";
   if (speeds.length === 0) return "No probed speed recorded";
   const [least, most] = [Math.min(...speeds), Math.max(...speeds)].map((speed) => format.decimal(speed));
   return `Probed ${least === most ? least : `${least} to ${most}`} tokens/s`;
@@ -80,7 +81,7 @@ class Strip {
       this.speed);
   }
 
-  draw(points, step, now) {
+  draw(points, now, text) {
     const cells = fold(points, this.window, now);
     const width = 100 / cells.length;
     keyed(this.cells, cells, (cell) => cell.place, () => svg("g", {}, svg("rect"), svg("title")), (group, cell) => {
@@ -90,12 +91,11 @@ class Strip {
       setText(group.lastChild, tooltip(cell));
     });
     const speeds = cells.map((cell) => cell.speed).filter((speed) => speed !== null);
-    const text = said(points, step, this.window);
     setText(this.share, text);
     setAttribute(this.cells, "aria-label", `${this.window.label}: ${text}`);
     setHidden(this.chart, speeds.length === 0);
     setAttribute(this.path, "d", line(cells, Math.max(...speeds, 0.001)));
-    setText(this.speed, ranged(speeds));
+    setText(this.speed, ranged(speeds, points));
   }
 }
 
@@ -112,6 +112,7 @@ export class History {
     const { asked } = this;
     const fresh = asked !== null && asked.fingerprint === model.fingerprint && asked.verdict === model.verdict && performance.now() - asked.at < REFRESH_MS;
     if (fresh) return;
+    if (asked?.fingerprint !== model.fingerprint) for (const strip of this.strips) strip.draw([], now, "not read yet");
     this.asked = { fingerprint: model.fingerprint, verdict: model.verdict, at: performance.now() };
     for (const strip of this.strips) this.ask(strip, model.fingerprint, now);
   }
@@ -123,7 +124,7 @@ export class History {
       if (!answer.ok && !none) throw new Error(`it answered ${answer.status}`);
       const { points, step_s: step } = none ? { points: [], step_s: 0 } : await answer.json();
       if (this.asked.fingerprint !== fingerprint) return;
-      strip.draw(points, step, now);
+      strip.draw(points, now, said(points, step, strip.window));
       setText(this.trouble, "");
     } catch (error) {
       setText(this.trouble, `History could not be read: ${error.message}.`);

@@ -40,6 +40,8 @@ class PageServer:
         self._state, self._ticks = state, 0
         self._text = json.dumps(state)
         self._down = False
+        self._readable = asyncio.Event()
+        self._readable.set()
         self._readers: set[asyncio.Event] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started = threading.Event()
@@ -71,6 +73,16 @@ class PageServer:
     def down(self) -> None:
         """End every stream and answer 503 from now on."""
         self._change(self._state, down=True)
+
+    @contextlib.contextmanager
+    def history_withheld(self) -> Iterator[None]:
+        """Answer no question for history until the end of the block."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._readable.clear)
+        try:
+            yield
+        finally:
+            self._loop.call_soon_threadsafe(self._readable.set)
 
     def _change(self, state: page_states.State, down: bool) -> None:
         def change() -> None:
@@ -131,6 +143,7 @@ class PageServer:
 
         @app.get("/api/v1/history")
         async def history(window: str) -> Response:
+            await self._readable.wait()
             return Response(json.dumps(page_states.history(window)), media_type="application/json")
 
         @app.get("/api/v1/stream")

@@ -7,38 +7,15 @@ to anybody but its own server fails the test.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
-from playwright.sync_api import (
-    Browser,
-    ConsoleMessage,
-    Dialog,
-    Error,
-    Page,
-    Request,
-    ViewportSize,
-    expect,
-    sync_playwright,
-)
+from playwright.sync_api import Page, ViewportSize, expect
 
 from tests.e2e import page_states
 from tests.e2e.page_server import PAGE, PageServer
+from tests.e2e.pages import NARROW, WIDE, grave_findings, in_browser
 
-CHROMIUM = "/usr/bin/chromium"
-ARGUMENTS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--renderer-process-limit=1",
-]
-"""With the limit it starts no process in advance, which a test would then seem to leave behind."""
-WIDE: ViewportSize = {"width": 1280, "height": 900}
-NARROW: ViewportSize = {"width": 390, "height": 844}
 Scheme = Literal["light", "dark"]
 VIEWS: list[tuple[ViewportSize, Scheme]] = [(WIDE, "light"), (NARROW, "dark"), (WIDE, "dark"), (NARROW, "light")]
 STATES = {
@@ -49,104 +26,10 @@ STATES = {
     "dht_only": VIEWS[2:3],
     "several": VIEWS[3:],
 }
-PATIENCE_S = 20
-"""For what must happen, on a machine that has other work."""
 OPEN_S = 1.5
 """CPU of the page's own thread until a thousand machines are shown and a click is answered; the aim is 2 s in all."""
 UPDATE_S = 0.25
 """The same for one update, of which two come each second. CPU and not time: other tests run beside this one."""
-
-in_browser = pytest.mark.needs_program("chromium", "chromium")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=PATIENCE_S * 1_000)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def one_server() -> Iterator[PageServer]:
-    with PageServer(page_states.serving()).running() as server:
-        yield server
-
-
-@pytest.fixture
-def server(one_server: PageServer) -> PageServer:
-    one_server.show(page_states.serving())
-    return one_server
-
-
-def watch(page: Page, url: str, expected: str = "(?!)") -> list[str]:
-    """Errors of a page, as they come: all but those that match `expected`."""
-    errors: list[str] = []
-
-    def logged(message: ConsoleMessage) -> None:
-        if message.type in {"error", "warning"} and re.search(expected, message.text) is None:
-            errors.append(message.text)
-
-    def thrown(error: Error) -> None:
-        errors.append(f"{error}")
-
-    def opened(dialog: Dialog) -> None:
-        errors.append(f"dialog {dialog.message}")
-        dialog.dismiss()
-
-    def asked(request: Request) -> None:
-        if not request.url.startswith(url):
-            errors.append(f"asks {request.url}")
-
-    page.set_default_timeout(PATIENCE_S * 1_000)
-    page.on("console", logged)
-    page.on("pageerror", thrown)
-    page.on("dialog", opened)
-    page.on("request", asked)
-    return errors
-
-
-@dataclass(frozen=True, slots=True)
-class Tab:
-    """A page and its errors."""
-
-    page: Page
-    errors: list[str]
-
-
-@pytest.fixture(scope="module")
-def tab(browser: Browser, one_server: PageServer) -> Iterator[Tab]:
-    with browser.new_context(timezone_id="UTC", locale="en-GB") as context:
-        page = context.new_page()
-        yield Tab(page, watch(page, one_server.url))
-
-
-@pytest.fixture
-def page(tab: Tab, server: PageServer) -> Iterator[Page]:
-    """The tab that tests share, since a new one costs a second: blank, wide and light."""
-    tab.page.goto("about:blank")
-    tab.page.set_viewport_size(WIDE)
-    tab.page.emulate_media(color_scheme="light")
-    tab.errors.clear()
-    yield tab.page
-    assert tab.errors == []
-
-
-@pytest.fixture
-def failing_page(browser: Browser, server: PageServer) -> Iterator[Page]:
-    """A tab of its own, in which what the service does wrong may reach the console."""
-    with browser.new_context(viewport=WIDE) as context:
-        errors = watch(page := context.new_page(), server.url, expected="503|TypeError")
-        yield page
-        page.close()
-    assert errors == []
-
-
-def grave_findings(page: Page) -> list[str]:
-    """What axe-core calls serious or critical, with the element."""
-    found = Axe().run(page).response["violations"]
-    return [f"{rule['id']}: {rule['nodes'][0]['html']}" for rule in found if rule["impact"] in {"serious", "critical"}]
 
 
 def test_the_files_need_no_inline_code_and_no_other_server() -> None:
@@ -305,49 +188,6 @@ def test_probe_and_history_are_drawn(page: Page, server: PageServer) -> None:
 
 
 @in_browser
-def test_silence_is_said_and_ends(failing_page: Page, server: PageServer) -> None:
-    failing_page.clock.install()
-    failing_page.goto(server.url)
-    expect(failing_page.locator(".source").first).to_have_text("Live")
-    server.down()
-    expect(failing_page.locator(".source").first).not_to_have_text("Live")
-    failing_page.clock.fast_forward(16_000)
-    expect(failing_page.locator("#banners")).to_contain_text("No update for")
-    expect(failing_page.locator(".word")).to_have_text("Last known: Serving")
-    expect(failing_page).to_have_title("? stale · Canopy")
-    expect(failing_page.locator("#details")).to_have_class("details is-old")
-    server.show(page_states.later(page_states.serving()))
-    failing_page.clock.fast_forward(6_000)  # the stream stays refused: asking finds it again
-    expect(failing_page.locator(".word")).to_have_text("Serving")
-    expect(failing_page.locator("#banners")).to_be_empty()
-    expect(failing_page.locator("#announcer")).to_have_text("Updates arrive again.")
-
-
-@in_browser
-def test_a_service_that_never_answered_is_asked_again(failing_page: Page, server: PageServer) -> None:
-    server.down()
-    failing_page.goto(server.url)
-    expect(failing_page.locator("#trouble")).to_contain_text("it answered 503")
-    assert grave_findings(failing_page) == []
-    server.show(page_states.serving())
-    failing_page.get_by_role("button", name="Try again now").click()
-    expect(failing_page.locator(".word")).to_have_text("Serving")
-    expect(failing_page.locator("#trouble")).to_be_hidden()
-
-
-@in_browser
-def test_a_state_that_cannot_be_drawn_is_said(failing_page: Page, server: PageServer) -> None:
-    failing_page.goto(server.url)
-    expect(failing_page.locator(".word")).to_have_text("Serving")
-    after = page_states.later(page_states.serving())
-    del after["models"][0]["replicas"]
-    server.show(after)
-    expect(failing_page.locator("#fault")).to_contain_text("could not draw the newest state")
-    server.show(page_states.later(page_states.serving(), 1))
-    expect(failing_page.locator("#fault")).to_be_hidden()
-
-
-@in_browser
 def test_a_thousand_machines_are_shown_at_once_and_kept_up_with(page: Page, server: PageServer) -> None:
     server.show(state := page_states.crowd())
     chrome = page.context.new_cdp_session(page)
@@ -370,27 +210,3 @@ def test_a_thousand_machines_are_shown_at_once_and_kept_up_with(page: Page, serv
     assert (spent_s() - opened_s) / 4 < UPDATE_S
     page.get_by_role("button", name="Show all 1,000").click()
     expect(page.locator("#nodes tbody tr")).to_have_count(1_000)
-
-
-@in_browser
-def test_a_stream_that_says_nothing_any_more_is_opened_anew(page: Page, server: PageServer) -> None:
-    page.add_init_script(
-        """
-        window.opened = [];
-        window.EventSource = class extends EventTarget {  // one that never breaks and never says anything
-            constructor(url) {
-                super();
-                this.readyState = 1;
-                opened.push(url);
-                setTimeout(() => this.dispatchEvent(new Event("open")));
-            }
-            close() { opened.push("closed"); }
-        };"""
-    )
-    page.clock.install()
-    page.goto(server.url)
-    expect(page.locator(".word")).to_have_text("Serving")
-    page.clock.run_for(18_000)
-    assert page.evaluate("opened") == ["api/v1/stream"]
-    page.clock.run_for(4_000)
-    assert page.evaluate("opened") == ["api/v1/stream", "closed", "api/v1/stream"]

@@ -11,12 +11,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Browser, expect
 
 from tests.e2e import page_states
 from tests.e2e.page_server import PageServer
+from tests.e2e.pages import NARROW, grave_findings, in_browser, watch
 from tests.e2e.programs import run
-from tests.e2e.test_page import ARGUMENTS, CHROMIUM, NARROW, PATIENCE_S, grave_findings, in_browser, watch
 
 TAKEN = datetime.fromtimestamp(page_states.AT, UTC)
 
@@ -42,15 +42,6 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
         yield f"http://127.0.0.1:{hosting.server_port}/team/swarm/", folder / "team" / "swarm"
         hosting.shutdown()
         thread.join()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=PATIENCE_S * 1_000)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 @in_browser
