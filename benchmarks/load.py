@@ -11,7 +11,7 @@ import asyncio
 import pickle
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -59,12 +59,14 @@ class Options:
 
 
 def record_texts(options: Options) -> list[Recorded]:
-    """Greedy and sampled texts of passages, in turn."""
+    """Greedy and sampled texts of passages, in turn, with trees that cost no pass of a model."""
     torch.set_num_threads(1)
     pair = Pair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
     prompts = prompts_of("passages", options.prompts)
     samplings = [Sampling(FIRST_SEED + place, float(place % 2)) for place in range(len(prompts))]
-    return record(pair, prompts, samplings, TREE)
+    made = record(pair, prompts, samplings, TREE)
+    free = [{length: replace(tree, rounds=0) for length, tree in text.trees.items()} for text in made]
+    return [replace(text, trees=trees) for text, trees in zip(made, free, strict=True)]
 
 
 async def measure(options: Options, texts: Sequence[Recorded], console: Console) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """The clients of `benchmarks.load`: several at once on one chain, whose drafts were recorded before.
 
-A recorded draft takes no time, so the nodes have the machine's cores to themselves. Reads its job as JSON from the
+A recorded draft is there at once, so drafting does not use the nodes' cores. Reads its job as JSON from the
 command line and writes what it measured to the file that the job names.
 """
 
@@ -10,6 +10,7 @@ import asyncio
 import json
 import pickle
 import sys
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -20,22 +21,24 @@ from typing import Any
 import torch
 
 from benchmarks.recorded import Recorded
-from benchmarks.virtual import AtOnce, Costs, RecordedDrafter
-from benchmarks.virtual_clock import Clock
+from benchmarks.virtual import AtOnce
 from benchmarks.worker import covered
 from client.aio import EXPECTED_NODES
+from client.draft import NONE
 from client.jobs import MOST_NODES, JobMaker
 from client.options import Options
 from client.session import SessionOpener
 from client.target import find_in_swarm, load_target
+from swarm.budget import EVERYTHING, Worth
 from swarm.demo import TARGET
 from swarm.dial import Dialer
 from swarm.goodput import Goodput
+from swarm.messages import Sampling
 from swarm.quiet import quiet_libraries
 from swarm.registry_dht import DhtConfig, DhtRegistry
+from swarm.tree import DraftTree, Picks
 
 WAYS: dict[str, int | None] = {"off": 0, "K = 16": 16, "chosen": None}
-FREE = Costs(0, 1_000, pass_ms=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,40 @@ class Job:
     warm_s: float
     seconds: float
     result: str
+
+
+class FreeDrafter:
+    """Recorded trees, whose search is over before it begins."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self._trees = recorded.trees
+
+    def grow(
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+    ) -> DraftTree:
+        """The recorded tree's best part."""
+        tree = self._trees[len(sequence)]
+        worthy = bisect_right(tree.chances, -worth.least, key=lambda chance: -chance)
+        return shallow(tree.first(min(nodes, worthy)), depth)
+
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+        """Nothing."""
+
+
+def shallow(tree: DraftTree, depth: int) -> DraftTree:
+    """The tree without its nodes below `depth`."""
+    if tree.depth <= depth:
+        return tree
+    depths: dict[int | None, int] = {None: 0}
+    for node, parent in enumerate(tree.parents):
+        depths[node] = depths[parent] + 1
+    kept = [node for node in range(len(tree)) if depths[node] <= depth]
+    places: dict[int | None, int] = {node: place for place, node in enumerate(kept)}
+    return DraftTree(
+        tuple(tree.tokens[node] for node in kept),
+        tuple(places.get(tree.parents[node]) for node in kept),
+        tuple(tree.chances[node] for node in kept),
+    )
 
 
 @dataclass(slots=True)
@@ -75,8 +112,7 @@ class Client:
         Raises:
             AssertionError: it is another.
         """
-        drafter = RecordedDrafter(recorded, FREE, Clock())
-        jobs = JobMaker(self.opener.target, drafter, AtOnce(), self.nodes, self.goodput)
+        jobs = JobMaker(self.opener.target, FreeDrafter(recorded), AtOnce(), self.nodes, self.goodput)
         sampling = recorded.sampling
         options = Options(
             max_new_tokens=len(recorded.tokens) - len(recorded.prompt),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -106,17 +106,22 @@ class Goodput:
         self.most = most
         self.draft, self.round = Line(), Line()
         self._routes: dict[Hashable, RouteCost] = {}
+        self._used: tuple[Hashable, RouteCost] | None = None
         self._gains = [Gain() for _ in range(len(TEMPERATURES) + 1)]
         self._trust = Trust()
         self._time_ms = self._explored_ms = self._running = 0.0
         self._others = 1.0
+        self._valued: tuple[RouteCost, Gain] | None = None  # for which time is valued, as long as nothing is learned
 
     def cost_of(self, route: Hashable) -> RouteCost:
         """What is known of a route; a new one begins with what was known of the last."""
+        if self._used is not None and self._used[0] is route:  # as a rule
+            return self._used[1]
         cost = self._routes.pop(route, None)
         if cost is None:
             cost = next(reversed(self._routes.values())).again() if self._routes else RouteCost()
         self._routes[route] = cost
+        self._used = route, cost
         while len(self._routes) > ROUTES_KEPT:
             self._routes.pop(next(iter(self._routes)))
         return cost
@@ -131,7 +136,7 @@ class Goodput:
         if not gain.is_known or not cost.links.is_known:
             return Choice(min(most, FIRST_SIZE), plain_ms, "nothing is known yet", is_trial=True)
         sizes = sorted({min(size, most) for size in SIZES[1:]})
-        rates = [self._rate(size, cost, gain.expected) for size in sizes]
+        (rates,) = self._rates(sizes, cost, gain.expected)
         place = max(range(len(sizes)), key=rates.__getitem__)
         size, rate, plain = sizes[place], rates[place], 1 / max(plain_ms, 1e-9)
         if rate >= plain:
@@ -228,12 +233,14 @@ class Goodput:
         if tree.rounds:
             self.round.learn(1, draft_ms / tree.rounds)
         self._time_ms += draft_ms
+        self._valued = None
 
     def spent(self, route: Hashable, spent: Spent) -> None:
         """A sweep came back."""
         self.cost_of(route).learn(spent)
         self._trust.learn(spent)
         self._time_ms += spent.total_ms
+        self._valued = None
 
     def expect(self, route: Hashable, row_ms: float) -> None:
         """What one more node should cost on a route of which nothing is known yet, as its machines claim."""
@@ -243,19 +250,26 @@ class Goodput:
     def _gain_of(self, temperature: float) -> Gain:
         return self._gains[bisect_left(TEMPERATURES, temperature)]
 
-    def _rate(self, nodes: int, cost: RouteCost, gained: Sequence[float]) -> float:
-        place = min(bisect_left(SIZES, nodes), len(SIZES) - 1)
-        draft_ms = self.draft.at(nodes) if nodes and self.draft.is_known else 0.0
+    def _rates(self, sizes: Sequence[int], cost: RouteCost, *gains: Sequence[float]) -> list[list[float]]:
+        """Tokens per millisecond with trees of such sizes, for each of these gains."""
+        draft = self.draft if self.draft.is_known else None
+        times = [
+            max(ms + (draft.at(size) if draft and size else 0.0), 1e-9)
+            for size, ms in zip(sizes, cost.sweeps_ms(sizes), strict=True)
+        ]
         # What comes beyond the promise makes time dearer only where others wait for it.
-        tokens = gained[place] * min(self._trust.part, cost.load) if nodes else 0.0
-        return (1 + tokens) / max(cost.sweep_ms(nodes) + draft_ms, 1e-9)
+        part, places = min(self._trust.part, cost.load), [bisect_left(SIZES, size) for size in sizes]
+        return [[(1 + gained[place] * part) / ms for place, ms in zip(places, times, strict=True)] for gained in gains]
 
     def _value_time(self, cost: RouteCost, temperature: float) -> float:
         """What a millisecond is worth now, in tokens; that of others is worth what whole trees would bring."""
         gain = self._gain_of(temperature)
-        sizes = [size for size in SIZES if size <= self.most]
-        self._running = max(self._rate(size, cost, gain.expected) for size in sizes)
-        self._others = max(self._rate(size, cost, gain.whole) for size in sizes) / self._running
+        if self._valued is None or self._valued[0] is not cost or self._valued[1] is not gain:
+            sizes = SIZES[: bisect_right(SIZES, self.most)]
+            expected, whole = self._rates(sizes, cost, gain.expected, gain.whole)
+            self._running = max(expected)
+            self._others = max(whole) / self._running
+            self._valued = cost, gain
         return self._running
 
 

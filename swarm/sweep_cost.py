@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from statistics import fmean
 
 from swarm.budget import Spent
@@ -135,7 +136,12 @@ class RouteCost:
 
     def sweep_ms(self, nodes: int) -> float:
         """What a sweep of a pending token and so many nodes takes."""
-        return self.links.at(nodes + 1) + self.load * self.compute.at(nodes + 1)
+        return self.sweeps_ms((nodes,))[0]
+
+    def sweeps_ms(self, sizes: Sequence[int]) -> list[float]:
+        """What sweeps of a pending token and so many nodes each take."""
+        links, compute, load = self.links, self.compute, self.load
+        return [links.at(nodes + 1) + load * compute.at(nodes + 1) for nodes in sizes]
 
     def slot_ms(self, nodes: int) -> float:
         """For how long a further sweep keeps a hop or a link busy, with the load that waits there."""
