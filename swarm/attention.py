@@ -47,7 +47,7 @@ class Part:
     visible: torch.Tensor
     positions: torch.Tensor
     is_prefill: bool
-    _masks: dict[tuple[int | None, bool], torch.Tensor] = field(default_factory=dict, init=False, repr=False)
+    _masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def rows(self) -> int:
@@ -65,19 +65,24 @@ class Part:
 
     def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
         """What each row sees, bool [rows, used] on the device of `like`; made once per step."""
-        if (window, False) not in self._masks:
+        if (window, 0) not in self._masks:
             seen = self.visible
             if window is not None:
                 seen = seen & (self.positions[-self.rows :, None] - self.positions[None] < window)
-            self._masks[window, False] = seen.to(like.device)
-        return self._masks[window, False]
+            self._masks[window, 0] = seen.to(like.device)
+        return self._masks[window, 0]
 
-    def bias(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
-        """The mask as 0 and -inf in the dtype of `like` (a third faster than bool on a CPU); made once per step."""
-        if (window, True) not in self._masks:
+    def bias(self, window: int | None, like: torch.Tensor, times: int = 1) -> torch.Tensor:
+        """The mask as 0 and -inf in the dtype of `like` (a third faster than bool on a CPU); made once per step.
+
+        Returns:
+            [times · rows, used]: the same rows so many times.
+        """
+        if (window, times) not in self._masks:
             mask = self.mask(window, like)
-            self._masks[window, True] = torch.zeros_like(mask, dtype=like.dtype).masked_fill_(~mask, -torch.inf)
-        return self._masks[window, True]
+            bias = torch.zeros_like(mask, dtype=like.dtype).masked_fill_(~mask, -torch.inf)
+            self._masks[window, times] = bias.repeat(times, 1)
+        return self._masks[window, times]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +132,9 @@ def attend(
         raise UnsupportedModel(f"{type(module).__name__}: this attention does not go through AttentionInterface alone")
     layer: int = module.layer_idx  # type: ignore[assignment]
     heads, width = query.shape[1], value.shape[-1]
-    output = query.new_zeros(query.shape[2], heads, width)
     if not step.parts:
         step.seen.append(LayerKv(layer, key.shape[1], key.shape[-1], width))
+        return query.new_zeros(1, query.shape[2], heads, width), None
     scale = options.get("scaling")
     rules = _Rules(
         scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
@@ -137,13 +142,15 @@ def attend(
         softcap=options.get("softcap"),
         sinks=options.get("s_aux"),
     )
-    for part in step.parts:
+    outputs = []
+    for part in step.parts:  # one after the other, and all rows are somebody's
         rows = slice(part.start, part.end)
         part.arena.store(layer, part.used - part.rows, key[0, :, rows], value[0, :, rows])
         keys, values = part.arena.view(layer, part.used)
         is_plain = rules.softcap is None and rules.sinks is None
         weigh = _fused if is_plain else _explicit
-        output[rows] = weigh(part, query[0, :, rows], keys, values, rules).transpose(0, 1)
+        outputs.append(weigh(part, query[0, :, rows], keys, values, rules).transpose(0, 1))
+    output = outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs)
     return output[None], None
 
 
@@ -152,7 +159,7 @@ def _fused(part: Part, query: torch.Tensor, keys: torch.Tensor, values: torch.Te
     heads, rows, width = query.shape
     groups = heads // keys.shape[0]
     if rows <= FOLDED_ROWS:
-        bias = part.bias(rules.window, query).repeat(groups, 1)
+        bias = part.bias(rules.window, query, groups)
         folded = query.reshape(1, -1, groups * rows, width)
         out = scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=bias, scale=rules.scale)
         return out.reshape(heads, rows, -1)

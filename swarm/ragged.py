@@ -113,7 +113,7 @@ class RaggedModel:
         """How many rows of logits fit the head's memory bound; more rows are computed in several goes."""
         return max(1, LOGITS_BYTES // (4 * self.vocab_size))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def forward(self, works: Sequence[Work], sub: Span | None = None) -> torch.Tensor:
         """Run new nodes through the layers of `sub` (the whole span when None) and keep their KV.
 
@@ -130,7 +130,7 @@ class RaggedModel:
         self.rows_in += len(positions)
         return self._run(step, sub, entering, positions)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def scores(self, work: Work, last: int) -> torch.Tensor:
         """Run new nodes through a whole model and keep their KV; float32 logits [last, vocab_size] of the last nodes.
 
@@ -148,7 +148,7 @@ class RaggedModel:
         logits: torch.Tensor = self.model(**inputs, logits_to_keep=last).logits
         return logits[0].float()
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """The head on some rows of the last layer: [r, hidden_size] to float32 [r, vocab_size].
 
@@ -202,7 +202,7 @@ class RaggedModel:
             if self._layers[index] is not wanted:
                 self._layers[index] = wanted
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _probe(self) -> KvLayout:
         """Run one row to see what each layer keeps; nothing is kept."""
         step = Step()
