@@ -40,7 +40,7 @@ from client.local import LocalSession
 from client.ranking import Ranker
 from client.source import Source
 from client.source_dgf import DgfSource
-from client.source_fill import FillSource
+from client.source_lookup import LookupSource
 from client.source_model import ModelSource
 from client.source_recycle import RecycleSource
 from client.source_redrafter import ReDrafterSource
@@ -157,7 +157,7 @@ class Workshop:
             return Ranker(vocab, Calibration(), coupled=coupled)
 
         made: dict[str, Callable[[], Source]] = {
-            "look-up": lambda: FillSource(Lookup()),
+            "look-up": lambda: LookupSource(Lookup()),
             "recycling": lambda: RecycleSource(Recycling()),
             "draft": lambda: ModelSource(self._draft, vocab, window, ranker=ranker()),
             "draft by probability": lambda: ModelSource(self._draft, vocab, window, ranker=ranker(coupled=False)),

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.acceptance import Size, generate
 from client.draft import MAX_LEVELS, ModelDrafter, NoDrafter, expansions
-from client.source_fill import FillLesson
+from client.source_lesson import ProposalLesson
 from swarm.budget import EVERYTHING, Worth
 from swarm.chance import Calibration
 from swarm.demo import PASSAGES, TARGET
@@ -186,7 +186,7 @@ class RecordedSearch:
 def looked_up(tree: DraftTree) -> tuple[int, ...]:
     """The nodes of a tree that its look-up proposed, all of whose ancestors it proposed too."""
     found: list[int] = []
-    seen = next((lesson.seen for lesson in tree.lessons if isinstance(lesson, FillLesson)), {})
+    seen = next((lesson.seen for lesson in tree.lessons if isinstance(lesson, ProposalLesson)), {})
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         is_own = parent is None or parent in found
         if is_own and any(token == proposed for proposed, _ in seen.get(parent, ())):

@@ -17,7 +17,7 @@ import torch
 from client.local import LocalSession
 from client.ranking import Ranker
 from client.source import Search, Source
-from client.source_fill import FillSource
+from client.source_lookup import LookupSource
 from client.source_model import ModelSource
 from swarm.budget import EVERYTHING, Worth
 from swarm.chance import ChanceModel, SoftmaxPrior
@@ -27,7 +27,7 @@ from swarm.ragged import RaggedModel
 from swarm.tree import DraftTree, Picks, TokenTree
 
 LEAST_EXPANSIONS = 16
-MAX_LEVELS = 128
+MAX_LEVELS = 256
 """Most levels of a tree below its root; where a text repeats itself, so many tokens are on their way."""
 NONE: Picks = MappingProxyType({})
 """No picks."""
@@ -163,7 +163,7 @@ class LookupDrafter(TreeDrafter):
     """Trees of what followed before in the text itself: a draft without a model."""
 
     def __init__(self, lookup: Lookup) -> None:
-        super().__init__([FillSource(lookup)])
+        super().__init__([LookupSource(lookup)])
 
 
 class ModelDrafter(TreeDrafter):
@@ -180,7 +180,7 @@ class ModelDrafter(TreeDrafter):
         """A drafter for sequences of up to `window_tokens`; see `ModelSource`."""
         ranker = Ranker(vocab_tokens, chances or SoftmaxPrior())
         self._model = ModelSource(model, vocab_tokens, window_tokens, ranker=ranker)
-        super().__init__([self._model] if lookup is None else [FillSource(lookup), self._model])
+        super().__init__([self._model] if lookup is None else [LookupSource(lookup), self._model])
 
     @property
     def session(self) -> LocalSession:

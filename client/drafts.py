@@ -22,7 +22,7 @@ from client.head_files import load_head, read_head_config
 from client.ranking import Ranker
 from client.source import Source
 from client.source_dgf import DgfSource
-from client.source_fill import FillSource
+from client.source_lookup import LookupSource
 from client.source_model import ModelSource
 from client.source_recycle import RecycleSource
 from client.source_redrafter import ReDrafterSource
@@ -87,7 +87,7 @@ def load_drafter(model: Name, target: Target, wanted: Wanted, revision: str | No
     if len(wanted.names) > MOST_DRAFTS:
         raise ConfigError(f"draft: {len(wanted.names)} of them; at most {MOST_DRAFTS} work together")
     device = find_device(wanted.device)
-    sources: list[Source] = [FillSource(Lookup())] if wanted.lookup else []
+    sources: list[Source] = [LookupSource(Lookup())] if wanted.lookup else []
     if wanted.recycle:
         sources.append(RecycleSource(Recycling()))
     if wanted.siblings and (sources or wanted.names):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from client.source import Places, Search, Source
-from client.source_fill import FillLesson
+from client.source_lesson import ProposalLesson
 from swarm.recycling import Proposed, Recycling
 from swarm.tree import Lesson
 
@@ -41,7 +41,7 @@ class RecycleSource(Source):
         if self._search is None:
             return None
         tokens, temperature = self._search.tree.tokens, self._search.sampling.temperature
-        return FillLesson(
+        return ProposalLesson(
             self._table,
             {
                 place: self._seen.get(node, (tokens[node], (), temperature))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from client.source import Places, Search, Source
-from client.source_fill import FillLesson
+from client.source_lesson import ProposalLesson
 from swarm.siblings import MOST_LENGTH, Siblings, Spot, Told, spot_of
 from swarm.tree import Lesson, TokenTree
 
@@ -53,7 +53,7 @@ class SiblingSource(Source):
         if search is None:
             return None
         seen = {place: self._seen.get(node) or Told(_spot(search, node)) for node, place in _nodes(places)}
-        return FillLesson(self._siblings, seen)
+        return ProposalLesson(self._siblings, seen)
 
 
 def _nodes(places: Places) -> list[tuple[int, int | None]]:

@@ -31,7 +31,7 @@ ENDINGS = 3
 """Where the longest ending leaves room, shorter ones that stood elsewhere too propose as well."""
 LEAST_CHANCE = 0.02
 """Of a path: what is less likely is not proposed."""
-LENGTHS = (1, 2, 3, 4, 6, 9, 16)
+LENGTHS = (1, 2, 3, 4, 6, 9, 16, 32, 64)
 """Of endings that vote alike: at least so many tokens."""
 
 Seen = dict[int | None, tuple[tuple[int, Cell], ...]]
@@ -55,25 +55,11 @@ class Lookup:
         self._text: tuple[int, ...] = ()
         self._start = 0
 
-    def fill(self, tree: TokenTree, sequence: Sequence[int], sampling: Sampling) -> Seen:
-        """Add what it knows below a tree's root, which is the last token of `sequence`; best first, within its size.
-
-        Returns:
-            What it proposed, by node of `tree`, to be learned from.
-        """
-        waiting = [(-1.0, TokenTree.ROOT, self._follow(tuple(sequence)))]
-        seen: Seen = {}
-        while waiting and len(tree.tokens) - 1 < 2 * tree.nodes:
-            negative, node, place = heapq.heappop(waiting)
-            if tree.depths[node] >= tree.levels:
-                continue
-            candidates = list(self._candidates(place, sampling.temperature))
-            seen[node] = tuple((token, cell) for token, cell, _ in candidates)
-            able = [(token, chance) for token, _, chance in candidates if -negative * chance >= LEAST_CHANCE]
-            tree.add_children(node, able)
-            for token, chance in able:
-                heapq.heappush(waiting, (negative * chance, tree.child(node, token), self._step(place, token)))
-        return seen
+    def fill(self, tree: TokenTree, sequence: Sequence[int], sampling: Sampling) -> Filling:
+        """Add what it knows below a tree's root, which is the last token of `sequence`."""
+        filling = Filling(self, tree, self._follow(tuple(sequence)), sampling.temperature)
+        filling.below(TokenTree.ROOT)
+        return filling
 
     def learn(self, seen: Seen, picks: Picks, others: Picks) -> None:
         """Take labels: what the target picked after nodes that the text went through."""
@@ -81,7 +67,7 @@ class Lookup:
             for token, cell in seen.get(node, ()):
                 self.votes.learn(cell, hit=token == pick)
 
-    def _candidates(self, place: Place, temperature: float) -> Iterator[tuple[int, Cell, float]]:
+    def candidates(self, place: Place, temperature: float) -> Iterator[tuple[int, Cell, float]]:
         """Tokens that followed, the most frequent first, with their cells and chances; in sum at most 1."""
         state, length, left = place.state, place.length, 1.0
         proposed: set[int] = set()
@@ -105,7 +91,8 @@ class Lookup:
         total = sum(count[after] for after in following.values())
         return [(number, token, total) for number, token in votes]
 
-    def _step(self, place: Place, token: int) -> Place:
+    def step(self, place: Place, token: int) -> Place:
+        """The longest ending that stood before, one token on."""
         return Place(*self._automaton.step(place.state, place.length, token))
 
     def _follow(self, sequence: tuple[int, ...]) -> Place:
@@ -121,6 +108,57 @@ class Lookup:
         self._text = sequence[self._start :]
         state = self._automaton.ending
         return Place(state, self._automaton.length[state])
+
+
+class Filling:
+    """What a look-up says of one tree.
+
+    seen: what it proposed, by node, to be learned from.
+    """
+
+    def __init__(self, lookup: Lookup, tree: TokenTree, root: Place, temperature: float) -> None:
+        self.seen: Seen = {}
+        self._lookup = lookup
+        self._tree = tree
+        self._temperature = temperature
+        self._unsaid: dict[int, list[tuple[int, float]]] = {}
+        self._places = {TokenTree.ROOT: root}
+
+    def below(self, node: int) -> None:
+        """Add what followed before where this node stands, whoever proposed it; best first, within the tree's size.
+
+        How far depends on the node's chance by now: others may know better than the look-up that it is on its way.
+        """
+        tree = self._tree
+        waiting, most = [(-tree.chances[node], node)], len(tree.tokens) + 2 * tree.nodes
+        while waiting and len(tree.tokens) < most:
+            negative, node = heapq.heappop(waiting)
+            if tree.depths[node] >= tree.levels:
+                continue
+            unsaid = self._unsaid.pop(node, None) if node in self.seen else self._ask(node)
+            able = [(token, chance) for token, chance in unsaid or () if -negative * chance >= LEAST_CHANCE]
+            if unsaid and len(able) < len(unsaid):
+                self._unsaid[node] = unsaid[len(able) :]
+            tree.add_children(node, able)
+            for token, chance in able:
+                heapq.heappush(waiting, (negative * chance, tree.child(node, token)))
+
+    def _ask(self, node: int) -> list[tuple[int, float]]:
+        candidates = list(self._lookup.candidates(self._place(node), self._temperature))
+        self.seen[node] = tuple((token, cell) for token, cell, _ in candidates)
+        return sorted(((token, chance) for token, _, chance in candidates), key=lambda said: -said[1])
+
+    def _place(self, node: int) -> Place:
+        path = []
+        while node not in self._places:
+            path.append(node)
+            parent = self._tree.parents[node]
+            assert parent is not None, "the root has its place"
+            node = parent
+        place = self._places[node]
+        for node in reversed(path):
+            place = self._places[node] = self._lookup.step(place, self._tree.tokens[node])
+        return place
 
 
 def _prior() -> NDArray[np.float64]:

@@ -22,8 +22,8 @@ from client.head import HeadConfig, make_head
 from client.head_files import load_head, read_head_config, save_head
 from client.ranking import CHILDREN
 from client.source_dgf import DgfSource
-from client.source_fill import FillSource
 from client.source_head import MOST_BEHIND
+from client.source_lookup import LookupSource
 from client.source_model import ModelSource
 from client.source_redrafter import ReDrafterSource
 from client.source_siblings import SiblingSource
@@ -180,7 +180,7 @@ def test_what_is_named_decides_what_drafts(tmp_path: Path) -> None:
     assert kinds == [ModelSource, ReDrafterSource, DgfSource]
     usual = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu")).drafter
     assert isinstance(usual, TreeDrafter)
-    assert [type(source) for source in usual.sources] == [FillSource, SiblingSource, ModelSource]
+    assert [type(source) for source in usual.sources] == [LookupSource, SiblingSource, ModelSource]
     assert load_drafter(TARGET, load_target(TARGET), Wanted(lookup=False)).drafter.grow([1], 4, 4, GREEDY).tokens == ()
     learned = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT, DGF), "cpu", calibrations=tmp_path))
     learned.keep()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
 import swarm.votes
-from client.draft import LookupDrafter
-from swarm.lookup import LEAST_CHANCE, Lookup
+from client.draft import LookupDrafter, TreeDrafter
+from client.source import Search, Source
+from client.source_lookup import LookupSource
+from swarm.lookup import CHILDREN, LEAST_CHANCE, Lookup
 from swarm.messages import Sampling
 from swarm.suffixes import COUNTED, SuffixAutomaton
 from swarm.tree import DraftTree, TokenTree
@@ -181,3 +184,60 @@ def test_chances_below_one_node_sum_to_at_most_one() -> None:
         parent = tree.parents[node]
         sums[parent] = sums.get(parent, 0.0) + tree._own[node]
     assert max(sums.values()) <= 1 + 1e-9
+
+
+class Believer(Source):
+    """Thinks that whatever others said first comes almost surely, as a model that learned to trust them."""
+
+    weighs = True
+
+    def __init__(self, own: int | None = None) -> None:
+        """own: the token that it proposes itself below the root."""
+        self._own = own
+        self.passes = 0
+
+    def begin(self, search: Search) -> bool:
+        return self.expand(search, [TokenTree.ROOT])
+
+    def expand(self, search: Search, nodes: Sequence[int]) -> bool:
+        self.passes += 1
+        for node in nodes:
+            said = search.tree.said(node)
+            if node == TokenTree.ROOT and self._own is not None:
+                search.tree.weigh_children(node, [(self._own, 0.9), *((token, 0.01) for token in said)])
+            elif said:
+                best = max(said, key=said.__getitem__)
+                search.tree.weigh_children(node, [(token, 0.999 if token == best else 1e-6) for token in said])
+        return True
+
+
+def test_a_text_that_turns_in_circles_is_followed_as_far_as_others_believe_it() -> None:
+    circle = list(range(11, 31))
+    text, levels = circle * 4, 200
+    alone = LookupDrafter(Lookup()).grow(text, 400, levels, GREEDY)
+    assert alone.depth < levels, "by its own chances it stops before"
+    believer = Believer()
+    tree = TreeDrafter([LookupSource(Lookup()), believer]).grow(text, 400, levels, GREEDY)
+    assert tree.depth == levels
+    chain = [token for token, parent in zip(tree.tokens, tree.parents, strict=True)][:levels]
+    assert chain == [circle[at % len(circle)] for at in range(levels)]
+    assert believer.passes <= 3 + levels // 16, "what it proposes ahead is weighed many nodes at a time"
+
+
+def test_what_followed_a_token_that_others_proposed_is_proposed_below_it() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
+    tree = TreeDrafter([LookupSource(Lookup()), Believer(own=6)]).grow(text, 4, 8, GREEDY)
+    below = dict(zip(tree.tokens, tree.parents, strict=True))
+    assert tree.tokens[0] == 6, "3 stood there, but 6 is believed"
+    assert tree.tokens[below[7] or 0] == 6, "as 7 followed 6 before"
+
+
+def test_what_is_proposed_at_a_time_is_bounded_by_the_tree() -> None:
+    text = list(range(11, 31)) * 4
+    tree = TokenTree(text[-1], 10, 500)
+    filling = Lookup().fill(tree, text, GREEDY)
+    most = 2 * tree.nodes + CHILDREN
+    assert tree.nodes < len(tree.tokens) <= 1 + most
+    last, before = len(tree.tokens) - 1, len(tree.tokens)
+    filling.below(last)
+    assert before < len(tree.tokens) <= before + most
