@@ -84,16 +84,16 @@ class Lookup:
             state = max(self._automaton.link[state], SuffixAutomaton.ROOT)
             length = self._automaton.length[state]
 
+    def step(self, place: Place, token: int) -> Place:
+        """The longest ending that stood before, one token on."""
+        return Place(*self._automaton.step(place.state, place.length, token))
+
     def _votes(self, state: int) -> list[tuple[int, int, int]]:
         """Places, token and all places for what followed a state's strings, the most frequent first."""
         count, following = self._automaton.count, self._automaton.next[state]
         votes = heapq.nlargest(CHILDREN, ((count[after], token) for token, after in following.items()))
         total = sum(count[after] for after in following.values())
         return [(number, token, total) for number, token in votes]
-
-    def step(self, place: Place, token: int) -> Place:
-        """The longest ending that stood before, one token on."""
-        return Place(*self._automaton.step(place.state, place.length, token))
 
     def _follow(self, sequence: tuple[int, ...]) -> Place:
         """Index what is new of the text; the longest ending that stood before."""
