@@ -12,7 +12,6 @@ from typing import Protocol
 
 import torch
 
-from node.measure import step_cost
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.nearby import AT_ONCE, measure_delays, measure_rate
@@ -22,11 +21,9 @@ DELAY_KEPT_S = 300.0
 RATE_KEPT_S = 3_600.0
 
 
-class Worker(Protocol):
-    """The model, as far as it matters here; `forwards` and `rows_in` count its work."""
+class Shape(Protocol):
+    """The model, as far as it matters here."""
 
-    forwards: int
-    rows_in: int
     hidden_size: int
     dtype: torch.dtype
     span: Span
@@ -45,16 +42,17 @@ class Neighbours:
     """What the node `peer`, which runs `model`, knows of its place."""
 
     def __init__(
-        self, peer: PeerId, model: Worker, sweep_ms: tuple[tuple[int, float], ...], probes: Probes | None = None
+        self, peer: PeerId, model: Shape, worked_ms: Callable[[], float], probes: Probes | None = None
     ) -> None:
+        """worked_ms: what the engine computed so far."""
         self._peer = peer
         self._model = model
-        self._cost = step_cost(sweep_ms)
+        self._worked_ms = worked_ms
         self._probes = probes or Probes()
         self._measured: dict[PeerId, tuple[float, float | None]] = {}
         self._uplink_mbit_per_s: float | None = None
         self._rate_at: float | None = None
-        self._counted = self._count()
+        self._then = self._now()
 
     def describe(self, record: NodeRecord) -> NodeRecord:
         """The record with all this; busy is the fraction of time since the last call."""
@@ -98,11 +96,9 @@ class Neighbours:
         return serves and record.span.start <= self._model.span.end < record.span.end
 
     def _busy(self) -> float:
-        """Estimated from the number of forwards and their rows: the compute thread is not watched."""
-        last, self._counted = self._counted, self._count()
-        passed_s, forwards, rows = (now - before for now, before in zip(self._counted, last, strict=True))
-        worked_ms = self._cost.base_ms * forwards + self._cost.per_row_ms * rows
+        last, self._then = self._then, self._now()
+        passed_s, worked_ms = (now - then for now, then in zip(self._then, last, strict=True))
         return min(max(worked_ms / (passed_s * 1e3), 0.0), 1.0) if passed_s > 0 else 0.0
 
-    def _count(self) -> tuple[float, int, int]:
-        return self._probes.clock(), self._model.forwards, self._model.rows_in
+    def _now(self) -> tuple[float, float]:
+        return self._probes.clock(), self._worked_ms()

@@ -332,7 +332,7 @@ class Node:
         server.add_generic_rpc_handlers((service.handlers(),))
         await server.start()
         self._server = server
-        self._neighbours = Neighbours(self.registry.peer_id, model, self._sweep_ms)
+        self._neighbours = Neighbours(self.registry.peer_id, model, lambda: engine.worked_ms)
 
     def _reachable_host(self) -> str:
         """The host of the first address under which the DHT peer is reachable, or the listening one."""

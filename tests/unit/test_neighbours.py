@@ -22,8 +22,6 @@ from tests.unit.test_routing import record
 
 @dataclass
 class Model:
-    forwards: int = 0
-    rows_in: int = 0
     hidden_size: int = 64
     dtype: torch.dtype = torch.bfloat16
     span: Span = field(default_factory=lambda: Span(0, 4))
@@ -37,6 +35,7 @@ class Network:
     now: float = 0.0
     asked: list[list[str]] = field(default_factory=list)
     rates: list[str] = field(default_factory=list)
+    worked_ms: float = 0.0
 
     async def measure(self, records: Sequence[NodeRecord]) -> dict[PeerId, float]:
         self.asked.append([one.peer for one in records])
@@ -46,9 +45,9 @@ class Network:
         self.rates.append(one.peer)
         return 12.5
 
-    def node(self, model: Model | None = None) -> Neighbours:
+    def node(self) -> Neighbours:
         probes = Probes(self.measure, self.rate, lambda: self.now)
-        return Neighbours(PeerId("me"), model or Model(), ((1, 2.0), (11, 7.0)), probes)
+        return Neighbours(PeerId("me"), Model(), lambda: self.worked_ms, probes)
 
 
 async def test_only_those_who_may_follow_are_asked() -> None:
@@ -100,16 +99,15 @@ async def test_the_uplink_is_measured_seldom_and_towards_the_nearest() -> None:
     assert node.describe(plain).uplink_mbit_per_s == 12.5
 
 
-def test_busy_is_the_part_of_the_time_that_forwards_took() -> None:
-    """By the measured sweeps a forward takes 1.5 ms and .5 ms per row."""
-    network, model = Network({}), Model()
-    node = network.node(model)
-    network.now, model.forwards, model.rows_in = 1.0, 100, 200
+def test_busy_is_the_part_of_the_time_in_which_the_engine_computed() -> None:
+    network = Network({})
+    node = network.node()
+    network.now, network.worked_ms = 1.0, 250.0
     described = node.describe(record("me", 0, 4))
     assert described.busy == pytest.approx(0.25)
     assert described.row_bytes == 128
     assert node.describe(record("me", 0, 4)).busy == 0.0
-    network.now, model.rows_in = 1.1, 10_000
+    network.now, network.worked_ms = 1.1, 10_000.0
     assert node.describe(record("me", 0, 4)).busy == 1.0
 
 
