@@ -68,6 +68,7 @@ class Link:
     watch: Watch = field(default_factory=Watch)
     last: Ack = field(default_factory=lambda: Ack(0))
     _pings: dict[int, float] = field(default_factory=dict)
+    _pinged_s: float = field(default_factory=time.monotonic)
     _sent_s: float = field(default_factory=time.monotonic)
     _opened_s: float = field(default_factory=time.monotonic)
 
@@ -98,9 +99,14 @@ class Link:
                 pass
 
     @property
-    def ping_s(self) -> float:
-        """How long until the next ping."""
-        return PING_S if time.monotonic() - self._sent_s < WORKING_S else IDLE_PING_S
+    def ping_in_s(self) -> float:
+        """How long until the next ping is due, 0 or less when it is.
+
+        Whatever is sent is receipted like a ping and stands for one; only the round trip wants one of its own then.
+        """
+        now_s = time.monotonic()
+        quiet_s = PING_S if now_s - self._sent_s < WORKING_S else IDLE_PING_S
+        return min(max(self._sent_s, self._pinged_s) + quiet_s, self._pinged_s + IDLE_PING_S) - now_s
 
     @property
     def is_silent(self) -> bool:
@@ -120,6 +126,7 @@ class Link:
         if len(self._pings) >= 4:
             self._pings.pop(min(self._pings))
         self._pings[nonce] = time.perf_counter()
+        self._pinged_s = time.monotonic()
         self.send(Ping(nonce))
 
 
@@ -189,8 +196,9 @@ async def _read(call: Stream, link: Link, listener: Callable[[Upstream | HopErro
 async def _watch(link: Link, listener: Callable[[Upstream | HopError], None]) -> None:
     """Ping, and give the link up when nothing is receipted any more."""
     while not link.is_silent:
-        link.watch.excuse(await pause(link.ping_s))
-        link.ping()
+        link.watch.excuse(await pause(max(link.ping_in_s, 0.0)))
+        if link.ping_in_s <= 0:
+            link.ping()
     error = HopTimeout(link.hop.peer, str(link.hop.span), "is silent: nothing that was sent to it is receipted")
     listener(error)
 

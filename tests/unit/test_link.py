@@ -1,0 +1,74 @@
+"""When a link is pinged: never while other messages keep it busy, but for its round trip."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+import swarm.link
+from swarm.ids import PeerId
+from swarm.layers import Span
+from swarm.link import IDLE_PING_S, PING_S, WORKING_S, Link
+from swarm.messages import Close, Downstream, Ping, RouteHop
+
+
+class Clock:
+    """Moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    perf_counter = monotonic
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(swarm.link, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def link(clock: Clock) -> Link:
+    outbox: asyncio.Queue[Downstream] = asyncio.Queue()
+    return Link(RouteHop(PeerId("next"), Span(4, 8)), outbox, _sent_s=clock.now_s, _pinged_s=clock.now_s)
+
+
+def pinged(link: Link, clock: Clock, seconds: float, every_s: float | None = None) -> Iterator[float]:
+    """When it is pinged in so many seconds, while something is sent every so often."""
+    began_s = said_s = clock.now_s
+    while clock.now_s < began_s + seconds:
+        clock.now_s = round(clock.now_s + 0.01, 6)
+        if every_s is not None and clock.now_s - said_s >= every_s - 1e-6:
+            said_s = clock.now_s
+            link.send(Close("as good as a sweep"))
+        if link.ping_in_s <= 0:
+            link.ping()
+            yield clock.now_s - began_s
+
+
+def test_a_quiet_link_is_pinged_often_while_a_session_works_and_seldom_later(link: Link, clock: Clock) -> None:
+    times = list(pinged(link, clock, WORKING_S + 6 * IDLE_PING_S))
+    working = [at for at in times if at <= WORKING_S]
+    assert len(working) == pytest.approx(WORKING_S / PING_S, abs=2)
+    assert len(times) - len(working) == pytest.approx(6, abs=1)
+
+
+def test_what_is_sent_stands_for_pings_but_the_round_trip_is_measured(link: Link, clock: Clock) -> None:
+    times = list(pinged(link, clock, 9.0, every_s=0.2))
+    assert len(times) == pytest.approx(9.0 / IDLE_PING_S, abs=1)
+    assert isinstance(link.outbox.get_nowait(), Close)
+
+
+def test_never_is_a_working_link_quiet_for_longer_than_between_pings(link: Link, clock: Clock) -> None:
+    """Or a machine that stopped would be noticed later than one that nothing is sent to."""
+    list(pinged(link, clock, 5.0, every_s=0.4))
+    sent = link.outbox.qsize()
+    kinds = [type(link.outbox.get_nowait()) for _ in range(sent)]
+    assert kinds.count(Close) == pytest.approx(5.0 / 0.4, abs=1)
+    assert kinds.count(Ping) >= kinds.count(Close) - 1, "one between each two"
