@@ -61,7 +61,8 @@ class StarSession:
         work = self._log.next_work()
         assert work is not None, "just received"
         run = SweepRun(self._model, self._arena, self._role, work, self._log.executed.sampling)
-        run.advance(run.remaining)
+        for error in run.advance(run.remaining).values():
+            raise error
         if run.rows is not None:
             return SweepFrame(sweep, None, run.rows)
         return Reply(sweep.sequence, sweep.generation, tuple(run.picks))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections.abc import Sequence
 
 from node.cli import main
 from node.sweep_run import SweepRun
@@ -17,10 +18,10 @@ def stutter(chance: float, seconds: float) -> None:
     """Let each forward wait `seconds` with this chance, all else of the machine with it."""
     rng, advance = random.Random(0), SweepRun.advance
 
-    def stuttering(run: SweepRun, count: int) -> None:
+    def stuttering(run: SweepRun, count: int, others: Sequence[SweepRun] = ()) -> dict[SweepRun, Exception]:
         if rng.random() < chance:
             time.sleep(seconds)
-        advance(run, count)
+        return advance(run, count, others)
 
     SweepRun.advance = stuttering  # type: ignore[method-assign, assignment]
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 import grpc.aio
 
 from node.edge import check_rows, check_sweep
+from node.engine import Ahead
 from node.lease import Lease
 from node.replies import ReplyBuffer
 from node.sweep_run import HopRole, SweepRun
@@ -24,15 +25,7 @@ from node.upstream import UpstreamSide
 from node.upstreams import Upstreams
 from node.workshop import Workshop
 from swarm.arena import Arena
-from swarm.errors import (
-    Busy,
-    HopClosed,
-    HopError,
-    HopLeaving,
-    LocalProtocolError,
-    RemoteProtocolError,
-    SwarmError,
-)
+from swarm.errors import Busy, HopClosed, HopError, HopLeaving, LocalProtocolError, RemoteProtocolError, SwarmError
 from swarm.hedge import Successors
 from swarm.hop_log import HopLog
 from swarm.journal import Journal
@@ -260,6 +253,13 @@ class HopSession:
             self.journal.drop()
             self._account()
             logger.info("session over: %s; %d sweeps", self._reason, self.log.received.sequence)
+
+    def ahead(self) -> Ahead | None:
+        """For the engine: what `next_run` would give."""
+        if self.is_closed or self._arena is None:
+            return None
+        rows = self.log.next_rows if self._running is None else self._running.remaining
+        return None if rows is None else Ahead(self.span, rows)
 
     def next_run(self) -> SweepRun | None:
         """For the engine: the sweep to work on."""

@@ -38,11 +38,16 @@ KV_USED = Figure("canopy_node_kv_used_tokens", "KV tokens that open sessions hav
 MEMORY = Figure("canopy_node_device_memory_used_bytes", "Device memory in use, by all programs; absent for a CPU.")
 HEAT = Figure("canopy_node_device_temperature_celsius", "Temperature of the device, where it is known.")
 QUEUE = Figure("canopy_node_queue_seconds", "How long a sweep waited here, in queues.", kind=Kind.HISTOGRAM)
-COMPUTE = Figure("canopy_node_compute_seconds", "How long a sweep was computed here.", kind=Kind.HISTOGRAM)
-FORWARD = Figure(
-    "canopy_node_forward_seconds", "How long one forward took, picks included; a sweep may need several.",
+COMPUTE = Figure(
+    "canopy_node_compute_seconds",
+    "How long a sweep was computed here: its share, where it was not alone.",
     kind=Kind.HISTOGRAM,
-)  # fmt: skip
+)
+FORWARD = Figure(
+    "canopy_node_forward_seconds",
+    "How long one forward took, picks included: several for a long sweep, one for several sessions.",
+    kind=Kind.HISTOGRAM,
+)
 ERRORS = Figure("canopy_node_errors_total", "Errors in sessions, by kind.", ("kind",), Kind.COUNTER)
 BUSY = Figure("canopy_node_busy_seconds_total", "Time in which the node computed.", kind=Kind.COUNTER)
 REPLAYED = Figure("canopy_node_restore_compute_seconds_total", "Computing of restored sessions.", kind=Kind.COUNTER)

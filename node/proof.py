@@ -25,6 +25,8 @@ Load = Callable[[Checkpoint, Span, torch.dtype], RaggedModel]
 
 TOLERANCE = 1e-5
 SPANS = (Span(0, 2), Span(2, 4), Span(4, 6))
+SESSIONS = 2
+"""Trees in one forward, each of a text of its own."""
 PARENTS = (*(None if node == 0 else node - 1 for node in range(14)), 9, 14, 11, 15)
 """A text of 14 tokens and four nodes that branch off before its end: longer than the window."""
 
@@ -113,14 +115,14 @@ def _largest_error(config: PreTrainedConfig, load: Load) -> float:
         whole.save_pretrained(folder)
         checkpoint = open_checkpoint(Path(folder))
         models = [load(checkpoint, span, torch.float32) for span in SPANS]
-    ids = torch.arange(len(PARENTS)) * 7 % 120 + 3
-    logits = _tree_logits(models, ids)
+    texts = torch.arange(SESSIONS * len(PARENTS)).reshape(SESSIONS, -1) * 7 % 120 + 3
+    logits = _tree_logits(models, texts)
     worst = 0.0
-    for node in range(len(PARENTS)):
-        path = _path(node)
-        with torch.no_grad():
-            alone = whole(ids[path][None], use_cache=False).logits[0, -1]
-        worst = max(worst, float((logits[node] - alone).abs().max()))
+    for ids, made in zip(texts, logits, strict=True):
+        for node in range(len(PARENTS)):
+            with torch.no_grad():
+                alone = whole(ids[_path(node)][None], use_cache=False).logits[0, -1]
+            worst = max(worst, float((made[node] - alone).abs().max()))
     return worst
 
 
@@ -137,16 +139,20 @@ def _random_model(config: PreTrainedConfig) -> PreTrainedModel:
     return whole
 
 
-def _tree_logits(models: list[RaggedModel], ids: torch.Tensor) -> torch.Tensor:
+def _tree_logits(models: list[RaggedModel], texts: torch.Tensor) -> torch.Tensor:
+    """Trees of several sessions in one forward: ids [sessions, nodes] to logits [sessions, nodes, vocab_size]."""
     nodes = [TreeNodeId(node) for node in range(len(PARENTS))]
     parents = [None if parent is None else TreeNodeId(parent) for parent in PARENTS]
     positions = [len(_path(node)) - 1 for node in nodes]
-    rows = None
+    rows: torch.Tensor | None = None
     for model in models:
-        arena = Arena(model.layout, len(nodes))
-        rows = model.forward([Work(arena, nodes, parents, positions, None if model.span.start else ids, rows)])
+        works = [
+            Work(Arena(model.layout, len(nodes)), nodes, parents, positions, ids, None if rows is None else rows[place])
+            for place, ids in enumerate(texts)
+        ]
+        rows = model.forward(works).reshape(*texts.shape, -1)
     assert rows is not None
-    return models[-1].logits(rows)
+    return models[-1].logits(rows.flatten(0, 1)).reshape(*texts.shape, -1)
 
 
 def _path(node: int) -> list[int]:

@@ -97,6 +97,10 @@ class Arena:
         live = torch.from_numpy(self.slots.append(ids, parents, positions))
         return torch.cat([torch.ones(len(ids), self.slots.committed, dtype=torch.bool), live], dim=1)
 
+    def withdraw(self, count: int) -> None:
+        """Take back the last `count` nodes: the forward that was to store their keys and values failed."""
+        self.slots.withdraw(count)
+
     def store(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write the rows of new nodes from slot `start` on: keys [kv_heads, r, key_width], values likewise."""
         end = start + keys.shape[1]

@@ -65,6 +65,13 @@ class HopLog:
         """Whether parts of a snapshot still wait to be run."""
         return bool(self._replay)
 
+    @property
+    def next_rows(self) -> int | None:
+        """Nodes of what `next_work` would give, at most; None when nothing waits."""
+        if self._replay:
+            return len(self._replay[0].run)
+        return len(self._queue[0].sweep.tokens) if self._queue else None
+
     def limit(self, limits: Limits) -> None:
         """Tighten the limits once those of the hops behind are known (F1)."""
         self.received.limits = limits

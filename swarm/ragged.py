@@ -117,18 +117,28 @@ class RaggedModel:
     def forward(self, works: Sequence[Work], sub: Span | None = None) -> torch.Tensor:
         """Run new nodes through the layers of `sub` (the whole span when None) and keep their KV.
 
+        A forward that fails leaves no node behind in any session.
+
         Returns:
             [R, hidden_size] in the compute dtype, before the final norm: the rows of all works, one after the other.
         """
         sub = sub or self.span
         assert self.span.contains(sub)
-        step = Step(tuple(_parts(works)))
-        positions = torch.tensor([at for work in works for at in work.positions], device=self.device)
-        enters_ids = sub.start == 0
-        entering = torch.cat([work.ids if enters_ids else work.rows for work in works])  # type: ignore[misc]
+        parts: list[Part] = []
+        try:
+            for work in works:
+                parts.append(_part(work, parts[-1].end if parts else 0))
+            positions = torch.tensor([at for work in works for at in work.positions], device=self.device)
+            enters_ids = sub.start == 0
+            entering = torch.cat([work.ids if enters_ids else work.rows for work in works])  # type: ignore[misc]
+            hidden = self._run(Step(tuple(parts)), sub, entering, positions)
+        except BaseException:
+            for part in parts:
+                part.arena.withdraw(part.rows)
+            raise
         self.forwards += 1
         self.rows_in += len(positions)
-        return self._run(step, sub, entering, positions)
+        return hidden
 
     @torch.inference_mode()
     def scores(self, work: Work, last: int) -> torch.Tensor:
@@ -144,7 +154,7 @@ class RaggedModel:
         self.forwards += 1
         self.rows_in += len(positions)
         self._arrange(0, self.num_layers)
-        inputs = self._inputs(work.ids, positions, Step(tuple(_parts([work]))))
+        inputs = self._inputs(work.ids, positions, Step((_part(work, 0),)))
         logits: torch.Tensor = self.model(**inputs, logits_to_keep=last).logits
         return logits[0].float()
 
@@ -226,16 +236,11 @@ def load_whole(model: str | Path, dtype: torch.dtype, device: torch.device | str
     return RaggedModel(whole, Span(0, whole.config.num_hidden_layers))
 
 
-def _parts(works: Sequence[Work]) -> list[Part]:
-    """Give every work its slots and its rows in the forward."""
-    parts, start = [], 0
-    for work in works:
-        end = start + len(work.node_ids)
-        slots = work.arena.slots
-        # A chain into an empty session sees exactly the lower triangle.
-        is_prefill = slots.used == 0 and [*work.parents] == [None, *work.node_ids[:-1]]
-        visible = work.arena.append(work.node_ids, work.parents, work.positions)
-        positions = torch.from_numpy(slots.positions)
-        parts.append(Part(work.arena, start, end, visible, positions, is_prefill))
-        start = end
-    return parts
+def _part(work: Work, start: int) -> Part:
+    """Give a work its slots, and its rows in the forward from `start` on."""
+    slots = work.arena.slots
+    # A chain into an empty session sees exactly the lower triangle.
+    is_prefill = slots.used == 0 and [*work.parents] == [None, *work.node_ids[:-1]]
+    visible = work.arena.append(work.node_ids, work.parents, work.positions)
+    positions = torch.from_numpy(slots.positions)
+    return Part(work.arena, start, start + len(work.node_ids), visible, positions, is_prefill)

@@ -105,6 +105,12 @@ class Slots:
         self._positions[old:total] = positions
         return self._ancestors[old:total, :total]
 
+    def withdraw(self, count: int) -> None:
+        """Take back the last `count` nodes, which nothing was computed for."""
+        for node in self.ids[len(self.ids) - count :]:
+            del self._index[node]
+        del self.ids[len(self.ids) - count :]
+
     def check_integrity(self) -> None:
         """Raise LocalProtocolError when an invariant of this class does not hold."""
         live = len(self.ids)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from node.sweep_run import SweepRun
 from node.upstream import UpstreamSide
 from swarm.demo import TARGET
 from swarm.errors import Busy, ContextFull, GenerationInterrupted, RouteError
+from swarm.ids import TreeNodeId
 from swarm.messages import (
     Ack,
     Attached,
@@ -211,10 +212,10 @@ async def test_two_sessions_at_once_get_their_own_texts(running: Running, monkey
     most = 0
     advance = SweepRun.advance
 
-    def watched(run: SweepRun, count: int) -> None:
+    def watched(run: SweepRun, count: int, others: Sequence[SweepRun] = ()) -> dict[SweepRun, Exception]:
         nonlocal most
         most = max(most, len(running.nodes[0].sessions))
-        advance(run, count)
+        return advance(run, count, others)
 
     monkeypatch.setattr(SweepRun, "advance", watched)
     together = await asyncio.gather(*(running.client.generate(ids, **options) for ids, options in asked))
@@ -231,10 +232,10 @@ async def test_a_long_prefill_does_not_hold_up_another_session(
     slices: list[int] = []
     advance = SweepRun.advance
 
-    def watched(run: SweepRun, count: int) -> None:
+    def watched(run: SweepRun, count: int, others: Sequence[SweepRun] = ()) -> dict[SweepRun, Exception]:
         if run._model is first._model:
             slices.append(len(run.work.frame.sweep.tokens))
-        advance(run, count)
+        return advance(run, count, others)
 
     monkeypatch.setattr(SweepRun, "advance", watched)
     monkeypatch.setattr(StepCost, "rows_within", lambda *_: 16)
@@ -263,6 +264,44 @@ async def test_a_long_prefill_does_not_hold_up_another_session(
     assert 320 in slices[slices.index(48) :]
     last_short = len(slices) - 1 - slices[::-1].index(48)
     assert last_short <= 8, f"the short session waited for the long one: {slices}"
+
+
+async def test_sweeps_that_wait_at_a_hop_share_a_forward(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three come while the hop computes: the one that it had taken runs alone, the others together."""
+    first, _, tail = running.nodes
+    shared: list[int] = []
+    advance = SweepRun.advance
+
+    def watched(run: SweepRun, count: int, others: Sequence[SweepRun] = ()) -> dict[SweepRun, Exception]:
+        if run._model is first._model:
+            shared.append(1 + len(others))
+        return advance(run, count, others)
+
+    monkeypatch.setattr(SweepRun, "advance", watched)
+    texts = [prompt(line, tokens=6) for line in (1, 2, 3)]
+    picks: list[list[tuple[tuple[TreeNodeId, int], ...]]] = []
+    for together in (False, True):
+        async with AsyncExitStack() as stack:
+            links, replies = [], []
+            for place in range(3):
+                opened = attach(running.route, opening(first), b"%d of %d" % (place, together))
+                links.append(await stack.enter_async_context(raw_link(first, opened)))
+                await stack.enter_async_context(raw_link_ready(links[-1]))
+                replies.append(await stack.enter_async_context(raw_replies(tail, opened.session)))
+            (before,) = await counters([first])
+            async with thread_held(first) if together else nullcontext():
+                for link, answers, text in zip(links, replies, texts, strict=True):
+                    await link.send(SweepFrame(Sweeps().chain(text)))
+                    await link.until(Ack)
+                    if not together:
+                        picks.append([(await answers.read()).picks])
+            if together:
+                assert [[(await answers.read()).picks] for answers in replies] == picks
+                (after,) = await counters([first])
+                assert after.forwards == before.forwards + 2
+            for link in links:
+                await link.send(Close("done"))
+    assert shared == [1, 1, 1, 1, 2]
 
 
 async def test_a_client_that_reads_no_replies_blocks_nobody(running: Running) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import cast
+from typing import ClassVar, cast
 
 import pytest
 
 import node.engine
-from node.engine import Engine, StepCost
+from node.engine import Ahead, Engine, StepCost
 from node.sweep_run import SweepRun
+from swarm.layers import Span
+
+SPAN = Span(0, 4)
 
 
 class Clock:
@@ -28,31 +32,47 @@ class Clock:
 
 
 class FakeRun:
-    """A sweep of so many rows, each of which takes some milliseconds."""
+    """A sweep of so many rows, each of which takes some milliseconds; a forward takes some more."""
 
-    def __init__(self, clock: Clock, rows: int, row_ms: float) -> None:
+    forwards: ClassVar[list[list[int]]] = []
+    """Rows of each run that shared it."""
+
+    def __init__(self, clock: Clock, rows: int, row_ms: float, base_ms: float = 0.0) -> None:
         self.remaining, self.compute_ms, self.encode_ms = rows, 0.0, 0.0
-        self._clock, self._row_ms = clock, row_ms
+        self.error: Exception | None = None
+        self._clock, self._row_ms, self._base_ms = clock, row_ms, base_ms
 
     @property
     def is_done(self) -> bool:
         return self.remaining == 0
 
-    def advance(self, rows: int) -> None:
-        self.remaining -= rows
-        self._clock.now_s += rows * self._row_ms / 1e3
+    def advance(self, rows: int, others: Sequence[FakeRun] = ()) -> dict[FakeRun, Exception]:
+        parts = {self: rows} | {other: other.remaining for other in others}
+        self.forwards.append(list(parts.values()))
+        self._clock.now_s += self._base_ms / 1e3
+        for run, count in parts.items():
+            run.remaining -= count
+            self._clock.now_s += count * run._row_ms / 1e3
+        return {run: run.error for run in parts if run.error is not None}
 
 
 class FakeSession:
     """Always has another sweep, until `sweeps` are done."""
 
-    def __init__(self, clock: Clock, sweeps: int, rows: int, row_ms: float = 1.0) -> None:
+    def __init__(self, clock: Clock, sweeps: int, rows: int, row_ms: float = 1.0, base_ms: float = 0.0) -> None:
         self.left, self.served_ms, self.failed, self.ended = sweeps, 0.0, list[Exception](), asyncio.Event()
-        self._clock, self._shape, self._run = clock, (rows, row_ms), cast("FakeRun | None", None)
+        self.span, self.error = SPAN, cast("Exception | None", None)
+        self._clock, self._shape, self._run = clock, (rows, row_ms, base_ms), cast("FakeRun | None", None)
+
+    def ahead(self) -> Ahead | None:
+        if not self.left:
+            return None
+        return Ahead(self.span, self._shape[0] if self._run is None else self._run.remaining)
 
     def next_run(self) -> SweepRun | None:
         if self._run is None and self.left:
             self._run = FakeRun(self._clock, *self._shape)
+            self._run.error = self.error
         if not self.left:
             self.ended.set()
         return cast("SweepRun | None", self._run)
@@ -70,6 +90,7 @@ class FakeSession:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(node.engine, "time", clock)
+    monkeypatch.setattr(FakeRun, "forwards", [])
     return clock
 
 
@@ -105,9 +126,9 @@ async def test_no_slice_is_longer_than_the_quantum(clock: Clock) -> None:
     advance = FakeRun.advance
 
     class Watched(FakeRun):
-        def advance(self, rows: int) -> None:
+        def advance(self, rows: int, others: Sequence[FakeRun] = ()) -> dict[FakeRun, Exception]:
             slices.append(rows)
-            advance(self, rows)
+            return advance(self, rows, others)
 
     session = FakeSession(clock, 1, rows=500)
     session._run = Watched(clock, 500, 1.0)
@@ -143,6 +164,132 @@ async def test_a_session_that_breaks_does_not_end_the_others(clock: Clock) -> No
     assert not good.failed
 
 
+async def test_sessions_that_wait_share_a_forward_and_are_told_their_parts(clock: Clock) -> None:
+    """Of the base each as much, of the rest what its rows take; what the others' took, it waited."""
+    few, many = FakeSession(clock, 400, 2, base_ms=8.0), FakeSession(clock, 400, 6, base_ms=8.0)
+    await serve(Engine(StepCost(8.0, 1.0)), few, many)
+    assert {tuple(sorted(rows)) for rows in FakeRun.forwards} == {(2, 6)}
+    assert few.served_ms / 400 == pytest.approx(4.0 + 2.0, rel=0.05)
+    assert many.served_ms / 400 == pytest.approx(4.0 + 6.0, rel=0.05)
+
+
+async def test_what_a_sweep_is_told_does_not_hang_on_who_happens_to_join_it(clock: Clock) -> None:
+    """Shared once, a base counts as if it were not: or sizes would seem to cost what company does."""
+    sessions = [FakeSession(clock, 1, 2, base_ms=8.0) for _ in range(2)]
+    await serve(Engine(StepCost(8.0, 1.0)), *sessions)
+    assert FakeRun.forwards == [[2, 2]]
+    assert [session.served_ms for session in sessions] == pytest.approx([8.0 + 2.0] * 2, rel=0.05)
+
+
+async def test_nobody_joins_who_costs_the_others_more_than_it_saves(clock: Clock) -> None:
+    """Ten rows make the first one 10 ms later; a forward of their own would make themselves 8 ms later."""
+    small, large = FakeSession(clock, 1, 1, base_ms=8.0), FakeSession(clock, 1, 10, base_ms=8.0)
+    await serve(Engine(StepCost(8.0, 1.0)), small, large)
+    assert FakeRun.forwards == [[1], [10]]
+
+
+async def test_a_crowd_behind_is_worth_waiting_for_a_large_sweep(clock: Clock) -> None:
+    """The same ten rows, where two more wait who would all be later by a forward."""
+    crowd = [FakeSession(clock, 1, rows, base_ms=8.0) for rows in (1, 10, 1, 1)]
+    await serve(Engine(StepCost(8.0, 1.0)), *crowd)
+    assert FakeRun.forwards == [[1, 10, 1, 1]]
+
+
+async def test_only_runs_of_the_same_layers_share_a_forward(clock: Clock) -> None:
+    sessions = [FakeSession(clock, 1, 1, base_ms=8.0) for _ in range(3)]
+    sessions[1].span = Span(0, 2)
+    await serve(Engine(StepCost(8.0, 1.0)), *sessions)
+    assert FakeRun.forwards == [[1, 1], [1]]
+
+
+async def test_together_they_take_no_more_than_a_quantum(clock: Clock) -> None:
+    sessions = [FakeSession(clock, 1, 20, 0.5, base_ms=10.0) for _ in range(4)]
+    await serve(Engine(StepCost(10.0, 0.5), quantum_ms=30.0), *sessions)
+    assert FakeRun.forwards == [[20, 20], [20, 20]], "forty rows are 30 ms"
+
+
+async def test_who_joins_others_uses_its_own_turns(clock: Clock) -> None:
+    """Two that always have work get the same milliseconds, though only the small one's sweeps join the large one's."""
+    small, large = FakeSession(clock, 400, 6, base_ms=8.0), FakeSession(clock, 60, 10, base_ms=8.0)
+    parts: list[float] = []
+    finish = large.finish
+
+    def note(run: SweepRun) -> None:
+        finish(run)
+        parts.append(small.served_ms / large.served_ms)
+
+    large.finish = note  # type: ignore[method-assign]
+    await serve(Engine(StepCost(8.0, 1.0)), small, large)
+    assert [10, 6] in FakeRun.forwards
+    assert [6, 10] not in FakeRun.forwards
+    assert parts[-1] == pytest.approx(1.0, abs=0.1)
+
+
+async def test_what_a_session_owes_for_joining_is_soon_paid(clock: Clock) -> None:
+    """It joined a hundred forwards of a smaller one; then a third, with other layers, does not have all turns."""
+    large, smaller, late = (
+        FakeSession(clock, sweeps, rows, base_ms=8.0) for sweeps, rows in ((120, 7), (100, 1), (9, 9))
+    )
+    late.span = Span(0, 2)
+    engine = Engine(StepCost(8.0, 1.0))
+    finish, served = smaller.finish, list[int]()
+
+    def last(run: SweepRun) -> None:
+        finish(run)
+        if not smaller.left:
+            engine.submit(late)
+
+    smaller.finish = last  # type: ignore[method-assign]
+    end = late.finish
+
+    def note(run: SweepRun) -> None:
+        end(run)
+        served.append(large.left)
+
+    late.finish = note  # type: ignore[method-assign]
+    running = asyncio.get_running_loop().create_task(engine.run())
+    for session in (smaller, large):
+        engine.submit(session)
+    await large.ended.wait()
+    await late.ended.wait()
+    running.cancel()
+    assert FakeRun.forwards.count([1, 7]) + FakeRun.forwards.count([7, 1]) > 90
+    assert len(set(served)) >= 3, f"the late one was served all at once: {served}"
+
+
+async def test_one_that_fails_in_a_shared_forward_ends_alone(clock: Clock) -> None:
+    sessions = [FakeSession(clock, 2, 1, base_ms=8.0) for _ in range(3)]
+    sessions[1].error = ArithmeticError("not finite")
+    await serve(Engine(StepCost(8.0, 1.0)), *sessions)
+    assert FakeRun.forwards == [[1, 1, 1], [1, 1]]
+    assert [len(session.failed) for session in sessions] == [0, 1, 0]
+    assert [session.left for session in sessions] == [0, 0, 0]
+
+
+def test_what_sessions_cost_in_a_forward_is_learned() -> None:
+    """From a wrong start, forwards of one and of many told apart."""
+    cost = StepCost(base_ms=1.0, per_row_ms=0.1)
+    for _ in range(300):
+        for sessions in (1, 4, 16):
+            cost.learn(2 * sessions, 3.0 + 0.1 * 2 * sessions + 0.4 * (sessions - 1), sessions)
+    assert cost.base_ms == pytest.approx(3.0, abs=0.1)
+    assert cost.per_session_ms == pytest.approx(0.4, abs=0.02)
+    assert cost.predict_ms(16, 8) == pytest.approx(3.0 + 1.6 + 2.8, abs=0.2)
+
+
+@pytest.mark.parametrize("rows", [(5,), (1, 1, 1), (0, 0), (2, 30)])
+def test_the_parts_of_a_forward_are_all_of_it(rows: tuple[int, ...]) -> None:
+    for cost in (StepCost(3.0, 0.1), StepCost(0.0, 0.0)):
+        assert sum(cost.shares(rows)) == pytest.approx(1.0)
+
+
+def test_a_part_of_the_usual_base_is_the_same_in_any_company() -> None:
+    cost = StepCost(8.0, 1.0)
+    alone_ms = cost.predict_ms(2) * cost.shares((2,), sharers=2.0)[0]
+    joined_ms = cost.predict_ms(2 + 6, sessions=2) * cost.shares((2, 6), sharers=2.0)[0]
+    assert alone_ms == pytest.approx(joined_ms) == pytest.approx(4.0 + 2.0)
+
+
 def test_the_cost_forgets_a_wrong_start() -> None:
     cost = StepCost(base_ms=60.0, per_row_ms=0.1)
     for _ in range(100):
@@ -162,9 +309,9 @@ class ThreadRun(FakeRun):
 
     threads: set[int]
 
-    def advance(self, rows: int) -> None:
+    def advance(self, rows: int, others: Sequence[FakeRun] = ()) -> dict[FakeRun, Exception]:
         self.threads.add(threading.get_ident())
-        super().advance(rows)
+        return super().advance(rows, others)
 
 
 @pytest.mark.parametrize(("row_ms", "held", "in_loop"), [(1.0, False, True), (30.0, False, False), (1.0, True, False)])

@@ -63,6 +63,18 @@ def test_sweeps_are_handed_out_in_order_and_whole() -> None:
     assert log.executed.live == client.state.live
 
 
+def test_how_many_nodes_come_next_is_known_before_they_are_handed_out() -> None:
+    client, log = Sender(), HopLog(LIMITS)
+    known = [log.next_rows]
+    for nodes in ([(1, None), (2, 0)], [(3, 1)]):
+        log.receive(SweepFrame(client.make(nodes)))
+        known.append(log.next_rows)
+    for _ in range(2):
+        work(log)
+        known.append(log.next_rows)
+    assert known == [None, 2, 2, 1, None]
+
+
 def test_a_queued_commit_prunes_the_nodes_that_it_kills() -> None:
     client, log = Sender(), HopLog(LIMITS)
     log.receive(SweepFrame(client.make([(1, None), (2, None), (3, 0), (4, 1)])))

@@ -1,0 +1,161 @@
+"""Sweeps of several sessions in one forward: what each gets alone, and whose trouble is whose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from node.checkpoint import open_checkpoint
+from node.span import SpanModel, load_span
+from node.sweep_run import HopRole, SweepRun
+from swarm.arena import Arena
+from swarm.codec import decode_rows, encode_rows
+from swarm.errors import RemoteProtocolError
+from swarm.hop_log import HopLog
+from swarm.ids import TreeNodeId
+from swarm.layers import Span
+from swarm.messages import Codec, Rows, Sampling, Sweep, SweepFrame, Want
+from swarm.noise import gumbel_row
+from swarm.ragged import RaggedModel, Work
+from swarm.session import Limits
+from tests.model.tiny import LAYERS, VOCAB
+
+LIMITS = Limits(vocab_size=VOCAB, window_tokens=64, sweeps=8, nodes=64)
+PARENTS = (None, 0, 0, 1)
+SAMPLINGS = (Sampling(seed=7, temperature=1.0), Sampling(seed=8), Sampling(seed=9, temperature=0.7, top_k=9))
+
+
+class Hop:
+    """One session on one machine, without network and engine: a prompt was run."""
+
+    def __init__(self, model: SpanModel, seed: int, sampling: Sampling) -> None:
+        self.model, self.sampling = model, sampling
+        self.arena, self._log = Arena(model.layout, 128), HopLog(LIMITS)
+        self._role = HopRole(model.span, Codec.FP32, VOCAB, gumbel_row)
+        self._random = torch.Generator().manual_seed(seed)
+        self._tip: TreeNodeId | None = None
+        assert self.next((None, 0, 1, 2, 3), commit=4).advance(5) == {}
+
+    def next(self, parents: Sequence[int | None] = PARENTS, commit: int = 1, *, spoil: bool = False) -> SweepRun:
+        """The next sweep.
+
+        parents: by place in the sweep; None is the tip. commit: the place of the node that the one after it commits.
+        spoil: a value of the rows that arrive is no number.
+        """
+        state, count, commit_to = self._log.executed, len(parents), self._tip
+        path = 0 if commit_to is None else len(state.path_to(commit_to))
+        first = state.next_id
+        self._tip = TreeNodeId(first + commit)
+        tokens = torch.randint(3, VOCAB, (count,), generator=self._random)
+        sweep = Sweep(
+            sequence=state.sequence + 1,
+            committed=len(state.committed) + path,
+            first_id=first,
+            tokens=tuple(tokens.tolist()),
+            parents=tuple(None if parent is None else TreeNodeId(first + parent) for parent in parents),
+            picks_from=TreeNodeId(first + 1),
+            commit_to=commit_to,
+            sampling=self.sampling,
+            want=Want(log_probs=False, hidden_rows=True),
+        )
+        frame = SweepFrame(sweep, None, None if self.model.span.start == 0 else self._rows(count, spoil=spoil))
+        assert self._log.receive(frame)
+        work = self._log.next_work()
+        assert work is not None
+        return SweepRun(self.model, self.arena, self._role, work, self.sampling)
+
+    def _rows(self, count: int, *, spoil: bool) -> Rows:
+        values = torch.randn(count, self.model.hidden_size, generator=self._random)
+        rows = encode_rows(values, Codec.FP32)
+        broken = torch.full((1,), torch.nan).numpy().tobytes()
+        return Rows(rows.codec, rows.count, rows.width, broken + bytes(rows.data)[4:]) if spoil else rows
+
+
+@pytest.fixture(scope="module", params=[Span(0, LAYERS), Span(2, LAYERS), Span(2, 4)], ids=["whole", "tail", "middle"])
+def model(request: pytest.FixtureRequest, whole: Path) -> SpanModel:
+    return load_span(open_checkpoint(whole), request.param, torch.float32)
+
+
+def hops(model: SpanModel) -> list[Hop]:
+    return [Hop(model, seed, sampling) for seed, sampling in enumerate(SAMPLINGS)]
+
+
+def same(one: SweepRun, other: SweepRun) -> bool:
+    """The same picks of the same nodes, and rows that only the order of additions tells apart."""
+    if one.rows is None or other.rows is None:
+        close = all(torch.allclose(row, other.final[node], atol=1e-5) for node, row in one.final.items())
+        return one.rows is other.rows and one.picks == other.picks and one.final.keys() == other.final.keys() and close
+    ours, theirs = (decode_rows(run.rows, torch.float32) for run in (one, other) if run.rows is not None)
+    return ours.shape == theirs.shape and torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_a_shared_forward_gives_each_what_it_gets_alone(model: SpanModel) -> None:
+    """Sweep after sweep, with commits between; of the first session only a part is run with the others."""
+    alone, together = hops(model), hops(model)
+    for _ in range(3):
+        expected, runs = [[hop.next() for hop in some] for some in (alone, together)]
+        for run in expected:
+            assert run.advance(4) == {}
+        forwards = model.forwards
+        assert runs[0].advance(2, runs[1:]) == {}
+        assert [run.is_done for run in runs] == [False, True, True]
+        assert model.forwards == forwards + 1
+        assert runs[0].advance(2) == {}
+        for one, other in zip(expected, runs, strict=True):
+            assert same(one, other)
+            assert other.picks or other.rows is not None
+    for hop in together:
+        hop.arena.check_integrity()
+
+
+def test_rows_that_are_no_numbers_are_their_own_sessions_trouble(whole: Path) -> None:
+    model = load_span(open_checkpoint(whole), Span(2, LAYERS), torch.float32)
+    alone, together = hops(model), hops(model)
+    expected = [hop.next() for hop in alone]
+    runs = [hop.next(spoil=place == 1) for place, hop in enumerate(together)]
+    for run in expected:
+        run.advance(4)
+    failed = runs[0].advance(4, runs[1:])
+    assert list(failed) == [runs[1]]
+    assert isinstance(failed[runs[1]], RemoteProtocolError)
+    assert same(runs[0], expected[0])
+    assert same(runs[2], expected[2])
+
+
+def test_where_a_shared_forward_fails_each_is_tried_alone(model: SpanModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there is no memory for all of them; what one raises alone too is its own."""
+    alone, together = hops(model), hops(model)
+    expected, runs = [[hop.next() for hop in some] for some in (alone, together)]
+    for run in expected:
+        run.advance(4)
+    run_layers: Callable[..., torch.Tensor] = RaggedModel._run
+
+    def short_of_memory(self: RaggedModel, step: object, sub: Span, entering: torch.Tensor, at: torch.Tensor) -> object:
+        arenas = [part.arena for part in step.parts]  # type: ignore[attr-defined]
+        if len(arenas) > 1 or arenas[0] is together[2].arena:
+            raise RuntimeError("no memory")
+        return run_layers(self, step, sub, entering, at)
+
+    monkeypatch.setattr(RaggedModel, "_run", short_of_memory)
+    failed = runs[0].advance(4, runs[1:])
+    assert {run: str(error) for run, error in failed.items()} == {runs[2]: "no memory"}
+    assert same(runs[0], expected[0])
+    assert same(runs[1], expected[1])
+
+
+def test_a_forward_that_fails_leaves_no_node_behind(target: RaggedModel) -> None:
+    """Nor do those before one that cannot be: its parent has no KV."""
+    first, second = Arena(target.layout, 16), Arena(target.layout, 16)
+    nodes = [TreeNodeId(0), TreeNodeId(1)]
+    good = Work(first, nodes, [None, nodes[0]], [0, 1], torch.tensor([5, 6]))
+    bad = Work(second, nodes, [None, TreeNodeId(9)], [0, 1], torch.tensor([5, 6]))
+    with pytest.raises(Exception, match="node 9 has no KV here"):
+        target.forward([good, bad])
+    assert first.slots.used == second.slots.used == 0
+    first.check_integrity()
+    rows = target.forward([good])
+    other = Work(second, nodes, [None, nodes[0]], [0, 1], torch.tensor([5, 6]))
+    assert torch.equal(rows, target.forward([other]))
