@@ -19,7 +19,7 @@ FADE = 0.97
 FIRST_MS = 1.0
 FIRST_SLOPE = 1 / 256
 """Where nobody says what a node costs: 256 of them as much as the first one."""
-UNSURE = 10.0
+UNSURE = 3.0
 """The first slope may be wrong by so many times itself: noise beside that says how far x must spread to outweigh it."""
 OUTLIER = 4.0
 """A residual of so many times the usual one is no news, unless it comes again and again."""

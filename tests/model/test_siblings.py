@@ -70,7 +70,7 @@ def test_a_full_pipe_stays_exact_and_hears_its_dead_branches(
     target: RaggedModel, draft: RaggedModel, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In virtual time, where draft and target run themselves; `run` compares the texts."""
-    prompts = demo_prompts(2, tokens=64)
+    prompts = demo_prompts(4, tokens=64)
     samplings = [Sampling(11 + place, temperature) for place in range(len(prompts))]
     texts, tokenizer = write(target, prompts, samplings, 20), AutoTokenizer.from_pretrained(TARGET)
     began: list[bool] = []
