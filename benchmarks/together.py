@@ -1,0 +1,149 @@
+"""Sweeps of several sessions that wait at a hop: in one forward, and one after the other.
+
+What a hop computes per sweep (commit, forward, head and picks or encoded rows), without messages and without a network.
+
+    python -m benchmarks.together --record
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import torch
+import tyro
+from rich.console import Console
+
+from benchmarks.sheet import Sheet
+from node.checkpoint import open_checkpoint
+from node.span import SpanModel, load_span
+from node.sweep_run import HopRole, SweepRun
+from swarm.arena import Arena
+from swarm.codec import encode_rows, lossless_codec
+from swarm.demo import TARGET
+from swarm.hop_log import HopLog
+from swarm.ids import TreeNodeId
+from swarm.layers import Span
+from swarm.messages import Rows, Sampling, Sweep, SweepFrame
+from swarm.noise import gumbel_row
+from swarm.quiet import quiet_libraries
+from swarm.session import Limits
+
+CONTEXT = 120
+"""Committed tokens of every session when its first sweep comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure what sharing forwards saves."""
+
+    model: str = str(TARGET)
+    layers: str = "8-12"
+    """Of the demo target's 12: the tail's four."""
+    nodes: tuple[int, ...] = (0, 4, 16, 64)
+    """Tree nodes of every sweep (K)."""
+    sessions: tuple[int, ...] = (1, 2, 4, 8, 16)
+    repeats: int = 15
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 1
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+@dataclass(slots=True)
+class Session:
+    """One session of a hop, whose client grows a binary tree and always goes on with its first node."""
+
+    model: SpanModel
+    seed: int
+    _log: HopLog = field(init=False)
+    _arena: Arena = field(init=False)
+    _role: HopRole = field(init=False)
+    _tip: TreeNodeId | None = None
+
+    def __post_init__(self) -> None:
+        model = self.model
+        limits = Limits(model.vocab_size, window_tokens=512, sweeps=2, nodes=512)
+        self._log, self._arena = HopLog(limits), Arena(model.layout, 1_024)
+        self._role = HopRole(model.span, lossless_codec(model.dtype), model.vocab_size, gumbel_row)
+        run = self.next([None, *range(CONTEXT - 1)], commit=CONTEXT - 1)
+        run.advance(run.remaining)
+
+    def next(self, parents: Sequence[int | None], commit: int = 0) -> SweepRun:
+        """The next sweep, ready to run. parents: by place in it. commit: the place of the node that comes true."""
+        state, commit_to = self._log.executed, self._tip
+        first, path = state.next_id, 0 if commit_to is None else len(state.path_to(commit_to))
+        self._tip = TreeNodeId(first + commit)
+        sampling = Sampling(self.seed, temperature=1.0)
+        sweep = Sweep(
+            sequence=state.sequence + 1,
+            committed=len(state.committed) + path,
+            first_id=first,
+            tokens=tuple(range(len(parents))),
+            parents=tuple(None if parent is None else TreeNodeId(first + parent) for parent in parents),
+            picks_from=first,
+            acked=state.sequence,
+            commit_to=commit_to,
+            sampling=sampling,
+        )
+        self._log.receive(SweepFrame(sweep, None, self._rows(len(parents))))
+        work = self._log.next_work()
+        assert work is not None, "just received"
+        return SweepRun(self.model, self._arena, self._role, work, sampling)
+
+    def _rows(self, count: int) -> Rows | None:
+        if self.model.span.start == 0:
+            return None
+        noise = torch.randn(count, self.model.hidden_size, generator=torch.Generator().manual_seed(self.seed))
+        return encode_rows(noise.to(self.model.dtype), self._role.codec)
+
+
+def measure(model: SpanModel, nodes: int, sessions: int, repeats: int) -> tuple[float, float]:
+    """Median milliseconds of all sessions' sweeps together, and one after the other; taken in turns."""
+    parents = [None, *((place - 1) // 2 for place in range(1, nodes + 1))]
+    crowd = [Session(model, seed) for seed in range(sessions)]
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for turn in range(2 * repeats):
+        runs, together = [session.next(parents) for session in crowd], turn % 2 == 0
+        started = time.perf_counter()
+        if together:
+            failed = runs[0].advance(nodes + 1, runs[1:])
+        else:
+            failed = {run: error for one in runs for run, error in one.advance(nodes + 1).items()}
+        times[together].append((time.perf_counter() - started) * 1e3)
+        assert not failed, failed
+    return median(times[True]), median(times[False])
+
+
+def main() -> None:
+    """Measure, print."""
+    options = tyro.cli(Options)
+    quiet_libraries()
+    torch.set_num_threads(options.threads)
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    model = load_span(open_checkpoint(options.model), Span.parse(options.layers), dtype, options.device)
+    sheet = Sheet(
+        "together",
+        f"Layers {options.layers} on {model.numeric_class}, {options.threads} thread(s): milliseconds per sweep where "
+        f"sweeps of so many sessions share a forward (× as fast as one after the other); medians of {options.repeats}",
+        ("tree nodes", *(f"{count} session" + "s" * (count > 1) for count in options.sessions)),
+    )
+    for nodes in options.nodes:
+        cells = []
+        for count in options.sessions:
+            shared_ms, alone_ms = measure(model, nodes, count, options.repeats)
+            sheet.measured.setdefault("runs", []).append(
+                {"nodes": nodes, "sessions": count, "together_ms": shared_ms, "alone_ms": alone_ms}
+            )
+            cells.append(f"{shared_ms / count:.2f} ({alone_ms / shared_ms:.2f})")
+        sheet.rows.append((str(nodes), *cells))
+    sheet.finish(Console(width=150), record=options.record, path=options.json)
+
+
+if __name__ == "__main__":
+    main()
