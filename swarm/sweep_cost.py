@@ -19,8 +19,9 @@ FADE = 0.97
 FIRST_MS = 1.0
 FIRST_SLOPE = 1 / 256
 """Where nobody says what a node costs: 256 of them as much as the first one."""
-UNSURE = 3.0
-"""The first slope may be wrong by so many times itself: noise beside that says how far x must spread to outweigh it."""
+UNSURE, CLAIM_UNSURE = 10.0, 3.0
+"""The first slope may be wrong by so many times itself: noise beside that says how far x must spread to outweigh it.
+What machines claim is surer."""
 OUTLIER = 4.0
 """A residual of so many times the usual one is no news, unless it comes again and again."""
 STUBBORN = 3
@@ -43,9 +44,10 @@ class Line:
     Until x has varied, the slope is `slope`, or a little of the level where nobody knows one.
     """
 
-    def __init__(self, slope: float | None = None) -> None:
+    def __init__(self, slope: float | None = None, unsure: float = UNSURE) -> None:
+        """unsure: by so many times itself the slope may be wrong."""
         self.a, self.b = FIRST_MS, FIRST_MS * FIRST_SLOPE if slope is None else slope
-        self._slope = slope
+        self._slope, self._unsure = slope, unsure
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._scale = math.inf
         self._odd = 0
@@ -61,7 +63,7 @@ class Line:
 
     def again(self) -> Line:
         """The same line, where the next measurement sets the level anew; the slope stays until x has varied."""
-        line = Line(self.b)
+        line = Line(self.b, self._unsure)
         line.a = self.a
         return line
 
@@ -82,7 +84,7 @@ class Line:
         usual = max(y, 0.0) * FIRST_SLOPE
         first = usual if self._slope is None else self._slope
         spread, both = max(self._xx - self._weight * x * x, 0.0), self._xy - self._weight * x * y
-        pull = max((self._scale / (UNSURE * max(first, usual, 1e-9))) ** 2, 1.0)
+        pull = max((self._scale / (self._unsure * max(first, usual, 1e-9))) ** 2, 1.0)
         self.b = first if pull == math.inf else max((both + pull * first) / (spread + pull), 0.0)
         self.a = y - self.b * x
 
@@ -92,7 +94,8 @@ class RouteCost:
 
     def __init__(self, row_ms: float | None = None) -> None:
         """row_ms: what one more node should cost, as far as anybody knows."""
-        self.links, self.compute = Line(0.0 if row_ms is not None else None), Line(row_ms)
+        self.links = Line(0.0 if row_ms is not None else None)
+        self.compute = Line(row_ms, UNSURE if row_ms is None else CLAIM_UNSURE)
         self.sweeps, self.hops = 0, 1
         self._waited = self._computed = self._late = 0.0
         self._dearness: float | None = None
