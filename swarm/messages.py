@@ -78,8 +78,7 @@ class Rows:
 class HopTime:
     """Where one hop's time went for one sweep, in milliseconds: durations only, clocks differ.
 
-    `compute_ms`: its share, where sweeps of several sessions had a forward together; the rest of that is `queue_ms`.
-    `other_ms`: encoding and messages. `link_ms`: half the round trip measured to its successor, or to the client.
+    compute_ms: its share of forwards. other_ms: encoding, messages. link_ms: half the round trip to what comes next.
     """
 
     queue_ms: float
