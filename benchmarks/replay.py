@@ -140,6 +140,7 @@ async def tell(
     tail = RecordedTail(recorded, credits) if cast.target is None else ModelTail(cast.target, credits)
     chain = VirtualChain(tail, costs, clock, credits)
     walk = Walk(Limits(VOCABULARY, credits.window_tokens, credits.sweeps, credits.nodes), recorded.sampling)
+    budget.expect(chain.route_key, costs.prospect())
     first: tuple[int, float] | None = None
     async for _ in decode(job, chain, walk):
         if first is None and text.tokens:

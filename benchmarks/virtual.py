@@ -23,7 +23,7 @@ from benchmarks.virtual_clock import Clock, Line, Then
 from client.answers import Answer
 from client.draft import NONE, TreeDrafter
 from client.local import LocalSession
-from swarm.budget import EVERYTHING, Worth
+from swarm.budget import EVERYTHING, Prospect, Worth
 from swarm.ids import TreeNodeId
 from swarm.messages import Credits, HopTime, Reply, Sampling, Sweep
 from swarm.ragged import RaggedModel
@@ -81,6 +81,11 @@ class Costs:
     def plain_ms(self) -> float:
         """Of a sweep without a tree, with nobody else there."""
         return (HOPS + 1) * self.delay_ms + HOPS * self.compute_ms(1) + (HOPS - 1) * self.transfer_ms(1)
+
+    def prospect(self) -> Prospect:
+        """What routing would say of a chain of such machines."""
+        row_ms = HOPS * self.row_ms + (HOPS - 1) * self.transfer_ms(1)
+        return Prospect((HOPS + 1) * self.delay_ms, HOPS * self.compute_ms(1), row_ms, hops=HOPS)
 
     def transfer_ms(self, rows: int) -> float:
         """Of hidden rows over one link."""

@@ -79,7 +79,7 @@ class Session:
         repaired = len(self.chain.repairs)
         first_token = started
         last = ""
-        job.budget.expect(self.chain.route_key, self.chain.route.row_ms)
+        job.budget.expect(self.chain.route_key, self.chain.route.prospect)
         try:
             async for text in decode(job, self.chain, self.walk):
                 if first_token == started and len(job.text.tokens) > job.resumed_tokens:

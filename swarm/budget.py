@@ -78,6 +78,21 @@ class Spent:
     alone: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What sweeps over a route should take before any was measured, in milliseconds.
+
+    links: all delays together. waiting: behind others, at all `hops` together. compute: of a sweep without a tree, at
+    all hops together. row: what one more node adds, rows on links included.
+    """
+
+    links_ms: float
+    compute_ms: float
+    row_ms: float
+    waiting_ms: float = 0.0
+    hops: int = 1
+
+
 class Budget(Protocol):
     """Chooses K before each sweep. route: names the chain; what sweeps cost over another one is another matter."""
 
@@ -86,8 +101,8 @@ class Budget(Protocol):
         """Most nodes of a tree."""
         ...
 
-    def expect(self, route: Hashable, row_ms: float) -> None:
-        """What one more node should cost on a route, as its machines claim; counts until something is measured."""
+    def expect(self, route: Hashable, prospect: Prospect) -> None:
+        """What sweeps should cost on a route, as its machines claim; counts until something is measured."""
         ...
 
     def plan(self, route: Hashable, temperature: float, room: int) -> Choice:
@@ -138,7 +153,7 @@ class FixedBudget:
     most: int
     in_flight: int = 1
 
-    def expect(self, route: Hashable, row_ms: float) -> None:
+    def expect(self, route: Hashable, prospect: Prospect) -> None:
         """Nothing is weighed."""
 
     def plan(self, route: Hashable, temperature: float, room: int) -> Choice:

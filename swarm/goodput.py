@@ -19,7 +19,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-from swarm.budget import EVERYTHING, Ahead, Busy, Choice, Spent, Worth
+from swarm.budget import EVERYTHING, Ahead, Busy, Choice, Prospect, Spent, Worth
 from swarm.chance import TEMPERATURES
 from swarm.sweep_cost import Line, RouteCost
 from swarm.tree import DraftTree
@@ -30,12 +30,14 @@ ROUTES_KEPT = 8
 FIRST_SIZE = 16
 FIRST_TREES = 3
 PROMISING = 0.8
-"""So much of plain decoding's speed gives the first trees another chance: one had little to hope for, perhaps."""
+"""First trees that promise so much of plain decoding's speed get another chance: the last was unlucky, perhaps."""
 EXPLORED = 0.01
 """At most this part of the time goes to trying what seems worse."""
 GAIN_FADE = 0.95
 TRUST_FADE, TRUSTED, MOST_TRUST = 0.97, 0.3, 1.5
 """Promises are believed as if so many tokens had been promised and had come."""
+FIRST_TRUSTED = 2.0
+"""The same at first: a sweep or two may be unlucky."""
 NEARLY = 0.9
 LEAST_CUT = 16
 """Nodes that are worth cutting."""
@@ -84,8 +86,8 @@ class Gain:
 class Trust:
     """How much of what trees promise comes true: chances are learned too, and may be wrong meanwhile."""
 
-    promised: float = TRUSTED
-    brought: float = TRUSTED
+    promised: float = FIRST_TRUSTED
+    brought: float = FIRST_TRUSTED
 
     def learn(self, spent: Spent) -> None:
         """A sweep came back."""
@@ -133,7 +135,7 @@ class Goodput:
         plain_ms = cost.sweep_ms(0)
         if most < 1:
             return Choice(0, plain_ms, "no room for a tree")
-        if not gain.is_known or not cost.links.is_known:
+        if not gain.is_known or not cost.is_expected:
             return Choice(min(most, FIRST_SIZE), plain_ms, "nothing is known yet", is_trial=True)
         sizes = sorted({min(size, most) for size in SIZES[1:]})
         (rates,) = self._rates(sizes, cost, gain.expected)
@@ -146,7 +148,8 @@ class Goodput:
                 return Choice(tried, cost.sweep_ms(tried), f"{size} seems best, {tried} is tried", is_trial=True)
             reason = f"up to {size} nodes: {_per_s(rate)} against {_per_s(plain)} plain"
             return Choice(size, cost.sweep_ms(size), reason)
-        if gain.trees < FIRST_TREES and rate >= PROMISING * plain:
+        (promised,) = self._rates(sizes, cost, gain.expected, trusted=1.0)
+        if gain.trees < FIRST_TREES and max(promised) >= PROMISING * plain:
             return Choice(min(most, FIRST_SIZE), cost.sweep_ms(size), "little is known yet", is_trial=True)
         took = cost.sweep_ms(size) + self.draft.at(size)
         if self._explored_ms + took <= EXPLORED * self._time_ms:
@@ -157,7 +160,7 @@ class Goodput:
     def worth(self, route: Hashable, temperature: float, planned: Choice) -> Worth:
         """What a node and a round of drafting must bring."""
         cost = self.cost_of(route)
-        if planned.is_trial or not cost.links.is_known:
+        if planned.is_trial or not cost.is_expected:
             return EVERYTHING
         rate = self._value_time(cost, temperature)
         round_ms = self.round.at(1) if self.round.is_known else 0.0
@@ -168,7 +171,7 @@ class Goodput:
         """How many of a tree's nodes, best first, are worth sending."""
         cost, least = self.cost_of(route), self.worth(route, temperature, planned).least
         nodes = sum(chance > least for chance in chances)
-        predicted_ms = cost.sweep_ms(nodes) if cost.links.is_known else None
+        predicted_ms = cost.sweep_ms(nodes) if cost.is_expected else None
         if planned.is_trial:
             return replace(planned, nodes=nodes, predicted_ms=predicted_ms)
         if nodes == len(chances):
@@ -182,8 +185,10 @@ class Goodput:
     def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> int:
         """Most further nodes that another sweep may have while some are on their way; 0 to wait for those."""
         cost, size = self.cost_of(route), min(room, self.most)
-        if not self._gain_of(temperature).is_known or not cost.links.is_known:
+        if not self._gain_of(temperature).is_known:
             return 0
+        if not cost.is_expected:
+            return min(size, FIRST_SIZE)
         return cost.chunk(size) if size > LEAST_CUT else size
 
     def least(self, route: Hashable, temperature: float) -> float:
@@ -242,23 +247,29 @@ class Goodput:
         self._time_ms += spent.total_ms
         self._valued = None
 
-    def expect(self, route: Hashable, row_ms: float) -> None:
-        """What one more node should cost on a route of which nothing is known yet, as its machines claim."""
+    def expect(self, route: Hashable, prospect: Prospect) -> None:
+        """What sweeps should cost on a route of which nothing is known yet, as its machines claim."""
         if route not in self._routes:
-            self._routes[route] = RouteCost(row_ms)
+            self._routes[route] = RouteCost(prospect)
 
     def _gain_of(self, temperature: float) -> Gain:
         return self._gains[bisect_left(TEMPERATURES, temperature)]
 
-    def _rates(self, sizes: Sequence[int], cost: RouteCost, *gains: Sequence[float]) -> list[list[float]]:
-        """Tokens per millisecond with trees of such sizes, for each of these gains."""
+    def _rates(
+        self, sizes: Sequence[int], cost: RouteCost, *gains: Sequence[float], trusted: float | None = None
+    ) -> list[list[float]]:
+        """Tokens per millisecond with trees of such sizes, for each of these gains.
+
+        trusted: how much of them comes true, None for what did lately.
+        """
         draft = self.draft if self.draft.is_known else None
         times = [
             max(ms + (draft.at(size) if draft and size else 0.0), 1e-9)
             for size, ms in zip(sizes, cost.sweeps_ms(sizes), strict=True)
         ]
         # What comes beyond the promise makes time dearer only where others wait for it.
-        part, places = min(self._trust.part, cost.load), [bisect_left(SIZES, size) for size in sizes]
+        part = min(self._trust.part, cost.load) if trusted is None else trusted
+        places = [bisect_left(SIZES, size) for size in sizes]
         return [[(1 + gained[place] * part) / ms for place, ms in zip(places, times, strict=True)] for gained in gains]
 
     def _value_time(self, cost: RouteCost, temperature: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from swarm.budget import Prospect
 from swarm.coverage import serve_line
 from swarm.errors import RouteError
 from swarm.ids import PeerId
@@ -38,8 +39,8 @@ __all__ = ["Route", "RouteQuery", "best_route", "hedged", "no_route", "runner_up
 class Route:
     """A chain: its hops with the layers that each computes, where they listen, and what a sweep should take.
 
-    costs: per hop. return_ms: from the tail to the client. gap_ms: the very best chain may be faster by this at most.
-    row_ms: what one more tree node adds to a sweep. hedge, twin: the hop that a second machine stands in for too, and
+    costs: per hop. return_ms: from the tail to the client. prospect: what its sweeps should take by their size. gap_ms:
+    the very best chain may be faster by this at most. hedge, twin: the hop that a second machine stands in for too, and
     that machine.
     """
 
@@ -47,8 +48,8 @@ class Route:
     records: tuple[NodeRecord, ...]
     costs: tuple[HopCost, ...]
     return_ms: float
+    prospect: Prospect
     gap_ms: float = 0.0
-    row_ms: float = 0.0
     hedge: Hedge | None = None
     twin: NodeRecord | None = None
 
@@ -166,18 +167,22 @@ def _route(candidates: Sequence[Candidate], found: Found, query: RouteQuery) -> 
     costs = [
         _hop_cost(*link, hop.span, query) for link, hop in zip(zip(senders, chosen, strict=True), hops, strict=True)
     ]
-    return_ms, row_ms = client_delay_ms(chosen[-1], query)[0], _row_ms(hops, chosen, query)
-    return Route(tuple(hops), tuple(chosen), tuple(costs), return_ms, found.gap_ms, row_ms)
+    return_ms = client_delay_ms(chosen[-1], query)[0]
+    links_ms = sum(cost.delay_ms for cost in costs) + return_ms
+    waiting_ms = sum(wait_ms(record, sweep_ms(record, 1)) for record in chosen)
+    prospect = Prospect(links_ms, *_compute_ms(hops, chosen, query), waiting_ms, len(hops))
+    return Route(tuple(hops), tuple(chosen), tuple(costs), return_ms, prospect, found.gap_ms)
 
 
-def _row_ms(hops: Sequence[RouteHop], records: Sequence[NodeRecord], query: RouteQuery) -> float:
-    """What one more node costs: every hop's claimed forward, and its row on every link but the last."""
-    compute_ms = sum(
-        (sweep_ms(record, MANY_ROWS) - sweep_ms(record, 1)) / (MANY_ROWS - 1) * len(hop.span) / len(record.span)
-        for hop, record in zip(hops, records, strict=True)
+def _compute_ms(hops: Sequence[RouteHop], records: Sequence[NodeRecord], query: RouteQuery) -> tuple[float, float]:
+    """Every hop's claimed forward of one row, and what another one costs: there, and on every link but the last."""
+    parts = [len(hop.span) / len(record.span) for hop, record in zip(hops, records, strict=True)]
+    one_ms, many_ms = (
+        sum(sweep_ms(record, rows) * part for record, part in zip(records, parts, strict=True))
+        for rows in (1, MANY_ROWS)
     )
     transfer = sum(transfer_ms(record, replace(query, nodes=0)) for record in records[:-1])
-    return max(compute_ms, 0.0) + transfer
+    return one_ms, max((many_ms - one_ms) / (MANY_ROWS - 1), 0.0) + transfer
 
 
 def _hop_cost(sender: NodeRecord | None, record: NodeRecord, span: Span, query: RouteQuery) -> HopCost:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import fmean
 
-from swarm.budget import Spent
+from swarm.budget import Prospect, Spent
 
 FADE = 0.97
 """What an older measurement weighs beside the next one."""
@@ -44,10 +44,12 @@ class Line:
     Until x has varied, the slope is `slope`, or a little of the level where nobody knows one.
     """
 
-    def __init__(self, slope: float | None = None, unsure: float = UNSURE) -> None:
-        """unsure: by so many times itself the slope may be wrong."""
-        self.a, self.b = FIRST_MS, FIRST_MS * FIRST_SLOPE if slope is None else slope
-        self._slope, self._unsure = slope, unsure
+    def __init__(self, slope: float | None = None, unsure: float = UNSURE, level: float | None = None) -> None:
+        """unsure: by so many times itself the slope may be wrong. level: a that came with it: if one is wrong by some
+        factor, so is the other."""
+        self.a = FIRST_MS if level is None else level
+        self.b = FIRST_MS * FIRST_SLOPE if slope is None else slope
+        self._slope, self._unsure, self._level = slope, unsure, level
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._scale = math.inf
         self._odd = 0
@@ -67,6 +69,12 @@ class Line:
         line.a = self.a
         return line
 
+    def suppose(self, x: float, y: float) -> None:
+        """What to take it for until something is measured."""
+        line = Line(self._slope, self._unsure, self._level)
+        line.learn(x, y)
+        self.a, self.b = line.a, line.b
+
     def learn(self, x: float, y: float) -> None:
         """A measurement."""
         residual = abs(y - self.at(x))
@@ -83,6 +91,8 @@ class Line:
         x, y = self._x / self._weight, self._y / self._weight
         usual = max(y, 0.0) * FIRST_SLOPE
         first = usual if self._slope is None else self._slope
+        if self._level is not None:
+            first *= max(y, 0.0) / max(self._level + first * x, 1e-9)
         spread, both = max(self._xx - self._weight * x * x, 0.0), self._xy - self._weight * x * y
         pull = max((self._scale / (self._unsure * max(first, usual, 1e-9))) ** 2, 1.0)
         self.b = first if pull == math.inf else max((both + pull * first) / (spread + pull), 0.0)
@@ -90,14 +100,19 @@ class Line:
 
 
 class RouteCost:
-    """What sweeps over one route cost."""
+    """What sweeps over one route cost. is_expected: whether anybody said, or anything was measured."""
 
-    def __init__(self, row_ms: float | None = None) -> None:
-        """row_ms: what one more node should cost, as far as anybody knows."""
-        self.links = Line(0.0 if row_ms is not None else None)
-        self.compute = Line(row_ms, UNSURE if row_ms is None else CLAIM_UNSURE)
+    def __init__(self, prospect: Prospect | None = None) -> None:
+        """prospect: what they should cost, as far as anybody knows."""
+        self.links, self.compute = Line(), Line()
         self.sweeps, self.hops = 0, 1
         self._waited = self._computed = self._late = 0.0
+        self.is_expected = prospect is not None
+        if prospect is not None:
+            row_ms, plain_ms = prospect.row_ms, prospect.compute_ms
+            self.links = Line(0.0, level=prospect.links_ms)
+            self.compute = Line(row_ms, CLAIM_UNSURE, max(plain_ms - row_ms, 0.0))
+            self.hops, self._waited, self._computed = prospect.hops, prospect.waiting_ms, prospect.compute_ms
         self._dearness: float | None = None
         self._links: deque[tuple[int, float]] = deque(maxlen=KEPT_SWEEPS)
         self._lates: deque[float] = deque(maxlen=USUAL_SWEEPS)
@@ -172,16 +187,21 @@ class RouteCost:
         """What to expect of another route."""
         other = RouteCost()
         other.links, other.compute = self.links.again(), self.compute.again()
+        other.hops, other.is_expected = self.hops, self.is_expected
         return other
 
     def learn(self, spent: Spent) -> None:
         """A sweep came back."""
         rows, self._dearness = spent.nodes + 1, None
-        self.sweeps, self.hops = self.sweeps + 1, max(spent.hops, 1)
+        self.sweeps, self.hops, self.is_expected = self.sweeps + 1, max(spent.hops, 1), True
         self.compute.learn(rows, spent.computed_ms)
-        if not spent.alone:  # it waited for its own kind, at hops and on links
-            return
         links_ms = max(spent.total_ms - spent.waited_ms - spent.computed_ms, 0.0)
+        if not spent.alone:  # it waited for its own kind, at hops and on links
+            if not self.links.is_known and (self.sweeps == 1 or links_ms < self.links.at(rows)):
+                self.links.suppose(rows, links_ms)  # too much, but better than nothing
+            return
+        if not self.links.is_known:
+            self._waited = self._computed = 0.0  # which were promises
         self.links.learn(rows, links_ms)
         self._lates.append(self._late_ms(rows, links_ms, spent) / max(spent.computed_ms, 1e-9))
         usual = sorted(self._lates)[: math.ceil(len(self._lates) * USUAL_PART)]

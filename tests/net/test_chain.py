@@ -14,8 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from swarm import wire
+from swarm.budget import Prospect
 from swarm.codec import encode_rows
 from swarm.demo import TARGET
+from swarm.goodput import Goodput
 from swarm.ids import SessionId, TreeNodeId
 from swarm.link import WARM_UP_BYTES, WARM_UP_PINGS, Link
 from swarm.messages import (
@@ -33,6 +35,7 @@ from swarm.messages import (
     Sweep,
     SweepFrame,
 )
+from swarm.route_costs import HOP_MS
 from tests.net.raw import Sweeps, attach, counters, dial, opening, raw_link, raw_replies, route_of
 from tests.net.running import (
     SPANS,
@@ -108,6 +111,16 @@ async def test_each_hop_sees_each_sweep_once_and_only_its_new_nodes(nodes: int, 
     }.items():
         assert grown(before, after, field) == [expected] * 3, field
     assert all(len(sweep.hops) == 3 for sweep in stats.sweeps), "every hop reports its time"
+
+
+async def test_goodput_begins_with_what_routing_promises(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Prospect] = []
+    monkeypatch.setattr(Goodput, "expect", lambda _, __, prospect: told.append(prospect))
+    await running.client.generate(prompt(0), max_new_tokens=2)
+    (prospect,) = told
+    assert prospect.hops == 3
+    assert prospect.compute_ms > 0
+    assert 0 < prospect.links_ms < 4 * HOP_MS, "delays were measured"
 
 
 async def test_replies_come_from_the_tail_and_from_no_other_hop(

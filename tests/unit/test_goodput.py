@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from swarm.budget import Ahead, Choice, FixedBudget, Spent, Worth
+from swarm.budget import Ahead, Choice, FixedBudget, Prospect, Spent, Worth
 from swarm.goodput import SIZES, Goodput
 from swarm.sweep_cost import Line, RouteCost
 from swarm.tree import DraftTree
@@ -82,7 +82,8 @@ def run(control: Goodput, world: World, sweeps: int, rng: random.Random) -> tupl
     """Expected tokens per millisecond, and the chosen sizes."""
     tokens = time_ms = 0.0
     sizes = []
-    control.expect(ROUTE, world.node_ms / 2)  # machines claim what they do, not very well
+    prospect = Prospect(2 * world.links_ms, world.forward_ms / 2, world.node_ms / 2)
+    control.expect(ROUTE, prospect)  # machines claim what they do, not very well
     for _ in range(sweeps):
         planned = control.plan(ROUTE, 0.0, 256)
         nodes = 0
@@ -352,7 +353,7 @@ def closed_queue_ms(clients: int, away_ms: float, served_ms: float) -> float:
 @pytest.mark.parametrize("compute_ms", [5, 15])
 def test_a_millisecond_is_as_dear_as_a_closed_queue_makes_it(clients: int, links_ms: float, compute_ms: float) -> None:
     at_ms = closed_queue_ms(clients, links_ms, compute_ms)
-    cost = RouteCost(0.0)
+    cost = RouteCost(Prospect(links_ms, compute_ms, 0.0))
     for _ in range(200):
         cost.learn(Spent(0, links_ms + at_ms, at_ms - compute_ms, compute_ms))
     slower, faster = (closed_queue_ms(clients, links_ms, compute_ms + by) for by in (1e-3, -1e-3))

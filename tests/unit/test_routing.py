@@ -184,6 +184,20 @@ def test_a_route_says_what_it_predicts() -> None:
     assert said > 50
 
 
+def test_a_route_says_what_sweeps_should_take_by_their_size() -> None:
+    """Another row takes `b` 2 ms for all that it has, of which half is used; rows leave `a` at 10 a millisecond."""
+    rows_ms = ((1, 8.0), (64, 134.0))
+    first = replace(record("a", 0, 4), sweep_ms=((1, 20.0),), delays_ms=((PeerId("b"), 50.0),), uplink_mbit_per_s=80.0)
+    last = replace(record("b", 2, 6), sweep_ms=rows_ms, busy=0.5)
+    query = replace(QUERY, delays_ms={PeerId("a"): 3.0, PeerId("b"): 5.0}, nodes=63)
+    route = best_route([first, last], query)
+    assert [str(hop.span) for hop in route.hops] == ["0-4", "4-6"]
+    prospect = route.prospect
+    assert (prospect.links_ms, prospect.compute_ms, prospect.hops) == (58.0, 24.0, 2)
+    assert prospect.row_ms == pytest.approx(1.0 + 0.1)
+    assert prospect.waiting_ms == pytest.approx(wait_ms(last, 8.0)), "behind sweeps as small as it is"
+
+
 def test_a_machine_that_would_stand_twice_stands_once() -> None:
     """`slow` holds everything, `fast` the middle; beside them only a dear detour: `a` before and `z` behind."""
     slow = replace(record("slow", 0, 6, 60.0), delays_ms=((PeerId("fast"), 0.1),))

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from swarm.budget import Spent
+from swarm.budget import Prospect, Spent
 from swarm.sweep_cost import RouteCost
 
 ROW_MS, CLAIMED_MS, NOISE_MS = 0.25, 0.3, 12.0
@@ -15,7 +15,7 @@ SIZES = (16, 12, 8, 6, 4, 8, 3, 6)
 
 def taught(seed: int, sweeps: int, row_ms: float = ROW_MS) -> RouteCost:
     """A route whose machines claimed `CLAIMED_MS` per row, after sweeps whose compute hung on chance too."""
-    rng, cost = random.Random(seed), RouteCost(CLAIMED_MS)
+    rng, cost = random.Random(seed), RouteCost(Prospect(40, 12, CLAIMED_MS))
     for number in range(sweeps):
         nodes = SIZES[number % len(SIZES)]
         computed_ms = 12 + row_ms * (nodes + 1) + rng.gauss(0, NOISE_MS)

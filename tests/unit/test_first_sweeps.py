@@ -1,0 +1,126 @@
+"""A client's first sweeps: what it does on a route before it has measured much, and after a piece of bad luck."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from swarm.budget import Ahead, Choice, Prospect, Spent
+from swarm.goodput import FIRST_SIZE, FIRST_TREES, Goodput
+from swarm.sweep_cost import RouteCost
+from swarm.tree import DraftTree
+
+ROUTE = "route"
+FAR = Prospect(links_ms=400, compute_ms=21, row_ms=0.4, hops=3)
+NEAR = Prospect(links_ms=4, compute_ms=21, row_ms=0.3, hops=3)
+TREE = tuple(0.8 / (1 + place) for place in range(16))
+DRAFT_MS = 8.0
+
+
+def spent(prospect: Prospect, nodes: int, factor: float = 1.0, *, brought: float = 0.0, alone: bool = True) -> Spent:
+    """A sweep, where hops are `factor` times as slow as was promised."""
+    computed_ms = factor * (prospect.compute_ms + prospect.row_ms * nodes)
+    total_ms = prospect.links_ms + prospect.waiting_ms + computed_ms
+    return Spent(
+        nodes, total_ms, prospect.waiting_ms, computed_ms, prospect.hops, promised=1.0, brought=brought, alone=alone
+    )
+
+
+def drafted(control: Goodput) -> Choice:
+    """The first tree was planned and drafted."""
+    planned = control.plan(ROUTE, 0.0, 512)
+    control.drafted(0.0, DraftTree((0,) * 16, (None,) * 16, TREE, 2), planned, DRAFT_MS)
+    return planned
+
+
+def further(control: Goodput, chances: tuple[float, ...]) -> Choice:
+    """What another sweep would carry while the first is on its way."""
+    control.least(ROUTE, 0.0)  # which values time
+    return control.further(ROUTE, chances, Ahead(1, 0.0))
+
+
+def test_what_routing_promises_fills_the_pipe_from_the_first_trip_on_and_only_where_trips_are_long() -> None:
+    sent = {}
+    for prospect in (FAR, NEAR):
+        control = Goodput(512)
+        control.expect(ROUTE, prospect)
+        assert control.plan(ROUTE, 0.0, 512).nodes == FIRST_SIZE, "nobody knows what the draft is worth"
+        drafted(control)
+        assert control.more(ROUTE, 0.0, 512, Ahead(1, 0.0)) > 0
+        sent[prospect] = further(control, (0.12,) * 4).nodes
+    assert sent == {FAR: 4, NEAR: 0}
+
+
+def test_without_a_promise_the_first_further_sweeps_are_small_and_must_be_worth_it() -> None:
+    control = Goodput(512)
+    assert control.more(ROUTE, 0.0, 512, Ahead(1, 0.0)) == 0, "nothing was drafted"
+    drafted(control)
+    assert control.more(ROUTE, 0.0, 512, Ahead(1, 0.0)) == FIRST_SIZE
+    assert further(control, (0.02,) * 16).nodes == 0
+    assert further(control, (0.5,) * 16).nodes > 0
+
+
+def test_promises_end_with_the_first_measurement() -> None:
+    cost = RouteCost(replace(FAR, waiting_ms=30))
+    assert cost.sweep_ms(0) == pytest.approx(400 + 21 + 30)
+    cost.learn(spent(NEAR, 8))
+    assert cost.sweep_ms(8) == pytest.approx(spent(NEAR, 8).total_ms)
+
+
+@pytest.mark.parametrize("factor", [1 / 3, 3.0])
+def test_machines_that_are_slower_than_they_promise_are_so_with_every_row(factor: float) -> None:
+    """Else a claim of three times too much made small sweeps seem to cost nothing, and they queued at the first hop."""
+    cost = RouteCost(NEAR)
+    cost.learn(spent(NEAR, 16, factor))
+    for nodes in (0, 4, 64):
+        assert cost.compute.at(nodes + 1) == pytest.approx(spent(NEAR, nodes, factor).computed_ms, rel=0.02)
+
+
+def test_a_sweep_that_met_its_own_kind_is_a_guess_until_one_was_alone() -> None:
+    cost = RouteCost()
+    cost.learn(spent(replace(FAR, links_ms=500), 16, alone=False))
+    assert cost.sweep_ms(16) == pytest.approx(500 + spent(FAR, 16).computed_ms)
+    cost.learn(spent(replace(FAR, links_ms=450), 16, alone=False))
+    assert cost.links.at(17) == pytest.approx(450), "the least of them is nearest"
+    cost.learn(spent(replace(FAR, links_ms=480), 16, alone=False))
+    assert cost.links.at(17) == pytest.approx(450)
+    cost.learn(spent(FAR, 16))
+    assert cost.links.at(17) == pytest.approx(400)
+    cost.learn(spent(replace(FAR, links_ms=300), 16, alone=False))
+    assert cost.links.at(17) == pytest.approx(400), "measured is measured"
+
+
+def test_one_unlucky_tree_does_not_end_speculation() -> None:
+    """Near by, with a draft that takes a while, a client fell back to plain decoding for the rest of a short text."""
+    control = Goodput(512)
+    control.expect(ROUTE, NEAR)
+    for _ in range(FIRST_TREES - 1):
+        assert drafted(control).nodes > 0
+        control.spent(ROUTE, replace(spent(NEAR, 16), promised=2.0))
+    assert control.plan(ROUTE, 0.0, 512).nodes > 0
+    for _ in range(10):
+        control.spent(ROUTE, replace(spent(NEAR, 16), promised=2.0))
+        drafted(control)
+    assert control.plan(ROUTE, 0.0, 512).nodes == 0, "but many do"
+
+
+def test_where_drafting_itself_takes_too_long_one_tree_is_enough() -> None:
+    control = Goodput(512)
+    control.expect(ROUTE, NEAR)
+    planned = control.plan(ROUTE, 0.0, 512)
+    control.drafted(0.0, DraftTree((0,) * 16, (None,) * 16, TREE, 2), planned, 800.0)
+    control.spent(ROUTE, spent(NEAR, 16, brought=1.0))
+    assert control.plan(ROUTE, 0.0, 512).nodes == 0
+
+
+def test_another_route_begins_with_what_the_last_one_cost() -> None:
+    control = Goodput(512)
+    control.expect(ROUTE, FAR)
+    drafted(control)
+    for _ in range(20):
+        control.spent(ROUTE, spent(FAR, 16, brought=1.0))
+    assert control.plan("other", 0.0, 512).predicted_ms == pytest.approx(
+        spent(FAR, control.plan("other", 0.0, 512).nodes).total_ms, rel=0.1
+    )
+    assert "nothing" not in control.plan("other", 0.0, 512).reason
