@@ -36,7 +36,7 @@ from client.jobs import MOST_NODES, PREFILL_CHUNK
 from client.session import SWEEPS_IN_FLIGHT
 from client.text import TextStream
 from client.walk import Walk
-from swarm.budget import Ahead, Budget, Choice, FixedBudget, Worth
+from swarm.budget import Ahead, Budget, Choice, FixedBudget, Prospect, Worth
 from swarm.demo import DRAFT, TARGET
 from swarm.goodput import Goodput
 from swarm.messages import Credits, Sampling
@@ -104,11 +104,12 @@ class OneAtATime(Goodput):
 class Cast:
     """Who plays. drafter: made of a clock, which it moves. target: it picks behind dead branches too.
 
-    Recorded ones by default; their picks behind dead branches are token 0.
+    Recorded ones by default; their picks behind dead branches are token 0. promise: what routing says of the chain.
     """
 
     drafter: Callable[[Clock], Drafter] | None = None
     target: RaggedModel | None = None
+    promise: Callable[[Costs], Prospect | None] = Costs.prospect
 
 
 RECORDED = Cast()
@@ -140,7 +141,9 @@ async def tell(
     tail = RecordedTail(recorded, credits) if cast.target is None else ModelTail(cast.target, credits)
     chain = VirtualChain(tail, costs, clock, credits)
     walk = Walk(Limits(VOCABULARY, credits.window_tokens, credits.sweeps, credits.nodes), recorded.sampling)
-    budget.expect(chain.route_key, costs.prospect())
+    promise = cast.promise(costs)
+    if promise is not None:
+        budget.expect(chain.route_key, promise)
     first: tuple[int, float] | None = None
     async for _ in decode(job, chain, walk):
         if first is None and text.tokens:

@@ -1,0 +1,189 @@
+"""What a client loses with its first text, of whose draft and route it knows nothing but what routing promises.
+
+As `benchmarks.replay`, but every prompt is a new client's: its draft's chances, its look-up's votes and its controller
+begin anew. Beside it one client that tells all of them, and clients to whom routing promised nothing, or too much.
+
+    python -m benchmarks.first_texts --record
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor as Pool
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import track
+from transformers import AutoTokenizer
+
+from benchmarks.recorded import KINDS, Pair, Recorded, prompts_of, record
+from benchmarks.replay import FIRST_SEED, IN_FLIGHT, PROFILES, SIZES, Cast, one_core, run, tell
+from benchmarks.sheet import Sheet
+from benchmarks.virtual import Costs
+from client.jobs import MOST_NODES
+from swarm.budget import Budget, FixedBudget, Prospect
+from swarm.demo import DRAFT, TARGET
+from swarm.goodput import Goodput
+from swarm.messages import Sampling
+from swarm.ragged import load_whole
+
+WRONG = 3.0
+
+Promise = Callable[[Costs], Prospect | None]
+
+
+def promised(links: float, compute: float, row: float) -> Promise:
+    """A promise that is so many times the truth."""
+
+    def promise(costs: Costs) -> Prospect:
+        true = costs.prospect()
+        return Prospect(links * true.links_ms, compute * true.compute_ms, row * true.row_ms, hops=true.hops)
+
+    return promise
+
+
+PROMISES: dict[str, Promise] = {
+    "nothing": lambda _: None,
+    "far, rows dear": promised(WRONG, 1 / WRONG, WRONG),
+    "near, all dear": promised(1 / WRONG, WRONG, WRONG),
+    "all cheap": promised(1 / WRONG, 1 / WRONG, 1 / WRONG),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure first texts."""
+
+    prompts: int = 6
+    """Of each kind."""
+    new_tokens: int = 64
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell, in tokens per virtual second. least: of one text, first, as a part of what plain decoding makes of it.
+
+    misled: first texts, by what was promised.
+    """
+
+    name: tuple[str, str, float]
+    plain: float
+    best: tuple[int, int]
+    fixed: float
+    first: float
+    later: float
+    least: float
+    misled: dict[str, float]
+
+
+def texts_of(kind: str, temperature: float, options: Options) -> list[Recorded]:
+    """Texts and trees, each of a draft that has learned nothing before."""
+    pair = Pair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
+    made: list[Recorded] = []
+    for place, prompt in enumerate(prompts_of(kind, options.prompts)):
+        made += record(pair, [prompt], [Sampling(FIRST_SEED + place, temperature)])
+    return made
+
+
+def measure(name: tuple[str, str, float], texts: Sequence[Recorded]) -> Cell:
+    """All ways of one cell."""
+    costs, tokenizer = PROFILES[name[0]], AutoTokenizer.from_pretrained(TARGET)
+
+    def each(way: Callable[[], Budget], promise: Promise = Costs.prospect) -> list[tuple[int, float]]:
+        cast = Cast(promise=promise)
+        return [asyncio.run(tell(text, costs, way(), tokenizer, cast))[:2] for text in texts]
+
+    fixed = {
+        (size, flights): speed(each(partial(FixedBudget, size, flights)))
+        for size in SIZES
+        for flights in (IN_FLIGHT if size else (1,))
+    }
+    best = max(fixed, key=fixed.__getitem__)
+    fresh = partial(Goodput, MOST_NODES)
+    first, plain = each(fresh), each(partial(FixedBudget, 0))
+    return Cell(
+        name,
+        fixed[0, 1],
+        best,
+        fixed[best],
+        speed(first),
+        run(texts, costs, fresh(), tokenizer).tokens_per_s,
+        min(speed([ours]) / speed([theirs]) for ours, theirs in zip(first, plain, strict=True)),
+        {said: speed(each(fresh, promise)) for said, promise in PROMISES.items()},
+    )
+
+
+def speed(told: Sequence[tuple[int, float]]) -> float:
+    """All tokens over all seconds."""
+    return sum(count for count, _ in told) / sum(seconds for _, seconds in told)
+
+
+def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
+    """The table."""
+    made = Sheet(
+        "first_texts",
+        "Tokens per virtual second of first texts, each by a client that knows nothing yet",
+        (
+            *("network, text", "T", "plain", "best fixed (K × in flight)"),
+            *("first texts", "of plain", "of best fixed"),
+            *("one client's, of best fixed", *(f"promised {said}" for said in PROMISES)),
+        ),
+    )
+    for cell in cells:
+        network, kind, temperature = cell.name
+        made.rows.append(
+            (
+                *(f"{network}, {kind}", f"{temperature:g}", f"{cell.plain:.1f}"),
+                f"{cell.fixed:.1f} ({cell.best[0]} × {cell.best[1]})",
+                *(f"{cell.first:.1f}", f"{cell.first / cell.plain:.2f}"),
+                *(f"{cell.first / cell.fixed:.2f}", f"{cell.later / cell.fixed:.2f}"),
+                *(f"{cell.misled[said] / cell.first - 1:+.0%}" for said in PROMISES),
+            )
+        )
+    of_best = min(cell.first / cell.fixed for cell in cells)
+    wrong = ", ".join(f"{said} {min(cell.misled[said] / cell.first - 1 for cell in cells):+.0%}" for said in PROMISES)
+    made.notes.append(
+        f"Least of the best fixed choice: {of_best:.2f}; least of plain that a single text had: "
+        f"{min(cell.least for cell in cells):.2f}. {options.prompts} prompts of each kind, {options.new_tokens} new "
+        f"tokens each. Fixed choices have the same trees. Promises that are off, {WRONG:g} times each, against true "
+        f"ones at worst: {wrong}."
+    )
+    made.measured = {
+        "cells": [
+            {"cell": list(cell.name), "plain": cell.plain, "best": list(cell.best), "fixed": cell.fixed}
+            | {"first": cell.first, "later": cell.later, "least_of_plain": cell.least, "misled": cell.misled}
+            for cell in cells
+        ]
+    }
+    return made
+
+
+def main() -> None:
+    """Measure and print."""
+    options = tyro.cli(Options)
+    one_core()
+    console = Console(width=170)
+    with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
+        kinds = [(kind, temperature) for kind in KINDS for temperature in options.temperatures]
+        recording = [pool.submit(texts_of, *kind, options) for kind in kinds]
+        texts = dict(
+            zip(kinds, [work.result() for work in track(recording, "recording", console=console)], strict=True)
+        )
+        work = [pool.submit(measure, (network, *kind), texts[kind]) for network in PROFILES for kind in kinds]
+        cells = [cell.result() for cell in track(work, "cells", console=console)]
+    sheet(cells, options).finish(console, record=options.record, path=options.json)
+
+
+if __name__ == "__main__":
+    main()
