@@ -27,10 +27,10 @@ def spent(prospect: Prospect, nodes: int, factor: float = 1.0, *, brought: float
     )
 
 
-def drafted(control: Goodput) -> Choice:
-    """The first tree was planned and drafted."""
+def drafted(control: Goodput, draft_ms: float = DRAFT_MS) -> Choice:
+    """The next tree was planned and drafted."""
     planned = control.plan(ROUTE, 0.0, 512)
-    control.drafted(0.0, DraftTree((0,) * 16, (None,) * 16, TREE, 2), planned, DRAFT_MS)
+    control.drafted(0.0, DraftTree((0,) * 16, (None,) * 16, TREE, 2), planned, draft_ms)
     return planned
 
 
@@ -64,6 +64,7 @@ def test_without_a_promise_the_first_further_sweeps_are_small_and_must_be_worth_
 def test_promises_end_with_the_first_measurement() -> None:
     cost = RouteCost(replace(FAR, waiting_ms=30))
     assert cost.sweep_ms(0) == pytest.approx(400 + 21 + 30)
+    assert cost.slot_ms(1) == pytest.approx((21 + 30) / 3), "the hops share it"
     cost.learn(spent(NEAR, 8))
     assert cost.sweep_ms(8) == pytest.approx(spent(NEAR, 8).total_ms)
 
@@ -96,20 +97,28 @@ def test_one_unlucky_tree_does_not_end_speculation() -> None:
     control = Goodput(512)
     control.expect(ROUTE, NEAR)
     for _ in range(FIRST_TREES - 1):
-        assert drafted(control).nodes > 0
-        control.spent(ROUTE, replace(spent(NEAR, 16), promised=2.0))
-    assert control.plan(ROUTE, 0.0, 512).nodes > 0
-    for _ in range(10):
-        control.spent(ROUTE, replace(spent(NEAR, 16), promised=2.0))
-        drafted(control)
-    assert control.plan(ROUTE, 0.0, 512).nodes == 0, "but many do"
+        assert drafted(control, 20.0).nodes > 0
+        control.spent(ROUTE, replace(spent(NEAR, 16), promised=8.0))
+    assert control.plan(ROUTE, 0.0, 512).is_trial
+    drafted(control, 20.0)
+    control.spent(ROUTE, replace(spent(NEAR, 16), promised=8.0))
+    assert control.plan(ROUTE, 0.0, 512).nodes == 0, "but three do"
+
+
+def test_a_promise_that_was_broken_once_is_still_believed() -> None:
+    control = Goodput(512)
+    control.expect(ROUTE, NEAR)
+    drafted(control, 2.0)
+    control.spent(ROUTE, replace(spent(NEAR, 16), promised=4.0))
+    planned = control.plan(ROUTE, 0.0, 512)
+    assert planned.nodes > 0
+    assert not planned.is_trial
 
 
 def test_where_drafting_itself_takes_too_long_one_tree_is_enough() -> None:
     control = Goodput(512)
     control.expect(ROUTE, NEAR)
-    planned = control.plan(ROUTE, 0.0, 512)
-    control.drafted(0.0, DraftTree((0,) * 16, (None,) * 16, TREE, 2), planned, 800.0)
+    drafted(control, 800.0)
     control.spent(ROUTE, spent(NEAR, 16, brought=1.0))
     assert control.plan(ROUTE, 0.0, 512).nodes == 0
 
