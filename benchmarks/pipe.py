@@ -1,7 +1,8 @@
 """Is a full pipe worth its nodes? Against one sweep at a time at its best, where the delay binds.
 
 As `benchmarks.replay`, but draft and target run themselves, and only time is virtual: what the target picks behind dead
-branches, which hangs on what was sent, is known here as it is in a swarm. A client begins each cell knowing nothing.
+branches, which hangs on what was sent, is known here as it is in a swarm. A client begins each cell with nothing
+but what routing promises.
 
     python -m benchmarks.pipe --record
 """

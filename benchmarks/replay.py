@@ -2,7 +2,8 @@
 
 The real decode loop and the real controller run against a chain and a draft that take virtual time only, so a whole
 grid of networks, kinds of text and temperatures is a matter of minutes, and the same again each time. The controller
-begins each cell knowing nothing; its prompts follow one another. Cells share the machine's cores.
+begins each cell with what routing promises, which is true here (`benchmarks.first_texts` has promises that are not);
+its prompts follow one another. Cells share the machine's cores.
 
     python -m benchmarks.replay --record
 """
