@@ -34,6 +34,8 @@ NEW_NETWORK = 4.0
 JITTER, JITTER_MS = 0.05, 2.0
 """By so much links may be slower than at their best without anybody being to blame."""
 LEAST_SCALE = 0.03
+SHARED = 0.5
+"""Who waits for more than this part of what is computed may have shared forwards, and paid only a part of them."""
 CHUNKS = range(1, 9)
 """Parts that a sweep may be cut in."""
 
@@ -45,11 +47,12 @@ class Line:
     """
 
     def __init__(self, slope: float | None = None, unsure: float = UNSURE, level: float | None = None) -> None:
-        """unsure: by so many times itself the slope may be wrong. level: a that came with it: if one is wrong by some
-        factor, so is the other."""
+        """unsure: by so many times itself the slope may be wrong. level: a that was claimed with it: if one is wrong by
+        some factor, so is the other."""
         self.a = FIRST_MS if level is None else level
         self.b = FIRST_MS * FIRST_SLOPE if slope is None else slope
         self._slope, self._unsure, self._level = slope, unsure, level
+        self._factor = 1.0
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._scale = math.inf
         self._odd = 0
@@ -75,8 +78,8 @@ class Line:
         line.learn(x, y)
         self.a, self.b = line.a, line.b
 
-    def learn(self, x: float, y: float) -> None:
-        """A measurement."""
+    def learn(self, x: float, y: float, *, is_shared: bool = False) -> None:
+        """A measurement. is_shared: others bore a part of it, so it tells nothing of how wrong a claim is."""
         residual = abs(y - self.at(x))
         if residual > OUTLIER * max(self._scale, LEAST_SCALE * self.at(x)):
             self._odd += 1
@@ -91,8 +94,9 @@ class Line:
         x, y = self._x / self._weight, self._y / self._weight
         usual = max(y, 0.0) * FIRST_SLOPE
         first = usual if self._slope is None else self._slope
-        if self._level is not None:
-            first *= max(y, 0.0) / max(self._level + first * x, 1e-9)
+        if self._level is not None and not is_shared:
+            self._factor = max(y, 0.0) / max(self._level + first * x, 1e-9)
+        first *= self._factor
         spread, both = max(self._xx - self._weight * x * x, 0.0), self._xy - self._weight * x * y
         pull = max((self._scale / (self._unsure * max(first, usual, 1e-9))) ** 2, 1.0)
         self.b = first if pull == math.inf else max((both + pull * first) / (spread + pull), 0.0)
@@ -194,7 +198,7 @@ class RouteCost:
         """A sweep came back."""
         rows, self._dearness = spent.nodes + 1, None
         self.sweeps, self.hops, self.is_expected = self.sweeps + 1, max(spent.hops, 1), True
-        self.compute.learn(rows, spent.computed_ms)
+        self.compute.learn(rows, spent.computed_ms, is_shared=spent.waited_ms > SHARED * spent.computed_ms)
         links_ms = max(spent.total_ms - spent.waited_ms - spent.computed_ms, 0.0)
         if not spent.alone:  # it waited for its own kind, at hops and on links
             if not self.links.is_known and (self.sweeps == 1 or links_ms < self.links.at(rows)):

@@ -78,6 +78,14 @@ def test_machines_that_are_slower_than_they_promise_are_so_with_every_row(factor
         assert cost.compute.at(nodes + 1) == pytest.approx(spent(NEAR, nodes, factor).computed_ms, rel=0.02)
 
 
+def test_who_shares_forwards_learns_nothing_of_how_wrong_claims_are() -> None:
+    """A sweep that shares them pays a part of what one row costs, and all of what its others do."""
+    cost = RouteCost(NEAR)
+    for nodes in (12, 16):
+        cost.learn(replace(spent(NEAR, nodes), waited_ms=40, computed_ms=7 + NEAR.row_ms * nodes))
+    assert cost.compute.b == pytest.approx(NEAR.row_ms)
+
+
 def test_a_sweep_that_met_its_own_kind_is_a_guess_until_one_was_alone() -> None:
     cost = RouteCost()
     cost.learn(spent(replace(FAR, links_ms=500), 16, alone=False))
