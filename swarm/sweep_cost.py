@@ -34,8 +34,8 @@ NEW_NETWORK = 4.0
 JITTER, JITTER_MS = 0.05, 2.0
 """By so much links may be slower than at their best without anybody being to blame."""
 LEAST_SCALE = 0.03
-SHARED = 0.5
-"""Who waits for more than this part of what is computed may have shared forwards, and paid only a part of them."""
+SHARED = 1.5
+"""With a load above it forwards may be shared, of which everybody is told a part."""
 CHUNKS = range(1, 9)
 """Parts that a sweep may be cut in."""
 
@@ -52,7 +52,6 @@ class Line:
         self.a = FIRST_MS if level is None else level
         self.b = FIRST_MS * FIRST_SLOPE if slope is None else slope
         self._slope, self._unsure, self._level = slope, unsure, level
-        self._factor = 1.0
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._scale = math.inf
         self._odd = 0
@@ -79,7 +78,7 @@ class Line:
         self.a, self.b = line.a, line.b
 
     def learn(self, x: float, y: float, *, is_shared: bool = False) -> None:
-        """A measurement. is_shared: others bore a part of it, so it tells nothing of how wrong a claim is."""
+        """A measurement. is_shared: others bear a part of such, so they tell nothing of how wrong a claim is."""
         residual = abs(y - self.at(x))
         if residual > OUTLIER * max(self._scale, LEAST_SCALE * self.at(x)):
             self._odd += 1
@@ -95,8 +94,7 @@ class Line:
         usual = max(y, 0.0) * FIRST_SLOPE
         first = usual if self._slope is None else self._slope
         if self._level is not None and not is_shared:
-            self._factor = max(y, 0.0) / max(self._level + first * x, 1e-9)
-        first *= self._factor
+            first *= max(y, 0.0) / max(self._level + first * x, 1e-9)
         spread, both = max(self._xx - self._weight * x * x, 0.0), self._xy - self._weight * x * y
         pull = max((self._scale / (self._unsure * max(first, usual, 1e-9))) ** 2, 1.0)
         self.b = first if pull == math.inf else max((both + pull * first) / (spread + pull), 0.0)
@@ -198,7 +196,7 @@ class RouteCost:
         """A sweep came back."""
         rows, self._dearness = spent.nodes + 1, None
         self.sweeps, self.hops, self.is_expected = self.sweeps + 1, max(spent.hops, 1), True
-        self.compute.learn(rows, spent.computed_ms, is_shared=spent.waited_ms > SHARED * spent.computed_ms)
+        self.compute.learn(rows, spent.computed_ms, is_shared=self.load > SHARED)
         links_ms = max(spent.total_ms - spent.waited_ms - spent.computed_ms, 0.0)
         if not spent.alone:  # it waited for its own kind, at hops and on links
             if not self.links.is_known and (self.sweeps == 1 or links_ms < self.links.at(rows)):

@@ -81,9 +81,15 @@ def test_machines_that_are_slower_than_they_promise_are_so_with_every_row(factor
 def test_who_shares_forwards_learns_nothing_of_how_wrong_claims_are() -> None:
     """A sweep that shares them pays a part of what one row costs, and all of what its others do."""
     cost = RouteCost(NEAR)
-    for nodes in (12, 16):
+    for nodes in (12, 12, 16):
         cost.learn(replace(spent(NEAR, nodes), waited_ms=40, computed_ms=7 + NEAR.row_ms * nodes))
     assert cost.compute.b == pytest.approx(NEAR.row_ms)
+
+
+def test_who_waits_for_its_own_kind_shares_nothing() -> None:
+    cost = RouteCost(NEAR)
+    cost.learn(replace(spent(NEAR, 16, 1 / 3, alone=False), waited_ms=60))
+    assert cost.compute.b == pytest.approx(NEAR.row_ms / 3, rel=0.1)
 
 
 def test_a_sweep_that_met_its_own_kind_is_a_guess_until_one_was_alone() -> None:
