@@ -105,7 +105,8 @@ async def notebook(model, draft, peer):
         again = await swarm.generate("It was a dark night", max_new_tokens=16, seed=7, temperature=0.8, top_p=0.95)
         assert again.tokens == result.tokens and again.finish_reason == "length"
     await channel.close()
-    assert len(result.stats.sweeps) < 15 and result.stats.seed == 7 and len(result.stats.hops) == 3
+    assert sum(sweep.emitted > 0 for sweep in result.stats.sweeps) < 15, "trees brought several tokens at once"
+    assert result.stats.seed == 7 and len(result.stats.hops) == 3
 
 asyncio.run(notebook(*sys.argv[1:]))
 print("fine")
