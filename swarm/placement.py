@@ -93,7 +93,8 @@ class Move:
 class Score:
     """How a layout is judged; the greater the better, compared from the first field on.
 
-    evenness: minus the mean of `rate ** -8`, relative to the mean rate: a soft minimum, which tells equals apart.
+    evenness: minus the mean of `rate ** -8` over what is held, relative to the mean rate: a soft minimum, which tells
+    equals apart; coarser than float64, so that the order of a sum does not.
     """
 
     minus_holes: int
@@ -301,11 +302,12 @@ class Scores:
     def __init__(self, layout: Layout, counts: Floats, rates: Floats) -> None:
         held = layout.counts + counts
         passed = np.where(held > 0, layout.rates + rates, 0.0)
-        scarce = max(layout.rates.mean(), 1e-12) / np.maximum(passed, 1e-3 * layout.rates.mean() + 1e-12)
+        least = 1e-3 * layout.rates.mean() + 1e-12
+        scarce = np.where(held > 0, max(layout.rates.mean(), 1e-12) / np.maximum(passed, least), 0.0)
         self.minus_holes = -(held < 1).sum(axis=1)
         self.minus_singles = -(held == 1).sum(axis=1)
         self.weakest = passed.min(axis=1).round(9)
-        self.evenness = -np.square(np.square(np.square(scarce))).mean(axis=1).round(6)
+        self.evenness = -np.square(np.square(np.square(scarce))).mean(axis=1).astype(np.float32)
 
     def __getitem__(self, number: int) -> Score:
         """One variant's."""

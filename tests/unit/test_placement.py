@@ -53,6 +53,15 @@ def test_then_the_weakest_layer() -> None:
     assert join(*(fixed(f"{n}{s}", s, e, c) for s, e, c in spans for n in "ab")) == Span(4, 8)
 
 
+def test_of_equal_spans_the_first_so_that_what_is_left_fits_the_next_machine() -> None:
+    """Whatever was measured: no layer may stay alone between two machines because a sum was rounded differently."""
+    rng = random.Random(1)
+    for _ in range(500):
+        first = fixed("a", 0, 4, rng.uniform(1e3, 3e3))
+        assert join(first, capacity=first.capacity) == Span(4, 8)
+        assert join(first, fixed("b", 4, 8, first.capacity), capacity=first.capacity) == Span(8, 12)
+
+
 def test_a_move_never_opens_a_hole_on_the_way() -> None:
     rng = random.Random(3)
     moved = 0
