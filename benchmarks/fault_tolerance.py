@@ -39,10 +39,11 @@ from client.decode import PREFILLS_IN_FLIGHT, Job, decode
 from client.draft import NoDrafter
 from client.jobs import PREFILL_CHUNK, JobMaker
 from client.options import Options as TextOptions
-from client.session import SWEEPS_IN_FLIGHT, SessionOpener
+from client.session import SessionOpener
 from client.target import load_target
 from client.walk import Walk
 from node.serve import Node
+from swarm.budget import SWEEPS_IN_FLIGHT
 from swarm.codec import lossless_codec
 from swarm.demo import TARGET
 from swarm.dial import Dialer

@@ -14,7 +14,7 @@ import asyncio
 import math
 import os
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor as Pool
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -34,10 +34,9 @@ from benchmarks.virtual_clock import Clock
 from client.decode import Job, decode
 from client.draft import Drafter
 from client.jobs import MOST_NODES, PREFILL_CHUNK
-from client.session import SWEEPS_IN_FLIGHT
 from client.text import TextStream
 from client.walk import Walk
-from swarm.budget import Ahead, Budget, Choice, FixedBudget, Prospect, Worth
+from swarm.budget import SWEEPS_IN_FLIGHT, Ahead, Budget, Choice, FixedBudget, Prospect, Worth
 from swarm.demo import DRAFT, TARGET
 from swarm.goodput import Goodput
 from swarm.messages import Credits, Sampling
@@ -54,7 +53,7 @@ PROFILES = {
     "100 ms, 50 Mbit/s": Costs(100, 50),
 }
 SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128)
-IN_FLIGHT = (1, 3, 8, 16, SWEEPS_IN_FLIGHT)
+IN_FLIGHT = (1, 3, 8, 16, 24, SWEEPS_IN_FLIGHT)
 DELAY_BOUND = ("25 ms, 100 Mbit/s", "50 ms, 20 Mbit/s", "100 ms, 50 Mbit/s")
 FREE_WAYS = (FixedBudget(TREE), FixedBudget(TREE, SWEEPS_IN_FLIGHT), FixedBudget(32, SWEEPS_IN_FLIGHT))
 ORACLE_SURE, ORACLE_NODES = 0.995, 4
@@ -71,6 +70,9 @@ class Options:
     """Of each kind, as far as there are so many."""
     new_tokens: int = 96
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    networks: tuple[str, ...] = tuple(PROFILES)
+    forward_ms: float = Costs(0, 1).forward_ms
+    """Of a hop, beside what its rows add."""
     record: bool = False
     """Write the table into BENCHMARKS.md and the measurements beside it."""
     json: Path | None = None
@@ -186,9 +188,9 @@ class Cell:
     bound: str | None
 
 
-def replay_cell(network: str, kind: str, temperature: float, texts: Sequence[Recorded]) -> Cell:
+def replay_cell(name: tuple[str, str, float], costs: Costs, texts: Sequence[Recorded]) -> Cell:
     """Every fixed choice, the controller that waits for each sweep, and the one that does not."""
-    tokenizer, costs = AutoTokenizer.from_pretrained(TARGET), PROFILES[network]
+    (network, kind, temperature), tokenizer = name, AutoTokenizer.from_pretrained(TARGET)
     fixed = {
         (size, flights): run(texts, costs, FixedBudget(size, flights), tokenizer)
         for size in SIZES
@@ -220,13 +222,14 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], pool: Pool, options: O
             *("median K", "of plain", "of the best", "pipe / one at a time", "nodes per token"),
         ),
     )
-    work = [pool.submit(replay_cell, network, *key, texts[key]) for network in PROFILES for key in texts]
+    costs = {name: replace(PROFILES[name], forward_ms=options.forward_ms) for name in options.networks}
+    work = [pool.submit(replay_cell, (name, *key), costs[name], texts[key]) for name in costs for key in texts]
     cells = [cell.result() for cell in track(work, "cells", console=console)]
     made.rows += [cell.row for cell in cells]
     against_plain, against_best = [cell.of_plain for cell in cells], [cell.of_best for cell in cells]
     made.notes.append(
         f"Least of plain {min(against_plain):.2f}, least of the best {min(against_best):.2f}, over {len(cells)} cells; "
-        f"up to {options.prompts} prompts of {options.new_tokens} new tokens each, hop {Costs(0, 1).forward_ms:g} ms + "
+        f"up to {options.prompts} prompts of {options.new_tokens} new tokens each, hop {options.forward_ms:g} ms + "
         f"{Costs(0, 1).row_ms:g} ms per node, draft {Costs(0, 1).pass_ms:g} ms per pass, three hops. One at a "
         "time is at its best: what goodput chooses or a fixed size, whichever is faster. Nodes per token: one at a "
         "time and by the full pipe."
@@ -235,7 +238,7 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], pool: Pool, options: O
         "What there is to be had with the same trees, were machines, drafts and bytes free and only the delay left, "
         f"over one at a time: {'; '.join(cell.bound for cell in cells if cell.bound is not None)}."
     )
-    made.notes.append(_oracle_note(next(iter(texts.values())), AutoTokenizer.from_pretrained(TARGET)))
+    made.notes.append(_oracle_note(next(iter(texts.values())), costs, AutoTokenizer.from_pretrained(TARGET)))
     made.measured = {
         "plain": against_plain,
         "best": against_best,
@@ -251,11 +254,11 @@ def _free(texts: Sequence[Recorded], costs: Costs, tokenizer: object) -> float:
     return max(run(texts, free, budget, tokenizer).tokens_per_s for budget in FREE_WAYS)
 
 
-def _oracle_note(texts: Sequence[Recorded], tokenizer: object) -> str:
+def _oracle_note(texts: Sequence[Recorded], networks: Mapping[str, Costs], tokenizer: object) -> str:
     """What a draft that is always right gives with small trees."""
     known = [oracle(recorded) for recorded in texts]
     said = []
-    for network, costs in PROFILES.items():
+    for network, costs in networks.items():
         alone, pipe = (
             run(known, costs, budget, tokenizer).tokens_per_s
             for budget in (FixedBudget(ORACLE_NODES), FixedBudget(ORACLE_NODES, IN_FLIGHT[-1]))

@@ -23,6 +23,7 @@ from client.refusals import RETRY_S, Refusals
 from client.stats import Result, Stats
 from client.target import Target
 from client.walk import Walk
+from swarm.budget import SWEEPS_IN_FLIGHT
 from swarm.codec import lossless_codec
 from swarm.dial import Dialer
 from swarm.errors import (
@@ -40,8 +41,6 @@ from swarm.routing import Route, RouteQuery, best_route, hedged
 from swarm.session import Limits
 from swarm.tasks import TaskScope
 
-SWEEPS_IN_FLIGHT = 24
-"""More brought nothing in a replay of links of up to 100 ms; fewer cost 1 to 3 % at 50 ms."""
 REPLAY_LAYER_MS = 1_000.0
 """What it costs a repair to give a layer to a machine that has no KV of the session: nobody is left without need."""
 

@@ -9,6 +9,9 @@ from typing import Protocol
 
 from swarm.tree import DraftTree
 
+SWEEPS_IN_FLIGHT = 64
+"""Sweeps that a client asks to have unanswered. With 24 these ran out where hops are quick beside the delay."""
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:

@@ -194,8 +194,8 @@ class Goodput:
     def least(self, route: Hashable, temperature: float) -> float:
         """A node of a lower chance is not worth being in another sweep, however many others share it."""
         cost = self.cost_of(route)
-        rate, others = self._value_time(cost, temperature), self._others
-        return rate / self._trust.part * (cost.price_ms(1, others) - cost.price_ms(0, others))
+        rate = self._value_time(cost, temperature)
+        return rate / self._trust.part * cost.least_ms(self._others)
 
     def further(self, route: Hashable, chances: Sequence[float], ahead: Ahead) -> Choice:
         """How many of such nodes, best first, another sweep is to carry; 0 where they are not worth the hops' time.

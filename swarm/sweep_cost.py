@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import fmean
 
-from swarm.budget import Prospect, Spent
+from swarm.budget import SWEEPS_IN_FLIGHT, Prospect, Spent
 
 FADE = 0.97
 """What an older measurement weighs beside the next one."""
@@ -164,8 +164,13 @@ class RouteCost:
         return [links.at(nodes + 1) + load * compute.at(nodes + 1) for nodes in sizes]
 
     def slot_ms(self, nodes: int) -> float:
-        """For how long a further sweep keeps a hop or a link busy, with the load that waits there."""
-        return max(self.load * self.compute.at(nodes) / self.hops, self.links.b * nodes / max(self.hops - 1, 1))
+        """For how long a further sweep keeps a hop or a link busy, with the load that waits there.
+
+        At least its share of a trip: no more than so many may be unanswered, however fast hops and links are.
+        """
+        share_ms = (self.links.at(1) + self.load * self.compute.at(1)) / SWEEPS_IN_FLIGHT
+        hop_ms = self.load * self.compute.at(nodes) / self.hops
+        return max(hop_ms, self.links.b * nodes / max(self.hops - 1, 1), share_ms)
 
     def price_ms(self, nodes: int, others: float = 1.0) -> float:
         """What a further sweep costs: its slot, and at every hop the time of those who wait behind it.
@@ -175,6 +180,11 @@ class RouteCost:
         dear, hop_ms = self.dearness, self.compute.at(nodes) / self.hops
         waiting_ms = (dear - 1) * hop_ms
         return max(dear * hop_ms, self.slot_ms(nodes)) + waiting_ms * (others * self.hops - 1)
+
+    def least_ms(self, others: float = 1.0) -> float:
+        """What one more node of a further sweep costs beside the slot, which it may fill or not."""
+        dear = self.dearness
+        return (dear + (dear - 1) * (others * self.hops - 1)) * self.compute.b / self.hops
 
     def chunk(self, nodes: int) -> int:
         """Nodes of each part, where a tree is best cut, so that a hop works while the next part travels."""

@@ -14,6 +14,7 @@ import torch
 from client.options import GenerateOptions
 from node.hop import HopSession
 from node.sweep_run import SweepRun
+from swarm.budget import SWEEPS_IN_FLIGHT
 from swarm.codec import decode_rows, encode_rows
 from tests.net.mortal import CHAIN, Mortals
 from tests.net.raw import counters
@@ -93,7 +94,7 @@ async def test_one_that_stops_working_holds_nobody_up(place: int, options: Gener
 @PLACES
 async def test_one_that_falls_too_far_behind_is_left(place: int, nodes: Mortals) -> None:
     """What waits for it is bounded: it leaves, and the chain goes on with the other one, nothing replayed."""
-    long = SAMPLED | {"max_new_tokens": 160, "nodes": 2}
+    long = SAMPLED | {"max_new_tokens": 4 * SWEEPS_IN_FLIGHT, "nodes": 1}
     plain = await nodes.undisturbed(IDS, **long)
     await nodes.announce(f"b{place}")
     with nodes.counted() as paths:
