@@ -141,28 +141,25 @@ def machine_of(runs: Sequence[Run]) -> Costs:
 
 
 def costs_of(runs: Sequence[Run], machine: Costs, nominal: Costs) -> Costs:
-    """What one cell's plain sweeps showed, medians, and what rows added where trees have one size."""
+    """What one cell's plain sweeps showed, and what rows added where trees have one size.
+
+    Means, as times add up to the speeds that are compared. All beside queues and forwards is delay, what makes some
+    trips longer too: sweeps that are on their way together share it.
+    """
     plain, fixed = ([sweep for run in runs if run["way"] == way for sweep in run["sweeps"]] for way in (PLAIN, FIXED))
-    one_row = median(ms for sweep in plain for ms in sweep["compute_ms"])
-    more = [(ms - one_row) / (sweep["rows"] - 1) for sweep in fixed if sweep["rows"] > 1 for ms in sweep["compute_ms"]]
-    row_ms = max(median(more), 0.0)
-    known = [sum(sweep["queue_ms"]) + sum(sweep["compute_ms"]) for sweep in plain]
-    rest = (
-        median(sweep["total_ms"] - ms for sweep, ms in zip(plain, known, strict=True)) - (HOPS + 1) * nominal.delay_ms
-    )
-    between = [
-        1e3 / run["tokens_per_s"] - median(sweep["total_ms"] for sweep in run["sweeps"])
-        for run in runs
-        if run["way"] == PLAIN
-    ]
+    one_row = fmean(ms for sweep in plain for ms in sweep["compute_ms"])
+    more_ms = fmean(ms for sweep in fixed for ms in sweep["compute_ms"]) - one_row
+    row_ms = max(more_ms, 0.0) / max(fmean(sweep["rows"] for sweep in fixed) - 1, 1.0)
+    took_ms = fmean(1e3 / run["tokens_per_s"] for run in runs if run["way"] == PLAIN)
+    known_ms = fmean(sum(sweep["queue_ms"]) + sum(sweep["compute_ms"]) for sweep in plain)
+    rest_ms = took_ms - known_ms - (HOPS - 1) * nominal.transfer_ms(1)
     return replace(
         machine,
         mbit=nominal.mbit,
-        delay_ms=nominal.delay_ms + max(rest, 0.0) / (HOPS + 1),
+        delay_ms=max(rest_ms / (HOPS + 1), nominal.delay_ms),
         forward_ms=one_row - row_ms,
         row_ms=row_ms,
-        wait_ms=median(ms for sweep in plain for ms in sweep["queue_ms"]),
-        between_ms=max(median(between), 0.0),
+        wait_ms=fmean(ms for sweep in plain for ms in sweep["queue_ms"]),
     )
 
 
@@ -236,22 +233,21 @@ def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet
         "Six cells with real nodes over the emulated network, and the replay with the costs seen there; tokens/s",
         (
             *("network, text", "T", "plain", "replayed", f"K = {FIXED_NODES}", "replayed", "chosen", "replayed"),
-            *("chosen / plain (95 %)", "replayed", "off", "forward + row, ms", "to start, ms", "between, ms"),
+            *("chosen / plain (95 %)", "replayed", "off", "forward + row, ms", "to start, ms"),
         ),
     )
     for (network, kind, temperature), cell in found.items():
         costs = cell.costs
         speeds = [f"{speed:.1f}" for way in (PLAIN, FIXED, CHOSEN) for speed in (cell.real[way], cell.virtual[way])]
         ratio = (str(cell.ratio), f"{cell.virtual_ratio.value:.2f}", f"{cell.off:+.0%}")
-        seen = (f"{costs.forward_ms:.1f} + {costs.row_ms:.2f}", f"{costs.wait_ms:.2f}", f"{costs.between_ms:.1f}")
+        seen = (f"{costs.forward_ms:.1f} + {costs.row_ms:.2f}", f"{costs.wait_ms:.2f}")
         made.rows.append((f"{network}, {kind}", f"{temperature:g}", *speeds, *ratio, *seen))
     cell = next(iter(found.values()))
     costs = cell.costs
     made.notes.append(
         f"{options.pairs - WARM_PAIRS} pairs of {options.new_tokens} new tokens; speeds: harmonic means over texts; "
         f"K = {FIXED_NODES}: by another client, one sweep at a time. To start: from a sweep's arrival at a hop to its "
-        "forward, plain. Between: from a reply to the next sweep, with what makes some trips longer than the median "
-        "one, plain."
+        "forward, plain."
     )
     made.notes.append(
         f"All programs share {costs.cores} cores, here and in the replay. What they take there, from all runs: a tree "

@@ -53,7 +53,6 @@ class Costs:
     handling_ms: what they compute for a sweep beside forwards and drafts, messages above all: it takes the cores'
     time, and is part of the delays otherwise. handling_row_ms: what they compute for each further row, which is part
     of nothing else. other_ms: what each hop says that messages took of it, which is in `handling_ms` or the delays.
-    between_ms: from a reply's arrival to what the client does next.
     """
 
     delay_ms: float
@@ -72,7 +71,6 @@ class Costs:
     handling_ms: float = 0.0
     handling_row_ms: float = 0.0
     other_ms: float = 0.0
-    between_ms: float = 0.0
 
     def compute_ms(self, rows: int) -> float:
         """Of one hop's forward."""
@@ -210,7 +208,6 @@ class VirtualChain:
         self._clock.until(lambda: flight.is_back)
         self._flights.popleft()
         took_ms = self._clock.now_ms - flight.sent_ms
-        self._clock.wait(self._costs.between_ms)
         return Answer(Reply(flight.sequence, 0, flight.picks, tuple(flight.times)), took_ms)
 
     async def idle(self, most_ms: float) -> None:

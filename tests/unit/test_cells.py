@@ -1,0 +1,34 @@
+"""What the six cells' costs are taken from: plain decoding replayed with them takes as long as it took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.cells import costs_of
+from benchmarks.cells_worker import FIXED, PLAIN
+from benchmarks.virtual import HOPS, Costs
+
+NOMINAL = Costs(25, 20)
+MACHINE = Costs(0, 0, pass_ms=2.0)
+
+
+def run(way: str, trips_ms: list[float], rows: int, compute_ms: float) -> dict[str, Any]:
+    hops = {"queue_ms": [0.5] * HOPS, "compute_ms": [compute_ms] * HOPS}
+    sweeps = [{"rows": rows, "total_ms": trip_ms, **hops} for trip_ms in trips_ms]
+    return {"way": way, "tokens_per_s": 1e3 * len(trips_ms) / sum(trips_ms), "sweeps": sweeps}
+
+
+def test_plain_decoding_replayed_takes_as_long_as_it_took_whatever_made_some_trips_longer() -> None:
+    runs = [run(PLAIN, [130.0] * 9 + [330.0], 1, 5.0), run(FIXED, [140.0] * 4, 33, 8.2)]
+    costs = costs_of(runs, MACHINE, NOMINAL)
+    assert (costs.row_ms, costs.compute_ms(1), costs.wait_ms) == pytest.approx((0.1, 5.0, 0.5))
+    assert costs.plain_ms() + HOPS * costs.wait_ms == pytest.approx(150)
+    assert (costs.mbit, costs.pass_ms) == (20, 2.0)
+
+
+def test_what_is_faster_than_its_network_is_not_taken_out_of_the_delay() -> None:
+    runs = [run(PLAIN, [90.0] * 3, 1, 5.0), run(FIXED, [90.0] * 3, 1, 4.0)]
+    costs = costs_of(runs, MACHINE, NOMINAL)
+    assert (costs.delay_ms, costs.row_ms) == (NOMINAL.delay_ms, 0.0)
