@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 from client.source import Places, Search, Source
@@ -11,6 +12,8 @@ from swarm.tree import Lesson, TokenTree
 
 LEAST_CHANCE = 0.002
 """Of a path: what is less likely is not proposed."""
+SURE, LEAST_SURE = 0.6, 0.05
+"""What is proposed with such a chance goes on at once, while its path's is not below that: a pass less per level."""
 NEWS = 1.125
 """So many times the picks that a search began with are reason enough to begin it anew."""
 
@@ -37,14 +40,23 @@ class SiblingSource(Source):
         return self._siblings.picks > self._picks * NEWS
 
     def expand(self, search: Search, nodes: Sequence[int]) -> bool:
-        """What was picked at the positions after these nodes."""
+        """What was picked at the positions after these nodes, and on behind what is sure."""
         tree = search.tree
-        for node in nodes:
-            if node not in self._seen and tree.depths[node] < tree.levels:
-                told, candidates = self._siblings.propose(_spot(search, node), search.sampling.temperature)
-                self._seen[node] = told
-                least = LEAST_CHANCE / max(tree.chances[node], LEAST_CHANCE)
-                tree.add_children(node, [(token, chance) for token, chance in candidates if chance >= least])
+        waiting = [(-tree.chances[node], node) for node in nodes]
+        heapq.heapify(waiting)
+        most = len(tree.tokens) + len(nodes) + tree.nodes
+        while waiting and len(tree.tokens) < most:
+            _, node = heapq.heappop(waiting)
+            if node in self._seen or tree.depths[node] >= tree.levels:
+                continue
+            told, candidates = self._siblings.propose(_spot(search, node), search.sampling.temperature)
+            self._seen[node] = told
+            least = LEAST_CHANCE / max(tree.chances[node], LEAST_CHANCE)
+            tree.add_children(node, [(token, chance) for token, chance in candidates if chance >= least])
+            for token, chance in candidates:
+                if chance >= SURE and tree.chances[node] * chance >= LEAST_SURE:
+                    child = tree.child(node, token)
+                    heapq.heappush(waiting, (-tree.chances[child], child))
         return False
 
     def lesson(self, places: Places) -> Lesson | None:

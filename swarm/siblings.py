@@ -1,35 +1,45 @@
-"""Siblings: what the target picked at the same position behind another branch. A source without a model. Pure.
+"""Siblings: what the target picked behind other branches that end alike. A source without a model. Pure.
 
 Most nodes that a sweep verifies lie on branches that the text never takes, and their picks seem lost. But a branch that
-died differs from the text in few tokens, and the pick at a position hangs on the same noise whatever came before it
-(`swarm.noise`): what the target would have said two positions behind a wrong word it often says behind the right one.
+died differs from the text in few tokens, and what the target said behind it, it often says behind the right one too.
 
-    at[position]   of every context that was verified there: its pick, by the context's last 0 … `MOST_LENGTH` tokens
-    chance         the more of these tokens a node shares with the contexts, the surer; learned (`swarm.votes`)
+    sampled   the pick at a position hangs on the noise there (`swarm.noise`), so that contexts count at this position
+              alone: two behind a wrong word the target often says what it would have said behind the right one
+    greedy    there is no noise: what was picked after a context is picked after it again wherever it stands, also when
+              the text has passed, and in another text
+    chance    the more of their last 1 … `MOST_LENGTH` tokens a node and the contexts share, the surer; learned
+              (`swarm.votes`)
 
 So a draft that was wrong gets the target's own word on what follows, which is most worth when many sweeps are verified
-per trip. Greedy text has no noise and gains less. Token Recycling (arXiv 2408.08696, `swarm.recycling`) uses what died
-too, by its last token alone and wherever it stood.
+per trip. Token Recycling (arXiv 2408.08696, `swarm.recycling`) uses what died too, by its last token alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from swarm.chance import TEMPERATURES
 from swarm.messages import Sampling
 from swarm.tree import Picks
 from swarm.votes import MEAN_SHARES, Cell, Votes
 
-MOST_LENGTH = 4
+MOST_LENGTH = 8
 """Tokens of a context that are compared."""
 CHILDREN = 4
 """Most candidates at one place."""
 MOST_PICKS = 16_384
-"""That are kept at a time; the text soon passes their positions."""
-PRIOR = (0.08, 0.5, 0.68, 0.78, 0.88)
+"""Of a sampled text that are kept; it soon passes their positions."""
+MOST_ENDINGS = 65_536
+"""Of greedy contexts that are kept: what came longest ago falls out."""
+LATE_PICKS = 16
+"""So many of the contexts with one ending vote, those that came last."""
+PRIOR = (0.08, 0.5, 0.68, 0.78, 0.88, 0.9, 0.9, 0.9, 0.9)
+GREEDY_PRIOR = (0.02, 0.3, 0.5, 0.65, 0.78, 0.82, 0.86, 0.88, 0.9)
 """The chance that all contexts which share so many tokens are right, until picks are known: that of the demo pair."""
 
 Ending = tuple[int, ...]
@@ -51,40 +61,71 @@ class Told:
     proposed: tuple[tuple[int, Cell], ...] = ()
 
 
+class Said:
+    """What was picked after contexts, by how they end. Bounded: the endings that came longest ago fall out."""
+
+    def __init__(self, shortest: int) -> None:
+        """shortest: tokens that a context must share to say anything; 0 is none."""
+        self._shortest = shortest
+        self._after: OrderedDict[Ending, tuple[int, ...]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._after)
+
+    def put(self, ending: Ending, pick: int) -> bool:
+        """After such a context this was picked; whether that is news."""
+        if self._after.get(ending, ())[-1:] == (pick,):
+            return False
+        for length in range(self._shortest, len(ending) + 1):
+            last = _last(ending, length)
+            self._after[last] = (*self._after.pop(last, ()), pick)[-LATE_PICKS:]
+        while len(self._after) > MOST_ENDINGS:
+            self._after.popitem(last=False)
+        return True
+
+    def after(self, ending: Ending) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        """Tokens shared, and how often what was picked after such contexts: most tokens first, then most often."""
+        before: tuple[int, ...] = ()
+        for length in range(len(ending), self._shortest - 1, -1):
+            picks = self._after.get(_last(ending, length), ())
+            if len(picks) > len(before):  # or they are the same contexts again
+                yield length, _counted(picks)
+                before = picks
+
+
 class Siblings:
-    """One client's; knows the text at hand only, but keeps what it learned of whom to believe."""
+    """One client's. picks: how many it was told of positions ahead of the text."""
 
     def __init__(self) -> None:
-        lengths = range(MOST_LENGTH + 1)
-        self.votes = Votes(lengths, np.array(PRIOR)[:, None, None] * np.array(MEAN_SHARES))
-        self._at: dict[int, dict[Ending, dict[int, int]]] = {}
+        self.votes = Votes(range(MOST_LENGTH + 1), _prior())
+        self.picks = 0
+        self._greedy = Said(shortest=1)
+        self._at: dict[int, Said] = {}
+        self._ahead: Counter[int] = Counter()
         self._text: tuple[int, ...] = ()
         self._sampling: Sampling | None = None
 
-    @property
-    def picks(self) -> int:
-        """How many are kept."""
-        return sum(sum(there[()].values()) for there in self._at.values())
-
     def follow(self, sequence: tuple[int, ...], sampling: Sampling) -> None:
-        """A search below this text begins: what it has passed is forgotten, and everything where it is another text."""
+        """A search below this text begins: sampled positions that it has passed are forgotten, all in another text."""
         goes_on = sampling == self._sampling and sequence[: len(self._text)] == self._text
-        for position in [known for known in self._at if not goes_on or known < len(sequence)]:
-            del self._at[position]
+        for position in [known for known in self._ahead if not goes_on or known < len(sequence)]:
+            self.picks -= self._ahead.pop(position)
+            self._at.pop(position, None)
         self._text, self._sampling = sequence, sampling
 
     def propose(self, spot: Spot, temperature: float) -> tuple[Told, list[tuple[int, float]]]:
         """The likeliest tokens at a spot and their chances, in sum at most 1: what contexts picked that share most."""
-        there, left = self._at.get(spot.position, {}), 1.0
+        said, left = self._said_at(spot.position), 1.0
         proposed: dict[int, tuple[Cell, float]] = {}
-        for length in range(len(spot.ending), -1, -1):
-            votes = there.get(_last(spot.ending, length), {})
-            total = sum(votes.values())
-            for token, number in sorted(votes.items(), key=lambda vote: (-vote[1], vote[0]))[:CHILDREN]:
+        for length, votes in said.after(spot.ending) if said is not None else ():
+            total = sum(number for _, number in votes)
+            for token, number in votes:
                 if token not in proposed and len(proposed) < CHILDREN:
                     cell = self.votes.cell(temperature, length, total, number / total)
                     chance = min(self.votes.chance(cell), left)
                     proposed[token], left = (cell, chance), left - chance
+            if len(proposed) == CHILDREN:
+                break
         told = Told(spot, tuple((token, cell) for token, (cell, _) in proposed.items()))
         return told, [(token, chance) for token, (_, chance) in proposed.items()]
 
@@ -93,16 +134,28 @@ class Siblings:
         for node, pick in picks.items():
             for token, cell in seen[node].proposed if node in seen else ():
                 self.votes.learn(cell, hit=token == pick)
-        ahead = [(seen[node].spot, pick) for node, pick in (*picks.items(), *others.items()) if node in seen]
-        ahead = [(spot, pick) for spot, pick in ahead if spot.position >= len(self._text)]
-        for spot, pick in ahead[: max(MOST_PICKS - self.picks, 0)]:
-            self._put(spot, pick)
+        for node, pick in (*picks.items(), *others.items()):
+            if node in seen:
+                self._put(seen[node].spot, pick)
+
+    @property
+    def _is_greedy(self) -> bool:
+        return self._sampling is not None and self._sampling.temperature == 0
+
+    def _said_at(self, position: int) -> Said | None:
+        return self._greedy if self._is_greedy else self._at.get(position)
 
     def _put(self, spot: Spot, pick: int) -> None:
-        there = self._at.setdefault(spot.position, {})
-        for length in range(len(spot.ending) + 1):
-            votes = there.setdefault(_last(spot.ending, length), {})
-            votes[pick] = votes.get(pick, 0) + 1
+        is_ahead = spot.position >= len(self._text)
+        if not self._is_greedy:
+            if not is_ahead or self.picks >= MOST_PICKS:
+                return
+            self._at.setdefault(spot.position, Said(shortest=0))
+        said = self._said_at(spot.position)
+        assert said is not None, "it was made"
+        if said.put(spot.ending, pick) and is_ahead:
+            self._ahead[spot.position] += 1
+            self.picks += 1
 
 
 def spot_of(context: Sequence[int], position: int) -> Spot:
@@ -112,3 +165,15 @@ def spot_of(context: Sequence[int], position: int) -> Spot:
 
 def _last(ending: Ending, length: int) -> Ending:
     return ending[len(ending) - length :]
+
+
+def _counted(picks: Ending) -> list[tuple[int, int]]:
+    if len(picks) == 1:
+        return [(picks[0], 1)]
+    return sorted(Counter(picks).items(), key=lambda vote: (-vote[1], vote[0]))
+
+
+def _prior() -> NDArray[np.float64]:
+    """[temperature range, length, places, share]."""
+    lengths = np.array([GREEDY_PRIOR, *[PRIOR] * len(TEMPERATURES)])
+    return np.asarray(lengths[:, :, None, None] * np.array(MEAN_SHARES))

@@ -49,6 +49,18 @@ def test_sampled_text_takes_fewer_sweeps_and_stays_the_same(target: RaggedModel,
     assert sum(run.sweeps for run in told) < sum(run.sweeps for run in alone)
 
 
+def test_what_a_greedy_text_told_is_known_in_the_next_one(target: RaggedModel, draft: RaggedModel) -> None:
+    """The draft forgets, so what makes the second telling shorter is what the target said in the first."""
+    siblings, prompt, sweeps = Siblings(), demo_prompts(1, tokens=64)[0], []
+    plain = generate(target, NoDrafter(), prompt, Sampling(), Size(64, 0))
+    for _ in range(2):
+        drafter = TreeDrafter([SiblingSource(siblings), model_source(draft)])
+        run = generate(target, drafter, prompt, Sampling(), SIZE)
+        assert run.tokens == plain.tokens
+        sweeps.append(run.sweeps)
+    assert sweeps[1] < sweeps[0] / 2
+
+
 def test_news_change_the_tree_that_grows_and_cost_no_pass(draft: RaggedModel) -> None:
     siblings, source = Siblings(), model_source(draft)
     drafter, sampling = TreeDrafter([SiblingSource(siblings), source]), Sampling(seed=5, temperature=1.0)

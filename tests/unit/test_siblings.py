@@ -8,10 +8,11 @@ import pytest
 
 import swarm.siblings
 from client.draft import TreeDrafter
-from client.source_siblings import SiblingSource
+from client.source import Search
+from client.source_siblings import LEAST_SURE, SURE, SiblingSource
 from swarm.messages import Sampling
-from swarm.siblings import CHILDREN, MOST_LENGTH, PRIOR, Siblings, Spot, Told, spot_of
-from swarm.tree import DraftTree
+from swarm.siblings import CHILDREN, LATE_PICKS, MOST_LENGTH, PRIOR, Siblings, Spot, Told, spot_of
+from swarm.tree import DraftTree, TokenTree
 
 GREEDY, COUPLED = Sampling(), Sampling(seed=7, temperature=1.0)
 
@@ -65,7 +66,7 @@ def test_what_the_text_has_passed_is_forgotten_and_everything_of_another_one() -
     siblings = taught(*contexts)
     assert siblings.picks == 2
     siblings.follow((1, 2, 3, 51, 60), COUPLED)
-    assert siblings.picks == 1
+    assert (siblings.picks, list(siblings._at)) == (1, [5])
     assert list(proposed(siblings, [1, 2, 3, 51, 60])) == [70]
     siblings.follow((1, 2, 4, 51, 60), COUPLED)
     assert siblings.picks == 0
@@ -75,7 +76,8 @@ def test_what_the_text_has_passed_is_forgotten_and_everything_of_another_one() -
 
 
 def test_a_late_reply_to_what_the_text_has_passed_is_not_kept() -> None:
-    assert taught(([1, 2], 9)).picks == 0
+    siblings = taught(([1, 2], 9))
+    assert (siblings.picks, siblings._at) == (0, {})
 
 
 def test_it_learns_how_far_it_is_to_be_believed() -> None:
@@ -104,6 +106,63 @@ def test_however_many_picks_come_a_bounded_number_is_kept(monkeypatch: pytest.Mo
     assert len(proposed(siblings, [1, 2, 3, 4, 5])) <= CHILDREN
 
 
+def told_greedily(*contexts: tuple[list[int], int]) -> Siblings:
+    """Siblings of a greedy text, behind which these contexts were followed by picks."""
+    siblings = Siblings()
+    siblings.follow((1, 2, 3), GREEDY)
+    for context, pick in contexts:
+        siblings.learn({0: Told(spot_of(context, len(context)))}, {}, {0: pick})
+    return siblings
+
+
+def greedily(siblings: Siblings, context: list[int], position: int = 900) -> dict[int, float]:
+    return dict(siblings.propose(spot_of(context, position), 0.0)[1])
+
+
+def test_a_greedy_pick_is_proposed_after_its_context_wherever_and_whenever_that_stands() -> None:
+    siblings = told_greedily(([1, 2, 3, 50], 60))
+    assert list(greedily(siblings, [9, 9, 3, 50])) == [60]
+    siblings.follow((1, 2, 3, 51, 52, 53), GREEDY)
+    assert siblings.picks == 0, "nothing is ahead any more"
+    assert list(greedily(siblings, [2, 3, 50])) == [60]
+    siblings.follow((7, 7), GREEDY)
+    assert list(greedily(siblings, [2, 3, 50])) == [60]
+    siblings.follow((7, 7), COUPLED)
+    assert greedily(siblings, [2, 3, 50]) == {}, "a sampled text has noise"
+    siblings.follow((7, 7), GREEDY)
+    assert list(greedily(siblings, [2, 3, 50])) == [60]
+    siblings.learn({0: Told(spot_of([7], 1))}, {}, {0: 8})
+    assert list(greedily(siblings, [7])) == [8], "late replies tell as much"
+
+
+def test_a_greedy_context_that_shares_nothing_says_nothing() -> None:
+    assert greedily(told_greedily(([1, 2, 3, 50], 60)), [1, 2, 3, 51]) == {}
+    assert proposed(taught(([1, 2, 3, 50], 60)), [1, 2, 3, 51]) != {}, "at the same position it has the same noise"
+
+
+def test_the_same_context_again_is_no_news_and_has_one_vote() -> None:
+    once = told_greedily(([1, 2, 3, 50], 60))
+    again = told_greedily(*[([1, 2, 3, 50], 60)] * 5)
+    assert (again.picks, greedily(again, [2, 3, 50])) == (once.picks, greedily(once, [2, 3, 50]))
+    agreed = told_greedily(([1, 2, 3, 50], 60), ([1, 9, 9, 3, 50], 60))
+    assert agreed.picks == 2
+
+
+def test_of_greedy_contexts_those_that_came_longest_ago_fall_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm.siblings, "MOST_ENDINGS", 12)
+    siblings = told_greedily(*[([1, 2, 3, 100 + number], 200 + number) for number in range(20)])
+    assert len(siblings._greedy) == 12
+    assert greedily(siblings, [2, 3, 100]) == {}
+    assert list(greedily(siblings, [2, 3, 119])) == [219]
+
+
+def test_the_latest_contexts_with_one_ending_vote() -> None:
+    siblings = told_greedily(*[([number, 50], 60) for number in range(40)])
+    for number in range(LATE_PICKS):
+        siblings.learn({0: Told(spot_of([100 + number, 50], 2))}, {}, {0: 61})
+    assert list(greedily(siblings, [999, 50])) == [61]
+
+
 def drafter() -> TreeDrafter:
     return TreeDrafter([SiblingSource(Siblings())])
 
@@ -126,6 +185,30 @@ def test_a_drafter_goes_on_with_what_its_dead_branches_told() -> None:
     assert (after.tokens, after.parents) == ((60, 70), (None, 0)), "behind 51 as behind 50"
     text = verified(drafting, [*text, 51], {None: 60, 0: 71, 1: 80}, after)
     assert drafting.grow(text, 8, 8, COUPLED).tokens[0] == 71, "the target's own word after the same context"
+
+
+def test_what_is_sure_goes_on_at_once() -> None:
+    source = SiblingSource(Siblings())
+    text, chain = [1, 2, 3], list(range(50, 90))
+    source._siblings.follow(tuple(text), GREEDY)
+    for end in range(1, len(chain)):
+        spot = spot_of([*text, *chain[:end]], len(text) + end)
+        source._siblings.learn({0: Told(spot)}, {}, {0: chain[end]})
+    search = Search((*text, chain[0]), 40, GREEDY, TokenTree(chain[0], 64, 40))
+    source.begin(search)
+    chances = dict(zip(search.tree.tokens, search.tree.chances, strict=True))
+    assert list(chances) == chain[: len(chances)], "nobody expanded anything"
+    *on, last = list(chances.values())
+    assert 3 < len(on) < len(chain) - 2
+    assert min(on) >= LEAST_SURE > last, "as far as the path is likely, and one more"
+    unsure = SiblingSource(Siblings())
+    unsure._siblings.follow(tuple(text), GREEDY)
+    for number, pick in ((1, 61), (2, 62)):
+        unsure._siblings.learn({0: Told(spot_of([number, 50], 2)), 1: Told(spot_of([pick], 4))}, {}, {0: pick, 1: 70})
+    search = Search((*text, 50), 32, GREEDY, TokenTree(50, 64, 32))
+    unsure.begin(search)
+    assert sorted(search.tree.tokens) == [50, 61, 62], "of two that contradict each other none goes on"
+    assert max(search.tree.chances[1:]) < SURE
 
 
 def test_a_search_begins_anew_when_many_picks_came() -> None:
