@@ -28,7 +28,7 @@ class Connection:
         wait: seconds to wait for a machine when nobody serves some layers any more.
         codec: how hidden rows travel between nodes; int8 is less to send and changes results.
         lookup: propose what followed before in the text itself, with a draft or without.
-        siblings: propose what the target picked at the same position behind dead branches, with a draft or without.
+        siblings: propose what the target picked behind branches that died, with a draft or without.
         recycle: propose what the target picked before after the same token, with a draft or without.
         hedge: send every sweep to a second holder of the slowest layers too; whoever is first is heard.
     """
