@@ -6,7 +6,7 @@ died differs from the text in few tokens, and what the target said behind it, it
     sampled   the pick at a position hangs on the noise there (`swarm.noise`), so that contexts count at this position
               alone: two behind a wrong word the target often says what it would have said behind the right one
     greedy    there is no noise: what was picked after a context is picked after it again wherever it stands, also when
-              the text has passed, and in another text
+              the text has passed
     chance    the more of their last 1 … `MOST_LENGTH` tokens a node and the contexts share, the surer; learned
               (`swarm.votes`)
 
@@ -108,6 +108,8 @@ class Siblings:
     def follow(self, sequence: tuple[int, ...], sampling: Sampling) -> None:
         """A search below this text begins: sampled positions that it has passed are forgotten, all in another text."""
         goes_on = sampling == self._sampling and sequence[: len(self._text)] == self._text
+        if not goes_on:
+            self._greedy = Said(shortest=1)
         for position in [known for known in self._ahead if not goes_on or known < len(sequence)]:
             self.picks -= self._ahead.pop(position)
             self._at.pop(position, None)
