@@ -44,8 +44,8 @@ class SiblingSource(Source):
         tree = search.tree
         waiting = [(-tree.chances[node], node) for node in nodes]
         heapq.heapify(waiting)
-        most = len(tree.tokens) + len(nodes) + tree.nodes
-        while waiting and len(tree.tokens) < most:
+        most = len(tree.tokens) + tree.nodes
+        while waiting:
             _, node = heapq.heappop(waiting)
             if node in self._seen or tree.depths[node] >= tree.levels:
                 continue
@@ -54,7 +54,8 @@ class SiblingSource(Source):
             least = LEAST_CHANCE / max(tree.chances[node], LEAST_CHANCE)
             tree.add_children(node, [(token, chance) for token, chance in candidates if chance >= least])
             for token, chance in candidates:
-                if chance >= SURE and tree.chances[node] * chance >= LEAST_SURE:
+                is_sure = chance >= SURE and tree.chances[node] * chance >= LEAST_SURE
+                if is_sure and len(tree.tokens) < most:
                     child = tree.child(node, token)
                     heapq.heappush(waiting, (-tree.chances[child], child))
         return False

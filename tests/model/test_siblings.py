@@ -51,7 +51,7 @@ def test_sampled_text_takes_fewer_sweeps_and_stays_the_same(target: RaggedModel,
 
 def test_greedy_text_takes_fewer_sweeps_and_a_text_told_again_as_many(target: RaggedModel, draft: RaggedModel) -> None:
     """What another text told is forgotten: a benchmark that tells a text twice measures the same twice."""
-    siblings, prompts, size = Siblings(), demo_prompts(4, tokens=64), Size(96, 64)
+    siblings, prompts, size = Siblings(), demo_prompts(3, tokens=64), Size(64, 64)
     alone, told, again = 0, 0, 0
     for prompt in prompts:
         plain = generate(target, NoDrafter(), prompt, Sampling(), Size(size.new_tokens, 0))

@@ -127,6 +127,8 @@ def test_a_greedy_pick_is_proposed_after_its_context_wherever_and_whenever_that_
     assert list(greedily(siblings, [2, 3, 50])) == [60]
     siblings.learn({0: Told(spot_of([2, 3, 51], 4))}, {}, {0: 61})
     assert list(greedily(siblings, [2, 3, 51])) == [61], "late replies tell as much"
+    siblings.follow((1, 2, 3, 51, 52, 53, 54), Sampling(seed=8))
+    assert list(greedily(siblings, [2, 3, 50])) == [60], "the next turn of a chat draws another seed"
     siblings.follow((1, 2, 3), GREEDY)
     assert greedily(siblings, [2, 3, 50]) == {}, "another text, also where it is the same once more"
     assert len(siblings._greedy) == 0
@@ -206,6 +208,22 @@ def test_what_is_sure_goes_on_at_once() -> None:
     unsure.begin(search)
     assert sorted(search.tree.tokens) == [50, 61, 62], "of two that contradict each other none goes on"
     assert max(search.tree.chances[1:]) < SURE
+
+
+def test_going_on_is_bounded_by_the_tree_and_leaves_no_node_unasked() -> None:
+    source, text = SiblingSource(Siblings()), (1, 2, 3)
+    source._siblings.follow(text, GREEDY)
+    chain = [3, *range(50, 90)]
+    for end in range(1, len(chain)):
+        source._siblings.learn({0: Told(spot_of([1, 2, *chain[:end]], end + 2))}, {}, {0: chain[end]})
+    tree = TokenTree(3, 4, 40)
+    search = Search(text, 40, GREEDY, tree)
+    source.begin(search)
+    assert len(tree.tokens) <= 1 + 4 + 1
+    tree.add_children(TokenTree.ROOT, [(token, 0.01) for token in range(60, 80)])
+    fresh = [tree.child(TokenTree.ROOT, token) for token in range(60, 80)]
+    source.expand(search, fresh)
+    assert all(tree.said(node) for node in fresh), "each stands in the chain that was told"
 
 
 def test_a_search_begins_anew_when_many_picks_came() -> None:
