@@ -94,6 +94,7 @@ class Chain:
         self._leaving: set[str] = set()
         self._trouble: SwarmError | None = None
         self._missing: RouteError | None = None
+        self._has_told = False
         self._ready_for = -1
         self._news = asyncio.Event()
         self._is_repairing = False
@@ -240,7 +241,7 @@ class Chain:
         """
         assert self._scope is not None
         assert self._next is not None
-        started, self._missing = time.monotonic(), None
+        started, self._missing, self._has_told = time.monotonic(), None, False
         self._hold_survivors(self._scope)
         for attempt in count():
             await asyncio.sleep(min(RETRY_S, 0.05 * attempt))
@@ -265,7 +266,7 @@ class Chain:
     async def _way_around(self, started: float, *, is_move: bool) -> Route | None:
         """A route for the next generation; None when a move must wait, because nobody else has the layers."""
         assert self._scope is not None
-        told, fresh = False, partial(self._detours.fresh, self._scope)
+        fresh = partial(self._detours.fresh, self._scope)
         while True:
             suspects, gone = self._suspected(SUSPECT_S, HopError), self._suspected(RETRY_S, Unreachable, HopTimeout)
             unwanted = suspects | self._leaving
@@ -286,8 +287,8 @@ class Chain:
                 return None
             if time.monotonic() - started > self._wait_s:
                 raise missing
-            if not told:
-                told = True
+            if not self._has_told and time.monotonic() - started > RETRY_S:  # it was not silent for a moment only
+                self._has_told = True
                 logger.warning("waiting up to %.0f s: %s", self._wait_s, missing)
             self._hold_survivors(self._scope)
             await asyncio.sleep(RETRY_S)
