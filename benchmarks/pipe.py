@@ -5,6 +5,7 @@ branches, which hangs on what was sent, is known here as it is in a swarm. A cli
 but what routing promises.
 
     python -m benchmarks.pipe --record
+    python -m benchmarks.pipe --row-ms .01      # rows nearly free, as on a card
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor as Pool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -38,7 +39,6 @@ from swarm.messages import Sampling
 from swarm.ragged import RaggedModel, load_whole
 
 SIZES = (8, 16, 32, 64, 128)
-"""Of fixed trees, one at a time."""
 CHOSEN = "chosen"
 
 
@@ -52,6 +52,10 @@ class Options:
     temperatures: tuple[float, ...] = (0.0, 1.0)
     kinds: tuple[str, ...] = ("passages", "repetitive")
     networks: tuple[str, ...] = DELAY_BOUND
+    sizes: tuple[int, ...] = SIZES
+    """Of fixed trees, one at a time."""
+    row_ms: float | None = None
+    """What a row adds to a hop's forward, if not as much as in the replay."""
     record: bool = False
     """Write the table into BENCHMARKS.md and the measurements beside it."""
     json: Path | None = None
@@ -90,13 +94,15 @@ def tell(texts: Sequence[Recorded], costs: Costs, budget: Budget, *, siblings: b
     return run(texts, costs, budget, AutoTokenizer.from_pretrained(TARGET), cast)
 
 
-def measure(name: tuple[str, str, float], prompts: int, new_tokens: int) -> Cell:
+def measure(name: tuple[str, str, float], options: Options) -> Cell:
     """All ways of one cell."""
     network, kind, temperature = name
-    costs, given = PROFILES[network], prompts_of(kind, prompts)
+    costs, given = PROFILES[network], prompts_of(kind, options.prompts)
+    if options.row_ms is not None:
+        costs = replace(costs, row_ms=options.row_ms)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
-    texts = write(_target(), given, samplings, new_tokens)
-    alone = {f"{size}": tell(texts, costs, FixedBudget(size)) for size in SIZES}
+    texts = write(_target(), given, samplings, options.new_tokens)
+    alone = {f"{size}": tell(texts, costs, FixedBudget(size)) for size in options.sizes}
     alone[CHOSEN] = tell(texts, costs, OneAtATime(MOST_NODES))
     pipe, deaf = (tell(texts, costs, Goodput(MOST_NODES), siblings=siblings) for siblings in (True, False))
     return Cell(name, alone, pipe, deaf)
@@ -123,14 +129,15 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
             )
         )
     spans = []
+    row = "as in the replay" if options.row_ms is None else f"as in the replay, but {options.row_ms:g} ms per row"
     for kind in options.kinds:
         found = [cell.of_alone for cell in cells if cell.name[1] == kind]
         spans.append(f"{kind} {min(found):.2f} … {max(found):.2f}")
     made.notes.append(
         f"Pipe over one at a time: {'; '.join(spans)}. Up to {options.prompts} prompts of {options.new_tokens} new "
-        f"tokens each, costs as in the replay. One at a time is at its best: what goodput chooses or one of "
-        f"{', '.join(map(str, SIZES))} nodes, whichever is faster, with siblings too. Nodes per token: what that "
-        "sends, and what the full pipe sends."
+        f"tokens each, costs {row}. One at a time is at its best: what goodput chooses or one of "
+        f"{', '.join(map(str, options.sizes))} nodes, whichever is faster, with siblings too. Nodes per token: what "
+        "that sends, and what the full pipe sends."
     )
     made.measured = {
         "cells": [
@@ -154,7 +161,7 @@ def main() -> None:
         for temperature in options.temperatures
     ]
     with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
-        work = [pool.submit(measure, name, options.prompts, options.new_tokens) for name in names]
+        work = [pool.submit(measure, name, options) for name in names]
         cells = [cell.result() for cell in track(work, "cells", console=console)]
     sheet(cells, options).finish(console, record=options.record, path=options.json)
 

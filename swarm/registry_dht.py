@@ -30,6 +30,9 @@ from swarm.registry import MODELS_KEY, RECENT_S, ModelIdentity, block_keys, reco
 JOIN_DEADLINE_S = 22.0
 CALL_DEADLINE_S = 18.0
 DIAL_BACK_DEADLINE_S = 25.0
+PORTS_TRIED = 3
+"""A port that was free when it was chosen may be somebody's a second later, when the daemon has started."""
+_TAKEN = "address already in use"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,18 @@ class DhtRegistry:
             check_port_free(self._config)
         self._check_join()
         self._held.enter_context(self.identity.lock())
+        for tries_left in reversed(range(PORTS_TRIED)):
+            try:
+                await self._start()
+            except RegistryError as error:
+                if not tries_left or not _chooses_port(self._config) or _TAKEN not in str(error):
+                    raise
+                await self._end()
+                self._listen = listen_on(self._config)
+            else:
+                return
+
+    async def _start(self) -> None:
         roomy = len(tempfile.gettempdir()) <= 50  # a socket's whole path has at most 104 bytes
         folder = Path(tempfile.mkdtemp(prefix="canopy-", dir=None if roomy else "/tmp"))
         self._held.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -206,12 +221,15 @@ class DhtRegistry:
 
     async def aclose(self) -> None:
         """Leave the DHT; its process and daemon are gone afterwards."""
-        pipe, self._pipe = self._pipe, None
         try:
-            if pipe is not None:
-                await pipe.aclose()
+            await self._end()
         finally:
             self._held.close()
+
+    async def _end(self) -> None:
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            await pipe.aclose()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +259,11 @@ def listen_on(config: DhtConfig) -> ListenOn:
         port = port or _free_port(host.version)
         announce = (f"{_host_part(config.announce_host)}/tcp/{port}",)
     return ListenOn(config.join, (f"/ip{host.version}/{host}/tcp/{port}",), announce, config.client_mode)
+
+
+def _chooses_port(config: DhtConfig) -> bool:
+    """Whether a port is chosen here, since it is announced before anything listens there."""
+    return config.announce_host is not None and config.port == 0
 
 
 def check_port_free(config: DhtConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from swarm import registry_dht
 from swarm.dht_dialback import DialBack, pack_request
 from swarm.dht_pipe import DhtPipe, start_pipe
 from swarm.errors import ConfigError, IdentityError, RegistryError
@@ -215,6 +217,27 @@ async def test_one_identity_and_one_port_per_running_program(tmp_path: Path) -> 
     async with DhtRegistry.open(config) as again:
         assert again.peer_id == peer_id
         assert again.join_addresses()[0].endswith(peer_id)
+
+
+async def test_a_chosen_port_that_somebody_takes_meanwhile_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An announced port is chosen before the daemon listens on it; one that never is free is an error after all."""
+    find, tried = registry_dht._free_port, list[int]()
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        taken: int = somebody.getsockname()[1]
+
+        def late(version: int) -> int:
+            tried.append(find(version) if tried else taken)
+            return tried[-1]
+
+        monkeypatch.setattr(registry_dht, "_free_port", late)
+        async with DhtRegistry.open(replace(LOCAL, announce_host="127.0.0.1")) as one:
+            assert len(tried) == 2
+            assert [int(address.split("/")[4]) for address in one.join_addresses()] == [tried[-1]]
+            async with DhtRegistry.open(joining(one, client_mode=True)) as other:
+                assert await other.models() == []
+        monkeypatch.setattr(registry_dht, "_free_port", lambda _: taken)
+        with pytest.raises(RegistryError, match=f"{taken}.*address already in use"):
+            await DhtRegistry.open(replace(LOCAL, announce_host="127.0.0.1"))
 
 
 async def test_a_wrong_clock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
