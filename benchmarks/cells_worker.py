@@ -116,6 +116,7 @@ async def measure(job: Job, drafters: Sequence[TimedDrafter]) -> list[dict[str, 
             async with connecting as swarm:
                 await covered(swarm)
                 idle = await _idle(job.root)
+                drafters[-1].told()  # of the warm-up
                 for pair in range(job.pairs):
                     place = pair % len(prompts)
                     sampling: dict[str, Any] = {"temperature": temperature, "seed": FIRST_SEED + place}

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
-
-import torch
 
 from client.calibration import default_calibration_folder
 from client.chat import AsyncChat
@@ -26,6 +23,7 @@ from client.options import ConnectOptions, GenerateOptions, check_codec, make_op
 from client.session import Piece, SessionOpener
 from client.stats import Result
 from client.target import Target, find_in_swarm, load_target
+from client.warm_up import drafting_thread
 from swarm.dial import Dialer
 from swarm.errors import ConfigError, GenerationInterrupted
 from swarm.registry import ModelIdentity
@@ -73,7 +71,7 @@ class AsyncSwarm:
                 revision: branch, tag or commit of a hub model.
                 nodes: tree nodes per sweep (K); None, the default, chooses before each sweep what pays most.
                 registry: an open registry to use instead of joining the DHT.
-                threads: CPU threads for the draft model.
+                threads: CPU threads for the draft model; as many as pay by default, which is measured.
                 codec: "lossless", or "int8" for a quarter (fp32) or half (bf16) of the bytes between nodes and a
                     text that may differ.
                 wait: seconds to wait for a machine when nobody serves some layers any more; 60 by default.
@@ -92,10 +90,10 @@ class AsyncSwarm:
         codec, wait_s = check_codec(options.get("codec", "lossless")), options.get("wait", DEFAULT_WAIT_S)
         if not wait_s >= 0:
             raise ConfigError(f"wait: {wait_s}; give seconds, 0 to wait for nobody")
+        if (threads := options.get("threads")) is not None and threads < 1:
+            raise ConfigError(f"threads: {threads}; give at least 1, or none to have it measured")
         if not peers and registry is None:
             raise ConfigError("peers: name one of the swarm's peers, as `swarm bootstrap` and `node serve` print them")
-        if (threads := options.get("threads")) is not None:
-            torch.set_num_threads(threads)
         target = await asyncio.to_thread(load_target, model, options.get("revision"))
         made = await asyncio.to_thread(load_drafter, model, target, _wanted(options), options.get("revision"))
         opened = registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True))
@@ -104,7 +102,7 @@ class AsyncSwarm:
             identity = find_in_swarm(target, await opened.models(), peers)
             expected = EXPECTED_NODES if nodes is None else nodes
             opener = SessionOpener(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge)
-            drafting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft")
+            drafting = drafting_thread(made.drafter, target.hidden_size, threads)
             try:
                 yield cls(opener, JobMaker(target, made.drafter, drafting, nodes), scope)
             finally:

@@ -24,7 +24,7 @@ class Connection:
             repeated, and then they work together on one tree (default: none).
         draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1 (default: the first CUDA card, or the CPU).
         revision: branch, tag or commit of a hub model.
-        threads: CPU threads for the draft model (default: all cores).
+        threads: CPU threads for the draft model (default: as many as pay, which is measured).
         wait: seconds to wait for a machine when nobody serves some layers any more.
         codec: how hidden rows travel between nodes; int8 is less to send and changes results.
         lookup: propose what followed before in the text itself, with a draft or without.

@@ -114,7 +114,7 @@ class Flight:
 
     tree: what was drafted, of which the sweep carries a part. places: of its session nodes in the tree, None for the
     root. route: over which it goes. choice: why it is as large as it is. draft_ms: what drafting took. sent_s: when.
-    alone: whether every hop should have done with what was sent before when this one comes.
+    alone: whether every hop should have done with what was sent before when this one comes. busy: what it keeps busy.
     """
 
     tree: DraftTree
@@ -126,6 +126,7 @@ class Flight:
     draft_ms: float
     sent_s: float
     alone: bool
+    busy: Busy
 
     @property
     def is_first(self) -> bool:
@@ -151,12 +152,23 @@ class Pipe:
     free_s: float = 0.0
     clear_s: float = 0.0
 
-    def sent(self, sequence: int, flight: Flight, busy: Busy) -> None:
+    def sent(self, sequence: int, flight: Flight) -> None:
         """A sweep is on its way, which keeps hops busy."""
         self.flights[sequence] = flight
         starts_s = max(self.free_s, flight.sent_s)
-        self.free_s = starts_s + busy.slot_ms / 1e3
-        self.clear_s = max(self.clear_s, starts_s + busy.through_ms / 1e3)
+        self.free_s = starts_s + flight.busy.slot_ms / 1e3
+        self.clear_s = max(self.clear_s, starts_s + flight.busy.through_ms / 1e3)
+
+    def answered(self, sequence: int, now_s: float) -> Flight | None:
+        """A sweep is back: hops have done with it, whatever was predicted. What it was, None if it was the prompt's.
+
+        Else where sweeps were once believed to take longer than they do, each would leave a remainder, none would seem
+        to be alone, and nobody would learn better.
+        """
+        flight, left = self.flights.pop(sequence, None), [other.busy for other in self.flights.values()]
+        self.free_s = min(self.free_s, now_s + sum(busy.slot_ms for busy in left) / 1e3)
+        self.clear_s = min(self.clear_s, now_s + sum(busy.through_ms for busy in left) / 1e3)
+        return flight
 
     def is_clear(self, now_s: float, others: int) -> bool:
         """Whether a sweep that leaves now should meet nothing of ours, of which `others` are the prompt's parts."""
@@ -196,7 +208,7 @@ async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
         piece = job.text.push(emitted)
         if job.observe is not None and answer.reply.rows is not None:
             hand_over(answer.reply, walk, job.sequence, job.observe)
-        flight = pipe.flights.pop(answer.reply.sequence, None)
+        flight = pipe.answered(answer.reply.sequence, job.clock())
         if flight is not None:  # and no prefill
             _account(job, chain, flight, answer, len(emitted))
             pipe.lessons.append((flight, answer.reply, walk.passed))
@@ -278,8 +290,8 @@ async def _speculate(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
     alone, ahead = pipe.is_clear(now_s, others), pipe.ahead(now_s)
     if choice.predicted_ms is not None:
         choice = replace(choice, predicted_ms=choice.predicted_ms + ahead.busy_ms)
-    flight = Flight(sent, places, len(sent), sent.depth, route, choice, draft_ms, now_s, alone)
-    pipe.sent(sweep.sequence, flight, job.budget.busy(route, len(sweep.tokens)))
+    busy = job.budget.busy(route, len(sweep.tokens))
+    pipe.sent(sweep.sequence, Flight(sent, places, len(sent), sent.depth, route, choice, draft_ms, now_s, alone, busy))
 
 
 async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
@@ -319,8 +331,8 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
     sweep = walk.grow([tree.tokens[place] for place in new], [known[tree.parents[place]] for place in new])
     chain.send(sweep)
     places: dict[TreeNodeId, int | None] = {known[place]: place for place in new}
-    flight = Flight(tree, places, len(new), tree.depth, route, choice, draft_ms, now_s, alone)
-    pipe.sent(sweep.sequence, flight, job.budget.busy(route, len(new)))
+    busy = job.budget.busy(route, len(new))
+    pipe.sent(sweep.sequence, Flight(tree, places, len(new), tree.depth, route, choice, draft_ms, now_s, alone, busy))
     return True
 
 

@@ -111,12 +111,17 @@ class TreeDrafter:
                         source.widen(search)
                 is_settled = self._go_on(search, worth)
         except BaseException:
-            for source in self.sources:
-                source.forget()
+            self.forget()
             raise
         is_dear = search.rounds or search.recalled
         self._search = search if is_dear else None  # what cost nothing is made afresh, by what was learned since
         return replace(self._settle(search), is_settled=is_settled)
+
+    def forget(self) -> None:
+        """Be as new, but for what was learned."""
+        self._search = None
+        for source in self.sources:
+            source.forget()
 
     def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
         """Every source learns from what it proposed."""
@@ -156,7 +161,8 @@ class TreeDrafter:
         lessons = [source.lesson(places) for source in self.sources]
         taught = tuple(lesson for lesson in lessons if lesson is not None)
         tree = search.tree.cut(chosen)
-        return replace(tree, rounds=search.rounds, lessons=taught, is_early=search.is_early)
+        is_early, has_read = search.is_early, search.has_read
+        return replace(tree, rounds=search.rounds, lessons=taught, is_early=is_early, has_read=has_read)
 
 
 class LookupDrafter(TreeDrafter):

@@ -27,7 +27,8 @@ class Search:
     """One best-first search, which may go on when a larger tree of the same sequence is wanted.
 
     sequence: every certain token; the tree's root is the last one. rounds: batches that sources computed. recalled:
-    nodes expanded without one, because an earlier search had them. is_early: a source lacks a hidden row.
+    nodes expanded without one, because an earlier search had them. is_early: a source lacks a hidden row. has_read: a
+    source had to read a text from its beginning.
     """
 
     sequence: tuple[int, ...]
@@ -37,6 +38,7 @@ class Search:
     rounds: int = 0
     recalled: int = 0
     is_early: bool = False
+    has_read: bool = False
 
     @property
     def key(self) -> tuple[tuple[int, ...], int, Sampling]:

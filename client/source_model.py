@@ -76,7 +76,7 @@ class ModelSource(Source):
         self._fit(len(search.sequence) + search.levels)
         if search.sampling != self._sampling:
             self._ranked, self._sampling = {}, search.sampling
-        logits, state = self._catch_up(search.sequence), self.session.state
+        logits, state = self._catch_up(search), self.session.state
         tip = state.committed[-1].id
         self._ranked = {node: ranked for node, ranked in self._ranked.items() if node == tip or node in state.live}
         self._placed = {TokenTree.ROOT: None}
@@ -153,14 +153,15 @@ class ModelSource(Source):
         search.recalled += len(known)
         self._ranker.recall(search, [node for node, _ in known], [self._ranked[there] for _, there in known])
 
-    def _catch_up(self, sequence: Sequence[int]) -> torch.Tensor | None:
-        """Make the sequence committed, running only tokens that lack KV.
+    def _catch_up(self, search: Search) -> torch.Tensor | None:
+        """Make the search's sequence committed, running only tokens that lack KV.
 
         Returns:
             Logits [1, vocab_size] of the last one; None where its candidates are remembered, and the nodes below it.
         """
-        session, state = self.session, self.session.state
+        session, state, sequence = self.session, self.session.state, search.sequence
         known = _common_prefix([token.token for token in state.committed], sequence)
+        search.has_read |= known == 0 or known < len(state.committed)
         confirmed: Parent = None
         if known == len(state.committed):
             while known < len(sequence) and (child := state.child(confirmed, sequence[known])) is not None:

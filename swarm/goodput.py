@@ -230,13 +230,17 @@ class Goodput:
         return Busy(cost.slot_ms(nodes), cost.load * cost.compute.at(nodes))
 
     def drafted(self, temperature: float, tree: DraftTree, planned: Choice, draft_ms: float) -> None:
-        """A tree was drafted; one that came too early for a source tells nothing of later ones."""
+        """A tree was drafted; one that came too early for a source tells nothing of later ones.
+
+        One for which a source read the text first, cold perhaps, tells nothing of what they take.
+        """
         if tree.is_early:
             return
         self._gain_of(temperature).learn(tree.chances, planned.nodes, is_settled=tree.is_settled)
-        self.draft.learn(len(tree), draft_ms)
-        if tree.rounds:
-            self.round.learn(1, draft_ms / tree.rounds)
+        if not tree.has_read:
+            self.draft.learn(len(tree), draft_ms)
+            if tree.rounds:
+                self.round.learn(1, draft_ms / tree.rounds)
         self._time_ms += draft_ms
         self._valued = None
 

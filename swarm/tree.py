@@ -36,8 +36,9 @@ class DraftTree:
 
     tokens, parents, chances: equally long; a parent is an index into `tokens`, None is the root.
     rounds: batches that a drafter's models computed. is_settled: further ones would change nothing. lessons: what its
-    sources learn from. guesses: what children were drawn from, where they were (`swarm.multistep`); an offset of 0 is
-    the root, i + 1 is node i.
+    sources learn from. is_early: it came before what a source needs. has_read: a source had to read the text first.
+    guesses: what children were drawn from, where they were (`swarm.multistep`); an offset of 0 is the root, i + 1 is
+    node i.
     """
 
     tokens: tuple[int, ...] = ()
@@ -47,6 +48,7 @@ class DraftTree:
     is_settled: bool = field(default=True, compare=False)
     lessons: tuple[Lesson, ...] = field(default=(), compare=False, repr=False)
     is_early: bool = field(default=False, compare=False)
+    has_read: bool = field(default=False, compare=False)
     guesses: tuple[Guess, ...] = field(default=(), compare=False, repr=False)
 
     def __len__(self) -> int:

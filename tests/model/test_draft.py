@@ -152,6 +152,14 @@ def test_what_is_recalled_is_believed_as_far_as_was_learned_since(draft: RaggedM
     assert again.grow(sequence, 1, 1, GREEDY).chances[0] == pytest.approx(before / 4)
 
 
+def test_a_tree_says_whether_the_text_had_to_be_read_for_it(draft: RaggedModel, prompts: list[list[int]]) -> None:
+    """Which takes as long as the text is: it is no measure of what trees take."""
+    drafter, (one, other, *_) = ModelDrafter(draft, VOCAB, 512), prompts
+    said = [*one, 7, 8]
+    grown = [drafter.grow(text, 8, 8, GREEDY).has_read for text in (one, said, [*said, 9], other, [*other, 7], one)]
+    assert grown == [True, False, False, True, False, True]
+
+
 def test_only_what_follows_an_edit_is_run_again(draft: RaggedModel, prompts: list[list[int]]) -> None:
     drafter = ModelDrafter(draft, VOCAB, 512)
     drafter.grow(prompts[0], 16, 16, GREEDY)

@@ -215,6 +215,20 @@ def test_who_is_alone_finds_no_load(profile: str, tokenizer: FastTokenizer) -> N
     assert control.cost_of("virtual").crowd == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.parametrize("knows", [0.0, 0.9])
+def test_a_load_that_went_away_is_believed_in_no_longer(knows: float, tokenizer: FastTokenizer) -> None:
+    """Sweeps that should still be in each other's way are not, once they are back.
+
+    Else each seems to have met the one before it, which teaches nothing of load.
+    """
+    control, texts = Goodput(32), [recorded(seed, knows) for seed in range(4)]
+    run(texts[:1], replace(NEAR, others=4), control, tokenizer)
+    assert control.cost_of("virtual").load > 3
+    for _ in range(3):
+        run(texts, NEAR, control, tokenizer)
+    assert control.cost_of("virtual").load < 1.5
+
+
 def test_what_drafting_takes_is_counted(tokenizer: FastTokenizer) -> None:
     texts = [recorded(seed, 0.8) for seed in range(3)]
     free = replace(NEAR, pass_ms=0.0)

@@ -27,10 +27,10 @@ def spent(prospect: Prospect, nodes: int, factor: float = 1.0, *, brought: float
     )
 
 
-def drafted(control: Goodput, draft_ms: float = DRAFT_MS) -> Choice:
+def drafted(control: Goodput, draft_ms: float = DRAFT_MS, *, has_read: bool = False) -> Choice:
     """The next tree was planned and drafted."""
     planned = control.plan(ROUTE, 0.0, 512)
-    control.drafted(0.0, DraftTree((0,) * 16, (None,) * 16, TREE, 2), planned, draft_ms)
+    control.drafted(0.0, DraftTree((0,) * 16, (None,) * 16, TREE, 2, has_read=has_read), planned, draft_ms)
     return planned
 
 
@@ -147,3 +147,28 @@ def test_another_route_begins_with_what_the_last_one_cost() -> None:
         spent(FAR, control.plan("other", 0.0, 512).nodes).total_ms, rel=0.1
     )
     assert "nothing" not in control.plan("other", 0.0, 512).reason
+
+
+def test_a_tree_before_which_the_text_was_read_says_nothing_of_what_later_ones_take() -> None:
+    """Cold, and beside a node that read the prompt too, a draft took ten times as long, and near by all was plain."""
+    control = Goodput(512)
+    control.expect(ROUTE, NEAR)
+    drafted(control, 200.0, has_read=True)
+    control.spent(ROUTE, spent(NEAR, 16, brought=1.0))
+    assert not control.draft.is_known
+    for _ in range(FIRST_TREES):
+        assert drafted(control).nodes > 0
+        control.spent(ROUTE, spent(NEAR, 16, brought=1.0))
+    assert control.draft.at(16) == pytest.approx(DRAFT_MS)
+    assert control.round.at(1) == pytest.approx(DRAFT_MS / 2)
+    drafted(control, 200.0, has_read=True)
+    assert control.draft.at(16) == pytest.approx(DRAFT_MS), "the next text"
+
+
+def test_a_draft_that_is_always_slow_is_found_out_by_its_second_tree() -> None:
+    control = Goodput(512)
+    control.expect(ROUTE, NEAR)
+    for has_read in (True, False):
+        assert drafted(control, 800.0, has_read=has_read).nodes > 0
+        control.spent(ROUTE, spent(NEAR, 16, brought=1.0))
+    assert control.plan(ROUTE, 0.0, 512).nodes == 0
