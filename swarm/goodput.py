@@ -131,7 +131,7 @@ class Goodput:
     def plan(self, route: Hashable, temperature: float, room: int) -> Choice:
         """How many nodes to draft for the next sweep, at most `room`; 0: none, plain decoding is best."""
         cost, gain = self.cost_of(route), self._gain_of(temperature)
-        most = min(room, self.most)
+        most = min(room, self.most, cost.most)
         plain_ms = cost.sweep_ms(0)
         if most < 1:
             return Choice(0, plain_ms, "no room for a tree")
@@ -184,7 +184,8 @@ class Goodput:
 
     def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> int:
         """Most further nodes that another sweep may have while some are on their way; 0 to wait for those."""
-        cost, size = self.cost_of(route), min(room, self.most)
+        cost = self.cost_of(route)
+        size = min(room, self.most, cost.most)
         if not self._gain_of(temperature).is_known:
             return 0
         if not cost.is_expected:
@@ -280,7 +281,7 @@ class Goodput:
         """What a millisecond is worth now, in tokens; that of others is worth what whole trees would bring."""
         gain = self._gain_of(temperature)
         if self._valued is None or self._valued[0] is not cost or self._valued[1] is not gain:
-            sizes = SIZES[: bisect_right(SIZES, self.most)]
+            sizes = SIZES[: bisect_right(SIZES, min(self.most, cost.most))]
             expected, whole = self._rates(sizes, cost, gain.expected, gain.whole)
             self._running = max(expected)
             self._others = max(whole) / self._running

@@ -34,6 +34,8 @@ NEW_NETWORK = 4.0
 JITTER, JITTER_MS = 0.05, 2.0
 """By so much links may be slower than at their best without anybody being to blame."""
 LEAST_SCALE = 0.03
+CLAIMED_ROWS, GROWTH = 64, 8
+"""What machines claim they measured with so many rows; beyond, sweeps become at most so many times as large at once."""
 SHARED = 1.5
 """With a load above it forwards may be shared, of which everybody is told a part."""
 CHUNKS = range(1, 9)
@@ -107,7 +109,7 @@ class RouteCost:
     def __init__(self, prospect: Prospect | None = None) -> None:
         """prospect: what they should cost, as far as anybody knows."""
         self.links, self.compute = Line(), Line()
-        self.sweeps, self.hops = 0, 1
+        self.sweeps, self.hops, self._rows = 0, 1, 0
         self._waited = self._computed = self._late = 0.0
         self.is_expected = prospect is not None
         if prospect is not None:
@@ -118,6 +120,11 @@ class RouteCost:
         self._dearness: float | None = None
         self._links: deque[tuple[int, float]] = deque(maxlen=KEPT_SWEEPS)
         self._lates: deque[float] = deque(maxlen=USUAL_SWEEPS)
+
+    @property
+    def most(self) -> int:
+        """Nodes of the largest sweep that it can speak of: claims and lines that are wrong are found out by and by."""
+        return max(GROWTH * self._rows, CLAIMED_ROWS)
 
     @property
     def load(self) -> float:
@@ -199,12 +206,13 @@ class RouteCost:
         """What to expect of another route."""
         other = RouteCost()
         other.links, other.compute = self.links.again(), self.compute.again()
-        other.hops, other.is_expected = self.hops, self.is_expected
+        other.hops, other.is_expected, other._rows = self.hops, self.is_expected, self._rows
         return other
 
     def learn(self, spent: Spent) -> None:
         """A sweep came back."""
         rows, self._dearness = spent.nodes + 1, None
+        self._rows = max(self._rows, rows)
         self.sweeps, self.hops, self.is_expected = self.sweeps + 1, max(spent.hops, 1), True
         self.compute.learn(rows, spent.computed_ms, is_shared=self.load > SHARED)
         links_ms = max(spent.total_ms - spent.waited_ms - spent.computed_ms, 0.0)

@@ -26,6 +26,7 @@ import node.proof
 import swarm.attention
 import swarm.ragged
 from node.checkpoint import open_checkpoint
+from node.measure import measure_sweeps
 from node.proof import prove
 from node.span import SpanModel, dissect, load_span
 from swarm.arena import Arena
@@ -315,3 +316,32 @@ def test_rotary_embeddings_that_grow_with_the_batch_end_at_their_first_window() 
 def test_a_folder_that_is_no_model_is_unknown(tmp_path: Path) -> None:
     with pytest.raises(UnknownModel, match=r"no config\.json that transformers knows"):
         load_whole(tmp_path, torch.float32)
+
+
+@pytest.mark.parametrize("slow", [range(6), range(3, 9), range(12, 18)])
+def test_a_bad_moment_while_a_machine_measures_itself_makes_no_size_alone_slow(demo: SpanModel, slow: range) -> None:
+    """One that made a single row seem slow had rows cost nothing, and clients sent hundreds of them."""
+    usual, now_ms, rows = {1: 4.0, 8: 5.0, 64: 12.0}, [0.0], list[int]()
+
+    class Timed:
+        """The span, which takes as long as is said here."""
+
+        layout, span, num_layers = demo.layout, demo.span, demo.num_layers
+        hidden_size, dtype, device = demo.hidden_size, demo.dtype, demo.device
+
+        def forward(self, work: list[Work]) -> torch.Tensor:
+            now_ms[0] += usual[len(work[0].node_ids)] * (10 if len(rows) in slow else 1)
+            rows.append(len(work[0].node_ids))
+            return torch.zeros(rows[-1], 1)
+
+        def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+            return hidden
+
+    measured = measure_sweeps(cast("SpanModel", Timed()), lambda: now_ms[0] / 1e3)
+    assert dict(measured) == pytest.approx(usual)
+    assert {rows.count(size) for size in usual} == {6}
+
+
+def test_a_larger_sweep_is_never_said_to_be_quicker(demo: SpanModel) -> None:
+    measured = [ms for _, ms in measure_sweeps(demo)]
+    assert 0 < measured[0] <= measured[1] <= measured[2]

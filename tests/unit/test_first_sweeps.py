@@ -8,7 +8,7 @@ import pytest
 
 from swarm.budget import Ahead, Choice, Prospect, Spent
 from swarm.goodput import FIRST_SIZE, FIRST_TREES, Goodput
-from swarm.sweep_cost import RouteCost
+from swarm.sweep_cost import CLAIMED_ROWS, GROWTH, RouteCost
 from swarm.tree import DraftTree
 
 ROUTE = "route"
@@ -172,3 +172,29 @@ def test_a_draft_that_is_always_slow_is_found_out_by_its_second_tree() -> None:
         assert drafted(control, 800.0, has_read=has_read).nodes > 0
         control.spent(ROUTE, spent(NEAR, 16, brought=1.0))
     assert control.plan(ROUTE, 0.0, 512).nodes == 0
+
+
+def test_rows_that_are_said_to_cost_nothing_are_tried_by_and_by() -> None:
+    """A machine that had measured itself in a bad moment said so, and a sweep of 512 nodes took half a second."""
+    control, cost_ms = Goodput(2048), replace(NEAR, row_ms=1.0)
+    control.expect(ROUTE, replace(NEAR, row_ms=0.0))
+    sent: list[int] = []
+    for _ in range(6):
+        assert control.more(ROUTE, 0.0, 2048, Ahead(1, 0.0)) <= max(GROWTH * (max(sent, default=0) + 1), CLAIMED_ROWS)
+        planned = control.plan(ROUTE, 0.0, 2048)
+        chances = tuple(0.9 / (1 + place) for place in range(planned.nodes))
+        control.drafted(0.0, DraftTree((0,) * len(chances), (None,) * len(chances), chances, 2), planned, 1.0)
+        sent.append(control.cut(ROUTE, 0.0, chances, planned).nodes)
+        control.spent(ROUTE, spent(cost_ms, sent[-1], brought=2.0))
+    assert max(sent) <= GROWTH * (FIRST_SIZE + 1), "what a row costs is known before larger ones go"
+    free = Goodput(2048)
+    free.expect(ROUTE, replace(NEAR, row_ms=0.0))
+    grown: list[int] = []
+    for _ in range(4):
+        planned = free.plan(ROUTE, 0.0, 2048)
+        chances = (0.5,) * planned.nodes
+        free.drafted(0.0, DraftTree((0,) * len(chances), (None,) * len(chances), chances, 2), planned, 0.0)
+        grown.append(planned.nodes)
+        free.spent(ROUTE, spent(replace(NEAR, row_ms=0.0), planned.nodes, brought=8.0))
+    assert grown[0] == FIRST_SIZE
+    assert grown[-1] > 1000, "where they do cost nothing that takes three sweeps"
