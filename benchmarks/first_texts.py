@@ -54,6 +54,7 @@ PROMISES: dict[str, Promise] = {
     "far, rows dear": promised(WRONG, 1 / WRONG, WRONG),
     "near, all dear": promised(1 / WRONG, WRONG, WRONG),
     "all cheap": promised(1 / WRONG, 1 / WRONG, 1 / WRONG),
+    "rows free": promised(1, 1, 0),
 }
 
 
@@ -156,8 +157,8 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
     made.notes.append(
         f"Least of the best fixed choice: {of_best:.2f}; least of plain that a single text had: "
         f"{min(cell.least for cell in cells):.2f}. {options.prompts} prompts of each kind, {options.new_tokens} new "
-        f"tokens each. Fixed choices have the same trees. Promises that are off, {WRONG:g} times each, against true "
-        f"ones at worst: {wrong}."
+        f"tokens each. Fixed choices have the same trees. Promises that are off, {WRONG:g} times each or rows "
+        f"that cost nothing, against true ones at worst: {wrong}."
     )
     made.measured = {
         "cells": [
