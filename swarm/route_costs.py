@@ -1,6 +1,6 @@
 """What a chain is wanted for, and what each part of it costs: predicted milliseconds of one sweep. Pure.
 
-    client → hop 0 · per hop: queue + its layers · hop → next hop: delay + hidden rows / rate · tail → client
+    client → hop 0 · per hop: queue + its layers + messages · hop → next hop: delay + hidden rows / rate · tail → client
 
 A delay that nobody measured is taken to be the larger of the two machines' delays to the client: the two lie between
 their difference and their sum apart, and that is the middle. Ids and picks are too small to count.
@@ -27,6 +27,9 @@ HOP_MS = 30.0
 """One-way delay between the client and a machine that it has not measured: a home link's."""
 LAYER_MS = 10.0
 """One layer's time on a machine that does not say: slower than most, so that those who do are preferred."""
+MESSAGES_MS = 1.5
+"""What a sweep takes a hop beside its layers. Without it a hop that saves nothing but a delay measured in a bad moment
+would cost nothing. Source: `benchmarks.cells`, 5 ms for three hops and a network emulator."""
 LINK_MBIT_PER_S = 100.0
 ROW_BYTES = 8_192
 """A hidden row's size where no record says: 4,096 values of two bytes."""
@@ -78,7 +81,8 @@ class RouteQuery:
 class HopCost:
     """Predicted milliseconds of one hop of a sweep, in the order in which they pass.
 
-    delay_ms, transfer_ms: the link into the hop; `is_measured` says whether somebody measured that delay.
+    delay_ms, transfer_ms: the link into the hop; `is_measured` says whether somebody measured that delay. compute_ms:
+    its layers and messages.
     """
 
     delay_ms: float
@@ -198,7 +202,7 @@ def tabulate(candidates: Sequence[Candidate], query: RouteQuery) -> Costs:
         end=np.array([one.span.end for one in candidates], np.intp),
         kept=np.array([one.kept for one in candidates], np.bool_),
         layer_ms=seems * whole_ms / [len(record.span) for record in records] + replay_ms,
-        fixed_ms=seems * queue_ms + penalties_ms,
+        fixed_ms=seems * (queue_ms + MESSAGES_MS) + penalties_ms,
         send_ms=seems * [transfer_ms(record, query) for record in records],
         client_ms=seems * client_ms,
         links_ms=links_ms,

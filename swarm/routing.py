@@ -16,6 +16,7 @@ from swarm.layers import Span, missing_layers, name_layers
 from swarm.messages import Hedge, RouteHop
 from swarm.record import NodeRecord, NodeState
 from swarm.route_costs import (
+    MESSAGES_MS,
     Candidate,
     HopCost,
     RouteQuery,
@@ -175,14 +176,14 @@ def _route(candidates: Sequence[Candidate], found: Found, query: RouteQuery) -> 
 
 
 def _compute_ms(hops: Sequence[RouteHop], records: Sequence[NodeRecord], query: RouteQuery) -> tuple[float, float]:
-    """Every hop's claimed forward of one row, and what another one costs: there, and on every link but the last."""
+    """Every hop's claimed forward of one row with its messages, and another row: there, on every link but the last."""
     parts = [len(hop.span) / len(record.span) for hop, record in zip(hops, records, strict=True)]
     one_ms, many_ms = (
         sum(sweep_ms(record, rows) * part for record, part in zip(records, parts, strict=True))
         for rows in (1, MANY_ROWS)
     )
     transfer = sum(transfer_ms(record, replace(query, nodes=0)) for record in records[:-1])
-    return one_ms, max((many_ms - one_ms) / (MANY_ROWS - 1), 0.0) + transfer
+    return one_ms + MESSAGES_MS * len(hops), max((many_ms - one_ms) / (MANY_ROWS - 1), 0.0) + transfer
 
 
 def _hop_cost(sender: NodeRecord | None, record: NodeRecord, span: Span, query: RouteQuery) -> HopCost:
@@ -192,7 +193,7 @@ def _hop_cost(sender: NodeRecord | None, record: NodeRecord, span: Span, query: 
         *link,
         transfer_ms=0.0 if sender is None else transfer_ms(sender, query),
         queue_ms=wait_ms(record, whole_ms),
-        compute_ms=whole_ms * len(span) / len(record.span),
+        compute_ms=whole_ms * len(span) / len(record.span) + MESSAGES_MS,
     )
 
 

@@ -23,6 +23,7 @@ from swarm.route_costs import (
     HOP_MS,
     LAYER_MS,
     LINK_MBIT_PER_S,
+    MESSAGES_MS,
     NEARLY_EQUAL,
     ROW_BYTES,
     penalty_ms,
@@ -82,7 +83,7 @@ class Swarm:
             FAILURE_MS / 2 ** ((self.query.now - at) / 60) for peer, at in self.query.failures if peer == node.peer
         )
         wait = whole_ms * node.busy / (2 - 2 * node.busy)
-        return whole_ms * len(span) / len(node.span) + wait + once_ms + failed_ms
+        return whole_ms * len(span) / len(node.span) + MESSAGES_MS + wait + once_ms + failed_ms
 
     def chains(self, begun: tuple[tuple[NodeRecord, Span], ...] = ()) -> Iterator[tuple[tuple[NodeRecord, Span], ...]]:
         start = begun[-1][1].end if begun else 0
@@ -193,9 +194,19 @@ def test_a_route_says_what_sweeps_should_take_by_their_size() -> None:
     route = best_route([first, last], query)
     assert [str(hop.span) for hop in route.hops] == ["0-4", "4-6"]
     prospect = route.prospect
-    assert (prospect.links_ms, prospect.compute_ms, prospect.hops) == (58.0, 24.0, 2)
+    assert (prospect.links_ms, prospect.compute_ms, prospect.hops) == (58.0, 24.0 + 2 * MESSAGES_MS, 2)
     assert prospect.row_ms == pytest.approx(1.0 + 0.1)
     assert prospect.waiting_ms == pytest.approx(wait_ms(last, 8.0)), "behind sweeps as small as it is"
+
+
+@pytest.mark.parametrize(("saved_ms", "chain"), [(2.0, ["a", "c"]), (3.0, ["b", "a", "c"])])
+def test_a_hop_more_must_pay_for_its_messages(saved_ms: float, chain: list[str]) -> None:
+    """The way over `b`, which takes a layer off `a`, is shorter; its rows take .64 ms, its own link .1."""
+    a, b, c = PeerId("a"), PeerId("b"), PeerId("c")
+    first = replace(record("a", 0, 3), delays_ms=((c, 0.1),))
+    detour = replace(record("b", 0, 3), delays_ms=((a, 0.1), (c, 9.0)))
+    query = replace(QUERY, delays_ms={a: 0.1 + saved_ms, b: 0.1, c: 0.1})
+    assert [hop.peer for hop in best_route([first, detour, record("c", 3, 6)], query).hops] == chain
 
 
 def test_a_machine_that_would_stand_twice_stands_once() -> None:
