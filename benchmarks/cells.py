@@ -69,8 +69,9 @@ Replay = Callable[[Sequence[Recorded], Costs, Budget], Iterable[Told]]
 class Options:
     """Measure six cells of the replay's grid."""
 
-    prompts: int = 12
-    pairs: int = 13
+    prompts: int = 24
+    """Of a kind; of code-like and of repetitive text there are twelve, which are told twice then."""
+    pairs: int = 25
     new_tokens: int = 64
     kind: Kind | None = None
     again: Path | None = None
@@ -278,9 +279,9 @@ def main() -> None:
     for cell in CELLS:
         name, kind, temperature = cell
         prompts = prompts_of(kind, options.prompts)
-        places = [number % len(prompts) for number in range(options.pairs)]
-        samplings = [Sampling(FIRST_SEED + place, temperature) for place in places]
-        texts = write(target, [prompts[place] for place in places], samplings, options.new_tokens)
+        told = [prompts[pair % len(prompts)] for pair in range(options.pairs)]
+        samplings = [Sampling(FIRST_SEED + pair, temperature) for pair in range(options.pairs)]
+        texts = write(target, told, samplings, options.new_tokens)
         runs = [one for one in raw[name] if (one["kind"], one["temperature"]) == (kind, temperature)]
         found[cell] = compare(runs, texts, machine, PROFILES[name], partial(replayed, target, tokenizer))
         sheet({cell: found[cell]}, options).show(console)

@@ -46,7 +46,7 @@ WAYS: dict[str, dict[str, Any]] = {PLAIN: {"nodes": 0}, CHOSEN: {}, FIXED: {"nod
 class Job:
     """What to measure. cells: kinds of text and temperatures. prompts: of each kind, taken in turn for the pairs.
 
-    root: the process that all programs of this benchmark descend from.
+    A pair's seed is its own. root: the process that all programs of this benchmark descend from.
     """
 
     peer: str
@@ -119,7 +119,7 @@ async def measure(job: Job, drafters: Sequence[TimedDrafter]) -> list[dict[str, 
                 drafters[-1].told()  # of the warm-up
                 for pair in range(job.pairs):
                     place = pair % len(prompts)
-                    sampling: dict[str, Any] = {"temperature": temperature, "seed": FIRST_SEED + place}
+                    sampling: dict[str, Any] = {"temperature": temperature, "seed": FIRST_SEED + pair}
                     for way in ways if pair % 2 == 0 else reversed(ways):
                         before_ms = cpu_ms(job.root)
                         result = await swarm.generate(
