@@ -89,7 +89,7 @@ class LinearDraft:
         """Append tokens to what is committed."""
         first = self._session.state.next_id
         ids = [TreeNodeId(first + offset) for offset in range(len(tokens))]
-        logits = self._session.score(self._session.next(tokens, [None, *ids[:-1]]), last=1)
+        logits = self._session.score(self._session.next(tokens, [None, *ids[:-1]]), last=1).logits
         self._session.run(self._session.next((), (), commit_to=ids[-1]))
         return logits
 

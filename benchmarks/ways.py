@@ -62,6 +62,7 @@ def canopy_ways(swarm: AsyncSwarm) -> list[Way]:
     def through(nodes: int) -> Callable[[Case], Awaitable[Run]]:
         async def run(case: Case) -> Run:
             result: Result | None = None
+            swarm.forget_texts()  # another way told this very one just now
             async for piece in swarm.stream(
                 case.prompt,
                 max_new_tokens=case.new_tokens,

@@ -80,6 +80,7 @@ class AsyncSwarm:
                 lookup: whether what followed before in the text itself is proposed too, with a draft or without.
                 siblings: whether what the target picked behind dead branches is proposed too, with a draft or without.
                 recycle: whether what the target picked before after each token is proposed too.
+                adapt: whether draft models learn, as texts grow, where the target picks otherwise than they.
                 calibration: folder that keeps what is learned about the draft, the user's cache by default; None
                     keeps nothing after this connection.
 
@@ -156,6 +157,13 @@ class AsyncSwarm:
         assert result is not None, "a stream ends with a result or an error"
         return result
 
+    def forget_texts(self) -> None:
+        """Draft the next text as if none had been before; how far drafts are to be believed stays learned.
+
+        For measurements that tell a text more than once: what was learned of a text makes telling it again faster.
+        """
+        self._jobs.forget()
+
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
         """The chain that a generation would take now.
 
@@ -192,5 +200,6 @@ def _wanted(options: ConnectOptions) -> Wanted:
         options.get("lookup", True),
         options.get("siblings", True),
         options.get("recycle", False),
+        options.get("adapt", True),
         options.get("calibration", default_calibration_folder()),
     )

@@ -136,6 +136,7 @@ async def measure(
         for way, options in order if number % 2 == 0 else reversed(order):
             seeded = replace(options, seed=(base + number) % MAX_SEED)
             results: list[Result] = []
+            swarm.forget_texts()  # another way told this very one just now
             with suppress(ContextFull):
                 results += [result async for result in _answers(swarm, prompt, seeded)]
             runs = [_run(prompt, turn, way, result) for turn, result in enumerate(results)]

@@ -1,6 +1,6 @@
 """Where a calibration is kept between runs: one small file per pair of draft and target in the user's cache.
 
-    {"version": 1, "temperatures": […], "fits": [{"weights": [6], "information": [6][6]}, …]}
+    {"version": 3, "temperatures": […], "fits": [{"weights": [7], "information": [7][7]}, …]}
 
 Nothing here can fail a generation: what cannot be read is learned again within a few sweeps, what cannot be written is
 lost, and a warning says so. Files appear whole or not at all; of two programs that write, the last one's stays.
@@ -23,7 +23,7 @@ from swarm.chance import TEMPERATURES, Calibration, Fit
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 """Of the file and of what its numbers mean: raise it when features, prior or ranges change."""
 
 MAX_FILE_BYTES = 65_536

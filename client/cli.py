@@ -200,6 +200,7 @@ def _connection(command: Connection) -> tuple[str, ConnectOptions]:
         "lookup": command.lookup,
         "siblings": command.siblings,
         "recycle": command.recycle,
+        "adapt": command.adapt,
     }
 
 

@@ -30,6 +30,7 @@ class Connection:
         lookup: propose what followed before in the text itself, with a draft or without.
         siblings: propose what the target picked behind branches that died, with a draft or without.
         recycle: propose what the target picked before after the same token, with a draft or without.
+        adapt: let draft models learn, as a text grows, where the target picks otherwise than they.
         hedge: send every sweep to a second holder of the slowest layers too; whoever is first is heard.
     """
 
@@ -44,6 +45,7 @@ class Connection:
     lookup: bool = True
     siblings: bool = True
     recycle: bool = False
+    adapt: bool = True
     hedge: bool = False
 
 

@@ -118,7 +118,7 @@ class TreeDrafter:
         return replace(self._settle(search), is_settled=is_settled)
 
     def forget(self) -> None:
-        """Be as new, but for what was learned."""
+        """Be as new, but for what was learned of whom to believe."""
         self._search = None
         for source in self.sources:
             source.forget()

@@ -50,6 +50,7 @@ class Wanted:
     names: models and heads, by folder or hub id. device: for all of them, as torch calls it; None is the first CUDA
     card, or the CPU. lookup: whether the text itself is a source; siblings: whether what the target picked
     behind dead branches is, where there is any other; recycle: whether the target's late picks are.
+    adapt: whether draft models learn where the target picks otherwise than they.
     calibrations: folder of what was learned before.
     """
 
@@ -58,6 +59,7 @@ class Wanted:
     lookup: bool = True
     siblings: bool = True
     recycle: bool = False
+    adapt: bool = True
     calibrations: Path | None = None
 
 
@@ -97,7 +99,9 @@ def load_drafter(model: Name, target: Target, wanted: Wanted, revision: str | No
     for name in wanted.names:
         config = read_head_config(name)
         part = (
-            _model(name, target, device) if config is None else _head((name, config), (model, revision), target, device)
+            _model(name, target, device, adapt=wanted.adapt)
+            if config is None
+            else _head((name, config), (model, revision), target, device)
         )
         company.append(part.identity)
         path = None
@@ -153,12 +157,12 @@ class Part:
     identity: Identified
 
 
-def _model(name: Name, target: Target, device: torch.device) -> Part:
+def _model(name: Name, target: Target, device: torch.device, *, adapt: bool) -> Part:
     model = load_whole(name, torch.float32 if device.type == "cpu" else torch.bfloat16, device)
     small = load_target(name)
     check_compatible(target.tokenizer, small.tokenizer, target.vocab_size, model.vocab_size)
     window, vocab_tokens = model.max_positions or DRAFT_WINDOW, len(target.tokenizer)
-    return Part(lambda ranker: ModelSource(model, vocab_tokens, window, ranker=ranker), small)
+    return Part(lambda ranker: ModelSource(model, vocab_tokens, window, ranker, adapt=adapt), small)
 
 
 def _head(named: tuple[Name, HeadConfig], of: tuple[Name, str | None], target: Target, device: torch.device) -> Part:

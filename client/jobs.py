@@ -35,6 +35,11 @@ class JobMaker:
     nodes: int | None
     goodput: Goodput = field(default_factory=lambda: Goodput(MOST_NODES))
 
+    def forget(self) -> None:
+        """Let the drafter forget texts, before it grows another tree."""
+        if isinstance(self.drafter, TreeDrafter):
+            self.drafting.submit(self.drafter.forget)
+
     def make(self, prompt: str | Sequence[int], options: Options, so_far: Sequence[int] = ()) -> Job:
         """A job for this prompt, text or token ids, that goes on after the tokens `so_far`.
 

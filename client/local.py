@@ -8,7 +8,7 @@ import torch
 
 from swarm.arena import Arena
 from swarm.messages import Sweep
-from swarm.ragged import RaggedModel, Work
+from swarm.ragged import RaggedModel, Scores, Work
 from swarm.session import Limits, Parent, SessionState
 
 
@@ -26,10 +26,11 @@ class LocalSession:
         work = self._work(sweep)
         return torch.empty(0) if work is None else self.model.forward([work])
 
-    def score(self, sweep: Sweep, last: int) -> torch.Tensor:
-        """Apply a sweep; the logits [last, vocab_size] of its last nodes."""
+    def score(self, sweep: Sweep, last: int) -> Scores:
+        """Apply a sweep that has nodes; logits [last, vocab_size] of its last ones, and the rows that they came of."""
         work = self._work(sweep)
-        return torch.empty(0) if work is None else self.model.scores(work, last)
+        assert work is not None
+        return self.model.scores(work, last)
 
     def _work(self, sweep: Sweep) -> Work | None:
         applied = self.state.apply(sweep)

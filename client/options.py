@@ -94,6 +94,7 @@ class ConnectOptions(TypedDict, total=False):
     lookup: bool
     siblings: bool
     recycle: bool
+    adapt: bool
     calibration: Path | None
 
 

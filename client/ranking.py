@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from client.adapter import Hidden
 from client.draws import Draws
 from client.source import Places, Search
 from swarm.chance import Candidates, ChanceModel, Evidence
@@ -35,14 +36,25 @@ Number = TypeVar("Number", bound=np.generic)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranked:
-    """Candidates below some nodes: tokens [nodes, candidates], best first; −1 and a score of −∞ is none."""
+    """Candidates below some nodes: tokens [nodes, candidates], best first; −1 and a score of −∞ is none.
+
+    hidden: the draft's rows there, where an adapter learns from them.
+    """
 
     tokens: NDArray[np.int64]
     candidates: Candidates
+    hidden: Hidden | None = None
 
     def rows(self, rows: Sequence[int]) -> Ranked:
         """What is below some of them."""
-        return Ranked(self.tokens[rows], self.candidates.rows(rows))
+        return Ranked(self.tokens[rows], self.candidates.rows(rows), self.hidden and self.hidden.at(rows))
+
+    def shifted(self) -> Ranked:
+        """The same with what an adapter knows by now."""
+        if self.hidden is None:
+            return self
+        shift = self.hidden.adapter.shift(self.hidden.rows, self.tokens)
+        return replace(self, candidates=replace(self.candidates, shift=shift))
 
     def with_said(self, said: Sequence[Mapping[int, float]]) -> Ranked:
         """The same and what others said below each node, tokens with chances; the draft's last score bounds theirs.
@@ -61,7 +73,7 @@ class Ranked:
                 tokens[row, count : count + len(new)] = new
                 scores[row, count : count + len(new)] = able.min() if len(able) else -np.inf
         heard = [[row.get(token, 0.0) for token in line] for row, line in zip(said, tokens.tolist(), strict=True)]
-        return Ranked(tokens, replace(self.candidates, scores=scores, said=np.array(heard)))
+        return Ranked(tokens, replace(self.candidates, scores=scores, said=np.array(heard)), self.hidden)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,14 +82,26 @@ class RankLesson:
 
     evidence: Evidence
     chances: ChanceModel
+    hidden: Hidden | None = None
 
     def learn(self, picks: Picks, others: Picks) -> None:
-        """Also from candidates that did not get into the tree; a chance is one of a node that is reached."""
+        """Also from candidates that did not get into the tree; a chance is one of a node that is reached.
+
+        An adapter learns everywhere: of a row it matters what follows, not whether the text comes by.
+        """
         known = [row for row, node in enumerate(self.evidence.nodes) if node in picks]
         if known:
             evidence = self.evidence.rows(known)
             picked = np.array([picks[node] for node in evidence.nodes])
             self.chances.learn(evidence.candidates, evidence.tokens == picked[:, None])
+        if self.hidden is None:
+            return
+        everywhere = {**picks, **others}
+        if known := [row for row, node in enumerate(self.evidence.nodes) if node in everywhere]:
+            evidence, hidden = self.evidence.rows(known), self.hidden.at(known)
+            picked = np.array([everywhere[node] for node in evidence.nodes])
+            seen = evidence.candidates
+            hidden.adapter.learn(hidden.rows, evidence.tokens, seen.scores, picked, seen.temperature)
 
 
 class Ranker:
@@ -93,7 +117,7 @@ class Ranker:
         self._children = children
         self._noise = lru_cache(maxsize=32)(gumbel_row if coupled else _no_noise)
         self._rounded = lru_cache(maxsize=32)(self._round)
-        self._considered: list[Evidence] = []
+        self._considered: list[tuple[Evidence, Hidden | None]] = []
         self._draws = Draws()
 
     def begin(self) -> None:
@@ -125,8 +149,12 @@ class Ranker:
     def _round(self, seed: int, position: int, vocab_size: int, device: torch.device) -> torch.Tensor:
         return torch.from_numpy(self._noise(seed, position, vocab_size)).float().to(device)
 
-    def add(self, search: Search, nodes: Sequence[int], logits: torch.Tensor) -> Ranked | None:
+    def add(
+        self, search: Search, nodes: Sequence[int], logits: torch.Tensor, hidden: Hidden | None = None
+    ) -> Ranked | None:
         """Add the best candidates below some nodes to the tree, or such as are drawn where sampling is multi-step.
+
+        hidden: the rows that the logits came of, for an adapter.
 
         Returns:
             What was ranked, without what others said; None where it was drawn, which holds for this search alone.
@@ -135,6 +163,7 @@ class Ranker:
             self._draws.add(search, nodes, logits[:, : self.vocab_tokens])
             return None
         ranked = self.rank(logits, [search.position(node) for node in nodes], search.sampling)
+        ranked = replace(ranked, hidden=hidden)
         self.plant(search, nodes, ranked)
         return ranked
 
@@ -142,7 +171,7 @@ class Ranker:
         """Add what was ranked below nodes at the same positions before, each a row, by what was learned since."""
         candidates = _together([ranked.candidates for ranked in known])
         tokens = np.concatenate([ranked.tokens for ranked in known])
-        self.plant(search, nodes, Ranked(tokens, candidates))
+        self.plant(search, nodes, Ranked(tokens, candidates, Hidden.together([ranked.hidden for ranked in known])))
 
     def plant(self, search: Search, nodes: Sequence[int], ranked: Ranked, least: float = 0.0) -> None:
         """Add what was ranked below some nodes, and what others said there, to the tree; remember it for the lesson.
@@ -151,24 +180,29 @@ class Ranker:
         """
         tree = search.tree
         said = [tree.said(node) for node in nodes]
-        heard = ranked.with_said(said)
+        heard = ranked.with_said(said).shifted()
         chances = self.chances.chances(heard.candidates)
         for node, others, tokens, row in zip(nodes, said, heard.tokens.tolist(), chances.tolist(), strict=True):
             bound = least / max(tree.chances[node], least) if least else 0.0
             pairs = [(token, chance) for token, chance in zip(tokens, row, strict=True) if chance > 0]
             tree.weigh_children(node, [pair for pair in pairs if pair[1] >= bound or pair[0] in others])
-        self._considered.append(Evidence(tuple(nodes), heard.tokens, heard.candidates))
+        self._considered.append((Evidence(tuple(nodes), heard.tokens, heard.candidates), heard.hidden))
 
     def lesson(self, places: Places) -> Lesson | None:
         """The candidates below those nodes of a settled tree that were expanded."""
-        parts = [part.rows([row for row, node in enumerate(part.nodes) if node in places]) for part in self._considered]
+        parts: list[Evidence] = []
+        hidden: list[Hidden | None] = []
+        for part, rows in self._considered:
+            known = [row for row, node in enumerate(part.nodes) if node in places]
+            parts.append(part.rows(known))
+            hidden.append(rows and rows.at(known))
         if not parts:
             return self._draws.lesson(places)
         candidates = _together([part.candidates for part in parts])
         nodes = tuple(places[node] for part in parts for node in part.nodes)
         width = candidates.scores.shape[1]
         tokens = np.concatenate([_wide(part.tokens, width, NO_TOKEN) for part in parts])
-        return RankLesson(Evidence(nodes, tokens, candidates), self.chances)
+        return RankLesson(Evidence(nodes, tokens, candidates), self.chances, Hidden.together(hidden))
 
 
 def _together(parts: Sequence[Candidates]) -> Candidates:
@@ -176,11 +210,18 @@ def _together(parts: Sequence[Candidates]) -> Candidates:
     masses = [part.log_mass for part in parts if part.log_mass is not None]
     width = max(part.scores.shape[1] for part in parts)
     scores = np.concatenate([_wide(part.scores, width, -np.inf) for part in parts])
-    said = None
-    if any(part.said is not None for part in parts):
-        nothing = (np.zeros(part.scores.shape) if part.said is None else part.said for part in parts)
-        said = np.concatenate([_wide(one, width, 0.0) for one in nothing])
-    return Candidates(scores, np.concatenate(masses) if masses else None, parts[0].temperature, said)
+    said, shift = (_filled(heard, parts, width) for heard in ([p.said for p in parts], [p.shift for p in parts]))
+    return Candidates(scores, np.concatenate(masses) if masses else None, parts[0].temperature, said, shift)
+
+
+def _filled(
+    known: Sequence[NDArray[np.float64] | None], parts: Sequence[Candidates], width: int
+) -> NDArray[np.float64] | None:
+    """What is known of some candidates, 0 of others; None where nothing is."""
+    if all(one is None for one in known):
+        return None
+    rows = (np.zeros(part.scores.shape) if one is None else one for one, part in zip(known, parts, strict=True))
+    return np.concatenate([_wide(one, width, 0.0) for one in rows])
 
 
 def _others(said: Mapping[int, float], own: Sequence[int]) -> list[int]:

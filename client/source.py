@@ -87,4 +87,4 @@ class Source:
         """Take the target's hidden rows [n, width] of the last n tokens of `sequence`."""
 
     def forget(self) -> None:
-        """A search broke off half-way: be as new."""
+        """A search broke off half-way, or texts before are not to count: be as new, but for whom to believe."""

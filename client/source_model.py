@@ -12,20 +12,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
+from client.adapter import Adapter, Hidden
 from client.local import LocalSession
 from client.ranking import Ranked, Ranker
 from client.source import Places, Search, Source
 from swarm.chance import ChanceModel, SoftmaxPrior
 from swarm.ids import TreeNodeId
 from swarm.messages import Sampling
-from swarm.ragged import RaggedModel
+from swarm.ragged import RaggedModel, Scores
 from swarm.session import Limits, Parent
 from swarm.tree import Lesson, TokenTree
 
 PREFILL_ROWS = 512
 """Most certain tokens in one draft forward."""
+LIVE_NODES = 2_560
+"""Most nodes expanded for one tree."""
 
 FIRST_WINDOW_TOKENS = 2_048
 """Sequence length for which KV is reserved at first."""
@@ -41,50 +42,52 @@ class ModelSource(Source):
         model: RaggedModel,
         vocab_tokens: int,
         window_tokens: int,
-        live_nodes: int = 2560,
         ranker: Ranker | None = None,
+        *,
+        adapt: bool = True,
     ) -> None:
         """A source for sequences of up to `window_tokens`; about longer ones it says nothing.
 
         KV for that many tokens is only reserved as sequences grow, by doubling.
 
         vocab_tokens: ids that draft and target share; those above are padding.
-        live_nodes: most nodes expanded for one tree.
         ranker: the coupled one with the fixed prior by default.
+        adapt: learn where the target picks otherwise than the model, if its output matrix can be seen.
         """
         self._model = model
         self._window_tokens = window_tokens
         first_window = min(window_tokens, FIRST_WINDOW_TOKENS)
-        self._limits = Limits(vocab_tokens, first_window, sweeps=1, nodes=max(live_nodes, PREFILL_ROWS))
-        self._ranker = ranker or Ranker(vocab_tokens, SoftmaxPrior())
+        self._limits = Limits(vocab_tokens, first_window, sweeps=1, nodes=LIVE_NODES)
+        self.ranker = ranker or Ranker(vocab_tokens, SoftmaxPrior())
         self._placed: dict[int | None, Parent] = {}
         self._ranked: dict[TreeNodeId, Ranked] = {}
         self._sampling: Sampling | None = None
+        self.adapter = Adapter(model.output) if adapt and model.output is not None else None
         self.session = LocalSession(model, self._limits)
 
     @property
     def chances(self) -> ChanceModel:
         """What its lessons teach."""
-        return self._ranker.chances
+        return self.ranker.chances
 
     def begin(self, search: Search) -> bool:
         """Catch up with the sequence; candidates below its last token."""
-        self._ranker.begin()
+        self.ranker.begin()
         self._placed = {}
         if len(search.sequence) > self._window_tokens:
             return False
         self._fit(len(search.sequence) + search.levels)
         if search.sampling != self._sampling:
             self._ranked, self._sampling = {}, search.sampling
-        logits, state = self._catch_up(search), self.session.state
+        scores, state = self._catch_up(search), self.session.state
         tip = state.committed[-1].id
         self._ranked = {node: ranked for node, ranked in self._ranked.items() if node == tip or node in state.live}
         self._placed = {TokenTree.ROOT: None}
-        if logits is None:
+        if scores is None:
             self._recall(search, [(TokenTree.ROOT, tip)])
         else:
-            self._add(search, [TokenTree.ROOT], [tip], logits)
-        return logits is not None
+            self._add(search, [TokenTree.ROOT], [tip], scores)
+        return scores is not None
 
     def is_free(self, search: Search, node: int) -> bool:
         """Whether it was expanded for an earlier tree."""
@@ -116,11 +119,13 @@ class ModelSource(Source):
 
     def lesson(self, places: Places) -> Lesson | None:
         """Every candidate below a node whose pick is known is a label."""
-        return self._ranker.lesson(places)
+        return self.ranker.lesson(places)
 
     def forget(self) -> None:
-        """Rules and KV may have parted half-way through a sweep."""
+        """Rules and KV may have parted half-way through a sweep; and no text was before the next one."""
         self._begin_session()
+        if self.adapter is not None:
+            self.adapter.forget()
 
     def _fit(self, tokens: int) -> None:
         """Make room for longer sequences; the KV so far is made again, which doubling keeps rare."""
@@ -142,22 +147,23 @@ class ModelSource(Source):
         there = self.session.state.child(self._placed[parent], tree.tokens[node])
         return there if there in self._ranked else None
 
-    def _add(self, search: Search, nodes: Sequence[int], ids: Sequence[TreeNodeId], logits: torch.Tensor) -> None:
+    def _add(self, search: Search, nodes: Sequence[int], ids: Sequence[TreeNodeId], scores: Scores) -> None:
         """Add candidates below nodes, and remember them by the session's ids."""
-        ranked = self._ranker.add(search, nodes, logits)
+        hidden = None if self.adapter is None or scores.rows is None else Hidden(self.adapter, scores.rows)
+        ranked = self.ranker.add(search, nodes, scores.logits, hidden)
         if ranked is not None:
             self._ranked |= {node: ranked.rows([row]) for row, node in enumerate(ids)}
 
     def _recall(self, search: Search, known: Sequence[tuple[int, TreeNodeId]]) -> None:
         """Add candidates below nodes that are remembered by the session's ids."""
         search.recalled += len(known)
-        self._ranker.recall(search, [node for node, _ in known], [self._ranked[there] for _, there in known])
+        self.ranker.recall(search, [node for node, _ in known], [self._ranked[there] for _, there in known])
 
-    def _catch_up(self, search: Search) -> torch.Tensor | None:
+    def _catch_up(self, search: Search) -> Scores | None:
         """Make the search's sequence committed, running only tokens that lack KV.
 
         Returns:
-            Logits [1, vocab_size] of the last one; None where its candidates are remembered, and the nodes below it.
+            What the model says after the last one; None where its candidates are remembered, and the nodes below it.
         """
         session, state, sequence = self.session, self.session.state, search.sequence
         known = _common_prefix([token.token for token in state.committed], sequence)
@@ -173,14 +179,14 @@ class ModelSource(Source):
         # Whatever is live now is off the sequence, and the last token runs again for its candidates.
         known = min(known, len(sequence) - 1)
         session.run(session.next((), (), truncate_to=known))
-        logits = torch.empty(0)
+        scores: Scores | None = None
         for start in range(known, len(sequence), PREFILL_ROWS):
             part = sequence[start : start + PREFILL_ROWS]
             first = state.next_id
             sweep = session.next(part, [None, *(TreeNodeId(first + row) for row in range(len(part) - 1))])
-            logits = session.score(sweep, last=1)
+            scores = session.score(sweep, last=1)
             session.run(session.next((), (), commit_to=TreeNodeId(state.next_id - 1)))
-        return logits
+        return scores
 
 
 def _common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:

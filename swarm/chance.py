@@ -5,11 +5,12 @@ known, it hands the same candidates back with what was picked. `SoftmaxPrior` is
 with that rule and learns, for one pair of draft and target and per range of temperatures, how far it is off, and how
 far other sources are to be believed that said something about the same places before (the look-up, another draft).
 
-    odds(candidate) = prior × exp(weights · (gap, log rank, is said, log odds said))
+    odds(candidate) = prior × exp(weights · (gap, log rank, is said, log odds said, shift))
     odds(no candidate) = (1 − Σ prior) × exp(weights · (1, log best))
 
     gap: its score − the best one's, never above 0. said: the chance that others gave it, 0 and 0 where they gave none
     best: the prior of the best candidate
+    shift: what an adapter would add to its log chance (`client.adapter`), 0 where there is none
 
 A chance is an odd over the sum of the row's odds, so a row never exceeds 1. Where nobody else spoke, weights of 0 give
 the prior. These numbers predict better than tables in buckets of rank and gap, and learn from fewer labels; depth adds
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 TEMPERATURES = (0.0, 0.45, 0.8, 1.25)
 """Upper ends of the ranges that are learned apart; the last range has none."""
 
-START = (0.0, 0.0, 0.0, 0.0, 1.4, 0.75)
-"""Weights before the first lesson: of gap, log rank; of no candidate and its log best; of is said, log odds said."""
+START = (0.0, 0.0, 0.0, 0.0, 1.4, 0.75, 0.0)
+"""Weights before the first lesson: gap, log rank; no candidate, its log best; is said, log odds said; shift."""
 WEIGHTS = len(START)
 CONFIDENCE = 4.0
 """Curvature of the pull towards `START`: that holds until a few labels speak against it."""
@@ -49,6 +50,7 @@ MAX_WEIGHT = 20.0
 MIN_GAP = -20.0
 MIN_BEST = 1e-6
 LEAST_SAID, MOST_SAID = 1e-3, 0.999
+MOST_SHIFT = 10.0
 MAX_INFORMATION = 1e7
 """Above what MEMORY_LABELS labels with features within these bounds amount to."""
 
@@ -62,21 +64,24 @@ class Candidates:
         decides and only the best candidates compete.
     temperature: of the target's picks; 0 is greedy.
     said: [parents, candidates], the chance that other sources gave each, 0 for none; None where nobody said anything.
+    shift: [parents, candidates], what an adapter would add to each logit; None where there is none.
     """
 
     scores: NDArray[np.float64]
     log_mass: NDArray[np.float64] | None
     temperature: float
     said: NDArray[np.float64] | None = None
+    shift: NDArray[np.float64] | None = None
 
     def rows(self, rows: Sequence[int]) -> Candidates:
         """Those of some parents."""
-        mass, said = self.log_mass, self.said
+        mass, said, shift = self.log_mass, self.said, self.shift
         return Candidates(
             self.scores[rows],
             None if mass is None else mass[rows],
             self.temperature,
             None if said is None else said[rows],
+            None if shift is None else shift[rows],
         )
 
 
@@ -147,7 +152,7 @@ class SoftmaxPrior:
 class Fit:
     """What was learned in one range of temperatures.
 
-    weights: [6], see the module. information: [6, 6], how sure they are: the labels' Fisher information, fading, plus
+    weights: [7], see the module. information: [7, 7], how sure they are: the labels' Fisher information, fading, plus
     the pull towards `START`.
     """
 
@@ -220,7 +225,7 @@ class Calibration:
 
 
 def _features(candidates: Candidates, prior: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[parents, candidates + 1, 6]; the last candidate is none of them."""
+    """[parents, candidates + 1, 7]; the last candidate is none of them."""
     scores = candidates.scores
     features = np.zeros((len(scores), scores.shape[1] + 1, WEIGHTS))
     features[:, :-1, 0] = np.maximum(scores - scores[:, :1], MIN_GAP)
@@ -231,4 +236,15 @@ def _features(candidates: Candidates, prior: NDArray[np.float64]) -> NDArray[np.
         said = candidates.said.clip(LEAST_SAID, MOST_SAID)
         features[:, :-1, 4] = candidates.said > 0
         features[:, :-1, 5] = np.where(candidates.said > 0, np.log(said / (1 - said)), 0.0)
+    if candidates.shift is not None:
+        features[:, :-1, 6] = _centred(candidates.shift / (candidates.temperature or 1.0), prior)
     return features
+
+
+def _centred(shift: NDArray[np.float64], prior: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Shifts of scores as shifts of log chances, among candidates that can be picked."""
+    bounded = shift.clip(-MOST_SHIFT, MOST_SHIFT)
+    mass = prior.sum(axis=1, keepdims=True)
+    able = np.maximum(mass, MIN_BEST)
+    level = np.log(np.maximum((prior * np.exp(bounded)).sum(axis=1, keepdims=True) / able, np.exp(-MOST_SHIFT)))
+    return np.where(prior > 0, bounded - level, 0.0)

@@ -50,6 +50,17 @@ class Work:
     rows: torch.Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Logits [r, vocab_size] and the hidden rows [r, width] that the output matrix made them of, float32.
+
+    rows: None where a model has no such matrix (`RaggedModel.output`).
+    """
+
+    logits: torch.Tensor
+    rows: torch.Tensor | None
+
+
 class Hole(nn.Module):
     """Stands where a layer is not used: passes hidden states on, or lets `rows` [1, R, hidden_size] in."""
 
@@ -99,6 +110,8 @@ class RaggedModel:
         layers = model.get_submodule(find_layers(model))
         assert isinstance(layers, nn.ModuleList)
         self._layers = layers
+        head = cast("Any", model).get_output_embeddings()
+        self._head_matrix = head if isinstance(head, nn.Linear) and head.weight.is_floating_point() else None
         self._owned = {index: layers[index] for index in range(span.start, span.end)}
         self._holes = [Hole(layer) for layer in layers]
         self.layout = self._probe()
@@ -140,13 +153,29 @@ class RaggedModel:
         self.rows_in += len(positions)
         return hidden
 
+    @property
+    def output(self) -> torch.Tensor | None:
+        """The matrix [vocab_size, width] that makes logits of hidden rows, up to a scale; None if there is no such."""
+        return None if self._head_matrix is None else self._head_matrix.weight.detach()
+
     @torch.inference_mode()
-    def scores(self, work: Work, last: int) -> torch.Tensor:
-        """Run new nodes through a whole model and keep their KV; float32 logits [last, vocab_size] of the last nodes.
+    def scores(self, work: Work, last: int) -> Scores:
+        """Run new nodes through a whole model and keep their KV; what it says of the last nodes.
 
         One call of the model where memory allows, which for small models is faster than `forward` and `logits`.
         """
         assert len(self.span) == self.num_layers
+        if self._head_matrix is None:
+            return Scores(self._scores(work, last), None)
+        entered: list[torch.Tensor] = []
+        enter = self._head_matrix.register_forward_pre_hook(lambda _head, inputs: entered.append(inputs[0]))
+        try:
+            logits = self._scores(work, last)
+        finally:
+            enter.remove()
+        return Scores(logits, torch.cat([rows.flatten(0, -2) for rows in entered])[-last:].float())
+
+    def _scores(self, work: Work, last: int) -> torch.Tensor:
         assert work.ids is not None
         if last > self.head_rows:
             return self.logits(self.forward([work])[-last:])

@@ -28,7 +28,7 @@ from swarm.budget import EVERYTHING, Ahead, Choice, FixedBudget, Worth
 from swarm.demo import DRAFT, TARGET
 from swarm.goodput import Goodput
 from swarm.messages import Sampling, Sweep
-from swarm.ragged import load_whole
+from swarm.ragged import Scores, load_whole
 from swarm.tree import DraftTree, Picks
 
 PROMPT, NEW, VOCABULARY = 40, 60, 900
@@ -171,7 +171,7 @@ def test_a_search_of_a_recorded_tree_expands_as_many_nodes_in_a_pass_as_a_drafte
 def test_the_passes_of_a_drafter_are_noted_tree_by_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     draft, score, passes = load_whole(DRAFT, torch.float32), LocalSession.score, list[int]()
 
-    def count(self: LocalSession, sweep: Sweep, last: int) -> torch.Tensor:
+    def count(self: LocalSession, sweep: Sweep, last: int) -> Scores:
         passes.append(len(sweep.tokens))
         return score(self, sweep, last)
 

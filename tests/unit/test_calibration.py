@@ -42,8 +42,8 @@ def chances(calibration: Calibration) -> list[float]:
 
 def good() -> dict[str, object]:
     """The contents of a sound file."""
-    fits = [{"weights": [0.0] * 6, "information": (4 * np.eye(6)).tolist()} for _ in range(5)]
-    return {"version": 2, "temperatures": [0.0, 0.45, 0.8, 1.25], "fits": fits}
+    fits = [{"weights": [0.0] * 7, "information": (4 * np.eye(7)).tolist()} for _ in range(5)]
+    return {"version": 3, "temperatures": [0.0, 0.45, 0.8, 1.25], "fits": fits}
 
 
 def test_what_was_learned_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -73,15 +73,15 @@ def bad_files() -> dict[str, bytes]:
         "deep": b"[" * 60_000,
         "version": json.dumps({**good(), "version": 1}).encode(),
         "ranges": json.dumps({**good(), "temperatures": [0.0, 1.0]}).encode(),
-        "no fits": json.dumps({"version": 2, "temperatures": [0.0, 0.45, 0.8, 1.25]}).encode(),
+        "no fits": json.dumps({"version": 3, "temperatures": [0.0, 0.45, 0.8, 1.25]}).encode(),
         "few fits": json.dumps({**good(), "fits": []}).encode(),
-        "nan": with_fit(weights=[float("nan")] * 6),
-        "huge number": with_fit(weights=[10**400, *[0] * 5]),
-        "huge weight": with_fit(weights=[21, *[0] * 5]),
-        "words": with_fit(weights=list("abcdef")),
+        "nan": with_fit(weights=[float("nan")] * 7),
+        "huge number": with_fit(weights=[10**400, *[0] * 6]),
+        "huge weight": with_fit(weights=[21, *[0] * 6]),
+        "words": with_fit(weights=list("abcdefg")),
         "shape": with_fit(weights=[0.0] * 4),
-        "singular": with_fit(information=np.zeros((6, 6)).tolist()),
-        "frozen": with_fit(information=(1e9 * np.eye(6)).tolist()),
+        "singular": with_fit(information=np.zeros((7, 7)).tolist()),
+        "frozen": with_fit(information=(1e9 * np.eye(7)).tolist()),
         "asymmetric": with_fit(information=asymmetric.tolist()),
         "oversize": json.dumps(good()).encode() + b" " * MAX_FILE_BYTES,
     }

@@ -197,3 +197,35 @@ def test_learning_is_a_function_of_its_lessons() -> None:
     twins = [taught(np.random.default_rng(8), 2.0, 10) for _ in range(2)]
     candidates = rows(np.random.default_rng(9), 5)
     np.testing.assert_array_equal(twins[0].chances(candidates), twins[1].chances(candidates))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_shift_is_believed_as_far_as_it_is_right(temperature: float) -> None:
+    rng, truth = np.random.default_rng(11), np.random.default_rng(12)
+    right, wrong, without = Calibration(), Calibration(), Calibration()
+    loss = {"right": 0.0, "wrong": 0.0, "without": 0.0}
+    for lesson in range(300):
+        plain = rows(rng, LESSON_PARENTS, temperature)
+        told = replace(plain, shift=truth.normal(scale=2.0, size=plain.scores.shape))
+        other = replace(plain, shift=truth.normal(scale=2.0, size=plain.scores.shape))
+        assert told.shift is not None
+        mass = None if plain.log_mass is None else np.log(np.exp(plain.scores + told.shift).sum(axis=1) + 2)
+        hits = draw(rng, sharper(Candidates(plain.scores + told.shift, mass, temperature), 1.0))
+        for name, calibration, seen in (("right", right, told), ("wrong", wrong, other), ("without", without, plain)):
+            if lesson >= 100:
+                chances = calibration.chances(seen)
+                assert chances.sum(axis=1).max() <= 1 + 1e-9
+                known = np.where(hits.any(axis=1), (chances * hits).sum(axis=1), 1 - chances.sum(axis=1))
+                loss[name] -= float(np.log(known.clip(1e-6)).mean()) / 200
+            calibration.learn(seen, hits)
+    assert loss["right"] < loss["without"] - 0.3
+    assert abs(loss["wrong"] - loss["without"]) < 0.03
+
+
+def test_a_shift_that_is_the_same_for_all_says_nothing() -> None:
+    calibration, plain = taught(np.random.default_rng(13), 1.0, 20), rows(np.random.default_rng(14), 5)
+    weights = calibration.fits[3].weights.copy()
+    weights[6] = 1.0
+    told = Calibration(tuple(replace(fit, weights=weights) for fit in calibration.fits))
+    level = replace(plain, shift=np.full(plain.scores.shape, 3.0))
+    np.testing.assert_allclose(told.chances(level), told.chances(plain))
