@@ -44,7 +44,7 @@ class ModelSource(Source):
         window_tokens: int,
         ranker: Ranker | None = None,
         *,
-        adapt: bool = True,
+        adapt: bool = False,
     ) -> None:
         """A source for sequences of up to `window_tokens`; about longer ones it says nothing.
 

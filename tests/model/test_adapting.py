@@ -59,7 +59,7 @@ def test_sampled_text_takes_hardly_more(target: RaggedModel, draft: RaggedModel,
 
 
 def test_a_forgotten_text_is_told_as_the_first_time(target: RaggedModel, draft: RaggedModel) -> None:
-    source = ModelSource(draft, VOCAB, 512, Ranker(VOCAB, Calibration()))
+    source = ModelSource(draft, VOCAB, 512, Ranker(VOCAB, Calibration()), adapt=True)
     drafter, prompt, sweeps = TreeDrafter([source]), demo_prompts(1, tokens=64)[0], list[int]()
     for _ in range(2):
         calibration = Calibration()

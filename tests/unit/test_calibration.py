@@ -63,7 +63,7 @@ def bad_files() -> dict[str, bytes]:
         assert isinstance(fits, list)
         return json.dumps({**content, "fits": [*fits[:4], {**fits[4], **changes}]}).encode()
 
-    asymmetric = 4 * np.eye(6)
+    asymmetric = 4 * np.eye(7)
     asymmetric[0, 3] = 1
     return {
         "empty": b"",
