@@ -119,6 +119,8 @@ async def measure(job: Job, drafters: Sequence[TimedDrafter]) -> list[dict[str, 
                 drafters[-1].told()  # of the warm-up
                 for pair in range(job.pairs):
                     place = pair % len(prompts)
+                    if place == 0:
+                        swarm.forget_texts()  # all of them were told
                     sampling: dict[str, Any] = {"temperature": temperature, "seed": FIRST_SEED + pair}
                     for way in ways if pair % 2 == 0 else reversed(ways):
                         before_ms = cpu_ms(job.root)
