@@ -49,11 +49,11 @@ class Adapter:
 
     @torch.inference_mode()
     def shift(self, rows: torch.Tensor, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """What to add to the logits [n, candidates] of `tokens` after hidden rows [n, width]; 0 for a token below 0."""
+        """What to add to the logits [n, candidates] of `tokens` after hidden rows [n, width]; 0 where there is none."""
         if self.lessons == 0:
             return np.zeros(tokens.shape)
         shifts = torch.einsum("nw,ncw->nc", rows @ self._weights, self._rows_of(tokens)).double().cpu().numpy()
-        return np.asarray(np.where(tokens < 0, 0.0, shifts))
+        return np.asarray(np.where(self._is_known(tokens), shifts, 0.0))
 
     @torch.inference_mode()
     def learn(
@@ -74,7 +74,8 @@ class Adapter:
         last = np.where(np.isfinite(scores), scores, np.inf).min(axis=1)
         tokens, hits = np.column_stack((picks, tokens)), np.column_stack((is_missed, hits))
         scores = np.column_stack((np.where(is_missed, last, -np.inf), scores))
-        known = np.flatnonzero((hits & np.isfinite(scores)).any(axis=1) & ~np.isnan(scores).any(axis=1))
+        is_able = (hits & np.isfinite(scores) & self._is_known(tokens)).any(axis=1)
+        known = np.flatnonzero(is_able & ~np.isnan(scores).any(axis=1))
         if len(known) == 0:
             return
         rows, output, slope = rows[torch.from_numpy(known)], self._rows_of(tokens[known]), 1 / (temperature or 1.0)
@@ -88,9 +89,13 @@ class Adapter:
         self._weights.mul_(1 - FADE).add_(steps)
         self.lessons += 1
 
+    def _is_known(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the matrix has a row for them: −1 is none, and a target may pick what the draft does not know."""
+        return np.asarray((tokens >= 0) & (tokens < len(self._output)))
+
     def _rows_of(self, tokens: NDArray[np.int64]) -> torch.Tensor:
         """[n, candidates, width]; of some other token where there is none."""
-        return self._output[torch.from_numpy(tokens.clip(0)).to(self._output.device)].float()
+        return self._output[torch.from_numpy(tokens.clip(0, len(self._output) - 1)).to(self._output.device)].float()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -108,10 +108,19 @@ def test_a_pick_that_is_no_candidate_is_learned_too() -> None:
     outside = next(token for token in range(VOCAB) if token not in lesson.tokens)
     for _ in range(50):
         teach(adapter, Lesson(lesson.rows, lesson.tokens, lesson.scores, np.array([outside])))
-    both = np.array([[outside, lesson.tokens[0, 0], -1]])
-    wanted, first, none = adapter.shift(lesson.rows, both)[0]
+    told = np.array([[outside, lesson.tokens[0, 0], -1, VOCAB]])
+    wanted, first, none, unknown = adapter.shift(lesson.rows, told)[0]
     assert wanted > first
-    assert none == 0
+    assert none == unknown == 0
+
+
+def test_a_pick_that_the_draft_does_not_know_teaches_nothing() -> None:
+    pair = Pair(7)
+    adapter, lesson = Adapter(pair.output), pair.lesson(2)
+    teach(adapter, Lesson(lesson.rows, lesson.tokens, lesson.scores, np.array([VOCAB, VOCAB + 5])))
+    assert adapter.lessons == 0
+    teach(adapter, Lesson(lesson.rows, lesson.tokens, lesson.scores, np.array([VOCAB, lesson.tokens[1, 1]])))
+    assert adapter.lessons == 1
 
 
 def test_hidden_rows_of_some_nodes_and_of_all() -> None:
