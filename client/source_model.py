@@ -46,7 +46,7 @@ class ModelSource(Source):
         *,
         adapt: bool = False,
     ) -> None:
-        """A source for sequences of up to `window_tokens`; about longer ones it says nothing.
+        """A source for sequences of up to `window_tokens`; about longer ones, and ids not shared, it says nothing.
 
         KV for that many tokens is only reserved as sequences grow, by doubling.
 
@@ -74,7 +74,7 @@ class ModelSource(Source):
         """Catch up with the sequence; candidates below its last token."""
         self.ranker.begin()
         self._placed = {}
-        if len(search.sequence) > self._window_tokens:
+        if len(search.sequence) > self._window_tokens or max(search.sequence) >= self._limits.vocab_size:
             return False
         self._fit(len(search.sequence) + search.levels)
         if search.sampling != self._sampling:
@@ -104,6 +104,7 @@ class ModelSource(Source):
                 recalled.append((node, there))
                 continue
             is_able = tree.parents[node] in placed and search.position(node) <= self._window_tokens
+            is_able &= tree.tokens[node] < self._limits.vocab_size
             if is_able and len(state.live) + len(chosen) < self._limits.nodes:
                 placed[node] = TreeNodeId(state.next_id + len(chosen))
                 chosen.append(node)

@@ -143,15 +143,20 @@ def test_sources_that_weigh_are_asked_last(draft: RaggedModel) -> None:
 
 
 def test_a_model_without_candidates_leaves_what_was_said(draft: RaggedModel) -> None:
-    """A draft gone NaN, or a text beyond its window."""
+    """A draft gone NaN, a text beyond its window, or one with an id that it does not share."""
 
     class Gone(Calibration):
         def chances(self, candidates: Candidates) -> NDArray[np.float64]:
             return super().chances(candidates) * np.nan
 
     [prompt] = demo_prompts(1)
-    for silent in (model(draft, Gone()), ModelSource(draft, VOCAB, len(prompt) - 1)):
+    narrow = ModelSource(draft, max(prompt), 512)
+    for silent in (model(draft, Gone()), ModelSource(draft, VOCAB, len(prompt) - 1), narrow):
         assert firsts(TreeDrafter([Prophet(7, 0.5), silent]).grow(prompt, 4, 4, GREEDY)) == {7: 0.5}
+    assert narrow.session.rows == 0
+    tree = TreeDrafter([Prophet(4_000, 0.9), ModelSource(draft, 4_000, 512)]).grow([5, 6, 7], 16, 4, GREEDY)
+    assert 4_000 in tree.tokens, "what others said of an id that the model does not share stands, and ends there"
+    assert not any(parent is not None and tree.tokens[parent] == 4_000 for parent in tree.parents)
 
 
 @pytest.fixture(scope="module")
