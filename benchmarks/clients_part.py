@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.hosted import SPANS
 from benchmarks.network import Network
 from client.programs import start_program
 from swarm.errors import RegistryError
@@ -19,13 +18,15 @@ PROGRESS_S = 5
 
 
 async def run_part(module: str, job: dict[str, Any], net: Network, folder: Path, console: Console) -> Any:  # noqa: ANN401
-    """Run `python -m module JOB` there, pass its progress on, and read the JSON that it wrote where `result` names.
+    """Run `python -m module JOB` on the network's last host, pass its progress on, and read what it wrote.
+
+    job: `result` names the file for it, JSON.
 
     Raises:
         RegistryError: it failed; says what every program said last.
     """
     arguments = [module, json.dumps(job)]
-    async with start_program("worker", arguments, folder, net.command(len(SPANS) + 1, [])) as worker:
+    async with start_program("worker", arguments, folder, net.command(net.plan.hosts - 1, [])) as worker:
         shown = 0
         while worker.process.returncode is None:
             with suppress(TimeoutError):

@@ -42,8 +42,9 @@ async def hosted_swarm(
         nodes, stars = [], []
         for host, span in enumerate(spans, 1):
             serve = ["node.cli", "serve", str(TARGET), "--layers", span, "--join", peer, "--threads", "1"]
-            serve += ["--identity", str(folder / f"{span}.key"), *net.node_options(host)]
-            nodes.append(await stack.enter_async_context(start_program(span, serve, folder, net.command(host, []))))
+            name = span if host <= len(set(spans)) else f"{span} on {host}"
+            serve += ["--identity", str(folder / f"{name}.key"), *net.node_options(host)]
+            nodes.append(await stack.enter_async_context(start_program(name, serve, folder, net.command(host, []))))
         for host, span in enumerate(spans if star else (), 1):
             listen = ["--host", net.bind_address(host)[0], "--port", str(STAR_PORT)]
             serve = ["benchmarks.star", "--layers", span, *listen]

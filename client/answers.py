@@ -54,6 +54,10 @@ class Answers:
         """Whether `next` would return at once."""
         return not self._inbox.empty()
 
+    def stuck(self, tail: RouteHop) -> grpc.aio.Channel | None:
+        """The connection to a tail on which nothing came any more."""
+        return next((stream.stuck for stream, _ in self._streams if stream.tail == tail), None)
+
     def expect(self, sequence: int) -> None:
         """A sweep leaves now."""
         self._sent_at[sequence] = time.perf_counter()

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -60,6 +60,8 @@ READY_S = 4.0
 SUSPECT_S = 30.0
 """How long a machine that was lost is avoided while others can take its place."""
 RETRY_S = 0.5
+ASKED_AGAIN = 2
+"""How often a silent machine is asked again before somebody else is waited for; each time takes about a second."""
 MOVE_S = 2.0
 """Between looks for a machine in place of one that leaves."""
 HOLD_TTL_S = 10.0
@@ -67,6 +69,9 @@ MAX_REPAIRS = 1_000
 MAX_DIFFERENCES = 100
 
 logger = logging.getLogger(__name__)
+
+Way = Callable[[Collection[str], Sequence[RouteHop]], Awaitable[Route]]
+"""Finds a route without some machines that keeps some hops."""
 
 
 class Chain:
@@ -246,7 +251,7 @@ class Chain:
         for attempt in count():
             await asyncio.sleep(min(RETRY_S, 0.05 * attempt))
             self._trouble = None
-            route = await self._way_around(started, is_move=is_move)
+            route = await self._way_around(started, is_move=is_move, may_ask_again=attempt < ASKED_AGAIN)
             if route is None:
                 return
             self.route = route
@@ -262,24 +267,30 @@ class Chain:
         seconds = time.monotonic() - started
         logger.info("repaired in %.2f s", seconds)
         self.repairs = [*self.repairs, Repair(self.generation, tuple(replaced), seconds, is_move)][-MAX_REPAIRS:]
+        await self._dialer.tidy()
 
-    async def _way_around(self, started: float, *, is_move: bool) -> Route | None:
-        """A route for the next generation; None when a move must wait, because nobody else has the layers."""
+    async def _way_around(self, started: float, *, is_move: bool, may_ask_again: bool) -> Route | None:
+        """A route for the next generation; None when a move must wait, because nobody else has the layers.
+
+        Who was silent is asked again at once where nobody else is known: its packets were lost, perhaps, and a new
+        connection finds it. The directory is asked meanwhile.
+        """
         assert self._scope is not None
-        fresh = partial(self._detours.fresh, self._scope)
+        look = self._detours
+        known, fresh, again = look.known, partial(look.fresh, self._scope), partial(look.again, self._scope)
         while True:
-            suspects, gone = self._suspected(SUSPECT_S, HopError), self._suspected(RETRY_S, Unreachable, HopTimeout)
-            unwanted = suspects | self._leaving
+            unwanted = self._suspected(SUSPECT_S, HopError) | self._leaving
+            silent, gone = self._suspected(RETRY_S, HopTimeout), self._suspected(RETRY_S, Unreachable)
             keep = [hop for hop in self.route.hops if hop.peer not in unwanted]
             spans = {hop.span for hop in keep}  # of two twins, the other one goes on where one is lost
             keep += [hop for hop in self.route.twins if hop.peer not in unwanted and hop.span not in spans]
-            for avoid, look in (
-                (unwanted, self._detours.known),
-                (unwanted, fresh),
-                (unwanted if is_move else gone, self._detours.known),
-            ):
+            ways: list[tuple[set[str], Way]] = [(unwanted, known)]
+            if may_ask_again and silent and not is_move:
+                ways.append((gone, again))
+            ways += [(unwanted, fresh), (unwanted if is_move else gone | silent, known)]
+            for avoid, find in ways:
                 try:
-                    return await look(avoid, keep)
+                    return await find(avoid, keep)
                 except RouteError as error:
                     missing = self._missing = error
             if is_move:
@@ -340,7 +351,7 @@ class Chain:
         route, last = self.route, self.route.hops[-1]
         tails = [last, *(hop for hop in route.twins if hop.span == last.span)]
         acked = self._journal.state.acked if self._journal is not None else 0
-        channels = [self._dialer.channel(route.address(hop.peer)) for hop in tails]
+        channels = [self._dialer.channel(route.address(hop.peer), self._answers.stuck(hop)) for hop in tails]
         return self._answers.follow(scope, list(zip(tails, channels, strict=True)), self.generation, acked)
 
     def _hold_survivors(self, scope: TaskScope) -> None:
@@ -350,8 +361,8 @@ class Chain:
             if hop.peer not in self._suspects:
                 scope.spawn(_tell(self._dialer.channel(self.route.address(hop.peer)), held))
 
-    async def _dial(self, hop: RouteHop) -> tuple[grpc.aio.Channel, bool]:
-        return self._dialer.channel(self.route.address(hop.peer)), False
+    async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> tuple[grpc.aio.Channel, bool]:
+        return self._dialer.channel(self.route.address(hop.peer), stuck), False
 
 
 @asynccontextmanager

@@ -57,10 +57,24 @@ class Detours:
         Raises:
             RouteError: nobody that is known serves some layers.
         """
+        await asyncio.wait({self._question(scope, avoid, keep)}, timeout=FRESH_S)
+        return await self.known(avoid, keep)
+
+    async def again(self, scope: TaskScope, avoid: Collection[str], keep: Sequence[RouteHop]) -> Route:
+        """From what is known already, for one more try; the directory is asked meanwhile.
+
+        scope: owns the question.
+
+        Raises:
+            RouteError: nobody that is known serves some layers.
+        """
+        self._question(scope, avoid, keep)
+        return await self.known(avoid, keep)
+
+    def _question(self, scope: TaskScope, avoid: Collection[str], keep: Sequence[RouteHop]) -> asyncio.Task[None]:
         if self._asking is None or self._asking.done():
             self._asking = scope.spawn(self._ask(avoid, keep))
-        await asyncio.wait({self._asking}, timeout=FRESH_S)
-        return await self.known(avoid, keep)
+        return self._asking
 
     async def _ask(self, avoid: Collection[str], keep: Sequence[RouteHop]) -> None:
         with suppress(RouteError, RegistryError):  # what it says is remembered by whoever is asked

@@ -29,11 +29,15 @@ ROWS_BYTES = 16 << 20
 
 
 class ReplyStream:
-    """The replies of one session from one tail, from `run` until it is cancelled or broken."""
+    """The replies of one session from one tail, from `run` until it is cancelled or broken.
+
+    stuck: the connection, if nothing came on it any more.
+    """
 
     def __init__(self, tail: RouteHop, listener: Callable[[ReplyStream, Reply | SwarmError], None]) -> None:
         self.tail = tail
         self.is_broken = False
+        self.stuck: grpc.aio.Channel | None = None
         self.opened = asyncio.Event()
         self._listener = listener
         self._rtt_s = 0.5
@@ -50,6 +54,7 @@ class ReplyStream:
             error = HopClosed(self.tail.peer, span, "ended the reply stream")
         except TimeoutError:
             error = HopTimeout(self.tail.peer, span, "is silent: nothing came on the reply stream")
+            self.stuck = channel
         except grpc.aio.AioRpcError as failure:
             error = Unreachable(self.tail.peer, span, f"the reply stream broke ({failure.details()})")
             if failure.code() is grpc.StatusCode.NOT_FOUND:

@@ -380,8 +380,8 @@ class HopSession:
                 self._next.close(None if self._is_dismissed else self._reason)
                 await self._next.gone()
 
-    async def _dial(self, hop: RouteHop) -> tuple[grpc.aio.Channel, bool]:
-        return await self._shop.dial(self._attach.open.fingerprint, hop, self._attach.records)
+    async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> tuple[grpc.aio.Channel, bool]:
+        return await self._shop.dial(self._attach.open.fingerprint, hop, self._attach.records, stuck)
 
     async def _serve_tail(self) -> None:
         self._upstreams.be_ready(self.credits)

@@ -39,7 +39,11 @@ class Workshop:
     journals: JournalRoom = field(default_factory=lambda: JournalRoom(JOURNAL_BYTES))
 
     async def dial(
-        self, fingerprint: str, hop: RouteHop, records: Iterable[bytes] = ()
+        self,
+        fingerprint: str,
+        hop: RouteHop,
+        records: Iterable[bytes] = (),
+        stuck: grpc.aio.Channel | None = None,
     ) -> tuple[grpc.aio.Channel, bool]:
         """The connection to a hop at the address of its own signed record and nowhere else; whether it is cold.
 
@@ -47,17 +51,18 @@ class Workshop:
             fingerprint: of the model.
             hop: whom to dial.
             records: signed ones that the client passed on: with these nobody waits for the directory.
+            stuck: on which nothing comes through any more; not over that one.
 
         Raises:
             Unreachable: it has no such record.
         """
         for record in live_records(records, time.time()):
             if record.peer == hop.peer and record.model.fingerprint == fingerprint and record.span.contains(hop.span):
-                return self.dialer.channel(record.address), self.dialer.was_cold(record.address)
+                return self.dialer.channel(record.address, stuck), self.dialer.was_cold(record.address)
         for within_s in (KNOWN_S, 0.0):
             for record in await self.registry.records(fingerprint, self.model.num_layers, within_s=within_s):
                 if record.peer == hop.peer and record.span.contains(hop.span):
-                    return self.dialer.channel(record.address), self.dialer.was_cold(record.address)
+                    return self.dialer.channel(record.address, stuck), self.dialer.was_cold(record.address)
         raise Unreachable(hop.peer, str(hop.span), "has no valid record in the registry")
 
     async def arena(self, span: Span, tokens: int) -> Arena:

@@ -6,6 +6,7 @@ Channels are kept per address, so that links stay warm. Tunnelling for machines 
 from __future__ import annotations
 
 import time
+from collections import deque
 
 import grpc.aio
 from grpc import ChannelConnectivity
@@ -26,6 +27,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Also how long one attempt may take, by default 20 s: a damaged first frame would cost all of that.
     ("grpc.min_reconnect_backoff_ms", 2_000),
+    # A new channel is a new connection, though another one has the same address.
+    ("grpc.use_local_subchannel_pool", 1),
 ]
 
 SERVER_OPTIONS: list[tuple[str, int]] = [
@@ -39,6 +42,8 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 IDLE_S = 60.0
 WARM_S = 30.0
 """How long what TCP learned of a connection is trusted."""
+MOST_LEFT = 8
+"""Channels that were given up, and may carry streams yet."""
 
 
 class Dialer:
@@ -48,10 +53,18 @@ class Dialer:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._asked: dict[str, float] = {}
         self._warm_until: dict[str, float] = {}
+        self._left: deque[grpc.aio.Channel] = deque()
 
-    def channel(self, address: str) -> grpc.aio.Channel:
-        """The channel to `host:port`; it connects when first used."""
+    def channel(self, address: str, stuck: grpc.aio.Channel | None = None) -> grpc.aio.Channel:
+        """The channel to `host:port`; it connects when first used.
+
+        stuck: one on which nothing comes through. If it is this one, there is another from now on: TCP, which lost a
+        few packets in a row, may sleep for seconds before it tries again, and a new connection need not wait for that.
+        """
         self._asked[address] = time.monotonic()
+        if stuck is not None and self._channels.get(address) is stuck:
+            self._left.append(self._channels.pop(address))
+            self._warm_until.pop(address, None)
         if address not in self._channels:
             self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         return self._channels[address]
@@ -66,8 +79,10 @@ class Dialer:
     async def tidy(self, idle_s: float = IDLE_S) -> None:
         """Close channels that nobody asked for lately and that are not connected: machines come and go.
 
-        A connected one is left alone: its streams may be in use for hours.
+        A connected one is left alone: its streams may be in use for hours. Of those that were given up a few are.
         """
+        while len(self._left) > MOST_LEFT:
+            await self._left.popleft().close(grace=None)
         until = time.monotonic() - idle_s
         for address in [address for address, asked in self._asked.items() if asked < until]:
             if self._channels[address].get_state() in (ChannelConnectivity.READY, ChannelConnectivity.CONNECTING):
@@ -83,7 +98,8 @@ class Dialer:
 
     async def __aexit__(self, *exc: object) -> None:
         """Close every channel."""
-        for channel in self._channels.values():
+        for channel in (*self._channels.values(), *self._left):
             await channel.close(grace=None)
         self._channels.clear()
+        self._left.clear()
         self._asked.clear()

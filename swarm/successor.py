@@ -42,8 +42,8 @@ DISMISSED = Close("the chain goes on without this machine", dismissed=True)
 
 logger = logging.getLogger(__name__)
 
-Dial = Callable[[RouteHop], Awaitable[tuple[grpc.aio.Channel, bool]]]
-"""The connection to a hop, and whether it is cold.
+Dial = Callable[[RouteHop, grpc.aio.Channel | None], Awaitable[tuple[grpc.aio.Channel, bool]]]
+"""The connection to a hop, and whether it is cold; not the one on which nothing comes through.
 
 Raises:
     SwarmError: nobody knows where it listens.
@@ -75,6 +75,7 @@ class _Tie:
 
     hop: RouteHop
     link: Link | None = None
+    channel: grpc.aio.Channel | None = None
     is_attached: bool = False
     is_synced: bool = False
     is_broken: bool = False
@@ -94,6 +95,7 @@ class Successor:
         self._owner = owner
         self._tie: _Tie | None = None
         self._late = 0
+        self._stuck: grpc.aio.Channel | None = None
         self._holding: set[asyncio.Task[None]] = set()
 
     @property
@@ -176,9 +178,9 @@ class Successor:
 
     async def _hold(self, tie: _Tie, attach: Attach) -> None:
         try:
-            channel, is_cold = await self._dial(tie.hop)
+            tie.channel, is_cold = await self._dial(tie.hop, self._stuck)
             hear = partial(self._hear, tie)
-            async with open_link(channel, attach, hear, is_cold=is_cold, sent=self._sent) as link:
+            async with open_link(tie.channel, attach, hear, is_cold=is_cold, sent=self._sent) as link:
                 tie.link = link
                 if not tie.left.is_set():
                     limit_s = min(FIRST_TRY_S * 2**self._late, ATTACH_S) if attach.generation else ATTACH_S
@@ -221,6 +223,7 @@ class Successor:
         tie.is_synced = False
         if not tie.is_broken:
             tie.is_broken = True
+            self._stuck = tie.channel if isinstance(error, HopTimeout) else None
             tie.attached.set()
             if tie is self._tie and not tie.left.is_set():
                 logger.info("%s", error)

@@ -53,6 +53,20 @@ async def test_a_slow_directory_is_waited_for_briefly_and_asked_once(monkeypatch
         assert directory.asked == 2
 
 
+async def test_one_more_try_does_not_wait_for_the_directory_which_is_asked_meanwhile() -> None:
+    directory = Directory()
+    async with TaskScope() as scope:
+        detours = Detours(directory)
+        for _ in range(2):
+            with pytest.raises(RouteError, match="nobody serves layers 4…7"):
+                await detours.again(scope, (), ())
+            await asyncio.sleep(0)
+        assert directory.asked == 1
+        directory.answer.set()
+        assert await detours.fresh(scope, (), ()) == NEW
+        assert directory.asked == 1, "it was still being asked"
+
+
 async def test_a_directory_that_is_down_ends_no_session() -> None:
     directory = Directory()
     directory.is_down = True

@@ -1,0 +1,115 @@
+"""What lost packets cost: texts over an emulated network whose links lose more and more of what they carry.
+
+Every program runs on a host of its own. Nobody dies here: each repair is a false alarm, of a machine whose packets were
+lost several times in a row. Plain decoding and what goodput chooses go in turns, and must make the same text.
+
+    sudo python -m benchmarks.losses --record
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+from benchmarks.clients_part import run_part
+from benchmarks.hosted import SPANS, hosted_swarm
+from benchmarks.losses_worker import CHOSEN, PLAIN, Job
+from benchmarks.network import Plan, open_network
+from benchmarks.sheet import Sheet
+from client.pairs import median_of, ratios
+from client.shape import LinkShape
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure what lost packets cost."""
+
+    losses: tuple[float, ...] = (0.0, 0.002, 0.01, 0.03)
+    """Chances of each packet to vanish."""
+    delay_ms: float = 25.0
+    mbit: float = 100.0
+    jitter_ms: float = 5.0
+    pairs: int = 12
+    new_tokens: int = 96
+    temperature: float = 0.0
+    spares: int = 0
+    """Machines that could take each one's place."""
+    seed: int = 0
+    """Of losses and jitter."""
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+async def measure(loss: float, options: Options, console: Console) -> list[dict[str, Any]]:
+    """All runs at one loss."""
+    spans = SPANS * (1 + options.spares)
+    shape = LinkShape(options.delay_ms, options.mbit, options.jitter_ms, loss)
+    with tempfile.TemporaryDirectory(prefix="canopy-losses-") as temporary:
+        folder = Path(temporary)
+        plan = Plan(len(spans) + 2, shape, options.seed)
+        async with open_network(plan) as net, hosted_swarm(net, folder, spans) as hosted:
+            console.print(f"{loss:.1%} lost: {net.kind} network ({net.reason})")
+            result = str(folder / "result.json")
+            job = asdict(Job(hosted.peer, options.temperature, options.pairs, options.new_tokens, result))
+            runs: list[dict[str, Any]] = await run_part("benchmarks.losses_worker", job, net, folder, console)
+            return runs
+
+
+def row(loss: float, runs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """Of the table."""
+    plain, chosen = ([run for run in runs if run["way"] == way] for way in (PLAIN, CHOSEN))
+    speeds = [sum(run["tokens"] for run in of) / sum(run["seconds"] for run in of) for of in (plain, chosen)]
+    repairs = [repair for run in runs for repair in run["repairs"]]
+    ratio = median_of(ratios([run["tokens_per_s"] for run in chosen], [run["tokens_per_s"] for run in plain]))
+    minutes = sum(run["seconds"] for run in runs) / 60
+    return (
+        *(f"{loss:.1%}", *(f"{speed:.1f}" for speed in speeds), str(ratio)),
+        *(f"{len(repairs) / minutes:.1f}", f"{max(repairs, default=0.0):.1f}"),
+        f"{max(wait for run in runs for wait in run['waits']):.1f}",
+        "yes" if all(run["is_same"] for run in runs) else "no",
+    )
+
+
+def sheet(found: dict[float, list[dict[str, Any]]], options: Options) -> Sheet:
+    """The table."""
+    made = Sheet(
+        "losses",
+        f"Lost packets at {options.delay_ms:g} … {options.delay_ms + options.jitter_ms:g} ms, {options.mbit:g} Mbit/s",
+        (
+            *("lost", "plain, tokens/s", "chosen, tokens/s", "chosen / plain (95 %)", "false alarms per minute"),
+            *("longest repair, s", "longest wait for text, s", "same text"),
+        ),
+        [row(loss, runs) for loss, runs in found.items()],
+    )
+    made.notes.append(
+        f"{options.pairs} pairs of {options.new_tokens} new tokens at temperature {options.temperature:g}; speeds: all "
+        f"tokens over all time, repairs included; ratios: medians over pairs. Machines in reserve per span: "
+        f"{options.spares}."
+    )
+    made.measured = {"options": {"spares": options.spares, "temperature": options.temperature}} | {
+        "losses": [{"loss": loss, "runs": runs} for loss, runs in found.items()]
+    }
+    return made
+
+
+async def _run(options: Options, console: Console) -> dict[float, list[dict[str, Any]]]:
+    return {loss: await measure(loss, options, console) for loss in options.losses}
+
+
+def main() -> None:
+    """Measure and print."""
+    options = tyro.cli(Options)
+    console = Console(width=150)
+    sheet(asyncio.run(_run(options, console)), options).finish(console, record=options.record, path=options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Connections on which nothing comes through any more, as when TCP lost several packets in a row: nobody has died."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import grpc.aio
+import pytest
+
+from client import AsyncSwarm
+from swarm.demo import DRAFT, TARGET
+from swarm.dial import Dialer
+from swarm.tasks import TaskScope
+from tests.net.running import prompt, until
+from tests.swarm_here import swarm_here
+
+IDS = prompt(4, 24)
+SPANS = ("0-4", "4-8", "8-12")
+
+
+class Wire:
+    """A way to a port. `stick`: what connections carry now never arrives, and none of them ends; new ones are well."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.port = 0
+        self.connections = 0
+        self._flows = asyncio.Event()
+        self._flows.set()
+
+    def stick(self) -> None:
+        self._flows.clear()
+        self._flows = asyncio.Event()
+        self._flows.set()
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        flows = self._flows
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        try:
+            async with TaskScope() as scope:
+                scope.spawn(_pass(far_reader, writer, flows))
+                await _pass(reader, far_writer, flows)
+        finally:
+            for end in (writer, far_writer):
+                end.transport.abort()
+
+
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flows: asyncio.Event) -> None:
+    try:
+        while data := await reader.read(65_536):
+            await flows.wait()
+            writer.write(data)
+        writer.close()
+    except OSError:
+        writer.transport.abort()
+
+
+@pytest.fixture
+async def wired(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[AsyncSwarm, list[Wire]]]:
+    """A client and three machines, which all dial each other by wires; one per machine, in the order of layers."""
+    straight, wires = Dialer.channel, dict[str, Wire]()
+
+    def by_wire(dialer: Dialer, address: str, stuck: grpc.aio.Channel | None = None) -> grpc.aio.Channel:
+        wire = wires.get(address)
+        return straight(dialer, address if wire is None else f"127.0.0.1:{wire.port}", stuck)
+
+    monkeypatch.setattr(Dialer, "channel", by_wire)
+    async with swarm_here(TARGET, SPANS, kv_tokens=4_096) as here, AsyncExitStack() as stack:
+        for node in here.nodes:
+            wires[node._address] = await stack.enter_async_context(_wire_to(node._port))
+        swarm = await stack.enter_async_context(here.client(draft=DRAFT, adapt=False))
+        yield swarm, list(wires.values())
+
+
+@asynccontextmanager
+async def _wire_to(target: int) -> AsyncIterator[Wire]:
+    wire = Wire(target)
+    async with TaskScope() as scope:
+        server = await asyncio.start_server(lambda *ends: scope.spawn(wire.carry(*ends)), "127.0.0.1", 0)
+        wire.port = server.sockets[0].getsockname()[1]
+        try:
+            yield wire
+        finally:
+            server.close()
+
+
+@pytest.mark.parametrize("place", range(len(SPANS)))
+@pytest.mark.timeout(60)
+async def test_a_text_goes_on_over_a_new_connection(place: int, wired: tuple[AsyncSwarm, list[Wire]]) -> None:
+    """To the same machine, which still holds the session: nobody else has its layers."""
+    swarm, wires = wired
+    plain = await swarm.generate(IDS, max_new_tokens=32, nodes=8)
+    before = wires[place].connections
+    pieces = 0
+    async for piece in swarm.stream(IDS, max_new_tokens=32, nodes=8):
+        pieces += 1
+        if pieces == 1:
+            wires[place].stick()
+        result = piece.result
+    assert result is not None
+    assert result.tokens == plain.tokens
+    assert result.stats.repairs, "it was noticed"
+    assert wires[place].connections > before
+
+
+async def test_many_that_were_given_up_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest ones, which carry nothing any more."""
+    monkeypatch.setattr("swarm.dial.MOST_LEFT", 2)
+    ended, ends = [0], asyncio.Event()
+
+    async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(65_536):
+            pass
+        ended[0] += 1
+        ends.set()
+        writer.close()
+
+    server = await asyncio.start_server(count, "127.0.0.1", 0)
+    async with server, Dialer() as dialer:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        channels = [dialer.channel(address)]
+        for _ in range(3):
+            channels.append(dialer.channel(address, channels[-1]))
+        assert len(set(map(id, channels))) == 4
+        assert dialer.channel(address, channels[0]) is channels[-1], "somebody else gave that one up before"
+        for channel in channels:
+            channel.get_state(try_to_connect=True)
+
+        async def one_is_left_open() -> bool:
+            await dialer.tidy()
+            return channels[0].get_state() is grpc.ChannelConnectivity.SHUTDOWN
+
+        await until(one_is_left_open)
+        assert [channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN for channel in channels] == [
+            True, False, False, False
+        ]  # fmt: skip
