@@ -176,10 +176,9 @@ class ModelTail:
 class VirtualChain:
     """Answers sweeps with a tail's picks, after the time that they would take."""
 
-    first_link_ms = 0.0
-
     def __init__(self, tail: Tail, costs: Costs, clock: Clock, credits: Credits) -> None:
         self.credits = credits
+        self.first_link_ms = costs.delay_ms
         self._tail = tail
         self._costs = costs
         self._clock = clock

@@ -260,6 +260,7 @@ def _account(job: Job, chain: Trips, flight: Flight, answer: Answer, emitted: in
         )
     )
     if flight.route == chain.route_key:  # what a repair took says nothing of a route
+        links_ms = [chain.first_link_ms, *(hop.link_ms for hop in times)]
         waited_ms, computed_ms = sum(hop.queue_ms for hop in times), sum(hop.compute_ms + hop.other_ms for hop in times)
         job.budget.spent(
             flight.route,
@@ -272,6 +273,7 @@ def _account(job: Job, chain: Trips, flight: Flight, answer: Answer, emitted: in
                 promised=flight.promised,
                 brought=max(emitted - flight.is_first, 0),
                 alone=flight.alone,
+                network_ms=sum(links_ms) if all(links_ms) else 0.0,
             ),
         )
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 
+from swarm.link import ROUND_TRIPS_KEPT
 from swarm.messages import Ping, Reply
+
+MOST_ROUND_TRIP_MS = 120_000.0
 
 
 class ReplyBuffer:
     """Bounded by the session's credits: the client never has more than W sweeps unanswered (F1).
 
-    link_ms: half the round trip to the client, measured on the reply stream.
+    link_ms: half the round trip to the client, the least that was measured lately on the reply stream.
     """
 
     def __init__(self) -> None:
         self.link_ms = 0.0
+        self._round_trips: deque[float] = deque(maxlen=ROUND_TRIPS_KEPT)
         self._kept: dict[int, Reply] = {}
         self._reader = 0
         self._sent = 0
@@ -28,6 +33,11 @@ class ReplyBuffer:
         self._kept = {sequence: kept for sequence, kept in self._kept.items() if sequence > acked}
         self._kept[reply.sequence] = reply
         self._changed.set()
+
+    def measured(self, round_trip_ms: float) -> None:
+        """A ping was answered; what the client says of it is bounded."""
+        self._round_trips.append(min(round_trip_ms, MOST_ROUND_TRIP_MS))
+        self.link_ms = min(self._round_trips) / 2
 
     def ping(self, ping: Ping) -> None:
         """Send a ping when the stream is next free; only the newest one waits."""

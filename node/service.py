@@ -123,7 +123,7 @@ class NodeService:
             async for data in requests:
                 answer = wire.decode_replies_up(data)
                 if isinstance(answer, Pong):
-                    replies.link_ms = min(max(time.perf_counter_ns() - answer.nonce, 0) / 2e6, 60_000.0)
+                    replies.measured(max(time.perf_counter_ns() - answer.nonce, 0) / 1e6)
         except (RemoteProtocolError, grpc.aio.AioRpcError) as error:
             logger.warning("a reply stream broke: %s", error)
 

@@ -68,7 +68,7 @@ class Spent:
 
     nodes: K. waited, computed: at all `hops` together, with what they compute for messages. promised, brought: tokens
     from its tree, the sum of the nodes' chances and what came of them. alone: whether it met none of its own kind at
-    any hop.
+    any hop. network: one way over all links, as pings say that it took at best lately; 0 where one is not known.
     """
 
     nodes: int
@@ -79,6 +79,7 @@ class Spent:
     promised: float = 0.0
     brought: float = 0.0
     alone: bool = True
+    network_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Successors:
 
     @property
     def rtt_ms(self) -> float:
-        """Round trip to the machine that stands in the route, as last measured."""
+        """Round trip to the machine that stands in the route: the least that was measured lately."""
         return self._one.rtt_ms
 
     def follow(self, attach: Attach) -> None:

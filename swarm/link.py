@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ PING_S = 0.25
 IDLE_PING_S = 1.5
 WORKING_S = 10.0
 """How long after its last message a session counts as working."""
+ROUND_TRIPS_KEPT = 8
+"""The least of so many is the network's; the others waited for a program that was busy."""
 WARM_UP_PINGS = 8
 WARM_UP_BYTES = 32_768
 """Padding of each: 256 KiB in all. Without it BBR paces a connection that carries small bursts only at what they filled
@@ -57,14 +60,15 @@ class Link:
     """A running stream; made by `open_link`.
 
     hop: the machine at the other end. rtt_ms: latest measured round trip of a ping, event loop to event loop; before
-    one is known, how long the machine took to take the stream. watch: what was receipted. last: the other side's latest
-    receipt.
+    one is known, how long the machine took to take the stream. round_trips: the latest ones, in milliseconds. watch:
+    what was receipted. last: the other side's latest receipt.
     """
 
     hop: RouteHop
     outbox: asyncio.Queue[Downstream]
     is_cold: bool = False
     rtt_ms: float = 0.0
+    round_trips: deque[float] = field(default_factory=lambda: deque(maxlen=ROUND_TRIPS_KEPT))
     watch: Watch = field(default_factory=Watch)
     last: Ack = field(default_factory=lambda: Ack(0))
     _pings: dict[int, float] = field(default_factory=dict)
@@ -92,6 +96,7 @@ class Link:
                 self.rtt_ms = (time.monotonic() - self._opened_s) * 1e3 / 2  # dialling takes a round trip as well
             case Pong(nonce=nonce) if nonce in self._pings:
                 self.rtt_ms = (time.perf_counter() - self._pings.pop(nonce)) * 1e3
+                self.round_trips.append(self.rtt_ms)
             case Ack():
                 self.last = message
                 self.watch.receipt(message.parts, time.monotonic())

@@ -100,8 +100,10 @@ class Successor:
 
     @property
     def rtt_ms(self) -> float:
-        """Round trip to the machine, as last measured."""
-        return self._tie.link.rtt_ms if self._tie is not None and self._tie.link is not None else 0.0
+        """Round trip to the machine: the least that was measured lately."""
+        if self._tie is None or self._tie.link is None:
+            return 0.0
+        return min(self._tie.link.round_trips, default=self._tie.link.rtt_ms)
 
     @property
     def hop(self) -> RouteHop | None:

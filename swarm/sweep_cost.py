@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from swarm.budget import SWEEPS_IN_FLIGHT, Prospect, Spent
@@ -103,6 +104,27 @@ class Line:
         self.a = y - self.b * x
 
 
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """A sweep's time on the links beside the least that one took, when pings said so much of the network; computed."""
+
+    links_ms: float
+    least_ms: float
+    network_ms: float
+    computed_ms: float
+
+    def late(self, network_ms: float) -> float:
+        """By how many times its compute it was late, where the network is as slow as pings say by now."""
+        least_ms = self.least_ms + slower(self.network_ms, network_ms)
+        late_ms = max(self.links_ms - (1 + JITTER) * least_ms - JITTER_MS, 0.0)
+        return late_ms / max(self.computed_ms, 1e-9)
+
+
+def slower(before_ms: float, now_ms: float) -> float:
+    """By how much a network has become slower; before anybody knew it, it was as it is."""
+    return max(now_ms - before_ms, 0.0) if before_ms else 0.0
+
+
 class RouteCost:
     """What sweeps over one route cost. is_expected: whether anybody said, or anything was measured."""
 
@@ -118,8 +140,9 @@ class RouteCost:
             self.compute = Line(row_ms, CLAIM_UNSURE, max(plain_ms - row_ms, 0.0))
             self.hops, self._waited, self._computed = prospect.hops, prospect.waiting_ms, prospect.compute_ms
         self._dearness: float | None = None
-        self._links: deque[tuple[int, float]] = deque(maxlen=KEPT_SWEEPS)
-        self._lates: deque[float] = deque(maxlen=USUAL_SWEEPS)
+        self._links: deque[tuple[int, float, float]] = deque(maxlen=KEPT_SWEEPS)
+        self._trips: deque[Trip] = deque(maxlen=USUAL_SWEEPS)
+        self._network_ms = 0.0
 
     @property
     def most(self) -> int:
@@ -223,21 +246,25 @@ class RouteCost:
         if not self.links.is_known:
             self._waited = self._computed = 0.0  # which were promises
         self.links.learn(rows, links_ms)
-        self._lates.append(self._late_ms(rows, links_ms, spent) / max(spent.computed_ms, 1e-9))
-        usual = sorted(self._lates)[: math.ceil(len(self._lates) * USUAL_PART)]
-        self._late = fmean(usual)
+        self._trips.append(self._compare(rows, links_ms, spent))
+        lates = sorted(trip.late(self._network_ms) for trip in self._trips)
+        self._late = fmean(lates[: math.ceil(len(lates) * USUAL_PART)])
         self._waited = FADE * self._waited + spent.waited_ms
         self._computed = FADE * self._computed + spent.computed_ms
 
-    def _late_ms(self, rows: int, links_ms: float, spent: Spent) -> float:
-        """By how much machines that had no time for it made a sweep late, beside what its hops report.
+    def _compare(self, rows: int, links_ms: float, spent: Spent) -> Trip:
+        """What shows by how much machines that had no time for it made a sweep late, beside what its hops report.
 
-        Whatever a sweep of as many rows or more once did in less time was not the bytes.
+        Whatever a sweep of as many rows or more once did in less time was not the bytes, nor the network, as far as
+        that has not become slower since.
         """
-        least_ms = min((other_ms for more, other_ms in self._links if more >= rows), default=links_ms)
-        late_ms = max(links_ms - (1 + JITTER) * least_ms - JITTER_MS, 0.0)
-        if late_ms > NEW_NETWORK * (spent.computed_ms + spent.waited_ms):
+        if spent.network_ms and not self._network_ms:
+            self._links = deque(((rows, ms, spent.network_ms) for rows, ms, _ in self._links), self._links.maxlen)
+        self._network_ms = now_ms = spent.network_ms or self._network_ms
+        others = (other_ms + slower(then_ms, now_ms) for more, other_ms, then_ms in self._links if more >= rows)
+        trip = Trip(links_ms, min(others, default=links_ms), now_ms, spent.computed_ms)
+        if trip.late(now_ms) * spent.computed_ms > NEW_NETWORK * (spent.computed_ms + spent.waited_ms):
             self._links.clear()
-            late_ms = 0.0
-        self._links.append((rows, links_ms))
-        return late_ms
+            trip = replace(trip, least_ms=links_ms)
+        self._links.append((rows, links_ms, now_ms))
+        return trip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 import client.jobs
 from client import AsyncSwarm, Result
 from client.chain import Chain
-from swarm.budget import EVERYTHING, Busy, Choice
+from swarm.budget import EVERYTHING, Busy, Choice, Spent
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.goodput import Goodput
 from swarm.messages import Sampling
@@ -242,13 +242,24 @@ async def test_trees_that_travel_in_parts_leave_the_plain_text(
     assert result.stats.trees == len(firsts) < len(result.stats.sweeps)
 
 
-async def test_what_goodput_chooses_by_itself_leaves_the_plain_text(three: Running) -> None:
+async def test_what_goodput_chooses_by_itself_leaves_the_plain_text(
+    three: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent, learn = list[Spent](), Goodput.spent
+
+    def noted(goodput: Goodput, route: Hashable, what: Spent) -> None:
+        spent.append(what)
+        learn(goodput, route, what)
+
+    monkeypatch.setattr(Goodput, "spent", noted)
     for temperature in (0.0, 1.0):
         options: dict[str, Any] = {"max_new_tokens": NEW, "temperature": temperature, "seed": 82}
         plain = await three.client.generate(prompt(7), nodes=0, **options)
         result = await three.client.generate(prompt(7), **options)
         assert result.tokens == plain.tokens
         assert all(sweep.reason for sweep in result.stats.sweeps)
+    pinged = [what.network_ms for what in spent if what.network_ms]
+    assert pinged, "of all links"
 
 
 async def test_a_prompt_in_chunks_gives_the_same_text(three: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from swarm.budget import Ahead, Choice, FixedBudget, Prospect, Spent, Worth
 from swarm.goodput import SIZES, Goodput
-from swarm.sweep_cost import Line, RouteCost
+from swarm.sweep_cost import USUAL_SWEEPS, Line, RouteCost
 from swarm.tree import DraftTree
 
 ROUTE = "route"
@@ -374,6 +374,34 @@ def test_links_that_become_late_while_machines_are_busy_are_load_too() -> None:
     assert 2.5 < crowded_cost.crowd < 4.5
     assert crowded_cost.price_ms(8) > 3 * calm_cost.price_ms(8)
     assert moved_cost.crowd == pytest.approx(1, abs=0.01)
+
+
+def test_a_network_that_became_slower_is_no_load_once_pings_say_so() -> None:
+    """Pings come seldom, and only when all of the last ones were slow it is the network: what was thought is undone."""
+    world, cost = WORLDS["25 ms, passages"], RouteCost()
+    pinged = replace(world.sweep(16), hops=3, network_ms=100.0)
+    slower = replace(pinged, total_ms=pinged.total_ms + 40)
+    for _ in range(100):
+        cost.learn(pinged)
+    for _ in range(USUAL_SWEEPS):
+        cost.learn(slower)
+    assert cost.crowd > 2.5, "nothing says yet that nobody else is there"
+    cost.learn(replace(slower, network_ms=140.0))
+    assert cost.crowd == pytest.approx(1, abs=0.01)
+    for _ in range(USUAL_SWEEPS):
+        cost.learn(replace(slower, total_ms=slower.total_ms + 40, network_ms=140.0))
+    assert cost.crowd > 2.5, "later than that network"
+
+
+def test_pings_that_are_not_known_yet_or_better_by_now_excuse_nothing() -> None:
+    world = WORLDS["25 ms, passages"]
+    for before_ms, now_ms in ((0.0, 140.0), (140.0, 100.0), (140.0, 0.0)):
+        cost = RouteCost()
+        for _ in range(100):
+            cost.learn(replace(world.sweep(16), network_ms=before_ms))
+        for _ in range(USUAL_SWEEPS):
+            cost.learn(replace(world.sweep(16), total_ms=world.sweep(16).total_ms + 40, network_ms=now_ms))
+        assert cost.crowd > 2.5
 
 
 @pytest.mark.parametrize("row_ms", [0.0, 0.3])

@@ -10,8 +10,9 @@ import pytest
 import swarm.link
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.link import IDLE_PING_S, PING_S, WORKING_S, Link
-from swarm.messages import Close, Downstream, Ping, RouteHop
+from swarm.link import IDLE_PING_S, PING_S, ROUND_TRIPS_KEPT, WORKING_S, Link
+from swarm.messages import Close, Downstream, Ping, Pong, RouteHop
+from swarm.successor import Successor, _Tie
 
 
 class Clock:
@@ -57,6 +58,26 @@ def test_a_quiet_link_is_pinged_often_while_a_session_works_and_seldom_later(lin
     working = [at for at in times if at <= WORKING_S]
     assert len(working) == pytest.approx(WORKING_S / PING_S, abs=2)
     assert len(times) - len(working) == pytest.approx(6, abs=1)
+
+
+def test_the_least_of_the_latest_round_trips_is_the_networks(link: Link, clock: Clock) -> None:
+    def measure(round_trip_s: float) -> None:
+        link.ping()
+        (nonce,) = link._pings
+        clock.now_s += round_trip_s
+        link.take(Pong(nonce))
+
+    successor = Successor.__new__(Successor)
+    successor._tie = _Tie(link.hop, link)
+    link.rtt_ms = 70.0
+    assert successor.rtt_ms == 70.0, "what dialling took, until a ping is back"
+    for round_trip_s in (0.08, 0.05, 0.2):
+        measure(round_trip_s)
+    assert successor.rtt_ms == pytest.approx(50.0)
+    assert link.rtt_ms == pytest.approx(200.0), "who is silent is told by the latest one"
+    for _ in range(ROUND_TRIPS_KEPT):
+        measure(0.1)
+    assert successor.rtt_ms == pytest.approx(100.0), "the network is slower by now"
 
 
 def test_what_is_sent_stands_for_pings_but_the_round_trip_is_measured(link: Link, clock: Clock) -> None:
