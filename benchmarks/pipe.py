@@ -82,7 +82,8 @@ class Cell:
 
 
 @cache
-def _target() -> RaggedModel:
+def whole_target() -> RaggedModel:
+    """The target, loaded once in each process."""
     return load_whole(TARGET, torch.float32)
 
 
@@ -90,7 +91,7 @@ def tell(texts: Sequence[Recorded], costs: Costs, budget: Budget, *, siblings: b
     """All texts through one client, whose drafter is the usual one, with or without what dead branches told."""
     drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu", siblings=siblings)).drafter
     assert isinstance(drafter, TreeDrafter)
-    cast = Cast(partial(VirtualDrafter, drafter, costs), _target())
+    cast = Cast(partial(VirtualDrafter, drafter, costs), whole_target())
     return run(texts, costs, budget, AutoTokenizer.from_pretrained(TARGET), cast)
 
 
@@ -101,7 +102,7 @@ def measure(name: tuple[str, str, float], options: Options) -> Cell:
     if options.row_ms is not None:
         costs = replace(costs, row_ms=options.row_ms)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
-    texts = write(_target(), given, samplings, options.new_tokens)
+    texts = write(whole_target(), given, samplings, options.new_tokens)
     alone = {f"{size}": tell(texts, costs, FixedBudget(size)) for size in options.sizes}
     alone[CHOSEN] = tell(texts, costs, OneAtATime(MOST_NODES))
     pipe, deaf = (tell(texts, costs, Goodput(MOST_NODES), siblings=siblings) for siblings in (True, False))

@@ -1,0 +1,142 @@
+"""A network that changes under a client: what it has then of one that never knew another network. In virtual time.
+
+As `benchmarks.pipe`: the real decode loop and controller, draft and target run themselves. Half of the texts are told
+over one network, the others over another; beside it a client that tells all of them over the second one.
+
+    python -m benchmarks.changes --record
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor as Pool
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import harmonic_mean
+
+import tyro
+from rich.console import Console
+from rich.progress import track
+from transformers import AutoTokenizer
+
+from benchmarks.pipe import whole_target
+from benchmarks.recorded import Recorded, prompts_of, write
+from benchmarks.replay import FIRST_SEED, Cast, one_core, run
+from benchmarks.sheet import Sheet
+from benchmarks.virtual import Costs, VirtualDrafter
+from client.draft import TreeDrafter
+from client.drafts import Wanted, load_drafter
+from client.jobs import MOST_NODES
+from client.target import load_target
+from swarm.demo import DRAFT, TARGET
+from swarm.goodput import Goodput
+from swarm.messages import Sampling
+
+CHANGES = {
+    "25 → 40 ms": (Costs(25, 100), Costs(40, 100)),
+    "25 → 32 ms": (Costs(25, 100), Costs(32, 100)),
+    "40 → 25 ms": (Costs(40, 100), Costs(25, 100)),
+    "5 → 12 ms": (Costs(5, 100), Costs(12, 100)),
+    "100 → 20 Mbit/s": (Costs(25, 100), Costs(25, 20)),
+}
+SOON = 3
+"""Texts that come first after a change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure what is left of a client's speed when the network changes."""
+
+    prompts: int = 16
+    """Passages; half of them before the change."""
+    new_tokens: int = 64
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    changes: tuple[str, ...] = tuple(CHANGES)
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One change. changed, settled: tokens per virtual second of each text after it, by the two clients."""
+
+    name: str
+    temperature: float
+    changed: tuple[float, ...]
+    settled: tuple[float, ...]
+
+    def part(self, first: int, last: int | None = None) -> float:
+        """What the first client has of the second one's speed, over some texts."""
+        return harmonic_mean(self.changed[first:last]) / harmonic_mean(self.settled[first:last])
+
+
+def tell(texts: Sequence[Recorded], networks: Sequence[Costs]) -> list[float]:
+    """Each text's speed, all by one client, over each network in turn; routing promises what the first one is."""
+    drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu")).drafter
+    assert isinstance(drafter, TreeDrafter)
+    budget, tokenizer, speeds = Goodput(MOST_NODES), AutoTokenizer.from_pretrained(TARGET), list[float]()
+    for place, text in enumerate(texts):
+        costs = networks[place * len(networks) // len(texts)]
+        cast = Cast(partial(VirtualDrafter, drafter, costs), whole_target())
+        speeds.append(run([text], costs, budget, tokenizer, cast).tokens_per_s)
+    return speeds
+
+
+def measure(name: str, temperature: float, options: Options) -> Cell:
+    """One change."""
+    before, after = CHANGES[name]
+    given = prompts_of("passages", options.prompts)
+    samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
+    texts = write(whole_target(), given, samplings, options.new_tokens)
+    changed, settled = tell(texts, (before, after)), tell(texts, (after,))
+    half = -(-len(texts) // 2)
+    return Cell(name, temperature, tuple(changed[half:]), tuple(settled[half:]))
+
+
+def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
+    """The table."""
+    made = Sheet(
+        "changes",
+        "Tokens per virtual second after a network changed, of a client that never knew another one",
+        ("change", "T", "never another", f"of that, first {SOON} texts", "the others", "all"),
+    )
+    for cell in cells:
+        parts = (cell.part(0, SOON), cell.part(SOON), cell.part(0))
+        speed = f"{harmonic_mean(cell.settled):.1f}"
+        made.rows.append((cell.name, f"{cell.temperature:g}", speed, *(f"{part:.2f}" for part in parts)))
+    made.notes.append(
+        f"One way, at 100 Mbit/s where nothing else is said; rates at 25 ms. {options.prompts} passages of "
+        f"{options.new_tokens} new tokens, the second half after the change. Least: "
+        f"{min(cell.part(0) for cell in cells):.2f}. Pings tell of another delay at once here; real ones within 8 of "
+        "them, or with the next text."
+    )
+    made.measured = {
+        "cells": [
+            {"cell": [cell.name, cell.temperature], "changed": list(cell.changed), "settled": list(cell.settled)}
+            for cell in cells
+        ]
+    }
+    return made
+
+
+def main() -> None:
+    """Measure and print."""
+    options = tyro.cli(Options)
+    one_core()
+    console = Console(width=150)
+    with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
+        work = [
+            pool.submit(measure, name, temperature, options)
+            for name in options.changes
+            for temperature in options.temperatures
+        ]
+        cells = [cell.result() for cell in track(work, "cells", console=console)]
+    sheet(cells, options).finish(console, record=options.record, path=options.json)
+
+
+if __name__ == "__main__":
+    main()
