@@ -251,7 +251,8 @@ class Chain:
         for attempt in count():
             await asyncio.sleep(min(RETRY_S, 0.05 * attempt))
             self._trouble = None
-            route = await self._way_around(started, is_move=is_move, may_ask_again=attempt < ASKED_AGAIN)
+            again = set(replaced) if attempt < ASKED_AGAIN and not is_move else set[str]()
+            route = await self._way_around(started, again, is_move=is_move)
             if route is None:
                 return
             self.route = route
@@ -269,15 +270,14 @@ class Chain:
         self.repairs = [*self.repairs, Repair(self.generation, tuple(replaced), seconds, is_move)][-MAX_REPAIRS:]
         await self._dialer.tidy()
 
-    async def _way_around(self, started: float, *, is_move: bool, may_ask_again: bool) -> Route | None:
+    async def _way_around(self, started: float, again: set[str], *, is_move: bool) -> Route | None:
         """A route for the next generation; None when a move must wait, because nobody else has the layers.
 
-        Who was silent is asked again at once where nobody else is known: its packets were lost, perhaps, and a new
-        connection finds it. The directory is asked meanwhile.
+        Whoever of `again` was silent is asked again at once where nobody else is known: its packets were lost, perhaps,
+        and a new connection finds it. The directory is asked meanwhile.
         """
         assert self._scope is not None
-        look = self._detours
-        known, fresh, again = look.known, partial(look.fresh, self._scope), partial(look.again, self._scope)
+        known, fresh = self._detours.known, partial(self._detours.fresh, self._scope)
         while True:
             unwanted = self._suspected(SUSPECT_S, HopError) | self._leaving
             silent, gone = self._suspected(RETRY_S, HopTimeout), self._suspected(RETRY_S, Unreachable)
@@ -285,8 +285,8 @@ class Chain:
             spans = {hop.span for hop in keep}  # of two twins, the other one goes on where one is lost
             keep += [hop for hop in self.route.twins if hop.peer not in unwanted and hop.span not in spans]
             ways: list[tuple[set[str], Way]] = [(unwanted, known)]
-            if may_ask_again and silent and not is_move:
-                ways.append((gone, again))
+            if silent & again:
+                ways.append((gone | silent - again, partial(self._detours.again, self._scope)))
             ways += [(unwanted, fresh), (unwanted if is_move else gone | silent, known)]
             for avoid, find in ways:
                 try:

@@ -17,7 +17,6 @@ from typing import Unpack
 import pytest
 
 import client.replies
-import swarm.dial
 import swarm.watch
 from client import AsyncSwarm
 from client.chain import Chain
@@ -230,8 +229,6 @@ async def equal_mortals() -> AsyncIterator[Mortals]:
         patch.setattr("node.serve.measure_sweeps", lambda _: SPEED)
         for module in (swarm.watch, client.replies):
             patch.setattr(module, "SILENCE_S", 10.0)  # however busy the machine is
-        own = ("grpc.use_local_subchannel_pool", 1)  # the nodes of a process would share connections
-        patch.setattr(swarm.dial, "CHANNEL_OPTIONS", [*swarm.dial.CHANNEL_OPTIONS, own])
         async with mortals() as everybody:
             yield everybody
 

@@ -469,7 +469,7 @@ class HopTime(_message.Message):
     other_ms: _builtins.float
     """Encoding, and what the node computes for a sweep's messages on average."""
     link_ms: _builtins.float
-    """Half the round trip to the successor; at the tail, to the client."""
+    """Half the round trip to the successor, the least of late ones; at the tail, to the client."""
     def __init__(
         self,
         *,
