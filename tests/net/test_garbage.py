@@ -197,10 +197,10 @@ async def test_a_sweep_before_ready_is_refused(nodes: tuple[Node, ...], monkeypa
     dial = Workshop.dial
 
     async def gated(
-        shop: Workshop, fingerprint: str, hop: RouteHop, records: Iterable[bytes] = ()
+        shop: Workshop, fingerprint: str, hop: RouteHop, records: Iterable[bytes], stuck: grpc.aio.Channel | None
     ) -> tuple[grpc.aio.Channel, bool]:
         await gate.wait()
-        return await dial(shop, fingerprint, hop, records)
+        return await dial(shop, fingerprint, hop, records, stuck)
 
     monkeypatch.setattr(Workshop, "dial", gated)
     sweep = SweepFrame(Sweeps().chain(WORDS))
