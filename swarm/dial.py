@@ -43,7 +43,7 @@ IDLE_S = 60.0
 WARM_S = 30.0
 """How long what TCP learned of a connection is trusted."""
 LEFT, MOST_LEFT = 8, 64
-"""So many channels that were given up stay open, for they may carry streams yet; at most so many until `tidy` is run."""
+"""So many channels that were given up stay open, for they may carry streams yet; at most so many until `tidy` runs."""
 
 
 class Dialer:
