@@ -50,7 +50,7 @@ SOON = 3
 class Options:
     """Measure what is left of a client's speed when the network changes."""
 
-    prompts: int = 16
+    prompts: int = 12
     """Passages; half of them before the change."""
     new_tokens: int = 64
     temperatures: tuple[float, ...] = (0.0, 1.0)

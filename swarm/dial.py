@@ -42,8 +42,8 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 IDLE_S = 60.0
 WARM_S = 30.0
 """How long what TCP learned of a connection is trusted."""
-MOST_LEFT = 8
-"""Channels that were given up, and may carry streams yet."""
+LEFT, MOST_LEFT = 8, 64
+"""So many channels that were given up stay open, for they may carry streams yet; at most so many until `tidy` runs."""
 
 
 class Dialer:
@@ -62,7 +62,7 @@ class Dialer:
         few packets in a row, may sleep for seconds before it tries again, and a new connection need not wait for that.
         """
         self._asked[address] = time.monotonic()
-        if stuck is not None and self._channels.get(address) is stuck:
+        if stuck is not None and self._channels.get(address) is stuck and len(self._left) < MOST_LEFT:
             self._left.append(self._channels.pop(address))
             self._warm_until.pop(address, None)
         if address not in self._channels:
@@ -81,7 +81,7 @@ class Dialer:
 
         A connected one is left alone: its streams may be in use for hours. Of those that were given up a few are.
         """
-        while len(self._left) > MOST_LEFT:
+        while len(self._left) > LEFT:
             await self._left.popleft().close(grace=None)
         until = time.monotonic() - idle_s
         for address in [address for address, asked in self._asked.items() if asked < until]:

@@ -13,7 +13,7 @@ from client import AsyncSwarm
 from swarm.demo import DRAFT, TARGET
 from swarm.dial import Dialer
 from swarm.tasks import TaskScope
-from tests.net.running import prompt, until
+from tests.net.running import prompt
 from tests.swarm_here import swarm_here
 
 IDS = prompt(4, 24)
@@ -108,32 +108,16 @@ async def test_a_text_goes_on_over_a_new_connection(place: int, wired: tuple[Asy
 
 async def test_many_that_were_given_up_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest ones, which carry nothing any more."""
-    monkeypatch.setattr("swarm.dial.MOST_LEFT", 2)
-    ended, ends = [0], asyncio.Event()
-
-    async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while await reader.read(65_536):
-            pass
-        ended[0] += 1
-        ends.set()
-        writer.close()
-
-    server = await asyncio.start_server(count, "127.0.0.1", 0)
-    async with server, Dialer() as dialer:
-        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        channels = [dialer.channel(address)]
+    monkeypatch.setattr("swarm.dial.LEFT", 2)
+    monkeypatch.setattr("swarm.dial.MOST_LEFT", 3)
+    async with Dialer() as dialer:
+        channels = [dialer.channel("127.0.0.1:1")]
         for _ in range(3):
-            channels.append(dialer.channel(address, channels[-1]))
+            channels.append(dialer.channel("127.0.0.1:1", channels[-1]))
         assert len(set(map(id, channels))) == 4
-        assert dialer.channel(address, channels[0]) is channels[-1], "somebody else gave that one up before"
-        for channel in channels:
-            channel.get_state(try_to_connect=True)
-
-        async def one_is_left_open() -> bool:
-            await dialer.tidy()
-            return channels[0].get_state() is grpc.ChannelConnectivity.SHUTDOWN
-
-        await until(one_is_left_open)
-        assert [channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN for channel in channels] == [
-            True, False, False, False
-        ]  # fmt: skip
+        assert dialer.channel("127.0.0.1:1", channels[0]) is channels[-1], "somebody else gave that one up before"
+        assert dialer.channel("127.0.0.1:1", channels[-1]) is channels[-1], "too many were given up just now"
+        await dialer.tidy()
+        closed = [channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN for channel in channels]
+        assert closed == [True, False, False, False]
+        assert dialer.channel("127.0.0.1:1", channels[-1]) is not channels[-1]
