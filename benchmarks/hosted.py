@@ -42,7 +42,7 @@ async def hosted_swarm(
         nodes, stars = [], []
         for host, span in enumerate(spans, 1):
             serve = ["node.cli", "serve", str(TARGET), "--layers", span, "--join", peer, "--threads", "1"]
-            name = span if host <= len(set(spans)) else f"{span} on {host}"
+            name = f"{span} on host {host}"
             serve += ["--identity", str(folder / f"{name}.key"), *net.node_options(host)]
             nodes.append(await stack.enter_async_context(start_program(name, serve, folder, net.command(host, []))))
         for host, span in enumerate(spans if star else (), 1):

@@ -78,8 +78,7 @@ class Rows:
 class HopTime:
     """Where one hop's time went for one sweep, in milliseconds: durations only, clocks differ.
 
-    compute_ms: its share of forwards. other_ms: encoding, messages. link_ms: half the round trip to
-    what comes next, the least of late ones.
+    compute_ms: its share of forwards. other_ms: encoding, messages. link_ms: half the least round trip of late, onward.
     """
 
     queue_ms: float

@@ -259,7 +259,7 @@ class RouteCost:
         that has not become slower since.
         """
         if spent.network_ms and not self._network_ms:
-            self._links = deque(((rows, ms, spent.network_ms) for rows, ms, _ in self._links), self._links.maxlen)
+            self._links = deque(((more, ms, spent.network_ms) for more, ms, _ in self._links), KEPT_SWEEPS)
         self._network_ms = now_ms = spent.network_ms or self._network_ms
         others = (other_ms + slower(then_ms, now_ms) for more, other_ms, then_ms in self._links if more >= rows)
         trip = Trip(links_ms, min(others, default=links_ms), now_ms, spent.computed_ms)

@@ -1,16 +1,18 @@
-"""What a node of a tree costs, learned among machines that are busy with others."""
+"""What a sweep and a node of a tree cost, learned among machines that are busy with others, or only seem to be."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from swarm.budget import SWEEPS_IN_FLIGHT, Prospect, Spent
-from swarm.sweep_cost import RouteCost
+from swarm.sweep_cost import USUAL_SWEEPS, RouteCost
 
 ROW_MS, CLAIMED_MS, NOISE_MS = 0.25, 0.3, 12.0
 SIZES = (16, 12, 8, 6, 4, 8, 3, 6)
+PINGED = Spent(16, total_ms=120, waited_ms=0, computed_ms=20, hops=3, network_ms=100)
 
 
 def taught(seed: int, sweeps: int, row_ms: float = ROW_MS) -> RouteCost:
@@ -68,3 +70,59 @@ def test_a_node_that_fills_up_its_sweeps_share_of_a_trip_costs_something_all_the
     assert busy.load == pytest.approx(4)
     for others in (1.0, 2.0):
         assert busy.least_ms(others) == pytest.approx(busy.price_ms(40, others) - busy.price_ms(39, others))
+
+
+def closed_queue_ms(clients: int, away_ms: float, served_ms: float) -> float:
+    """For how long each of so many clients is at a server that they come back to: exact mean value analysis."""
+    there, at_ms = 0.0, 0.0
+    for present in range(1, clients + 1):
+        at_ms = served_ms * (1 + there)
+        there = at_ms * present / (away_ms + at_ms)
+    return at_ms
+
+
+@pytest.mark.parametrize("clients", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("links_ms", [5, 20, 60, 200])
+@pytest.mark.parametrize("compute_ms", [5, 15])
+def test_a_millisecond_is_as_dear_as_a_closed_queue_makes_it(clients: int, links_ms: float, compute_ms: float) -> None:
+    at_ms = closed_queue_ms(clients, links_ms, compute_ms)
+    cost = RouteCost(Prospect(links_ms, compute_ms, 0.0))
+    for _ in range(200):
+        cost.learn(Spent(0, links_ms + at_ms, at_ms - compute_ms, compute_ms))
+    slower, faster = (closed_queue_ms(clients, links_ms, compute_ms + by) for by in (1e-3, -1e-3))
+    assert cost.dearness == pytest.approx((slower - faster) / 2e-3, rel=0.06)
+
+
+def test_a_network_that_became_slower_is_no_load_once_pings_say_so() -> None:
+    """Pings come seldom, and only when all of the last ones were slow it is the network: what was thought is undone."""
+    cost, slower = RouteCost(), replace(PINGED, total_ms=PINGED.total_ms + 40)
+    for _ in range(100):
+        cost.learn(PINGED)
+    for _ in range(USUAL_SWEEPS):
+        cost.learn(slower)
+    assert cost.crowd > 2.5, "nothing says yet that nobody else is there"
+    cost.learn(replace(slower, network_ms=140.0))
+    assert cost.crowd == pytest.approx(1, abs=0.01)
+    for _ in range(USUAL_SWEEPS):
+        cost.learn(replace(slower, total_ms=slower.total_ms + 40, network_ms=140.0))
+    assert cost.crowd > 2.5, "later than that network"
+
+
+def test_pings_that_are_not_known_yet_or_better_by_now_excuse_nothing() -> None:
+    for before_ms, now_ms in ((0.0, 140.0), (140.0, 100.0), (140.0, 0.0)):
+        cost = RouteCost()
+        for _ in range(100):
+            cost.learn(replace(PINGED, network_ms=before_ms))
+        for _ in range(USUAL_SWEEPS):
+            cost.learn(replace(PINGED, total_ms=PINGED.total_ms + 40, network_ms=now_ms))
+        assert cost.crowd > 2.5
+
+
+@pytest.mark.parametrize("row_ms", [0.0, 0.3])
+def test_who_is_alone_finds_no_crowd_however_rough_the_network(row_ms: float) -> None:
+    """Every tenth sweep is late by more than its compute, and what a row costs is learned only as one goes."""
+    cost, draw = RouteCost(), random.Random(5)
+    for sweep, nodes in enumerate((0, 64, 16, 48) * 20):
+        links_ms = 100 + row_ms * (nodes + 1) + draw.uniform(0, 4) + 40 * (sweep % 10 == 9)
+        cost.learn(Spent(nodes, links_ms + 20, 0.0, 20.0, hops=3))
+    assert cost.crowd == pytest.approx(1, abs=0.05)
