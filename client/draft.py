@@ -156,8 +156,7 @@ class TreeDrafter:
     def _settle(self, search: Search) -> DraftTree:
         """The best tree, and what its sources will learn from."""
         chosen = search.tree.best_nodes(search.tree.nodes)
-        places: dict[int | None, int | None] = {node: place for place, node in enumerate(chosen)}
-        places[TokenTree.ROOT] = None
+        places: dict[int | None, int] = {None: TokenTree.ROOT, **dict(enumerate(chosen))}
         lessons = [source.lesson(places) for source in self.sources]
         taught = tuple(lesson for lesson in lessons if lesson is not None)
         tree = search.tree.cut(chosen)

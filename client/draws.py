@@ -31,12 +31,14 @@ class DrawLesson:
     """What was drawn after nodes of a settled tree: different tokens, in order."""
 
     draws: Draws
+    places: Places
     drawn: Mapping[int | None, Drawn]
 
     def learn(self, picks: Picks, others: Picks) -> None:
         """Which draw it was, if any."""
-        for node in self.drawn.keys() & picks.keys():
-            self.draws.learn(self.drawn[node], picks[node])
+        for node, pick in picks.items():
+            if (drawn := self.drawn.get(self.places[node])) is not None:
+                self.draws.learn(drawn, pick)
 
 
 class Draws:
@@ -76,4 +78,4 @@ class Draws:
 
     def lesson(self, places: Places) -> DrawLesson:
         """What there is to learn from a settled tree."""
-        return DrawLesson(self, {places[node]: drawn for node, drawn in self._drawn.items() if node in places})
+        return DrawLesson(self, places, self._drawn)

@@ -9,7 +9,7 @@ probability alone is SpecExec's rule (arXiv 2406.02532, algorithm 2); it accepts
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeVar
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from client.adapter import Hidden
 from client.draws import Draws
 from client.source import Places, Search
-from swarm.chance import Candidates, ChanceModel, Evidence
+from swarm.chance import Candidates, ChanceModel
 from swarm.messages import Sampling
 from swarm.noise import gumbel_row
 from swarm.sampling import ranking_scores
@@ -32,6 +32,7 @@ CHILDREN = 8
 NO_TOKEN = -1
 
 Number = TypeVar("Number", bound=np.generic)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,32 +77,56 @@ class Ranked:
         return Ranked(tokens, replace(self.candidates, scores=scores, said=np.array(heard)), self.hidden)
 
 
+Row = tuple[Ranked, int]
+"""What is below one node: one row of what was ranked with others."""
+
+
+def gather(rows: Mapping[T, Row]) -> tuple[list[T], Ranked]:
+    """What is below some nodes, at least one, together; as many candidates as the widest has.
+
+    Returns:
+        The nodes in the order of its rows, which is that of what they were ranked with.
+    """
+    parts: dict[int, tuple[Ranked, list[T], list[int]]] = {}
+    for node, (ranked, row) in rows.items():
+        _, nodes, places = parts.setdefault(id(ranked), (ranked, [], []))
+        nodes.append(node)
+        places.append(row)
+    found = [ranked.rows(places) for ranked, _, places in parts.values()]
+    together = found[0] if len(found) == 1 else _together(found)
+    return [node for _, nodes, _ in parts.values() for node in nodes], together
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RankLesson:
-    """What one source proposed below nodes of a settled tree: every candidate there is a label."""
+    """What one source proposed below nodes of a settled tree: every candidate there is a label.
 
-    evidence: Evidence
+    ranked: by the search's nodes, with what others said; it grows while the search goes on.
+    """
+
+    places: Places
+    ranked: Mapping[int, Row]
     chances: ChanceModel
-    hidden: Hidden | None = None
 
     def learn(self, picks: Picks, others: Picks) -> None:
         """Also from candidates that did not get into the tree; a chance is one of a node that is reached.
 
         An adapter learns everywhere: of a row it matters what follows, not whether the text comes by.
         """
-        known = [row for row, node in enumerate(self.evidence.nodes) if node in picks]
-        if known:
-            evidence = self.evidence.rows(known)
-            picked = np.array([picks[node] for node in evidence.nodes])
-            self.chances.learn(evidence.candidates, evidence.tokens == picked[:, None])
-        if self.hidden is None:
-            return
+        if known := self.known(picks):
+            nodes, heard = gather(known)
+            self.chances.learn(heard.candidates, heard.tokens == _picked(picks, nodes))
         everywhere = {**picks, **others}
-        if known := [row for row, node in enumerate(self.evidence.nodes) if node in everywhere]:
-            evidence, hidden = self.evidence.rows(known), self.hidden.at(known)
-            picked = np.array([everywhere[node] for node in evidence.nodes])
-            seen = evidence.candidates
-            hidden.adapter.learn(hidden.rows, evidence.tokens, seen.scores, picked, seen.temperature)
+        if known := self.known(everywhere):
+            nodes, heard = gather(known)
+            if heard.hidden is not None:
+                seen, picked = heard.candidates, _picked(everywhere, nodes)[:, 0]
+                heard.hidden.adapter.learn(heard.hidden.rows, heard.tokens, seen.scores, picked, seen.temperature)
+
+    def known(self, nodes: Iterable[int | None]) -> dict[int | None, Row]:
+        """What was proposed below some of the settled tree's nodes."""
+        found = ((node, self.ranked.get(self.places[node])) for node in nodes)
+        return {node: row for node, row in found if row is not None}
 
 
 class Ranker:
@@ -117,12 +142,12 @@ class Ranker:
         self._children = children
         self._noise = lru_cache(maxsize=32)(gumbel_row if coupled else _no_noise)
         self._rounded = lru_cache(maxsize=32)(self._round)
-        self._considered: list[tuple[Evidence, Hidden | None]] = []
+        self._considered: dict[int, Row] = {}
         self._draws = Draws()
 
     def begin(self) -> None:
         """Another search: nothing was proposed in it."""
-        self._considered = []
+        self._considered = {}
         self._draws.begin()
 
     def rank(self, logits: torch.Tensor, positions: Sequence[int], sampling: Sampling) -> Ranked:
@@ -167,11 +192,9 @@ class Ranker:
         self.plant(search, nodes, ranked)
         return ranked
 
-    def recall(self, search: Search, nodes: Sequence[int], known: Sequence[Ranked]) -> None:
-        """Add what was ranked below nodes at the same positions before, each a row, by what was learned since."""
-        candidates = _together([ranked.candidates for ranked in known])
-        tokens = np.concatenate([ranked.tokens for ranked in known])
-        self.plant(search, nodes, Ranked(tokens, candidates, Hidden.together([ranked.hidden for ranked in known])))
+    def recall(self, search: Search, known: Mapping[int, Row]) -> None:
+        """Add what was ranked below nodes at the same positions before, by what was learned since."""
+        self.plant(search, *gather(known))
 
     def plant(self, search: Search, nodes: Sequence[int], ranked: Ranked, least: float = 0.0) -> None:
         """Add what was ranked below some nodes, and what others said there, to the tree; remember it for the lesson.
@@ -186,32 +209,30 @@ class Ranker:
             bound = least / max(tree.chances[node], least) if least else 0.0
             pairs = [(token, chance) for token, chance in zip(tokens, row, strict=True) if chance > 0]
             tree.weigh_children(node, [pair for pair in pairs if pair[1] >= bound or pair[0] in others])
-        self._considered.append((Evidence(tuple(nodes), heard.tokens, heard.candidates), heard.hidden))
+        self._considered |= {node: (heard, row) for row, node in enumerate(nodes)}
 
     def lesson(self, places: Places) -> Lesson | None:
         """The candidates below those nodes of a settled tree that were expanded."""
-        parts: list[Evidence] = []
-        hidden: list[Hidden | None] = []
-        for part, rows in self._considered:
-            known = [row for row, node in enumerate(part.nodes) if node in places]
-            parts.append(part.rows(known))
-            hidden.append(rows and rows.at(known))
-        if not parts:
+        if not self._considered:
             return self._draws.lesson(places)
-        candidates = _together([part.candidates for part in parts])
-        nodes = tuple(places[node] for part in parts for node in part.nodes)
-        width = candidates.scores.shape[1]
-        tokens = np.concatenate([_wide(part.tokens, width, NO_TOKEN) for part in parts])
-        return RankLesson(Evidence(nodes, tokens, candidates), self.chances, Hidden.together(hidden))
+        return RankLesson(places, self._considered, self.chances)
 
 
-def _together(parts: Sequence[Candidates]) -> Candidates:
+def _together(parts: Sequence[Ranked]) -> Ranked:
     """As many candidates as the widest has."""
-    masses = [part.log_mass for part in parts if part.log_mass is not None]
-    width = max(part.scores.shape[1] for part in parts)
-    scores = np.concatenate([_wide(part.scores, width, -np.inf) for part in parts])
-    said, shift = (_filled(heard, parts, width) for heard in ([p.said for p in parts], [p.shift for p in parts]))
-    return Candidates(scores, np.concatenate(masses) if masses else None, parts[0].temperature, said, shift)
+    seen = [part.candidates for part in parts]
+    masses = [part.log_mass for part in seen if part.log_mass is not None]
+    width = max(part.scores.shape[1] for part in seen)
+    scores = np.concatenate([_wide(part.scores, width, -np.inf) for part in seen])
+    said, shift = (_filled(heard, seen, width) for heard in ([p.said for p in seen], [p.shift for p in seen]))
+    candidates = Candidates(scores, np.concatenate(masses) if masses else None, seen[0].temperature, said, shift)
+    tokens = np.concatenate([_wide(part.tokens, width, NO_TOKEN) for part in parts])
+    return Ranked(tokens, candidates, Hidden.together([part.hidden for part in parts]))
+
+
+def _picked(picks: Picks, nodes: Sequence[int | None]) -> NDArray[np.int64]:
+    """[nodes, 1]."""
+    return np.array([[picks[node]] for node in nodes])
 
 
 def _filled(

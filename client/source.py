@@ -18,8 +18,8 @@ import torch
 from swarm.messages import Sampling
 from swarm.tree import Lesson, TokenTree
 
-Places = Mapping[int | None, int | None]
-"""Where nodes of a search's tree stand in the settled one; its root stands at None."""
+Places = Mapping[int | None, int]
+"""Which nodes of a search's tree stand where in the settled one; its root stands at None."""
 
 
 @dataclass(slots=True)
@@ -80,7 +80,10 @@ class Source:
         return True
 
     def lesson(self, places: Places) -> Lesson | None:
-        """What there is to learn from a settled tree, once the picks after its nodes are known."""
+        """What there is to learn from a settled tree, once the picks after its nodes are known.
+
+        Not every settled tree is sent: what a lesson is made of is put together when it is learned.
+        """
         return None
 
     def observe(self, sequence: Sequence[int], rows: torch.Tensor) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from client.source import Places
 from swarm.tree import Picks
 
 T = TypeVar("T")
@@ -20,11 +22,16 @@ class Pupil(Protocol[T]):
 
 @dataclass(frozen=True, slots=True)
 class ProposalLesson(Generic[T]):
-    """What was proposed below the nodes of a settled tree."""
+    """What was proposed below the nodes of a settled tree.
+
+    proposed: what was below a node of the search, None where nobody asked.
+    """
 
     pupil: Pupil[T]
-    seen: dict[int | None, T]
+    places: Places
+    proposed: Callable[[int], T | None]
 
     def learn(self, picks: Picks, others: Picks) -> None:
         """How often it was right."""
-        self.pupil.learn(self.seen, picks, others)
+        said = ((node, self.proposed(self.places[node])) for node in (*picks, *others))
+        self.pupil.learn({node: told for node, told in said if told is not None}, picks, others)

@@ -31,7 +31,4 @@ class LookupSource(Source):
 
     def lesson(self, places: Places) -> Lesson | None:
         """Whether it was right."""
-        seen = {} if self._filling is None else self._filling.seen
-        return ProposalLesson(
-            self._lookup, {places[node]: proposed for node, proposed in seen.items() if node in places}
-        )
+        return None if self._filling is None else ProposalLesson(self._lookup, places, self._filling.seen.get)

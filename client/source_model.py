@@ -9,12 +9,12 @@ The rules are those that hops keep (`swarm.session`, `swarm.arena`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from client.adapter import Adapter, Hidden
 from client.local import LocalSession
-from client.ranking import Ranked, Ranker
+from client.ranking import Ranker, Row, gather
 from client.source import Places, Search, Source
 from swarm.chance import ChanceModel, SoftmaxPrior
 from swarm.ids import TreeNodeId
@@ -60,7 +60,7 @@ class ModelSource(Source):
         self._limits = Limits(vocab_tokens, first_window, sweeps=1, nodes=LIVE_NODES)
         self.ranker = ranker or Ranker(vocab_tokens, SoftmaxPrior())
         self._placed: dict[int | None, Parent] = {}
-        self._ranked: dict[TreeNodeId, Ranked] = {}
+        self._ranked: dict[TreeNodeId, Row] = {}
         self._sampling: Sampling | None = None
         self.adapter = Adapter(model.output) if adapt and model.output is not None else None
         self.session = LocalSession(model, self._limits)
@@ -81,10 +81,10 @@ class ModelSource(Source):
             self._ranked, self._sampling = {}, search.sampling
         scores, state = self._catch_up(search), self.session.state
         tip = state.committed[-1].id
-        self._ranked = {node: ranked for node, ranked in self._ranked.items() if node == tip or node in state.live}
+        self._keep({tip, *state.live})
         self._placed = {TokenTree.ROOT: None}
         if scores is None:
-            self._recall(search, [(TokenTree.ROOT, tip)])
+            self._recall(search, {TokenTree.ROOT: tip})
         else:
             self._add(search, [TokenTree.ROOT], [tip], scores)
         return scores is not None
@@ -97,11 +97,10 @@ class ModelSource(Source):
         """One pass for all of them that there is room for; none for those that an earlier tree had."""
         tree, placed, state = search.tree, self._placed, self.session.state
         chosen: list[int] = []
-        recalled: list[tuple[int, TreeNodeId]] = []
+        recalled: dict[int, TreeNodeId] = {}
         for node in nodes:
             if (there := self._known(search, node)) is not None:
-                placed[node] = there
-                recalled.append((node, there))
+                placed[node] = recalled[node] = there
                 continue
             is_able = tree.parents[node] in placed and search.position(node) <= self._window_tokens
             is_able &= tree.tokens[node] < self._limits.vocab_size
@@ -153,12 +152,19 @@ class ModelSource(Source):
         hidden = None if self.adapter is None or scores.rows is None else Hidden(self.adapter, scores.rows)
         ranked = self.ranker.add(search, nodes, scores.logits, hidden)
         if ranked is not None:
-            self._ranked |= {node: ranked.rows([row]) for row, node in enumerate(ids)}
+            self._ranked |= {node: (ranked, row) for row, node in enumerate(ids)}
 
-    def _recall(self, search: Search, known: Sequence[tuple[int, TreeNodeId]]) -> None:
+    def _recall(self, search: Search, known: Mapping[int, TreeNodeId]) -> None:
         """Add candidates below nodes that are remembered by the session's ids."""
         search.recalled += len(known)
-        self.ranker.recall(search, [node for node, _ in known], [self._ranked[there] for _, there in known])
+        self.ranker.recall(search, {node: self._ranked[there] for node, there in known.items()})
+
+    def _keep(self, able: Set[TreeNodeId]) -> None:
+        """Remember nothing else, and that in one piece: else what a few nodes are ranked with would stay with them."""
+        if kept := {node: row for node, row in self._ranked.items() if node in able}:
+            nodes, ranked = gather(kept)
+            kept = {node: (ranked, row) for row, node in enumerate(nodes)}
+        self._ranked = kept
 
     def _catch_up(self, search: Search) -> Scores | None:
         """Make the search's sequence committed, running only tokens that lack KV.

@@ -40,12 +40,5 @@ class RecycleSource(Source):
         """What is picked after any node, whether or not anything was proposed there."""
         if self._search is None:
             return None
-        tokens, temperature = self._search.tree.tokens, self._search.sampling.temperature
-        return ProposalLesson(
-            self._table,
-            {
-                place: self._seen.get(node, (tokens[node], (), temperature))
-                for node, place in places.items()
-                if node is not None
-            },
-        )
+        tokens, temperature, seen = self._search.tree.tokens, self._search.sampling.temperature, self._seen
+        return ProposalLesson(self._table, places, lambda node: seen.get(node, (tokens[node], (), temperature)))

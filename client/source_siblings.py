@@ -62,15 +62,10 @@ class SiblingSource(Source):
 
     def lesson(self, places: Places) -> Lesson | None:
         """What is picked after any node, whether or not anything was proposed there."""
-        search = self._search
+        search, seen = self._search, self._seen
         if search is None:
             return None
-        seen = {place: self._seen.get(node) or Told(_spot(search, node)) for node, place in _nodes(places)}
-        return ProposalLesson(self._siblings, seen)
-
-
-def _nodes(places: Places) -> list[tuple[int, int | None]]:
-    return [(node, place) for node, place in places.items() if node is not None]
+        return ProposalLesson(self._siblings, places, lambda node: seen.get(node) or Told(_spot(search, node)))
 
 
 def _spot(search: Search, node: int) -> Spot:

@@ -85,22 +85,6 @@ class Candidates:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Evidence:
-    """The candidates below some nodes of a tree, to be learned from once the picks after those nodes are known.
-
-    nodes: [parents], indices into the tree, None for its root. tokens: [parents, candidates].
-    """
-
-    nodes: tuple[int | None, ...]
-    tokens: NDArray[np.int64]
-    candidates: Candidates
-
-    def rows(self, rows: Sequence[int]) -> Evidence:
-        """The part about these parents."""
-        return Evidence(tuple(self.nodes[row] for row in rows), self.tokens[rows], self.candidates.rows(rows))
-
-
 class ChanceModel(Protocol):
     """Turns candidates into chances."""
 
