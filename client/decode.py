@@ -304,11 +304,13 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
         return False
     if job.sampling.multistep:  # children that are added later were not drawn before their parent's pick
         return False
-    most = job.budget.more(route, temperature, room, pipe.ahead(job.clock()))
+    ahead = pipe.ahead(job.clock())
+    most = job.budget.more(route, temperature, room, ahead)
     if most == 0:
         return False
     on_way = len(walk.state.below(certain)) if certain in walk.state.live else len(walk.state.live)
-    least, started, rounds = job.budget.least(route, temperature), job.clock(), 0
+    least, started = job.budget.least(route, temperature), job.clock()
+    rounds = job.budget.pause(ahead) if ahead.busy_ms else 0  # what costs nothing is all that may be there to send
     for _ in range(MOST_TURNS):  # while the first hop is busy, or until there is enough for a sweep
         tree = await _grow(job, on_way + most, depth, Worth(least, rounds=rounds))
         if chain.has_answer:  # what it says comes first
