@@ -102,6 +102,7 @@ class TreeDrafter:
         try:
             with torch.inference_mode():
                 is_same = search is not None and search.key == (tuple(sequence), levels, sampling)
+                is_same = is_same and worth.least >= search.tree.unwanted
                 if search is None or not is_same or any(source.is_stale() for source in self.sources):
                     tree = TokenTree(sequence[-1], nodes, levels, worth.least)
                     search = self._begin(Search(tuple(sequence), levels, sampling, tree))

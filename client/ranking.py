@@ -51,11 +51,15 @@ class Ranked:
         return Ranked(self.tokens[rows], self.candidates.rows(rows), self.hidden and self.hidden.at(rows))
 
     def shifted(self) -> Ranked:
-        """The same with what an adapter knows by now."""
-        if self.hidden is None:
+        """The same with what an adapter knows by now, if it was not asked before."""
+        if self.hidden is None or self.candidates.shift is not None:
             return self
         shift = self.hidden.adapter.shift(self.hidden.rows, self.tokens)
         return replace(self, candidates=replace(self.candidates, shift=shift))
+
+    def afresh(self) -> Ranked:
+        """The same with what an adapter knows by now, whatever it said before."""
+        return replace(self, candidates=replace(self.candidates, shift=None)).shifted()
 
     def with_said(self, said: Sequence[Mapping[int, float]]) -> Ranked:
         """The same and what others said below each node, tokens with chances; the draft's last score bounds theirs.
@@ -74,7 +78,8 @@ class Ranked:
                 tokens[row, count : count + len(new)] = new
                 scores[row, count : count + len(new)] = able.min() if len(able) else -np.inf
         heard = [[row.get(token, 0.0) for token in line] for row, line in zip(said, tokens.tolist(), strict=True)]
-        return Ranked(tokens, replace(self.candidates, scores=scores, said=np.array(heard)), self.hidden)
+        shift = self.candidates.shift if width == count else None
+        return Ranked(tokens, replace(self.candidates, scores=scores, said=np.array(heard), shift=shift), self.hidden)
 
 
 Row = tuple[Ranked, int]
@@ -205,10 +210,11 @@ class Ranker:
         said = [tree.said(node) for node in nodes]
         heard = ranked.with_said(said).shifted()
         chances = self.chances.chances(heard.candidates)
+        least = max(least, tree.unwanted)
         for node, others, tokens, row in zip(nodes, said, heard.tokens.tolist(), chances.tolist(), strict=True):
             bound = least / max(tree.chances[node], least) if least else 0.0
-            pairs = [(token, chance) for token, chance in zip(tokens, row, strict=True) if chance > 0]
-            tree.weigh_children(node, [pair for pair in pairs if pair[1] >= bound or pair[0] in others])
+            pairs = zip(tokens, row, strict=True)
+            tree.weigh_children(node, [pair for pair in pairs if pair[1] > bound or 0 < pair[1] and pair[0] in others])
         self._considered |= {node: (heard, row) for row, node in enumerate(nodes)}
 
     def lesson(self, places: Places) -> Lesson | None:

@@ -163,6 +163,7 @@ class ModelSource(Source):
         """Remember nothing else, and that in one piece: else what a few nodes are ranked with would stay with them."""
         if kept := {node: row for node, row in self._ranked.items() if node in able}:
             nodes, ranked = gather(kept)
+            ranked = ranked.afresh()
             kept = {node: (ranked, row) for row, node in enumerate(nodes)}
         self._ranked = kept
 

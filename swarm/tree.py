@@ -75,6 +75,10 @@ class DraftTree:
         )
 
 
+UNWANTED = 0.25
+"""Part of the least chance that is wanted: nobody will ask for what is less likely before the next search."""
+
+
 class TokenTree:
     """Grows best-first: take the `frontier`, ask sources for children of each, `add_children`, until it is empty.
 
@@ -91,6 +95,7 @@ class TokenTree:
         """
         self.nodes = nodes
         self.least = least
+        self.unwanted = least * UNWANTED
         self.levels = levels
         self.tokens = [token]
         self.parents: list[int | None] = [None]
