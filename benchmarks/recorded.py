@@ -186,7 +186,8 @@ class RecordedSearch:
 def looked_up(tree: DraftTree) -> tuple[int, ...]:
     """The nodes of a tree that its look-up proposed, all of whose ancestors it proposed too."""
     found: list[int] = []
-    seen = next((lesson.seen for lesson in tree.lessons if isinstance(lesson, ProposalLesson)), {})
+    lesson = next((lesson for lesson in tree.lessons if isinstance(lesson, ProposalLesson)), None)
+    seen = {} if lesson is None else lesson.seen((None, *range(len(tree))))
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         is_own = parent is None or parent in found
         if is_own and any(token == proposed for proposed, _ in seen.get(parent, ())):

@@ -101,9 +101,8 @@ class TreeDrafter:
         search, self._search = self._search, None
         try:
             with torch.inference_mode():
-                is_same = search is not None and search.key == (tuple(sequence), levels, sampling)
-                is_same = is_same and worth.least >= search.tree.unwanted
-                if search is None or not is_same or any(source.is_stale() for source in self.sources):
+                key = tuple(sequence), levels, sampling
+                if search is None or search.key != key or self._is_stale(search, worth):
                     tree = TokenTree(sequence[-1], nodes, levels, worth.least)
                     search = self._begin(Search(tuple(sequence), levels, sampling, tree))
                 else:
@@ -133,9 +132,25 @@ class TreeDrafter:
         """Everything that is proposed before there is a frontier."""
         search.tree.frontier(1)  # the root, whose children come now
         passed = [source.begin(search) for source in self.sources]
+        self._remember(search)
         search.rounds = int(any(passed))
         search.is_early = any(source.wants_rows and not did for source, did in zip(self.sources, passed, strict=True))
         return search
+
+    def _is_stale(self, search: Search, worth: Worth) -> bool:
+        """Whether it would say other things if it began now, or what was left out is wanted after all."""
+        return worth.least < search.tree.unwanted or any(source.is_stale() for source in self.sources)
+
+    def _remember(self, search: Search) -> None:
+        """Expand at once what takes no pass because every source that needs one has it from an earlier search."""
+        tree = search.tree
+        known = [nodes for source in self.sources if (nodes := source.remember(search)) is not None]
+        both = set(known[0]).intersection(*known[1:]) if known else set[int]()
+        floor = tree.floor
+        if chosen := [node for node in sorted(both) if tree.chances[node] >= floor]:
+            tree.take(chosen)
+            for source in self.sources:
+                source.expand(search, chosen)
 
     def _go_on(self, search: Search, worth: Worth) -> bool:
         """Expand the best nodes until the tree is settled, which it returns, or no further round is worth it now."""

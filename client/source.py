@@ -1,6 +1,7 @@
 """What a source of draft tokens is, and the search that several of them share. Owns no model.
 
     begin      a new search: catch up with the text, add what can be said at once
+    remember   what an earlier search expanded is there at once
     expand     add children below frontier nodes, in batches, until the tree is settled
     lesson     what of the settled tree the target's picks will teach
     observe    the target's hidden rows of tokens that are certain now
@@ -63,6 +64,13 @@ class Source:
     def begin(self, search: Search) -> bool:
         """A new search: forget the last one, and add what can be said at once; whether that took a model's pass."""
         return False
+
+    def remember(self, search: Search) -> Sequence[int] | None:
+        """Put into the tree what an earlier search expanded, so that no pass is needed: which nodes, parents first.
+
+        None where expanding never takes one.
+        """
+        return None
 
     def widen(self, search: Search) -> None:
         """The same search is to give a larger tree now."""

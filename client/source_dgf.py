@@ -50,6 +50,10 @@ class DgfSource(HeadSource):
             is_asked = True
         return is_asked
 
+    def remember(self, search: Search) -> Sequence[int]:
+        """Nothing."""
+        return ()
+
     def is_free(self, search: Search, node: int) -> bool:
         """Never."""
         return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -33,5 +33,9 @@ class ProposalLesson(Generic[T]):
 
     def learn(self, picks: Picks, others: Picks) -> None:
         """How often it was right."""
-        said = ((node, self.proposed(self.places[node])) for node in (*picks, *others))
-        self.pupil.learn({node: told for node, told in said if told is not None}, picks, others)
+        self.pupil.learn(self.seen((*picks, *others)), picks, others)
+
+    def seen(self, nodes: Iterable[int | None]) -> dict[int | None, T]:
+        """What was proposed below some of the settled tree's nodes."""
+        said = ((node, self.proposed(self.places[node])) for node in nodes)
+        return {node: told for node, told in said if told is not None}

@@ -60,6 +60,8 @@ class ModelSource(Source):
         self._limits = Limits(vocab_tokens, first_window, sweeps=1, nodes=LIVE_NODES)
         self.ranker = ranker or Ranker(vocab_tokens, SoftmaxPrior())
         self._placed: dict[int | None, Parent] = {}
+        self._own: dict[TreeNodeId, float] = {}
+        self._tree: TokenTree | None = None
         self._ranked: dict[TreeNodeId, Row] = {}
         self._sampling: Sampling | None = None
         self.adapter = Adapter(model.output) if adapt and model.output is not None else None
@@ -73,6 +75,9 @@ class ModelSource(Source):
     def begin(self, search: Search) -> bool:
         """Catch up with the sequence; candidates below its last token."""
         self.ranker.begin()
+        before, self._tree = self._tree, search.tree
+        if before is not None:
+            self._own = {there: before.own(node) for node, there in self._placed.items() if node and there is not None}
         self._placed = {}
         if len(search.sequence) > self._window_tokens or max(search.sequence) >= self._limits.vocab_size:
             return False
@@ -88,6 +93,21 @@ class ModelSource(Source):
         else:
             self._add(search, [TokenTree.ROOT], [tip], scores)
         return scores is not None
+
+    def remember(self, search: Search) -> Sequence[int]:
+        """What the last search expanded and is live still, with the chances that it had then."""
+        tree, placed, live = search.tree, self._placed, self.session.state.live
+        if not placed:
+            return ()
+        found: dict[Parent, int] = {None: TokenTree.ROOT}
+        for there, node in live.items():
+            parent, own = found.get(node.parent), self._own.get(there)
+            if parent is None or own is None or there not in self._ranked or tree.depths[parent] >= tree.levels:
+                continue
+            if own and tree.chances[parent] * own >= tree.unwanted:
+                found[there] = child = tree.remember(parent, node.token, own)
+                placed[child] = there
+        return [node for node in placed if node]
 
     def is_free(self, search: Search, node: int) -> bool:
         """Whether it was expanded for an earlier tree."""

@@ -105,6 +105,7 @@ class TokenTree:
         self._own = [1.0]
         self._children: dict[int, dict[int, int]] = {}
         self._weighed: set[int] = set()
+        self._remembered: set[int] = set()
         self._is_stale = False
         self._taken: set[int] = set()
         self._waiting: list[tuple[float, int]] = []
@@ -133,22 +134,42 @@ class TokenTree:
             child = children.get(token)
             if child is None:
                 children[token] = self._append(token, node, chance)
-            elif chance > self._own[child] and node not in self._weighed:
+            elif child in self._remembered or (chance > self._own[child] and node not in self._weighed):
+                self._remembered.discard(child)
                 self._change(child, chance)
 
+    def remember(self, node: int, token: int, chance: float) -> int:
+        """The child of `node` that holds `token`, which an earlier search gave a chance; nobody has said it yet."""
+        children = self._children.setdefault(node, {})
+        child = children.get(token)
+        if child is None:
+            child = children[token] = self._append(token, node, chance)
+            self._remembered.add(child)
+        return child
+
+    def own(self, node: int) -> float:
+        """The chance of a node given its parent."""
+        return self._own[node]
+
     def said(self, node: int) -> dict[int, float]:
-        """The children of `node` so far: their tokens, and the chance of each given its parent."""
-        return {token: self._own[child] for token, child in self._children.get(node, {}).items()}
+        """The children of `node` that were added so far: their tokens, and the chance of each given its parent."""
+        children = self._children.get(node, {}).items()
+        return {token: self._own[child] for token, child in children if child not in self._remembered}
 
     def weigh_children(self, node: int, candidates: Iterable[tuple[int, float]]) -> None:
         """As `add_children`, by a source that took into account what was `said`: its chances replace the others'.
 
-        Every token may be named once.
+        Every token may be named once. What is remembered and not named has no chance any more.
         """
         pairs, children = list(candidates), self._children.get(node, {})
         for token, chance in pairs:
-            if (child := children.get(token)) is not None and chance != self._own[child]:
-                self._change(child, chance)
+            if (child := children.get(token)) is not None:
+                self._remembered.discard(child)
+                if chance != self._own[child]:
+                    self._change(child, chance)
+        for child in self._remembered.intersection(children.values()) if self._remembered else ():
+            self._remembered.discard(child)
+            self._change(child, 0.0)
         self.add_children(node, pairs)
         self._weighed.add(node)
 
@@ -171,6 +192,11 @@ class TokenTree:
             taken.append(heapq.heappop(self._waiting)[1])
         self._taken.update(taken)
         return taken
+
+    def take(self, nodes: Iterable[int]) -> None:
+        """Nodes whose children were asked for before the frontier comes to them."""
+        self._taken.update(nodes)
+        self._is_stale = True
 
     def put_back(self, nodes: Iterable[int]) -> None:
         """Nodes of the frontier that nobody asked about after all."""

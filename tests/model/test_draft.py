@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.acceptance import Size, accepted, demo_prompts, generate
 from client.draft import ModelDrafter, NoDrafter
-from client.ranking import RankLesson
+from client.ranking import RankLesson, gather
 from client.source_model import PREFILL_ROWS
 from swarm.chance import Calibration, Candidates
 from swarm.demo import DRAFT, TARGET
@@ -260,18 +260,18 @@ def test_labels_belong_to_the_candidates_that_the_tree_was_made_of(
     tree = drafter.grow(prompts[1], 24, 16, sampling)
     [lesson] = tree.lessons
     assert isinstance(lesson, RankLesson)
-    evidence = lesson.evidence
-    assert len(set(evidence.nodes)) == len(evidence.nodes)
-    assert {None, *tree.parents} <= set(evidence.nodes)
+    nodes, evidence = gather(lesson.known((None, *range(len(tree)))))
+    assert len(set(nodes)) == len(nodes)
+    assert {None, *tree.parents} <= set(nodes)
     chances = pupil.chances(evidence.candidates)
     for token, parent, chance in zip(tree.tokens, tree.parents, tree.chances, strict=True):
-        row = evidence.nodes.index(parent)
+        row = nodes.index(parent)
         [column] = np.flatnonzero(evidence.tokens[row] == token)
         before = tree.chances[parent] if parent is not None else 1.0
         assert chance == pytest.approx(before * chances[row, column])
 
-    known = [node for node in evidence.nodes if node != 0]
-    picks = {node: int(evidence.tokens[evidence.nodes.index(node), 2]) for node in known}
+    known = [node for node in nodes if node != 0]
+    picks = {node: int(evidence.tokens[nodes.index(node), 2]) for node in known}
     drafter.learn(tree, {**picks, None: unused_token(tree)})
     [(candidates, hits)] = pupil.lessons
     assert len(candidates.scores) == len(hits) == len(known), "node 0 has no pick and teaches nothing"

@@ -20,7 +20,7 @@ from client.draft import NoDrafter, TreeDrafter
 from client.drafts import MOST_DRAFTS, Wanted, load_drafter
 from client.head import HeadConfig, make_head
 from client.head_files import load_head, read_head_config, save_head
-from client.ranking import CHILDREN
+from client.ranking import CHILDREN, RankLesson, gather
 from client.source_dgf import DgfSource
 from client.source_head import MOST_BEHIND
 from client.source_lookup import LookupSource
@@ -137,11 +137,12 @@ def test_trees_of_a_head_are_trees_and_candidates_are_labels(folder: Path, promp
         assert tree.depth <= 5
         assert len(small) == 4
         [lesson] = tree.lessons
-        evidence = lesson.evidence  # type: ignore[attr-defined]
-        assert {None, *tree.parents} <= set(evidence.nodes)
-        assert evidence.tokens.shape == (len(evidence.nodes), CHILDREN)
+        assert isinstance(lesson, RankLesson)
+        nodes, ranked = gather(lesson.known((None, *range(len(tree)))))
+        assert {None, *tree.parents} <= set(nodes)
+        assert ranked.tokens.shape == (len(nodes), CHILDREN)
         for token, parent, chance in zip(tree.tokens, tree.parents, tree.chances, strict=True):
-            assert token in evidence.tokens[evidence.nodes.index(parent)]
+            assert token in ranked.tokens[nodes.index(parent)]
             assert chance <= (tree.chances[parent] if parent is not None else 1.0) + 1e-9
 
 
