@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from client.source import Places, Search, Source
 from client.source_lesson import ProposalLesson
-from swarm.siblings import MOST_LENGTH, Siblings, Spot, Told, spot_of
+from swarm.siblings import Siblings, Spot, Told, spot_after, spot_of
 from swarm.tree import Lesson, TokenTree
 
 LEAST_CHANCE = 0.002
@@ -24,12 +24,14 @@ class SiblingSource(Source):
     def __init__(self, siblings: Siblings) -> None:
         self._siblings = siblings
         self._seen: dict[int, Told] = {}
-        self._search: Search | None = None
+        self._tree: TokenTree | None = None
+        self._spots: dict[int, Spot] = {}
         self._picks = 0
 
     def begin(self, search: Search) -> bool:
         """What was picked at the next position."""
-        self._seen, self._search = {}, search
+        self._seen, self._tree = {}, search.tree
+        self._spots = {TokenTree.ROOT: spot_of(search.sequence, len(search.sequence))}
         self._siblings.follow(search.sequence, search.sampling)
         self._picks = self._siblings.picks
         self.expand(search, [TokenTree.ROOT])
@@ -49,7 +51,7 @@ class SiblingSource(Source):
             _, node = heapq.heappop(waiting)
             if node in self._seen or tree.depths[node] >= tree.levels:
                 continue
-            told, candidates = self._siblings.propose(_spot(search, node), search.sampling.temperature)
+            told, candidates = self._siblings.propose(_spot(tree, self._spots, node), search.sampling.temperature)
             self._seen[node] = told
             least = LEAST_CHANCE / max(tree.chances[node], LEAST_CHANCE)
             tree.add_children(node, [(token, chance) for token, chance in candidates if chance >= least])
@@ -62,17 +64,21 @@ class SiblingSource(Source):
 
     def lesson(self, places: Places) -> Lesson | None:
         """What is picked after any node, whether or not anything was proposed there."""
-        search, seen = self._search, self._seen
-        if search is None:
+        tree, seen, spots = self._tree, self._seen, self._spots
+        if tree is None:
             return None
-        return ProposalLesson(self._siblings, places, lambda node: seen.get(node) or Told(_spot(search, node)))
+        return ProposalLesson(self._siblings, places, lambda node: seen.get(node) or Told(_spot(tree, spots, node)))
 
 
-def _spot(search: Search, node: int) -> Spot:
-    """The position after a node, and the last tokens of what leads to it."""
-    tree, path, at = search.tree, list[int](), node
-    while len(path) < MOST_LENGTH and (parent := tree.parents[at]) is not None:
-        path.append(tree.tokens[at])
-        at = parent
-    before = search.sequence[-(MOST_LENGTH - len(path)) :] if len(path) < MOST_LENGTH else ()
-    return spot_of((*before, *reversed(path)), search.position(node))
+def _spot(tree: TokenTree, spots: dict[int, Spot], node: int) -> Spot:
+    """The position after a node, and the last tokens of what leads to it; noted for it and all above it."""
+    path: list[int] = []
+    while node not in spots:
+        path.append(node)
+        parent = tree.parents[node]
+        assert parent is not None, "the root has its spot"
+        node = parent
+    spot = spots[node]
+    for node in reversed(path):
+        spot = spots[node] = spot_after(spot, tree.tokens[node])
+    return spot

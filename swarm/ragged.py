@@ -114,6 +114,7 @@ class RaggedModel:
         self._head_matrix = head if isinstance(head, nn.Linear) and head.weight.is_floating_point() else None
         self._owned = {index: layers[index] for index in range(span.start, span.end)}
         self._holes = [Hole(layer) for layer in layers]
+        self._arranged: tuple[int, int] | None = None
         self.layout = self._probe()
 
     @property
@@ -236,10 +237,11 @@ class RaggedModel:
 
     def _arrange(self, start: int, end: int) -> None:
         """Put owned layers at `[start, end)` and holes everywhere else."""
+        if self._arranged == (start, end):
+            return
         for index, hole in enumerate(self._holes):
-            wanted = self._owned[index] if start <= index < end else hole
-            if self._layers[index] is not wanted:
-                self._layers[index] = wanted
+            self._layers[index] = self._owned[index] if start <= index < end else hole
+        self._arranged = start, end
 
     @torch.inference_mode()
     def _probe(self) -> KvLayout:

@@ -94,20 +94,19 @@ class Said:
 
 
 class Siblings:
-    """One client's; knows the text at hand only, but keeps what it learned of whom to believe."""
+    """One client's; knows the text at hand only, but keeps what it learned of whom to believe.
+
+    picks: how many it was told of positions ahead of the text.
+    """
 
     def __init__(self) -> None:
         self.votes = Votes(range(MOST_LENGTH + 1), _prior())
         self._greedy = Said(shortest=1)
         self._at: dict[int, Said] = {}
         self._ahead: Counter[int] = Counter()
+        self.picks = 0
         self._text: tuple[int, ...] = ()
         self._sampling: Sampling | None = None
-
-    @property
-    def picks(self) -> int:
-        """How many it was told of positions ahead of the text."""
-        return self._ahead.total()
 
     def follow(self, sequence: tuple[int, ...], sampling: Sampling) -> None:
         """A search below this text begins: sampled positions that it has passed are forgotten, all in another text."""
@@ -116,7 +115,7 @@ class Siblings:
         if not goes_on:
             self._greedy = Said(shortest=1)
         for position in [known for known in self._ahead if not goes_on or known < len(sequence)]:
-            del self._ahead[position]
+            self.picks -= self._ahead.pop(position)
             self._at.pop(position, None)
         self._text, self._sampling = sequence, sampling
 
@@ -162,6 +161,7 @@ class Siblings:
         assert said is not None, "it was made"
         if said.put(spot.ending, pick) and is_ahead:
             self._ahead[spot.position] += 1
+            self.picks += 1
 
 
 def spot_of(context: Sequence[int], position: int) -> Spot:
@@ -169,14 +169,21 @@ def spot_of(context: Sequence[int], position: int) -> Spot:
     return Spot(position, tuple(context[-MOST_LENGTH:]))
 
 
+def spot_after(spot: Spot, token: int) -> Spot:
+    """Where the target picks the next token if it picks this one there."""
+    return Spot(spot.position + 1, (*spot.ending, token)[-MOST_LENGTH:])
+
+
 def _last(ending: Ending, length: int) -> Ending:
     return ending[len(ending) - length :]
 
 
 def _counted(picks: Ending) -> list[tuple[int, int]]:
-    if len(picks) == 1:
-        return [(picks[0], 1)]
-    return sorted(Counter(picks).items(), key=lambda vote: (-vote[1], vote[0]))
+    first = picks[0]
+    if picks.count(first) == len(picks):
+        return [(first, len(picks))]
+    votes = {pick: picks.count(pick) for pick in picks}  # few: quicker than a Counter
+    return sorted(votes.items(), key=lambda vote: (-vote[1], vote[0]))
 
 
 def _prior() -> NDArray[np.float64]:
