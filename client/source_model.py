@@ -77,7 +77,8 @@ class ModelSource(Source):
         self.ranker.begin()
         before, self._tree = self._tree, search.tree
         if before is not None:
-            self._own = {there: before.own(node) for node, there in self._placed.items() if node and there is not None}
+            placed = ((there, node) for node, there in self._placed.items() if node and there is not None)
+            self._own |= {there: before.own(node) for there, node in placed}
         self._placed = {}
         if len(search.sequence) > self._window_tokens or max(search.sequence) >= self._limits.vocab_size:
             return False
@@ -157,7 +158,7 @@ class ModelSource(Source):
             self._begin_session()
 
     def _begin_session(self) -> None:
-        self.session, self._ranked = LocalSession(self._model, self._limits), {}
+        self.session, self._ranked, self._own = LocalSession(self._model, self._limits), {}, {}
 
     def _known(self, search: Search, node: int) -> TreeNodeId | None:
         """The live node that a node of the search's tree was for an earlier one."""
@@ -185,7 +186,7 @@ class ModelSource(Source):
             nodes, ranked = gather(kept)
             ranked = ranked.afresh()
             kept = {node: (ranked, row) for row, node in enumerate(nodes)}
-        self._ranked = kept
+        self._ranked, self._own = kept, {node: own for node, own in self._own.items() if node in kept}
 
     def _catch_up(self, search: Search) -> Scores | None:
         """Make the search's sequence committed, running only tokens that lack KV.

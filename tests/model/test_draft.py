@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import mean
 
@@ -13,15 +14,17 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.acceptance import Size, accepted, demo_prompts, generate
 from client.draft import ModelDrafter, NoDrafter
-from client.ranking import RankLesson, gather
+from client.ranking import Ranker, RankLesson, Row, gather
+from client.source import Search
 from client.source_model import PREFILL_ROWS
+from swarm.budget import Worth
 from swarm.chance import Calibration, Candidates
 from swarm.demo import DRAFT, TARGET
 from swarm.lookup import Lookup
 from swarm.messages import Sampling
 from swarm.ragged import RaggedModel
 from swarm.sampling import pick
-from swarm.tree import DraftTree, Picks
+from swarm.tree import UNWANTED, DraftTree, Picks
 from tests.model.here import decoding
 
 GREEDY = Sampling()
@@ -131,6 +134,42 @@ def test_a_search_goes_on_below_what_was_picked(
     before = kept.session.rows
     kept.grow(sequence, 4, 1, replace(sampling, temperature=0.7, seed=9))
     assert kept.session.rows - before == 1, "ranked for another noise, it is of no use"
+
+
+def test_what_was_expanded_comes_back_in_one_batch(
+    draft: RaggedModel, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However deep it is, and whatever small tree was asked for meanwhile."""
+    batches: list[int] = []
+    recalled = Ranker.recall
+
+    def recall(ranker: Ranker, search: Search, known: Mapping[int, Row]) -> None:
+        batches.append(len(known))
+        recalled(ranker, search, known)
+
+    monkeypatch.setattr(Ranker, "recall", recall)
+    drafter = ModelDrafter(draft, VOCAB, 512, Calibration())
+    tree = drafter.grow(prompts[0], 96, 16, GREEDY)
+    sequence = [*prompts[0], tree.tokens[0]]
+    drafter.grow(sequence, 1, 1, GREEDY)
+    batches.clear()
+    again = drafter.grow(sequence, 64, 15, GREEDY)
+    root, *rest = batches
+    assert root == 1
+    assert rest[0] > 16
+    assert rest[0] > 0.9 * sum(rest)
+    assert again.depth >= 3
+
+
+def test_what_was_left_out_is_searched_for_where_it_is_wanted_after_all(
+    draft: RaggedModel, prompts: list[list[int]]
+) -> None:
+    drafter, fresh = (ModelDrafter(draft, VOCAB, 512) for _ in range(2))
+    drafter.grow(prompts[0], 64, 16, WARM, Worth(least=0.2))
+    wanted = fresh.grow(prompts[0], 64, 16, WARM, Worth(least=0.01))
+    found = drafter.grow(prompts[0], 64, 16, WARM, Worth(least=0.01))
+    assert (found.tokens, found.parents) == (wanted.tokens, wanted.parents)
+    assert min(found.chances) < 0.2 * UNWANTED
 
 
 def test_what_is_recalled_is_believed_as_far_as_was_learned_since(draft: RaggedModel, prompts: list[list[int]]) -> None:

@@ -38,6 +38,31 @@ def test_a_source_that_weighs_has_the_last_word_upwards_and_downwards() -> None:
     assert tree.said(TokenTree.ROOT) == {10: 0.1, 11: 0.4, 13: 0.2, 14: 0.15}, "what was weighed is not raised"
 
 
+def test_what_is_remembered_counts_until_somebody_says_something() -> None:
+    tree = TokenTree(9, nodes=4, levels=4)
+    ten, eleven = (tree.remember(TokenTree.ROOT, token, chance) for token, chance in ((10, 0.5), (11, 0.3)))
+    twelve = tree.remember(ten, 12, 0.8)
+    assert tree.remember(ten, 12, 0.1) == twelve
+    assert tree.chances[twelve] == pytest.approx(0.4)
+    assert tree.said(TokenTree.ROOT) == {}, "by nobody yet"
+    tree.add_children(TokenTree.ROOT, [(10, 0.2)])
+    assert tree.said(TokenTree.ROOT) == {10: 0.2}, "a lower chance too replaces one that is remembered"
+    assert tree.chances[twelve] == pytest.approx(0.16)
+    tree.weigh_children(TokenTree.ROOT, [(10, 0.6), (13, 0.1)])
+    assert tree.said(TokenTree.ROOT) == {10: 0.6, 13: 0.1, 11: 0.0}, "nobody says 11 any more"
+    tree.weigh_children(ten, [])
+    assert tree.best(2) == DraftTree((10, 13), (None, None), (0.6, 0.1))
+    assert tree.own(eleven) == tree.own(twelve) == 0
+
+
+def test_the_frontier_leaves_out_what_was_taken_before() -> None:
+    tree = TokenTree(9, nodes=4, levels=4)
+    tree.frontier(1)
+    ten, eleven = (tree.remember(TokenTree.ROOT, token, chance) for token, chance in ((10, 0.5), (11, 0.3)))
+    tree.take([ten])
+    assert tree.frontier(16) == [eleven]
+
+
 def test_nodes_come_back_into_reach_where_better_ones_fall() -> None:
     tree = TokenTree(9, nodes=2, levels=4)
     assert tree.frontier(1) == [TokenTree.ROOT]
