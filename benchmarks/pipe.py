@@ -5,11 +5,13 @@ branches, which hangs on what was sent, is known here as it is in a swarm. A cli
 but what routing promises.
 
     python -m benchmarks.pipe --record
+    python -m benchmarks.pipe --measured        # with what the record of `benchmarks.cells` says that things take
     python -m benchmarks.pipe --row-ms .01      # rows nearly free, as on a card
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor as Pool
@@ -26,7 +28,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.recorded import Recorded, prompts_of, write
 from benchmarks.replay import DELAY_BOUND, FIRST_SEED, PROFILES, Cast, OneAtATime, Told, one_core, run
-from benchmarks.sheet import Sheet
+from benchmarks.sheet import RESULTS, Sheet
 from benchmarks.virtual import Costs, VirtualDrafter
 from client.draft import TreeDrafter
 from client.drafts import Wanted, load_drafter
@@ -40,6 +42,7 @@ from swarm.ragged import RaggedModel, load_whole
 
 SIZES = (8, 16, 32, 64, 128)
 CHOSEN = "chosen"
+MEASURED_NETWORK = "25 ms, 100 Mbit/s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class Options:
     """Of fixed trees, one at a time."""
     row_ms: float | None = None
     """What a row adds to a hop's forward, if not as much as in the replay."""
+    measured: bool = False
+    """Forwards and drafting take what the record of `benchmarks.cells` says of 25 ms, on machines of their own."""
     record: bool = False
     """Write the table into BENCHMARKS.md and the measurements beside it."""
     json: Path | None = None
@@ -99,6 +104,8 @@ def measure(name: tuple[str, str, float], options: Options) -> Cell:
     """All ways of one cell."""
     network, kind, temperature = name
     costs, given = PROFILES[network], prompts_of(kind, options.prompts)
+    if options.measured:
+        costs = measured(costs)
     if options.row_ms is not None:
         costs = replace(costs, row_ms=options.row_ms)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
@@ -109,10 +116,18 @@ def measure(name: tuple[str, str, float], options: Options) -> Cell:
     return Cell(name, alone, pipe, deaf)
 
 
+def measured(network: Costs) -> Costs:
+    """What things took on real nodes, over another network; messages are part of its delays, cores are not shared."""
+    cells = json.loads((RESULTS / "cells.json").read_text(encoding="utf-8"))["cells"]
+    seen = next(cell["costs"] for cell in cells if cell["cell"][0] == MEASURED_NETWORK)
+    own = {"cores": None, "handling_ms": 0.0, "handling_row_ms": 0.0, "other_ms": 0.0}
+    return Costs(**{**seen, **own, "delay_ms": network.delay_ms, "mbit": network.mbit})
+
+
 def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
     """The table."""
     made = Sheet(
-        "pipe",
+        "pipe-measured" if options.measured else "pipe",
         "Tokens per virtual second: one sweep at a time at its best, and a full pipe, with and without siblings",
         (
             *("network, text", "T", "one at a time", "its K", "full pipe", "pipe / one at a time", "nodes per token"),
@@ -130,7 +145,17 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
             )
         )
     spans = []
-    row = "as in the replay" if options.row_ms is None else f"as in the replay, but {options.row_ms:g} ms per row"
+    row = "as in the replay"
+    if options.measured:
+        costs = measured(PROFILES[MEASURED_NETWORK])
+        row = (
+            f"as on real nodes (`benchmarks.cells`): hop {costs.forward_ms:.1f} ms + {costs.row_ms:.2f} per node, tree "
+            f"{costs.grow_ms:.1f} ms + {costs.pass_ms:.1f} per pass + {costs.pass_row_ms:.3f} per row of a pass + "
+            f"{costs.node_ms:.4f} per node, {costs.turn_ms:.1f} until the loop has it, {costs.learn_ms:.1f} to learn "
+            "from a reply"
+        )
+    if options.row_ms is not None:
+        row += f", but {options.row_ms:g} ms per row"
     for kind in options.kinds:
         found = [cell.of_alone for cell in cells if cell.name[1] == kind]
         spans.append(f"{kind} {min(found):.2f} … {max(found):.2f}")
