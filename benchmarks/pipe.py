@@ -5,7 +5,7 @@ branches, which hangs on what was sent, is known here as it is in a swarm. A cli
 but what routing promises.
 
     python -m benchmarks.pipe --record
-    python -m benchmarks.pipe --measured        # with what the record of `benchmarks.cells` says that things take
+    python -m benchmarks.pipe --measured benchmarks/results/cells.json     # with what things took on real nodes
     python -m benchmarks.pipe --row-ms .01      # rows nearly free, as on a card
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor as Pool
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.recorded import Recorded, prompts_of, write
 from benchmarks.replay import DELAY_BOUND, FIRST_SEED, PROFILES, Cast, OneAtATime, Told, one_core, run
-from benchmarks.sheet import RESULTS, Sheet
+from benchmarks.sheet import Sheet
 from benchmarks.virtual import Costs, VirtualDrafter
 from client.draft import TreeDrafter
 from client.drafts import Wanted, load_drafter
@@ -59,8 +60,8 @@ class Options:
     """Of fixed trees, one at a time."""
     row_ms: float | None = None
     """What a row adds to a hop's forward, if not as much as in the replay."""
-    measured: bool = False
-    """Forwards and drafting take what the record of `benchmarks.cells` says of 25 ms, on machines of their own."""
+    measured: Path | None = None
+    """Results of `benchmarks.cells`: forwards and drafting take what it saw at 25 ms, each machine by itself."""
     record: bool = False
     """Write the table into BENCHMARKS.md and the measurements beside it."""
     json: Path | None = None
@@ -104,8 +105,8 @@ def measure(name: tuple[str, str, float], options: Options) -> Cell:
     """All ways of one cell."""
     network, kind, temperature = name
     costs, given = PROFILES[network], prompts_of(kind, options.prompts)
-    if options.measured:
-        costs = measured(costs)
+    if options.measured is not None:
+        costs = measured(options.measured, costs)
     if options.row_ms is not None:
         costs = replace(costs, row_ms=options.row_ms)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
@@ -116,9 +117,9 @@ def measure(name: tuple[str, str, float], options: Options) -> Cell:
     return Cell(name, alone, pipe, deaf)
 
 
-def measured(network: Costs) -> Costs:
+def measured(results: Path, network: Costs) -> Costs:
     """What things took on real nodes, over another network; messages are part of its delays, cores are not shared."""
-    cells = json.loads((RESULTS / "cells.json").read_text(encoding="utf-8"))["cells"]
+    cells = json.loads(results.read_text(encoding="utf-8"))["cells"]
     seen = next(cell["costs"] for cell in cells if cell["cell"][0] == MEASURED_NETWORK)
     own = {"cores": None, "handling_ms": 0.0, "handling_row_ms": 0.0, "other_ms": 0.0}
     return Costs(**{**seen, **own, "delay_ms": network.delay_ms, "mbit": network.mbit})
@@ -127,7 +128,7 @@ def measured(network: Costs) -> Costs:
 def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
     """The table."""
     made = Sheet(
-        "pipe-measured" if options.measured else "pipe",
+        "pipe",
         "Tokens per virtual second: one sweep at a time at its best, and a full pipe, with and without siblings",
         (
             *("network, text", "T", "one at a time", "its K", "full pipe", "pipe / one at a time", "nodes per token"),
@@ -146,8 +147,8 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
         )
     spans = []
     row = "as in the replay"
-    if options.measured:
-        costs = measured(PROFILES[MEASURED_NETWORK])
+    if options.measured is not None:
+        costs = measured(options.measured, PROFILES[MEASURED_NETWORK])
         row = (
             f"as on real nodes (`benchmarks.cells`): hop {costs.forward_ms:.1f} ms + {costs.row_ms:.2f} per node, tree "
             f"{costs.grow_ms:.1f} ms + {costs.pass_ms:.1f} per pass + {costs.pass_row_ms:.3f} per row of a pass + "
@@ -178,6 +179,8 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
 def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
+    if options.record and (options.measured is not None or options.row_ms is not None):
+        sys.exit("pipe: only the replay's own costs are recorded")
     one_core()
     console = Console(width=150)
     names = [
