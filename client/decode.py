@@ -304,8 +304,7 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
         return False
     if job.sampling.multistep:  # children that are added later were not drawn before their parent's pick
         return False
-    ahead = pipe.ahead(job.clock())
-    most = job.budget.more(route, temperature, room, ahead)
+    most = job.budget.more(route, temperature, room, ahead := pipe.ahead(job.clock()))
     if most == 0:
         return False
     on_way = len(walk.state.below(certain)) if certain in walk.state.live else len(walk.state.live)
