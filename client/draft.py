@@ -145,9 +145,9 @@ class TreeDrafter:
         """Expand at once what takes no pass because every source that needs one has it from an earlier search."""
         tree = search.tree
         known = [nodes for source in self.sources if (nodes := source.remember(search)) is not None]
-        both = set(known[0]).intersection(*known[1:]) if known else set[int]()
+        shared = set(known[0]).intersection(*known[1:]) if known else set[int]()
         floor = tree.floor
-        if chosen := [node for node in sorted(both) if tree.chances[node] >= floor]:
+        if chosen := [node for node in sorted(shared) if tree.chances[node] >= floor]:
             tree.take(chosen)
             for source in self.sources:
                 source.expand(search, chosen)

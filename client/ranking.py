@@ -204,7 +204,7 @@ class Ranker:
     def plant(self, search: Search, nodes: Sequence[int], ranked: Ranked, least: float = 0.0) -> None:
         """Add what was ranked below some nodes, and what others said there, to the tree; remember it for the lesson.
 
-        least: what is less likely to be reached stays out, unless others proposed it.
+        least: what is less likely to be reached stays out, unless others proposed it, as does what nobody will ask for.
         """
         tree = search.tree
         said = [tree.said(node) for node in nodes]
