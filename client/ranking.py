@@ -214,9 +214,7 @@ class Ranker:
         for node, others, tokens, row in zip(nodes, said, heard.tokens.tolist(), chances.tolist(), strict=True):
             bound = least / max(tree.chances[node], least) if least else 0.0
             pairs = zip(tokens, row, strict=True)
-            tree.weigh_children(
-                node, [pair for pair in pairs if pair[1] > bound or (pair[1] > 0 and pair[0] in others)]
-            )
+            tree.weigh_children(node, [pair for pair in pairs if pair[1] > (0.0 if pair[0] in others else bound)])
         self._considered |= {node: (heard, row) for row, node in enumerate(nodes)}
 
     def lesson(self, places: Places) -> Lesson | None:

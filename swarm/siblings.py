@@ -94,19 +94,20 @@ class Said:
 
 
 class Siblings:
-    """One client's; knows the text at hand only, but keeps what it learned of whom to believe.
-
-    picks: how many it was told of positions ahead of the text.
-    """
+    """One client's; knows the text at hand only, but keeps what it learned of whom to believe."""
 
     def __init__(self) -> None:
         self.votes = Votes(range(MOST_LENGTH + 1), _prior())
         self._greedy = Said(shortest=1)
         self._at: dict[int, Said] = {}
         self._ahead: Counter[int] = Counter()
-        self.picks = 0
         self._text: tuple[int, ...] = ()
         self._sampling: Sampling | None = None
+
+    @property
+    def picks(self) -> int:
+        """How many it was told of positions ahead of the text."""
+        return self._ahead.total()
 
     def follow(self, sequence: tuple[int, ...], sampling: Sampling) -> None:
         """A search below this text begins: sampled positions that it has passed are forgotten, all in another text."""
@@ -115,7 +116,7 @@ class Siblings:
         if not goes_on:
             self._greedy = Said(shortest=1)
         for position in [known for known in self._ahead if not goes_on or known < len(sequence)]:
-            self.picks -= self._ahead.pop(position)
+            del self._ahead[position]
             self._at.pop(position, None)
         self._text, self._sampling = sequence, sampling
 
@@ -161,7 +162,6 @@ class Siblings:
         assert said is not None, "it was made"
         if said.put(spot.ending, pick) and is_ahead:
             self._ahead[spot.position] += 1
-            self.picks += 1
 
 
 def spot_of(context: Sequence[int], position: int) -> Spot:
