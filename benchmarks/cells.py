@@ -3,6 +3,8 @@
 The cells were named before the first run. Plain decoding and what goodput chooses go in turns, and another client makes
 the same texts with trees of one size; then they are replayed with the costs that were seen: a hop's forward and what a
 row adds, what drafting and messages take of the cores that everything here shares, what a sweep takes beyond all that.
+Each is replayed with several delays around the one that was seen, since a single replay hangs on which node just goes
+with a sweep.
 
     sudo python -m benchmarks.cells --record
 """
@@ -13,15 +15,16 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor as Pool
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, harmonic_mean, median
 from typing import Any
 
 import numpy as np
-import torch
 import tyro
 from rich.console import Console
 from transformers import AutoTokenizer
@@ -30,8 +33,9 @@ from benchmarks.cells_worker import CHOSEN, FIXED, FIXED_NODES, PLAIN, WAYS, Job
 from benchmarks.clients_part import run_part
 from benchmarks.hosted import SPANS, hosted_swarm
 from benchmarks.network import Kind, Plan, open_network
+from benchmarks.pipe import whole_target
 from benchmarks.recorded import Recorded, prompts_of, write
-from benchmarks.replay import FIRST_SEED, PROFILES, Cast, Told, run
+from benchmarks.replay import FIRST_SEED, PROFILES, Cast, one_core, run
 from benchmarks.sheet import Sheet
 from benchmarks.virtual import HOPS, Costs, VirtualDrafter
 from client.draft import TreeDrafter
@@ -45,7 +49,6 @@ from swarm.demo import DRAFT, TARGET
 from swarm.goodput import Goodput
 from swarm.messages import Sampling
 from swarm.quiet import quiet_libraries
-from swarm.ragged import RaggedModel, load_whole
 
 CELLS = (
     ("1 ms, 1 Gbit/s", "passages", 1.0),
@@ -57,12 +60,13 @@ CELLS = (
 )
 WARM_PAIRS = 1
 """The first pair of a cell opens connections; it is not counted."""
-
+SHIFTS_MS = (-0.2, -0.1, 0.0, 0.1, 0.2)
+"""A cell is replayed with delays that differ from the mean one by so much, as those of its trips do."""
 
 Run = dict[str, Any]
 """What `cells_worker` tells of one text, made one way."""
-Replay = Callable[[Sequence[Recorded], Costs, Budget], Iterable[Told]]
-"""Replays texts one after another."""
+Speeds = dict[str, list[float]]
+"""Tokens per second of counted texts, by way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +87,17 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A cell. Speeds: tokens per second by way, real and replayed; ratios of chosen over plain: medians over pairs."""
+    """A cell. Speeds: tokens per second by way, real and replayed; ratios of chosen over plain: medians over pairs.
+
+    A replayed text's speed is the harmonic mean over the replays; single_ratios: the ratio by each of those alone.
+    """
 
     costs: Costs
     real: dict[str, float]
     virtual: dict[str, float]
     ratio: Median
     virtual_ratio: Median
+    single_ratios: tuple[float, ...]
 
     @property
     def off(self) -> float:
@@ -187,46 +195,52 @@ def _further_rows(run: Run) -> int:
     return int(sum(sweep["rows"] - 1 for sweep in run["sweeps"]))
 
 
-def compare(runs: Sequence[Run], texts: Sequence[Recorded], machine: Costs, nominal: Costs, replay: Replay) -> Found:
-    """One cell: real speeds, and the replay's with the costs that were seen.
+def check(runs: Sequence[Run], texts: Sequence[Recorded]) -> None:
+    """Whether all runs told the recorded texts.
 
     Raises:
-        AssertionError: a text is not the recorded one.
+        AssertionError: a text is another.
     """
     for one in runs:
         recorded = texts[one["pair"]]
         assert tuple(one["tokens"]) == recorded.tokens[len(recorded.prompt) :][: len(one["tokens"])], "another text"
-    counted = [one for one in runs if one["pair"] >= WARM_PAIRS]
-    costs = costs_of(counted, machine, nominal)
-    real = {way: [one["tokens_per_s"] for one in counted if one["way"] == way] for way in WAYS}
+
+
+def compare(costs: Costs, real: Speeds, replays: Sequence[Speeds]) -> Found:
+    """One cell: real speeds, and the replays' with the costs that were seen."""
+    virtual = {way: [harmonic_mean(of) for of in zip(*(one[way] for one in replays), strict=True)] for way in WAYS}
+    return Found(
+        costs,
+        {way: harmonic_mean(of) for way, of in real.items()},
+        {way: harmonic_mean(of) for way, of in virtual.items()},
+        median_of(ratios(real[CHOSEN], real[PLAIN])),
+        median_of(ratios(virtual[CHOSEN], virtual[PLAIN])),
+        tuple(median(ratios(one[CHOSEN], one[PLAIN])) for one in replays),
+    )
+
+
+def replayed(texts: Sequence[Recorded], costs: Costs) -> Speeds:
+    """Each way of making the texts, with draft and target that run as the real ones do."""
     budgets: dict[str, Budget] = {
         PLAIN: FixedBudget(0),
         FIXED: FixedBudget(FIXED_NODES),
         CHOSEN: Goodput(MOST_NODES),
     }
-    virtual = {
-        way: [told.tokens_per_s for told in replay(texts, costs, budget)][WARM_PAIRS:]
-        for way, budget in budgets.items()
-    }
-    return Found(
-        costs,
-        {way: len(of) / sum(1 / speed for speed in of) for way, of in real.items()},
-        {way: len(of) / sum(1 / speed for speed in of) for way, of in virtual.items()},
-        median_of(ratios(real[CHOSEN], real[PLAIN])),
-        median_of(ratios(virtual[CHOSEN], virtual[PLAIN])),
-    )
+    return {way: _told(texts, costs, budget)[WARM_PAIRS:] for way, budget in budgets.items()}
 
 
-def replayed(
-    target: RaggedModel, tokenizer: object, texts: Sequence[Recorded], costs: Costs, budget: Budget
-) -> Iterator[Told]:
-    """Each text, by one client that begins knowing nothing and whose draft and target run as the real ones do."""
+def _told(texts: Sequence[Recorded], costs: Costs, budget: Budget) -> list[float]:
+    """Speeds of texts one after another, by one client that begins knowing nothing."""
     drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu")).drafter
     assert isinstance(drafter, TreeDrafter)
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    cast = Cast(partial(VirtualDrafter, drafter, costs), whole_target())
+    speeds: list[float] = []
     for text in texts:
         if text.prompt == texts[0].prompt:
             drafter.forget()  # all of them were told, as for the real client
-        yield run([text], costs, budget, tokenizer, Cast(partial(VirtualDrafter, drafter, costs), target))
+        speeds.append(run([text], costs, budget, tokenizer, cast).tokens_per_s)
+    return speeds
 
 
 def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet:
@@ -242,7 +256,8 @@ def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet
     for (network, kind, temperature), cell in found.items():
         costs = cell.costs
         speeds = [f"{speed:.1f}" for way in (PLAIN, FIXED, CHOSEN) for speed in (cell.real[way], cell.virtual[way])]
-        ratio = (str(cell.ratio), f"{cell.virtual_ratio.value:.2f}", f"{cell.off:+.0%}")
+        least, most = min(cell.single_ratios), max(cell.single_ratios)
+        ratio = (str(cell.ratio), f"{cell.virtual_ratio.value:.2f} ({least:.2f} … {most:.2f})", f"{cell.off:+.0%}")
         seen = (f"{costs.forward_ms:.1f} + {costs.row_ms:.2f}", f"{costs.wait_ms:.2f}")
         made.rows.append((f"{network}, {kind}", f"{temperature:g}", *speeds, *ratio, *seen))
     cell = next(iter(found.values()))
@@ -250,7 +265,8 @@ def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet
     made.notes.append(
         f"{options.pairs - WARM_PAIRS} pairs of {options.new_tokens} new tokens; speeds: harmonic means over texts; "
         f"K = {FIXED_NODES}: by another client, one sweep at a time. To start: from a sweep's arrival at a hop to its "
-        "forward, plain."
+        f"forward, plain. Replayed {len(SHIFTS_MS)} times, with delays up to {max(SHIFTS_MS):g} ms from the mean one: "
+        "all together (the least and the most of single replays)."
     )
     made.notes.append(
         f"All programs share {costs.cores} cores, here and in the replay. What they take there, from all runs: a tree "
@@ -273,20 +289,24 @@ def main() -> None:
         raw = {name: asyncio.run(measure(name, options, console)) for name in networks}
     else:
         raw = json.loads(options.again.read_text(encoding="utf-8"))["runs"]
-    torch.set_num_threads(1)
-    target = load_whole(TARGET, torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    one_core()
     machine = machine_of([run for some in raw.values() for run in some if run["pair"] >= WARM_PAIRS])
     found = {}
-    for cell in CELLS:
-        name, kind, temperature = cell
-        prompts = prompts_of(kind, options.prompts)
-        told = [prompts[pair % len(prompts)] for pair in range(options.pairs)]
-        samplings = [Sampling(FIRST_SEED + pair, temperature) for pair in range(options.pairs)]
-        texts = write(target, told, samplings, options.new_tokens)
-        runs = [one for one in raw[name] if (one["kind"], one["temperature"]) == (kind, temperature)]
-        found[cell] = compare(runs, texts, machine, PROFILES[name], partial(replayed, target, tokenizer))
-        sheet({cell: found[cell]}, options).show(console)
+    with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
+        for cell in CELLS:
+            name, kind, temperature = cell
+            prompts = prompts_of(kind, options.prompts)
+            told = [prompts[pair % len(prompts)] for pair in range(options.pairs)]
+            samplings = [Sampling(FIRST_SEED + pair, temperature) for pair in range(options.pairs)]
+            texts = write(whole_target(), told, samplings, options.new_tokens)
+            runs = [one for one in raw[name] if (one["kind"], one["temperature"]) == (kind, temperature)]
+            check(runs, texts)
+            counted = [one for one in runs if one["pair"] >= WARM_PAIRS]
+            costs = costs_of(counted, machine, PROFILES[name])
+            real = {way: [one["tokens_per_s"] for one in counted if one["way"] == way] for way in WAYS}
+            shifted = [replace(costs, delay_ms=costs.delay_ms + shift_ms) for shift_ms in SHIFTS_MS]
+            found[cell] = compare(costs, real, list(pool.map(partial(replayed, texts), shifted)))
+            sheet({cell: found[cell]}, options).show(console)
     made = sheet(found, options)
     made.measured["runs"] = raw
     made.finish(console, record=options.record, path=options.json)

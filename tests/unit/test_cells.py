@@ -1,4 +1,4 @@
-"""What the six cells' costs are taken from: plain decoding replayed with them takes as long as it took."""
+"""What the six cells' costs are taken from, and how real and replayed speeds are compared."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cells import costs_of
-from benchmarks.cells_worker import FIXED, PLAIN
+from benchmarks.cells import compare, costs_of
+from benchmarks.cells_worker import CHOSEN, FIXED, PLAIN
 from benchmarks.virtual import HOPS, Costs
 
 NOMINAL = Costs(25, 20)
@@ -32,3 +32,15 @@ def test_what_is_faster_than_its_network_is_not_taken_out_of_the_delay() -> None
     runs = [run(PLAIN, [90.0] * 3, 1, 5.0), run(FIXED, [90.0] * 3, 1, 4.0)]
     costs = costs_of(runs, MACHINE, NOMINAL)
     assert (costs.delay_ms, costs.row_ms) == (NOMINAL.delay_ms, 0.0)
+
+
+def test_several_replays_count_as_one_whose_texts_take_their_mean_time() -> None:
+    plain, fixed = [10.0, 10.0, 10.0], [20.0, 20.0, 20.0]
+    real = {PLAIN: plain, FIXED: fixed, CHOSEN: [40.0, 50.0, 60.0]}
+    replays = [{**real, CHOSEN: [30.0, 60.0, 90.0]}, {**real, CHOSEN: [60.0, 30.0, 90.0]}]
+    found = compare(MACHINE, real, replays)
+    assert found.real[PLAIN] == pytest.approx(10)
+    assert (found.ratio.value, found.virtual_ratio.value) == pytest.approx((5, 4))
+    assert found.single_ratios == pytest.approx((6, 6))
+    assert found.off == pytest.approx(-0.2)
+    assert found.virtual[CHOSEN] == pytest.approx(3 / (2 / 40 + 1 / 90))
