@@ -195,8 +195,8 @@ def _further_rows(run: Run) -> int:
     return int(sum(sweep["rows"] - 1 for sweep in run["sweeps"]))
 
 
-def check(runs: Sequence[Run], texts: Sequence[Recorded]) -> None:
-    """Whether all runs told the recorded texts.
+def check_texts(runs: Sequence[Run], texts: Sequence[Recorded]) -> None:
+    """Make sure that all runs told the recorded texts.
 
     Raises:
         AssertionError: a text is another.
@@ -300,7 +300,7 @@ def main() -> None:
             samplings = [Sampling(FIRST_SEED + pair, temperature) for pair in range(options.pairs)]
             texts = write(whole_target(), told, samplings, options.new_tokens)
             runs = [one for one in raw[name] if (one["kind"], one["temperature"]) == (kind, temperature)]
-            check(runs, texts)
+            check_texts(runs, texts)
             counted = [one for one in runs if one["pair"] >= WARM_PAIRS]
             costs = costs_of(counted, machine, PROFILES[name])
             real = {way: [one["tokens_per_s"] for one in counted if one["way"] == way] for way in WAYS}
