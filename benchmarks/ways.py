@@ -36,7 +36,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One measured text. sweep_ms: each decode sweep, its draft included. tokens_per_s: after the first ones."""
+    """One measured text. tokens_per_s: after the first ones.
+
+    sweep_ms: each decode sweep, its draft included; none of sweeps that travel together.
+    """
 
     tokens: tuple[int, ...]
     tokens_per_s: float
@@ -57,9 +60,9 @@ class Way:
 
 
 def canopy_ways(swarm: AsyncSwarm) -> list[Way]:
-    """Plain decoding and trees through the swarm."""
+    """Through the swarm: plain decoding, trees of fixed sizes, one at a time, and what goodput chooses by itself."""
 
-    def through(nodes: int) -> Callable[[Case], Awaitable[Run]]:
+    def through(nodes: int | None) -> Callable[[Case], Awaitable[Run]]:
         async def run(case: Case) -> Run:
             result: Result | None = None
             swarm.forget_texts()  # another way told this very one just now
@@ -73,14 +76,15 @@ def canopy_ways(swarm: AsyncSwarm) -> list[Way]:
                 result = piece.result
             assert result is not None, "a stream ends with a result or an error"
             stats = result.stats
-            spent = tuple(sweep.draft_ms + sweep.total_ms for sweep in stats.sweeps)
+            one_by_one = nodes is not None
+            spent = tuple(sweep.draft_ms + sweep.total_ms for sweep in stats.sweeps if one_by_one)
             first_s, total_s = stats.time_to_first_token_s, stats.total_s
             return Run(result.tokens, stats.tokens_per_s, first_s, total_s, spent, stats.acceptance_length)
 
         return run
 
     trees = [Way(f"Canopy, tree of {nodes}", nodes, True, through(nodes)) for nodes in TREES]
-    return [Way("Canopy, plain", 0, True, through(0)), *trees]
+    return [Way("Canopy, plain", 0, True, through(0)), *trees, Way("Canopy, chosen", None, True, through(None))]
 
 
 def star_ways(star: Star) -> list[Way]:

@@ -50,7 +50,7 @@ class Profile:
 PROFILES = {
     "1 ms, 1 Gbit/s": Profile(LinkShape(delay_ms=1, mbit=1_000), 40),
     "25 ms, 100 Mbit/s": Profile(LinkShape(delay_ms=25, mbit=100), 40),
-    "100 ms, 100 Mbit/s": Profile(LinkShape(delay_ms=100, mbit=100), 16, star=False),
+    "100 ms, 100 Mbit/s": Profile(LinkShape(delay_ms=100, mbit=100), 32, star=False),
     "22 … 28 ms, 20 Mbit/s, 0.2 % loss": Profile(LinkShape(22, 20, jitter_ms=6, loss=0.002), 32, star=False),
 }
 
@@ -141,6 +141,7 @@ def _line(
 ) -> Line:
     known, shape = ground
     sweeps = [ms for run in runs for ms in run["sweep_ms"]]
+    accepted = [run["acceptance_length"] for run in runs if run["acceptance_length"] is not None]
     sweep_ms = median(sweeps) if sweeps else None
     floor_ms = known.floor_ms(shape) if known is not None else None
     over = sweep_ms - floor_ms if sweep_ms is not None and floor_ms is not None else None
@@ -148,7 +149,7 @@ def _line(
     return replace(
         named,
         tokens_per_s=median(run["tokens_per_s"] for run in runs),
-        acceptance_length=mean(run["acceptance_length"] for run in runs) if sweeps else None,
+        acceptance_length=mean(accepted) if accepted else None,
         sweep_ms=sweep_ms,
         floor_ms=floor_ms,
         over_floor=sweep_ms / floor_ms if sweep_ms is not None and floor_ms is not None else None,
