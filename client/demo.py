@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SPANS = ("0-4", "4-8", "8-12")
 PROMPT = "It was a dark night, and the old captain"
 TOKENS = 64
-WAYS = {"as it comes": None, "one tree of 32 at a time": 32, "plain decoding": 0}
+WAYS = {"as it comes": None, "a tree of 32 at a time": 32, "plain decoding": 0}
 """Tree nodes per sweep; None: what goodput chooses, in as many sweeps at once as it chooses."""
 SEED = 11
 TEMPERATURE = 0.7
