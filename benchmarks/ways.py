@@ -76,10 +76,16 @@ def canopy_ways(swarm: AsyncSwarm) -> list[Way]:
                 result = piece.result
             assert result is not None, "a stream ends with a result or an error"
             stats = result.stats
-            one_by_one = nodes is not None
-            spent = tuple(sweep.draft_ms + sweep.total_ms for sweep in stats.sweeps if one_by_one)
+            spent = tuple(sweep.draft_ms + sweep.total_ms for sweep in stats.sweeps)
             first_s, total_s = stats.time_to_first_token_s, stats.total_s
-            return Run(result.tokens, stats.tokens_per_s, first_s, total_s, spent, stats.acceptance_length)
+            return Run(
+                result.tokens,
+                stats.tokens_per_s,
+                first_s,
+                total_s,
+                sweep_ms=() if nodes is None else spent,
+                acceptance_length=stats.acceptance_length,
+            )
 
         return run
 

@@ -17,12 +17,12 @@ def test_the_demo_streams_compares_and_cleans_up() -> None:
         capture_output=True,
         text=True,
         timeout=110,
-        env={**environment(), "DELAY_MS": "2", "COLUMNS": "100"},
+        env={**environment(), "DELAY_MS": "10", "COLUMNS": "100"},
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "same text: yes" in done.stdout
-    assert "links with 2 ms artificial one-way delay" in done.stdout
+    assert "links with 10 ms artificial one-way delay" in done.stdout
     text = re.search(r"It was a dark night[^\n]+", done.stdout)
     assert text is not None
     assert len(text[0].split()) > 40
