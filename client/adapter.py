@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import embedding
 
 RATE = 3.0
 """Of a lesson: n rows move by RATE / √n each, at most by MOST_RATE."""
@@ -53,7 +54,8 @@ class Adapter:
         if self.lessons == 0:
             return np.zeros(tokens.shape)
         shifts = torch.einsum("nw,ncw->nc", rows @ self._weights, self._rows_of(tokens)).double().cpu().numpy()
-        return np.asarray(np.where(self._is_known(tokens), shifts, 0.0))
+        is_known = self._is_known(tokens)
+        return np.asarray(shifts if is_known.all() else np.where(is_known, shifts, 0.0))
 
     @torch.inference_mode()
     def learn(
@@ -95,7 +97,8 @@ class Adapter:
 
     def _rows_of(self, tokens: NDArray[np.int64]) -> torch.Tensor:
         """[n, candidates, width]; of some other token where there is none."""
-        return self._output[torch.from_numpy(tokens.clip(0, len(self._output) - 1)).to(self._output.device)].float()
+        able = torch.from_numpy(tokens.clip(0, len(self._output) - 1)).to(self._output.device)
+        return embedding(able, self._output).float()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

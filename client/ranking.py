@@ -69,17 +69,19 @@ class Ranked:
         if not any(said):
             return self
         own, count = self.tokens.tolist(), self.tokens.shape[1]
-        others = [_others(row, tokens) for row, tokens in zip(said, own, strict=True)]
+        others = [_others(row, tokens) if row else () for row, tokens in zip(said, own, strict=True)]
         width = count + max(map(len, others))
         tokens, scores = _wide(self.tokens, width, NO_TOKEN), _wide(self.candidates.scores, width, -np.inf)
-        for row, new in enumerate(others):
+        bounds = np.where(np.isfinite(self.candidates.scores), self.candidates.scores, np.inf).min(axis=1).tolist()
+        heard = np.zeros(scores.shape)
+        for place, (row, line, new) in enumerate(zip(said, own, others, strict=True)):
             if new:
-                able = self.candidates.scores[row][np.isfinite(self.candidates.scores[row])]
-                tokens[row, count : count + len(new)] = new
-                scores[row, count : count + len(new)] = able.min() if len(able) else -np.inf
-        heard = [[row.get(token, 0.0) for token in line] for row, line in zip(said, tokens.tolist(), strict=True)]
+                tokens[place, count : count + len(new)] = new
+                scores[place, count : count + len(new)] = bounds[place] if bounds[place] < np.inf else -np.inf
+            if row:
+                heard[place, : count + len(new)] = [row.get(token, 0.0) for token in (*line, *new)]
         shift = self.candidates.shift if width == count else None
-        return Ranked(tokens, replace(self.candidates, scores=scores, said=np.array(heard), shift=shift), self.hidden)
+        return Ranked(tokens, replace(self.candidates, scores=scores, said=heard, shift=shift), self.hidden)
 
 
 Row = tuple[Ranked, int]
@@ -214,7 +216,8 @@ class Ranker:
         for node, others, tokens, row in zip(nodes, said, heard.tokens.tolist(), chances.tolist(), strict=True):
             bound = least / max(tree.chances[node], least) if least else 0.0
             pairs = zip(tokens, row, strict=True)
-            tree.weigh_children(node, [pair for pair in pairs if pair[1] > (0.0 if pair[0] in others else bound)])
+            able = [pair for pair in pairs if pair[1] > bound or (pair[1] > 0.0 and pair[0] in others)]
+            tree.weigh_children(node, able)
         self._considered |= {node: (heard, row) for row, node in enumerate(nodes)}
 
     def lesson(self, places: Places) -> Lesson | None:

@@ -54,6 +54,7 @@ class Lookup:
         self._automaton = SuffixAutomaton()
         self._text: tuple[int, ...] = ()
         self._start = 0
+        self._voted: dict[tuple[int, int, float], list[tuple[int, Cell]]] = {}  # as long as the text is the same
 
     def fill(self, tree: TokenTree, sequence: Sequence[int], sampling: Sampling) -> Filling:
         """Add what it knows below a tree's root, which is the last token of `sequence`."""
@@ -74,9 +75,8 @@ class Lookup:
         for _ in range(ENDINGS):
             if length == 0:
                 return
-            for number, token, total in self._votes(state):
-                if number and token not in proposed and len(proposed) < CHILDREN:
-                    cell = self.votes.cell(temperature, length, total, number / total)
+            for token, cell in self._votes(state, length, temperature):
+                if token not in proposed and len(proposed) < CHILDREN:
                     chance = min(self.votes.chance(cell), left)
                     left -= chance
                     proposed.add(token)
@@ -88,17 +88,24 @@ class Lookup:
         """The longest ending that stood before, one token on."""
         return Place(*self._automaton.step(place.state, place.length, token))
 
-    def _votes(self, state: int) -> list[tuple[int, int, int]]:
-        """Places, token and all places for what followed a state's strings, the most frequent first."""
-        count, following = self._automaton.count, self._automaton.next[state]
-        votes = heapq.nlargest(CHILDREN, ((count[after], token) for token, after in following.items()))
-        total = sum(count[after] for after in following.values())
-        return [(number, token, total) for number, token in votes]
+    def _votes(self, state: int, length: int, temperature: float) -> list[tuple[int, Cell]]:
+        """What followed endings of such a length, in a state: tokens, the most frequent first, and their cells."""
+        key = state, length, temperature
+        known = self._voted.get(key)
+        if known is None:
+            count, following = self._automaton.count, self._automaton.next[state]
+            votes = heapq.nlargest(CHILDREN, [(count[after], token) for token, after in following.items()])
+            total, cell = sum([count[after] for after in following.values()]), self.votes.cell
+            known = [(token, cell(temperature, length, total, number / total)) for number, token in votes if number]
+            self._voted[key] = known
+        return known
 
     def _follow(self, sequence: tuple[int, ...]) -> Place:
         """Index what is new of the text; the longest ending that stood before."""
         end = self._start + len(self._text)
         goes_on = len(sequence) >= end and sequence[self._start : end] == self._text
+        if not goes_on or len(sequence) > end:
+            self._voted = {}
         if not goes_on:
             self.votes.fade()
         if not goes_on or len(sequence) - self._start > MOST_TOKENS:
@@ -145,8 +152,8 @@ class Filling:
 
     def _ask(self, node: int) -> list[tuple[int, float]]:
         candidates = list(self._lookup.candidates(self._place(node), self._temperature))
-        self.seen[node] = tuple((token, cell) for token, cell, _ in candidates)
-        return sorted(((token, chance) for token, _, chance in candidates), key=lambda said: -said[1])
+        self.seen[node] = tuple([(token, cell) for token, cell, _ in candidates])
+        return sorted([(token, chance) for token, _, chance in candidates], key=lambda said: -said[1])
 
     def _place(self, node: int) -> Place:
         path = []

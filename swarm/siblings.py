@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,8 @@ MOST_PICKS = 16_384
 """Of a sampled text that are kept; it soon passes their positions."""
 MOST_ENDINGS = 65_536
 """Of greedy contexts that are kept: what came longest ago falls out."""
+CELLS_KEPT = 8_192
+"""Picks after contexts whose cells are remembered: every node of every tree asks."""
 LATE_PICKS = 16
 """So many of the contexts with one ending vote, those that came last."""
 PRIOR = (0.08, 0.5, 0.68, 0.78, 0.88, 0.9, 0.9, 0.9, 0.9)
@@ -83,13 +86,18 @@ class Said:
             self._after.popitem(last=False)
         return True
 
-    def after(self, ending: Ending) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-        """Tokens shared, and how often what was picked after such contexts: most tokens first, then most often."""
+    def after(self, ending: Ending) -> Iterator[tuple[int, Ending]]:
+        """Tokens shared, most first, and what was picked after such contexts."""
+        after, found = self._after, list[tuple[int, tuple[int, ...]]]()
+        for length in range(self._shortest, len(ending) + 1):
+            picks = after.get(_last(ending, length))
+            if picks is None:  # and none that shares more
+                break
+            found.append((length, picks))
         before: tuple[int, ...] = ()
-        for length in range(len(ending), self._shortest - 1, -1):
-            picks = self._after.get(_last(ending, length), ())
+        for length, picks in reversed(found):
             if len(picks) > len(before):  # or they are the same contexts again
-                yield length, _counted(picks)
+                yield length, picks
                 before = picks
 
 
@@ -98,6 +106,7 @@ class Siblings:
 
     def __init__(self) -> None:
         self.votes = Votes(range(MOST_LENGTH + 1), _prior())
+        self._cells = lru_cache(maxsize=CELLS_KEPT)(self._cells_of)
         self._greedy = Said(shortest=1)
         self._at: dict[int, Said] = {}
         self._ahead: Counter[int] = Counter()
@@ -124,11 +133,9 @@ class Siblings:
         """The likeliest tokens at a spot and their chances, in sum at most 1: what contexts picked that share most."""
         said, left = self._said_at(spot.position), 1.0
         proposed: dict[int, tuple[Cell, float]] = {}
-        for length, votes in said.after(spot.ending) if said is not None else ():
-            total = sum(number for _, number in votes)
-            for token, number in votes:
+        for length, picks in said.after(spot.ending) if said is not None else ():
+            for token, cell in self._cells(temperature, length, picks):
                 if token not in proposed and len(proposed) < CHILDREN:
-                    cell = self.votes.cell(temperature, length, total, number / total)
                     chance = min(self.votes.chance(cell), left)
                     proposed[token], left = (cell, chance), left - chance
             if len(proposed) == CHILDREN:
@@ -144,6 +151,12 @@ class Siblings:
         for node, pick in (*picks.items(), *others.items()):
             if node in seen:
                 self._put(seen[node].spot, pick)
+
+    def _cells_of(self, temperature: float, length: int, picks: Ending) -> list[tuple[int, Cell]]:
+        """Tokens that were picked after contexts which share so many, most often first, and where they belong."""
+        counted = {pick: picks.count(pick) for pick in picks}  # few: quicker than a Counter
+        votes, places = sorted(counted.items(), key=lambda vote: (-vote[1], vote[0])), len(picks)
+        return [(token, self.votes.cell(temperature, length, places, number / places)) for token, number in votes]
 
     @property
     def _is_greedy(self) -> bool:
@@ -176,14 +189,6 @@ def spot_after(spot: Spot, token: int) -> Spot:
 
 def _last(ending: Ending, length: int) -> Ending:
     return ending[len(ending) - length :]
-
-
-def _counted(picks: Ending) -> list[tuple[int, int]]:
-    first = picks[0]
-    if picks.count(first) == len(picks):
-        return [(first, len(picks))]
-    votes = {pick: picks.count(pick) for pick in picks}  # few: quicker than a Counter
-    return sorted(votes.items(), key=lambda vote: (-vote[1], vote[0]))
 
 
 def _prior() -> NDArray[np.float64]:

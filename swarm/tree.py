@@ -129,12 +129,12 @@ class TokenTree:
     def add_children(self, node: int, candidates: Iterable[tuple[int, float]]) -> None:
         """Add `(token, chance)` pairs below `node`; a chance is that of the token given its parent."""
         children = self._children.setdefault(node, {})
+        is_weighed = node in self._weighed
         for token, chance in candidates:
-            assert 0.0 <= chance <= 1.0, "a chance is a probability"
             child = children.get(token)
             if child is None:
                 children[token] = self._append(token, node, chance)
-            elif child in self._remembered or (chance > self._own[child] and node not in self._weighed):
+            elif child in self._remembered or (chance > self._own[child] and not is_weighed):
                 self._remembered.discard(child)
                 self._change(child, chance)
 
@@ -153,24 +153,28 @@ class TokenTree:
 
     def said(self, node: int) -> dict[int, float]:
         """The children of `node` that were added so far: their tokens, and the chance of each given its parent."""
-        children = self._children.get(node, {}).items()
-        return {token: self._own[child] for token, child in children if child not in self._remembered}
+        children, own, remembered = self._children.get(node), self._own, self._remembered
+        if not children:
+            return {}
+        return {token: own[child] for token, child in children.items() if child not in remembered}
 
     def weigh_children(self, node: int, candidates: Iterable[tuple[int, float]]) -> None:
         """As `add_children`, by a source that took into account what was `said`: its chances replace the others'.
 
         Every token may be named once. What is remembered and not named has no chance any more.
         """
-        pairs, children = list(candidates), self._children.get(node, {})
-        for token, chance in pairs:
-            if (child := children.get(token)) is not None:
-                self._remembered.discard(child)
-                if chance != self._own[child]:
-                    self._change(child, chance)
-        for child in self._remembered.intersection(children.values()) if self._remembered else ():
-            self._remembered.discard(child)
+        children, own, remembered = self._children.setdefault(node, {}), self._own, self._remembered
+        for token, chance in candidates:
+            child = children.get(token)
+            if child is None:
+                children[token] = self._append(token, node, chance)
+                continue
+            remembered.discard(child)
+            if chance != own[child]:
+                self._change(child, chance)
+        for child in remembered.intersection(children.values()) if remembered else ():
+            remembered.discard(child)
             self._change(child, 0.0)
-        self.add_children(node, pairs)
         self._weighed.add(node)
 
     def child(self, node: int, token: int) -> int:
@@ -217,43 +221,46 @@ class TokenTree:
     def cut(self, chosen: list[int]) -> DraftTree:
         """The tree of these nodes, parents first."""
         index: dict[int | None, int] = {node: place for place, node in enumerate(chosen)}
+        tokens, parents, chances = self.tokens, self.parents, self.chances
         return DraftTree(
-            tuple(self.tokens[node] for node in chosen),
-            tuple(index.get(self.parents[node]) for node in chosen),
-            tuple(self.chances[node] for node in chosen),
-            guesses=self._guesses_at({self.ROOT: 0} | {node: place + 1 for place, node in enumerate(chosen)}),
+            tuple([tokens[node] for node in chosen]),
+            tuple([index.get(parents[node]) for node in chosen]),
+            tuple([chances[node] for node in chosen]),
+            guesses=self._guesses_at(index) if self.guesses else (),
         )
 
-    def _guesses_at(self, offsets: Mapping[int, int]) -> tuple[Guess, ...]:
+    def _guesses_at(self, places: Mapping[int | None, int]) -> tuple[Guess, ...]:
+        offsets = {self.ROOT: 0} | {node: place + 1 for node, place in places.items()}
         found = (replace(guess, offset=offsets[node]) for node, guess in self.guesses.items() if node in offsets)
         return tuple(sorted(found, key=lambda guess: guess.offset))
 
     def _append(self, token: int, parent: int, chance: float) -> int:
-        node = len(self.tokens)
+        assert 0.0 <= chance <= 1.0, "a chance is a probability"
+        node, chances, depths = len(self.tokens), self.chances, self.depths
         self.tokens.append(token)
         self.parents.append(parent)
-        self.depths.append(self.depths[parent] + 1)
-        self.chances.append(self.chances[parent] * chance)
+        depths.append(depths[parent] + 1)
+        chances.append(chances[parent] * chance)
         self._own.append(chance)
-        self._rank(node)
+        if not self._is_stale:
+            self._rank(node)
         return node
 
     def _change(self, child: int, chance: float) -> None:
         """Another chance of a child given its parent, and with it of everything below; ranks are made again later."""
         assert 0.0 <= chance <= 1.0, "a chance is a probability"
-        self._own[child] = chance
+        own, parents, chances, children = self._own, self.parents, self.chances, self._children
+        own[child] = chance
         changed = [child]
-        while changed:
-            node = changed.pop()
-            parent = self.parents[node]
+        for node in changed:  # which grows meanwhile
+            parent = parents[node]
             assert parent is not None
-            self.chances[node] = self.chances[parent] * self._own[node]
-            changed += self._children.get(node, {}).values()
+            chances[node] = chances[parent] * own[node]
+            if below := children.get(node):
+                changed += below.values()
         self._is_stale = True
 
     def _rank(self, node: int) -> None:
-        if self._is_stale:
-            return
         chance = self.chances[node]
         if node != self.ROOT:
             if len(self._best) < self.nodes:

@@ -44,6 +44,7 @@ class Votes:
         self._prior = np.broadcast_to(prior, shape)
         self.tried = np.zeros(shape)
         self.right = np.zeros(shape)
+        self._chances: dict[Cell, float] = {}  # until a label changes them: every node of a tree asks
 
     def cell(self, temperature: float, length: int, places: int, share: float) -> Cell:
         """Where a candidate belongs."""
@@ -56,7 +57,11 @@ class Votes:
 
     def chance(self, cell: Cell) -> float:
         """How often the target picks such a candidate."""
-        return float((self.right[cell] + PRIOR_WEIGHT * self._prior[cell]) / (self.tried[cell] + PRIOR_WEIGHT))
+        known = self._chances.get(cell)
+        if known is None:
+            right, tried = self.right[cell] + PRIOR_WEIGHT * self._prior[cell], self.tried[cell] + PRIOR_WEIGHT
+            known = self._chances[cell] = float(right / tried)
+        return known
 
     def learn(self, cell: Cell, *, hit: bool) -> None:
         """A label."""
@@ -65,9 +70,11 @@ class Votes:
             self.right[cell] *= 1 - 1 / MEMORY
         self.tried[cell] += 1
         self.right[cell] += hit
+        self._chances.pop(cell, None)
 
     def fade(self) -> None:
         """Another text begins."""
         kept = CARRIED / np.maximum(self.tried, CARRIED)
         self.tried *= kept
         self.right *= kept
+        self._chances.clear()
