@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from client.draft import TreeDrafter
+from client.source import Search
 from client.source_model import ModelSource
 from swarm.budget import EVERYTHING, Worth
 from swarm.messages import Sampling
@@ -23,10 +24,22 @@ class CountedDrafter(TreeDrafter):
         self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
     ) -> DraftTree:
         """As ever."""
-        search, rounds = self._search, self._search.rounds if self._search is not None else 0
+        self.passes = self.rows = 0
+        return super().grow(sequence, nodes, depth, sampling, worth)
+
+    def _begin(self, search: Search) -> Search:
         first = self._model.session.state.next_id
-        tree = super().grow(sequence, nodes, depth, sampling, worth)
-        has_gone_on = search is not None and self._search is search
-        self.passes = tree.rounds - rounds * has_gone_on
-        self.rows = max(self._model.session.state.next_id - first, 0)
-        return tree
+        begun = super()._begin(search)
+        self._ran(begun.rounds, first)
+        return begun
+
+    def _round(self, search: Search, nodes: Sequence[int]) -> bool:
+        first = self._model.session.state.next_id
+        has_passed = super()._round(search, nodes)
+        self._ran(int(has_passed), first)
+        return has_passed
+
+    def _ran(self, passes: int, first: int) -> None:
+        """The model ran, from that node of its session on."""
+        self.passes += passes
+        self.rows += max(self._model.session.state.next_id - first, 0)

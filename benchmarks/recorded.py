@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -113,6 +113,10 @@ def picks_of(tree: DraftTree, text: Sequence[int], length: int) -> dict[int | No
     return picks
 
 
+def _at_once(_rows: int) -> None:
+    """A pass takes no time."""
+
+
 class RecordedSearch:
     """What a draft knows of a recorded tree after so many passes of its model: a search that may go on.
 
@@ -120,8 +124,17 @@ class RecordedSearch:
     best nodes whose children might be among the best. rows: of each pass.
     """
 
-    def __init__(self, tree: DraftTree, looked_up: Sequence[int], expanded: AbstractSet[tuple[int, ...]]) -> None:
-        """expanded: tokens below the root that lead to what an earlier search expanded; the root itself is ()."""
+    def __init__(
+        self,
+        tree: DraftTree,
+        looked_up: Sequence[int],
+        expanded: AbstractSet[tuple[int, ...]],
+        passing: Callable[[int], None] = _at_once,
+    ) -> None:
+        """expanded: tokens below the root that lead to what an earlier search expanded; the root itself is ().
+
+        passing: told of each pass, with its rows.
+        """
         self._tree = tree
         self._paths: list[tuple[int, ...]] = []
         self._children: dict[int | None, list[int]] = {}
@@ -131,7 +144,10 @@ class RecordedSearch:
         self._known = {*looked_up, *self._children.get(None, ())}
         self._free = {node for node, path in enumerate(self._paths) if path in expanded}
         self._expanded: set[int] = set()
-        self.rows = [1] if () not in expanded else []
+        self.rows: list[int] = []
+        self._passing = passing
+        if () not in expanded:
+            self._pass(1)
 
     @property
     def passes(self) -> int:
@@ -155,11 +171,15 @@ class RecordedSearch:
                 continue
             promise = sum(chances[node] for node in chosen)
             is_settled = not chosen
-            if is_settled or past == worth.rounds or not worth.per_round <= promise < worth.alone:
+            if is_settled or not worth.per_round <= promise < worth.alone or not worth.go_on(past):
                 return self._cut(best, is_settled=is_settled)
             self._expand(chosen)
-            self.rows.append(len(chosen))
+            self._pass(len(chosen))
             past += 1
+
+    def _pass(self, rows: int) -> None:
+        self.rows.append(rows)
+        self._passing(rows)
 
     def _expand(self, nodes: Sequence[int]) -> None:
         self._expanded.update(nodes)

@@ -276,24 +276,24 @@ class RecordedDrafter:
         self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
     ) -> DraftTree:
         """The recorded tree's best part; a search goes on where it was."""
-        length = len(sequence)
-        search, before = self._search, self._search.passes if self._search is not None else 0
+        length, costs, search = len(sequence), self._costs, self._search
         if search is None or length != self._length:
             passed = () if search is None else tuple(sequence[self._length :])
             expanded = search.below(passed) if search is not None and passed else set[tuple[int, ...]]()
             tree, without_model = self._recorded.trees[length], self._recorded.looked_up.get(length, ())
-            search, before = RecordedSearch(tree, without_model, expanded), 0
+            search = RecordedSearch(tree, without_model, expanded, self._pass)
         tree = search.go_on(nodes, depth, worth)
-        for rows in search.rows[before:]:
-            self._clock.take(self._costs.pass_ms + self._costs.pass_row_ms * rows, CLIENT)
-        self._clock.take(self._costs.grow_ms + self._costs.node_ms * len(tree), CLIENT)
-        self._clock.wait(self._costs.turn_ms)
+        self._clock.take(costs.grow_ms + costs.node_ms * len(tree), CLIENT)
+        self._clock.wait(costs.turn_ms)
         self._length, self._search = length, search
         return tree
 
     def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
         """It has learned what it will, but takes the time."""
         self._clock.take(self._costs.learn_ms, CLIENT)
+
+    def _pass(self, rows: int) -> None:
+        self._clock.take(self._costs.pass_ms + self._costs.pass_row_ms * rows, CLIENT)
 
 
 class VirtualDrafter(CountedDrafter):
@@ -309,7 +309,6 @@ class VirtualDrafter(CountedDrafter):
     ) -> DraftTree:
         """What it grows."""
         tree, costs = super().grow(sequence, nodes, depth, sampling, worth), self._costs
-        self._clock.take(costs.pass_ms * self.passes + costs.pass_row_ms * self.rows, CLIENT)
         self._clock.take(costs.grow_ms + costs.node_ms * len(tree), CLIENT)
         self._clock.wait(costs.turn_ms)
         return tree
@@ -318,3 +317,8 @@ class VirtualDrafter(CountedDrafter):
         """What it learns."""
         super().learn(tree, picks, others)
         self._clock.take(self._costs.learn_ms, CLIENT)
+
+    def _ran(self, passes: int, first: int) -> None:
+        before = self.rows
+        super()._ran(passes, first)
+        self._clock.take(self._costs.pass_ms * passes + self._costs.pass_row_ms * (self.rows - before), CLIENT)

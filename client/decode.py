@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from client.answers import Answer
@@ -176,7 +177,10 @@ class Pipe:
 
     def ahead(self, now_s: float) -> Ahead:
         """What is on its way."""
-        return Ahead(len(self.flights), max(self.free_s - now_s, 0.0) * 1e3)
+        first = next(iter(self.flights.values()), None)
+        due_ms = math.inf if first is None or first.choice.predicted_ms is None else first.choice.predicted_ms
+        reply_ms = due_ms - (now_s - first.sent_s) * 1e3 if first is not None else due_ms
+        return Ahead(len(self.flights), max(self.free_s - now_s, 0.0) * 1e3, reply_ms)
 
 
 async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
@@ -309,9 +313,10 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
         return False
     on_way = len(walk.state.below(certain)) if certain in walk.state.live else len(walk.state.live)
     least, started = job.budget.least(route, temperature), job.clock()
-    rounds = job.budget.pause(ahead) if ahead.busy_ms else 0  # what costs nothing is all that may be there to send
+    wanted = room if ahead.busy_ms else 0  # else what costs nothing is all that may be there to send
     for _ in range(MOST_TURNS):  # while the first hop is busy, or until there is enough for a sweep
-        tree = await _grow(job, on_way + most, depth, Worth(least, rounds=rounds))
+        go_on = partial(_goes_on, job, chain, pipe, wanted)
+        tree = await _grow(job, on_way + most, depth, Worth(least, go_on=go_on))
         if chain.has_answer:  # what it says comes first
             return False
         known, new = _unsent(walk, certain, tree, min(most, room), least)
@@ -319,13 +324,14 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
         choice = job.budget.further(route, [tree.chances[place] for place in new], ahead)
         if choice.nodes and not ahead.busy_ms:
             break
-        if tree.is_settled and not choice.nodes:
+        has_done = tree.is_settled or job.budget.more(route, temperature, room, ahead) == 0
+        if has_done and not choice.nodes:
             return False
-        if tree.is_settled:  # what is to go may change until it can
+        if has_done:  # what is to go may change until it can
             await chain.idle(ahead.busy_ms)
             if chain.has_answer:
                 return False
-        rounds = job.budget.pause(ahead)
+        wanted = room
     else:
         return False
     new = new[: choice.nodes]
@@ -337,6 +343,16 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
     busy = job.budget.busy(route, len(new))
     pipe.sent(sweep.sequence, Flight(tree, places, len(new), tree.depth, route, choice, draft_ms, now_s, alone, busy))
     return True
+
+
+def _goes_on(job: Job, chain: Trips, pipe: Pipe, room: int, rounds: int) -> bool:
+    """Whether there is time for another round of drafting, after so many; the loop waits while drafting asks.
+
+    room: for the nodes of a round that is wanted in any case, 0 where none is.
+    """
+    budget, ahead = job.budget, pipe.ahead(job.clock())
+    is_wanted = rounds == 0 and budget.more(chain.route_key, job.sampling.temperature, room, ahead) > 0
+    return (is_wanted or budget.has_time(ahead)) and not chain.has_answer
 
 
 def _unsent(

@@ -161,13 +161,17 @@ class TreeDrafter:
                 chosen = free
             else:
                 promise = sum(tree.chances[node] for node in chosen)
-                if passes == worth.rounds or not worth.per_round <= promise < worth.alone:
+                if not worth.per_round <= promise < worth.alone or not worth.go_on(passes):
                     tree.put_back(chosen)
                     return False
-            passed = [source.expand(search, chosen) for source in self.sources]
-            has_passed = any(passed)
+            has_passed = self._round(search, chosen)
             passes, search.rounds = passes + has_passed, search.rounds + has_passed
         return True
+
+    def _round(self, search: Search, nodes: Sequence[int]) -> bool:
+        """Ask every source about nodes of the frontier; whether that took a model's pass."""
+        passed = [source.expand(search, nodes) for source in self.sources]
+        return any(passed)
 
     def _settle(self, search: Search) -> DraftTree:
         """The best tree, and what its sources will learn from."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,19 +28,23 @@ class Choice:
     chunk: int | None = None
 
 
+def _always(_rounds: int) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Worth:
     """When drafting on is not worth it.
 
     least: tokens; a node of a lower chance will not be sent. per_round: tokens that another round of drafting costs.
     alone: tokens that another sweep costs; a round that should bring more can wait until this tree is on its way.
-    rounds: most further ones; None is no bound.
+    go_on: asked before each round, given how many there were since drafting began: whether there is time for it.
     """
 
     least: float = 0.0
     per_round: float = 0.0
     alone: float = math.inf
-    rounds: int | None = None
+    go_on: Callable[[int], bool] = _always
 
 
 EVERYTHING = Worth()
@@ -48,10 +52,14 @@ EVERYTHING = Worth()
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What is on its way. sweeps: unanswered. busy_ms: until the first hop has done with them, as far as predicted."""
+    """What is on its way. sweeps: unanswered. busy_ms: until the first hop has done with them, as far as predicted.
+
+    reply_ms: until the next reply is due, below 0 where it is late; infinite where nobody can tell.
+    """
 
     sweeps: int
     busy_ms: float
+    reply_ms: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +137,8 @@ class Budget(Protocol):
         """A node of a lower chance is not worth being in another sweep."""
         ...
 
-    def pause(self, ahead: Ahead) -> int:
-        """Rounds of drafting that fit before the first hop can take another sweep, at least 1."""
+    def has_time(self, ahead: Ahead) -> bool:
+        """Whether another round of drafting fits before the first hop can take another sweep."""
         ...
 
     def busy(self, route: Hashable, nodes: int) -> Busy:
@@ -180,9 +188,9 @@ class FixedBudget:
         """Whatever is drafted is sent."""
         return 0.0
 
-    def pause(self, ahead: Ahead) -> int:
+    def has_time(self, ahead: Ahead) -> bool:
         """Nothing is predicted."""
-        return 1
+        return False
 
     def busy(self, route: Hashable, nodes: int) -> Busy:
         """Nothing is predicted."""

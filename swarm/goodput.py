@@ -43,7 +43,6 @@ LEAST_CUT = 16
 """Nodes that are worth cutting."""
 USUAL_ROUND = 8
 """Nodes that a round of drafting adds."""
-MOST_ROUNDS = 16
 TURN = 8
 """Of so many trees one is the next larger size and one the next smaller, or nothing could be learned of sizes."""
 
@@ -183,13 +182,19 @@ class Goodput:
         return Choice(nodes, predicted_ms, reason)
 
     def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> int:
-        """Most further nodes that another sweep may have while some are on their way; 0 to wait for those."""
+        """Most further nodes that another sweep may have while some are on their way; 0 to wait for those.
+
+        Where plain decoding is best, drafting has the time that is left before the next reply.
+        """
         cost = self.cost_of(route)
         size = min(room, self.most, cost.most)
         if not self._gain_of(temperature).is_known:
             return 0
         if not cost.is_expected:
             return min(size, FIRST_SIZE)
+        is_late = self.round.is_known and self.round.at(1) > ahead.reply_ms
+        if is_late and self._value_time(cost, temperature) <= 1 / max(cost.sweep_ms(0), 1e-9):
+            return 0  # the reply would wait for a draft that is not worth its time
         return cost.chunk(size) if size > LEAST_CUT else size
 
     def least(self, route: Hashable, temperature: float) -> float:
@@ -220,10 +225,9 @@ class Goodput:
         reason = f"goes on below what is on its way, where the best node has a chance of {chances[0]:.3f}"
         return Choice(nodes, ahead.busy_ms + cost.sweep_ms(nodes - 1), reason)
 
-    def pause(self, ahead: Ahead) -> int:
-        """Rounds of drafting that fit before the first hop can take another sweep, at least 1."""
-        round_ms = self.round.at(1) if self.round.is_known else math.inf
-        return min(max(int(ahead.busy_ms / max(round_ms, 1e-3)), 1), MOST_ROUNDS)
+    def has_time(self, ahead: Ahead) -> bool:
+        """Whether another round of drafting fits before the first hop can take another sweep."""
+        return self.round.is_known and ahead.busy_ms >= self.round.at(1)
 
     def busy(self, route: Hashable, nodes: int) -> Busy:
         """For how long so many nodes keep hops busy."""

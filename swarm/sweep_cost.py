@@ -29,7 +29,7 @@ STUBBORN = 3
 KEPT_SWEEPS = 512
 """The shortest time on the links is that of one among so many."""
 USUAL_SWEEPS, USUAL_PART = 32, 7 / 8
-"""A crowd makes many of so many sweeps late; the latest of them are somebody's hiccups."""
+"""A crowd makes many of so many sweeps late, or wait; the latest of them are somebody's hiccups."""
 NEW_NETWORK = 4.0
 """Later than by so many times what hops computed and waited, it is another network, not a busy machine."""
 JITTER, JITTER_MS = 0.05, 2.0
@@ -125,6 +125,13 @@ def slower(before_ms: float, now_ms: float) -> float:
     return max(now_ms - before_ms, 0.0) if before_ms else 0.0
 
 
+def _usual(waits: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """What sweeps waited and computed in all; a wait far beyond the others' is a stall, and counts less."""
+    waited, computed = sorted(wait_ms for wait_ms, _ in waits), sum(compute_ms for _, compute_ms in waits)
+    usual_ms = fmean(waited[: math.ceil(len(waited) * USUAL_PART)]) + computed / len(waits)
+    return sum(min(wait_ms, OUTLIER * usual_ms) for wait_ms in waited), computed
+
+
 class RouteCost:
     """What sweeps over one route cost. is_expected: whether anybody said, or anything was measured."""
 
@@ -142,6 +149,7 @@ class RouteCost:
         self._dearness: float | None = None
         self._links: deque[tuple[int, float, float]] = deque(maxlen=KEPT_SWEEPS)
         self._trips: deque[Trip] = deque(maxlen=USUAL_SWEEPS)
+        self._waits: deque[tuple[float, float]] = deque(maxlen=USUAL_SWEEPS)
         self._network_ms = 0.0
 
     @property
@@ -243,14 +251,12 @@ class RouteCost:
             if not self.links.is_known and (self.sweeps == 1 or links_ms < self.links.at(rows)):
                 self.links.suppose(rows, links_ms)  # too much, but better than nothing
             return
-        if not self.links.is_known:
-            self._waited = self._computed = 0.0  # which were promises
         self.links.learn(rows, links_ms)
         self._trips.append(self._compare(rows, links_ms, spent))
         lates = sorted(trip.late(self._network_ms) for trip in self._trips)
         self._late = fmean(lates[: math.ceil(len(lates) * USUAL_PART)])
-        self._waited = FADE * self._waited + spent.waited_ms
-        self._computed = FADE * self._computed + spent.computed_ms
+        self._waits.append((spent.waited_ms, spent.computed_ms))
+        self._waited, self._computed = _usual(self._waits)
 
     def _compare(self, rows: int, links_ms: float, spent: Spent) -> Trip:
         """What shows by how much machines that had no time for it made a sweep late, beside what its hops report.

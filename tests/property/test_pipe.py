@@ -6,9 +6,11 @@ The chain's own `SessionState` refuses what the protocol forbids.
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean, harmonic_mean
 from typing import Any
 
@@ -19,7 +21,8 @@ from transformers import AutoTokenizer
 from benchmarks.cells_worker import TimedDrafter
 from benchmarks.recorded import Pair, Recorded, RecordedSearch, picks_of, prompts_of, record
 from benchmarks.replay import PROFILES, Cast, OneAtATime, run, tell
-from benchmarks.virtual import Costs, RecordedDrafter
+from benchmarks.virtual import Costs, Flight, RecordedDrafter, VirtualChain
+from client.answers import Answer
 from client.decode import Job
 from client.draft import NONE, ModelDrafter, expansions
 from client.local import LocalSession
@@ -121,6 +124,41 @@ def test_the_full_pipe_never_loses_to_plain_decoding(profile: str, tokenizer: Fa
         assert pipe >= 0.95 * alone
 
 
+@pytest.mark.parametrize(("costs", "pass_ms"), [(NEAR, 20.0), (NEAR, 100.0), (Costs(25, 100), 200.0)])
+@pytest.mark.parametrize("knows", [0.0, 0.9])
+def test_a_slow_draft_costs_nothing(costs: Costs, pass_ms: float, knows: float, tokenizer: FastTokenizer) -> None:
+    """Where plain decoding is best, replies do not wait for a draft that takes longer than a trip."""
+    texts, slow = [recorded(seed, knows) for seed in range(3)], replace(costs, pass_ms=pass_ms)
+    plain = run(texts, slow, FixedBudget(0), tokenizer).tokens_per_s
+    assert _settled(texts, slow, Goodput(32), tokenizer) >= 0.97 * plain
+
+
+async def test_a_reply_waits_for_one_pass_of_the_draft_at_most(
+    tokenizer: FastTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else drafting would go on below what the reply may say is wrong."""
+    costs, back, waited = Costs(25, 100, forward_ms=30.0), list[float](), list[float]()
+    come_back, answer = VirtualChain._come_back, VirtualChain.answer
+
+    def noted(self: VirtualChain, flight: Flight, hop: int) -> None:
+        back.append(self._clock.now_ms)
+        come_back(self, flight, hop)
+
+    async def heard(self: VirtualChain) -> Answer:
+        answered = await answer(self)
+        waited.append(self._clock.now_ms - back[len(waited)])
+        return answered
+
+    monkeypatch.setattr(VirtualChain, "_come_back", noted)
+    monkeypatch.setattr(VirtualChain, "answer", heard)
+    control, texts = Goodput(512), [recorded(seed, 0.9) for seed in range(3)]
+    for text in (*texts, *texts):
+        back, waited = [], []
+        await tell(text, costs, control, tokenizer)
+    assert max(waited) > 0, "drafting goes on while sweeps are on their way"
+    assert max(waited) <= costs.pass_ms
+
+
 def _settled(texts: list[Recorded], costs: Costs, control: Goodput, tokenizer: FastTokenizer) -> float:
     """Speed once the draft is known; several rounds, for a single one is a matter of luck."""
     run(texts, costs, control, tokenizer)
@@ -149,7 +187,7 @@ def test_a_search_of_a_recorded_tree_knows_more_with_every_pass() -> None:
     search = RecordedSearch(whole, (), set())
     before = 0
     for passes in range(6):
-        part = search.go_on(30, 3, Worth(rounds=min(passes, 1)))
+        part = search.go_on(30, 3, Worth(go_on=partial(operator.gt, min(passes, 1))))
         assert before <= len(part) <= 30
         assert all(parent is None or parent < node for node, parent in enumerate(part.parents))
         assert part.depth <= min(search.passes, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
@@ -70,6 +71,36 @@ def test_a_node_that_fills_up_its_sweeps_share_of_a_trip_costs_something_all_the
     assert busy.load == pytest.approx(4)
     for others in (1.0, 2.0):
         assert busy.least_ms(others) == pytest.approx(busy.price_ms(40, others) - busy.price_ms(39, others))
+
+
+def waiting(cost: RouteCost, waits_ms: list[float]) -> float:
+    """The load that is believed in after such waits."""
+    for wait_ms in waits_ms:
+        cost.learn(Spent(8, total_ms=120 + wait_ms, waited_ms=wait_ms, computed_ms=20, hops=3))
+    return cost.load
+
+
+def test_a_load_that_went_away_is_forgotten_within_as_many_sweeps_as_are_compared() -> None:
+    """With weights that fade, half of it was believed in after twenty-three sweeps, and a tenth after seventy-six."""
+    cost = RouteCost(Prospect(100, 20, 0.1, hops=3))
+    assert waiting(cost, [100.0] * 100) == pytest.approx(6)
+    assert waiting(cost, [0.0] * (USUAL_SWEEPS // 2)) == pytest.approx(3.5, rel=0.1)
+    assert waiting(cost, [0.0] * (USUAL_SWEEPS // 2)) == 1
+
+
+def test_a_stall_is_no_crowd() -> None:
+    """One machine that slept for ten seconds made a hundred sharers of two for whole texts."""
+    cost = RouteCost(Prospect(100, 20, 0.1, hops=3))
+    assert waiting(cost, [2.0] * 40) == pytest.approx(1.1)
+    assert waiting(cost, [10_000.0]) < 1.3
+    assert waiting(cost, [2.0] * USUAL_SWEEPS) == pytest.approx(1.1)
+
+
+def test_waits_that_differ_as_those_of_a_queue_do_all_count() -> None:
+    rng, cost = random.Random(5), RouteCost(Prospect(100, 20, 0.1, hops=3))
+    waits_ms = [rng.expovariate(1 / 40) for _ in range(400)]
+    loads = [waiting(cost, [wait_ms]) for wait_ms in waits_ms][USUAL_SWEEPS:]
+    assert fmean(loads) == pytest.approx(1 + fmean(waits_ms) / 20, rel=0.05)
 
 
 def closed_queue_ms(clients: int, away_ms: float, served_ms: float) -> float:
