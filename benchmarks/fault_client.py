@@ -24,7 +24,7 @@ import client.jobs
 from benchmarks.worker import covered
 from client.aio import AsyncSwarm
 from client.chain import Chain
-from client.decode import Job
+from client.decode import IsAwaited, Job
 from client.session import SessionOpener
 from client.stats import Result
 from client.text import TextStream
@@ -77,9 +77,11 @@ class Reporter(logging.Handler):
             self.chains[:] = [chain]
             self.say("begin", hops=[str(hop.peer) for hop in chain.route.hops])
 
-        async def noted_draft(job: Job, route: Hashable, room: int) -> tuple[DraftTree, Choice, float]:
+        async def noted_draft(
+            job: Job, route: Hashable, room: int, is_awaited: IsAwaited
+        ) -> tuple[DraftTree, Choice, float]:
             self.say("draft")
-            return await draft(job, route, room)
+            return await draft(job, route, room, is_awaited)
 
         def noted_push(text: TextStream, tokens: Sequence[int]) -> str:
             if tokens:

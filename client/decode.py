@@ -9,30 +9,66 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
+import torch
+
 from client.answers import Answer
-from client.draft import Drafter
+from client.draft import Drafter, NoDrafter
 from client.hidden import WANT_ROWS, Observe, hand_over
+from client.pipe import Flight, Pipe
 from client.stats import SweepStats
 from client.text import TextStream
 from client.walk import Walk
-from swarm.budget import Ahead, Budget, Busy, Choice, Spent, Worth
+from swarm.budget import Budget, Choice, FixedBudget, Spent, Worth
 from swarm.errors import Unfinished
 from swarm.ids import TreeNodeId
-from swarm.messages import Credits, Reply, Sampling, Sweep
+from swarm.messages import Credits, Sampling, Sweep
 from swarm.tree import DraftTree
 
+MOST_LESSONS = 64
+"""Replies that are kept for a drafter that has no time to learn from them."""
 MOST_TURNS = 64
 """Drafting goes on so often for one more sweep."""
 PREFILLS_IN_FLIGHT = 3
 """Parts of a prompt that are unanswered at a time."""
 
+IsAwaited = Callable[[], Awaitable[bool]]
+"""Whether anything waits for drafting to end."""
+
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A tree that is wanted. patience_ms: for how long what waits for it can bear that. planned: why it is to be."""
+
+    nodes: int
+    depth: int
+    worth: Worth
+    patience_ms: float
+    planned: Choice | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A tree, and what it took in milliseconds."""
+
+    tree: DraftTree
+    took_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Drafting that took too long to be waited for. planned: as in what was wished for."""
+
+    grown: asyncio.Future[Grown]
+    planned: Choice | None
 
 
 @dataclass(slots=True)
@@ -41,7 +77,7 @@ class Job:
 
     prompt: token ids. chunk: nodes per prefill sweep. text: decides where the output ends. kept_tokens: of the prompt,
     those that the session held already. options: what it was asked for. resumed_tokens: were in `text` from the start.
-    observe: who gets the target's hidden rows; None asks for none.
+    observe: who gets the target's hidden rows; None asks for none. late: drafting that was not waited for.
     """
 
     prompt: tuple[int, ...]
@@ -59,6 +95,7 @@ class Job:
     kept_tokens: int = 0
     prefill_sweeps: int = 0
     sweeps: list[SweepStats] = field(default_factory=list)
+    late: Late | None = None
 
     @property
     def nodes(self) -> int:
@@ -109,80 +146,6 @@ class Trips(Protocol):
         """Until `answer` would return at once, or so much time has passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """One sweep on its way.
-
-    tree: what was drafted, of which the sweep carries a part. places: of its session nodes in the tree, None for the
-    root. route: over which it goes. choice: why it is as large as it is. draft_ms: what drafting took. sent_s: when.
-    alone: whether every hop should have done with what was sent before when this one comes. busy: what it keeps busy.
-    """
-
-    tree: DraftTree
-    places: Mapping[TreeNodeId, int | None]
-    nodes: int
-    depth: int
-    route: Hashable
-    choice: Choice
-    draft_ms: float
-    sent_s: float
-    alone: bool
-    busy: Busy
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it carries the root itself, whose pick comes in any case."""
-        return None in self.places.values()
-
-    @property
-    def promised(self) -> float:
-        """Tokens that its nodes should bring."""
-        return sum(self.tree.chances[place] for place in self.places.values() if place is not None)
-
-
-@dataclass(slots=True)
-class Pipe:
-    """Sweeps that were sent for one generation and are not learned from yet.
-
-    flights: unanswered, by sequence. lessons: each with the nodes that the text went through. free_s: when the first
-    hop should have done with all of them. clear_s: from when on a sweep should meet none of them at any hop.
-    """
-
-    flights: dict[int, Flight] = field(default_factory=dict)
-    lessons: list[tuple[Flight, Reply, tuple[TreeNodeId, ...]]] = field(default_factory=list)
-    free_s: float = 0.0
-    clear_s: float = 0.0
-
-    def sent(self, sequence: int, flight: Flight) -> None:
-        """A sweep is on its way, which keeps hops busy."""
-        self.flights[sequence] = flight
-        starts_s = max(self.free_s, flight.sent_s)
-        self.free_s = starts_s + flight.busy.slot_ms / 1e3
-        self.clear_s = max(self.clear_s, starts_s + flight.busy.through_ms / 1e3)
-
-    def answered(self, sequence: int, now_s: float) -> Flight | None:
-        """A sweep is back: hops have done with it, whatever was predicted. What it was, None if it was the prompt's.
-
-        Else where sweeps were once believed to take longer than they do, each would leave a remainder, none would seem
-        to be alone, and nobody would learn better.
-        """
-        flight, left = self.flights.pop(sequence, None), [other.busy for other in self.flights.values()]
-        self.free_s = min(self.free_s, now_s + sum(busy.slot_ms for busy in left) / 1e3)
-        self.clear_s = min(self.clear_s, now_s + sum(busy.through_ms for busy in left) / 1e3)
-        return flight
-
-    def is_clear(self, now_s: float, others: int) -> bool:
-        """Whether a sweep that leaves now should meet nothing of ours, of which `others` are the prompt's parts."""
-        return now_s >= self.clear_s and others == 0
-
-    def ahead(self, now_s: float) -> Ahead:
-        """What is on its way."""
-        first = next(iter(self.flights.values()), None)
-        due_ms = math.inf if first is None or first.choice.predicted_ms is None else first.choice.predicted_ms
-        reply_ms = due_ms - (now_s - first.sent_s) * 1e3 if first is not None else due_ms
-        return Ahead(len(self.flights), max(self.free_s - now_s, 0.0) * 1e3, reply_ms)
-
-
 async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
     """Generate; yields text as it becomes certain, possibly "" while a character or a stop string is incomplete.
 
@@ -210,7 +173,7 @@ async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
         answer = await chain.answer()
         emitted = walk.accept(answer.reply)
         piece = job.text.push(emitted)
-        if job.observe is not None and answer.reply.rows is not None:
+        if job.observe is not None and answer.reply.rows is not None and not _is_drafting(job):
             hand_over(answer.reply, walk, job.sequence, job.observe)
         flight = pipe.answered(answer.reply.sequence, job.clock())
         if flight is not None:  # and no prefill
@@ -231,16 +194,18 @@ async def _prefill(job: Job, chain: Trips, walk: Walk) -> None:
     commit, job.kept_tokens = walk.restart(prompt, job.sampling)
     if commit is not None:
         chain.send(commit)
-    for start in range(job.kept_tokens, len(prompt) - 1, job.chunk):
+    start = job.kept_tokens
+    while start < len(prompt) - 1:
         await _await_replies(chain, walk, ahead)
-        chain.send(walk.prefill(prompt[start : min(start + job.chunk, len(prompt) - 1)], last=False))
-        job.prefill_sweeps += 1
+        end = min(start + min(job.chunk, walk.room), len(prompt) - 1)
+        chain.send(walk.prefill(prompt[start:end], last=False))
+        start, job.prefill_sweeps = end, job.prefill_sweeps + 1
     await _await_replies(chain, walk, chain.credits.sweeps - 1)
 
 
 async def _await_replies(chain: Trips, walk: Walk, most: int) -> None:
-    """Until at most so many sweeps are unanswered."""
-    while walk.in_flight > most:
+    """Until at most so many sweeps are unanswered, and there is room for another."""
+    while walk.in_flight > most or (walk.in_flight and not walk.room):
         walk.accept((await chain.answer()).reply)
 
 
@@ -285,7 +250,7 @@ def _account(job: Job, chain: Trips, flight: Flight, answer: Answer, emitted: in
 async def _speculate(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
     """Grow a tree below the pending token and send both: all of the tree, or its best part ahead of the rest."""
     route = chain.route_key
-    tree, choice, draft_ms = await _draft(job, route, walk.room - 1)
+    tree, choice, draft_ms = await _draft(job, route, walk.room - 1, partial(_has_read, chain, walk, pipe))
     others = walk.in_flight - len(pipe.flights)
     sent = tree.first(choice.nodes if choice.chunk is None else choice.chunk)
     sweep = walk.extend(sent)
@@ -300,49 +265,81 @@ async def _speculate(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
     pipe.sent(sweep.sequence, Flight(sent, places, len(sent), sent.depth, route, choice, draft_ms, now_s, alone, busy))
 
 
+async def _has_read(chain: Trips, walk: Walk, pipe: Pipe) -> bool:
+    """Whether the chain is done with the prompt, so that the pending token waits for its tree alone."""
+    while walk.in_flight > len(pipe.flights) and chain.has_answer:
+        walk.accept((await chain.answer()).reply)
+    return walk.in_flight == len(pipe.flights)
+
+
 async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
     """Send further nodes of the best tree below the certain node, whose pick is on its way; whether it was worth it."""
     certain, route, temperature = walk.certain, chain.route_key, job.sampling.temperature
     room, depth = walk.room, job.tokens_left - 1
     if walk.pending is not None or certain is None or chain.has_answer or min(room, depth) < 1 or job.text.stopped:
         return False
-    if job.sampling.multistep:  # children that are added later were not drawn before their parent's pick
+    if job.sampling.multistep or _is_drafting(job):  # children that are added later were not drawn before a pick
         return False
-    most = job.budget.more(route, temperature, room, ahead := pipe.ahead(job.clock()))
+    most = job.budget.more(route, temperature, room, pipe.ahead(job.clock()))
     if most == 0:
         return False
-    on_way = len(walk.state.below(certain)) if certain in walk.state.live else len(walk.state.live)
-    least, started = job.budget.least(route, temperature), job.clock()
-    wanted = room if ahead.busy_ms else 0  # else what costs nothing is all that may be there to send
-    for _ in range(MOST_TURNS):  # while the first hop is busy, or until there is enough for a sweep
-        go_on = partial(_goes_on, job, chain, pipe, wanted)
-        tree = await _grow(job, on_way + most, depth, Worth(least, go_on=go_on))
-        if chain.has_answer:  # what it says comes first
-            return False
-        known, new = _unsent(walk, certain, tree, min(most, room), least)
-        ahead = pipe.ahead(job.clock())
-        choice = job.budget.further(route, [tree.chances[place] for place in new], ahead)
-        if choice.nodes and not ahead.busy_ms:
-            break
-        has_done = tree.is_settled or job.budget.more(route, temperature, room, ahead) == 0
-        if has_done and not choice.nodes:
-            return False
-        if has_done:  # what is to go may change until it can
-            await chain.idle(ahead.busy_ms)
-            if chain.has_answer:
-                return False
-        wanted = room
-    else:
+    started_s = job.clock()
+    found = await _find(job, chain, walk, pipe, most)
+    if found is None:
         return False
+    tree, known, choice = found
+    new = [place for place, there in known.items() if place is not None and there >= walk.state.next_id]
     new = new[: choice.nodes]
     now_s = job.clock()
-    draft_ms, alone = (now_s - started) * 1e3, pipe.is_clear(now_s, walk.in_flight - len(pipe.flights))
+    draft_ms, alone = (now_s - started_s) * 1e3, pipe.is_clear(now_s, walk.in_flight - len(pipe.flights))
     sweep = walk.grow([tree.tokens[place] for place in new], [known[tree.parents[place]] for place in new])
     chain.send(sweep)
     places: dict[TreeNodeId, int | None] = {known[place]: place for place in new}
     busy = job.budget.busy(route, len(new))
     pipe.sent(sweep.sequence, Flight(tree, places, len(new), tree.depth, route, choice, draft_ms, now_s, alone, busy))
     return True
+
+
+async def _find(
+    job: Job, chain: Trips, walk: Walk, pipe: Pipe, most: int
+) -> tuple[DraftTree, Mapping[int | None, TreeNodeId], Choice] | None:
+    """What another sweep is to carry, of at most so many nodes; None where that is not worth it, or a reply is there.
+
+    Returns:
+        A tree below the certain node, the session's nodes of it with those that are new, best first, and how many of
+        these are to go.
+    """
+    certain, route, temperature = walk.certain, chain.route_key, job.sampling.temperature
+    assert certain is not None, "there is one where no token is pending"
+    room, ahead = walk.room, pipe.ahead(job.clock())
+    on_way = len(walk.state.below(certain)) if certain in walk.state.live else len(walk.state.live)
+    least = job.budget.least(route, temperature)
+    wanted = room if ahead.busy_ms else 0  # else what costs nothing is all that may be there to send
+
+    async def has_answer() -> bool:
+        return chain.has_answer
+
+    for _ in range(MOST_TURNS):  # while the first hop is busy, or until there is enough for a sweep
+        worth = Worth(least, go_on=partial(_goes_on, job, chain, pipe, wanted))
+        wish = Wish(on_way + most, job.tokens_left - 1, worth, job.budget.patience_ms(route, most))
+        grown = await _grow(job, wish, has_answer)
+        if grown is None or chain.has_answer:  # what it says comes first
+            return None
+        tree = grown.tree
+        known, new = _unsent(walk, certain, tree, min(most, room), least)
+        ahead = pipe.ahead(job.clock())
+        choice = job.budget.further(route, [tree.chances[place] for place in new], ahead)
+        if choice.nodes and not ahead.busy_ms:
+            return tree, known, choice
+        has_done = tree.is_settled or job.budget.more(route, temperature, room, ahead) == 0
+        if has_done and not choice.nodes:
+            return None
+        if has_done:  # what is to go may change until it can
+            await chain.idle(ahead.busy_ms)
+            if chain.has_answer:
+                return None
+        wanted = room
+    return None
 
 
 def _goes_on(job: Job, chain: Trips, pipe: Pipe, room: int, rounds: int) -> bool:
@@ -374,7 +371,10 @@ def _unsent(
 
 
 async def _learn(job: Job, pipe: Pipe) -> None:
-    """Hand the picks after trees' nodes and roots to the drafter that grew them, on its own thread."""
+    """Hand the picks after trees' nodes and roots to the drafter that grew them, on its own thread, if it is idle."""
+    if _is_drafting(job):
+        pipe.lessons = [lesson for lesson in pipe.lessons if lesson[0].tree][-MOST_LESSONS:]
+        return
     lessons, pipe.lessons = pipe.lessons, []
     for flight, reply, passed in lessons:
         picks: dict[int | None, int] = {}
@@ -384,11 +384,14 @@ async def _learn(job: Job, pipe: Pipe) -> None:
                 (picks if node in passed else others)[flight.places[node]] = token
         if flight.tree and (picks or others):
             learn = job.drafter.learn
-            await asyncio.get_running_loop().run_in_executor(job.drafting, learn, flight.tree, picks, others)
+            with _going_on_without(job):
+                await asyncio.get_running_loop().run_in_executor(job.drafting, learn, flight.tree, picks, others)
 
 
-async def _draft(job: Job, route: Hashable, room: int) -> tuple[DraftTree, Choice, float]:
+async def _draft(job: Job, route: Hashable, room: int, is_awaited: IsAwaited) -> tuple[DraftTree, Choice, float]:
     """Grow a tree on the drafting thread, within the credits: deep enough to be used, never beyond the last token.
+
+    Where that takes much longer than it should, there is none: the pending token goes alone.
 
     Returns:
         The tree, how much of it to send and why, and what drafting took in milliseconds.
@@ -399,18 +402,62 @@ async def _draft(job: Job, route: Hashable, room: int) -> tuple[DraftTree, Choic
     choice = budget.plan(route, temperature, room)
     if choice.nodes == 0:
         return DraftTree(), choice, 0.0
+    alone = replace(choice, nodes=0, reason="the draft is not done with what it was asked before", is_trial=False)
+    if _is_drafting(job):
+        return DraftTree(), alone, 0.0
     worth, started = budget.worth(route, temperature, choice), job.clock()
     if job.sampling.multistep:  # all children of a node leave with it
         worth = replace(worth, alone=math.inf)
-    tree = await _grow(job, choice.nodes, depth, worth)
-    draft_ms = (job.clock() - started) * 1e3
-    budget.drafted(temperature, tree, choice, draft_ms)
-    chosen = budget.cut(route, temperature, tree.chances, choice)
-    return tree, replace(chosen, chunk=None) if job.sampling.multistep else chosen, draft_ms
+    wish = Wish(choice.nodes, depth, worth, budget.patience_ms(route, choice.nodes), choice)
+    grown = await _grow(job, wish, is_awaited)
+    if grown is None:
+        return DraftTree(), replace(alone, reason="the draft takes too long"), (job.clock() - started) * 1e3
+    job.budget.drafted(temperature, grown.tree, choice, grown.took_ms)
+    chosen = job.budget.cut(route, temperature, grown.tree.chances, choice)
+    return grown.tree, replace(chosen, chunk=None) if job.sampling.multistep else chosen, grown.took_ms
 
 
-async def _grow(job: Job, nodes: int, depth: int, worth: Worth) -> DraftTree:
-    grow = job.drafter.grow
-    return await asyncio.get_running_loop().run_in_executor(
-        job.drafting, grow, job.sequence, nodes, depth, job.sampling, worth
-    )
+async def _grow(job: Job, wish: Wish, is_awaited: IsAwaited) -> Grown | None:
+    """A tree, made on the drafting thread; None where that took longer than what waits for it can bear.
+
+    Then it is left to itself: until it is done, the text goes on without a draft.
+    """
+    grow, clock, sequence, started_s = job.drafter.grow, job.clock, job.sequence, job.clock()
+
+    def grown() -> Grown:
+        tree = grow(sequence, wish.nodes, wish.depth, job.sampling, wish.worth)
+        return Grown(tree, (clock() - started_s) * 1e3)
+
+    asked = asyncio.get_running_loop().run_in_executor(job.drafting, grown)
+    patience_s = None if wish.patience_ms == math.inf else wish.patience_ms / 1e3
+    while not (await asyncio.wait((asked,), timeout=patience_s))[0]:
+        if await is_awaited():
+            job.late = Late(asked, wish.planned)
+            return None
+    with _going_on_without(job):
+        return asked.result()
+    return Grown(DraftTree(), 0.0)
+
+
+def _is_drafting(job: Job) -> bool:
+    """Whether drafting goes on that was not waited for; what one that has ended says is noted."""
+    if job.late is None:
+        return False
+    if not job.late.grown.done():
+        return True
+    late, job.late = job.late, None
+    with _going_on_without(job):
+        grown = late.grown.result()
+        if late.planned is not None:
+            job.budget.drafted(job.sampling.temperature, grown.tree, late.planned, grown.took_ms)
+    return False
+
+
+@contextmanager
+def _going_on_without(job: Job) -> Iterator[None]:
+    """A draft that finds no memory is given up; the text is the target's alone."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        logger.warning("the draft ran out of memory, the text goes on without it: %s", str(error).partition("\n")[0])
+        job.drafter, job.budget = NoDrafter(), FixedBudget(0)

@@ -125,6 +125,10 @@ class Budget(Protocol):
         """What a node and a round of drafting must bring."""
         ...
 
+    def patience_ms(self, route: Hashable, nodes: int) -> float:
+        """For how long a sweep should wait for a tree of so many nodes, or a reply for one that grows."""
+        ...
+
     def cut(self, route: Hashable, temperature: float, chances: Sequence[float], planned: Choice) -> Choice:
         """How many of a tree's nodes to send, given their chances, which fall."""
         ...
@@ -175,6 +179,10 @@ class FixedBudget:
     def worth(self, route: Hashable, temperature: float, planned: Choice) -> Worth:
         """Whatever is drafted is sent."""
         return EVERYTHING
+
+    def patience_ms(self, route: Hashable, nodes: int) -> float:
+        """Whatever is asked for is waited for."""
+        return math.inf
 
     def cut(self, route: Hashable, temperature: float, chances: Sequence[float], planned: Choice) -> Choice:
         """All of it."""

@@ -41,6 +41,8 @@ FIRST_TRUSTED = 2.0
 NEARLY = 0.9
 LEAST_CUT = 16
 """Nodes that are worth cutting."""
+PATIENCE = 2.0
+"""So many times what drafting takes as a rule is waited for."""
 USUAL_ROUND = 8
 """Nodes that a round of drafting adds."""
 TURN = 8
@@ -112,6 +114,7 @@ class Goodput:
         self._trust = Trust()
         self._time_ms = self._explored_ms = self._running = 0.0
         self._others = 1.0
+        self._early = self._read = 0
         self._valued: tuple[RouteCost, Gain] | None = None  # for which time is valued, as long as nothing is learned
 
     def cost_of(self, route: Hashable) -> RouteCost:
@@ -165,6 +168,16 @@ class Goodput:
         round_ms = self.round.at(1) if self.round.is_known else 0.0
         dear = rate / self._trust.part
         return Worth(dear * cost.per_node_ms, dear * round_ms, dear * cost.price_ms(USUAL_ROUND, self._others))
+
+    def patience_ms(self, route: Hashable, nodes: int) -> float:
+        """For how long a sweep should wait for a tree of so many nodes, or a reply for one that grows.
+
+        As long as a sweep without a tree takes: so what waits in vain is at most twice as late; but drafting that
+        takes long as a rule was chosen all the same.
+        """
+        cost = self.cost_of(route)
+        usual_ms = PATIENCE * self.draft.at(nodes) if self.draft.is_known else 0.0
+        return max(cost.sweep_ms(0), usual_ms) if cost.is_expected else math.inf
 
     def cut(self, route: Hashable, temperature: float, chances: Sequence[float], planned: Choice) -> Choice:
         """How many of a tree's nodes, best first, are worth sending."""
@@ -237,12 +250,15 @@ class Goodput:
     def drafted(self, temperature: float, tree: DraftTree, planned: Choice, draft_ms: float) -> None:
         """A tree was drafted; one that came too early for a source tells nothing of later ones.
 
-        One for which a source read the text first, cold perhaps, tells nothing of what they take.
+        One for which a source read the text first, cold perhaps, tells nothing of what they take. But where one is
+        followed by others of its kind, that is how trees are here.
         """
-        if tree.is_early:
+        self._early = self._early + 1 if tree.is_early else 0
+        self._read = self._read + 1 if tree.has_read else 0
+        if 0 < self._early < FIRST_TREES:
             return
         self._gain_of(temperature).learn(tree.chances, planned.nodes, is_settled=tree.is_settled)
-        if not tree.has_read:
+        if not 0 < self._read < FIRST_TREES:
             self.draft.learn(len(tree), draft_ms)
             if tree.rounds:
                 self.round.learn(1, draft_ms / tree.rounds)

@@ -16,7 +16,7 @@ import client.decode
 import client.jobs
 import client.replies
 from client import Result
-from client.decode import Job
+from client.decode import IsAwaited, Job
 from client.options import GenerateOptions
 from node.hop import HopSession
 from node.replies import ReplyBuffer
@@ -106,14 +106,16 @@ async def test_a_death_while_the_client_drafts(
     plain = await nodes.undisturbed(IDS, **SAMPLED)
     draft, count = client.decode._draft, 0
 
-    async def interrupted(job: Job, route: Hashable, room: int) -> tuple[DraftTree, Choice, float]:
+    async def interrupted(
+        job: Job, route: Hashable, room: int, is_awaited: IsAwaited
+    ) -> tuple[DraftTree, Choice, float]:
         nonlocal count
         count += 1
         if count == 4:
             await nodes.announce(*SPARES)
             await nodes.kill(victim)
             await nodes.until_missed()
-        return await draft(job, route, room)
+        return await draft(job, route, room, is_awaited)
 
     monkeypatch.setattr(client.decode, "_draft", interrupted)
     with nodes.counted() as found:

@@ -1,0 +1,86 @@
+"""What is on its way for one generation: its sweeps, what they keep busy, and what is to be learned from them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+from swarm.budget import Ahead, Busy, Choice
+from swarm.ids import TreeNodeId
+from swarm.messages import Reply
+from swarm.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One sweep on its way.
+
+    tree: what was drafted, of which the sweep carries a part. places: of its session nodes in the tree, None for the
+    root. route: over which it goes. choice: why it is as large as it is. draft_ms: what drafting took. sent_s: when.
+    alone: whether every hop should have done with what was sent before when this one comes. busy: what it keeps busy.
+    """
+
+    tree: DraftTree
+    places: Mapping[TreeNodeId, int | None]
+    nodes: int
+    depth: int
+    route: Hashable
+    choice: Choice
+    draft_ms: float
+    sent_s: float
+    alone: bool
+    busy: Busy
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it carries the root itself, whose pick comes in any case."""
+        return None in self.places.values()
+
+    @property
+    def promised(self) -> float:
+        """Tokens that its nodes should bring."""
+        return sum(self.tree.chances[place] for place in self.places.values() if place is not None)
+
+
+@dataclass(slots=True)
+class Pipe:
+    """Sweeps that were sent for one generation and are not learned from yet.
+
+    flights: unanswered, by sequence. lessons: each with the nodes that the text went through. free_s: when the first
+    hop should have done with all of them. clear_s: from when on a sweep should meet none of them at any hop.
+    """
+
+    flights: dict[int, Flight] = field(default_factory=dict)
+    lessons: list[tuple[Flight, Reply, tuple[TreeNodeId, ...]]] = field(default_factory=list)
+    free_s: float = 0.0
+    clear_s: float = 0.0
+
+    def sent(self, sequence: int, flight: Flight) -> None:
+        """A sweep is on its way, which keeps hops busy."""
+        self.flights[sequence] = flight
+        starts_s = max(self.free_s, flight.sent_s)
+        self.free_s = starts_s + flight.busy.slot_ms / 1e3
+        self.clear_s = max(self.clear_s, starts_s + flight.busy.through_ms / 1e3)
+
+    def answered(self, sequence: int, now_s: float) -> Flight | None:
+        """A sweep is back: hops have done with it, whatever was predicted. What it was, None if it was the prompt's.
+
+        Else where sweeps were once believed to take longer than they do, each would leave a remainder, none would seem
+        to be alone, and nobody would learn better.
+        """
+        flight, left = self.flights.pop(sequence, None), [other.busy for other in self.flights.values()]
+        self.free_s = min(self.free_s, now_s + sum(busy.slot_ms for busy in left) / 1e3)
+        self.clear_s = min(self.clear_s, now_s + sum(busy.through_ms for busy in left) / 1e3)
+        return flight
+
+    def is_clear(self, now_s: float, others: int) -> bool:
+        """Whether a sweep that leaves now should meet nothing of ours, of which `others` are the prompt's parts."""
+        return now_s >= self.clear_s and others == 0
+
+    def ahead(self, now_s: float) -> Ahead:
+        """What is on its way."""
+        first = next(iter(self.flights.values()), None)
+        due_ms = math.inf if first is None or first.choice.predicted_ms is None else first.choice.predicted_ms
+        reply_ms = due_ms - (now_s - first.sent_s) * 1e3 if first is not None else due_ms
+        return Ahead(len(self.flights), max(self.free_s - now_s, 0.0) * 1e3, reply_ms)
