@@ -37,6 +37,7 @@ from benchmarks.sheet import Sheet
 from client.chain import Chain, open_chain
 from client.decode import PREFILLS_IN_FLIGHT, Job, decode
 from client.draft import NoDrafter
+from client.drafters import Drafters
 from client.jobs import PREFILL_CHUNK, JobMaker
 from client.options import Options as TextOptions
 from client.session import SessionOpener
@@ -104,7 +105,7 @@ class Ways:
 
     def __init__(self, opener: SessionOpener, drafting: ThreadPoolExecutor) -> None:
         self._opener = opener
-        self._jobs = JobMaker(opener.target, NoDrafter(), drafting, 0)
+        self._jobs = JobMaker(opener.target, Drafters(NoDrafter()), drafting, 0)
 
     async def canopy(self, prompt: tuple[int, ...], new_tokens: int, mishaps: Mishaps) -> list[int]:
         """One session, repaired."""

@@ -25,6 +25,7 @@ from benchmarks.virtual import AtOnce
 from benchmarks.worker import covered
 from client.aio import EXPECTED_NODES
 from client.draft import NONE
+from client.drafters import Drafters
 from client.jobs import MOST_NODES, JobMaker
 from client.options import Options
 from client.session import SessionOpener
@@ -112,7 +113,7 @@ class Client:
         Raises:
             AssertionError: it is another.
         """
-        jobs = JobMaker(self.opener.target, FreeDrafter(recorded), AtOnce(), self.nodes, self.goodput)
+        jobs = JobMaker(self.opener.target, Drafters(FreeDrafter(recorded)), AtOnce(), self.nodes, self.goodput)
         sampling = recorded.sampling
         options = Options(
             max_new_tokens=len(recorded.tokens) - len(recorded.prompt),

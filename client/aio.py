@@ -17,6 +17,7 @@ from client.calibration import default_calibration_folder
 from client.chat import AsyncChat
 from client.conversation import Conversation
 from client.decode import Job
+from client.drafters import Drafters
 from client.drafts import Wanted, load_drafter
 from client.jobs import JobMaker
 from client.options import ConnectOptions, GenerateOptions, check_codec, make_options
@@ -105,7 +106,7 @@ class AsyncSwarm:
             opener = SessionOpener(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge)
             drafting = drafting_thread(made.drafter, target.hidden_size, threads)
             try:
-                yield cls(opener, JobMaker(target, made.drafter, drafting, nodes), scope)
+                yield cls(opener, JobMaker(target, Drafters(made.drafter, made.another), drafting, nodes), scope)
             finally:
                 drafting.shutdown(wait=False, cancel_futures=True)
                 await asyncio.to_thread(made.keep)

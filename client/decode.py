@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from client.answers import Answer
-from client.draft import Drafter, NoDrafter
+from client.draft import Drafter, NoDrafter, TreeDrafter
 from client.hidden import WANT_ROWS, Observe, hand_over
 from client.pipe import Flight, Pipe
 from client.stats import SweepStats
@@ -77,7 +77,8 @@ class Job:
 
     prompt: token ids. chunk: nodes per prefill sweep. text: decides where the output ends. kept_tokens: of the prompt,
     those that the session held already. options: what it was asked for. resumed_tokens: were in `text` from the start.
-    observe: who gets the target's hidden rows; None asks for none. late: drafting that was not waited for.
+    observe: who gets the target's hidden rows; None asks for none. lend: lends a drafter while it runs.
+    late: drafting that was not waited for.
     """
 
     prompt: tuple[int, ...]
@@ -92,6 +93,7 @@ class Job:
     resumed_tokens: int = 0
     clock: Callable[[], float] = time.perf_counter
     observe: Observe | None = None
+    lend: Callable[[], AbstractContextManager[Drafter]] | None = None
     kept_tokens: int = 0
     prefill_sweeps: int = 0
     sweeps: list[SweepStats] = field(default_factory=list)
@@ -106,6 +108,17 @@ class Job:
     def sequence(self) -> tuple[int, ...]:
         """Every certain token."""
         return (*self.prompt, *self.text.tokens)
+
+    @contextmanager
+    def drafted_for(self) -> Iterator[None]:
+        """While it runs it has a drafter that nobody else has, where one can be lent; where none is left, no trees."""
+        with nullcontext(self.drafter) if self.lend is None else self.lend() as drafter:
+            if isinstance(drafter, NoDrafter):
+                self.budget = FixedBudget(0)
+            if isinstance(drafter, TreeDrafter) and drafter.wants_rows:
+                self.observe = drafter.observe
+            self.drafter = drafter
+            yield
 
     def unfinished(self) -> Unfinished:
         """What it takes to go on later."""

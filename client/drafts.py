@@ -65,9 +65,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A drafter, and what its calibrations do when it is not needed any more."""
+    """A drafter, and what its calibrations do when it is not needed any more.
+
+    another: makes a further one of the same models, which believes them as far.
+    """
 
     drafter: Drafter
+    another: Callable[[], Drafter]
     keeping: tuple[Callable[[], None], ...] = ()
 
     def keep(self) -> None:
@@ -89,11 +93,11 @@ def load_drafter(model: Name, target: Target, wanted: Wanted, revision: str | No
     if len(wanted.names) > MOST_DRAFTS:
         raise ConfigError(f"draft: {len(wanted.names)} of them; at most {MOST_DRAFTS} work together")
     device = find_device(wanted.device)
-    sources: list[Source] = [LookupSource(Lookup())] if wanted.lookup else []
+    makers: list[Callable[[], Source]] = [lambda: LookupSource(Lookup())] if wanted.lookup else []
     if wanted.recycle:
-        sources.append(RecycleSource(Recycling()))
-    if wanted.siblings and (sources or wanted.names):
-        sources.append(SiblingSource(Siblings()))
+        makers.append(lambda: RecycleSource(Recycling()))
+    if wanted.siblings and (makers or wanted.names):
+        makers.append(lambda: SiblingSource(Siblings()))
     keeping: list[Callable[[], None]] = []
     company: list[Identified] = []
     for name in wanted.names:
@@ -108,10 +112,15 @@ def load_drafter(model: Name, target: Target, wanted: Wanted, revision: str | No
         if wanted.calibrations is not None:
             path = calibration_path(wanted.calibrations, target, in_company(company))
         chances = load_calibration(path) if path is not None else Calibration()
-        sources.append(part.source(Ranker(len(target.tokenizer), chances)))
+        makers.append(partial(_source, part, len(target.tokenizer), chances))
         if path is not None:
             keeping.append(partial(save_calibration, path, chances))
-    return Made(TreeDrafter(sources) if sources else NoDrafter(), tuple(keeping))
+    another = partial(_drafter, makers)
+    return Made(another(), another, tuple(keeping))
+
+
+def _drafter(makers: Sequence[Callable[[], Source]]) -> Drafter:
+    return TreeDrafter([make() for make in makers]) if makers else NoDrafter()
 
 
 def find_device(name: str | None) -> torch.device:
@@ -155,6 +164,10 @@ class Part:
 
     source: Callable[[Ranker], Source]
     identity: Identified
+
+
+def _source(part: Part, vocab_tokens: int, chances: Calibration) -> Source:
+    return part.source(Ranker(vocab_tokens, chances))
 
 
 def _model(name: Name, target: Target, device: torch.device, *, adapt: bool) -> Part:

@@ -7,7 +7,8 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 
 from client.decode import Job
-from client.draft import Drafter, NoDrafter, TreeDrafter
+from client.draft import NoDrafter, TreeDrafter
+from client.drafters import Drafters
 from client.options import Options
 from client.target import Target
 from client.text import TextStream
@@ -30,15 +31,16 @@ class JobMaker:
     """
 
     target: Target
-    drafter: Drafter
+    drafters: Drafters
     drafting: Executor
     nodes: int | None
     goodput: Goodput = field(default_factory=lambda: Goodput(MOST_NODES))
 
     def forget(self) -> None:
-        """Let the drafter forget texts, before it grows another tree."""
-        if isinstance(self.drafter, TreeDrafter):
-            self.drafting.submit(self.drafter.forget)
+        """Let drafters forget texts, before they grow another tree."""
+        for drafter in self.drafters.all:
+            if isinstance(drafter, TreeDrafter):
+                self.drafting.submit(drafter.forget)
 
     def make(self, prompt: str | Sequence[int], options: Options, so_far: Sequence[int] = ()) -> Job:
         """A job for this prompt, text or token ids, that goes on after the tokens `so_far`.
@@ -64,10 +66,8 @@ class JobMaker:
             )
         nodes = self.nodes if options.nodes is None else options.nodes
         budget: Budget = self.goodput if nodes is None else FixedBudget(nodes)
-        if isinstance(self.drafter, NoDrafter):
+        if isinstance(self.drafters.first, NoDrafter):
             budget = FixedBudget(0)
-        drafter = self.drafter
-        observe = drafter.observe if isinstance(drafter, TreeDrafter) and drafter.wants_rows else None
         text = TextStream(
             target.tokenizer,
             ids,
@@ -83,9 +83,9 @@ class JobMaker:
             chunk=PREFILL_CHUNK,
             max_new_tokens=options.max_new_tokens,
             text=text,
-            drafter=self.drafter,
+            drafter=self.drafters.first,
             drafting=self.drafting,
             options=asdict(options),
-            observe=observe,
+            lend=self.drafters.lend,
             resumed_tokens=len(text.tokens),
         )

@@ -80,12 +80,13 @@ class Session:
         last = ""
         job.budget.expect(self.chain.route_key, self.chain.route.prospect)
         try:
-            async for text in decode(job, self.chain, self.walk):
-                if first_token == started and len(job.text.tokens) > job.resumed_tokens:
-                    first_token = job.clock()
-                if text and not job.text.stopped:
-                    yield Piece(text)
-                last = text
+            with job.drafted_for():
+                async for text in decode(job, self.chain, self.walk):
+                    if first_token == started and len(job.text.tokens) > job.resumed_tokens:
+                        first_token = job.clock()
+                    if text and not job.text.stopped:
+                        yield Piece(text)
+                    last = text
         except SwarmError as error:
             job.text.finish()
             interrupted = GenerationInterrupted(str(error), job.text.text, job.text.tokens)

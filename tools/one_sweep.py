@@ -18,6 +18,7 @@ from rich.console import Console
 from client.aio import AsyncSwarm
 from client.demo import _swarm, _wait_covered
 from client.draft import NONE, Drafter
+from client.drafters import Drafters
 from client.stats import Result
 from swarm.budget import EVERYTHING, Worth
 from swarm.demo import DRAFT, TARGET
@@ -68,8 +69,8 @@ async def record() -> dict[str, Any]:
     ):
         await _wait_covered(swarm, console)
         await swarm.generate(PROMPT, max_new_tokens=16, seed=SEED, temperature=TEMPERATURE)  # warms links and caches
-        listener = Listener(swarm._jobs.drafter)
-        swarm._jobs = replace(swarm._jobs, drafter=listener)
+        listener = Listener(swarm._jobs.drafters.first)
+        swarm._jobs = replace(swarm._jobs, drafters=Drafters(listener))
         result = await swarm.generate(PROMPT, max_new_tokens=TOKENS, seed=SEED, temperature=TEMPERATURE)
         tokens = swarm.target.tokenizer
         return _told(listener, result, lambda token: str(tokens.decode([token])))

@@ -198,3 +198,16 @@ def test_rows_that_are_said_to_cost_nothing_are_tried_by_and_by() -> None:
         free.spent(ROUTE, spent(replace(NEAR, row_ms=0.0), planned.nodes, brought=8.0))
     assert grown[0] == FIRST_SIZE
     assert grown[-1] > 1000, "where they do cost nothing that takes three sweeps"
+
+
+@pytest.mark.parametrize("kind", ["is_early", "has_read"])
+def test_what_is_said_of_one_tree_counts_where_it_is_said_of_every_tree(kind: str) -> None:
+    """Else a controller that only ever sees such trees would stay with its first trial, whatever that costs."""
+    control, is_early, has_read = Goodput(512), kind == "is_early", kind == "has_read"
+    control.expect(ROUTE, NEAR)
+    for _ in range(2 * FIRST_TREES):
+        tree = DraftTree((0,) * 16, (None,) * 16, (0.01,) * 16, 2, is_early=is_early, has_read=has_read)
+        control.drafted(0.0, tree, control.plan(ROUTE, 0.0, 512), 800.0)
+        control.spent(ROUTE, spent(NEAR, 16))
+    assert control.draft.at(16) == pytest.approx(800.0)
+    assert control.plan(ROUTE, 0.0, 512).nodes == 0

@@ -1,0 +1,82 @@
+"""Several generations of one client at a time: each drafts with what is remembered of its own text."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from benchmarks.acceptance import demo_prompts
+from client.draft import NoDrafter, TreeDrafter
+from client.drafters import MOST_DRAFTERS, Drafters
+from client.drafts import Wanted, load_drafter
+from client.jobs import JobMaker
+from client.options import Options
+from client.source_model import ModelSource
+from client.target import Target, load_target
+from swarm.budget import FixedBudget
+from swarm.demo import DRAFT, TARGET
+from swarm.goodput import Goodput
+from swarm.messages import Sampling
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return load_target(TARGET)
+
+
+@pytest.fixture
+def drafters(target: Target) -> Drafters:
+    made = load_drafter(TARGET, target, Wanted((DRAFT,), "cpu"))
+    return Drafters(made.drafter, made.another)
+
+
+def test_texts_that_are_told_at_once_are_read_once(drafters: Drafters) -> None:
+    """With one drafter for both every tree began with reading the other text."""
+    texts = [list(prompt) for prompt in demo_prompts(2, tokens=64)]
+    with drafters.lend() as one, drafters.lend() as other:
+        has_read = []
+        for _ in range(3):
+            for drafter, text in zip((one, other), texts, strict=True):
+                tree = drafter.grow(text, 8, 4, Sampling())
+                has_read.append(tree.has_read)
+                text.append(tree.tokens[0])
+    assert has_read == [True, True, False, False, False, False]
+
+
+def test_drafters_share_models_and_whom_to_believe(drafters: Drafters) -> None:
+    with drafters.lend() as one, drafters.lend() as other:
+        first, second = (_model(drafter) for drafter in (one, other))
+        assert first is not second
+        assert first._model is second._model
+        assert first.chances is second.chances
+        assert first.session.arena is not second.session.arena
+
+
+def test_one_text_after_another_has_the_drafter_that_knows_most(drafters: Drafters) -> None:
+    with drafters.lend() as first, drafters.lend() as second:
+        pass
+    with drafters.lend() as again:
+        assert again is first
+        with drafters.lend() as other:
+            assert other is second
+    assert drafters.all == [first, second]
+
+
+def test_where_none_is_left_a_text_is_told_without_trees(drafters: Drafters, target: Target) -> None:
+    with ThreadPoolExecutor(1) as drafting, ExitStack() as running:
+        jobs = [JobMaker(target, drafters, drafting, None).make("Once", Options()) for _ in range(MOST_DRAFTERS + 1)]
+        for job in jobs:
+            running.enter_context(job.drafted_for())
+        assert len({id(job.drafter) for job in jobs}) == MOST_DRAFTERS + 1
+        assert all(isinstance(job.budget, Goodput) for job in jobs[:-1])
+        assert isinstance(jobs[-1].drafter, NoDrafter)
+        assert jobs[-1].budget == FixedBudget(0)
+    with drafters.lend() as free:
+        assert free is drafters.first
+
+
+def _model(drafter: object) -> ModelSource:
+    assert isinstance(drafter, TreeDrafter)
+    return next(source for source in drafter.sources if isinstance(source, ModelSource))
