@@ -73,6 +73,8 @@ class Options:
     networks: tuple[str, ...] = tuple(PROFILES)
     forward_ms: float = Costs(0, 1).forward_ms
     """Of a hop, beside what its rows add."""
+    pass_ms: float = Costs(0, 1).pass_ms
+    """Of the draft's model."""
     record: bool = False
     """Write the table into BENCHMARKS.md and the measurements beside it."""
     json: Path | None = None
@@ -222,7 +224,10 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], pool: Pool, options: O
             *("median K", "of plain", "of the best", "pipe / one at a time", "nodes per token"),
         ),
     )
-    costs = {name: replace(PROFILES[name], forward_ms=options.forward_ms) for name in options.networks}
+    costs = {
+        name: replace(PROFILES[name], forward_ms=options.forward_ms, pass_ms=options.pass_ms)
+        for name in options.networks
+    }
     work = [pool.submit(replay_cell, (name, *key), costs[name], texts[key]) for name in costs for key in texts]
     cells = [cell.result() for cell in track(work, "cells", console=console)]
     made.rows += [cell.row for cell in cells]
@@ -230,7 +235,7 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], pool: Pool, options: O
     made.notes.append(
         f"Least of plain {min(against_plain):.2f}, least of the best {min(against_best):.2f}, over {len(cells)} cells; "
         f"up to {options.prompts} prompts of {options.new_tokens} new tokens each, hop {options.forward_ms:g} ms + "
-        f"{Costs(0, 1).row_ms:g} ms per node, draft {Costs(0, 1).pass_ms:g} ms per pass, three hops. One at a "
+        f"{Costs(0, 1).row_ms:g} ms per node, draft {options.pass_ms:g} ms per pass, three hops. One at a "
         "time is at its best: what goodput chooses or a fixed size, whichever is faster. Nodes per token: one at a "
         "time and by the full pipe."
     )
