@@ -73,9 +73,14 @@ def max_positions(config: PreTrainedConfig) -> int | None:
     text = config.get_text_config()
     limit: int | None = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") in GROWING_ROPE:
-        return rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", limit)
-    return limit
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one for all layers, or one per type
+    original = getattr(text, "original_max_position_embeddings", limit)
+    windows = [
+        kind.get("original_max_position_embeddings") or original
+        for kind in kinds
+        if kind.get("rope_type") in GROWING_ROPE
+    ]
+    return min(filter(None, windows), default=limit)
 
 
 def _refusal(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:

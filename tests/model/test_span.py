@@ -311,6 +311,11 @@ def test_rotary_embeddings_that_grow_with_the_batch_end_at_their_first_window() 
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 2048}
     assert max_positions(make_config("llama", max_position_embeddings=4096, rope_parameters=rope)) == 2048
     assert max_positions(make_config("llama", max_position_embeddings=4096)) == 4096
+    kinds = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    for kind in ("dynamic", "longrope"):
+        kinds["full_attention"] = rope | {"rope_type": kind} | dict.fromkeys(("short_factor", "long_factor"), [1.0] * 8)
+        config = make_config("gemma3_text", head_dim=16, max_position_embeddings=4096, rope_parameters=kinds)
+        assert max_positions(config) == 2048
 
 
 def test_a_folder_that_is_no_model_is_unknown(tmp_path: Path) -> None:
