@@ -91,6 +91,9 @@ def _refusal(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
         return "its layers share KV, so they cannot lie on different machines"
     if getattr(text, "is_encoder_decoder", False) or getattr(text, "add_cross_attention", False):
         return "it has an encoder"
+    both_ways = text.model_type == "gemma3_text" and text.use_bidirectional_attention  # others ignore it
+    if both_ways or not getattr(text, "is_causal", True):
+        return "its tokens also see those that follow them"
     for part in (config, text):
         quantisation = getattr(part, "quantization_config", None)
         if quantisation is not None:

@@ -242,6 +242,8 @@ def test_a_span_beyond_the_model_is_refused() -> None:
         ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantised .awq."),
         ("t5", {}, "encoder|no causal language model"),
         ("musicgen", {}, "several text models"),
+        ("llama", {"is_causal": False}, "see those that follow"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "see those that follow"),
     ],
 )
 def test_models_that_cannot_run_are_refused_by_name(family: str, changes: dict[str, Any], reason: str) -> None:
