@@ -94,6 +94,8 @@ def _refusal(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
     both_ways = text.model_type == "gemma3_text" and text.use_bidirectional_attention  # others ignore it
     if both_ways or not getattr(text, "is_causal", True):
         return "its tokens also see those that follow them"
+    if getattr(text, "attn_temperature_tuning", False) and not all(text.no_rope_layers):  # 0 where there is no RoPE
+        return "its attention cools with a row's place in the forward, not with its position"
     for part in (config, text):
         quantisation = getattr(part, "quantization_config", None)
         if quantisation is not None:

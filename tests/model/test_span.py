@@ -244,6 +244,7 @@ def test_a_span_beyond_the_model_is_refused() -> None:
         ("musicgen", {}, "several text models"),
         ("llama", {"is_causal": False}, "see those that follow"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "see those that follow"),
+        ("llama4_text", {"layer_types": ["full_attention"] * 48}, "not with its position"),
     ],
 )
 def test_models_that_cannot_run_are_refused_by_name(family: str, changes: dict[str, Any], reason: str) -> None:
