@@ -91,12 +91,20 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
             values[name] = small
     if config.get_text_config().num_attention_heads == getattr(config.get_text_config(), "num_key_value_heads", None):
         values[aliases.get("num_key_value_heads", "num_key_value_heads")] = _SMALL["num_attention_heads"]
+    layers = _pick_layers(config.get_text_config())
     for name, value in values.items():
         if isinstance(value, list) and len(value) == config.get_text_config().num_hidden_layers:
-            values[name] = value[: _SMALL["num_hidden_layers"]]
+            values[name] = [value[layer] for layer in layers]
     if values.get("rope_parameters"):
         values["rope_parameters"] = _plain_rope(values["rope_parameters"])
     return type(config.get_text_config()).from_dict(values)
+
+
+def _pick_layers(text: PreTrainedConfig) -> list[int]:
+    """The layers whose kinds the toy's layers have, ascending: the first ones, and the first of each kind."""
+    kinds = list(getattr(text, "layer_types", None) or ())
+    picked = dict.fromkeys([*map(kinds.index, dict.fromkeys(kinds)), *range(text.num_hidden_layers)])
+    return sorted(list(picked)[: _SMALL["num_hidden_layers"]])
 
 
 def _plain_rope(rope: dict[str, Any]) -> dict[str, Any]:

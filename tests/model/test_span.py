@@ -298,6 +298,13 @@ def test_an_untested_family_that_comes_out_different_is_refused(monkeypatch: pyt
         prove(make_config("starcoder2", sliding_window=4096), node.span._load)
 
 
+def test_the_self_test_has_a_layer_of_every_kind() -> None:
+    """A kind that begins late: its window is in the mask of the whole, but the layer itself does not know it."""
+    late = {"layer_types": ["full_attention"] * 6 + ["sliding_attention"] * 2, "use_sliding_window": True}
+    with pytest.raises(UnsupportedModel, match=r"qwen2_moe: not a tested family, and its self-test is .* off"):
+        prove(make_config("qwen2_moe", num_hidden_layers=8, sliding_window=4096, **late), node.span._load)
+
+
 def test_an_untested_family_that_does_not_run_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="doge: not a tested family, and its self-test does not run"):
         prove(make_config("doge"), node.span._load)
