@@ -95,16 +95,20 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
     for name, value in values.items():
         if isinstance(value, list) and len(value) == config.get_text_config().num_hidden_layers:
             values[name] = [value[layer] for layer in layers]
+    if values.get("per_layer_config"):
+        own = {int(layer): changes for layer, changes in values["per_layer_config"].items()}
+        values["per_layer_config"] = {place: own[layer] for place, layer in enumerate(layers) if layer in own}
     if values.get("rope_parameters"):
         values["rope_parameters"] = _plain_rope(values["rope_parameters"])
     return type(config.get_text_config()).from_dict(values)
 
 
 def _pick_layers(text: PreTrainedConfig) -> list[int]:
-    """The layers whose kinds the toy's layers have, ascending: the first ones, and the first of each kind."""
+    """The layers whose kinds the toy's layers have: the first ones, and the first of each kind; few are repeated."""
     kinds = list(getattr(text, "layer_types", None) or ())
     picked = dict.fromkeys([*map(kinds.index, dict.fromkeys(kinds)), *range(text.num_hidden_layers)])
-    return sorted(list(picked)[: _SMALL["num_hidden_layers"]])
+    count: int = _SMALL["num_hidden_layers"]
+    return (sorted(list(picked)[:count]) * count)[:count]
 
 
 def _plain_rope(rope: dict[str, Any]) -> dict[str, Any]:

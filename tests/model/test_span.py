@@ -298,6 +298,17 @@ def test_an_untested_family_that_comes_out_different_is_refused(monkeypatch: pyt
         prove(make_config("starcoder2", sliding_window=4096), node.span._load)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen2_moe", {"num_hidden_layers": 4}),
+        ("gemma4_text", {"num_hidden_layers": 12, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}),
+    ],
+)
+def test_the_self_test_takes_models_of_fewer_and_of_more_layers(family: str, changes: dict[str, Any]) -> None:
+    prove(make_config(family, **changes), node.span._load)
+
+
 def test_the_self_test_has_a_layer_of_every_kind() -> None:
     """A kind that begins late: its window is in the mask of the whole, but the layer itself does not know it."""
     late = {"layer_types": ["full_attention"] * 6 + ["sliding_attention"] * 2, "use_sliding_window": True}
