@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, cast
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -62,6 +63,13 @@ def causal_lm_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     if not model_class._supports_attention_backend:
         raise UnsupportedModel(f"{text.model_type}: {model_class.__name__} does not use AttentionInterface")
     return model_class
+
+
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A copy of the language model's own config; whether its head is tied says the whole's, where that says it."""
+    text = copy.deepcopy(config.get_text_config())
+    text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
+    return text
 
 
 def max_positions(config: PreTrainedConfig) -> int | None:

@@ -253,6 +253,20 @@ def test_models_that_cannot_run_are_refused_by_name(family: str, changes: dict[s
         causal_lm_class(config)
 
 
+@pytest.mark.parametrize("family", ["xmod", "gemma4_text"])
+def test_a_model_that_cannot_be_taken_apart_is_refused_in_one_line(family: str) -> None:
+    with pytest.raises(UnsupportedModel, match=f"^{family}: it cannot be cut into spans") as caught:
+        dissect(make_config(family, num_hidden_layers=2, num_kv_shared_layers=0, is_decoder=True))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["voxtral", "qwen2_audio"])
+def test_whether_a_head_is_tied_is_the_language_parts_word_where_the_whole_says_nothing(family: str) -> None:
+    for is_tied in (False, True):
+        text = {"model_type": "llama", "num_hidden_layers": 2, "tie_word_embeddings": is_tied}
+        assert dissect(make_config(family, text_config=text)).is_tied == is_tied
+
+
 def test_a_checkpoint_that_does_not_fit_its_class_is_refused(tmp_path: Path) -> None:
     save_sharded(tiny_model("llama"), tmp_path / "whole")
     index = tmp_path / "whole" / "model.safetensors.index.json"
