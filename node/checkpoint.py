@@ -16,15 +16,13 @@ from safetensors import SafetensorError, safe_open
 from swarm.errors import HubError, NotEnoughSpace, UnknownModel
 from swarm.hub import Hub, Progress, find_model
 from swarm.layers import name_layers
-from swarm.pretrained import read_config, unreadable_weights, weight_map
+from swarm.pretrained import TEXT_PART, read_config, unreadable_weights, weight_map
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from node.config import ServeConfig
     from swarm.layers import Span
-
-TEXT_PART = "language_model."
 
 
 @dataclass(frozen=True, slots=True)

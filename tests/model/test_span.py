@@ -202,7 +202,7 @@ def test_bfloat16_spans_stay_near_the_whole(family: str, tmp_path: Path) -> None
     assert (logits - reference(whole, ids)).abs().max() <= 0.1
 
 
-def test_the_language_part_of_a_model_with_eyes_is_served(tmp_path: Path) -> None:
+def test_the_language_part_of_a_model_with_eyes_is_served_and_drafts(tmp_path: Path) -> None:
     text = tiny_config("gemma3_text").to_dict()
     eyes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 6, "num_attention_heads": 2}
     config = Gemma3Config(text_config=text, vision_config={**eyes, "image_size": 28, "patch_size": 14})
@@ -214,6 +214,9 @@ def test_the_language_part_of_a_model_with_eyes_is_served(tmp_path: Path) -> Non
     arenas = [[Arena(model.layout, 32)] for model in models]
     logits = models[-1].logits(run_chain(models, arenas, [chain(arenas[0][0], ids)]))
     assert (logits - reference(whole, ids)).abs().max() <= 1e-5
+    draft = load_whole(tmp_path / "whole", torch.float32)
+    drafted = draft.logits(draft.forward([chain(Arena(draft.layout, 32), ids)]))
+    assert (drafted - reference(whole, ids)).abs().max() <= 1e-5
 
 
 def test_layers_outside_a_span_hold_nothing(demo: SpanModel) -> None:
