@@ -16,6 +16,7 @@ from swarm.errors import UnsupportedModel
 from swarm.families import causal_lm_class
 from swarm.ids import TreeNodeId
 from swarm.layers import Span
+from swarm.pretrained import first_line
 from swarm.ragged import RaggedModel, Work
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ def prove(config: PreTrainedConfig, load: Load) -> None:
     try:
         error = _largest_error(shrink(config), load)
     except Exception as failure:  # a class that nobody tried may raise anything, and all of it means no
-        reason = str(failure).strip().partition("\n")[0]
-        raise UnsupportedModel(f"{family}: not a tested family, and its self-test does not run: {reason}") from failure
+        reason = f"not a tested family, and does not run in spans ({first_line(failure)}); choose another model"
+        raise UnsupportedModel(f"{family}: {reason}") from failure
     if not error <= TOLERANCE:
         raise UnsupportedModel(f"{family}: not a tested family, and its self-test is {error:.1e} off in the logits")
 

@@ -100,7 +100,8 @@ def _refusal(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
     if getattr(text, "is_encoder_decoder", False) or getattr(text, "add_cross_attention", False):
         return "it has an encoder"
     both_ways = text.model_type == "gemma3_text" and text.use_bidirectional_attention  # others ignore it
-    if both_ways or not getattr(text, "is_causal", True):
+    is_encoder = text.model_type not in TESTED and not getattr(text, "is_decoder", True)  # GPT-NeoX ignores it
+    if both_ways or is_encoder or not getattr(text, "is_causal", True):
         return "its tokens also see those that follow them"
     if getattr(text, "attn_temperature_tuning", False) and not all(text.no_rope_layers):  # 0 where there is no RoPE
         return "its attention cools with a row's place in the forward, not with its position"

@@ -247,6 +247,7 @@ def test_a_span_beyond_the_model_is_refused() -> None:
         ("musicgen", {}, "several text models"),
         ("llama", {"is_causal": False}, "see those that follow"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "see those that follow"),
+        ("bert", {}, "see those that follow"),
         ("llama4_text", {"layer_types": ["full_attention"] * 48}, "not with its position"),
     ],
 )
@@ -334,7 +335,7 @@ def test_the_self_test_has_a_layer_of_every_kind() -> None:
 
 
 def test_an_untested_family_that_does_not_run_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="doge: not a tested family, and its self-test does not run"):
+    with pytest.raises(UnsupportedModel, match=r"doge: not a tested family, and does not run in spans \(.*\); choose"):
         prove(make_config("doge"), node.span._load)
 
 
