@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -141,13 +142,14 @@ def _check(what: str, span: Span, needs_has: tuple[int, int], layer_bytes: int) 
 
 def _text_only(weight_map: Mapping[str, str]) -> Mapping[str, str]:
     """Of a model that also sees or hears, the language model, under the names that it has when it is alone."""
-    if not any(TEXT_PART in name for name in weight_map):
+    if not any(re.search(TEXT_PART, name) for name in weight_map):
         return weight_map
-    return {_text_name(name): file for name, file in weight_map.items() if TEXT_PART in name or "lm_head" in name}
+    ours = (name for name in weight_map if re.search(TEXT_PART, name) or "lm_head" in name)
+    return {_text_name(name): weight_map[name] for name in ours}
 
 
 def _text_name(tensor: str) -> str:
-    return tensor.replace(TEXT_PART, "")
+    return re.sub(TEXT_PART, "", tensor)
 
 
 def _gib(count: int) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-TEXT_PART = "language_model."
+TEXT_PART = r"(?:language|text)_model\."
 """In tensors' names, of a model that also sees or hears: what its language model does not have when it is alone."""
 
 OTHER_WEIGHTS = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".pt", ".pth"}

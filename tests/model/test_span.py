@@ -16,8 +16,6 @@ from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
     AutoTokenizer,
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -36,7 +34,7 @@ from swarm.families import TESTED, causal_lm_class, max_positions
 from swarm.ids import TreeNodeId
 from swarm.layers import Span
 from swarm.ragged import Hole, Work, load_whole
-from tests.model.tiny import SPANS, chain, load_alone, reference, run_chain, save_sharded, tiny_config, tiny_model
+from tests.model.tiny import SPANS, chain, load_alone, reference, run_chain, save_sharded, tiny_model
 
 WHOLE = Span(0, 12)
 
@@ -202,23 +200,6 @@ def test_bfloat16_spans_stay_near_the_whole(family: str, tmp_path: Path) -> None
     assert (logits - reference(whole, ids)).abs().max() <= 0.1
 
 
-def test_the_language_part_of_a_model_with_eyes_is_served_and_drafts(tmp_path: Path) -> None:
-    text = tiny_config("gemma3_text").to_dict()
-    eyes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 6, "num_attention_heads": 2}
-    config = Gemma3Config(text_config=text, vision_config={**eyes, "image_size": 28, "patch_size": 14})
-    torch.manual_seed(0)
-    whole = cast("Any", Gemma3ForConditionalGeneration)(config).eval()
-    save_sharded(whole, tmp_path / "whole")
-    models = [load_alone(tmp_path / "whole", span, tmp_path / str(span)) for span in SPANS]
-    ids = torch.arange(3, 19)
-    arenas = [[Arena(model.layout, 32)] for model in models]
-    logits = models[-1].logits(run_chain(models, arenas, [chain(arenas[0][0], ids)]))
-    assert (logits - reference(whole, ids)).abs().max() <= 1e-5
-    draft = load_whole(tmp_path / "whole", torch.float32)
-    drafted = draft.logits(draft.forward([chain(Arena(draft.layout, 32), ids)]))
-    assert (drafted - reference(whole, ids)).abs().max() <= 1e-5
-
-
 def test_layers_outside_a_span_hold_nothing(demo: SpanModel) -> None:
     middle = load_span(open_checkpoint(TARGET), Span(4, 8), torch.float32)
     anatomy = dissect(open_checkpoint(TARGET).config)
@@ -262,13 +243,6 @@ def test_a_model_that_cannot_be_taken_apart_is_refused_in_one_line(family: str) 
     with pytest.raises(UnsupportedModel, match=f"^{family}: it cannot be cut into spans") as caught:
         dissect(make_config(family, num_hidden_layers=2, num_kv_shared_layers=0, is_decoder=True))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("family", ["voxtral", "qwen2_audio"])
-def test_whether_a_head_is_tied_is_the_language_parts_word_where_the_whole_says_nothing(family: str) -> None:
-    for is_tied in (False, True):
-        text = {"model_type": "llama", "num_hidden_layers": 2, "tie_word_embeddings": is_tied}
-        assert dissect(make_config(family, text_config=text)).is_tied == is_tied
 
 
 def test_a_checkpoint_that_does_not_fit_its_class_is_refused(tmp_path: Path) -> None:
