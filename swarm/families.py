@@ -99,7 +99,7 @@ def _refusal(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
         return "its layers share KV, so they cannot lie on different machines"
     if getattr(text, "is_encoder_decoder", False) or getattr(text, "add_cross_attention", False):
         return "it has an encoder"
-    both_ways = text.model_type == "gemma3_text" and text.use_bidirectional_attention  # others ignore it
+    both_ways = text.model_type in {"gemma", "gemma3_text"} and text.use_bidirectional_attention  # others ignore it
     is_encoder = text.model_type not in TESTED and not getattr(text, "is_decoder", True)  # GPT-NeoX ignores it
     if both_ways or is_encoder or not getattr(text, "is_causal", True):
         return "its tokens also see those that follow them"

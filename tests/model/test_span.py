@@ -227,6 +227,7 @@ def test_a_span_beyond_the_model_is_refused() -> None:
         ("t5", {}, "encoder|no causal language model"),
         ("musicgen", {}, "several text models"),
         ("llama", {"is_causal": False}, "see those that follow"),
+        ("gemma", {"use_bidirectional_attention": True}, "see those that follow"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "see those that follow"),
         ("bert", {}, "see those that follow"),
         ("llama4_text", {"layer_types": ["full_attention"] * 48}, "not with its position"),
