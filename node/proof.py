@@ -30,6 +30,8 @@ SESSIONS = 2
 """Trees in one forward, each of a text of its own."""
 PARENTS = (*(None if node == 0 else node - 1 for node in range(14)), 9, 14, 11, 15)
 """A text of 14 tokens and four nodes that branch off before its end: longer than the window."""
+TIP = 13
+"""The last node of the text."""
 
 _SMALL: dict[str, Any] = {
     "num_hidden_layers": 6,
@@ -136,7 +138,16 @@ def _largest_error(config: PreTrainedConfig, load: Load) -> float:
             with torch.no_grad():
                 alone = whole(ids[_path(node)][None], use_cache=False).logits[0, -1]
             worst = max(worst, float((made[node] - alone).abs().max()))
+        worst = max(worst, float((made[TIP] - _decoded(whole, ids[_path(TIP)])).abs().max()))
     return worst
+
+
+def _decoded(whole: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    """Logits [vocab_size] after a text as `generate` has them: the last token sees what the cache kept of the rest."""
+    with torch.no_grad():
+        kept = whole(ids[None, :-1], use_cache=True).past_key_values
+        logits: torch.Tensor = whole(ids[None, -1:], past_key_values=kept, use_cache=True).logits[0, -1]
+    return logits
 
 
 def _random_model(config: PreTrainedConfig) -> PreTrainedModel:

@@ -309,6 +309,12 @@ def test_the_self_test_has_a_layer_of_every_kind() -> None:
         prove(make_config("qwen2_moe", num_hidden_layers=8, sliding_window=4096, **late), node.span._load)
 
 
+def test_an_untested_family_is_compared_with_decoding_by_a_cache_too() -> None:
+    """Moshi's own cache keeps a window of keys, of which its forward of a whole text knows nothing."""
+    with pytest.raises(UnsupportedModel, match=r"moshi: not a tested family, and its self-test is .* off"):
+        prove(make_config("moshi"), node.span._load)
+
+
 def test_an_untested_family_that_does_not_run_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match=r"doge: not a tested family, and does not run in spans \(.*\); choose"):
         prove(make_config("doge"), node.span._load)
