@@ -66,7 +66,7 @@ def causal_lm_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """A copy of the language model's own config; whether its head is tied says the whole's, where that says it."""
+    """A copy of the language model's own config; whether its head is tied is the whole model's word, if it has one."""
     text = copy.deepcopy(config.get_text_config())
     text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
     return text
@@ -100,7 +100,7 @@ def _refusal(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
     if getattr(text, "is_encoder_decoder", False) or getattr(text, "add_cross_attention", False):
         return "it has an encoder"
     both_ways = text.model_type in {"gemma", "gemma3_text"} and text.use_bidirectional_attention  # others ignore it
-    is_encoder = text.model_type not in TESTED and not getattr(text, "is_decoder", True)  # GPT-NeoX ignores it
+    is_encoder = not (text.model_type.startswith("gpt_neox") or getattr(text, "is_decoder", True))  # which ignores it
     if both_ways or is_encoder or not getattr(text, "is_causal", True):
         return "its tokens also see those that follow them"
     if getattr(text, "attn_temperature_tuning", False) and not all(text.no_rope_layers):  # 0 where there is no RoPE

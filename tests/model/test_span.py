@@ -223,6 +223,7 @@ def test_a_span_beyond_the_model_is_refused() -> None:
         ("qwen3_next", {}, "not all attention .linear_attention."),
         ("gemma3n_text", {}, "share KV"),
         ("falcon", {}, "FalconForCausalLM does not use AttentionInterface"),
+        ("gpt_neox_japanese", {}, "does not use AttentionInterface"),
         ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantised .awq."),
         ("t5", {}, "encoder|no causal language model"),
         ("musicgen", {}, "several text models"),
