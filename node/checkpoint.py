@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,15 +17,13 @@ from safetensors import SafetensorError, safe_open
 from swarm.errors import HubError, NotEnoughSpace, UnknownModel
 from swarm.hub import Hub, Progress, find_model
 from swarm.layers import name_layers
-from swarm.pretrained import read_config, unreadable_weights, weight_map
+from swarm.pretrained import TEXT_PART, read_config, unreadable_weights, weight_map
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from node.config import ServeConfig
     from swarm.layers import Span
-
-TEXT_PART = "language_model."
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +142,14 @@ def _check(what: str, span: Span, needs_has: tuple[int, int], layer_bytes: int) 
 
 def _text_only(weight_map: Mapping[str, str]) -> Mapping[str, str]:
     """Of a model that also sees or hears, the language model, under the names that it has when it is alone."""
-    if not any(TEXT_PART in name for name in weight_map):
+    if not any(re.search(TEXT_PART, name) for name in weight_map):
         return weight_map
-    return {_text_name(name): file for name, file in weight_map.items() if TEXT_PART in name or "lm_head" in name}
+    ours = (name for name in weight_map if re.search(TEXT_PART, name) or "lm_head" in name)
+    return {_text_name(name): weight_map[name] for name in ours}
 
 
 def _text_name(tensor: str) -> str:
-    return tensor.replace(TEXT_PART, "")
+    return re.sub(TEXT_PART, "", tensor)
 
 
 def _gib(count: int) -> str:

@@ -16,6 +16,7 @@ from swarm.errors import UnsupportedModel
 from swarm.families import causal_lm_class
 from swarm.ids import TreeNodeId
 from swarm.layers import Span
+from swarm.pretrained import first_line
 from swarm.ragged import RaggedModel, Work
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ SESSIONS = 2
 """Trees in one forward, each of a text of its own."""
 PARENTS = (*(None if node == 0 else node - 1 for node in range(14)), 9, 14, 11, 15)
 """A text of 14 tokens and four nodes that branch off before its end: longer than the window."""
+TIP = 13
+"""The last node of the text."""
 
 _SMALL: dict[str, Any] = {
     "num_hidden_layers": 6,
@@ -75,8 +78,8 @@ def prove(config: PreTrainedConfig, load: Load) -> None:
     try:
         error = _largest_error(shrink(config), load)
     except Exception as failure:  # a class that nobody tried may raise anything, and all of it means no
-        reason = str(failure).strip().partition("\n")[0]
-        raise UnsupportedModel(f"{family}: not a tested family, and its self-test does not run: {reason}") from failure
+        reason = f"not a tested family, and does not run in spans ({first_line(failure)}); choose another model"
+        raise UnsupportedModel(f"{family}: {reason}") from failure
     if not error <= TOLERANCE:
         raise UnsupportedModel(f"{family}: not a tested family, and its self-test is {error:.1e} off in the logits")
 
@@ -91,12 +94,24 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
             values[name] = small
     if config.get_text_config().num_attention_heads == getattr(config.get_text_config(), "num_key_value_heads", None):
         values[aliases.get("num_key_value_heads", "num_key_value_heads")] = _SMALL["num_attention_heads"]
+    layers = _pick_layers(config.get_text_config())
     for name, value in values.items():
         if isinstance(value, list) and len(value) == config.get_text_config().num_hidden_layers:
-            values[name] = value[: _SMALL["num_hidden_layers"]]
+            values[name] = [value[layer] for layer in layers]
+    if values.get("per_layer_config"):
+        own = {int(layer): changes for layer, changes in values["per_layer_config"].items()}
+        values["per_layer_config"] = {place: own[layer] for place, layer in enumerate(layers) if layer in own}
     if values.get("rope_parameters"):
         values["rope_parameters"] = _plain_rope(values["rope_parameters"])
     return type(config.get_text_config()).from_dict(values)
+
+
+def _pick_layers(text: PreTrainedConfig) -> list[int]:
+    """The layers whose kinds the toy's layers have: the first ones, and the first of each kind; few are repeated."""
+    kinds = list(getattr(text, "layer_types", None) or ())
+    picked = dict.fromkeys([*map(kinds.index, dict.fromkeys(kinds)), *range(text.num_hidden_layers)])
+    count: int = _SMALL["num_hidden_layers"]
+    return (sorted(list(picked)[:count]) * count)[:count]
 
 
 def _plain_rope(rope: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +138,16 @@ def _largest_error(config: PreTrainedConfig, load: Load) -> float:
             with torch.no_grad():
                 alone = whole(ids[_path(node)][None], use_cache=False).logits[0, -1]
             worst = max(worst, float((made[node] - alone).abs().max()))
+        worst = max(worst, float((made[TIP] - _decoded(whole, ids[_path(TIP)])).abs().max()))
     return worst
+
+
+def _decoded(whole: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    """Logits [vocab_size] after a text as `generate` has them: the last token sees what the cache kept of the rest."""
+    with torch.no_grad():
+        kept = whole(ids[None, :-1], use_cache=True).past_key_values
+        logits: torch.Tensor = whole(ids[None, -1:], past_key_values=kept, use_cache=True).logits[0, -1]
+    return logits
 
 
 def _random_model(config: PreTrainedConfig) -> PreTrainedModel:

@@ -19,7 +19,8 @@ from torch import nn
 from node.proof import prove
 from swarm.attention import use_canopy
 from swarm.errors import UnsupportedModel
-from swarm.families import TESTED, causal_lm_class
+from swarm.families import TESTED, causal_lm_class, text_config
+from swarm.pretrained import first_line
 from swarm.ragged import Hole, RaggedModel, find_layers
 
 if TYPE_CHECKING:
@@ -131,10 +132,18 @@ def dissect(config: PreTrainedConfig) -> Anatomy:
     Raises:
         UnsupportedModel: Canopy cannot run this model.
     """
-    model_class = causal_lm_class(config)
-    text = copy.deepcopy(config.get_text_config())
-    text.tie_word_embeddings = config.tie_word_embeddings
+    model_class, text = causal_lm_class(config), text_config(config)
     use_canopy(text)
+    try:
+        return _dissect(model_class, text)
+    except UnsupportedModel:
+        raise
+    except Exception as failure:  # a class that nobody tried may raise anything, and all of it means no
+        reason = f"it cannot be cut into spans ({first_line(failure)}); choose another model"
+        raise UnsupportedModel(f"{text.model_type}: {reason}") from failure
+
+
+def _dissect(model_class: type[PreTrainedModel], text: PreTrainedConfig) -> Anatomy:
     with torch.device("meta"):
         model = model_class(text)
     where = find_layers(model)

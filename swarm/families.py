@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, cast
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -64,6 +65,13 @@ def causal_lm_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     return model_class
 
 
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A copy of the language model's own config; whether its head is tied is the whole model's word, if it has one."""
+    text = copy.deepcopy(config.get_text_config())
+    text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
+    return text
+
+
 def max_positions(config: PreTrainedConfig) -> int | None:
     """Tokens that a session of this model may have, None when nothing limits it.
 
@@ -73,9 +81,14 @@ def max_positions(config: PreTrainedConfig) -> int | None:
     text = config.get_text_config()
     limit: int | None = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") in GROWING_ROPE:
-        return rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", limit)
-    return limit
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one for all layers, or one per type
+    original = getattr(text, "original_max_position_embeddings", limit)
+    windows = [
+        kind.get("original_max_position_embeddings") or original
+        for kind in kinds
+        if kind.get("rope_type") in GROWING_ROPE
+    ]
+    return min(filter(None, windows), default=limit)
 
 
 def _refusal(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
@@ -86,6 +99,12 @@ def _refusal(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
         return "its layers share KV, so they cannot lie on different machines"
     if getattr(text, "is_encoder_decoder", False) or getattr(text, "add_cross_attention", False):
         return "it has an encoder"
+    both_ways = text.model_type in {"gemma", "gemma3_text"} and text.use_bidirectional_attention  # others ignore it
+    is_encoder = not (text.model_type.startswith("gpt_neox") or getattr(text, "is_decoder", True))  # which ignores it
+    if both_ways or is_encoder or not getattr(text, "is_causal", True):
+        return "its tokens also see those that follow them"
+    if getattr(text, "attn_temperature_tuning", False) and not all(text.no_rope_layers):  # 0 where there is no RoPE
+        return "its attention cools with a row's place in the forward, not with its position"
     for part in (config, text):
         quantisation = getattr(part, "quantization_config", None)
         if quantisation is not None:

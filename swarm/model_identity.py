@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UnknownModel
+from swarm.pretrained import read_config
 from swarm.registry import ModelIdentity
 
 CONFIG = "config.json"
@@ -109,12 +110,11 @@ def _samples(file: Path, size: int) -> str:
 
 
 def _num_layers(folder: Path) -> int:
-    config = _read_json(folder / CONFIG)
-    text = config.get("text_config", config)
-    for field in ("num_hidden_layers", "n_layer", "num_layers"):
-        if isinstance(text.get(field), int):
-            return int(text[field])
-    raise UnknownModel(f"{folder / CONFIG}: does not say how many layers the model has")
+    try:
+        count: int = read_config(folder, str(folder)).get_text_config().num_hidden_layers
+    except (UnknownModel, AttributeError, ValueError) as error:
+        raise UnknownModel(f"{folder / CONFIG}: does not say how many layers the model has") from error
+    return count
 
 
 def _read_json(file: Path) -> dict[str, Any]:

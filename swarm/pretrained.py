@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+TEXT_PART = r"(?:language|text)_model\."
+"""In tensors' names, of a model that also sees or hears: what its language model does not have when it is alone."""
+
 OTHER_WEIGHTS = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".pt", ".pth"}
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
 """What transformers raises on a config or tokenizer that it cannot read."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM
 
-from swarm.families import causal_lm_class
+from swarm.errors import UnsupportedModel
+from swarm.families import causal_lm_class, text_config
 from swarm.hub import find_model
-from swarm.pretrained import read_config, unreadable_weights, weight_files
+from swarm.pretrained import TEXT_PART, read_config, unreadable_weights, weight_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -24,27 +24,35 @@ def load_causal_lm(
     device: torch.device | str,
     prepare: Callable[[PreTrainedConfig], None] = lambda _: None,
 ) -> PreTrainedModel:
-    """Load a model of a family that Canopy runs.
+    """Load a model of a family that Canopy runs; of one that also sees or hears, the language model alone.
 
     prepare: changes its config before the class sees it.
 
     Raises:
         UnknownModel: there is no such model.
-        UnsupportedModel: Canopy cannot run it.
+        UnsupportedModel: Canopy cannot run it, or tensors are missing.
         HubError: the hub refuses, cannot be reached, or what it sent cannot be kept.
     """
     folder, hub = find_model(model)
     config = read_config(folder, str(model))
-    causal_lm_class(config)
-    prepare(config)
+    model_class, text = causal_lm_class(config), text_config(config)
+    prepare(text)
     files = weight_files(folder, hub, str(model))
     if hub is not None:
         hub.fetch(files)
     try:
-        whole: Any = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        loaded: Any = model_class.from_pretrained(
+            folder,
+            config=text,
+            dtype=dtype,
+            use_safetensors=True,
+            key_mapping={TEXT_PART: ""},
+            output_loading_info=True,
         )
     except (OSError, SafetensorError) as error:
         raise unreadable_weights(str(model), folder, error) from error
+    whole, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        raise UnsupportedModel(f"{model}: {len(missing)} tensors are missing, such as {missing[0]}")
     moved: PreTrainedModel = whole.to(device)
     return moved

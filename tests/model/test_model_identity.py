@@ -107,11 +107,28 @@ def test_a_commit_stands_for_the_weights_of_a_hub_model(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({"model_type": "dbrx", "n_layers": 7}, 7),
+        ({"model_type": "llama"}, 32),
+        ({"model_type": "llava", "text_config": {"model_type": "llama"}}, 32),
+    ],
+)
+def test_how_many_layers_a_model_has_is_read_as_its_class_reads_it(
+    folder: Path, config: dict[str, Any], layers: int
+) -> None:
+    (folder / "config.json").chmod(0o644)
+    (folder / "config.json").write_text(json.dumps(config))
+    assert model_identity(folder).num_layers == layers
+
+
+@pytest.mark.parametrize(
     ("file", "content", "message"),
     [
         ("config.json", "{", "not valid JSON"),
         ("config.json", "[]", "not a JSON object"),
         ("config.json", "{}", "does not say how many layers"),
+        ("config.json", '{"model_type": "musicgen"}', "does not say how many layers"),
         ("model.safetensors", "", "not a safetensors file"),
     ],
 )

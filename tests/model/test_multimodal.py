@@ -1,0 +1,41 @@
+"""The language part of a model that also sees or hears, served in spans and as a draft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+
+from node.span import dissect
+from swarm.arena import Arena
+from swarm.ragged import load_whole
+from tests.model.tiny import SPANS, chain, load_alone, reference, run_chain, save_sharded, tiny_config
+
+EYES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 6, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(("family", "text"), [("gemma3", "gemma3_text"), ("idefics3", "llama")])
+def test_the_language_part_of_a_model_with_eyes_is_served_and_drafts(family: str, text: str, tmp_path: Path) -> None:
+    eyes = {**EYES, "image_size": 28, "patch_size": 14}
+    config = cast("Any", CONFIG_MAPPING[family])(text_config=tiny_config(text).to_dict(), vision_config=eyes)
+    torch.manual_seed(0)
+    whole = cast("Any", AutoModelForImageTextToText).from_config(config).eval()
+    save_sharded(whole, tmp_path / "whole")
+    models = [load_alone(tmp_path / "whole", span, tmp_path / str(span)) for span in SPANS]
+    ids = torch.arange(3, 19)
+    arenas = [[Arena(model.layout, 32)] for model in models]
+    logits = models[-1].logits(run_chain(models, arenas, [chain(arenas[0][0], ids)]))
+    assert (logits - reference(whole, ids)).abs().max() <= 1e-5
+    draft = load_whole(tmp_path / "whole", torch.float32)
+    drafted = draft.logits(draft.forward([chain(Arena(draft.layout, 32), ids)]))
+    assert (drafted - reference(whole, ids)).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("family", ["voxtral", "qwen2_audio"])
+def test_whether_a_head_is_tied_is_the_language_parts_word_where_the_whole_says_nothing(family: str) -> None:
+    for is_tied in (False, True):
+        text = {"model_type": "llama", "num_hidden_layers": 2, "tie_word_embeddings": is_tied}
+        assert dissect(cast("Any", CONFIG_MAPPING[family])(text_config=text)).is_tied == is_tied
