@@ -66,6 +66,7 @@ def run(command: Command) -> int:
 async def generate(command: Generate) -> None:
     """Stream one text."""
     model, options = _connection(command)
+    command.options.check()
     from client import report, resumption
     from client.aio import AsyncSwarm  # torch and transformers take seconds to import: bad options are told before
     from swarm.heap import settle
@@ -99,6 +100,7 @@ async def generate(command: Generate) -> None:
 def chat(command: Chat) -> int:
     """Talk until the lines end; 1 if an answer failed."""
     model, options = _connection(command)
+    command.options.check()
     from client.sync import Swarm
     from client.talk import Talk, typed_lines
     from swarm.heap import settle

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import pytest_asyncio
@@ -141,6 +142,12 @@ async def test_a_broken_chain_keeps_the_history_and_the_next_turn_works(
         assert read
         assert chat.history[-1] == Message("assistant", read)
         assert (await chat.say("Go on.")).text
+
+
+@pytest.mark.parametrize("given", [None, 5, [1.5], ["It"]])
+async def test_what_is_no_prompt_is_refused_by_name(given: object, running: Running) -> None:
+    with pytest.raises(ConfigError, match="prompt: give text, or token ids"):
+        await running.client.generate(cast("str", given))
 
 
 async def test_what_cannot_be_leaves_the_conversation_as_it_was(running: Running) -> None:
