@@ -75,7 +75,7 @@ async def generate(command: Generate) -> None:
     quiet_libraries()
     settle()
     begun = resumption.load(command.resume) if command.resume is not None else None
-    prompt = sys.stdin.read() if command.prompt == "-" and begun is None else command.prompt
+    prompt = command.prompt if begun is not None else _prompt(command)
     result = None
     async with AsyncSwarm.connect(model, **options) as swarm:
         pieces = swarm.resume(begun) if begun is not None else swarm.stream(prompt, **asdict(command.options))
@@ -177,6 +177,15 @@ def train(command: TrainDraft) -> None:
 
     quiet_libraries()
     train_draft(command, Console(stderr=True, highlight=False))
+
+
+def _prompt(command: Generate) -> str:
+    from client.options import check_text
+
+    try:
+        return check_text(sys.stdin.read() if command.prompt == "-" else command.prompt, "prompt")
+    except UnicodeDecodeError:
+        raise ConfigError("prompt: is not valid text (UTF-8)") from None
 
 
 def _write(path: Path, text: str) -> None:

@@ -9,7 +9,7 @@ from operator import index
 
 from client.decode import Job
 from client.draft import Drafter, NoDrafter, TreeDrafter
-from client.options import Options
+from client.options import Options, check_text
 from client.target import Target
 from client.text import TextStream
 from swarm.budget import Budget, FixedBudget
@@ -50,6 +50,8 @@ class JobMaker:
         target = self.target
         options.check()
         sampling = options.sampling()
+        if isinstance(prompt, str):
+            check_text(prompt, "prompt")
         try:
             ids = tuple(map(index, target.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt))
         except TypeError:

@@ -129,6 +129,19 @@ def check_codec(given: CodecChoice) -> CodecChoice:
     return given
 
 
+def check_text(text: str, name: str) -> str:
+    """Refuse text with halves of characters, which no tokenizer takes.
+
+    Raises:
+        ConfigError: calls it by this name.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name}: is not valid text (UTF-8)") from None
+    return text
+
+
 def make_options(given: GenerateOptions) -> Options:
     """Options from keyword arguments.
 

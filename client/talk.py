@@ -10,7 +10,7 @@ from rich.console import Console
 from client import report
 from client.stats import Stats
 from client.sync import Chat
-from swarm.errors import SwarmError
+from swarm.errors import ConfigError, SwarmError
 
 HELP = """\
 /stats     where the last answer's time went
@@ -103,5 +103,7 @@ def typed_lines(is_terminal: bool) -> Iterator[str]:
             yield input("› " if is_terminal else "")
         except EOFError:
             return
+        except UnicodeDecodeError:
+            raise ConfigError("prompt: is not valid text (UTF-8)") from None
         except KeyboardInterrupt:
             print("\n(Ctrl-D leaves)")  # noqa: T201 - the command line's own output

@@ -150,6 +150,15 @@ async def test_what_is_no_prompt_is_refused_by_name(given: object, running: Runn
         await running.client.generate(cast("str", given))
 
 
+async def test_what_is_no_text_is_refused_by_name(running: Running) -> None:
+    with pytest.raises(ConfigError, match="prompt: is not valid text"):
+        await running.client.generate("x\ud83d")
+    async with running.client.chat(**OPTIONS) as chat:
+        with pytest.raises(ConfigError, match="prompt: is not valid text"):
+            await chat.say("x\ud83d")
+        assert not chat.history
+
+
 async def test_what_cannot_be_leaves_the_conversation_as_it_was(running: Running) -> None:
     with pytest.raises(ConfigError, match="max_new_tokens"):
         running.client.chat(max_new_tokens=0)

@@ -54,6 +54,14 @@ def test_what_is_no_prompt_is_named_by_its_line(line: str, tmp_path: Path) -> No
         read_prompts(path, 10)
 
 
+@pytest.mark.parametrize("line", [r'{"text": "lone \ud83d half"}', r'{"turns": ["fine", "\udc80"]}'])
+def test_what_is_no_text_is_named_by_its_line(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line)
+    with pytest.raises(ConfigError, match=r"prompts\.jsonl:1: is not valid text"):
+        read_prompts(path, 10)
+
+
 def test_files_that_cannot_be_and_limits_that_cannot_be(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.write_text("\n")

@@ -1,0 +1,37 @@
+"""The `client` command up to the point where it would join a swarm."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+import client.cli
+from client.commands import Generate
+from client.talk import typed_lines
+from swarm.demo import TARGET
+from swarm.errors import ConfigError
+
+
+def command(prompt: str) -> Generate:
+    """Would join a peer that nobody is."""
+    return Generate(model=str(TARGET), join=("nobody",), prompt=prompt)
+
+
+@pytest.fixture
+def garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard input that is no text."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\x80abc"), encoding="utf-8"))
+
+
+@pytest.mark.usefixtures("garbage")
+@pytest.mark.parametrize("prompt", ["-", "\udcff\udcfe"])
+def test_a_prompt_that_is_no_text_is_one_line(prompt: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert client.cli.run(command(prompt)) == 1
+    assert capfd.readouterr().err == "client: prompt: is not valid text (UTF-8)\n"
+
+
+@pytest.mark.usefixtures("garbage")
+def test_a_chat_with_what_is_no_text_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="is not valid text"):
+        next(typed_lines(is_terminal=False))
