@@ -84,8 +84,8 @@ async def generate(command: Generate) -> None:
                 print(piece.text, end="", flush=True)  # noqa: T201
                 result = piece.result
         except GenerationInterrupted as error:
-            path = resumption.default_path()
-            if resumption.save(error, path):
+            path = resumption.save(error, resumption.default_folder())
+            if path is not None:
                 error.add_note(f"go on with the same command and: --resume {shlex.quote(str(path))}")
             raise
     print()  # noqa: T201

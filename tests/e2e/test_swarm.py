@@ -259,7 +259,7 @@ def test_a_killed_node_leaves_nothing_and_ends_the_text_with_a_clear_error(
     assert re.search(r"waiting up to 2 s: nobody serves layers 4…7", said)
     last = said.splitlines()[-1]
     assert re.search(r"client: generation interrupted after \d+ tokens: nobody serves layers 4…7", last)
-    assert re.search(r"go on with the same command and: --resume \S+interrupted.json$", last)
+    assert re.search(r"go on with the same command and: --resume \S+/interrupted-[-\d]+\.json$", last)
     assert "Traceback" not in said
     others = [running.addresses[span] for span in ("0-4", "8-12")]
     assert within(GONE_S, lambda: all(info(address).sessions == 0 for address in others))
