@@ -195,8 +195,10 @@ class SessionOpener:
                         yield Session(chain, walk, want.codec)
                 return
             except HopError as error:
-                if is_open or not refusals.add(error):
+                if is_open:
                     raise
+                if not refusals.add(error):
+                    raise refusals.final(error) from error
                 self.nearby.failed(error.peer)
 
     async def _keep_known(self) -> None:
@@ -226,23 +228,26 @@ class SessionOpener:
         """A route without the machines that refused; where there is none, those that went or stand in are waited for.
 
         Raises:
-            RouteError: nobody serves some layers, and nobody refused either.
+            RouteError: nobody serves some layers.
             HopError: the last refusal; nobody is left to ask, or no time.
         """
-        last, is_told = refusals.last, False
+        last = refusals.last
         while True:
-            for avoid in refusals.avoided():
-                try:
+            everyone, *others = refusals.avoided()
+            try:
+                return await self.route(avoid=everyone)
+            except RouteError as error:
+                if last is None:
+                    raise
+                refusals.gap = error
+            for avoid in others:
+                with suppress(RouteError):
                     return await self.route(avoid=avoid)
-                except RouteError:
-                    if last is None:
-                        raise
-            assert last is not None
             if not refusals.may_heal:
-                raise last
-            if not is_told:
-                is_told = True
-                logger.warning("waiting up to %.0f s: %s", self.wait_s, last)
+                raise refusals.final(last) from last
+            if not refusals.is_told:
+                refusals.is_told = True
+                logger.warning("waiting up to %.0f s: %s", self.wait_s, refusals.gap)
             await asyncio.sleep(RETRY_S)
 
     def _walk(self, chain: Chain) -> Walk:

@@ -10,6 +10,8 @@ from typing import cast
 import pytest
 
 import client.chain
+import client.refusals
+import client.session
 import node.lease
 from client.chain import Chain
 from client.options import GenerateOptions, Options
@@ -109,6 +111,22 @@ async def test_what_the_wire_cannot_hold_is_no_machines_failure(
                     async for _ in one.run(job):
                         pass
     assert not caplog.text
+
+
+async def test_whoever_is_gone_before_a_text_begins_is_missed_once_and_in_plain_words(
+    nodes: Mortals, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record is still listed, so it is asked again and again meanwhile."""
+    forget(nodes.client, 0.6)
+    for module in (client.refusals, client.session):
+        monkeypatch.setattr(module, "RETRY_S", 0.05)
+    await nodes.kill("a2")
+    says = "this fills the gap: node serve demo-target --layers 8-12"
+    with caplog.at_level(logging.WARNING, "client"), pytest.raises(RouteError, match=says) as caught:
+        await nodes.client.generate(IDS, **GREEDY)
+    assert caught.value.missing == ((8, 12),)
+    (said,) = caplog.messages
+    assert said == f"waiting up to 1 s: {caught.value}"
 
 
 @pytest.mark.parametrize("victim", CHAIN)
