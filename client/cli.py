@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, TextIO, assert_never, cast
 
 import tyro
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from client.commands import Bench, Chat, Command, Connection, Generate, TrainDraft
+from client.notes import Notes, Streamed
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
 
 if TYPE_CHECKING:
@@ -32,7 +33,11 @@ def main() -> None:
         "train-draft": TrainDraft,
     }
     command = tyro.extras.subcommand_cli_from_dict(commands, prog="client", description="Use a swarm.")
-    logging.basicConfig(level=os.environ.get("CANOPY_LOG", "WARNING"), format="%(asctime)s %(name)s: %(message)s")
+    level, text = os.environ.get("CANOPY_LOG"), Streamed(sys.stdout)
+    sys.stdout = cast("TextIO", text)
+    handler = logging.StreamHandler()
+    handler.setFormatter(Notes(text, f"{'%(asctime)s %(name)s' if level else 'client'}: %(message)s"))
+    logging.basicConfig(level=level or "WARNING", handlers=[handler])
     sys.exit(run(command))
 
 

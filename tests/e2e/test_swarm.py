@@ -256,7 +256,7 @@ def test_a_killed_node_leaves_nothing_and_ends_the_text_with_a_clear_error(
         assert not left
         assert client.process.wait(timeout=30) == 1
     said = client.log.read_text()
-    assert re.search(r"waiting up to 2 s: nobody serves layers 4…7", said)
+    assert re.search(r"(?m)^client: waiting up to 2 s: nobody serves layers 4…7", said)
     last = said.splitlines()[-1]
     assert re.search(r"client: generation interrupted after \d+ tokens: nobody serves layers 4…7", last)
     assert re.search(r"go on with the same command and: --resume \S+/interrupted-[-\d]+\.json$", last)

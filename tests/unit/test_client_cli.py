@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import logging
+from typing import TextIO, cast
 
 import pytest
 
 import client.cli
 from client.commands import Generate
+from client.notes import Notes, Streamed
 from client.talk import typed_lines
 from swarm.demo import TARGET
 from swarm.errors import ConfigError
@@ -35,3 +38,20 @@ def test_a_prompt_that_is_no_text_is_one_line(prompt: str, capfd: pytest.Capture
 def test_a_chat_with_what_is_no_text_is_one_line() -> None:
     with pytest.raises(ConfigError, match="is not valid text"):
         next(typed_lines(is_terminal=False))
+
+
+def test_a_note_begins_a_new_line_where_the_texts_is_open() -> None:
+    said = io.StringIO()
+    text, logger = Streamed(said), logging.Logger("client.chain")
+    handler = logging.StreamHandler(said)
+    handler.setFormatter(Notes(text, "client: %(message)s"))
+    logger.addHandler(handler)
+    logger.warning("before")
+    print("where the aid", end="", file=cast("TextIO", text))
+    logger.warning("waiting")
+    logger.warning("waiting")
+    print(" had been left", file=cast("TextIO", text))
+    logger.warning("after")
+    assert said.getvalue() == (
+        "client: before\nwhere the aid\nclient: waiting\nclient: waiting\n had been left\nclient: after\n"
+    )
