@@ -47,7 +47,7 @@ def run(command: Command) -> int:
     try:
         match command:
             case Generate():
-                asyncio.run(generate(command))
+                generate(command)
             case Chat():
                 return chat(command)
             case Bench():
@@ -68,10 +68,15 @@ def run(command: Command) -> int:
     return 0
 
 
-async def generate(command: Generate) -> None:
+def generate(command: Generate) -> None:
     """Stream one text."""
     model, options = _connection(command)
     command.options.check()
+    prompt = command.prompt if command.resume is not None else _prompt(command)  # Ctrl-C ends this, but not in a loop
+    asyncio.run(_generate(command, prompt, model, options))
+
+
+async def _generate(command: Generate, prompt: str, model: str, options: ConnectOptions) -> None:
     from client import report, resumption
     from client.aio import AsyncSwarm  # torch and transformers take seconds to import: bad options are told before
     from swarm.heap import settle
@@ -80,7 +85,6 @@ async def generate(command: Generate) -> None:
     quiet_libraries()
     settle()
     begun = resumption.load(command.resume) if command.resume is not None else None
-    prompt = command.prompt if begun is not None else _prompt(command)
     result = None
     async with AsyncSwarm.connect(model, **options) as swarm:
         pieces = swarm.resume(begun) if begun is not None else swarm.stream(prompt, **asdict(command.options))
@@ -187,6 +191,8 @@ def train(command: TrainDraft) -> None:
 def _prompt(command: Generate) -> str:
     from client.options import check_text
 
+    if command.prompt == "-" and sys.stdin.isatty():
+        print("reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)  # noqa: T201
     try:
         return check_text(sys.stdin.read() if command.prompt == "-" else command.prompt, "prompt")
     except UnicodeDecodeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
 from typing import TextIO, cast
@@ -25,6 +26,23 @@ def command(prompt: str) -> Generate:
 def garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Standard input that is no text."""
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\x80abc"), encoding="utf-8"))
+
+
+def test_a_prompt_is_read_where_ctrl_c_ends_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Keyboard(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def read(self, size: int | None = -1) -> str:
+            with pytest.raises(RuntimeError, match="no running event loop"):
+                asyncio.get_running_loop()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdin", Keyboard())
+    assert client.cli.run(command("-")) == 130
+    assert capfd.readouterr().err == "reading the prompt from standard input; Ctrl-D ends it\n"
 
 
 @pytest.mark.usefixtures("garbage")
