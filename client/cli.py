@@ -6,8 +6,10 @@ import asyncio
 import logging
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, assert_never, cast
@@ -63,6 +65,9 @@ def run(command: Command) -> int:
     except SwarmError as error:
         print(f"client: {error}", file=sys.stderr)  # noqa: T201
         return 1
+    except BrokenPipeError:  # whoever read the output has gone; the flush at exit would say so
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 130
     return 0
@@ -87,11 +92,12 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
     begun = resumption.load(command.resume) if command.resume is not None else None
     result = None
     async with AsyncSwarm.connect(model, **options) as swarm:
-        pieces = swarm.resume(begun) if begun is not None else swarm.stream(prompt, **asdict(command.options))
+        stream = swarm.resume(begun) if begun is not None else swarm.stream(prompt, **asdict(command.options))
         try:
-            async for piece in pieces:
-                print(piece.text, end="", flush=True)  # noqa: T201
-                result = piece.result
+            async with aclosing(stream) as pieces:
+                async for piece in pieces:
+                    print(piece.text, end="", flush=True)  # noqa: T201
+                    result = piece.result
         except GenerationInterrupted as error:
             path = resumption.save(error, resumption.default_folder())
             if path is not None:

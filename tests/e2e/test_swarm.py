@@ -113,6 +113,20 @@ print("fine")
 """
 
 
+def test_a_reader_that_goes_ends_the_text_quietly(running: Running, bare_target: Path) -> None:
+    arguments = [sys.executable, "-m", "client.cli", "generate", str(bare_target), "--prompt", PROMPT]
+    with subprocess.Popen(
+        [*arguments, "--join", running.peer, *LONG], stdout=PIPE, stderr=PIPE, env=environment()
+    ) as client:
+        assert client.stdout is not None
+        assert client.stderr is not None
+        assert client.stdout.read(20)
+        client.stdout.close()
+        assert client.stderr.read() == b""
+    assert client.returncode == 128 + signal.SIGPIPE
+    assert within(GONE_S, lambda: running.sessions() == 0)
+
+
 def test_the_library_in_a_running_loop_never_opens_the_targets_weights(running: Running, tmp_path: Path) -> None:
     target, draft = (Path(shutil.copytree(model, tmp_path / model.name)) for model in (TARGET, DRAFT))
     arguments = [sys.executable, "-c", LIBRARY, str(target), str(draft), running.peer]
