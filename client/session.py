@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -68,8 +68,10 @@ class Session:
         """Tokens that the sequence may grow to."""
         return self.chain.credits.window_tokens
 
-    async def run(self, job: Job) -> AsyncGenerator[Piece, None]:
+    async def run(self, job: Job, told: Callable[[Stats], None] = lambda _: None) -> AsyncGenerator[Piece, None]:
         """Generate; what the session's sequence has in common with the prompt does not travel again.
+
+        told: where the time went, however it ends.
 
         Raises:
             GenerationInterrupted: the chain broke midway; carries text and tokens so far.
@@ -91,7 +93,9 @@ class Session:
             interrupted = GenerationInterrupted(str(error), job.text.text, job.text.tokens)
             interrupted.unfinished = job.unfinished()
             raise interrupted from error
-        stats = self._stats(job, first_token - started, job.clock() - started, repaired)
+        finally:
+            stats = self._stats(job, first_token - started, job.clock() - started, repaired)
+            told(stats)
         logger.info(
             "session over: %d tokens, %d sweeps, acceptance length %.2f, %.1f tokens/s",
             *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),

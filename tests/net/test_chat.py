@@ -86,7 +86,10 @@ async def test_a_left_answer_stays_as_far_as_it_was_read_and_its_session_goes_on
                 if len(read) > 20:
                     break
         assert chat.history[-1] == Message("assistant", read)
+        assert chat.stats is not None
+        assert (chat.stats.seed, chat.stats.tokens > 0) == (5, True), "of what was stopped"
         result = await chat.say("Go on.")
+        assert chat.stats == result.stats
         assert result.stats.reused_tokens > result.stats.prompt_tokens - 12, "the kept session was used"
         prompt = prompt_of(running, tuple(chat.history[:-1]))
         alone = await running.client.generate(prompt, **OPTIONS)
