@@ -155,6 +155,8 @@ async def bench(command: Bench) -> int:
     ways = measuring.ways(command.options, command.compare, plotted=command.plot is not None)
     if command.plot is not None:
         plotting.check(command.plot)
+    if command.json is not None:
+        _check_writable(command.json)
     quiet_libraries()
     settle()
     console = Console(highlight=False)
@@ -203,6 +205,14 @@ def _prompt(command: Generate) -> str:
         return check_text(sys.stdin.read() if command.prompt == "-" else command.prompt, "prompt")
     except UnicodeDecodeError:
         raise ConfigError("prompt: is not valid text (UTF-8)") from None
+
+
+def _check_writable(path: Path) -> None:
+    """Before the long measurement whose outcome it gets."""
+    place = path if path.exists() else path.absolute().parent
+    if path.is_dir() or not os.access(place, os.W_OK):
+        why = "is a folder" if path.is_dir() else "no permission" if place.exists() else "no such folder"
+        raise ConfigError(f"{path}: cannot be written ({why})")
 
 
 def _write(path: Path, text: str) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+from pathlib import Path
 from typing import TextIO, cast
 
 import pytest
 
 import client.cli
-from client.commands import Generate
+from client.commands import Bench, Generate
 from client.notes import Notes, Streamed
 from client.talk import typed_lines
 from swarm.demo import TARGET
@@ -56,6 +57,15 @@ def test_a_prompt_that_is_no_text_is_one_line(prompt: str, capfd: pytest.Capture
 def test_a_chat_with_what_is_no_text_is_one_line() -> None:
     with pytest.raises(ConfigError, match="is not valid text"):
         next(typed_lines(is_terminal=False))
+
+
+@pytest.mark.parametrize(("name", "why"), [("nowhere/x.json", "no such folder"), (".", "is a folder")])
+def test_where_a_measurement_goes_is_checked_before_it(
+    name: str, why: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    assert client.cli.run(Bench(model=str(TARGET), join=("nobody",), json=path)) == 1
+    assert capfd.readouterr().err == f"client: {path}: cannot be written ({why})\n"
 
 
 def test_a_note_begins_a_new_line_where_the_texts_is_open() -> None:
