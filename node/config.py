@@ -13,7 +13,7 @@ from swarm.broker_address import BrokerAddress, parse_broker
 from swarm.errors import ConfigError
 from swarm.identity import default_identity_path
 from swarm.layers import Span
-from swarm.record import RecordError, split_address
+from swarm.record import MAX_NAME_CHARACTERS, RecordError, split_address
 from swarm.registry_dht import DhtConfig, listen_on
 from swarm.telemetry import DEFAULT_PREFIX, check_prefix
 
@@ -98,6 +98,8 @@ class ServeConfig:
         for option, count in counts:
             if count is not None and count < 1:
                 raise ConfigError(f"{option} {count}: give at least 1, or leave it out")
+        if self.name is not None and not (len(self.name) <= MAX_NAME_CHARACTERS and self.name.isprintable()):
+            raise ConfigError(f"--name {self.name!r}: give printable text of at most {MAX_NAME_CHARACTERS} characters")
         self._check_offload()
         if not 0 <= self.drain <= 3_600:
             raise ConfigError(f"--drain {self.drain:g}: give seconds from 0 to 3600")

@@ -41,6 +41,8 @@ def test_a_span_is_two_rising_numbers(layers: str) -> None:
         ("--kv-tokens", {"kv_tokens": 0}),
         ("--num-layers", {"layers": "auto", "num_layers": 0}),
         ("--layers auto", {"num_layers": 4}),
+        ("--name", {"name": "a\nb\x1b[31m"}),
+        ("--name", {"name": 65 * "a"}),
         ("--host", {"host": "banana"}),
         ("--join", {"join": ("192.0.2.1:80",)}),
         ("--announce-address", {"announce_address": "no port"}),
