@@ -24,6 +24,7 @@ from client.session import Piece, SessionOpener
 from client.stats import Result
 from client.target import Target, find_in_swarm, load_target
 from client.warm_up import drafting_thread
+from swarm.cores import check_threads
 from swarm.dial import Dialer
 from swarm.errors import ConfigError, GenerationInterrupted
 from swarm.registry import ModelIdentity
@@ -91,8 +92,8 @@ class AsyncSwarm:
         codec, wait_s = check_codec(options.get("codec", "lossless")), options.get("wait", DEFAULT_WAIT_S)
         if not wait_s >= 0:
             raise ConfigError(f"wait: {wait_s}; give seconds, 0 to wait for nobody")
-        if (threads := options.get("threads")) is not None and threads < 1:
-            raise ConfigError(f"threads: {threads}; give at least 1, or none to have it measured")
+        threads = options.get("threads")
+        check_threads(threads, "threads")
         if not peers and registry is None:
             raise ConfigError("peers: name one of the swarm's peers, as `swarm bootstrap` and `node serve` print them")
         target = await asyncio.to_thread(load_target, model, options.get("revision"))

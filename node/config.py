@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from swarm.broker_address import BrokerAddress, parse_broker
+from swarm.cores import check_threads
 from swarm.errors import ConfigError
 from swarm.identity import default_identity_path
 from swarm.layers import Span
@@ -94,7 +95,8 @@ class ServeConfig:
         for option, port in ports:
             if not 0 <= port < 65_536:
                 raise ConfigError(f"{option} {port}: a TCP port is 1 to 65535, or 0 for a free one")
-        counts = (("--threads", self.threads), ("--kv-tokens", self.kv_tokens), ("--num-layers", self.num_layers))
+        check_threads(self.threads, "--threads")
+        counts = (("--kv-tokens", self.kv_tokens), ("--num-layers", self.num_layers))
         for option, count in counts:
             if count is not None and count < 1:
                 raise ConfigError(f"{option} {count}: give at least 1, or leave it out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -57,6 +58,12 @@ def test_a_prompt_that_is_no_text_is_one_line(prompt: str, capfd: pytest.Capture
 def test_a_chat_with_what_is_no_text_is_one_line() -> None:
     with pytest.raises(ConfigError, match="is not valid text"):
         next(typed_lines(is_terminal=False))
+
+
+@pytest.mark.parametrize("threads", [0, 4_000_000])
+def test_threads_that_cannot_be_are_one_line(threads: int, capfd: pytest.CaptureFixture[str]) -> None:
+    assert client.cli.run(replace(command("It"), threads=threads)) == 1
+    assert capfd.readouterr().err.startswith(f"client: threads {threads}: give 1 to ")
 
 
 @pytest.mark.parametrize(("name", "why"), [("nowhere/x.json", "no such folder"), (".", "is a folder")])

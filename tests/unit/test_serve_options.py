@@ -38,6 +38,7 @@ def test_a_span_is_two_rising_numbers(layers: str) -> None:
         ("--port", {"port": -1}),
         ("--dht-port", {"dht_port": 70_000}),
         ("--threads", {"threads": 0}),
+        ("--threads", {"threads": 4_000_000}),
         ("--kv-tokens", {"kv_tokens": 0}),
         ("--num-layers", {"layers": "auto", "num_layers": 0}),
         ("--layers auto", {"num_layers": 4}),
