@@ -31,6 +31,7 @@ from node.freed import give_back
 from node.joining import Seats, joiners_choice
 from node.loading import (
     check_compute,
+    check_kv,
     compute_of,
     count_tokens,
     default_kv_tokens,
@@ -179,6 +180,7 @@ class Node:
             self._span = Span.parse(config.layers)
         await self._tell_the_world(scraped)
         await self._load()
+        check_kv(self._model, config.kv_tokens)
         await self._open_service(server)
         await self._be_dialled_back()
         self._rebalance.arrived()

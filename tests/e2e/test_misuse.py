@@ -161,6 +161,12 @@ def test_layers_that_the_model_lacks_are_one_line(config: ServeConfig, refusal: 
     assert "the model has 12 layers" in refusal(node.cli.serve(replace(config, layers="0-99")))
 
 
+def test_more_kv_than_the_memory_holds_is_one_line(config: ServeConfig, refusal: Refusal) -> None:
+    line = refusal(node.cli.serve(replace(config, kv_tokens=99_999_999_999_999)))
+    assert "--kv-tokens 99999999999999 need" in line
+    assert line.endswith("would fit")
+
+
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize(
     ("device", "dtype", "says"),
