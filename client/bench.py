@@ -248,7 +248,7 @@ def table(runs: Sequence[Run]) -> Table:
             way,
             str(len(chosen)),
             str(sum(len(run.tokens) for run in chosen)),
-            f"{median(run.tokens_per_s for run in chosen):.1f}",
+            f"{speed:.1f}" if (speed := median(run.tokens_per_s for run in chosen)) else "–",
             f"{mean(run.acceptance_length for run in chosen):.2f}",
             f"{median(run.ms_per_sweep for run in chosen):.0f}",
             f"{median(run.time_to_first_token_s for run in chosen):.2f}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO, cast
@@ -12,8 +13,9 @@ from typing import TextIO, cast
 import pytest
 
 import client.cli
-from client.commands import Bench, Generate
+from client.commands import Bench, Chat, Generate
 from client.notes import Notes, Streamed
+from client.options import Options
 from client.talk import typed_lines
 from swarm.demo import TARGET
 from swarm.errors import ConfigError
@@ -64,6 +66,20 @@ def test_a_chat_with_what_is_no_text_is_one_line() -> None:
 def test_threads_that_cannot_be_are_one_line(threads: int, capfd: pytest.CaptureFixture[str]) -> None:
     assert client.cli.run(replace(command("It"), threads=threads)) == 1
     assert capfd.readouterr().err.startswith(f"client: threads {threads}: give 1 to ")
+
+
+def test_an_empty_draft_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    assert client.cli.run(replace(command("It"), draft=("",))) == 1
+    assert capfd.readouterr().err == "client: draft is empty: name a folder or a hub id, or leave it out\n"
+
+
+@pytest.mark.parametrize("kind", [Generate, Chat, Bench])
+def test_options_are_checked_before_anybody_is_asked(
+    kind: type[Generate | Chat | Bench], capfd: pytest.CaptureFixture[str]
+) -> None:
+    wrong = Options(temperature=math.nan)
+    assert client.cli.run(kind(model="/nowhere", join=("nobody",), options=wrong)) == 1
+    assert capfd.readouterr().err == "client: temperature must be 0 or 1e-6 and more, got nan\n"
 
 
 @pytest.mark.parametrize(("name", "why"), [("nowhere/x.json", "no such folder"), (".", "is a folder")])
