@@ -25,8 +25,10 @@ from client.session import Piece, SessionOpener
 from client.stats import Result
 from client.target import Target, find_in_swarm, load_target
 from client.warm_up import drafting_thread
+from swarm.cores import check_threads
 from swarm.dial import Dialer
 from swarm.errors import ConfigError, GenerationInterrupted
+from swarm.quiet import bars_hidden
 from swarm.registry import ModelIdentity
 from swarm.registry_dht import DhtConfig, DhtRegistry
 from swarm.routing import Route
@@ -92,12 +94,16 @@ class AsyncSwarm:
         codec, wait_s = check_codec(options.get("codec", "lossless")), options.get("wait", DEFAULT_WAIT_S)
         if not wait_s >= 0:
             raise ConfigError(f"wait: {wait_s}; give seconds, 0 to wait for nobody")
-        if (threads := options.get("threads")) is not None and threads < 1:
-            raise ConfigError(f"threads: {threads}; give at least 1, or none to have it measured")
+        threads = options.get("threads")
+        check_threads(threads, "threads")
+        wanted = _wanted(options)
+        if not all(map(str, wanted.names)):
+            raise ConfigError("draft is empty: name a folder or a hub id, or leave it out")
         if not peers and registry is None:
             raise ConfigError("peers: name one of the swarm's peers, as `swarm bootstrap` and `node serve` print them")
         target = await asyncio.to_thread(load_target, model, options.get("revision"))
-        made = await asyncio.to_thread(load_drafter, model, target, _wanted(options), options.get("revision"))
+        with bars_hidden():
+            made = await asyncio.to_thread(load_drafter, model, target, wanted, options.get("revision"))
         opened = registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True))
         nodes, hedge = options.get("nodes"), options.get("hedge", False)
         async with opened, Dialer() as dialer, TaskScope() as scope:

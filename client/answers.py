@@ -33,9 +33,13 @@ class Answer:
 
 
 class Answers:
-    """What comes back. on_trouble: told when a stream breaks, and when tails do not pick the same."""
+    """What comes back. on_trouble: told when a stream breaks, and when tails do not pick the same.
+
+    count: answers that came so far.
+    """
 
     def __init__(self, session: SessionId, on_trouble: Callable[[SwarmError], None]) -> None:
+        self.count = 0
         self._session = session
         self._on_trouble = on_trouble
         self._streams: list[tuple[ReplyStream, asyncio.Task[None]]] = []
@@ -130,6 +134,7 @@ class Answers:
         if sent is None:  # repetitions are dropped: the first pick of a node wins
             self._compare(stream, said)
         elif self._put(Answer(said, (time.perf_counter() - sent) * 1e3)):
+            self.count += 1
             self._keep(said)
 
     def _put(self, item: Answer | SwarmError) -> bool:

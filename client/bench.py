@@ -17,7 +17,7 @@ from typing import Literal
 from rich.table import Table
 
 from client.aio import AsyncSwarm
-from client.options import Options
+from client.options import Options, check_text
 from client.pairs import Median, median_of, ratios
 from client.plot import Part, Point, parts_of
 from client.stats import Result
@@ -91,9 +91,10 @@ def _prompt(line: str, place: str) -> Prompt:
     try:
         match json.loads(line):
             case {"text": str(text), **rest} if text:
-                return Prompt(str(rest.get("id", place)), text=text)
+                return Prompt(str(rest.get("id", place)), text=check_text(text, place))
             case {"turns": [str(), *_] as turns, **rest} if all(isinstance(turn, str) and turn for turn in turns):
-                return Prompt(str(rest.get("question_id", rest.get("id", place))), turns=tuple(turns))
+                turns = tuple(check_text(turn, place) for turn in turns)
+                return Prompt(str(rest.get("question_id", rest.get("id", place))), turns=turns)
     except json.JSONDecodeError:
         pass
     raise ConfigError(f'{place}: is no prompt; each line is JSON such as {{"text": "…"}} or {{"turns": ["…", "…"]}}')
@@ -247,7 +248,7 @@ def table(runs: Sequence[Run]) -> Table:
             way,
             str(len(chosen)),
             str(sum(len(run.tokens) for run in chosen)),
-            f"{median(run.tokens_per_s for run in chosen):.1f}",
+            f"{speed:.1f}" if (speed := median(run.tokens_per_s for run in chosen)) else "–",
             f"{mean(run.acceptance_length for run in chosen):.2f}",
             f"{median(run.ms_per_sweep for run in chosen):.0f}",
             f"{median(run.time_to_first_token_s for run in chosen):.2f}",

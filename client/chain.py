@@ -24,15 +24,7 @@ from client.replies import ReplyStream
 from client.stats import Repair
 from swarm import wire
 from swarm.dial import Dialer
-from swarm.errors import (
-    HopError,
-    HopLeaving,
-    HopTimeout,
-    RouteError,
-    SwarmError,
-    TwinsDiffer,
-    Unreachable,
-)
+from swarm.errors import HopError, HopLeaving, HopTimeout, RouteError, SwarmError, TwinsDiffer, Unreachable
 from swarm.faults import error_of
 from swarm.hedge import Successors
 from swarm.ids import PeerId, SessionId
@@ -77,7 +69,8 @@ Way = Callable[[Collection[str], Sequence[RouteHop]], Awaitable[Route]]
 class Chain:
     """A running session; made by `open_chain`.
 
-    wait_s: how long a missing machine is waited for. repairs: what was repaired so far. differences: between twins.
+    wait_s: how long a machine is waited for that is missing, or is lost again and again before an answer comes.
+    repairs: what was repaired so far. differences: between twins.
     """
 
     def __init__(self, dialer: Dialer, route: Route, want: Open, detour: Detour, wait_s: float = 60.0) -> None:
@@ -96,6 +89,8 @@ class Chain:
         self._scope: TaskScope | None = None
         self._answers = Answers(self._session, self.on_trouble)
         self._suspects: dict[str, tuple[float, HopError]] = {}
+        self._lost_since: dict[str, float] = {}
+        self._count_then = 0
         self._leaving: set[str] = set()
         self._trouble: SwarmError | None = None
         self._missing: RouteError | None = None
@@ -246,7 +241,10 @@ class Chain:
         """
         assert self._scope is not None
         assert self._next is not None
-        started, self._missing, self._has_told = time.monotonic(), None, False
+        now, self._missing = time.monotonic(), None
+        started = now if is_move else self._pause_since(replaced, now)
+        if now - started > self._wait_s and self._trouble is not None:  # it was there again, and did nothing
+            raise self._trouble
         self._hold_survivors(self._scope)
         for attempt in count():
             await asyncio.sleep(min(RETRY_S, 0.05 * attempt))
@@ -265,10 +263,16 @@ class Chain:
             if time.monotonic() - started > self._wait_s:
                 raise self._missing or self._trouble or _nothing_stood(route)
             self._hold_survivors(self._scope)
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - now
         logger.info("repaired in %.2f s", seconds)
         self.repairs = [*self.repairs, Repair(self.generation, tuple(replaced), seconds, is_move)][-MAX_REPAIRS:]
         await self._dialer.tidy()
+
+    def _pause_since(self, lost: Collection[str], now: float) -> float:
+        """When the first of these machines was lost since the latest answer."""
+        if self._answers.count > self._count_then:
+            self._count_then, self._lost_since, self._has_told = self._answers.count, {}, False
+        return min(self._lost_since.setdefault(peer, now) for peer in lost)
 
     async def _way_around(self, started: float, again: set[str], *, is_move: bool) -> Route | None:
         """A route for the next generation; None when a move must wait, because nobody else has the layers.

@@ -18,7 +18,7 @@ from client.decode import Job
 from client.jobs import JobMaker
 from client.options import GenerateOptions, make_options
 from client.session import Piece, Session, SessionOpener
-from client.stats import Result
+from client.stats import Result, Stats
 from swarm.errors import Busy, ConfigError, ContextFull, GenerationInterrupted
 from swarm.tasks import Held, TaskScope, relay
 
@@ -47,6 +47,12 @@ class AsyncChat:
         self._held: Held[Session] | None = None
         self._session: Session | None = None
         self._nodes = 0
+        self._stats: Stats | None = None
+
+    @property
+    def stats(self) -> Stats | None:
+        """Of the last answer, also of one that was left early or broke off; None before the first."""
+        return self._stats
 
     @property
     def history(self) -> Sequence[Message]:
@@ -123,7 +129,7 @@ class AsyncChat:
         session = self._fitting(job)
         if session is not None:
             try:
-                async for piece in session.run(job):
+                async for piece in session.run(job, self._note):
                     yield piece
                 return
             except GenerationInterrupted as error:
@@ -133,11 +139,14 @@ class AsyncChat:
             job = self._job(options)
         session = await self._open(job)
         try:
-            async for piece in session.run(job):
+            async for piece in session.run(job, self._note):
                 yield piece
         except GenerationInterrupted:
             await self.close()
             raise
+
+    def _note(self, stats: Stats) -> None:
+        self._stats = stats
 
     def _job(self, given: GenerateOptions) -> Job:
         """The next answer; near the end of the context it gets what is left."""

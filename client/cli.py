@@ -6,17 +6,20 @@ import asyncio
 import logging
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, TextIO, assert_never, cast
 
 import tyro
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from client.commands import Bench, Chat, Command, Connection, Generate, TrainDraft
+from client.notes import Notes, Streamed
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
 
 if TYPE_CHECKING:
@@ -32,7 +35,11 @@ def main() -> None:
         "train-draft": TrainDraft,
     }
     command = tyro.extras.subcommand_cli_from_dict(commands, prog="client", description="Use a swarm.")
-    logging.basicConfig(level=os.environ.get("CANOPY_LOG", "WARNING"), format="%(asctime)s %(name)s: %(message)s")
+    level, text = os.environ.get("CANOPY_LOG"), Streamed(sys.stdout)
+    sys.stdout = cast("TextIO", text)
+    handler = logging.StreamHandler()
+    handler.setFormatter(Notes(text, f"{'%(asctime)s %(name)s' if level else 'client'}: %(message)s"))
+    logging.basicConfig(level=level or "WARNING", handlers=[handler])
     sys.exit(run(command))
 
 
@@ -42,7 +49,7 @@ def run(command: Command) -> int:
     try:
         match command:
             case Generate():
-                asyncio.run(generate(command))
+                generate(command)
             case Chat():
                 return chat(command)
             case Bench():
@@ -58,14 +65,23 @@ def run(command: Command) -> int:
     except SwarmError as error:
         print(f"client: {error}", file=sys.stderr)  # noqa: T201
         return 1
+    except BrokenPipeError:  # whoever read the output has gone; the flush at exit would say so
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-async def generate(command: Generate) -> None:
+def generate(command: Generate) -> None:
     """Stream one text."""
     model, options = _connection(command)
+    command.options.check()
+    prompt = command.prompt if command.resume is not None else _prompt(command)  # Ctrl-C ends this, but not in a loop
+    asyncio.run(_generate(command, prompt, model, options))
+
+
+async def _generate(command: Generate, prompt: str, model: str, options: ConnectOptions) -> None:
     from client import report, resumption
     from client.aio import AsyncSwarm  # torch and transformers take seconds to import: bad options are told before
     from swarm.heap import settle
@@ -74,17 +90,17 @@ async def generate(command: Generate) -> None:
     quiet_libraries()
     settle()
     begun = resumption.load(command.resume) if command.resume is not None else None
-    prompt = sys.stdin.read() if command.prompt == "-" and begun is None else command.prompt
     result = None
     async with AsyncSwarm.connect(model, **options) as swarm:
-        pieces = swarm.resume(begun) if begun is not None else swarm.stream(prompt, **asdict(command.options))
+        stream = swarm.resume(begun) if begun is not None else swarm.stream(prompt, **asdict(command.options))
         try:
-            async for piece in pieces:
-                print(piece.text, end="", flush=True)  # noqa: T201
-                result = piece.result
+            async with aclosing(stream) as pieces:
+                async for piece in pieces:
+                    print(piece.text, end="", flush=True)  # noqa: T201
+                    result = piece.result
         except GenerationInterrupted as error:
-            path = resumption.default_path()
-            if resumption.save(error, path):
+            path = resumption.save(error, resumption.default_folder())
+            if path is not None:
                 error.add_note(f"go on with the same command and: --resume {shlex.quote(str(path))}")
             raise
     print()  # noqa: T201
@@ -99,6 +115,7 @@ async def generate(command: Generate) -> None:
 def chat(command: Chat) -> int:
     """Talk until the lines end; 1 if an answer failed."""
     model, options = _connection(command)
+    command.options.check()
     from client.sync import Swarm
     from client.talk import Talk, typed_lines
     from swarm.heap import settle
@@ -138,6 +155,8 @@ async def bench(command: Bench) -> int:
     ways = measuring.ways(command.options, command.compare, plotted=command.plot is not None)
     if command.plot is not None:
         plotting.check(command.plot)
+    if command.json is not None:
+        _check_writable(command.json)
     quiet_libraries()
     settle()
     console = Console(highlight=False)
@@ -175,6 +194,25 @@ def train(command: TrainDraft) -> None:
 
     quiet_libraries()
     train_draft(command, Console(stderr=True, highlight=False))
+
+
+def _prompt(command: Generate) -> str:
+    from client.options import check_text
+
+    if command.prompt == "-" and sys.stdin.isatty():
+        print("reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)  # noqa: T201
+    try:
+        return check_text(sys.stdin.read() if command.prompt == "-" else command.prompt, "prompt")
+    except UnicodeDecodeError:
+        raise ConfigError("prompt: is not valid text (UTF-8)") from None
+
+
+def _check_writable(path: Path) -> None:
+    """Before the long measurement whose outcome it gets."""
+    place = path if path.exists() else path.absolute().parent
+    if path.is_dir() or not os.access(place, os.W_OK):
+        why = "is a folder" if path.is_dir() else "no permission" if place.exists() else "no such folder"
+        raise ConfigError(f"{path}: cannot be written ({why})")
 
 
 def _write(path: Path, text: str) -> None:

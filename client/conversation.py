@@ -8,6 +8,7 @@ from typing import Literal
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
+from client.options import check_text
 from swarm.errors import ConfigError
 
 TRANSCRIPT = (
@@ -64,7 +65,8 @@ class Conversation:
         A template writes its own beginning of text, so the tokenizer adds none to it.
 
         Raises:
-            ConfigError: the template does not take these messages, such as a system message where it knows none.
+            ConfigError: the template does not take these messages, such as a system message where it knows none, or
+            they are not valid text.
         """
         messages = [{"role": m.role, "content": m.content} for m in self.messages]
         try:
@@ -77,4 +79,5 @@ class Conversation:
         except (TemplateError, ValueError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise ConfigError(f"this model's chat template does not take this conversation: {reason}") from error
+        text = check_text(str(text), "prompt")
         return tuple(self._tokenizer(text, add_special_tokens=not self.has_template)["input_ids"])

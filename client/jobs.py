@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
+from operator import index
 
 from client.decode import Job
 from client.draft import NoDrafter, TreeDrafter
 from client.drafters import Drafters
-from client.options import Options
+from client.options import Options, check_text
 from client.target import Target
 from client.text import TextStream
 from swarm.budget import Budget, FixedBudget
 from swarm.errors import ConfigError, ContextFull
 from swarm.goodput import Goodput
-from swarm.sampling import check as check_sampling
 
 PREFILL_CHUNK = 512
 """Most nodes of a prefill sweep."""
@@ -52,8 +52,12 @@ class JobMaker:
         target = self.target
         options.check()
         sampling = options.sampling()
-        check_sampling(sampling, target.vocab_size)
-        ids = tuple(target.tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) else tuple(prompt)
+        if isinstance(prompt, str):
+            check_text(prompt, "prompt")
+        try:
+            ids = tuple(map(index, target.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt))
+        except TypeError:
+            raise ConfigError("prompt: give text, or token ids, which are whole numbers") from None
         if not ids:
             raise ConfigError("prompt: is empty, and this tokenizer adds no token of its own; give at least one token")
         if not all(0 <= token < target.vocab_size for token in ids):

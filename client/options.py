@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
@@ -15,6 +16,17 @@ if TYPE_CHECKING:
     from swarm.registry import Registry
 
 MAX_NODES = 2_048
+MAX_NEW_TOKENS = 2**31
+_TYPES: dict[str, tuple[Any, str]] = {
+    "max_new_tokens": (Integral, "a whole number"),
+    "temperature": (Real, "a number"),
+    "top_k": (Integral | None, "a whole number"),
+    "top_p": (Real | None, "a number"),
+    "min_p": (Real | None, "a number"),
+    "seed": (Integral | None, "a whole number"),
+    "nodes": (Integral | None, "a whole number"),
+    "multistep": (bool, "True or False"),
+}
 CodecChoice = Literal["lossless", "int8"]
 """How hidden rows travel between hops: every bit of them, or in int8 blocks, which changes results."""
 
@@ -56,12 +68,20 @@ class Options:
         Raises:
             ConfigError: names the option.
         """
-        if self.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens: {self.max_new_tokens}; ask for at least 1")
+        from swarm.sampling import check as check_sampling  # torch takes seconds to import
+
+        for name, (kind, words) in _TYPES.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise ConfigError(f"{name} must be {words}, got {value!r}")
+        if not 1 <= self.max_new_tokens <= MAX_NEW_TOKENS:
+            raise ConfigError(f"max_new_tokens: {self.max_new_tokens}; ask for 1 … {MAX_NEW_TOKENS}")
         if self.nodes is not None and not 0 <= self.nodes <= MAX_NODES:
             raise ConfigError(f"nodes: {self.nodes} is not in 0 … {MAX_NODES}")
-        if any(not stop for stop in self.stop):
+        if not all(isinstance(stop, str) for stop in self.stop):
+            raise ConfigError(f"stop: {self.stop!r}; give strings")
+        if not all(self.stop):
             raise ConfigError("stop: an empty stop string would end every text at once")
+        check_sampling(self.sampling())
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -109,6 +129,19 @@ def check_codec(given: CodecChoice) -> CodecChoice:
     return given
 
 
+def check_text(text: str, name: str) -> str:
+    """Refuse text with halves of characters, which no tokenizer takes.
+
+    Raises:
+        ConfigError: calls it by this name.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name}: is not valid text (UTF-8)") from None
+    return text
+
+
 def make_options(given: GenerateOptions) -> Options:
     """Options from keyword arguments.
 
@@ -121,4 +154,4 @@ def make_options(given: GenerateOptions) -> Options:
         raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(known)}")
     stop = given.get("stop", ())
     rest: dict[str, Any] = {name: value for name, value in given.items() if name != "stop"}
-    return Options(**rest, stop=(stop,) if isinstance(stop, str) else tuple(stop))
+    return Options(**rest, stop=tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from swarm.errors import HopError, HopTimeout, Unreachable
+from swarm.errors import HopError, HopTimeout, RouteError, SwarmError, Unreachable
 
 ATTEMPTS = 3
 """So often a session is tried to be opened although nothing says that time will help."""
@@ -16,10 +16,15 @@ HEALS = (Unreachable, HopTimeout)
 
 
 class Refusals:
-    """What kept one session from opening so far."""
+    """What kept one session from opening so far.
+
+    gap: what there is without those machines, if that is no chain. is_told: whether the user knows that it is waited.
+    """
 
     def __init__(self, wait_s: float, timer: Callable[[], float] = time.monotonic) -> None:
         """wait_s: for how long, from the first refusal on, machines that went are waited for."""
+        self.gap: RouteError | None = None
+        self.is_told = False
         self._wait_s, self._timer = wait_s, timer
         self._first_s = 0.0
         self._last: dict[str, tuple[float, HopError]] = {}
@@ -29,6 +34,10 @@ class Refusals:
     def last(self) -> HopError | None:
         """The newest one."""
         return max(self._last.values(), key=lambda one: one[0])[1] if self._last else None
+
+    def final(self, error: HopError) -> SwarmError:
+        """What to say in the end; whoever cannot be dialled is gone, and serves no layers."""
+        return self.gap if self.gap is not None and isinstance(error, Unreachable) else error
 
     @property
     def may_heal(self) -> bool:

@@ -1,8 +1,14 @@
-"""An interrupted generation on disk, so that the next run of the program can go on with it."""
+"""Interrupted generations on disk, one file each, so that the next run of the program can go on with one of them.
+
+They hold what was asked and answered: nobody but the user may read them.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,24 +16,36 @@ from client.calibration import default_calibration_folder
 from swarm.errors import ConfigError, GenerationInterrupted, Unfinished
 
 FORMAT = 1
+MAX_FILES = 16
+_PREFIX = "interrupted-"
 
 
-def default_path() -> Path:
-    """Where the command line keeps what was interrupted last."""
-    return default_calibration_folder().with_name("interrupted.json")
+def default_folder() -> Path:
+    """Where the command line keeps what was interrupted."""
+    return default_calibration_folder().with_name("interrupted")
 
 
-def save(error: GenerationInterrupted, path: Path) -> bool:
-    """Keep what it takes to go on; False when there is nothing to keep, or nowhere."""
+def save(error: GenerationInterrupted, folder: Path) -> Path | None:
+    """Keep what it takes to go on in a new file, and only the newest files; None when there is nothing, or nowhere."""
     if error.unfinished is None:
-        return False
+        return None
     kept = {"format": FORMAT, "text": error.text, **asdict(error.unfinished)}
+    path = folder / f"{_PREFIX}{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(kept), encoding="utf-8")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix=".")  # which nobody but the user may read
+        draft = Path(name)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(kept, file)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+        for old in sorted(folder.glob(f"{_PREFIX}*.json"))[:-MAX_FILES]:
+            old.unlink(missing_ok=True)
     except OSError:
-        return False
-    return True
+        return None
+    return path
 
 
 def load(path: Path) -> GenerationInterrupted:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -68,8 +68,10 @@ class Session:
         """Tokens that the sequence may grow to."""
         return self.chain.credits.window_tokens
 
-    async def run(self, job: Job) -> AsyncGenerator[Piece, None]:
+    async def run(self, job: Job, told: Callable[[Stats], None] = lambda _: None) -> AsyncGenerator[Piece, None]:
         """Generate; what the session's sequence has in common with the prompt does not travel again.
+
+        told: where the time went, however it ends.
 
         Raises:
             GenerationInterrupted: the chain broke midway; carries text and tokens so far.
@@ -92,7 +94,9 @@ class Session:
             interrupted = GenerationInterrupted(str(error), job.text.text, job.text.tokens)
             interrupted.unfinished = job.unfinished()
             raise interrupted from error
-        stats = self._stats(job, first_token - started, job.clock() - started, repaired)
+        finally:
+            stats = self._stats(job, first_token - started, job.clock() - started, repaired)
+            told(stats)
         logger.info(
             "session over: %d tokens, %d sweeps, acceptance length %.2f, %.1f tokens/s",
             *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),
@@ -196,8 +200,10 @@ class SessionOpener:
                         yield Session(chain, walk, want.codec)
                 return
             except HopError as error:
-                if is_open or not refusals.add(error):
+                if is_open:
                     raise
+                if not refusals.add(error):
+                    raise refusals.final(error) from error
                 self.nearby.failed(error.peer)
 
     async def _keep_known(self) -> None:
@@ -227,23 +233,26 @@ class SessionOpener:
         """A route without the machines that refused; where there is none, those that went or stand in are waited for.
 
         Raises:
-            RouteError: nobody serves some layers, and nobody refused either.
+            RouteError: nobody serves some layers.
             HopError: the last refusal; nobody is left to ask, or no time.
         """
-        last, is_told = refusals.last, False
+        last = refusals.last
         while True:
-            for avoid in refusals.avoided():
-                try:
+            everyone, *others = refusals.avoided()
+            try:
+                return await self.route(avoid=everyone)
+            except RouteError as error:
+                if last is None:
+                    raise
+                refusals.gap = error
+            for avoid in others:
+                with suppress(RouteError):
                     return await self.route(avoid=avoid)
-                except RouteError:
-                    if last is None:
-                        raise
-            assert last is not None
             if not refusals.may_heal:
-                raise last
-            if not is_told:
-                is_told = True
-                logger.warning("waiting up to %.0f s: %s", self.wait_s, last)
+                raise refusals.final(last) from last
+            if not refusals.is_told:
+                refusals.is_told = True
+                logger.warning("waiting up to %.0f s: %s", self.wait_s, refusals.gap)
             await asyncio.sleep(RETRY_S)
 
     def _walk(self, chain: Chain) -> Walk:

@@ -16,7 +16,7 @@ from client.conversation import Message
 from client.loop_thread import LoopThread
 from client.options import ConnectOptions, GenerateOptions
 from client.session import Piece
-from client.stats import Result
+from client.stats import Result, Stats
 from swarm.errors import GenerationInterrupted
 
 
@@ -79,6 +79,11 @@ class Chat:
     def history(self) -> Sequence[Message]:
         """Every message so far; as `AsyncChat.history`."""
         return self._inner.history
+
+    @property
+    def stats(self) -> Stats | None:
+        """Of the last answer; as `AsyncChat.stats`."""
+        return self._inner.stats
 
     @property
     def has_template(self) -> bool:

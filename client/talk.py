@@ -8,9 +8,8 @@ from contextlib import closing, suppress
 from rich.console import Console
 
 from client import report
-from client.stats import Stats
 from client.sync import Chat
-from swarm.errors import SwarmError
+from swarm.errors import ConfigError, SwarmError
 
 HELP = """\
 /stats     where the last answer's time went
@@ -28,7 +27,6 @@ class Talk:
         self._chat = chat
         self._console = console
         self._seed = seed
-        self._last: Stats | None = None
 
     def run(self, lines: Iterator[str]) -> None:
         """Answer lines until they end or one of them is /quit."""
@@ -47,8 +45,6 @@ class Talk:
             with closing(self._chat.stream(text, seed=self._seed)) as pieces:
                 for piece in pieces:
                     self._show(piece.text, end="")
-                    if piece.result is not None:
-                        self._last = piece.result.stats
             self._show("")
         except KeyboardInterrupt:
             self._console.print("\n(stopped; what you read stays in the history)", style="dim")
@@ -60,10 +56,10 @@ class Talk:
     def _command(self, text: str) -> None:
         name, _, value = text.partition(" ")
         match name:
-            case "/stats" if self._last is not None:
-                self._console.print(report.summary(self._last), soft_wrap=True)
-                self._console.print(report.turn(self._last), soft_wrap=True)
-                self._console.print(report.waterfall(self._last))
+            case "/stats" if (stats := self._chat.stats) is not None:
+                self._console.print(report.summary(stats), soft_wrap=True)
+                self._console.print(report.turn(stats), soft_wrap=True)
+                self._console.print(report.waterfall(stats))
             case "/stats":
                 self._show("nothing was answered yet")
             case "/seed":
@@ -103,5 +99,7 @@ def typed_lines(is_terminal: bool) -> Iterator[str]:
             yield input("› " if is_terminal else "")
         except EOFError:
             return
+        except UnicodeDecodeError:
+            raise ConfigError("prompt: is not valid text (UTF-8)") from None
         except KeyboardInterrupt:
             print("\n(Ctrl-D leaves)")  # noqa: T201 - the command line's own output

@@ -26,6 +26,7 @@ from client.train_draft import DraftTraining
 from client.train_head import HELD_OUT_LINES, HeadTraining, Schedule
 from client.train_samples import Amount, LocalSampler, Sampler, load_for_training, sampled_lines
 from client.train_swarm import open_sampler
+from swarm.cores import check_threads
 from swarm.errors import ConfigError
 from swarm.ragged import find_layers
 
@@ -102,6 +103,7 @@ def check(command: TrainDraft) -> None:
         value = getattr(command, name)
         if value < least.get(name, 1):
             raise ConfigError(f"--{name} {value}: give at least {least.get(name, 1)}")
+    check_threads(command.threads, "--threads")
     if not 0 < command.rate < 1:
         raise ConfigError(f"--rate {command.rate:g}: give a learning rate between 0 and 1")
     if not 0 <= command.seed < 2**31:

@@ -10,10 +10,11 @@ from typing import Annotated, Literal
 import tyro
 
 from swarm.broker_address import BrokerAddress, parse_broker
+from swarm.cores import check_threads
 from swarm.errors import ConfigError
 from swarm.identity import default_identity_path
 from swarm.layers import Span
-from swarm.record import RecordError, split_address
+from swarm.record import MAX_NAME_CHARACTERS, RecordError, split_address
 from swarm.registry_dht import DhtConfig, listen_on
 from swarm.telemetry import DEFAULT_PREFIX, check_prefix
 
@@ -94,10 +95,13 @@ class ServeConfig:
         for option, port in ports:
             if not 0 <= port < 65_536:
                 raise ConfigError(f"{option} {port}: a TCP port is 1 to 65535, or 0 for a free one")
-        counts = (("--threads", self.threads), ("--kv-tokens", self.kv_tokens), ("--num-layers", self.num_layers))
+        check_threads(self.threads, "--threads")
+        counts = (("--kv-tokens", self.kv_tokens), ("--num-layers", self.num_layers))
         for option, count in counts:
             if count is not None and count < 1:
                 raise ConfigError(f"{option} {count}: give at least 1, or leave it out")
+        if self.name is not None and not (len(self.name) <= MAX_NAME_CHARACTERS and self.name.isprintable()):
+            raise ConfigError(f"--name {self.name!r}: give printable text of at most {MAX_NAME_CHARACTERS} characters")
         self._check_offload()
         if not 0 <= self.drain <= 3_600:
             raise ConfigError(f"--drain {self.drain:g}: give seconds from 0 to 3600")

@@ -353,8 +353,8 @@ class HopSession:
         """A hop behind has trouble: the client's business."""
         self._upstreams.send(fault)
 
-    def on_trouble(self, error: HopError) -> None:
-        """The next hop is lost: the client's business."""
+    def on_trouble(self, error: HopError | LocalProtocolError) -> None:
+        """The next hop is lost, or cannot be told: the client's business."""
         self._shop.tally.failed(error)
         self._upstreams.report(error)
 

@@ -205,6 +205,20 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
         raise ConfigError(f"{device} ({name}) does not compute in bfloat16; use --dtype float16 or float32")
 
 
+def check_kv(model: SpanModel, kv_tokens: int | None) -> None:
+    """Refuse more KV tokens than the memory that is free beside the layers holds.
+
+    Raises:
+        NotEnoughSpace: says needs, has and how many tokens would fit.
+    """
+    has, each = free_bytes(model.device), model.layout.bytes_per_token
+    if kv_tokens is not None and kv_tokens * each > has:
+        raise NotEnoughSpace(
+            f"--kv-tokens {kv_tokens} need {kv_tokens * each / 2**30:.1f} GiB of memory, {has / 2**30:.1f} GiB are "
+            f"free; {int(has / each)} would fit"
+        )
+
+
 def default_kv_tokens(model: SpanModel) -> int:
     """As many KV tokens as half of the memory that is free now holds, within a bound."""
     fit = int(free_bytes(model.device) * KV_SHARE / model.layout.bytes_per_token)

@@ -31,6 +31,7 @@ from node.freed import give_back
 from node.joining import Seats, joiners_choice
 from node.loading import (
     check_compute,
+    check_kv,
     compute_of,
     count_tokens,
     default_kv_tokens,
@@ -56,7 +57,7 @@ from node.twin_models import compare_twins
 from node.workshop import Workshop
 from swarm.coverage import serve_line
 from swarm.dial import SERVER_OPTIONS, Dialer
-from swarm.errors import ConfigError, RegistryError, UnknownModel, Unreachable
+from swarm.errors import ConfigError, LayersError, RegistryError, UnknownModel, Unreachable
 from swarm.hello import NONCE_BYTES
 from swarm.ids import PeerId
 from swarm.layers import Span
@@ -64,7 +65,7 @@ from swarm.model_identity import model_identity
 from swarm.noise import gumbel_row
 from swarm.record import NodeRecord, NodeState, bracketed
 from swarm.registry import RECORD_TTL_S, ModelIdentity, Registry
-from swarm.registry_dht import DhtRegistry
+from swarm.registry_dht import DhtRegistry, check_ours
 from swarm.tasks import TaskScope
 from swarm.telemetry import EventKind, Part
 
@@ -179,6 +180,7 @@ class Node:
             self._span = Span.parse(config.layers)
         await self._tell_the_world(scraped)
         await self._load()
+        check_kv(self._model, config.kv_tokens)
         await self._open_service(server)
         await self._be_dialled_back()
         self._rebalance.arrived()
@@ -223,7 +225,8 @@ class Node:
         count = config.num_layers
         if count is None:
             count = fitting_layers(anatomy, dtype, free_bytes(device), config.kv_tokens)
-        Span(0, count).within(anatomy.num_layers)
+        if count > anatomy.num_layers:
+            raise LayersError(f"--num-layers {count}: the model has {anatomy.num_layers} layers")
         self._numeric_class = f"{device.type}-{str(dtype).removeprefix('torch.')}"
         self._seats = Seats(self.registry, self.identity, self._reserve)
         await self._seats.reserve(joiners_choice(self.peer_id, count, self.identity))
@@ -310,11 +313,11 @@ class Node:
 
     def _bind(self, port: int) -> tuple[grpc.aio.Server, int]:
         """Take the port before anything slow, so that a taken one is told at once."""
-        server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
-        host = self._config.host
+        server, host = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS), self._config.host
         try:
             return server, server.add_insecure_port(f"{bracketed(host)}:{port}")
         except RuntimeError:
+            check_ours(host)
             raise ConfigError(f"port {port} of {host} cannot be opened; is another node using it?") from None
 
     async def _open_service(self, server: grpc.aio.Server) -> None:

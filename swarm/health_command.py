@@ -51,7 +51,7 @@ class Health:
     port: int = 8_080
     data: Path | None = None
     webhook: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    webhook_min: Severity = Severity.WARNING
+    webhook_min: tyro.conf.EnumChoicesFromValues[Severity] = Severity.WARNING
     webhook_secret: Annotated[str | None, tyro.conf.Suppress] = field(default=None, repr=False)
     probe_every: float = 300.0
     probe_budget: int = 4_000

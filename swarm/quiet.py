@@ -1,8 +1,12 @@
-"""Keeps other libraries' progress bars out of a command's output, which says in lines of its own what takes time."""
+"""Keeps other libraries' progress bars out of our output, which says in lines of its own what takes time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from huggingface_hub.utils import logging as hub_logging
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
 from transformers.utils import logging as transformers_logging
 
 
@@ -11,3 +15,17 @@ def quiet_libraries() -> None:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def bars_hidden() -> Iterator[None]:
+    """For the library, in whose program bars may be wanted elsewhere."""
+    shown, hub_hidden = transformers_logging.is_progress_bar_enabled(), are_progress_bars_disabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+        if hub_hidden:
+            disable_progress_bars()

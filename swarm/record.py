@@ -27,6 +27,7 @@ MAX_LAYERS: Final = 4_096
 MAX_DELAYS: Final = 16
 MAX_ROW_BYTES: Final = 2**20
 CLOCK_SLACK_S: Final = 5.0  # the DHT tolerates clocks that differ by 3 s
+MAX_NAME_CHARACTERS: Final = 64
 _MAX_NUMBER: Final = 2**62
 _DOMAIN: Final = b"canopy-record"
 
@@ -250,7 +251,7 @@ def _decode(values: list[Any], data: bytes) -> Sealed:
         state=_state(raw["state"]),
         numeric_class=_text("numeric_class", raw["numeric_class"], 96),
         version=_text("version", raw["version"], 32),
-        name=None if raw["name"] is None else _text("name", raw["name"], 64),
+        name=None if raw["name"] is None else _text("name", raw["name"], MAX_NAME_CHARACTERS),
         sweep_ms=_sweep_ms(raw["sweep_ms"]),
         kv_tokens_free=_whole("kv_tokens_free", raw["kv_tokens_free"], total),
         kv_tokens_total=total,

@@ -279,6 +279,15 @@ def check_port_free(config: DhtConfig) -> None:
             raise ConfigError(f"cannot listen on {config.host} port {config.port}: {error}; choose another") from error
 
 
+def check_ours(host: str) -> None:
+    """Raise ConfigError unless this machine has that address."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            raise ConfigError(f"--host {host}: this machine has no such address") from None
+
+
 def check_join_address(address: str) -> None:
     """Raise ConfigError unless this is a libp2p address that ends in a peer id."""
     match = _JOIN.fullmatch(address)

@@ -31,7 +31,7 @@ _HEAD_TOKENS = 1024  # top-p looks at so many best tokens before it sorts a whol
 _BATCH_ROWS = 8  # float64 rows scored at once: 8 MB at a vocabulary of 128k
 
 
-def check(sampling: Sampling, vocab_size: int) -> None:
+def check(sampling: Sampling, vocab_size: int = 1) -> None:
     """Refuse sampling options that have no meaning.
 
     Raises:
@@ -47,7 +47,7 @@ def check(sampling: Sampling, vocab_size: int) -> None:
             temperature == 0 or COLDEST <= temperature < math.inf,
             "must be 0 or 1e-6 and more",
         ),
-        ("top_k", top_k, top_k is None or top_k >= 1, "must be at least 1"),
+        ("top_k", top_k, top_k is None or 1 <= top_k < 2**32, "must lie in [1, 2**32)"),
         ("top_p", top_p, top_p is None or 0 < top_p <= 1, "must lie in (0, 1]"),
         ("min_p", min_p, min_p is None or 0 <= min_p <= 1, "must lie in [0, 1]"),
     )

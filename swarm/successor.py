@@ -16,7 +16,7 @@ from typing import Protocol
 
 import grpc.aio
 
-from swarm.errors import HopError, HopTimeout, SwarmError, Unreachable
+from swarm.errors import HopError, HopTimeout, LocalProtocolError, SwarmError, Unreachable
 from swarm.link import Link, Sent, open_link, uncounted
 from swarm.messages import (
     Attach,
@@ -62,8 +62,8 @@ class Owner(Protocol):
     def on_fault(self, fault: Fault) -> None:
         """A machine behind this one reports trouble."""
 
-    def on_trouble(self, error: HopError) -> None:
-        """The successor itself is lost, or cannot be reached."""
+    def on_trouble(self, error: HopError | LocalProtocolError) -> None:
+        """The successor itself is lost, or cannot be reached; or what was to be sent to it cannot be said."""
 
 
 @dataclass(slots=True)
@@ -190,7 +190,7 @@ class Successor:
                 await tie.left.wait()
                 if tie.farewell is not None:
                     link.send(tie.farewell)
-        except HopError as error:
+        except (HopError, LocalProtocolError) as error:
             self._lost(tie, error)
         except SwarmError as error:
             self._lost(tie, Unreachable(tie.hop.peer, str(tie.hop.span), str(error)))
@@ -221,7 +221,7 @@ class Successor:
             case _:
                 pass
 
-    def _lost(self, tie: _Tie, error: HopError) -> None:
+    def _lost(self, tie: _Tie, error: HopError | LocalProtocolError) -> None:
         tie.is_synced = False
         if not tie.is_broken:
             tie.is_broken = True

@@ -159,6 +159,14 @@ def test_a_reversed_span_is_one_line_of_the_command(tmp_path: Path) -> None:
 
 def test_layers_that_the_model_lacks_are_one_line(config: ServeConfig, refusal: Refusal) -> None:
     assert "the model has 12 layers" in refusal(node.cli.serve(replace(config, layers="0-99")))
+    line = refusal(node.cli.serve(replace(config, layers="auto", num_layers=99)))
+    assert line == "node: --num-layers 99: the model has 12 layers"
+
+
+def test_more_kv_than_the_memory_holds_is_one_line(config: ServeConfig, refusal: Refusal) -> None:
+    line = refusal(node.cli.serve(replace(config, kv_tokens=99_999_999_999_999)))
+    assert "--kv-tokens 99999999999999 need" in line
+    assert line.endswith("would fit")
 
 
 @pytest.mark.usefixtures("untouched")
@@ -196,6 +204,14 @@ def test_a_port_in_use_is_one_line(model: Path, tmp_path: Path) -> None:
         done = run("node.cli", "serve", str(model), *options)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"node: port {port} of 127.0.0.1 cannot be opened; is another node using it?\n"
+
+
+@pytest.mark.usefixtures("untouched")
+def test_an_address_of_another_machine_is_one_line(model: Path, tmp_path: Path) -> None:
+    options = ["--layers", "0-4", "--host", "192.0.2.1", "--identity", str(tmp_path / "key")]
+    done = run("node.cli", "serve", str(model), *options)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "node: --host 192.0.2.1: this machine has no such address\n"
 
 
 @pytest.mark.usefixtures("untouched")

@@ -113,6 +113,20 @@ print("fine")
 """
 
 
+def test_a_reader_that_goes_ends_the_text_quietly(running: Running, bare_target: Path) -> None:
+    arguments = [sys.executable, "-m", "client.cli", "generate", str(bare_target), "--prompt", PROMPT]
+    with subprocess.Popen(
+        [*arguments, "--join", running.peer, *LONG], stdout=PIPE, stderr=PIPE, env=environment()
+    ) as client:
+        assert client.stdout is not None
+        assert client.stderr is not None
+        assert client.stdout.read(20)
+        client.stdout.close()
+        assert client.stderr.read() == b""
+    assert client.returncode == 128 + signal.SIGPIPE
+    assert within(GONE_S, lambda: running.sessions() == 0)
+
+
 def test_the_library_in_a_running_loop_never_opens_the_targets_weights(running: Running, tmp_path: Path) -> None:
     target, draft = (Path(shutil.copytree(model, tmp_path / model.name)) for model in (TARGET, DRAFT))
     arguments = [sys.executable, "-c", LIBRARY, str(target), str(draft), running.peer]
@@ -256,10 +270,10 @@ def test_a_killed_node_leaves_nothing_and_ends_the_text_with_a_clear_error(
         assert not left
         assert client.process.wait(timeout=30) == 1
     said = client.log.read_text()
-    assert re.search(r"waiting up to 2 s: nobody serves layers 4…7", said)
+    assert re.search(r"(?m)^client: waiting up to 2 s: nobody serves layers 4…7", said)
     last = said.splitlines()[-1]
     assert re.search(r"client: generation interrupted after \d+ tokens: nobody serves layers 4…7", last)
-    assert re.search(r"go on with the same command and: --resume \S+interrupted.json$", last)
+    assert re.search(r"go on with the same command and: --resume \S+/interrupted-[-\d]+\.json$", last)
     assert "Traceback" not in said
     others = [running.addresses[span] for span in ("0-4", "8-12")]
     assert within(GONE_S, lambda: all(info(address).sessions == 0 for address in others))

@@ -131,7 +131,17 @@ def test_the_text_may_come_from_a_swarm(tmp_path: Path, monkeypatch: pytest.Monk
     assert (load_file(tmp_path / "samples.safetensors")["lines"] == 7).all()
 
 
-WRONG = {"lines": 8, "tokens": 2, "steps": 0, "batch": 0, "depth": 0, "rate": 2.0, "seed": -1, "start": "x"}
+WRONG = {
+    "lines": 8,
+    "tokens": 2,
+    "steps": 0,
+    "batch": 0,
+    "depth": 0,
+    "rate": 2.0,
+    "seed": -1,
+    "start": "x",
+    "threads": 0,
+}
 
 
 @pytest.mark.parametrize("name", WRONG)

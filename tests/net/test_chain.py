@@ -12,11 +12,12 @@ import pytest
 import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import is_progress_bar_enabled
 
 from swarm import wire
 from swarm.budget import Prospect
 from swarm.codec import encode_rows
-from swarm.demo import TARGET
+from swarm.demo import DRAFT, TARGET
 from swarm.goodput import Goodput
 from swarm.ids import SessionId, TreeNodeId
 from swarm.link import WARM_UP_BYTES, WARM_UP_PINGS, Link
@@ -85,6 +86,16 @@ def greedy_picks(model: PreTrainedModel, sweeps: Iterable[Sweep]) -> dict[int, i
             paths[sweep.first_id + offset] = path
             picks[sweep.first_id + offset] = int(cast("Any", model)(torch.tensor([path])).logits[0, -1].argmax())
     return picks
+
+
+async def test_the_library_shows_no_bars(
+    running: Running, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.utils.logging._tqdm_active", True)
+    async with running.here.client(draft=DRAFT):
+        pass
+    assert "Loading weights" not in capfd.readouterr().err
+    assert is_progress_bar_enabled(), "another program's own ones are not ours to hide"
 
 
 # What travels and what is computed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import pytest_asyncio
@@ -85,7 +86,10 @@ async def test_a_left_answer_stays_as_far_as_it_was_read_and_its_session_goes_on
                 if len(read) > 20:
                     break
         assert chat.history[-1] == Message("assistant", read)
+        assert chat.stats is not None
+        assert (chat.stats.seed, chat.stats.tokens > 0) == (5, True), "of what was stopped"
         result = await chat.say("Go on.")
+        assert chat.stats == result.stats
         assert result.stats.reused_tokens > result.stats.prompt_tokens - 12, "the kept session was used"
         prompt = prompt_of(running, tuple(chat.history[:-1]))
         alone = await running.client.generate(prompt, **OPTIONS)
@@ -141,6 +145,21 @@ async def test_a_broken_chain_keeps_the_history_and_the_next_turn_works(
         assert read
         assert chat.history[-1] == Message("assistant", read)
         assert (await chat.say("Go on.")).text
+
+
+@pytest.mark.parametrize("given", [None, 5, [1.5], ["It"]])
+async def test_what_is_no_prompt_is_refused_by_name(given: object, running: Running) -> None:
+    with pytest.raises(ConfigError, match="prompt: give text, or token ids"):
+        await running.client.generate(cast("str", given))
+
+
+async def test_what_is_no_text_is_refused_by_name(running: Running) -> None:
+    with pytest.raises(ConfigError, match="prompt: is not valid text"):
+        await running.client.generate("x\ud83d")
+    async with running.client.chat(**OPTIONS) as chat:
+        with pytest.raises(ConfigError, match="prompt: is not valid text"):
+            await chat.say("x\ud83d")
+        assert not chat.history
 
 
 async def test_what_cannot_be_leaves_the_conversation_as_it_was(running: Running) -> None:

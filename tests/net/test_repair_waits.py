@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
+from typing import cast
 
 import pytest
 
 import client.chain
+import client.refusals
+import client.session
 import node.lease
-from client.options import GenerateOptions
-from swarm.errors import GenerationInterrupted, RouteError
+from client.chain import Chain
+from client.options import GenerateOptions, Options
+from node.hop import HopSession
+from node.sweep_run import SweepRun
+from swarm.errors import GenerationInterrupted, LocalProtocolError, RouteError
 from tests.net.mortal import CHAIN, Mortals, forget
 from tests.net.raw import info
 from tests.net.running import prompt, until
@@ -56,6 +63,70 @@ async def _interrupted(nodes: Mortals) -> GenerationInterrupted:
     with pytest.raises(GenerationInterrupted) as caught:
         await nodes.client.generate(IDS, **GREEDY)
     return caught.value
+
+
+async def test_a_machine_that_takes_sessions_and_always_fails_is_waited_for_no_longer(
+    nodes: Mortals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often the chain stands again meanwhile."""
+    forget(nodes.client, 0.5)
+    run, stands, stood = HopSession.next_run, Chain._stands, 0
+
+    def idle(hop: HopSession) -> SweepRun | None:
+        if hop._shop.peer != nodes["a1"].peer_id:
+            return run(hop)
+        if hop.log._queue and nodes.chains[-1].generation == 0:
+            hop.fail(RuntimeError("out of order"))
+        return None
+
+    async def then_fails(chain: Chain) -> bool:
+        nonlocal stood
+        does = await stands(chain)
+        stood += does
+        for hop in nodes["a1"].sessions._open.values() if does else ():
+            hop.fail(RuntimeError("out of order"))
+        return does
+
+    monkeypatch.setattr(HopSession, "next_run", idle)
+    monkeypatch.setattr(Chain, "_stands", then_fails)
+    async with asyncio.timeout(10):
+        error = await _interrupted(nodes)
+    assert "--layers 4-8" in str(error)
+    assert stood > 1
+
+
+async def test_what_the_wire_cannot_hold_is_no_machines_failure(
+    nodes: Mortals, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "client"):
+        async with asyncio.timeout(10):
+            with pytest.raises(LocalProtocolError, match="Attach: does not fit the wire"):
+                async with nodes.client._opener.open(cast("int", 3.5), 4):
+                    pass
+            session = nodes.client._opener.open(100, 4)
+            job = nodes.client._jobs.make(IDS, Options(seed=7))
+            job.sampling = replace(job.sampling, seed=cast("int", 1.5))
+            async with session as one:
+                with pytest.raises(GenerationInterrupted, match="does not fit the wire"):
+                    async for _ in one.run(job):
+                        pass
+    assert not caplog.text
+
+
+async def test_whoever_is_gone_before_a_text_begins_is_missed_once_and_in_plain_words(
+    nodes: Mortals, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record is still listed, so it is asked again and again meanwhile."""
+    forget(nodes.client, 0.6)
+    for module in (client.refusals, client.session):
+        monkeypatch.setattr(module, "RETRY_S", 0.05)
+    await nodes.kill("a2")
+    says = "this fills the gap: node serve demo-target --layers 8-12"
+    with caplog.at_level(logging.WARNING, "client"), pytest.raises(RouteError, match=says) as caught:
+        await nodes.client.generate(IDS, **GREEDY)
+    assert caught.value.missing == ((8, 12),)
+    (said,) = caplog.messages
+    assert said == f"waiting up to 1 s: {caught.value}"
 
 
 @pytest.mark.parametrize("victim", CHAIN)

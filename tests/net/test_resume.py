@@ -10,7 +10,7 @@ import pytest
 from client import resumption
 from client.options import GenerateOptions
 from swarm.demo import TARGET
-from swarm.errors import ConfigError, GenerationInterrupted
+from swarm.errors import ConfigError, GenerationInterrupted, Unfinished
 from tests.net.running import SPANS, prompt
 from tests.swarm_here import swarm_here
 
@@ -46,8 +46,9 @@ async def test_an_interrupted_text_goes_on_as_if_nothing_had_happened(
         await servers[1].stop(None)
         with pytest.raises(GenerationInterrupted) as caught:
             await read_on()
-    resumption.save(caught.value, tmp_path / "kept" / "interrupted.json")
-    begun = resumption.load(tmp_path / "kept" / "interrupted.json")
+    path = resumption.save(caught.value, tmp_path / "kept")
+    assert path is not None
+    begun = resumption.load(path)
     assert begun.unfinished is not None
     assert 0 < len(begun.tokens) < 60
     async with swarm_here(TARGET, SPANS) as here, here.client() as swarm:
@@ -59,6 +60,24 @@ async def test_an_interrupted_text_goes_on_as_if_nothing_had_happened(
         assert result.tokens == plain.tokens
         assert begun.text + "".join(piece.text for piece in rest) == plain.text
         assert result.stats.tokens == len(plain.tokens) - len(begun.tokens)
+
+
+def test_every_interruption_has_a_file_of_its_own_that_nobody_else_may_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, paths = tmp_path / "cache" / "kept", []
+    for number in range(resumption.MAX_FILES + 2):
+        error = GenerationInterrupted("node Qm vanished", f"text {number}", (1, 2))
+        error.unfinished = Unfinished((3, 4), {"seed": number}, (1, 2))
+        monkeypatch.setattr("os.getpid", lambda number=number: 1_000 + number)
+        monkeypatch.setattr("time.strftime", lambda _: "20260101-000000")
+        path = resumption.save(error, folder)
+        assert path is not None
+        assert path.stat().st_mode & 0o777 == 0o600
+        paths.append(path)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert sorted(folder.iterdir()) == paths[2:], "the newest are kept, and nothing half-written"
+    assert [resumption.load(path).text for path in paths[2:4]] == ["text 2", "text 3"]
 
 
 def test_what_is_no_interrupted_generation_is_one_line(tmp_path: Path) -> None:

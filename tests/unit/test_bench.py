@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from client.bench import AS_ASKED, PLAIN, Measured, Prompt, Run, read_prompts, report, ways
+from client.bench import AS_ASKED, PLAIN, Measured, Prompt, Run, read_prompts, report, table, ways
 from client.options import Options
 from swarm.errors import ConfigError
 
@@ -54,6 +54,14 @@ def test_what_is_no_prompt_is_named_by_its_line(line: str, tmp_path: Path) -> No
         read_prompts(path, 10)
 
 
+@pytest.mark.parametrize("line", [r'{"text": "lone \ud83d half"}', r'{"turns": ["fine", "\udc80"]}'])
+def test_what_is_no_text_is_named_by_its_line(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line)
+    with pytest.raises(ConfigError, match=r"prompts\.jsonl:1: is not valid text"):
+        read_prompts(path, 10)
+
+
 def test_files_that_cannot_be_and_limits_that_cannot_be(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.write_text("\n")
@@ -94,6 +102,14 @@ def test_another_text_is_wrong_where_texts_are_reproducible() -> None:
     assert other.is_wrong
     other.runs = [replace(run, reproducible=False) for run in other.runs]
     assert not other.is_wrong
+
+
+def test_where_no_speed_could_be_measured_none_is_shown() -> None:
+    console = Console(width=160, record=True)
+    console.print(table([replace(RUN, tokens=(1,), tokens_per_s=0.0)]))
+    said = console.export_text()
+    assert "–" in said
+    assert "0.0" not in said
 
 
 def test_the_report_and_the_json_hold_what_was_measured() -> None:

@@ -12,9 +12,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
+import tyro
 
 from swarm.errors import ConfigError
 from swarm.health_alerts import Alert, Change, Finding, Kind, Severity, Step
+from swarm.health_command import Health
 from swarm.health_webhook import MAX_WAITING, Webhook, WebhookPace, message, parse_receiver, sign
 from swarm.tasks import TaskScope
 from tests.telling import NOW, PRINT
@@ -189,3 +191,8 @@ async def test_who_hangs_or_is_not_there_holds_up_nobody_and_secrets_are_not_log
     assert SECRET_PATH not in "".join(ours)
     assert "hush" not in caplog.text
     assert SECRET_PATH not in caplog.text
+
+
+@pytest.mark.parametrize("severity", ["info", "warning", "critical"])
+def test_the_least_severity_is_said_as_documented(severity: str) -> None:
+    assert tyro.cli(Health, args=["--webhook-min", severity]).webhook_min == severity

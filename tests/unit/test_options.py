@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from client.options import GenerateOptions, Options, make_options
@@ -28,11 +30,30 @@ def test_one_stop_string_is_not_many_letters() -> None:
         ({"nodes": -1}, "nodes"),
         ({"nodes": 4_096}, "nodes"),
         ({"stop": ["a", ""]}, "stop"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ["a", None]}, "stop"),
+        ({"max_new_tokens": 3.5}, "max_new_tokens"),
+        ({"max_new_tokens": None}, "max_new_tokens"),
+        ({"max_new_tokens": 10**11}, "max_new_tokens"),
+        ({"nodes": "16"}, "nodes"),
+        ({"seed": 1.5}, "seed"),
+        ({"seed": -1}, "seed"),
+        ({"temperature": "0.7"}, "temperature"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"top_k": 99_999_999_999}, "top_k"),
+        ({"top_p": [0.5]}, "top_p"),
+        ({"min_p": 2}, "min_p"),
+        ({"multistep": "yes"}, "multistep"),
     ],
 )
 def test_what_cannot_be_is_named(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         make_options(cast("GenerateOptions", given)).check()
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    given = {"max_new_tokens": np.int64(3), "seed": np.uint64(7), "temperature": np.float32(0.5), "top_k": 2**32 - 1}
+    make_options(cast("GenerateOptions", given)).check()
 
 
 def test_a_seed_is_drawn_when_none_is_given() -> None:

@@ -44,6 +44,7 @@ def kept(logits: torch.Tensor, sampling: Sampling) -> list[list[int]]:
         ({"temperature": math.inf}, "temperature"),
         ({"temperature": 1e-7}, "temperature"),
         ({"top_k": 0}, "top_k"),
+        ({"top_k": 2**32}, "top_k"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.01}, "top_p"),
         ({"top_p": math.nan}, "top_p"),

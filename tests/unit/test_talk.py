@@ -38,6 +38,7 @@ class FakeChat:
         self.history: list[Message] = []
         self.seeds: list[int | None] = []
         self.left = 0
+        self.stats: Stats | None = None
 
     def stream(self, text: str, seed: int | None) -> Generator[Piece, None, None]:
         self.seeds.append(seed)
@@ -49,9 +50,9 @@ class FakeChat:
                 if word == "break":
                     raise GenerationInterrupted("node Qm vanished", "", ())
                 yield Piece(word + " ")
-            stats = replace(STATS, seed=seed or 99)
-            yield Piece("", Result(text, (1, 2), "length", stats))
+            yield Piece("", Result(text, (1, 2), "length", STATS))
         finally:
+            self.stats = replace(STATS, seed=seed or 99)
             self.left += 1
 
     def clear(self) -> None:
@@ -110,6 +111,10 @@ def test_stats_are_those_of_the_last_answer() -> None:
     assert "seed 11, reproducible" in said
     assert "conversation of 30 tokens, 20 kept by the nodes, 10 sent" in said
     assert "whole sweep" in said
+
+
+def test_a_stopped_answer_has_stats_too() -> None:
+    assert "seed 11, reproducible" in talk("/seed 11", "one ctrl-c", "/stats")[0]
 
 
 def test_history_clear_help_and_quit() -> None:

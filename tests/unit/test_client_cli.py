@@ -1,0 +1,108 @@
+"""The `client` command up to the point where it would join a swarm."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO, cast
+
+import pytest
+
+import client.cli
+from client.commands import Bench, Chat, Generate
+from client.notes import Notes, Streamed
+from client.options import Options
+from client.talk import typed_lines
+from swarm.demo import TARGET
+from swarm.errors import ConfigError
+
+
+def command(prompt: str) -> Generate:
+    """Would join a peer that nobody is."""
+    return Generate(model=str(TARGET), join=("nobody",), prompt=prompt)
+
+
+@pytest.fixture
+def garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard input that is no text."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\x80abc"), encoding="utf-8"))
+
+
+def test_a_prompt_is_read_where_ctrl_c_ends_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Keyboard(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def read(self, size: int | None = -1) -> str:
+            with pytest.raises(RuntimeError, match="no running event loop"):
+                asyncio.get_running_loop()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdin", Keyboard())
+    assert client.cli.run(command("-")) == 130
+    assert capfd.readouterr().err == "reading the prompt from standard input; Ctrl-D ends it\n"
+
+
+@pytest.mark.usefixtures("garbage")
+@pytest.mark.parametrize("prompt", ["-", "\udcff\udcfe"])
+def test_a_prompt_that_is_no_text_is_one_line(prompt: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert client.cli.run(command(prompt)) == 1
+    assert capfd.readouterr().err == "client: prompt: is not valid text (UTF-8)\n"
+
+
+@pytest.mark.usefixtures("garbage")
+def test_a_chat_with_what_is_no_text_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="is not valid text"):
+        next(typed_lines(is_terminal=False))
+
+
+@pytest.mark.parametrize("threads", [0, 4_000_000])
+def test_threads_that_cannot_be_are_one_line(threads: int, capfd: pytest.CaptureFixture[str]) -> None:
+    assert client.cli.run(replace(command("It"), threads=threads)) == 1
+    assert capfd.readouterr().err.startswith(f"client: threads {threads}: give 1 to ")
+
+
+def test_an_empty_draft_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    assert client.cli.run(replace(command("It"), draft=("",))) == 1
+    assert capfd.readouterr().err == "client: draft is empty: name a folder or a hub id, or leave it out\n"
+
+
+@pytest.mark.parametrize("kind", [Generate, Chat, Bench])
+def test_options_are_checked_before_anybody_is_asked(
+    kind: type[Generate | Chat | Bench], capfd: pytest.CaptureFixture[str]
+) -> None:
+    wrong = Options(temperature=math.nan)
+    assert client.cli.run(kind(model="/nowhere", join=("nobody",), options=wrong)) == 1
+    assert capfd.readouterr().err == "client: temperature must be 0 or 1e-6 and more, got nan\n"
+
+
+@pytest.mark.parametrize(("name", "why"), [("nowhere/x.json", "no such folder"), (".", "is a folder")])
+def test_where_a_measurement_goes_is_checked_before_it(
+    name: str, why: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    assert client.cli.run(Bench(model=str(TARGET), join=("nobody",), json=path)) == 1
+    assert capfd.readouterr().err == f"client: {path}: cannot be written ({why})\n"
+
+
+def test_a_note_begins_a_new_line_where_the_texts_is_open() -> None:
+    said = io.StringIO()
+    text, logger = Streamed(said), logging.Logger("client.chain")
+    handler = logging.StreamHandler(said)
+    handler.setFormatter(Notes(text, "client: %(message)s"))
+    logger.addHandler(handler)
+    logger.warning("before")
+    print("where the aid", end="", file=cast("TextIO", text))
+    logger.warning("waiting")
+    logger.warning("waiting")
+    print(" had been left", file=cast("TextIO", text))
+    logger.warning("after")
+    assert said.getvalue() == (
+        "client: before\nwhere the aid\nclient: waiting\nclient: waiting\n had been left\nclient: after\n"
+    )
