@@ -65,10 +65,10 @@ class Grown:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Drafting that took too long to be waited for. planned: as in what was wished for."""
+    """Drafting, or learning, that took too long to be waited for. planned: as in what was wished for."""
 
-    grown: asyncio.Future[Grown]
-    planned: Choice | None
+    asked: asyncio.Future[Grown] | asyncio.Future[None]
+    planned: Choice | None = None
 
 
 @dataclass(slots=True)
@@ -388,17 +388,21 @@ async def _learn(job: Job, pipe: Pipe) -> None:
     if _is_drafting(job):
         pipe.lessons = [lesson for lesson in pipe.lessons if lesson[0].tree][-MOST_LESSONS:]
         return
-    lessons, pipe.lessons = pipe.lessons, []
-    for flight, reply, passed in lessons:
+    while pipe.lessons:
+        flight, reply, passed = pipe.lessons.pop(0)
         picks: dict[int | None, int] = {}
         others: dict[int | None, int] = {}
         for node, token in reply.picks:
             if node in flight.places:
                 (picks if node in passed else others)[flight.places[node]] = token
         if flight.tree and (picks or others):
-            learn = job.drafter.learn
+            loop, learn = asyncio.get_running_loop(), job.drafter.learn
+            asked = loop.run_in_executor(job.drafting, learn, flight.tree, picks, others)
+            if not await _is_in_time(asked, job.budget.patience_ms(flight.route, 0)):
+                job.late = Late(asked)
+                return
             with _going_on_without(job):
-                await asyncio.get_running_loop().run_in_executor(job.drafting, learn, flight.tree, picks, others)
+                asked.result()
 
 
 async def _draft(job: Job, route: Hashable, room: int, is_awaited: IsAwaited) -> tuple[DraftTree, Choice, float]:
@@ -415,9 +419,9 @@ async def _draft(job: Job, route: Hashable, room: int, is_awaited: IsAwaited) ->
     choice = budget.plan(route, temperature, room)
     if choice.nodes == 0:
         return DraftTree(), choice, 0.0
-    alone = replace(choice, nodes=0, reason="the draft is not done with what it was asked before", is_trial=False)
+    alone = replace(budget.cut(route, temperature, (), choice), is_trial=False)
     if _is_drafting(job):
-        return DraftTree(), alone, 0.0
+        return DraftTree(), replace(alone, reason="the draft is not done with what it was asked before"), 0.0
     worth, started = budget.worth(route, temperature, choice), job.clock()
     if job.sampling.multistep:  # all children of a node leave with it
         worth = replace(worth, alone=math.inf)
@@ -442,26 +446,39 @@ async def _grow(job: Job, wish: Wish, is_awaited: IsAwaited) -> Grown | None:
         return Grown(tree, (clock() - started_s) * 1e3)
 
     asked = asyncio.get_running_loop().run_in_executor(job.drafting, grown)
-    patience_s = None if wish.patience_ms == math.inf else wish.patience_ms / 1e3
-    while not (await asyncio.wait((asked,), timeout=patience_s))[0]:
-        if await is_awaited():
-            job.late = Late(asked, wish.planned)
-            return None
+    if not await _is_in_time(asked, wish.patience_ms, is_awaited):
+        job.late = Late(asked, wish.planned)
+        return None
     with _going_on_without(job):
         return asked.result()
     return Grown(DraftTree(), 0.0)
+
+
+async def _at_once() -> bool:
+    return True
+
+
+async def _is_in_time(
+    asked: asyncio.Future[Grown] | asyncio.Future[None], patience_ms: float, is_awaited: IsAwaited = _at_once
+) -> bool:
+    """Whether the drafting thread is done before what waits for it has waited for too long; that is looked at then."""
+    patience_s = None if patience_ms == math.inf else patience_ms / 1e3
+    while not (await asyncio.wait((asked,), timeout=patience_s))[0]:
+        if await is_awaited():
+            return False
+    return True
 
 
 def _is_drafting(job: Job) -> bool:
     """Whether drafting goes on that was not waited for; what one that has ended says is noted."""
     if job.late is None:
         return False
-    if not job.late.grown.done():
+    if not job.late.asked.done():
         return True
     late, job.late = job.late, None
     with _going_on_without(job):
-        grown = late.grown.result()
-        if late.planned is not None:
+        grown = late.asked.result()
+        if grown is not None and late.planned is not None:
             job.budget.drafted(job.sampling.temperature, grown.tree, late.planned, grown.took_ms)
     return False
 
