@@ -81,6 +81,6 @@ def test_nothing_is_left_of_the_warm_up_but_warmth(monkeypatch: pytest.MonkeyPat
 
 
 async def test_less_than_one_thread_is_refused() -> None:
-    with pytest.raises(ConfigError, match="threads: 0"):
+    with pytest.raises(ConfigError, match="threads 0: give 1 to"):
         async with AsyncSwarm.connect(TARGET, peers=["/ip4/127.0.0.1/tcp/1/p2p/none"], threads=0):
             pass

@@ -35,10 +35,10 @@ def victim_of(first: Node, second: Node) -> Victim:
     return Victim(first.address, first.peer_id, behind, second.address, model, 12)
 
 
-async def nothing_held() -> bool:
-    """Whether no session and no KV is referred to by anything."""
+def held() -> list[object]:
+    """Sessions and KV that anything refers to."""
     gc.collect()
-    return not any(type(thing) in (HopSession, Arena) for thing in gc.get_objects())
+    return [thing for thing in gc.get_objects() if type(thing) in (HopSession, Arena)]
 
 
 @pytest.fixture
@@ -55,6 +55,11 @@ async def broken_calls() -> AsyncIterator[None]:
 async def test_nodes_withstand_garbage(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(node.lease, "ORPHAN_S", 0.2)
     caplog.set_level(logging.ERROR)
+    others = {id(thing): thing for thing in held()}  # of tests before, which keep their ids for as long as they are
+
+    async def nothing_held() -> bool:
+        return all(id(thing) in others for thing in held())
+
     async with swarm_here(TARGET, ["0-12", "6-12"], kv_tokens=20_000) as here, here.client() as swarm:
         tally, texts, done = Tally(), [], asyncio.Event()
 
