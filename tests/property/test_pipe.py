@@ -124,8 +124,9 @@ def test_the_full_pipe_never_loses_to_plain_decoding(profile: str, tokenizer: Fa
         assert pipe >= 0.95 * alone
 
 
-@pytest.mark.parametrize(("costs", "pass_ms"), [(NEAR, 20.0), (NEAR, 100.0), (Costs(25, 100), 200.0)])
-@pytest.mark.parametrize("knows", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("costs", "pass_ms", "knows"), [(NEAR, 20.0, 0.0), (NEAR, 100.0, 0.9), (Costs(25, 100), 200.0, 0.9)]
+)
 def test_a_slow_draft_costs_nothing(costs: Costs, pass_ms: float, knows: float, tokenizer: FastTokenizer) -> None:
     """Where plain decoding is best, replies do not wait for a draft that takes longer than a trip."""
     texts, slow = [recorded(seed, knows) for seed in range(3)], replace(costs, pass_ms=pass_ms)

@@ -149,8 +149,8 @@ async def test_a_draft_without_memory_is_given_up(tokenizer: FastTokenizer, capl
     ]
 
 
-@pytest.mark.parametrize("sweeps", [1, 2, 64])
-@pytest.mark.parametrize("nodes", [1, 2, 7, 40, 4_096])
+@pytest.mark.parametrize("sweeps", [1, 64])
+@pytest.mark.parametrize("nodes", [1, 7, 4_096])
 async def test_a_prompt_goes_in_parts_that_are_allowed(sweeps: int, nodes: int, tokenizer: FastTokenizer) -> None:
     """The chain's own `SessionState` refuses more (F1)."""
     text = recorded(3, 0.9)
