@@ -24,7 +24,8 @@ import client.jobs
 from benchmarks.worker import covered
 from client.aio import AsyncSwarm
 from client.chain import Chain
-from client.decode import IsAwaited, Job
+from client.decode import Job
+from client.drafting import IsAwaited
 from client.session import SessionOpener
 from client.stats import Result
 from client.text import TextStream

@@ -5,21 +5,19 @@ Exact for any draft: what is emitted are the target's own picks. Owns no network
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-import torch
-
 from client.answers import Answer
 from client.draft import Drafter, NoDrafter, TreeDrafter
+from client.drafting import IsAwaited, Late, Wish, grow, is_drafting, learn
 from client.hidden import WANT_ROWS, Observe, hand_over
 from client.pipe import Flight, Pipe
 from client.stats import SweepStats
@@ -31,44 +29,12 @@ from swarm.ids import TreeNodeId
 from swarm.messages import Credits, Sampling, Sweep
 from swarm.tree import DraftTree
 
-MOST_LESSONS = 64
-"""Replies that are kept for a drafter that has no time to learn from them."""
 MOST_TURNS = 64
 """Drafting goes on so often for one more sweep."""
 PREFILLS_IN_FLIGHT = 3
 """Parts of a prompt that are unanswered at a time."""
 
-IsAwaited = Callable[[], Awaitable[bool]]
-"""Whether anything waits for drafting to end."""
-
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """A tree that is wanted. patience_ms: for how long what waits for it can bear that. planned: why it is to be."""
-
-    nodes: int
-    depth: int
-    worth: Worth
-    patience_ms: float
-    planned: Choice | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Grown:
-    """A tree, and what it took in milliseconds."""
-
-    tree: DraftTree
-    took_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Late:
-    """Drafting, or learning, that took too long to be waited for. planned: as in what was wished for."""
-
-    asked: asyncio.Future[Grown] | asyncio.Future[None]
-    planned: Choice | None = None
 
 
 @dataclass(slots=True)
@@ -178,22 +144,22 @@ async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
     walk.want = WANT_ROWS if job.observe is not None else None
     while not job.text.stopped:
         if walk.pending is not None:
-            await _learn(job, pipe)  # the reply that a guess was wrong tells most of what follows
+            await learn(job, pipe)  # the reply that a guess was wrong tells most of what follows
             await _speculate(job, chain, walk, pipe)
         while await _deepen(job, chain, walk, pipe):
             pass
-        await _learn(job, pipe)  # while the sweeps are on their way
+        await learn(job, pipe)  # while the sweeps are on their way
         answer = await chain.answer()
         emitted = walk.accept(answer.reply)
         piece = job.text.push(emitted)
-        if job.observe is not None and answer.reply.rows is not None and not _is_drafting(job):
+        if job.observe is not None and answer.reply.rows is not None and not is_drafting(job):
             hand_over(answer.reply, walk, job.sequence, job.observe)
         flight = pipe.answered(answer.reply.sequence, job.clock())
         if flight is not None:  # and no prefill
             _account(job, chain, flight, answer, len(emitted))
             pipe.lessons.append((flight, answer.reply, walk.passed))
         yield piece
-    await _learn(job, pipe)
+    await learn(job, pipe)
 
 
 async def _prefill(job: Job, chain: Trips, walk: Walk) -> None:
@@ -291,7 +257,7 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
     room, depth = walk.room, job.tokens_left - 1
     if walk.pending is not None or certain is None or chain.has_answer or min(room, depth) < 1 or job.text.stopped:
         return False
-    if job.sampling.multistep or _is_drafting(job):  # children that are added later were not drawn before a pick
+    if job.sampling.multistep or is_drafting(job):  # children that are added later were not drawn before a pick
         return False
     most = job.budget.more(route, temperature, room, pipe.ahead(job.clock()))
     if most == 0:
@@ -335,7 +301,7 @@ async def _find(
     for _ in range(MOST_TURNS):  # while the first hop is busy, or until there is enough for a sweep
         worth = Worth(least, go_on=partial(_goes_on, job, chain, pipe, wanted))
         wish = Wish(on_way + most, job.tokens_left - 1, worth, job.budget.patience_ms(route, most))
-        grown = await _grow(job, wish, has_answer)
+        grown = await grow(job, wish, has_answer)
         if grown is None or chain.has_answer:  # what it says comes first
             return None
         tree = grown.tree
@@ -383,28 +349,6 @@ def _unsent(
     return known, new
 
 
-async def _learn(job: Job, pipe: Pipe) -> None:
-    """Hand the picks after trees' nodes and roots to the drafter that grew them, on its own thread, if it is idle."""
-    if _is_drafting(job):
-        pipe.lessons = [lesson for lesson in pipe.lessons if lesson[0].tree][-MOST_LESSONS:]
-        return
-    while pipe.lessons:
-        flight, reply, passed = pipe.lessons.pop(0)
-        picks: dict[int | None, int] = {}
-        others: dict[int | None, int] = {}
-        for node, token in reply.picks:
-            if node in flight.places:
-                (picks if node in passed else others)[flight.places[node]] = token
-        if flight.tree and (picks or others):
-            loop, learn = asyncio.get_running_loop(), job.drafter.learn
-            asked = loop.run_in_executor(job.drafting, learn, flight.tree, picks, others)
-            if not await _is_in_time(asked, job.budget.patience_ms(flight.route, 0)):
-                job.late = Late(asked)
-                return
-            with _going_on_without(job):
-                asked.result()
-
-
 async def _draft(job: Job, route: Hashable, room: int, is_awaited: IsAwaited) -> tuple[DraftTree, Choice, float]:
     """Grow a tree on the drafting thread, within the credits: deep enough to be used, never beyond the last token.
 
@@ -420,74 +364,15 @@ async def _draft(job: Job, route: Hashable, room: int, is_awaited: IsAwaited) ->
     if choice.nodes == 0:
         return DraftTree(), choice, 0.0
     alone = replace(budget.cut(route, temperature, (), choice), is_trial=False)
-    if _is_drafting(job):
+    if is_drafting(job):
         return DraftTree(), replace(alone, reason="the draft is not done with what it was asked before"), 0.0
     worth, started = budget.worth(route, temperature, choice), job.clock()
     if job.sampling.multistep:  # all children of a node leave with it
         worth = replace(worth, alone=math.inf)
     wish = Wish(choice.nodes, depth, worth, budget.patience_ms(route, choice.nodes), choice)
-    grown = await _grow(job, wish, is_awaited)
+    grown = await grow(job, wish, is_awaited)
     if grown is None:
         return DraftTree(), replace(alone, reason="the draft takes too long"), (job.clock() - started) * 1e3
     job.budget.drafted(temperature, grown.tree, choice, grown.took_ms)
     chosen = job.budget.cut(route, temperature, grown.tree.chances, choice)
     return grown.tree, replace(chosen, chunk=None) if job.sampling.multistep else chosen, grown.took_ms
-
-
-async def _grow(job: Job, wish: Wish, is_awaited: IsAwaited) -> Grown | None:
-    """A tree, made on the drafting thread; None where that took longer than what waits for it can bear.
-
-    Then it is left to itself: until it is done, the text goes on without a draft.
-    """
-    grow, clock, sequence, started_s = job.drafter.grow, job.clock, job.sequence, job.clock()
-
-    def grown() -> Grown:
-        tree = grow(sequence, wish.nodes, wish.depth, job.sampling, wish.worth)
-        return Grown(tree, (clock() - started_s) * 1e3)
-
-    asked = asyncio.get_running_loop().run_in_executor(job.drafting, grown)
-    if not await _is_in_time(asked, wish.patience_ms, is_awaited):
-        job.late = Late(asked, wish.planned)
-        return None
-    with _going_on_without(job):
-        return asked.result()
-    return Grown(DraftTree(), 0.0)
-
-
-async def _at_once() -> bool:
-    return True
-
-
-async def _is_in_time(
-    asked: asyncio.Future[Grown] | asyncio.Future[None], patience_ms: float, is_awaited: IsAwaited = _at_once
-) -> bool:
-    """Whether the drafting thread is done before what waits for it has waited for too long; that is looked at then."""
-    patience_s = None if patience_ms == math.inf else patience_ms / 1e3
-    while not (await asyncio.wait((asked,), timeout=patience_s))[0]:
-        if await is_awaited():
-            return False
-    return True
-
-
-def _is_drafting(job: Job) -> bool:
-    """Whether drafting goes on that was not waited for; what one that has ended says is noted."""
-    if job.late is None:
-        return False
-    if not job.late.asked.done():
-        return True
-    late, job.late = job.late, None
-    with _going_on_without(job):
-        grown = late.asked.result()
-        if grown is not None and late.planned is not None:
-            job.budget.drafted(job.sampling.temperature, grown.tree, late.planned, grown.took_ms)
-    return False
-
-
-@contextmanager
-def _going_on_without(job: Job) -> Iterator[None]:
-    """A draft that finds no memory is given up; the text is the target's alone."""
-    try:
-        yield
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        logger.warning("the draft ran out of memory, the text goes on without it: %s", str(error).partition("\n")[0])
-        job.drafter, job.budget = NoDrafter(), FixedBudget(0)

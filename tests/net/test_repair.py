@@ -16,7 +16,8 @@ import client.decode
 import client.jobs
 import client.replies
 from client import Result
-from client.decode import IsAwaited, Job
+from client.decode import Job
+from client.drafting import IsAwaited
 from client.options import GenerateOptions
 from node.hop import HopSession
 from node.replies import ReplyBuffer
