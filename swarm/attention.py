@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
 from swarm.arena import LayerKv
 from swarm.errors import UnsupportedModel
@@ -95,6 +94,8 @@ class Step:
 
 def use_canopy(config: PreTrainedConfig) -> None:
     """Make models of this config attend with `attend`."""
+    from transformers import AttentionInterface  # brings every model's base, 2 s: a client without a draft needs none
+
     AttentionInterface.register(NAME, attend)
     config._attn_implementation = NAME
 

@@ -21,9 +21,10 @@ import pytest
 import client.cli
 import node.cli
 from client.commands import Generate
+from client.options import Options
 from node.config import Dtype, ServeConfig
 from node.serve import Node
-from swarm.demo import TARGET
+from swarm.demo import DRAFT, TARGET
 from swarm.dht_pipe import DhtPipe, start_pipe
 from swarm.identity import Identity
 from swarm.layers import Span
@@ -90,8 +91,21 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-def generate(peer: str) -> int:
-    return client.cli.run(Generate(model=str(TARGET), prompt="It", join=(peer,)))
+def generate(peer: str, model: Path = TARGET, draft: tuple[str, ...] = (), temperature: float = 0.0) -> int:
+    options = Options(temperature=temperature)
+    return client.cli.run(Generate(model=str(model), prompt="It", join=(peer,), draft=draft, options=options))
+
+
+def draft_with_other_tokens(folder: Path) -> Path:
+    """The demo draft with two tokens exchanged in its tokenizer."""
+    other = folder / "other-draft"
+    shutil.copytree(DRAFT, other)
+    file = other / "tokenizer.json"
+    text = file.read_text()
+    swapped = text.replace('"Ġthe":', '"@@":').replace('"Ġof":', '"Ġthe":').replace('"@@":', '"Ġof":')
+    assert swapped != text
+    file.write_text(swapped)
+    return other
 
 
 def announce(peer: str, *models: ModelIdentity) -> None:
@@ -131,6 +145,7 @@ OPTIONS = """
 import sys
 from node.cli import serve
 from client.commands import Generate
+from client.options import Options
 from node.config import ServeConfig
 statuses = [serve(ServeConfig(layers)) for layers in ("8-4", "4-4", "-1-3", "abc")]
 statuses += [serve(ServeConfig("0-4", port=70_000)), serve(ServeConfig("0-4", join=("nonsense",)))]
@@ -183,6 +198,29 @@ def test_a_device_or_type_that_cannot_compute_is_one_line(
     device: str, dtype: Dtype, says: str, config: ServeConfig, refusal: Refusal
 ) -> None:
     assert says in refusal(node.cli.serve(replace(config, device=device, dtype=dtype)))
+
+
+def test_a_draft_that_cannot_be_used_is_one_line(peer: str, tmp_path: Path, refusal: Refusal) -> None:
+    other = draft_with_other_tokens(tmp_path)
+    for draft, says in (("/nowhere", "/nowhere"), (str(other), "token id")):
+        assert says in refusal(generate(peer, draft=(draft,)))
+
+
+def test_a_temperature_below_0_is_one_line(peer: str, refusal: Refusal) -> None:
+    assert "temperature" in refusal(generate(peer, temperature=-1.0))
+
+
+def test_an_unknown_model_is_one_line(peer: str, config: ServeConfig, tmp_path: Path, refusal: Refusal) -> None:
+    nothing = tmp_path / "nothing"
+    assert "no such folder" in refusal(generate(peer, nothing))
+    assert "no such folder" in refusal(node.cli.serve(replace(config, model=str(nothing), join=(peer,))))
+
+
+def test_without_a_model_an_empty_swarm_says_so(
+    config: ServeConfig, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CANOPY_MODEL", raising=False)
+    assert "which MODEL" in refusal(node.cli.serve(replace(config, model=None)))
 
 
 # Ports and identities
@@ -247,6 +285,16 @@ def test_joining_ones_own_identity_is_one_line(peer: str, config: ServeConfig, r
 
 
 # Swarms
+
+
+def test_nobody_answers_is_one_line(refusal: Refusal) -> None:
+    dead = "/ip4/127.0.0.1/tcp/9/p2p/QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnPbdG"
+    assert "127.0.0.1/tcp/9" in refusal(generate(dead))
+
+
+def test_an_address_that_peers_cannot_reach_is_not_listed(peer: str, config: ServeConfig, refusal: Refusal) -> None:
+    line = refusal(node.cli.serve(replace(config, join=(peer,), announce_address="127.0.0.1:9")))
+    assert "peers cannot reach 127.0.0.1:9" in line
 
 
 @pytest.mark.usefixtures("untouched")

@@ -15,6 +15,9 @@ from subprocess import PIPE
 
 import pytest
 
+import client.cli
+from client.commands import Generate
+from client.options import Options
 from swarm.demo import DRAFT, TARGET
 from tests.e2e.programs import GONE_S, LONG, Program, bootstrap, environment, info, opened, program, run, serve, within
 
@@ -175,27 +178,13 @@ def test_ctrl_c_in_the_blocking_library_stops_the_generation(running: Running, b
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--max-new-tokens", "4000"], "exceed the model's context of 2048"),
-        (["--temperature", "-1"], "temperature"),
-        (["--draft", "/nowhere"], "/nowhere"),
-        (["--draft", "mismatched"], "token id"),
-    ],
-)
-def test_misuse_is_one_line_and_a_failure(
-    running: Running, bare_target: Path, tmp_path: Path, options: list[str], says: str
+def test_more_tokens_than_the_context_holds_are_one_line(
+    running: Running, bare_target: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    if "mismatched" in options:
-        options = ["--draft", str(_draft_with_other_tokens(tmp_path))]
-    _check_refusal(generate(running, bare_target, *options), says)
-
-
-def test_an_unknown_model_is_one_line(running: Running, tmp_path: Path) -> None:
-    _check_refusal(generate(running, tmp_path / "nothing"), "no such folder")
-    node = run(*serve(tmp_path / "nothing", "0-4", running.peer, tmp_path))
-    _check_refusal(node, "no such folder")
+    asked = Generate(model=str(bare_target), prompt=PROMPT, join=(running.peer,), options=Options(max_new_tokens=4000))
+    assert client.cli.run(asked) == 1  # in this process, since a program takes seconds to start
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "exceed the model's context of 2048" in line
 
 
 def test_without_a_model_the_swarms_only_one_is_served(running: Running, tmp_path: Path) -> None:
@@ -204,26 +193,6 @@ def test_without_a_model_the_swarms_only_one_is_served(running: Running, tmp_pat
     with program(arguments, tmp_path / "node.log", folder=TARGET.parent) as node:
         node.wait_for("model: demo-target")
         node.wait_for("serving at")
-
-
-def test_without_a_model_an_empty_swarm_says_so(tmp_path: Path) -> None:
-    alone = ["node.cli", "serve", "--layers", "0-4", "--host", "127.0.0.1", "--identity", str(tmp_path / "node.key")]
-    _check_refusal(run(*alone), "which MODEL")
-
-
-def test_layers_outside_the_model_are_one_line(running: Running, tmp_path: Path) -> None:
-    _check_refusal(run(*serve(TARGET, "8-13", running.peer, tmp_path)), "the model has 12 layers")
-
-
-def test_nobody_answers_is_one_line(bare_target: Path) -> None:
-    dead = "/ip4/127.0.0.1/tcp/9/p2p/QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnPbdG"
-    refused = run("client.cli", "generate", str(bare_target), "--prompt", PROMPT, "--join", dead)
-    _check_refusal(refused, "127.0.0.1/tcp/9")
-
-
-def test_an_address_that_peers_cannot_reach_is_not_listed(running: Running, tmp_path: Path) -> None:
-    arguments = [*serve(TARGET, "0-4", running.peer, tmp_path), "--announce-address", "127.0.0.1:9"]
-    _check_refusal(run(*arguments), "peers cannot reach 127.0.0.1:9")
 
 
 def test_in_a_chat_ctrl_c_stops_the_answer_and_not_the_program(
@@ -297,15 +266,3 @@ def _check_refusal(done: subprocess.CompletedProcess[str], says: str) -> None:
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     assert says in lines[0]
-
-
-def _draft_with_other_tokens(folder: Path) -> Path:
-    """The demo draft with two tokens exchanged in its tokenizer."""
-    other = folder / "other-draft"
-    shutil.copytree(DRAFT, other)
-    file = other / "tokenizer.json"
-    text = file.read_text()
-    swapped = text.replace('"Ġthe":', '"@@":').replace('"Ġof":', '"Ġthe":').replace('"@@":', '"Ġof":')
-    assert swapped != text
-    file.write_text(swapped)
-    return other

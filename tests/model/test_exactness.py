@@ -209,7 +209,7 @@ async def test_trees_that_grow_while_sweeps_are_in_flight_leave_the_plain_text(
     monkeypatch.setattr(Chain, "has_answer", False)  # on loopback an answer may be there before a tree is
     monkeypatch.setattr(Goodput, "least", lambda *_: 0.0)
     monkeypatch.setattr(Goodput, "further", lambda _, route, chances, ahead: Choice(len(chances), 1e9, DEEPER))
-    options: dict[str, Any] = {"max_new_tokens": 40, "temperature": temperature, "seed": 81}
+    options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 81}
     plain = await three.client.generate(prompt(4), nodes=0, **options)
     result = await three.client.generate(prompt(4), **options)
     assert result.tokens == plain.tokens
@@ -231,7 +231,7 @@ async def test_trees_that_travel_in_parts_leave_the_plain_text(
     monkeypatch.setattr(Goodput, "least", lambda *_: 0.0)
     monkeypatch.setattr(Goodput, "further", lambda _, route, chances, ahead: Choice(len(chances), 1e9, PART))
     monkeypatch.setattr(Chain, "has_answer", False)
-    options: dict[str, Any] = {"max_new_tokens": 40, "temperature": temperature, "seed": 83}
+    options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 83}
     plain = await three.client.generate(prompt(5), nodes=0, **options)
     result = await three.client.generate(prompt(5), **options)
     assert result.tokens == plain.tokens

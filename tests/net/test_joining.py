@@ -101,9 +101,11 @@ async def test_who_comes_later_leaves_the_reserved_span_alone(monkeypatch: pytes
         assert await reserve(registry, asyncio.Barrier(1)) == (expected, [expected])
 
 
-def auto_node(network: MemoryNetwork, layers: str, num_layers: int | None = None) -> Node:
+def auto_node(
+    network: MemoryNetwork, layers: str, num_layers: int | None = None, identity: Identity | None = None
+) -> Node:
     config = ServeConfig(layers, str(TARGET), num_layers=num_layers, host="127.0.0.1", threads=1)
-    return Node(config, lambda _: None, MemoryRegistry(network))
+    return Node(config, lambda _: None, MemoryRegistry(network, identity))
 
 
 async def test_an_auto_node_fills_the_gap_moves_when_needed_and_reads_only_what_it_lacks(
@@ -203,14 +205,14 @@ async def test_a_node_whose_turn_it_is_no_more_goes_on_where_it_is(monkeypatch: 
     choices = iter([Span(0, 6), Span(0, 6), None])
     monkeypatch.setattr(node.rebalance, "movers_choice", lambda _own: lambda _records: next(choices))
     network = MemoryNetwork()
-    async with auto_node(network, "0-6"), auto_node(network, "auto", 6) as mover:
-        rival = MemoryRegistry(network)
+    lower, higher = sorted((Identity.ephemeral(), Identity.ephemeral()), key=lambda identity: identity.peer_id)
+    async with auto_node(network, "0-6"), auto_node(network, "auto", 6, higher) as mover:
+        rival = MemoryRegistry(network, lower)
         reserve = mover._seats.announce
 
         async def announce(span: Span) -> None:
             await reserve(span)
-            while rival.peer_id > mover.peer_id:
-                rival.identity = Identity.ephemeral()
+            assert rival.peer_id < mover.peer_id
             await rival.announce(replace(mover.serving(), peer=rival.peer_id, state=NodeState.JOINING, span=span))
 
         seats = replace(mover._seats, announce=announce)
