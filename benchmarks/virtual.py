@@ -82,8 +82,8 @@ class Costs:
 
     def prospect(self) -> Prospect:
         """What routing would say of a chain of such machines."""
-        row_ms = HOPS * self.row_ms + (HOPS - 1) * self.transfer_ms(1)
-        return Prospect((HOPS + 1) * self.delay_ms, HOPS * self.compute_ms(1), row_ms, hops=HOPS)
+        links_ms, link_row_ms = (HOPS + 1) * self.delay_ms, (HOPS - 1) * self.transfer_ms(1)
+        return Prospect(links_ms, HOPS * self.compute_ms(1), HOPS * self.row_ms, link_row_ms, hops=HOPS)
 
     def transfer_ms(self, rows: int) -> float:
         """Of hidden rows over one link."""

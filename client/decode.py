@@ -26,7 +26,7 @@ from client.walk import Walk
 from swarm.budget import Budget, Choice, FixedBudget, Spent, Worth
 from swarm.errors import Unfinished
 from swarm.ids import TreeNodeId
-from swarm.messages import Credits, Sampling, Sweep
+from swarm.messages import Credits, HopTime, Sampling, Sweep
 from swarm.tree import DraftTree
 
 MOST_TURNS = 64
@@ -209,11 +209,13 @@ def _account(job: Job, chain: Trips, flight: Flight, answer: Answer, emitted: in
     )
     if flight.route == chain.route_key:  # what a repair took says nothing of a route
         links_ms = [chain.first_link_ms, *(hop.link_ms for hop in times)]
+        first = times[0] if times else HopTime(0.0, 0.0, 0.0, 0.0)
+        first_ms = chain.first_link_ms + first.queue_ms + first.compute_ms + first.other_ms
         waited_ms, computed_ms = sum(hop.queue_ms for hop in times), sum(hop.compute_ms + hop.other_ms for hop in times)
         job.budget.spent(
             flight.route,
             Spent(
-                flight.nodes,
+                flight.nodes - (not flight.is_first),  # beside one row, which is the pending token's in the first
                 answer.total_ms,
                 waited_ms,
                 computed_ms,
@@ -222,6 +224,9 @@ def _account(job: Job, chain: Trips, flight: Flight, answer: Answer, emitted: in
                 brought=max(emitted - flight.is_first, 0),
                 alone=flight.alone,
                 network_ms=sum(links_ms) if all(links_ms) else 0.0,
+                sent_ms=None if flight.behind is None else flight.sent_s * 1e3,
+                first_ms=first_ms,
+                behind=flight.behind or 0,
             ),
         )
 
@@ -237,11 +242,11 @@ async def _speculate(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
     places: dict[TreeNodeId, int | None] = {sweep.first_id: None}
     places |= {TreeNodeId(sweep.first_id + 1 + place): place for place in range(len(sent))}
     now_s = job.clock()
-    alone, ahead = pipe.is_clear(now_s, others), pipe.ahead(now_s)
+    met, ahead = pipe.met(now_s, others), pipe.ahead(now_s)
     if choice.predicted_ms is not None:
         choice = replace(choice, predicted_ms=choice.predicted_ms + ahead.busy_ms)
     busy = job.budget.busy(route, len(sweep.tokens))
-    pipe.sent(sweep.sequence, Flight(sent, places, len(sent), sent.depth, route, choice, draft_ms, now_s, alone, busy))
+    pipe.sent(sweep.sequence, Flight(sent, places, len(sent), sent.depth, route, choice, draft_ms, now_s, *met, busy))
 
 
 async def _has_read(chain: Trips, walk: Walk, pipe: Pipe) -> bool:
@@ -270,12 +275,12 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
     new = [place for place, there in known.items() if place is not None and there >= walk.state.next_id]
     new = new[: choice.nodes]
     now_s = job.clock()
-    draft_ms, alone = (now_s - started_s) * 1e3, pipe.is_clear(now_s, walk.in_flight - len(pipe.flights))
+    draft_ms, met = (now_s - started_s) * 1e3, pipe.met(now_s, walk.in_flight - len(pipe.flights))
     sweep = walk.grow([tree.tokens[place] for place in new], [known[tree.parents[place]] for place in new])
     chain.send(sweep)
     places: dict[TreeNodeId, int | None] = {known[place]: place for place in new}
     busy = job.budget.busy(route, len(new))
-    pipe.sent(sweep.sequence, Flight(tree, places, len(new), tree.depth, route, choice, draft_ms, now_s, alone, busy))
+    pipe.sent(sweep.sequence, Flight(tree, places, len(new), tree.depth, route, choice, draft_ms, now_s, *met, busy))
     return True
 
 

@@ -18,7 +18,8 @@ class Flight:
 
     tree: what was drafted, of which the sweep carries a part. places: of its session nodes in the tree, None for the
     root. route: over which it goes. choice: why it is as large as it is. draft_ms: what drafting took. sent_s: when.
-    alone: whether every hop should have done with what was sent before when this one comes. busy: what it keeps busy.
+    alone: whether every hop should have done with what was sent before when this one comes. behind: how many of ours
+    are unanswered, None where a prompt's parts are among them. busy: what it keeps busy.
     """
 
     tree: DraftTree
@@ -30,6 +31,7 @@ class Flight:
     draft_ms: float
     sent_s: float
     alone: bool
+    behind: int | None
     busy: Busy
 
     @property
@@ -74,13 +76,14 @@ class Pipe:
         self.clear_s = min(self.clear_s, now_s + sum(busy.through_ms for busy in left) / 1e3)
         return flight
 
-    def is_clear(self, now_s: float, others: int) -> bool:
-        """Whether a sweep that leaves now should meet nothing of ours, of which `others` are the prompt's parts."""
-        return now_s >= self.clear_s and others == 0
+    def met(self, now_s: float, others: int) -> tuple[bool, int | None]:
+        """Of a sweep that leaves now, while `others` of ours, the prompt's parts, are unanswered: `alone`, `behind`."""
+        return now_s >= self.clear_s and others == 0, None if others else len(self.flights)
 
     def ahead(self, now_s: float) -> Ahead:
         """What is on its way."""
         first = next(iter(self.flights.values()), None)
         due_ms = math.inf if first is None or first.choice.predicted_ms is None else first.choice.predicted_ms
         reply_ms = due_ms - (now_s - first.sent_s) * 1e3 if first is not None else due_ms
-        return Ahead(len(self.flights), max(self.free_s - now_s, 0.0) * 1e3, reply_ms)
+        nodes = sum(flight.nodes for flight in self.flights.values())
+        return Ahead(len(self.flights), max(self.free_s - now_s, 0.0) * 1e3, reply_ms, nodes)

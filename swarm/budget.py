@@ -52,7 +52,9 @@ EVERYTHING = Worth()
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What is on its way. sweeps: unanswered. busy_ms: until the first hop has done with them, as far as predicted.
+    """What is on its way. sweeps: unanswered, with so many nodes in all.
+
+    busy_ms: until the first hop has done with them, as far as predicted.
 
     reply_ms: until the next reply is due, below 0 where it is late; infinite where nobody can tell.
     """
@@ -60,11 +62,12 @@ class Ahead:
     sweeps: int
     busy_ms: float
     reply_ms: float = math.inf
+    nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """What a sweep keeps busy. slot_ms: a hop, or the link behind it. through_ms: all hops, one after another."""
+    """What a sweep keeps busy. slot_ms: a hop, or the link behind it. through_ms: all of them, one after another."""
 
     slot_ms: float = 0.0
     through_ms: float = 0.0
@@ -77,6 +80,8 @@ class Spent:
     nodes: K. waited, computed: at all `hops` together, with what they compute for messages. promised, brought: tokens
     from its tree, the sum of the nodes' chances and what came of them. alone: whether it met none of its own kind at
     any hop. network: one way over all links, as pings say that it took at best lately; 0 where one is not known.
+    sent: when, by any clock; None where a prompt's parts, which nobody counts, were on their way. first: until it left
+    the first hop. behind: sweeps of its own kind that were unanswered when it was sent, the last of them right before.
     """
 
     nodes: int
@@ -88,6 +93,9 @@ class Spent:
     brought: float = 0.0
     alone: bool = True
     network_ms: float = 0.0
+    sent_ms: float | None = None
+    first_ms: float = 0.0
+    behind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +103,13 @@ class Prospect:
     """What sweeps over a route should take before any was measured, in milliseconds.
 
     links: all delays together. waiting: behind others, at all `hops` together. compute: of a sweep without a tree, at
-    all hops together. row: what one more node adds, rows on links included.
+    all hops together. row: what one more node adds there. link_row: what it adds on links, all of them together.
     """
 
     links_ms: float
     compute_ms: float
     row_ms: float
+    link_row_ms: float = 0.0
     waiting_ms: float = 0.0
     hops: int = 1
 

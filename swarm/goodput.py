@@ -200,8 +200,8 @@ class Goodput:
         Where plain decoding is best, drafting has the time that is left before the next reply.
         """
         cost = self.cost_of(route)
-        size = min(room, self.most, cost.most)
-        if not self._gain_of(temperature).is_known:
+        size = int(min(room, self.most, cost.most, cost.most_at_first - ahead.nodes))
+        if size < 1 or not self._gain_of(temperature).is_known:
             return 0
         if not cost.is_expected:
             return min(size, FIRST_SIZE)
@@ -243,9 +243,9 @@ class Goodput:
         return self.round.is_known and ahead.busy_ms >= self.round.at(1)
 
     def busy(self, route: Hashable, nodes: int) -> Busy:
-        """For how long so many nodes keep hops busy."""
+        """For how long so many nodes keep hops and links busy."""
         cost = self.cost_of(route)
-        return Busy(cost.slot_ms(nodes), cost.load * cost.compute.at(nodes))
+        return Busy(cost.slot_ms(nodes), cost.load * cost.compute.at(nodes) + cost.links.b * nodes)
 
     def drafted(self, temperature: float, tree: DraftTree, planned: Choice, draft_ms: float) -> None:
         """A tree was drafted; one that came too early for a source tells nothing of later ones.

@@ -171,19 +171,20 @@ def _route(candidates: Sequence[Candidate], found: Found, query: RouteQuery) -> 
     return_ms = client_delay_ms(chosen[-1], query)[0]
     links_ms = sum(cost.delay_ms for cost in costs) + return_ms
     waiting_ms = sum(wait_ms(record, sweep_ms(record, 1)) for record in chosen)
-    prospect = Prospect(links_ms, *_compute_ms(hops, chosen, query), waiting_ms, len(hops))
+    compute_ms, row_ms = _compute_ms(hops, chosen)
+    link_row_ms = sum(transfer_ms(record, replace(query, nodes=0)) for record in chosen[:-1])
+    prospect = Prospect(links_ms, compute_ms, row_ms, link_row_ms, waiting_ms, len(hops))
     return Route(tuple(hops), tuple(chosen), tuple(costs), return_ms, prospect, found.gap_ms)
 
 
-def _compute_ms(hops: Sequence[RouteHop], records: Sequence[NodeRecord], query: RouteQuery) -> tuple[float, float]:
-    """Every hop's claimed forward of one row with its messages, and another row: there, on every link but the last."""
+def _compute_ms(hops: Sequence[RouteHop], records: Sequence[NodeRecord]) -> tuple[float, float]:
+    """Every hop's claimed forward of one row with its messages, and what another row adds."""
     parts = [len(hop.span) / len(record.span) for hop, record in zip(hops, records, strict=True)]
     one_ms, many_ms = (
         sum(sweep_ms(record, rows) * part for record, part in zip(records, parts, strict=True))
         for rows in (1, MANY_ROWS)
     )
-    transfer = sum(transfer_ms(record, replace(query, nodes=0)) for record in records[:-1])
-    return one_ms + MESSAGES_MS * len(hops), max((many_ms - one_ms) / (MANY_ROWS - 1), 0.0) + transfer
+    return one_ms + MESSAGES_MS * len(hops), max((many_ms - one_ms) / (MANY_ROWS - 1), 0.0)
 
 
 def _hop_cost(sender: NodeRecord | None, record: NodeRecord, span: Span, query: RouteQuery) -> HopCost:

@@ -39,6 +39,8 @@ CLAIMED_ROWS, GROWTH = 64, 8
 """What machines claim they measured with so many rows; beyond, sweeps become at most so many times as large at once."""
 SHARED = 1.5
 """With a load above it forwards may be shared, of which everybody is told a part."""
+IN_TURN = 0.75
+"""Replies of sweeps that waited for each other on a link come apart by this part of what the rows take there."""
 CHUNKS = range(1, 9)
 """Parts that a sweep may be cut in."""
 
@@ -120,6 +122,15 @@ class Trip:
         return late_ms / max(self.computed_ms, 1e-9)
 
 
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A sweep that is back: when it left the first hop, and when its reply came."""
+
+    rows: int
+    left_ms: float
+    back_ms: float
+
+
 def slower(before_ms: float, now_ms: float) -> float:
     """By how much a network has become slower; before anybody knew it, it was as it is."""
     return max(now_ms - before_ms, 0.0) if before_ms else 0.0
@@ -143,19 +154,31 @@ class RouteCost:
         self.is_expected = prospect is not None
         if prospect is not None:
             row_ms, plain_ms = prospect.row_ms, prospect.compute_ms
-            self.links = Line(0.0, level=prospect.links_ms)
+            self.links = Line(prospect.link_row_ms)
+            self.links.a = prospect.links_ms  # delays say nothing of rates
             self.compute = Line(row_ms, CLAIM_UNSURE, max(plain_ms - row_ms, 0.0))
             self.hops, self._waited, self._computed = prospect.hops, prospect.waiting_ms, prospect.compute_ms
         self._dearness: float | None = None
         self._links: deque[tuple[int, float, float]] = deque(maxlen=KEPT_SWEEPS)
         self._trips: deque[Trip] = deque(maxlen=USUAL_SWEEPS)
         self._waits: deque[tuple[float, float]] = deque(maxlen=USUAL_SWEEPS)
+        self._ours: deque[Passed] = deque(maxlen=SWEEPS_IN_FLIGHT)
         self._network_ms = 0.0
 
     @property
     def most(self) -> int:
         """Nodes of the largest sweep that it can speak of: claims and lines that are wrong are found out by and by."""
         return max(GROWTH * self._rows, CLAIMED_ROWS)
+
+    @property
+    def most_at_first(self) -> float:
+        """Nodes that may be unanswered in all until links were measured, which may be far slower than anybody said.
+
+        Were they `UNSURE` times as slow, rows would keep them busy for one plain trip.
+        """
+        if self.links.is_known or self.links.b <= 0:
+            return math.inf
+        return max(self.sweep_ms(0) / (UNSURE * self.links.b), CLAIMED_ROWS)
 
     @property
     def load(self) -> float:
@@ -247,8 +270,16 @@ class RouteCost:
         self.sweeps, self.hops, self.is_expected = self.sweeps + 1, max(spent.hops, 1), True
         self.compute.learn(rows, spent.computed_ms, is_shared=self.load > SHARED)
         links_ms = max(spent.total_ms - spent.waited_ms - spent.computed_ms, 0.0)
+        row_ms = self._row_ms(rows, links_ms, spent)
+        if row_ms:
+            base_ms = spent.network_ms or self.links.a
+            if not self.links.is_known:
+                self.links = Line(row_ms)
+            self.links.learn(rows, base_ms + row_ms * rows)
+            return
         if not spent.alone:  # it waited for its own kind, at hops and on links
-            if not self.links.is_known and (self.sweeps == 1 or links_ms < self.links.at(rows)):
+            is_first = self.sweeps == 1 and not spent.network_ms
+            if not self.links.is_known and (is_first or links_ms < self.links.at(rows)):
                 self.links.suppose(rows, links_ms)  # too much, but better than nothing
             return
         self.links.learn(rows, links_ms)
@@ -257,6 +288,35 @@ class RouteCost:
         self._late = fmean(lates[: math.ceil(len(lates) * USUAL_PART)])
         self._waits.append((spent.waited_ms, spent.computed_ms))
         self._waited, self._computed = _usual(self._waits)
+
+    def _row_ms(self, rows: int, links_ms: float, spent: Spent) -> float:
+        """What a row takes on all links, where a sweep was so late that they are slower than believed; else 0.
+
+        A link that takes c per row makes a sweep wait for `max(c · rows_k - ms_k)` over the sweeps k that left the
+        first hop before it: those rows, up to its own, have passed it since then (Lindley). So c is the least that any
+        k says.
+        """
+        if spent.sent_ms is None:
+            return 0.0
+        ours = Passed(rows, spent.sent_ms + spent.first_ms, spent.sent_ms + spent.total_ms)
+        before = [other for other in self._ours if other.left_ms <= ours.left_ms] if spent.behind else []
+        self._ours.append(ours)
+        late_ms = links_ms - (1 + JITTER) * self.links.at(rows) - JITTER_MS
+        late_ms -= NEW_NETWORK * max((self.load - 1) * spent.computed_ms, spent.waited_ms)  # a crowd explains so much
+        if late_ms <= 0:
+            return 0.0
+        over_ms = links_ms - (spent.network_ms or self.links.a)
+        if not before:  # of a first sweep pings alone tell whether delays are as promised
+            is_slow = not self.links.is_known and spent.network_ms and late_ms > NEW_NETWORK * spent.computed_ms
+            return over_ms / rows if is_slow else 0.0
+        links, passed = max(self.hops - 1, 1), 0
+        alone_ms = least_ms = over_ms / (links * rows)
+        for other in reversed(before):
+            passed += other.rows
+            least_ms = min(least_ms, (over_ms + ours.left_ms - other.left_ms) / (links * rows + passed))
+        apart_ms = ours.back_ms - before[-1].back_ms
+        came_in_turn = apart_ms >= IN_TURN * least_ms * rows  # what a lost packet held comes at once
+        return links * least_ms if least_ms < alone_ms and came_in_turn else 0.0
 
     def _compare(self, rows: int, links_ms: float, spent: Spent) -> Trip:
         """What shows by how much machines that had no time for it made a sweep late, beside what its hops report.
