@@ -44,7 +44,8 @@ def promised(links: float, compute: float, row: float) -> Promise:
 
     def promise(costs: Costs) -> Prospect:
         true = costs.prospect()
-        return Prospect(links * true.links_ms, compute * true.compute_ms, row * true.row_ms, hops=true.hops)
+        rows_ms = (row * true.row_ms, row * true.link_row_ms)
+        return Prospect(links * true.links_ms, compute * true.compute_ms, *rows_ms, hops=true.hops)
 
     return promise
 

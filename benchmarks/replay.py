@@ -60,8 +60,6 @@ ORACLE_SURE, ORACLE_NODES = 0.995, 4
 VOCABULARY = 1 << 20
 PLAIN_BOUND, BEST_BOUND = 0.97, 0.95
 FIRST_SEED = 11
-APART_MS = 1e7
-"""Between the beginnings of one client's texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +110,11 @@ class Cast:
     """Who plays. drafter: made of a clock, which it moves. target: it picks behind dead branches too.
 
     Recorded ones by default; their picks behind dead branches are token 0. promise: what routing says of the chain.
-    begins_ms: when, by the client's clock, which is one for all its texts.
     """
 
     drafter: Callable[[Clock], Drafter] | None = None
     target: RaggedModel | None = None
     promise: Callable[[Costs], Prospect | None] = Costs.prospect
-    begins_ms: float = 0.0
 
 
 RECORDED = Cast()
@@ -132,7 +128,7 @@ async def tell(
     Raises:
         AssertionError: the text is another one.
     """
-    clock, new = Clock(costs.cores, cast.begins_ms), len(recorded.tokens) - len(recorded.prompt)
+    clock, new = Clock(costs.cores), len(recorded.tokens) - len(recorded.prompt)
     window = len(recorded.tokens) + 64
     credits = Credits(window, SWEEPS_IN_FLIGHT, MOST_NODES + 3 * PREFILL_CHUNK)
     text = TextStream(tokenizer, recorded.prompt, max_new_tokens=new)  # type: ignore[arg-type]
@@ -166,10 +162,8 @@ def run(texts: Sequence[Recorded], costs: Costs, budget: Budget, tokenizer: obje
     """All prompts of a cell, one after another, through one way."""
     tokens = seconds = 0.0
     sizes: list[int] = []
-    for place, recorded in enumerate(texts):
-        count, took_s, used = asyncio.run(
-            tell(recorded, costs, budget, tokenizer, replace(cast, begins_ms=place * APART_MS))
-        )
+    for recorded in texts:
+        count, took_s, used = asyncio.run(tell(recorded, costs, budget, tokenizer, cast))
         tokens, seconds, sizes = tokens + count, seconds + took_s, sizes + used
     return Told(tokens / seconds, median(sizes), sum(sizes) / tokens)
 

@@ -40,7 +40,7 @@ ROW_BYTES = 768
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What things take. delay_ms: one way. forward_ms, row_ms: of a hop's forward.
+    """What things take. delay_ms: one way. row_bytes: of a hidden row. forward_ms, row_ms: of a hop's forward.
 
     pass_ms, pass_row_ms: of the draft's model, a pass and each row of it. grow_ms, node_ms: beside passes, each time
     that a tree grows and for each node that it has then. turn_ms: until the drafter has heard of it, and the loop of
@@ -60,6 +60,7 @@ class Costs:
     forward_ms: float = 7.0
     row_ms: float = 0.1
     pass_ms: float = 4.0
+    row_bytes: int = ROW_BYTES
     pass_row_ms: float = 0.0
     grow_ms: float = 0.0
     node_ms: float = 0.0
@@ -87,7 +88,7 @@ class Costs:
 
     def transfer_ms(self, rows: int) -> float:
         """Of hidden rows over one link."""
-        return rows * ROW_BYTES * 8 / (self.mbit * 1e3)
+        return rows * self.row_bytes * 8 / (self.mbit * 1e3)
 
 
 class AtOnce(Executor):

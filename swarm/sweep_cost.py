@@ -39,6 +39,8 @@ CLAIMED_ROWS, GROWTH = 64, 8
 """What machines claim they measured with so many rows; beyond, sweeps become at most so many times as large at once."""
 SHARED = 1.5
 """With a load above it forwards may be shared, of which everybody is told a part."""
+MUCH_SLOWER = 1.5
+"""A row takes so many times as long on links as it was believed to: what was learned before says nothing any more."""
 IN_TURN = 0.75
 """Replies of sweeps that waited for each other on a link come apart by this part of what the rows take there."""
 CHUNKS = range(1, 9)
@@ -124,11 +126,20 @@ class Trip:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A sweep that is back: when it left the first hop, and when its reply came."""
+    """A sweep that is back: what it took on links, when it left the first hop, and when its reply came."""
 
     rows: int
+    links_ms: float
     left_ms: float
     back_ms: float
+
+    def waited_ms(self, row_ms: float, before: Sequence[Passed]) -> float:
+        """What it waited for those that left before it, on a link where a row takes so long."""
+        waited_ms, passed = 0.0, 0
+        for other in reversed(before):
+            passed += other.rows
+            waited_ms = max(waited_ms, row_ms * passed - (self.left_ms - other.left_ms))
+        return waited_ms
 
 
 def slower(before_ms: float, now_ms: float) -> float:
@@ -273,7 +284,7 @@ class RouteCost:
         row_ms = self._row_ms(rows, links_ms, spent)
         if row_ms:
             base_ms = spent.network_ms or self.links.a
-            if not self.links.is_known:
+            if not self.links.is_known or row_ms > MUCH_SLOWER * self.links.b:
                 self.links = Line(row_ms)
             self.links.learn(rows, base_ms + row_ms * rows)
             return
@@ -296,27 +307,32 @@ class RouteCost:
         first hop before it: those rows, up to its own, have passed it since then (Lindley). So c is the least that any
         k says.
         """
+        if spent.sent_ms is None or not spent.behind:  # nothing that we know of is in its way
+            self._ours.clear()
         if spent.sent_ms is None:
             return 0.0
-        ours = Passed(rows, spent.sent_ms + spent.first_ms, spent.sent_ms + spent.total_ms)
-        before = [other for other in self._ours if other.left_ms <= ours.left_ms] if spent.behind else []
+        ours = Passed(rows, links_ms, spent.sent_ms + spent.first_ms, spent.sent_ms + spent.total_ms)
+        before = list(self._ours)
         self._ours.append(ours)
         late_ms = links_ms - (1 + JITTER) * self.links.at(rows) - JITTER_MS
         late_ms -= NEW_NETWORK * max((self.load - 1) * spent.computed_ms, spent.waited_ms)  # a crowd explains so much
         if late_ms <= 0:
             return 0.0
-        over_ms = links_ms - (spent.network_ms or self.links.a)
+        base_ms = spent.network_ms or self.links.a
         if not before:  # of a first sweep pings alone tell whether delays are as promised
             is_slow = not self.links.is_known and spent.network_ms and late_ms > NEW_NETWORK * spent.computed_ms
-            return over_ms / rows if is_slow else 0.0
+            return (links_ms - base_ms) / rows if is_slow else 0.0
         links, passed = max(self.hops - 1, 1), 0
-        alone_ms = least_ms = over_ms / (links * rows)
+        alone_ms = row_ms = (links_ms - base_ms) / (links * rows)
         for other in reversed(before):
             passed += other.rows
-            least_ms = min(least_ms, (over_ms + ours.left_ms - other.left_ms) / (links * rows + passed))
-        apart_ms = ours.back_ms - before[-1].back_ms
-        came_in_turn = apart_ms >= IN_TURN * least_ms * rows  # what a lost packet held comes at once
-        return links * least_ms if least_ms < alone_ms and came_in_turn else 0.0
+            row_ms = min(row_ms, (links_ms - base_ms + ours.left_ms - other.left_ms) / (links * rows + passed))
+        last = before[-1]
+        last_ms = base_ms + links * row_ms * last.rows + last.waited_ms(row_ms, before[:-1])
+        # What a lost packet held is late all of a sudden, and comes at once with what came after it.
+        is_gradual = abs(last.links_ms - last_ms) <= (links_ms - base_ms) / 2
+        is_in_turn = ours.back_ms - last.back_ms >= IN_TURN * row_ms * rows
+        return links * row_ms if row_ms < alone_ms and is_gradual and is_in_turn else 0.0
 
     def _compare(self, rows: int, links_ms: float, spent: Spent) -> Trip:
         """What shows by how much machines that had no time for it made a sweep late, beside what its hops report.

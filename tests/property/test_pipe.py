@@ -27,7 +27,7 @@ from client.decode import Job
 from client.draft import NONE, ModelDrafter, expansions
 from client.local import LocalSession
 from client.text import FastTokenizer
-from swarm.budget import EVERYTHING, Ahead, Choice, FixedBudget, Worth
+from swarm.budget import EVERYTHING, Ahead, Choice, FixedBudget, Prospect, Worth
 from swarm.demo import DRAFT, TARGET
 from swarm.goodput import Goodput
 from swarm.messages import Sampling, Sweep
@@ -120,6 +120,28 @@ def test_the_full_pipe_never_loses_to_plain_decoding(profile: str, tokenizer: Fa
         texts = [recorded(seed, knows) for seed in range(3)]
         plain = run(texts, costs, FixedBudget(0), tokenizer).tokens_per_s
         pipe, alone = (_settled(texts, costs, control, tokenizer) for control in (Goodput(32), OneAtATime(32)))
+        assert pipe >= 0.97 * plain
+        assert pipe >= 0.95 * alone
+
+
+def said(costs: Costs, mbit: float) -> Prospect:
+    """What routing says, where it takes the links for so fast."""
+    return replace(costs, mbit=mbit).prospect()
+
+
+@pytest.mark.parametrize("costs", [Costs(20, 100, 40, 0.05, row_bytes=16_384), Costs(30, 2, 20, row_bytes=8_192)])
+@pytest.mark.parametrize("mbit", [None, 100.0, 1_000.0])
+def test_links_that_take_longer_than_machines_are_not_flooded(
+    costs: Costs, mbit: float | None, tokenizer: FastTokenizer
+) -> None:
+    """Rows of a large model over home links, whatever their rate was said to be: from a client's first texts on."""
+    cast = Cast(promise=Costs.prospect if mbit is None else partial(said, mbit=mbit))
+    for knows in (0.4, 0.9):
+        texts = [recorded(seed, knows) for seed in range(3)]
+        plain = run(texts, costs, FixedBudget(0), tokenizer).tokens_per_s
+        alone, pipe = (
+            run(texts, costs, control, tokenizer, cast).tokens_per_s for control in (OneAtATime(32), Goodput(32))
+        )
         assert pipe >= 0.97 * plain
         assert pipe >= 0.95 * alone
 

@@ -195,7 +195,7 @@ def test_a_route_says_what_sweeps_should_take_by_their_size() -> None:
     assert [str(hop.span) for hop in route.hops] == ["0-4", "4-6"]
     prospect = route.prospect
     assert (prospect.links_ms, prospect.compute_ms, prospect.hops) == (58.0, 24.0 + 2 * MESSAGES_MS, 2)
-    assert prospect.row_ms == pytest.approx(1.0 + 0.1)
+    assert [prospect.row_ms, prospect.link_row_ms] == pytest.approx([1.0, 0.1])
     assert prospect.waiting_ms == pytest.approx(wait_ms(last, 8.0)), "behind sweeps as small as it is"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from statistics import fmean
@@ -9,7 +10,7 @@ from statistics import fmean
 import pytest
 
 from swarm.budget import SWEEPS_IN_FLIGHT, Prospect, Spent
-from swarm.sweep_cost import USUAL_SWEEPS, RouteCost
+from swarm.sweep_cost import CLAIMED_ROWS, USUAL_SWEEPS, RouteCost
 
 ROW_MS, CLAIMED_MS, NOISE_MS = 0.25, 0.3, 12.0
 SIZES = (16, 12, 8, 6, 4, 8, 3, 6)
@@ -101,6 +102,83 @@ def test_waits_that_differ_as_those_of_a_queue_do_all_count() -> None:
     waits_ms = [rng.expovariate(1 / 40) for _ in range(400)]
     loads = [waiting(cost, [wait_ms]) for wait_ms in waits_ms][USUAL_SWEEPS:]
     assert fmean(loads) == pytest.approx(1 + fmean(waits_ms) / 20, rel=0.05)
+
+
+def piped(link_row_ms: float, rows: int, *, behind: int = 1, delays_ms: float = 100, held_ms: float = 0.0) -> RouteCost:
+    """Thirty sweeps that leave one after another over two links, said to take .1 ms per row; pings know their delays.
+
+    held_ms: for how long a lost packet held what came after it, in the middle.
+    """
+    cost = RouteCost(Prospect(delays_ms, 20, 0.1, 0.2, hops=3))
+    cost.learn(Spent(1, total_ms=delays_ms + 20.6, waited_ms=0, computed_ms=20, hops=3))
+    free_ms, back_ms = 0.0, 0.0
+    for number in range(30):
+        left_ms = number * 10.0
+        free_ms = max(free_ms, left_ms) + link_row_ms * rows
+        back_ms = max(free_ms + link_row_ms * rows + delays_ms, back_ms, held_ms if number >= 10 else 0.0)
+        cost.learn(
+            Spent(
+                rows - 1,
+                total_ms=20 + back_ms - left_ms,
+                waited_ms=0,
+                computed_ms=20,
+                hops=3,
+                alone=False,
+                network_ms=delays_ms,
+                sent_ms=left_ms,
+                behind=behind if number else 0,
+            )
+        )
+    return cost
+
+
+@pytest.mark.parametrize("link_row_ms", [1.0, 5.0, 30.0])
+def test_a_link_that_sweeps_queue_for_is_found_out_by_how_late_they_are(link_row_ms: float) -> None:
+    """None of them is alone, so none says what it would take by itself; a full pipe would be filled ever more."""
+    cost = piped(link_row_ms, rows=20)
+    assert cost.links.b == pytest.approx(2 * link_row_ms, rel=0.2)
+    assert cost.slot_ms(20) == pytest.approx(20 * link_row_ms, rel=0.2)
+    assert cost.load == 1
+    assert piped(link_row_ms, rows=20, behind=0).links.b < link_row_ms, "where none was on its way it is none's queue"
+
+
+def test_a_link_that_keeps_up_is_left_alone() -> None:
+    assert piped(0.1, rows=20).links.b == pytest.approx(0.2, rel=0.2)
+
+
+def test_what_a_lost_packet_held_back_is_no_slow_link() -> None:
+    """All of it comes at once, which rows that waited for each other do not."""
+    assert piped(0.1, rows=20, held_ms=500).links.b == pytest.approx(0.2, rel=0.2)
+
+
+def test_delays_that_are_longer_than_said_are_no_slow_link() -> None:
+    for network_ms in (0.0, 200.0):
+        cost = RouteCost(Prospect(50, 20, 0.1, 0.2, hops=3))
+        for number in range(30):
+            sent_ms, is_alone = 10.0 * number, number > 5
+            cost.learn(Spent(19, 224, 0, 20, 3, alone=is_alone, network_ms=network_ms, sent_ms=sent_ms, behind=number))
+        assert cost.links.b == pytest.approx(0.2, rel=0.2)
+        assert cost.sweep_ms(19) == pytest.approx(224, rel=0.05)
+
+
+def test_the_first_sweep_that_is_late_by_more_than_machines_explain_tells_of_its_bytes() -> None:
+    """Where pings know the delays; else it may be those."""
+    first = Spent(19, total_ms=120 + 20 * 30, waited_ms=0, computed_ms=20, hops=3, network_ms=100, sent_ms=0.0)
+    cost = RouteCost(Prospect(100, 20, 0.1, 0.2, hops=3))
+    cost.learn(first)
+    assert cost.links.b == pytest.approx(30)
+    assert cost.links.a == pytest.approx(100)
+    unknown = RouteCost(Prospect(100, 20, 0.1, 0.2, hops=3))
+    unknown.learn(replace(first, network_ms=0.0))
+    assert unknown.links.b == pytest.approx(0.2)
+
+
+def test_until_links_were_measured_no_more_leaves_than_ten_times_slower_ones_take_in_a_trip() -> None:
+    quick, slow = (RouteCost(Prospect(400, 20, 0.1, row_ms, hops=3)) for row_ms in (0.25, 4.0))
+    assert quick.most_at_first == pytest.approx(quick.sweep_ms(0) / 2.5)
+    assert slow.most_at_first == CLAIMED_ROWS
+    quick.learn(Spent(16, total_ms=430, waited_ms=0, computed_ms=22, hops=3))
+    assert quick.most_at_first == math.inf
 
 
 def closed_queue_ms(clients: int, away_ms: float, served_ms: float) -> float:
