@@ -39,6 +39,8 @@ CLAIMED_ROWS, GROWTH = 64, 8
 """What machines claim they measured with so many rows; beyond, sweeps become at most so many times as large at once."""
 SHARED = 1.5
 """With a load above it forwards may be shared, of which everybody is told a part."""
+QUEUED = 0.25
+"""A sweep that is later than believed by so much of the links' time waited there for others of its kind, perhaps."""
 MUCH_SLOWER = 1.5
 """A row takes so many times as long on links as it was believed to: what was learned before says nothing any more."""
 IN_TURN = 0.75
@@ -314,7 +316,7 @@ class RouteCost:
         ours = Passed(rows, links_ms, spent.sent_ms + spent.first_ms, spent.sent_ms + spent.total_ms)
         before = list(self._ours)
         self._ours.append(ours)
-        late_ms = links_ms - (1 + JITTER) * self.links.at(rows) - JITTER_MS
+        late_ms = links_ms - (1 + QUEUED) * self.links.at(rows) - JITTER_MS
         late_ms -= NEW_NETWORK * max((self.load - 1) * spent.computed_ms, spent.waited_ms)  # a crowd explains so much
         if late_ms <= 0:
             return 0.0
