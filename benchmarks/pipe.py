@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor as Pool
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -35,7 +35,7 @@ from client.draft import TreeDrafter
 from client.drafts import Wanted, load_drafter
 from client.jobs import MOST_NODES
 from client.target import load_target
-from swarm.budget import Budget, FixedBudget
+from swarm.budget import Budget, FixedBudget, Prospect
 from swarm.demo import DRAFT, TARGET
 from swarm.goodput import Goodput
 from swarm.messages import Sampling
@@ -93,11 +93,18 @@ def whole_target() -> RaggedModel:
     return load_whole(TARGET, torch.float32)
 
 
-def tell(texts: Sequence[Recorded], costs: Costs, budget: Budget, *, siblings: bool = True) -> Told:
+def tell(
+    texts: Sequence[Recorded],
+    costs: Costs,
+    budget: Budget,
+    *,
+    siblings: bool = True,
+    promise: Callable[[Costs], Prospect | None] = Costs.prospect,
+) -> Told:
     """All texts through one client, whose drafter is the usual one, with or without what dead branches told."""
     drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu", siblings=siblings)).drafter
     assert isinstance(drafter, TreeDrafter)
-    cast = Cast(partial(VirtualDrafter, drafter, costs), whole_target())
+    cast = Cast(partial(VirtualDrafter, drafter, costs), whole_target(), promise)
     return run(texts, costs, budget, AutoTokenizer.from_pretrained(TARGET), cast)
 
 

@@ -133,7 +133,7 @@ class Goodput:
     def plan(self, route: Hashable, temperature: float, room: int) -> Choice:
         """How many nodes to draft for the next sweep, at most `room`; 0: none, plain decoding is best."""
         cost, gain = self.cost_of(route), self._gain_of(temperature)
-        most = min(room, self.most, cost.most)
+        most = int(min(room, self.most, cost.most, cost.most_at_first))
         plain_ms = cost.sweep_ms(0)
         if most < 1:
             return Choice(0, plain_ms, "no room for a tree")

@@ -35,12 +35,16 @@ NEW_NETWORK = 4.0
 JITTER, JITTER_MS = 0.05, 2.0
 """By so much links may be slower than at their best without anybody being to blame."""
 LEAST_SCALE = 0.03
+FIRST_ROWS = 16
+"""So many may leave for a link of which only claims are known, however slow they make it."""
 CLAIMED_ROWS, GROWTH = 64, 8
 """What machines claim they measured with so many rows; beyond, sweeps become at most so many times as large at once."""
 SHARED = 1.5
 """With a load above it forwards may be shared, of which everybody is told a part."""
 QUEUED = 0.25
 """A sweep that is later than believed by so much of the links' time waited there for others of its kind, perhaps."""
+FIRST_LATE = 2.0
+"""A first sweep may be late by so many times what hops computed before that tells of its rows on slow links."""
 MUCH_SLOWER = 1.5
 """A row takes so many times as long on links as it was believed to: what was learned before says nothing any more."""
 IN_TURN = 0.75
@@ -191,7 +195,7 @@ class RouteCost:
         """
         if self.links.is_known or self.links.b <= 0:
             return math.inf
-        return max(self.sweep_ms(0) / (UNSURE * self.links.b), CLAIMED_ROWS)
+        return max(self.sweep_ms(0) / (UNSURE * self.links.b), FIRST_ROWS)
 
     @property
     def load(self) -> float:
@@ -322,7 +326,7 @@ class RouteCost:
             return 0.0
         base_ms = spent.network_ms or self.links.a
         if not before:  # of a first sweep pings alone tell whether delays are as promised
-            is_slow = not self.links.is_known and spent.network_ms and late_ms > NEW_NETWORK * spent.computed_ms
+            is_slow = not self.links.is_known and spent.network_ms and late_ms > FIRST_LATE * spent.computed_ms
             return (links_ms - base_ms) / rows if is_slow else 0.0
         links, passed = max(self.hops - 1, 1), 0
         alone_ms = row_ms = (links_ms - base_ms) / (links * rows)

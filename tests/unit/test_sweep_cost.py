@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 
 from swarm.budget import SWEEPS_IN_FLIGHT, Prospect, Spent
-from swarm.sweep_cost import CLAIMED_ROWS, USUAL_SWEEPS, RouteCost
+from swarm.sweep_cost import FIRST_ROWS, USUAL_SWEEPS, RouteCost
 
 ROW_MS, CLAIMED_MS, NOISE_MS = 0.25, 0.3, 12.0
 SIZES = (16, 12, 8, 6, 4, 8, 3, 6)
@@ -176,7 +176,7 @@ def test_the_first_sweep_that_is_late_by_more_than_machines_explain_tells_of_its
 def test_until_links_were_measured_no_more_leaves_than_ten_times_slower_ones_take_in_a_trip() -> None:
     quick, slow = (RouteCost(Prospect(400, 20, 0.1, row_ms, hops=3)) for row_ms in (0.25, 4.0))
     assert quick.most_at_first == pytest.approx(quick.sweep_ms(0) / 2.5)
-    assert slow.most_at_first == CLAIMED_ROWS
+    assert slow.most_at_first == FIRST_ROWS
     quick.learn(Spent(16, total_ms=430, waited_ms=0, computed_ms=22, hops=3))
     assert quick.most_at_first == math.inf
 

@@ -1,0 +1,149 @@
+"""Large models over home links, in virtual time: rows that take links longer than they take machines.
+
+As `benchmarks.pipe`, with rows of 8 and 16 KiB (4,096 and 8,192 values of two bytes; the demo pair's own have 768
+bytes), slower machines, and rates from a fibre's to an old telephone line's. Also a client's first text where nobody
+measured the machines' links, which routing then takes for 100 Mbit/s.
+
+    python -m benchmarks.wide_rows --record
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ProcessPoolExecutor as Pool
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.pipe import tell, whole_target
+from benchmarks.recorded import prompts_of, write
+from benchmarks.replay import FIRST_SEED, one_core
+from benchmarks.sheet import Sheet
+from benchmarks.virtual import Costs
+from client.jobs import MOST_NODES
+from swarm.budget import FixedBudget, Prospect
+from swarm.goodput import Goodput
+from swarm.messages import Sampling
+from swarm.route_costs import LINK_MBIT_PER_S
+
+LARGE, MEDIUM = 16_384, 8_192
+NETWORKS = {
+    "1 ms, 1 Gbit/s": Costs(1, 1_000, 40, 0.05, 8, row_bytes=LARGE),
+    "20 ms, 100 Mbit/s": Costs(20, 100, 40, 0.05, 8, row_bytes=LARGE),
+    "40 ms, 20 Mbit/s": Costs(40, 20, 40, 0.05, 8, row_bytes=LARGE),
+    "300 ms, 50 Mbit/s": Costs(300, 50, 20, 0.1, 6, row_bytes=MEDIUM),
+    "30 ms, 2 Mbit/s": Costs(30, 2, 20, 0.1, 6, row_bytes=MEDIUM),
+    "10 ms, 100 Mbit/s, slow machines": Costs(10, 100, 150, 20, 10, row_bytes=MEDIUM),
+}
+FIXED = ((4, 1), (16, 1), (64, 1), (4, 8), (16, 8))
+"""Trees of so many nodes, so many in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure large models."""
+
+    prompts: int = 4
+    """Passages."""
+    new_tokens: int = 64
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    networks: tuple[str, ...] = tuple(NETWORKS)
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Tokens per virtual second of one cell. first: of each text by a client of its own, by what it was promised."""
+
+    name: tuple[str, float]
+    plain: float
+    fixed: dict[str, float]
+    chosen: float
+    nodes: float
+    first: dict[str, float]
+
+    @property
+    def best(self) -> str:
+        """The fastest fixed choice."""
+        return max(self.fixed, key=self.fixed.__getitem__)
+
+
+def assumed(costs: Costs) -> Prospect:
+    """What routing says of links that nobody measured."""
+    return replace(costs, mbit=LINK_MBIT_PER_S).prospect()
+
+
+def measure(name: tuple[str, float], options: Options) -> Cell:
+    """All ways of one cell."""
+    network, temperature = name
+    costs, given = NETWORKS[network], prompts_of("passages", options.prompts)
+    samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
+    texts = write(whole_target(), given, samplings, options.new_tokens)
+    told = partial(tell, costs=costs)
+    fixed = {f"{size} × {count}": told(texts, budget=FixedBudget(size, count)).tokens_per_s for size, count in FIXED}
+    chosen = told(texts, budget=Goodput(MOST_NODES))
+    first = {
+        word: sum(told([text], budget=Goodput(MOST_NODES), promise=promise).tokens_per_s for text in texts) / len(texts)
+        for word, promise in (("true", Costs.prospect), ("assumed", assumed))
+    }
+    plain = told(texts, budget=FixedBudget(0)).tokens_per_s
+    return Cell(name, plain, fixed, chosen.tokens_per_s, chosen.nodes, first)
+
+
+def sheet(cells: list[Cell], options: Options) -> Sheet:
+    """The table."""
+    made = Sheet(
+        "wide_rows",
+        "Tokens per virtual second where rows are those of large models",
+        (
+            *("network", "row, KiB", "hop, ms", "T", "plain", "best fixed", "its K × in flight", "chosen", "median K"),
+            *("of plain", "of best fixed", "first texts, of plain", "… links unmeasured"),
+        ),
+    )
+    for cell in cells:
+        (network, temperature), best = cell.name, cell.fixed[cell.best]
+        costs = NETWORKS[network]
+        made.rows.append(
+            (
+                *(network, f"{costs.row_bytes // 1024}", f"{costs.forward_ms:g} + {costs.row_ms:g} K"),
+                *(f"{temperature:g}", f"{cell.plain:.2f}", f"{best:.2f}", cell.best, f"{cell.chosen:.2f}"),
+                *(f"{cell.nodes:g}", f"{cell.chosen / cell.plain:.2f}", f"{cell.chosen / best:.2f}"),
+                *(f"{cell.first[word] / cell.plain:.2f}" for word in ("true", "assumed")),
+            )
+        )
+    made.notes.append(
+        f"{options.prompts} passages, {options.new_tokens} new tokens each, three hops, the demo pair's own guesses. "
+        "First texts: each by a client that knows nothing yet, and once more where the links' rate was taken for "
+        f"{LINK_MBIT_PER_S:g} Mbit/s."
+    )
+    made.measured = {
+        "cells": [
+            {"cell": list(cell.name), "plain": cell.plain, "fixed": cell.fixed, "chosen": cell.chosen}
+            | {"first": cell.first}
+            for cell in cells
+        ]
+    }
+    return made
+
+
+def main() -> None:
+    """Measure and print."""
+    options = tyro.cli(Options)
+    one_core()
+    console = Console(width=190)
+    names = [(network, temperature) for network in options.networks for temperature in options.temperatures]
+    with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
+        work = [pool.submit(measure, name, options) for name in names]
+        cells = [cell.result() for cell in track(work, "cells", console=console)]
+    sheet(cells, options).finish(console, record=options.record, path=options.json)
+
+
+if __name__ == "__main__":
+    main()
