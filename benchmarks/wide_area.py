@@ -51,6 +51,7 @@ PROFILES = {
     "1 ms, 1 Gbit/s": Profile(LinkShape(delay_ms=1, mbit=1_000), 40),
     "25 ms, 100 Mbit/s": Profile(LinkShape(delay_ms=25, mbit=100), 40),
     "100 ms, 100 Mbit/s": Profile(LinkShape(delay_ms=100, mbit=100), 32, star=False),
+    "30 ms, 1 Mbit/s": Profile(LinkShape(delay_ms=30, mbit=1), 32, star=False),
     "22 … 28 ms, 20 Mbit/s, 0.2 % loss": Profile(LinkShape(22, 20, jitter_ms=6, loss=0.002), 32, star=False),
 }
 
