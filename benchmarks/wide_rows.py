@@ -126,7 +126,7 @@ def sheet(cells: list[Cell], options: Options) -> Sheet:
     made.measured = {
         "cells": [
             {"cell": list(cell.name), "plain": cell.plain, "fixed": cell.fixed, "chosen": cell.chosen}
-            | {"first": cell.first}
+            | {"nodes": cell.nodes, "first": cell.first}
             for cell in cells
         ]
     }
