@@ -101,7 +101,10 @@ def tell(
     siblings: bool = True,
     promise: Callable[[Costs], Prospect | None] = Costs.prospect,
 ) -> Told:
-    """All texts through one client, whose drafter is the usual one, with or without what dead branches told."""
+    """All texts through one client, whose drafter is the usual one, with or without what dead branches told.
+
+    promise: what routing says of the chain.
+    """
     drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu", siblings=siblings)).drafter
     assert isinstance(drafter, TreeDrafter)
     cast = Cast(partial(VirtualDrafter, drafter, costs), whole_target(), promise)

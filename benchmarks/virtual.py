@@ -60,7 +60,6 @@ class Costs:
     forward_ms: float = 7.0
     row_ms: float = 0.1
     pass_ms: float = 4.0
-    row_bytes: int = ROW_BYTES
     pass_row_ms: float = 0.0
     grow_ms: float = 0.0
     node_ms: float = 0.0
@@ -72,6 +71,7 @@ class Costs:
     handling_ms: float = 0.0
     handling_row_ms: float = 0.0
     other_ms: float = 0.0
+    row_bytes: int = ROW_BYTES
 
     def compute_ms(self, rows: int) -> float:
         """Of one hop's forward."""

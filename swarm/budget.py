@@ -52,11 +52,9 @@ EVERYTHING = Worth()
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What is on its way. sweeps: unanswered, with so many nodes in all.
+    """What is on its way. sweeps: unanswered. busy_ms: until the first hop has done with them, as far as predicted.
 
-    busy_ms: until the first hop has done with them, as far as predicted.
-
-    reply_ms: until the next reply is due, below 0 where it is late; infinite where nobody can tell.
+    reply_ms: until the next reply is due, below 0 where it is late; infinite where nobody can tell. nodes: of them all.
     """
 
     sweeps: int

@@ -318,7 +318,7 @@ class RouteCost:
         if spent.sent_ms is None:
             return 0.0
         ours = Passed(rows, links_ms, spent.sent_ms + spent.first_ms, spent.sent_ms + spent.total_ms)
-        before = list(self._ours)
+        before = list(self._ours)  # of this stretch of the pipe, in which it was never empty
         self._ours.append(ours)
         late_ms = links_ms - (1 + QUEUED) * self.links.at(rows) - JITTER_MS
         late_ms -= NEW_NETWORK * max((self.load - 1) * spent.computed_ms, spent.waited_ms)  # a crowd explains so much
