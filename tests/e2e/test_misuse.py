@@ -145,7 +145,6 @@ OPTIONS = """
 import sys
 from node.cli import serve
 from client.commands import Generate
-from client.options import Options
 from node.config import ServeConfig
 statuses = [serve(ServeConfig(layers)) for layers in ("8-4", "4-4", "-1-3", "abc")]
 statuses += [serve(ServeConfig("0-4", port=70_000)), serve(ServeConfig("0-4", join=("nonsense",)))]
