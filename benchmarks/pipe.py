@@ -2,7 +2,8 @@
 
 As `benchmarks.replay`, but draft and target run themselves, and only time is virtual: what the target picks behind dead
 branches, which hangs on what was sent, is known here as it is in a swarm. A client begins each cell with nothing
-but what routing promises.
+but what routing promises. Which node goes first hangs on fractions of a millisecond, and so does what becomes of a
+text, so a cell is replayed several times: with delays that differ a little, and with other seeds.
 
     python -m benchmarks.pipe --record
     python -m benchmarks.pipe --measured benchmarks/results/cells.json     # with what things took on real nodes
@@ -20,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import harmonic_mean, mean
 
 import torch
 import tyro
@@ -41,8 +43,9 @@ from swarm.goodput import Goodput
 from swarm.messages import Sampling
 from swarm.ragged import RaggedModel, load_whole
 
-SIZES = (8, 16, 32, 64, 128)
-CHOSEN = "chosen"
+SIZES = (16, 32, 64, 128)
+SHIFTS_MS = (0.0, -0.1, 0.1, -0.2, 0.2)
+"""By how much a replay's one-way delays differ from the network's, in turn."""
 MEASURED_NETWORK = "25 ms, 100 Mbit/s"
 
 
@@ -58,6 +61,8 @@ class Options:
     networks: tuple[str, ...] = DELAY_BOUND
     sizes: tuple[int, ...] = SIZES
     """Of fixed trees, one at a time."""
+    replays: int = 3
+    """Of each cell: their delays and seeds differ."""
     row_ms: float | None = None
     """What a row adds to a hop's forward, if not as much as in the replay."""
     measured: Path | None = None
@@ -68,23 +73,49 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """One way through a cell: a number per replay."""
+
+    tokens_per_s: tuple[float, ...]
+    nodes_per_token: tuple[float, ...]
+
+    @property
+    def speed(self) -> float:
+        """Of all replays together, which have as many tokens each."""
+        return harmonic_mean(self.tokens_per_s)
+
+    def over(self, other: Way) -> list[float]:
+        """How many times as fast as another way, replay by replay."""
+        return [one / that for one, that in zip(self.tokens_per_s, other.tokens_per_s, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell. alone: one sweep at a time, by the size of its trees. pipe, deaf: full, and without siblings."""
+    """One cell. fixed: one sweep at a time, by the size of its trees. chosen: as goodput chooses, one at a time.
+
+    pipe, deaf: full, and without siblings.
+    """
 
     name: tuple[str, str, float]
-    alone: dict[str, Told]
-    pipe: Told
-    deaf: Told
+    fixed: dict[int, Way]
+    chosen: Way
+    pipe: Way
+    deaf: Way
 
     @property
-    def best(self) -> str:
-        """The fastest way to send one sweep at a time."""
-        return max(self.alone, key=lambda way: self.alone[way].tokens_per_s)
+    def best(self) -> int:
+        """The size with which fixed trees are fastest."""
+        return max(self.fixed, key=lambda size: self.fixed[size].speed)
 
     @property
-    def of_alone(self) -> float:
-        """The full pipe's speed over that."""
-        return self.pipe.tokens_per_s / self.alone[self.best].tokens_per_s
+    def of_best(self) -> float:
+        """The full pipe's speed over those trees'."""
+        return self.pipe.speed / self.fixed[self.best].speed
+
+    @property
+    def of_chosen(self) -> float:
+        """The full pipe's speed over what goodput makes of one sweep at a time."""
+        return self.pipe.speed / self.chosen.speed
 
 
 @cache
@@ -119,12 +150,22 @@ def measure(name: tuple[str, str, float], options: Options) -> Cell:
         costs = measured(options.measured, costs)
     if options.row_ms is not None:
         costs = replace(costs, row_ms=options.row_ms)
-    samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
-    texts = write(whole_target(), given, samplings, options.new_tokens)
-    alone = {f"{size}": tell(texts, costs, FixedBudget(size)) for size in options.sizes}
-    alone[CHOSEN] = tell(texts, costs, OneAtATime(MOST_NODES))
-    pipe, deaf = (tell(texts, costs, Goodput(MOST_NODES), siblings=siblings) for siblings in (True, False))
-    return Cell(name, alone, pipe, deaf)
+    ways: dict[object, list[Told]] = {}
+    for turn, shift_ms in enumerate(SHIFTS_MS[: options.replays]):
+        shifted, seed = replace(costs, delay_ms=costs.delay_ms + shift_ms), FIRST_SEED + turn * len(given)
+        samplings = [Sampling(seed + place, temperature) for place in range(len(given))]
+        texts = write(whole_target(), given, samplings, options.new_tokens)
+        for size in options.sizes:
+            ways.setdefault(size, []).append(tell(texts, shifted, FixedBudget(size)))
+        ways.setdefault("chosen", []).append(tell(texts, shifted, OneAtATime(MOST_NODES)))
+        ways.setdefault("pipe", []).append(tell(texts, shifted, Goodput(MOST_NODES)))
+        ways.setdefault("deaf", []).append(tell(texts, shifted, Goodput(MOST_NODES), siblings=False))
+    found = {
+        way: Way(tuple(one.tokens_per_s for one in told), tuple(one.nodes_per_token for one in told))
+        for way, told in ways.items()
+    }
+    fixed = {size: found[size] for size in options.sizes}
+    return Cell(name, fixed, found["chosen"], found["pipe"], found["deaf"])
 
 
 def measured(results: Path, network: Costs) -> Costs:
@@ -141,21 +182,51 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
         "pipe",
         "Tokens per virtual second: one sweep at a time at its best, and a full pipe, with and without siblings",
         (
-            *("network, text", "T", "one at a time", "its K", "full pipe", "pipe / one at a time", "nodes per token"),
-            *("without siblings", "what they add"),
+            *("network, text", "T", "one at a time", "its K", "one, chosen", "full pipe", "pipe / one at its best K"),
+            *("single replays", "pipe / one, chosen", "nodes per token", "without siblings", "what they add"),
         ),
     )
     for cell in cells:
-        (network, kind, temperature), best = cell.name, cell.alone[cell.best]
+        (network, kind, temperature), best = cell.name, cell.fixed[cell.best]
+        single = cell.pipe.over(best)
         made.rows.append(
             (
-                *(f"{network}, {kind}", f"{temperature:g}", f"{best.tokens_per_s:.1f}", cell.best),
-                *(f"{cell.pipe.tokens_per_s:.1f}", f"{cell.of_alone:.2f}"),
-                f"{best.nodes_per_token:.0f} → {cell.pipe.nodes_per_token:.0f}",
-                *(f"{cell.deaf.tokens_per_s:.1f}", f"{cell.pipe.tokens_per_s / cell.deaf.tokens_per_s - 1:+.0%}"),
+                *(f"{network}, {kind}", f"{temperature:g}", f"{best.speed:.1f}", f"{cell.best}"),
+                *(f"{cell.chosen.speed:.1f}", f"{cell.pipe.speed:.1f}", f"{cell.of_best:.2f}"),
+                *(f"{min(single):.2f} … {max(single):.2f}", f"{cell.of_chosen:.2f}"),
+                f"{mean(best.nodes_per_token):.0f} → {mean(cell.pipe.nodes_per_token):.0f}",
+                *(f"{cell.deaf.speed:.1f}", f"{cell.pipe.speed / cell.deaf.speed - 1:+.0%}"),
             )
         )
-    spans = []
+    made.notes.append(
+        f"{'; '.join(_spread(kind, cells) for kind in options.kinds)}. Up to {options.prompts} prompts of "
+        f"{options.new_tokens} new tokens each, costs {_costs(options)}. {options.replays} replays of each cell, whose "
+        "delays differ by a tenth of a millisecond and their seeds by as many as there are prompts: speeds of all "
+        "together, and what single ones gave. One at a time is at its best K, the fastest fixed tree of "
+        f"{', '.join(map(str, options.sizes))} nodes, with siblings too; chosen: what goodput makes of it. Nodes per "
+        "token: what those fixed trees send, and what the full pipe sends."
+    )
+    made.measured = {
+        "cells": [
+            {"cell": list(cell.name), "pipe": cell.pipe.tokens_per_s, "without_siblings": cell.deaf.tokens_per_s}
+            | {"one_at_a_time": {"chosen": cell.chosen.tokens_per_s}}
+            | {"fixed": {str(size): way.tokens_per_s for size, way in cell.fixed.items()}}
+            for cell in cells
+        ]
+    }
+    return made
+
+
+def _spread(kind: str, cells: Sequence[Cell]) -> str:
+    """What the pipe is worth on a kind of text."""
+    found = [cell for cell in cells if cell.name[1] == kind]
+    against = {"at its best K": [cell.of_best for cell in found], "chosen": [cell.of_chosen for cell in found]}
+    said = (f"{min(all_):.2f} … {max(all_):.2f} (mean {mean(all_):.2f}) {way}" for way, all_ in against.items())
+    return f"Pipe over one at a time, {kind}: {', '.join(said)}"
+
+
+def _costs(options: Options) -> str:
+    """Where a table's costs are from."""
     row = "as in the replay"
     if options.measured is not None:
         costs = measured(options.measured, PROFILES[MEASURED_NETWORK])
@@ -165,25 +236,7 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
             f"{costs.node_ms:.4f} per node, {costs.turn_ms:.1f} until the loop has it, {costs.learn_ms:.1f} to learn "
             "from a reply"
         )
-    if options.row_ms is not None:
-        row += f", but {options.row_ms:g} ms per row"
-    for kind in options.kinds:
-        found = [cell.of_alone for cell in cells if cell.name[1] == kind]
-        spans.append(f"{kind} {min(found):.2f} … {max(found):.2f}")
-    made.notes.append(
-        f"Pipe over one at a time: {'; '.join(spans)}. Up to {options.prompts} prompts of {options.new_tokens} new "
-        f"tokens each, costs {row}. One at a time is at its best: what goodput chooses or one of "
-        f"{', '.join(map(str, options.sizes))} nodes, whichever is faster, with siblings too. Nodes per token: what "
-        "that sends, and what the full pipe sends."
-    )
-    made.measured = {
-        "cells": [
-            {"cell": list(cell.name), "pipe": cell.pipe.tokens_per_s, "without_siblings": cell.deaf.tokens_per_s}
-            | {"one_at_a_time": {way: told.tokens_per_s for way, told in cell.alone.items()}}
-            for cell in cells
-        ]
-    }
-    return made
+    return row if options.row_ms is None else f"{row}, but {options.row_ms:g} ms per row"
 
 
 def main() -> None:
@@ -191,8 +244,10 @@ def main() -> None:
     options = tyro.cli(Options)
     if options.record and (options.measured is not None or options.row_ms is not None):
         sys.exit("pipe: only the replay's own costs are recorded")
+    if not 1 <= options.replays <= len(SHIFTS_MS):
+        sys.exit(f"pipe: 1 to {len(SHIFTS_MS)} replays")
     one_core()
-    console = Console(width=150)
+    console = Console(width=180)
     names = [
         (network, kind, temperature)
         for network in options.networks
