@@ -1,0 +1,133 @@
+"""How often may fp32's last bits turn a text? In one process, on the bundled demo pair.
+
+How a sum is rounded hangs on the shape of a forward: a token alone and the same token in a tree have logits that differ
+by some millionths. Where the two best scores lie closer than that, the pick may fall either way. Held-out passages are
+run token by token and in sweeps of 33 rows; every position is picked with several seeds.
+
+    python -m benchmarks.near_ties --record
+
+A pick turns if its margin is less than what the noise takes from it. Margins are spread evenly near 0, so that happens
+as often as half of the noise's mean times their density there.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from statistics import mean, median
+
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import track
+from tokenizers import Tokenizer
+
+from benchmarks.sheet import Sheet
+from client.local import LocalSession
+from swarm.demo import PASSAGES, TARGET
+from swarm.ids import TreeNodeId
+from swarm.messages import Sampling
+from swarm.ragged import RaggedModel, load_whole
+from swarm.sampling import ranking_scores
+from swarm.session import Limits, Parent
+
+SWEEP = 33
+NEAR = 0.05
+"""Margins below it tell how densely they lie near 0."""
+MILLION = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure near ties."""
+
+    passages: int = 24
+    seeds: int = 8
+    """Of each position at temperature 1."""
+    threads: int = 1
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+
+
+@dataclass(slots=True)
+class Margins:
+    """Of every pick: between its two best scores, token by token, and by how much a sweep's differs from that."""
+
+    margins: list[float]
+    noise: list[float]
+
+    @property
+    def density(self) -> float:
+        """Of margins near 0."""
+        return mean(margin < NEAR for margin in self.margins) / NEAR
+
+    @property
+    def turns(self) -> float:
+        """Share of picks that should turn."""
+        return mean(self.noise) / 2 * self.density
+
+
+def logits(target: RaggedModel, text: list[int], rows: int) -> torch.Tensor:
+    """After every token of a text, run `rows` at a time: [n, vocabulary]."""
+    session = LocalSession(target, Limits(target.vocab_size, len(text), 1, rows))
+    last: Parent = None
+    found: list[torch.Tensor] = []
+    for start in range(0, len(text), rows):
+        tokens, first = text[start : start + rows], session.state.next_id
+        chain: list[Parent] = [None, *(TreeNodeId(first + place) for place in range(len(tokens) - 1))]
+        found.append(target.logits(session.run(session.next(tokens, chain, commit_to=last))))
+        last = TreeNodeId(first + len(tokens) - 1)
+    return torch.cat(found)
+
+
+def note(margins: Margins, one_by_one: torch.Tensor, in_sweeps: torch.Tensor, sampling: Sampling) -> None:
+    """One text's picks with one seed."""
+    positions = range(1, len(one_by_one) + 1)
+    scores = ranking_scores(one_by_one, positions, sampling)
+    others = ranking_scores(in_sweeps, positions, sampling)
+    best = scores.topk(2)
+    there = others.gather(1, best.indices)
+    margin = best.values[:, 0] - best.values[:, 1]
+    margins.margins += margin.tolist()
+    margins.noise += (margin - (there[:, 0] - there[:, 1])).abs().tolist()
+
+
+def main() -> None:
+    """Measure and print."""
+    options = tyro.cli(Options)
+    torch.set_num_threads(options.threads)
+    console = Console()
+    target, tokenizer = load_whole(TARGET, torch.float32), Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+    lines = PASSAGES.read_text(encoding="utf-8").splitlines()[: options.passages]
+    found = {0.0: Margins([], []), 1.0: Margins([], [])}
+    for line in track(lines, "passages", console=console):
+        text = tokenizer.encode(json.loads(line)["text"]).ids
+        one_by_one, in_sweeps = (logits(target, text, rows) for rows in (1, SWEEP))
+        for temperature, margins in found.items():
+            for seed in range(options.seeds if temperature else 1):
+                note(margins, one_by_one, in_sweeps, Sampling(seed, temperature))
+    made = Sheet(
+        "near_ties",
+        f"Demo target, fp32: token by token against sweeps of {SWEEP} rows",
+        ("T", "picks", "median |Δmargin|", "most", f"margins below {NEAR:g}", "turned", "expected per million"),
+    )
+    for temperature, margins in found.items():
+        turned = sum(noise > margin for noise, margin in zip(margins.noise, margins.margins, strict=True))
+        near = mean(margin < NEAR for margin in margins.margins)
+        made.rows.append(
+            (
+                *(f"{temperature:g}", f"{len(margins.margins):,}", f"{median(margins.noise):.1e}"),
+                *(f"{max(margins.noise):.1e}", f"{near:.1%}", f"{turned}", f"{margins.turns * MILLION:.2f}"),
+            )
+        )
+        made.measured[f"{temperature:g}"] = {
+            "picks": len(margins.margins),
+            "mean_noise": mean(margins.noise),
+            "density": margins.density,
+            "turns": margins.turns,
+        }
+    made.finish(console, record=options.record)
+
+
+if __name__ == "__main__":
+    main()
