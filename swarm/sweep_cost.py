@@ -56,6 +56,9 @@ CHUNKS = range(1, 9)
 class Line:
     """`y = a + b · x`, fitted with fading weights; outliers are kept out until they come several times in a row.
 
+    In a row: with nothing between them that bore the line out near by. What it says of small x may be right where its
+    slope is wrong.
+
     Until x has varied, the slope is `slope`, or a little of the level where nobody knows one.
     """
 
@@ -67,7 +70,7 @@ class Line:
         self._slope, self._unsure, self._level = slope, unsure, level
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._scale = math.inf
-        self._odd = 0
+        self._odd, self._odd_x = 0, 0.0
 
     @property
     def is_known(self) -> bool:
@@ -94,13 +97,14 @@ class Line:
         """A measurement. is_shared: others bear a part of such, so they tell nothing of how wrong a claim is."""
         residual = abs(y - self.at(x))
         if residual > OUTLIER * max(self._scale, LEAST_SCALE * self.at(x)):
-            self._odd += 1
+            self._odd, self._odd_x = self._odd + 1, x
             if self._odd < STUBBORN:
                 return
             self.__dict__.update(self.again().__dict__)
         elif self.is_known:
             self._scale = residual if self._scale == math.inf else FADE * self._scale + (1 - FADE) * residual
-        self._odd = 0
+        if abs(x - self._odd_x) <= x / 2:
+            self._odd = 0
         self._weight, self._x, self._y = FADE * self._weight + 1, FADE * self._x + x, FADE * self._y + y
         self._xx, self._xy = FADE * self._xx + x * x, FADE * self._xy + x * y
         x, y = self._x / self._weight, self._y / self._weight

@@ -218,6 +218,27 @@ def test_a_new_level_is_believed_when_it_comes_several_times() -> None:
     assert line.at(1) > 300
 
 
+def test_a_slope_that_is_wrong_is_found_out_though_most_sweeps_are_plain_and_bear_it_out() -> None:
+    """A link of two was slow, both were taken for it: rows stayed twice too dear for text after text."""
+    line = Line(130.0)
+    for _ in range(20):
+        line.learn(1, 210.0)
+    assert line.b == pytest.approx(130.0)
+    for _ in range(12):
+        line.learn(1, 210.0)
+        line.learn(3, 340.0)
+        line.learn(1, 210.0)
+    assert line.b == pytest.approx(65.0, rel=0.1)
+    assert line.at(1) == pytest.approx(210.0, rel=0.05)
+
+
+def test_stalls_of_trees_are_kept_out_however_many_plain_sweeps_come_between_them() -> None:
+    points = [(1, 100.0), (17, 108.0)] * 10 + [(1, 100.0), (17, 1000.0), (1, 100.0), (17, 108.0)] * 10
+    line = fitted(points)
+    assert line.at(17) == pytest.approx(108.0, rel=0.01)
+    assert line.at(1) == pytest.approx(100.0, rel=0.01)
+
+
 def known(world: World) -> Goodput:
     """A controller that has seen trees of all sizes on a route."""
     control = Goodput(256)
