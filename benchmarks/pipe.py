@@ -256,8 +256,8 @@ def main() -> None:
         for temperature in options.temperatures
     ]
     with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
-        work = [pool.submit(measure, name, options) for name in names]
-        cells = [cell.result() for cell in track(work, "cells", console=console)]
+        work = [pool.submit(measure, name, options) for name in reversed(names)]  # the longest first
+        cells = [cell.result() for cell in track(work, "cells", console=console)][::-1]
     sheet(cells, options).finish(console, record=options.record, path=options.json)
 
 
