@@ -27,6 +27,8 @@ PAGE = ROOT / "BENCHMARKS.md"
 RESULTS = ROOT / "benchmarks" / "results"
 NUMBERS = re.compile(r"\[([\s\d.,eE+-]+)\]")
 """A list of numbers in JSON, which goes on one line."""
+BAR = r"\|"
+"""A bar that ends no column."""
 
 
 @dataclass(slots=True)
@@ -114,4 +116,4 @@ def _processor() -> str:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"

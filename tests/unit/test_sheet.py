@@ -36,6 +36,11 @@ def test_a_table_replaces_its_own_section_and_nothing_else(page: Path) -> None:
     assert page.read_text() == PAGE.replace("old", body)
 
 
+def test_a_bar_within_a_cell_ends_no_column(page: Path) -> None:
+    Sheet("one", "Changes", ("codec", "|Δ|"), [("fp32", "0")]).record()
+    assert "| codec | \\|Δ\\| |\n" in page.read_text()
+
+
 def test_the_measurements_lie_beside_it_with_their_machine(page: Path) -> None:
     sheet("one").record()
     found = json.loads((page.parent / "results" / "one.json").read_text())
