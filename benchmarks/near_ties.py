@@ -13,7 +13,7 @@ as often as half of the noise's mean times their density there.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import mean, median
 
 import torch
@@ -51,20 +51,25 @@ class Options:
 
 @dataclass(slots=True)
 class Margins:
-    """Of every pick: between its two best scores, token by token, and by how much a sweep's differs from that."""
+    """Of every pick: between its two best scores, token by token, and between the same two in sweeps."""
 
-    margins: list[float]
-    noise: list[float]
+    alone: list[float] = field(default_factory=list)
+    in_sweeps: list[float] = field(default_factory=list)
 
     @property
-    def density(self) -> float:
-        """Of margins near 0."""
-        return mean(margin < NEAR for margin in self.margins) / NEAR
+    def noise(self) -> list[float]:
+        """By how much they differ."""
+        return [abs(one - other) for one, other in zip(self.alone, self.in_sweeps, strict=True)]
+
+    @property
+    def near(self) -> float:
+        """Share of margins near 0."""
+        return mean(margin < NEAR for margin in self.alone)
 
     @property
     def turns(self) -> float:
         """Share of picks that should turn."""
-        return mean(self.noise) / 2 * self.density
+        return mean(self.noise) / 2 * self.near / NEAR
 
 
 def logits(target: RaggedModel, text: list[int], rows: int) -> torch.Tensor:
@@ -87,9 +92,8 @@ def note(margins: Margins, one_by_one: torch.Tensor, in_sweeps: torch.Tensor, sa
     others = ranking_scores(in_sweeps, positions, sampling)
     best = scores.topk(2)
     there = others.gather(1, best.indices)
-    margin = best.values[:, 0] - best.values[:, 1]
-    margins.margins += margin.tolist()
-    margins.noise += (margin - (there[:, 0] - there[:, 1])).abs().tolist()
+    margins.alone += (best.values[:, 0] - best.values[:, 1]).tolist()
+    margins.in_sweeps += (there[:, 0] - there[:, 1]).tolist()
 
 
 def main() -> None:
@@ -99,7 +103,7 @@ def main() -> None:
     console = Console()
     target, tokenizer = load_whole(TARGET, torch.float32), Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     lines = PASSAGES.read_text(encoding="utf-8").splitlines()[: options.passages]
-    found = {0.0: Margins([], []), 1.0: Margins([], [])}
+    found = {0.0: Margins(), 1.0: Margins()}
     for line in track(lines, "passages", console=console):
         text = tokenizer.encode(json.loads(line)["text"]).ids
         one_by_one, in_sweeps = (logits(target, text, rows) for rows in (1, SWEEP))
@@ -112,18 +116,18 @@ def main() -> None:
         ("T", "picks", "median |Δmargin|", "most", f"margins below {NEAR:g}", "turned", "expected per million"),
     )
     for temperature, margins in found.items():
-        turned = sum(noise > margin for noise, margin in zip(margins.noise, margins.margins, strict=True))
-        near = mean(margin < NEAR for margin in margins.margins)
+        turned = sum(margin < 0 for margin in margins.in_sweeps)
+        noise = margins.noise
         made.rows.append(
             (
-                *(f"{temperature:g}", f"{len(margins.margins):,}", f"{median(margins.noise):.1e}"),
-                *(f"{max(margins.noise):.1e}", f"{near:.1%}", f"{turned}", f"{margins.turns * MILLION:.2f}"),
+                *(f"{temperature:g}", f"{len(noise):,}", f"{median(noise):.1e}", f"{max(noise):.1e}"),
+                *(f"{margins.near:.1%}", f"{turned}", f"{margins.turns * MILLION:.2f}"),
             )
         )
         made.measured[f"{temperature:g}"] = {
-            "picks": len(margins.margins),
-            "mean_noise": mean(margins.noise),
-            "density": margins.density,
+            "picks": len(noise),
+            "mean_noise": mean(noise),
+            "near": margins.near,
             "turns": margins.turns,
         }
     made.finish(console, record=options.record)
