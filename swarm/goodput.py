@@ -147,7 +147,7 @@ class Goodput:
             turn = {TURN // 2 - 1: 1, TURN - 1: -1}.get(cost.sweeps % TURN, 0)
             if turn and 0 <= place + turn < len(sizes) and rates[place + turn] >= NEARLY * rate:
                 tried = sizes[place + turn]
-                return Choice(tried, cost.sweep_ms(tried), f"{size} seems best, {tried} is tried", is_trial=True)
+                return Choice(tried, cost.sweep_ms(tried), f"{size} seems best, {tried} is tried")
             reason = f"up to {size} nodes: {_per_s(rate)} against {_per_s(plain)} plain"
             return Choice(size, cost.sweep_ms(size), reason)
         (promised,) = self._rates(sizes, cost, gain.expected, trusted=1.0)
