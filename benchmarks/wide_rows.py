@@ -38,6 +38,7 @@ NETWORKS = {
     "40 ms, 20 Mbit/s": Costs(40, 20, 40, 0.05, 8, row_bytes=LARGE),
     "300 ms, 50 Mbit/s": Costs(300, 50, 20, 0.1, 6, row_bytes=MEDIUM),
     "30 ms, 2 Mbit/s": Costs(30, 2, 20, 0.1, 6, row_bytes=MEDIUM),
+    "10 ms, 0.5 Mbit/s": Costs(10, 0.5, 20, 0.1, 6, row_bytes=MEDIUM),
     "10 ms, 100 Mbit/s, slow machines": Costs(10, 100, 150, 20, 10, row_bytes=MEDIUM),
 }
 FIXED = ((4, 1), (16, 1), (64, 1), (4, 8), (16, 8))

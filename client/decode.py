@@ -23,10 +23,10 @@ from client.pipe import Flight, Pipe
 from client.stats import SweepStats
 from client.text import TextStream
 from client.walk import Walk
-from swarm.budget import Budget, Choice, FixedBudget, Spent, Worth
+from swarm.budget import Budget, Choice, FixedBudget, Worth
 from swarm.errors import Unfinished
 from swarm.ids import TreeNodeId
-from swarm.messages import Credits, HopTime, Sampling, Sweep
+from swarm.messages import Credits, Sampling, Sweep
 from swarm.tree import DraftTree
 
 MOST_TURNS = 64
@@ -139,8 +139,8 @@ async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
     """
     if job.text.stopped:
         return
-    await _prefill(job, chain, walk)
     pipe = Pipe()
+    await _prefill(job, chain, walk, pipe)
     walk.want = WANT_ROWS if job.observe is not None else None
     while not job.text.stopped:
         if walk.pending is not None:
@@ -154,42 +154,58 @@ async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
         piece = job.text.push(emitted)
         if job.observe is not None and answer.reply.rows is not None and not is_drafting(job):
             hand_over(answer.reply, walk, job.sequence, job.observe)
-        flight = pipe.answered(answer.reply.sequence, job.clock())
+        flight = _account(job, chain, pipe, answer, len(emitted))
         if flight is not None:  # and no prefill
-            _account(job, chain, flight, answer, len(emitted))
             pipe.lessons.append((flight, answer.reply, walk.passed))
         yield piece
     await learn(job, pipe)
 
 
-async def _prefill(job: Job, chain: Trips, walk: Walk) -> None:
+async def _prefill(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
     """Send all of the prompt but its last token, which the first tree hangs from, as far ahead as the credits allow.
 
     The draft then reads the prompt while the chain does.
     """
     ahead = max(0, min(chain.credits.sweeps - 1, PREFILLS_IN_FLIGHT) - 1)
-    await _await_replies(chain, walk, ahead)
+    await _await_replies(job, chain, walk, pipe, ahead)
     prompt = job.sequence
     commit, job.kept_tokens = walk.restart(prompt, job.sampling)
     if commit is not None:
         chain.send(commit)
     start = job.kept_tokens
     while start < len(prompt) - 1:
-        await _await_replies(chain, walk, ahead)
+        await _await_replies(job, chain, walk, pipe, ahead)
         end = min(start + min(job.chunk, walk.room), len(prompt) - 1)
-        chain.send(walk.prefill(prompt[start:end], last=False))
+        others, sweep = walk.in_flight - len(pipe.flights), walk.prefill(prompt[start:end], last=False)
+        chain.send(sweep)
+        now_s = job.clock()
+        pipe.sent_prompt(sweep.sequence, end - start, chain.route_key, now_s, pipe.met(now_s, others))
         start, job.prefill_sweeps = end, job.prefill_sweeps + 1
-    await _await_replies(chain, walk, chain.credits.sweeps - 1)
+    await _await_replies(job, chain, walk, pipe, chain.credits.sweeps - 1)
 
 
-async def _await_replies(chain: Trips, walk: Walk, most: int) -> None:
+async def _await_replies(job: Job, chain: Trips, walk: Walk, pipe: Pipe, most: int) -> None:
     """Until at most so many sweeps are unanswered, and there is room for another."""
     while walk.in_flight > most or (walk.in_flight and not walk.room):
-        walk.accept((await chain.answer()).reply)
+        await _await_prompt(job, chain, walk, pipe)
 
 
-def _account(job: Job, chain: Trips, flight: Flight, answer: Answer, emitted: int) -> None:
-    """Note what a sweep took and brought."""
+async def _await_prompt(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
+    """The next reply, to a prompt's part or to what a generation before left on its way."""
+    answer = await chain.answer()
+    walk.accept(answer.reply)
+    _account(job, chain, pipe, answer, 0)
+
+
+def _account(job: Job, chain: Trips, pipe: Pipe, answer: Answer, emitted: int) -> Flight | None:
+    """Note what a sweep took and brought; returns what it was, None for one that brings no token."""
+    flight = pipe.answered(answer.reply.sequence, job.clock())
+    if flight is None:
+        return None
+    if flight.route == chain.route_key:  # what a repair took says nothing of a route
+        job.budget.spent(flight.route, flight.spent(answer, chain.first_link_ms, emitted))
+    if flight.is_prompt:
+        return None
     times = answer.reply.times
     logger.debug("sweep %d: %d nodes, %d tokens", answer.reply.sequence, flight.nodes, emitted)
     job.sweeps.append(
@@ -207,34 +223,13 @@ def _account(job: Job, chain: Trips, flight: Flight, answer: Answer, emitted: in
             rounds=flight.tree.rounds,
         )
     )
-    if flight.route == chain.route_key:  # what a repair took says nothing of a route
-        links_ms = [chain.first_link_ms, *(hop.link_ms for hop in times)]
-        first = times[0] if times else HopTime(0.0, 0.0, 0.0, 0.0)
-        first_ms = chain.first_link_ms + first.queue_ms + first.compute_ms + first.other_ms
-        waited_ms, computed_ms = sum(hop.queue_ms for hop in times), sum(hop.compute_ms + hop.other_ms for hop in times)
-        job.budget.spent(
-            flight.route,
-            Spent(
-                flight.nodes - (not flight.is_first),  # beside one row, which is the pending token's in the first
-                answer.total_ms,
-                waited_ms,
-                computed_ms,
-                hops=len(times),
-                promised=flight.promised,
-                brought=max(emitted - flight.is_first, 0),
-                alone=flight.alone,
-                network_ms=sum(links_ms) if all(links_ms) else 0.0,
-                sent_ms=None if flight.behind is None else flight.sent_s * 1e3,
-                first_ms=first_ms,
-                behind=flight.behind or 0,
-            ),
-        )
+    return flight
 
 
 async def _speculate(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
     """Grow a tree below the pending token and send both: all of the tree, or its best part ahead of the rest."""
     route = chain.route_key
-    tree, choice, draft_ms = await _draft(job, route, walk.room - 1, partial(_has_read, chain, walk, pipe))
+    tree, choice, draft_ms = await _draft(job, route, walk.room - 1, partial(_has_read, job, chain, walk, pipe))
     others = walk.in_flight - len(pipe.flights)
     sent = tree.first(choice.nodes if choice.chunk is None else choice.chunk)
     sweep = walk.extend(sent)
@@ -249,11 +244,11 @@ async def _speculate(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
     pipe.sent(sweep.sequence, Flight(sent, places, len(sent), sent.depth, route, choice, draft_ms, now_s, *met, busy))
 
 
-async def _has_read(chain: Trips, walk: Walk, pipe: Pipe) -> bool:
+async def _has_read(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
     """Whether the chain is done with the prompt, so that the pending token waits for its tree alone."""
-    while walk.in_flight > len(pipe.flights) and chain.has_answer:
-        walk.accept((await chain.answer()).reply)
-    return walk.in_flight == len(pipe.flights)
+    while walk.in_flight > pipe.sweeps and chain.has_answer:
+        await _await_prompt(job, chain, walk, pipe)
+    return walk.in_flight == pipe.sweeps
 
 
 async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:

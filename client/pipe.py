@@ -6,7 +6,8 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
-from swarm.budget import Ahead, Busy, Choice
+from client.answers import Answer
+from swarm.budget import Ahead, Busy, Choice, Spent
 from swarm.ids import TreeNodeId
 from swarm.messages import Reply
 from swarm.tree import DraftTree
@@ -17,9 +18,10 @@ class Flight:
     """One sweep on its way.
 
     tree: what was drafted, of which the sweep carries a part. places: of its session nodes in the tree, None for the
-    root. route: over which it goes. choice: why it is as large as it is. draft_ms: what drafting took. sent_s: when.
-    alone: whether every hop should have done with what was sent before when this one comes. behind: how many of ours
-    are unanswered, None where a prompt's parts are among them. busy: what it keeps busy.
+    root. nodes: of the tree, or tokens of a prompt's part. route: over which it goes. choice: why it is as large as it
+    is. draft_ms: what drafting took. sent_s: when. alone: whether every hop should have done with what was sent before
+    when this one comes. behind: how many of ours are unanswered, None where some are of a generation before. busy: what
+    it keeps busy.
     """
 
     tree: DraftTree
@@ -40,9 +42,40 @@ class Flight:
         return None in self.places.values()
 
     @property
+    def is_prompt(self) -> bool:
+        """Whether it carries a part of the prompt, and no node of a tree."""
+        return not self.places
+
+    @property
+    def rows(self) -> int:
+        """What every hop computes."""
+        return self.nodes + self.is_first
+
+    @property
     def promised(self) -> float:
         """Tokens that its nodes should bring."""
         return sum(self.tree.chances[place] for place in self.places.values() if place is not None)
+
+    def spent(self, answer: Answer, first_link_ms: float, emitted: int) -> Spent:
+        """What it took, by its reply and by pings to hop 0, and the tokens that came of it."""
+        times = answer.reply.times
+        links_ms = [first_link_ms, *(hop.link_ms for hop in times)]
+        first_ms = [first_link_ms, *(hop.queue_ms + hop.compute_ms + hop.other_ms for hop in times[:1])]
+        return Spent(
+            self.rows - 1,
+            answer.total_ms,
+            waited_ms=sum(hop.queue_ms for hop in times),
+            computed_ms=sum(hop.compute_ms + hop.other_ms for hop in times),
+            hops=len(times),
+            promised=self.promised,
+            brought=max(emitted - self.is_first, 0),
+            alone=self.alone,
+            network_ms=sum(links_ms) if all(links_ms) else 0.0,
+            sent_ms=None if self.behind is None else self.sent_s * 1e3,
+            first_ms=sum(first_ms),
+            behind=self.behind or 0,
+            is_prompt=self.is_prompt,
+        )
 
 
 @dataclass(slots=True)
@@ -58,6 +91,18 @@ class Pipe:
     free_s: float = 0.0
     clear_s: float = 0.0
 
+    @property
+    def sweeps(self) -> int:
+        """How many are unanswered, a prompt's parts not counted."""
+        return sum(not flight.is_prompt for flight in self.flights.values())
+
+    def sent_prompt(
+        self, sequence: int, tokens: int, route: Hashable, now_s: float, met: tuple[bool, int | None]
+    ) -> None:
+        """A part of the prompt is on its way; how long it keeps hops busy nobody says."""
+        choice = Choice(tokens, None, "a part of the prompt")
+        self.flights[sequence] = Flight(DraftTree(), {}, tokens, 0, route, choice, 0.0, now_s, *met, Busy())
+
     def sent(self, sequence: int, flight: Flight) -> None:
         """A sweep is on its way, which keeps hops busy."""
         self.flights[sequence] = flight
@@ -66,7 +111,7 @@ class Pipe:
         self.clear_s = max(self.clear_s, starts_s + flight.busy.through_ms / 1e3)
 
     def answered(self, sequence: int, now_s: float) -> Flight | None:
-        """A sweep is back: hops have done with it, whatever was predicted. What it was, None if it was the prompt's.
+        """A sweep is back: hops have done with it, whatever was predicted. What it was, None if it is not one of these.
 
         Else where sweeps were once believed to take longer than they do, each would leave a remainder, none would seem
         to be alone, and nobody would learn better.
@@ -77,13 +122,15 @@ class Pipe:
         return flight
 
     def met(self, now_s: float, others: int) -> tuple[bool, int | None]:
-        """Of a sweep that leaves now, while `others` of ours, the prompt's parts, are unanswered: `alone`, `behind`."""
-        return now_s >= self.clear_s and others == 0, None if others else len(self.flights)
+        """Of a sweep that leaves now, while `others`, of a generation before, are unanswered: `alone`, `behind`."""
+        is_alone = now_s >= self.clear_s and others == 0 and len(self.flights) == self.sweeps
+        return is_alone, None if others else len(self.flights)
 
     def ahead(self, now_s: float) -> Ahead:
         """What is on its way."""
-        first = next(iter(self.flights.values()), None)
+        flights = [flight for flight in self.flights.values() if not flight.is_prompt]
+        first = flights[0] if flights else None
         due_ms = math.inf if first is None or first.choice.predicted_ms is None else first.choice.predicted_ms
         reply_ms = due_ms - (now_s - first.sent_s) * 1e3 if first is not None else due_ms
-        nodes = sum(flight.nodes for flight in self.flights.values())
-        return Ahead(len(self.flights), max(self.free_s - now_s, 0.0) * 1e3, reply_ms, nodes)
+        nodes = sum(flight.nodes for flight in flights)
+        return Ahead(len(flights), max(self.free_s - now_s, 0.0) * 1e3, reply_ms, nodes)

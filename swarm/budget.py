@@ -17,13 +17,15 @@ SWEEPS_IN_FLIGHT = 64
 class Choice:
     """How many nodes, and why.
 
-    predicted_ms: of the sweep, without its drafting, None where nobody predicts. is_trial: to learn from it.
-    chunk: nodes of the first sweep, where they travel in several; None: all of them.
+    predicted_ms: of the sweep, without its drafting, None where nobody predicts. is_whole: so many are drafted,
+    to learn what they promise, whatever that takes. is_trial: and sent, to learn what they cost. chunk: nodes of the
+    first sweep, where they travel in several; None: all of them.
     """
 
     nodes: int
     predicted_ms: float | None
     reason: str
+    is_whole: bool = False
     is_trial: bool = False
     chunk: int | None = None
 
@@ -78,8 +80,9 @@ class Spent:
     nodes: K. waited, computed: at all `hops` together, with what they compute for messages. promised, brought: tokens
     from its tree, the sum of the nodes' chances and what came of them. alone: whether it met none of its own kind at
     any hop. network: one way over all links, as pings say that it took at best lately; 0 where one is not known.
-    sent: when, by any clock; None where a prompt's parts, which nobody counts, were on their way. first: until it left
-    the first hop. behind: sweeps of its own kind that were unanswered when it was sent, the last of them right before.
+    sent: when, by any clock; None where what a generation before left was on its way. first: until it left the first
+    hop. behind: how many of our sweeps were unanswered when it was sent, the last of them right before. is_prompt:
+    whether it carried a part of the prompt, `nodes` + 1 tokens of it.
     """
 
     nodes: int
@@ -94,6 +97,12 @@ class Spent:
     sent_ms: float | None = None
     first_ms: float = 0.0
     behind: int = 0
+    is_prompt: bool = False
+
+    @property
+    def links_ms(self) -> float:
+        """All that no hop computed or waited for."""
+        return max(self.total_ms - self.waited_ms - self.computed_ms, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ class Goodput:
         if most < 1:
             return Choice(0, plain_ms, "no room for a tree")
         if not gain.is_known or not cost.is_expected:
-            return Choice(min(most, FIRST_SIZE), plain_ms, "nothing is known yet", is_trial=True)
+            return Choice(min(most, FIRST_SIZE), plain_ms, "nothing is known yet", is_whole=True)
         sizes = sorted({min(size, most) for size in SIZES[1:]})
         (rates,) = self._rates(sizes, cost, gain.expected)
         place = max(range(len(sizes)), key=rates.__getitem__)
@@ -152,17 +152,18 @@ class Goodput:
             return Choice(size, cost.sweep_ms(size), reason)
         (promised,) = self._rates(sizes, cost, gain.expected, trusted=1.0)
         if gain.trees < FIRST_TREES and max(promised) >= PROMISING * plain:
-            return Choice(min(most, FIRST_SIZE), cost.sweep_ms(size), "little is known yet", is_trial=True)
+            return Choice(min(most, FIRST_SIZE), cost.sweep_ms(size), "little is known yet", is_whole=True)
         took = cost.sweep_ms(size) + self.draft.at(size)
         if self._explored_ms + took <= EXPLORED * self._time_ms:
             self._explored_ms += took
-            return Choice(size, cost.sweep_ms(size), "tries whether a tree is worth it by now", is_trial=True)
+            reason = "tries whether a tree is worth it by now"
+            return Choice(size, cost.sweep_ms(size), reason, is_whole=True, is_trial=True)
         return Choice(0, plain_ms, f"plain: {_per_s(plain)} against {_per_s(rate)} with {size} nodes")
 
     def worth(self, route: Hashable, temperature: float, planned: Choice) -> Worth:
         """What a node and a round of drafting must bring."""
         cost = self.cost_of(route)
-        if planned.is_trial or not cost.is_expected:
+        if planned.is_whole or not cost.is_expected:
             return EVERYTHING
         rate = self._value_time(cost, temperature)
         round_ms = self.round.at(1) if self.round.is_known else 0.0
@@ -181,7 +182,7 @@ class Goodput:
 
     def cut(self, route: Hashable, temperature: float, chances: Sequence[float], planned: Choice) -> Choice:
         """How many of a tree's nodes, best first, are worth sending."""
-        cost, least = self.cost_of(route), self.worth(route, temperature, planned).least
+        cost, least = self.cost_of(route), self.worth(route, temperature, replace(planned, is_whole=False)).least
         nodes = sum(chance > least for chance in chances)
         predicted_ms = cost.sweep_ms(nodes) if cost.is_expected else None
         if planned.is_trial:
@@ -267,10 +268,13 @@ class Goodput:
 
     def spent(self, route: Hashable, spent: Spent) -> None:
         """A sweep came back."""
-        self.cost_of(route).learn(spent)
+        cost, self._valued = self.cost_of(route), None
+        if spent.is_prompt:
+            cost.learn_prompt(spent)
+            return
+        cost.learn(spent)
         self._trust.learn(spent)
         self._time_ms += spent.total_ms
-        self._valued = None
 
     def expect(self, route: Hashable, prospect: Prospect) -> None:
         """What sweeps should cost on a route of which nothing is known yet, as its machines claim."""

@@ -47,8 +47,9 @@ FIRST_LATE = 2.0
 """A first sweep may be late by so many times what hops computed before that tells of its rows on slow links."""
 MUCH_SLOWER = 1.5
 """A row takes so many times as long on links as it was believed to: what was learned before says nothing any more."""
-IN_TURN = 0.75
-"""Replies of sweeps that waited for each other on a link come apart by this part of what the rows take there."""
+IN_TURN, NEAR = 0.75, 2.0
+"""Replies of sweeps that waited for each other on a link come apart by this part of what the rows take there, at least
+and at most."""
 CHUNKS = range(1, 9)
 """Parts that a sweep may be cut in."""
 
@@ -150,6 +151,20 @@ class Passed:
             passed += other.rows
             waited_ms = max(waited_ms, row_ms * passed - (self.left_ms - other.left_ms))
         return waited_ms
+
+    def row_ms(self, base_ms: float, links: int, before: Sequence[Passed]) -> float:
+        """What a row takes at most on each of so many links, where all else than rows takes `base_ms`.
+
+        A link that takes c per row makes a sweep wait for `max(c · rows_k - ms_k)` over the sweeps k that left the
+        first hop before it: those rows, up to its own, have passed it since then (Lindley). So c is the least that any
+        k says.
+        """
+        row_ms, passed = (self.links_ms - base_ms) / (links * self.rows), 0
+        for other in reversed(before):
+            passed += other.rows
+            since_ms = self.left_ms - other.left_ms
+            row_ms = min(row_ms, (self.links_ms - base_ms + since_ms) / (links * self.rows + passed))
+        return row_ms
 
 
 def slower(before_ms: float, now_ms: float) -> float:
@@ -290,15 +305,15 @@ class RouteCost:
         self._rows = max(self._rows, rows)
         self.sweeps, self.hops, self.is_expected = self.sweeps + 1, max(spent.hops, 1), True
         self.compute.learn(rows, spent.computed_ms, is_shared=self.load > SHARED)
-        links_ms = max(spent.total_ms - spent.waited_ms - spent.computed_ms, 0.0)
-        row_ms = self._row_ms(rows, links_ms, spent)
+        links_ms, ours = spent.links_ms, self._passed(spent)
+        row_ms = self._row_ms(ours, spent) if ours is not None else 0.0
         if row_ms:
             base_ms = spent.network_ms or self.links.a
             if not self.links.is_known or row_ms > MUCH_SLOWER * self.links.b:
                 self.links = Line(row_ms)
             self.links.learn(rows, base_ms + row_ms * rows)
             return
-        if not spent.alone:  # it waited for its own kind, at hops and on links
+        if not spent.alone or self._is_near(rows):  # it waited for its own kind, at hops and on links
             is_first = self.sweeps == 1 and not spent.network_ms
             if not self.links.is_known and (is_first or links_ms < self.links.at(rows)):
                 self.links.suppose(rows, links_ms)  # too much, but better than nothing
@@ -310,20 +325,41 @@ class RouteCost:
         self._waits.append((spent.waited_ms, spent.computed_ms))
         self._waited, self._computed = _usual(self._waits)
 
-    def _row_ms(self, rows: int, links_ms: float, spent: Spent) -> float:
-        """What a row takes on all links, where a sweep was so late that they are slower than believed; else 0.
+    def learn_prompt(self, spent: Spent) -> None:
+        """A part of the prompt came back: so many rows tell of links that nobody measured, before a tree has to.
 
-        A link that takes c per row makes a sweep wait for `max(c · rows_k - ms_k)` over the sweeps k that left the
-        first hop before it: those rows, up to its own, have passed it since then (Lindley). So c is the least that any
-        k says.
+        As far as pings know the delays, and no line can be fitted through them: TCP begins with a few packets and
+        doubles them with every round trip, which rows behind them do not wait for.
         """
+        rows, ours = spent.nodes + 1, self._passed(spent)
+        if ours is None or self.links.is_known or not spent.network_ms:
+            return
+        base_ms, links = spent.network_ms * (1 + 2 * math.log2(rows + 1)), max(spent.hops - 1, 1)
+        row_ms = links * ours.row_ms(base_ms, links, list(self._ours)[:-1])
+        if row_ms > MUCH_SLOWER * self.links.b:
+            self.links, self._dearness = Line(row_ms), None
+            self.links.a = spent.network_ms
+
+    def _passed(self, spent: Spent) -> Passed | None:
+        """Note a sweep of this stretch of the pipe, in which it was never empty; None where nobody knows of all."""
         if spent.sent_ms is None or not spent.behind:  # nothing that we know of is in its way
             self._ours.clear()
         if spent.sent_ms is None:
-            return 0.0
-        ours = Passed(rows, links_ms, spent.sent_ms + spent.first_ms, spent.sent_ms + spent.total_ms)
-        before = list(self._ours)  # of this stretch of the pipe, in which it was never empty
-        self._ours.append(ours)
+            return None
+        left_ms, back_ms = spent.sent_ms + spent.first_ms, spent.sent_ms + spent.total_ms
+        self._ours.append(Passed(spent.nodes + 1, spent.links_ms, left_ms, back_ms))
+        return self._ours[-1]
+
+    def _is_near(self, rows: int) -> bool:
+        """Whether the last reply may have waited on a link for the one before it: its rows followed those at once."""
+        if len(self._ours) < 2:
+            return False
+        last, ours = list(self._ours)[-2:]
+        return ours.back_ms - last.back_ms < NEAR * self.links.b / max(self.hops - 1, 1) * rows
+
+    def _row_ms(self, ours: Passed, spent: Spent) -> float:
+        """What a row takes on all links, where a sweep was so late that they are slower than believed; else 0."""
+        rows, links_ms, before = ours.rows, ours.links_ms, list(self._ours)[:-1]
         late_ms = links_ms - (1 + QUEUED) * self.links.at(rows) - JITTER_MS
         late_ms -= NEW_NETWORK * max((self.load - 1) * spent.computed_ms, spent.waited_ms)  # a crowd explains so much
         if late_ms <= 0:
@@ -332,11 +368,8 @@ class RouteCost:
         if not before:  # of a first sweep pings alone tell whether delays are as promised
             is_slow = not self.links.is_known and spent.network_ms and late_ms > FIRST_LATE * spent.computed_ms
             return (links_ms - base_ms) / rows if is_slow else 0.0
-        links, passed = max(self.hops - 1, 1), 0
-        alone_ms = row_ms = (links_ms - base_ms) / (links * rows)
-        for other in reversed(before):
-            passed += other.rows
-            row_ms = min(row_ms, (links_ms - base_ms + ours.left_ms - other.left_ms) / (links * rows + passed))
+        links = max(self.hops - 1, 1)
+        alone_ms, row_ms = ours.row_ms(base_ms, links, ()), ours.row_ms(base_ms, links, before)
         last = before[-1]
         last_ms = base_ms + links * row_ms * last.rows + last.waited_ms(row_ms, before[:-1])
         # What a lost packet held is late all of a sudden, and comes at once with what came after it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -140,6 +141,7 @@ async def test_rows_of_trees_that_grow_while_sweeps_are_in_flight(
     monkeypatch.setattr(Goodput, "more", lambda *_: 4)
     monkeypatch.setattr(Goodput, "least", lambda *_: 0.0)
     monkeypatch.setattr(Goodput, "busy", lambda *_: Busy())
+    monkeypatch.setattr(Goodput, "patience_ms", lambda *_: math.inf)  # while drafting is late rows are not handed over
     monkeypatch.setattr(client.chain.Chain, "has_answer", False)
     monkeypatch.setattr(Goodput, "further", lambda _, route, chances, ahead: Choice(len(chances), 1e9, "deeper"))
     grow, further = Walk.grow, list[int]()

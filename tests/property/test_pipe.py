@@ -27,11 +27,12 @@ from client.decode import Job
 from client.draft import NONE, ModelDrafter, expansions
 from client.local import LocalSession
 from client.text import FastTokenizer
-from swarm.budget import EVERYTHING, Ahead, Choice, FixedBudget, Prospect, Worth
+from swarm.budget import EVERYTHING, Ahead, Choice, FixedBudget, Prospect, Spent, Worth
 from swarm.demo import DRAFT, TARGET
 from swarm.goodput import Goodput
 from swarm.messages import Sampling, Sweep
 from swarm.ragged import Scores, load_whole
+from swarm.route_costs import LINK_MBIT_PER_S
 from swarm.tree import DraftTree, Picks
 
 PROMPT, NEW, VOCABULARY = 40, 60, 900
@@ -108,8 +109,7 @@ async def test_a_walk_that_stays_inside_what_is_on_its_way_costs_no_trip(tokeniz
     text = recorded(1, 1.0)
     count, alone_s, _ = await tell(text, FAR, FixedBudget(5), tokenizer)
     again, pipe_s, _ = await tell(text, FAR, Reckless(5), tokenizer)
-    assert count == again
-    assert pipe_s < 0.7 * alone_s
+    assert pipe_s / again < 0.7 * alone_s / count
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -357,3 +357,27 @@ def test_who_shares_one_core_is_slower(tokenizer: FastTokenizer) -> None:
     ]
     assert speeds[0] == speeds[1], "four things can go on at once: a draft and three hops"
     assert speeds[1] > speeds[2] > speeds[3]
+
+
+async def test_uplinks_that_are_far_slower_than_said_are_known_from_the_prompt(tokenizer: FastTokenizer) -> None:
+    """Sixteen nodes of 8 KiB over 512 kbit/s take as long as a dozen plain tokens; nobody had measured the links."""
+
+    class Told(Goodput):
+        """Counts the prompt's tokens that it hears of, and notes what it makes of links then."""
+
+        read, row_ms = 0, 0.0
+
+        def spent(self, route: Hashable, spent: Spent) -> None:
+            super().spent(route, spent)
+            if spent.is_prompt:
+                self.read, self.row_ms = self.read + spent.nodes + 1, self.cost_of(route).links.b
+
+    slow = Costs(10, 0.5, 20, 0.1, 6, row_bytes=8_192)
+    cast = Cast(promise=lambda costs: replace(costs, mbit=LINK_MBIT_PER_S).prospect())
+    for seed in range(3):
+        text, budget = recorded(seed, 0.3), Told(64)
+        plain, plain_s, _ = await tell(text, slow, FixedBudget(0), tokenizer)
+        ours, ours_s, _ = await tell(text, slow, budget, tokenizer, cast)
+        assert budget.read == PROMPT - 1
+        assert budget.row_ms == pytest.approx(2 * slow.transfer_ms(1), rel=0.1)
+        assert ours / ours_s > 0.9 * plain / plain_s

@@ -52,6 +52,17 @@ def test_what_routing_promises_fills_the_pipe_from_the_first_trip_on_and_only_wh
     assert sent == {FAR: 4, NEAR: 0}
 
 
+def test_a_first_tree_carries_no_node_that_costs_more_than_it_may_bring() -> None:
+    """Of 8 KiB over 512 kbit/s, sixteen nodes took four seconds."""
+    sent = {}
+    for link_row_ms in (0.2, 260.0):
+        control = Goodput(512)
+        control.expect(ROUTE, replace(FAR, links_ms=20, link_row_ms=link_row_ms))
+        planned = drafted(control)
+        sent[link_row_ms] = control.cut(ROUTE, 0.0, TREE, planned).nodes
+    assert sent == {0.2: 16, 260.0: 0}
+
+
 def test_without_a_promise_the_first_further_sweeps_are_small_and_must_be_worth_it() -> None:
     control = Goodput(512)
     assert control.more(ROUTE, 0.0, 512, Ahead(1, 0.0)) == 0, "nothing was drafted"
@@ -113,7 +124,7 @@ def test_one_unlucky_tree_does_not_end_speculation() -> None:
     for _ in range(FIRST_TREES - 1):
         assert drafted(control, 20.0).nodes > 0
         control.spent(ROUTE, replace(spent(NEAR, 16), promised=8.0))
-    assert control.plan(ROUTE, 0.0, 512).is_trial
+    assert control.plan(ROUTE, 0.0, 512).nodes > 0
     drafted(control, 20.0)
     control.spent(ROUTE, replace(spent(NEAR, 16), promised=8.0))
     assert control.plan(ROUTE, 0.0, 512).nodes == 0, "but three do"

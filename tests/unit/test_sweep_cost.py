@@ -173,6 +173,49 @@ def test_the_first_sweep_that_is_late_by_more_than_machines_explain_tells_of_its
     assert unknown.links.b == pytest.approx(0.2)
 
 
+def prompt(rows: int, links_ms: float, *, network_ms: float = 100) -> RouteCost:
+    """A prompt was read over links that are said to take .2 ms per row."""
+    cost = RouteCost(Prospect(100, 20, 0.1, 0.2, hops=3))
+    cost.learn_prompt(Spent(rows - 1, links_ms + 30, 0, 30, 3, network_ms=network_ms, sent_ms=0.0, is_prompt=True))
+    return cost
+
+
+def test_a_prompt_tells_how_slow_links_are_before_a_tree_has_to() -> None:
+    cost = prompt(100, 100 + 30 * 100)
+    assert 15 < cost.links.b <= 30
+    assert not cost.links.is_known, "it is no line"
+    cost.learn(Spent(0, total_ms=150, waited_ms=0, computed_ms=20, hops=3, network_ms=100, sent_ms=9e3))
+    assert cost.links.b > 15
+
+
+def test_a_prompt_for_which_tcp_begins_slowly_says_nothing_of_links() -> None:
+    """A hundred packets, of which ten leave at first, take three round trips more on a link without end."""
+    assert prompt(100, 100 + 3 * 200).links.b == pytest.approx(0.2)
+    assert prompt(100, 3100, network_ms=0.0).links.b == pytest.approx(0.2), "without pings it may be all delay"
+
+
+def test_parts_of_a_prompt_wait_for_each_other() -> None:
+    """Each row takes 15 ms on each of two links; a part is behind all that left before it."""
+    cost = RouteCost(Prospect(100, 20, 0.1, 0.2, hops=3))
+    for behind, back_ms in enumerate((100 + 2 * 1500, 100 + 3 * 1500)):
+        part = Spent(99, 30 + back_ms, 0, 30, 3, alone=False, network_ms=100, sent_ms=0.0, behind=behind)
+        cost.learn_prompt(replace(part, is_prompt=True))
+        assert 15 < cost.links.b <= 30
+    total_ms = 20 + 100 + 3 * 1500 + 9 * 15
+    cost.learn(Spent(8, total_ms, 0, 20, 3, alone=False, network_ms=100, sent_ms=10.0, behind=2))
+    assert 15 < cost.links.b <= 45, "a tree behind them waited for rows, and did not take so long itself"
+
+
+def test_what_came_right_behind_other_rows_may_have_waited_for_them() -> None:
+    """Where links are slower than said, a sweep is thought to be alone that is not."""
+    cost = prompt(100, 100 + 30 * 100)
+    first = Spent(8, 20 + 100 + 9 * 30, 0, 20, 3, network_ms=100, sent_ms=9_000.0)
+    cost.learn(replace(first, alone=False))
+    behind = Spent(0, 20 + 100 + 9 * 30 + 15 - 10, 0, 20, 3, network_ms=100, sent_ms=9_010.0, behind=1)
+    cost.learn(behind)
+    assert not cost.links.is_known or cost.links.a < 200
+
+
 def test_until_links_were_measured_no_more_leaves_than_ten_times_slower_ones_take_in_a_trip() -> None:
     quick, slow = (RouteCost(Prospect(400, 20, 0.1, row_ms, hops=3)) for row_ms in (0.25, 4.0))
     assert quick.most_at_first == pytest.approx(quick.sweep_ms(0) / 2.5)
