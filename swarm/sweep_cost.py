@@ -328,17 +328,20 @@ class RouteCost:
     def learn_prompt(self, spent: Spent) -> None:
         """A part of the prompt came back: so many rows tell of links that nobody measured, before a tree has to.
 
-        As far as pings know the delays, and no line can be fitted through them: TCP begins with a few packets and
-        doubles them with every round trip, which rows behind them do not wait for.
+        As far as pings know the delays. No line can be fitted through such: TCP begins with a few packets and doubles
+        them with every round trip, which rows behind them do not wait for. So a row takes more than what is left
+        beside those trips, and less than what is left without them.
         """
-        rows, ours = spent.nodes + 1, self._passed(spent)
-        if ours is None or self.links.is_known or not spent.network_ms:
+        ours, network_ms = self._passed(spent), spent.network_ms
+        if ours is None or self.links.is_known or not network_ms:
             return
-        base_ms, links = spent.network_ms * (1 + 2 * math.log2(rows + 1)), max(spent.hops - 1, 1)
-        row_ms = links * ours.row_ms(base_ms, links, list(self._ours)[:-1])
-        if row_ms > MUCH_SLOWER * self.links.b:
-            self.links, self._dearness = Line(row_ms), None
-            self.links.a = spent.network_ms
+        starting_ms, links = 2 * network_ms * math.log2(ours.rows + 1), max(spent.hops - 1, 1)
+        before, believed_ms = list(self._ours)[:-1], self.links.b
+        least_ms = links * ours.row_ms(network_ms + starting_ms, links, before)
+        most_ms = links * ours.row_ms(network_ms, links, before)
+        if least_ms > MUCH_SLOWER * believed_ms or 0 < MUCH_SLOWER * most_ms < believed_ms:
+            self.links, self._dearness = Line(max(least_ms, min(most_ms, believed_ms))), None
+            self.links.a = network_ms
 
     def _passed(self, spent: Spent) -> Passed | None:
         """Note a sweep of this stretch of the pipe, in which it was never empty; None where nobody knows of all."""

@@ -194,6 +194,11 @@ def test_a_prompt_for_which_tcp_begins_slowly_says_nothing_of_links() -> None:
     assert prompt(100, 3100, network_ms=0.0).links.b == pytest.approx(0.2), "without pings it may be all delay"
 
 
+def test_a_prompt_tells_that_links_are_much_faster_than_said() -> None:
+    assert prompt(100, 100 + 0.05 * 100).links.b == pytest.approx(0.05)
+    assert prompt(100, 100 + 0.19 * 100).links.b == pytest.approx(0.2), "as was said, more or less"
+
+
 def test_parts_of_a_prompt_wait_for_each_other() -> None:
     """Each row takes 15 ms on each of two links; a part is behind all that left before it."""
     cost = RouteCost(Prospect(100, 20, 0.1, 0.2, hops=3))
