@@ -328,12 +328,16 @@ class RouteCost:
     def learn_prompt(self, spent: Spent) -> None:
         """A part of the prompt came back: so many rows tell of links that nobody measured, before a tree has to.
 
-        As far as pings know the delays. No line can be fitted through such: TCP begins with a few packets and doubles
-        them with every round trip, which rows behind them do not wait for. So a row takes more than what is left
-        beside those trips, and less than what is left without them.
+        Where pings do not know the delays, it may be all theirs. No line can be fitted through such: TCP begins with a
+        few packets and doubles them with every round trip, which rows behind them do not wait for. So a row takes more
+        than what is left beside those trips, and less than what is left without them.
         """
-        ours, network_ms = self._passed(spent), spent.network_ms
-        if ours is None or self.links.is_known or not network_ms:
+        network_ms = spent.network_ms
+        if not network_ms:
+            self._ours.clear()
+            return
+        ours = self._passed(spent)
+        if ours is None or self.links.is_known:
             return
         starting_ms, links = 2 * network_ms * math.log2(ours.rows + 1), max(spent.hops - 1, 1)
         before, believed_ms = list(self._ours)[:-1], self.links.b

@@ -191,7 +191,13 @@ def test_a_prompt_tells_how_slow_links_are_before_a_tree_has_to() -> None:
 def test_a_prompt_for_which_tcp_begins_slowly_says_nothing_of_links() -> None:
     """A hundred packets, of which ten leave at first, take three round trips more on a link without end."""
     assert prompt(100, 100 + 3 * 200).links.b == pytest.approx(0.2)
-    assert prompt(100, 3100, network_ms=0.0).links.b == pytest.approx(0.2), "without pings it may be all delay"
+
+
+def test_without_pings_what_a_prompt_and_a_tree_behind_it_take_may_be_all_delay() -> None:
+    cost = prompt(100, 3100, network_ms=0.0)
+    assert cost.links.b == pytest.approx(0.2)
+    cost.learn(Spent(8, 20 + 3100 + 300, 0, 20, 3, alone=False, sent_ms=10.0, behind=1))
+    assert cost.links.b == pytest.approx(0.2)
 
 
 def test_a_prompt_tells_that_links_are_much_faster_than_said() -> None:
