@@ -143,7 +143,10 @@ class NodeService:
         generation = 0
         try:
             async with asyncio.timeout(FIRST_MESSAGE_S):
-                attach = self._first(await anext(requests, b""))
+                part = await anext(requests, None)
+            if part is None:
+                return  # whoever opened it had nothing to say
+            attach = self._first(part)
             generation = attach.generation
             upstream.count_part()
             hop = self._sessions.attach(attach, upstream)
