@@ -64,6 +64,16 @@ async def other_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch
         yield
 
 
+async def test_who_leaves_before_a_first_message_is_not_refused(
+    nodes: tuple[Node, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with raw_link(nodes[0]) as link:
+        await link.call.done_writing()
+        assert await link.read() is None
+        assert await link.status() == grpc.StatusCode.OK
+    assert "refused" not in caplog.text
+
+
 # Bytes
 
 
