@@ -21,7 +21,8 @@ from dataclasses import dataclass, field, replace
 
 from swarm.budget import EVERYTHING, Ahead, Busy, Choice, Prospect, Spent, Worth
 from swarm.chance import TEMPERATURES
-from swarm.sweep_cost import Line, RouteCost
+from swarm.line import Line
+from swarm.sweep_cost import RouteCost
 from swarm.tree import DraftTree
 
 SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)

@@ -14,18 +14,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from swarm.budget import SWEEPS_IN_FLIGHT, Prospect, Spent
+from swarm.line import OUTLIER, UNSURE, Line
 
-FADE = 0.97
-"""What an older measurement weighs beside the next one."""
-FIRST_MS = 1.0
-FIRST_SLOPE = 1 / 256
-"""Where nobody says what a node costs: 256 of them as much as the first one."""
-UNSURE, CLAIM_UNSURE = 10.0, 3.0
-"""The first slope may be wrong by so many times itself: noise beside that says how far x must spread to outweigh it.
-What machines claim is surer."""
-OUTLIER = 4.0
-"""A residual of so many times the usual one is no news, unless it comes again and again."""
-STUBBORN = 3
+CLAIM_UNSURE = 3.0
+"""What machines claim may be wrong by so many times itself."""
 KEPT_SWEEPS = 512
 """The shortest time on the links is that of one among so many."""
 USUAL_SWEEPS, USUAL_PART = 32, 7 / 8
@@ -34,7 +26,6 @@ NEW_NETWORK = 4.0
 """Later than by so many times what hops computed and waited, it is another network, not a busy machine."""
 JITTER, JITTER_MS = 0.05, 2.0
 """By so much links may be slower than at their best without anybody being to blame."""
-LEAST_SCALE = 0.03
 FIRST_ROWS = 16
 """So many may leave for a link of which only claims are known, however slow they make it."""
 CLAIMED_ROWS, GROWTH = 64, 8
@@ -52,71 +43,6 @@ IN_TURN, NEAR = 0.75, 2.0
 and at most."""
 CHUNKS = range(1, 9)
 """Parts that a sweep may be cut in."""
-
-
-class Line:
-    """`y = a + b · x`, fitted with fading weights; outliers are kept out until they come several times in a row.
-
-    In a row: with nothing between them that bore the line out near by. What it says of small x may be right where its
-    slope is wrong.
-
-    Until x has varied, the slope is `slope`, or a little of the level where nobody knows one.
-    """
-
-    def __init__(self, slope: float | None = None, unsure: float = UNSURE, level: float | None = None) -> None:
-        """unsure: by so many times itself the slope may be wrong. level: a that was claimed with it: if one is wrong by
-        some factor, so is the other."""
-        self.a = FIRST_MS if level is None else level
-        self.b = FIRST_MS * FIRST_SLOPE if slope is None else slope
-        self._slope, self._unsure, self._level = slope, unsure, level
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
-        self._scale = math.inf
-        self._odd, self._odd_x = 0, 0.0
-
-    @property
-    def is_known(self) -> bool:
-        """Whether anything was measured."""
-        return self._weight > 0
-
-    def at(self, x: float) -> float:
-        """The line's value, never below 0."""
-        return max(self.a + self.b * x, 0.0)
-
-    def again(self) -> Line:
-        """The same line, where the next measurement sets the level anew; the slope stays until x has varied."""
-        line = Line(self.b, self._unsure)
-        line.a = self.a
-        return line
-
-    def suppose(self, x: float, y: float) -> None:
-        """What to take it for until something is measured."""
-        line = Line(self._slope, self._unsure, self._level)
-        line.learn(x, y)
-        self.a, self.b = line.a, line.b
-
-    def learn(self, x: float, y: float, *, is_shared: bool = False) -> None:
-        """A measurement. is_shared: others bear a part of such, so they tell nothing of how wrong a claim is."""
-        residual = abs(y - self.at(x))
-        if residual > OUTLIER * max(self._scale, LEAST_SCALE * self.at(x)):
-            self._odd, self._odd_x = self._odd + 1, x
-            if self._odd < STUBBORN:
-                return
-            self.__dict__.update(self.again().__dict__)
-        elif self.is_known:
-            self._scale = residual if self._scale == math.inf else FADE * self._scale + (1 - FADE) * residual
-        if abs(x - self._odd_x) <= x / 2:
-            self._odd = 0
-        self._weight, self._x, self._y = FADE * self._weight + 1, FADE * self._x + x, FADE * self._y + y
-        self._xx, self._xy = FADE * self._xx + x * x, FADE * self._xy + x * y
-        x, y = self._x / self._weight, self._y / self._weight
-        usual = max(y, 0.0) * FIRST_SLOPE
-        first = usual if self._slope is None else self._slope
-        if self._level is not None and not is_shared:
-            first *= max(y, 0.0) / max(self._level + first * x, 1e-9)
-        spread, both = max(self._xx - self._weight * x * x, 0.0), self._xy - self._weight * x * y
-        pull = max((self._scale / (self._unsure * max(first, usual, 1e-9))) ** 2, 1.0)
-        self.b = first if pull == math.inf else max((both + pull * first) / (spread + pull), 0.0)
-        self.a = y - self.b * x
 
 
 @dataclass(frozen=True, slots=True)

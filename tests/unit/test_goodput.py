@@ -14,7 +14,7 @@ import pytest
 
 from swarm.budget import Ahead, Choice, FixedBudget, Prospect, Spent, Worth
 from swarm.goodput import SIZES, Goodput
-from swarm.sweep_cost import Line
+from swarm.line import Line
 from swarm.tree import DraftTree
 
 ROUTE = "route"
