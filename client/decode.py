@@ -363,7 +363,7 @@ async def _draft(job: Job, route: Hashable, room: int, is_awaited: IsAwaited) ->
     choice = budget.plan(route, temperature, room)
     if choice.nodes == 0:
         return DraftTree(), choice, 0.0
-    alone = replace(budget.cut(route, temperature, (), choice), is_trial=False)
+    alone = budget.cut(route, temperature, (), choice)
     if is_drafting(job):
         return DraftTree(), replace(alone, reason="the draft is not done with what it was asked before"), 0.0
     worth, started = budget.worth(route, temperature, choice), job.clock()

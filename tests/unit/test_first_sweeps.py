@@ -124,7 +124,7 @@ def test_one_unlucky_tree_does_not_end_speculation() -> None:
     for _ in range(FIRST_TREES - 1):
         assert drafted(control, 20.0).nodes > 0
         control.spent(ROUTE, replace(spent(NEAR, 16), promised=8.0))
-    assert control.plan(ROUTE, 0.0, 512).nodes > 0
+    assert control.plan(ROUTE, 0.0, 512).is_whole
     drafted(control, 20.0)
     control.spent(ROUTE, replace(spent(NEAR, 16), promised=8.0))
     assert control.plan(ROUTE, 0.0, 512).nodes == 0, "but three do"
@@ -137,7 +137,7 @@ def test_a_promise_that_was_broken_once_is_still_believed() -> None:
     control.spent(ROUTE, replace(spent(NEAR, 16), promised=4.0))
     planned = control.plan(ROUTE, 0.0, 512)
     assert planned.nodes > 0
-    assert not planned.is_trial
+    assert not planned.is_whole
 
 
 def test_where_drafting_itself_takes_too_long_one_tree_is_enough() -> None:
