@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
+from client.chain import Chain
 from client.options import GenerateOptions
 from node.hop import HopSession
 from node.sweep_run import SweepRun
 from swarm.budget import SWEEPS_IN_FLIGHT
 from swarm.codec import decode_rows, encode_rows
+from swarm.ids import PeerId
+from swarm.tasks import TaskScope
 from tests.net.mortal import CHAIN, Mortals
 from tests.net.raw import counters
 from tests.net.running import grown, prompt, until
@@ -32,10 +36,39 @@ PLACES = pytest.mark.parametrize("place", range(3), ids=CHAIN)
 
 
 @pytest.fixture
-def nodes(nodes: Mortals) -> Mortals:
-    """With a client that hedges; the first chain is listed, and each test lists the second machines."""
+def nodes(nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> Mortals:
+    """With a client that hedges; the first chain is listed, and each test lists the second machines.
+
+    No sweep is sent before both of two twins are attached: to what comes later the rest is sent again, as it should.
+    """
     nodes.client._opener = replace(nodes.client._opener, hedge=True)
+    open_ = Chain.open
+
+    async def opened(chain: Chain, scope: TaskScope) -> None:
+        await open_(chain, scope)
+        if chain.route.hedge is not None:
+            await until(partial(has_both, nodes, chain, chain.route.hedge.index))
+
+    monkeypatch.setattr(Chain, "open", opened)
     return nodes
+
+
+async def has_both(nodes: Mortals, chain: Chain, place: int) -> bool:
+    """Whether who sends to two twins knows both to be attached, and each of them who comes behind it."""
+    await asyncio.sleep(0)
+    hops = chain.route.hops
+    sessions = {node.peer_id: node.sessions._open.get(chain._session) for node in nodes.nodes.values()}
+    behind = () if hops[place] == hops[-1] else (hops[place], *chain.route.twins)
+    senders = [sessions[PeerId(hop.peer)] for hop in (*hops[:place][-1:], *behind)]
+    return all(map(is_followed, senders if place else (chain, *senders)))
+
+
+def is_followed(sender: Chain | HopSession | None) -> bool:
+    """Whether all whom it sends sweeps to are attached."""
+    if sender is None or sender._next is None:
+        return False
+    one, twin = sender._next._one._tie, sender._next._twin._tie
+    return one is not None and one.is_attached and (twin is None or twin.is_attached)
 
 
 def twin(nodes: Mortals) -> str:
