@@ -72,19 +72,23 @@ class Costs:
     handling_row_ms: float = 0.0
     other_ms: float = 0.0
     row_bytes: int = ROW_BYTES
+    paces: tuple[float, ...] = (1.0,) * HOPS
 
-    def compute_ms(self, rows: int) -> float:
+    def compute_ms(self, rows: int, hop: int = 0) -> float:
         """Of one hop's forward."""
-        return self.forward_ms + self.row_ms * rows
+        return self.paces[hop] * (self.forward_ms + self.row_ms * rows)
 
     def plain_ms(self) -> float:
         """Of a sweep without a tree, with nobody else there."""
-        return (HOPS + 1) * self.delay_ms + HOPS * self.compute_ms(1) + (HOPS - 1) * self.transfer_ms(1)
+        prospect = self.prospect()
+        return prospect.links_ms + prospect.compute_ms + prospect.link_row_ms
 
     def prospect(self) -> Prospect:
         """What routing would say of a chain of such machines."""
         links_ms, link_row_ms = (HOPS + 1) * self.delay_ms, (HOPS - 1) * self.transfer_ms(1)
-        return Prospect(links_ms, HOPS * self.compute_ms(1), HOPS * self.row_ms, link_row_ms, hops=HOPS)
+        each_ms = [self.compute_ms(1, hop) for hop in range(HOPS)]
+        row_ms, slowest = self.row_ms * sum(self.paces), max(self.paces) / sum(self.paces)
+        return Prospect(links_ms, sum(each_ms), row_ms, link_row_ms, hops=HOPS, slowest=slowest)
 
     def transfer_ms(self, rows: int) -> float:
         """Of hidden rows over one link."""
@@ -234,7 +238,7 @@ class VirtualChain:
         self._clock.after(self._costs.wait_ms, partial(self._hops[hop].model.join, work, then))
 
     def _forward(self, flight: Flight, hop: int, then: Then) -> None:
-        compute_ms = self._costs.compute_ms(flight.rows)
+        compute_ms = self._costs.compute_ms(flight.rows, hop)
 
         def begin() -> None:
             flight.started_ms = self._clock.now_ms

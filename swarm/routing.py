@@ -171,20 +171,21 @@ def _route(candidates: Sequence[Candidate], found: Found, query: RouteQuery) -> 
     return_ms = client_delay_ms(chosen[-1], query)[0]
     links_ms = sum(cost.delay_ms for cost in costs) + return_ms
     waiting_ms = sum(wait_ms(record, sweep_ms(record, 1)) for record in chosen)
-    compute_ms, row_ms = _compute_ms(hops, chosen)
+    each_ms, row_ms = _compute_ms(hops, chosen)
+    compute_ms, slowest = sum(each_ms), max(each_ms) / sum(each_ms)
     link_row_ms = sum(transfer_ms(record, replace(query, nodes=0)) for record in chosen[:-1])
-    prospect = Prospect(links_ms, compute_ms, row_ms, link_row_ms, waiting_ms, len(hops))
+    prospect = Prospect(links_ms, compute_ms, row_ms, link_row_ms, waiting_ms, len(hops), slowest)
     return Route(tuple(hops), tuple(chosen), tuple(costs), return_ms, prospect, found.gap_ms)
 
 
-def _compute_ms(hops: Sequence[RouteHop], records: Sequence[NodeRecord]) -> tuple[float, float]:
-    """Every hop's claimed forward of one row with its messages, and what another row adds."""
+def _compute_ms(hops: Sequence[RouteHop], records: Sequence[NodeRecord]) -> tuple[list[float], float]:
+    """Each hop's claimed forward of one row with its messages, and what another row adds, in all."""
     parts = [len(hop.span) / len(record.span) for hop, record in zip(hops, records, strict=True)]
     one_ms, many_ms = (
-        sum(sweep_ms(record, rows) * part for record, part in zip(records, parts, strict=True))
-        for rows in (1, MANY_ROWS)
+        [sweep_ms(record, rows) * part for record, part in zip(records, parts, strict=True)] for rows in (1, MANY_ROWS)
     )
-    return one_ms + MESSAGES_MS * len(hops), max((many_ms - one_ms) / (MANY_ROWS - 1), 0.0)
+    row_ms = max((sum(many_ms) - sum(one_ms)) / (MANY_ROWS - 1), 0.0)
+    return [hop_ms + MESSAGES_MS for hop_ms in one_ms], row_ms
 
 
 def _hop_cost(sender: NodeRecord | None, record: NodeRecord, span: Span, query: RouteQuery) -> HopCost:

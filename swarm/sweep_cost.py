@@ -126,6 +126,7 @@ class RouteCost:
         self._waits: deque[tuple[float, float]] = deque(maxlen=USUAL_SWEEPS)
         self._ours: deque[Passed] = deque(maxlen=SWEEPS_IN_FLIGHT)
         self._network_ms = 0.0
+        self._shares: tuple[float, ...] = (prospect.slowest,) if prospect is not None and prospect.slowest else ()
 
     @property
     def most(self) -> int:
@@ -151,6 +152,11 @@ class RouteCost:
     def crowd(self) -> float:
         """How many sweeps share the machines: those that wait at hops, and those that make everything else late."""
         return self.load + self._late
+
+    @property
+    def slowest(self) -> float:
+        """The part of all compute that the slowest hop has: sweeps can follow each other as fast as it is done."""
+        return max(self._shares, default=1 / self.hops)
 
     @property
     def dearness(self) -> float:
@@ -192,7 +198,7 @@ class RouteCost:
         At least its share of a trip: no more than so many may be unanswered, however fast hops and links are.
         """
         share_ms = (self.links.at(1) + self.load * self.compute.at(1)) / SWEEPS_IN_FLIGHT
-        hop_ms = self.load * self.compute.at(nodes) / self.hops
+        hop_ms = self.load * self.compute.at(nodes) * self.slowest
         return max(hop_ms, self.links.b * nodes / max(self.hops - 1, 1), share_ms)
 
     def price_ms(self, nodes: int, others: float = 1.0) -> float:
@@ -200,14 +206,14 @@ class RouteCost:
 
         others: what a millisecond of theirs is worth, where one of its own is worth 1.
         """
-        dear, hop_ms = self.dearness, self.compute.at(nodes) / self.hops
-        waiting_ms = (dear - 1) * hop_ms
-        return max(dear * hop_ms, self.slot_ms(nodes)) + waiting_ms * (others * self.hops - 1)
+        dear, compute_ms = self.dearness, self.compute.at(nodes)
+        waiting_ms = (dear - 1) * compute_ms * (others - self.slowest)
+        return max(dear * compute_ms * self.slowest, self.slot_ms(nodes)) + waiting_ms
 
     def least_ms(self, others: float = 1.0) -> float:
         """What one more node of a further sweep costs beside the slot, which it may fill or not."""
         dear = self.dearness
-        return (dear + (dear - 1) * (others * self.hops - 1)) * self.compute.b / self.hops
+        return (dear * self.slowest + (dear - 1) * (others - self.slowest)) * self.compute.b
 
     def chunk(self, nodes: int) -> int:
         """Nodes of each part, where a tree is best cut, so that a hop works while the next part travels."""
@@ -231,6 +237,7 @@ class RouteCost:
         self._rows = max(self._rows, rows)
         self.sweeps, self.hops, self.is_expected = self.sweeps + 1, max(spent.hops, 1), True
         self.compute.learn(rows, spent.computed_ms, is_shared=self.load > SHARED)
+        self._share(spent)
         links_ms, ours = spent.links_ms, self._passed(spent)
         row_ms = self._row_ms(ours, spent) if ours is not None else 0.0
         if row_ms:
@@ -250,6 +257,15 @@ class RouteCost:
         self._late = fmean(lates[: math.ceil(len(lates) * USUAL_PART)])
         self._waits.append((spent.waited_ms, spent.computed_ms))
         self._waited, self._computed = _usual(self._waits)
+
+    def _share(self, spent: Spent) -> None:
+        """Note which hop computed how much of it."""
+        if not spent.each_ms or spent.computed_ms <= 0:
+            return
+        shares = tuple(ms / spent.computed_ms for ms in spent.each_ms)
+        before = self._shares if len(self._shares) == len(shares) else shares
+        weight = max(1 / self.sweeps, 1 / USUAL_SWEEPS)
+        self._shares = tuple(old + weight * (new - old) for old, new in zip(before, shares, strict=True))
 
     def learn_prompt(self, spent: Spent) -> None:
         """A part of the prompt came back: so many rows tell of links that nobody measured, before a tree has to.

@@ -331,10 +331,15 @@ async def test_a_tree_grows_by_what_the_reply_before_it_taught(tokenizer: FastTo
     assert events[:20] == ["grow", "learn"] * 10
 
 
-def test_nothing_is_sent_before_the_first_hop_can_take_it(
-    tokenizer: FastTokenizer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("paces", [(1.0, 1.0, 1.0), (6.0, 1.0, 1.0), (1.0, 1.0, 6.0)])
+@pytest.mark.parametrize("is_said", [True, False])
+def test_nothing_is_sent_before_every_hop_can_take_it(
+    *, is_said: bool, paces: tuple[float, ...], tokenizer: FastTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With drafts that cost nothing there is always more to send; what waits at a hop can no longer be chosen."""
+    """With drafts that cost nothing there is always more to send; what waits at a hop can no longer be chosen.
+
+    Also where one machine is slower than the others, whether or not routing knew of it.
+    """
     jobs: list[Job] = []
 
     def kept(*given: Any, **named: Any) -> Job:  # noqa: ANN401 - a job's own
@@ -342,9 +347,11 @@ def test_nothing_is_sent_before_the_first_hop_can_take_it(
         return jobs[-1]
 
     monkeypatch.setattr("benchmarks.replay.Job", kept)
-    texts = [recorded(seed, 0.9) for seed in range(4)]
-    run(texts, replace(PROFILES["25 ms, 100 Mbit/s"], pass_ms=0.0, row_ms=1.0), Goodput(512), tokenizer)
-    parts = [sweep.hops[0] for job in jobs for sweep in job.sweeps if sweep.is_part]
+    costs = replace(PROFILES["25 ms, 100 Mbit/s"], pass_ms=0.0, row_ms=1.0, paces=paces)
+    texts, slowest = [recorded(seed, 0.9) for seed in range(4)], paces.index(max(paces))
+    cast = Cast(promise=lambda costs: replace(costs.prospect(), slowest=costs.prospect().slowest * is_said))
+    run(texts, costs, Goodput(512), tokenizer, cast)
+    parts = [sweep.hops[slowest] for job in jobs for sweep in job.sweeps if sweep.is_part]
     assert len(parts) > 40
     assert fmean(hop.queue_ms for hop in parts) < 0.5 * fmean(hop.compute_ms for hop in parts)
 

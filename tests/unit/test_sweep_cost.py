@@ -57,6 +57,21 @@ def test_a_slot_is_at_least_its_share_of_a_trip() -> None:
     assert cheap(400).slot_ms(2) > 3 * cheap(4).slot_ms(2)
 
 
+def test_a_slot_is_the_slowest_hops() -> None:
+    """As it is claimed, until sweeps say who computes how long; a single stall says little."""
+    alike, claimed, told = (RouteCost(Prospect(100, 24, 0.3, hops=3, slowest=slowest)) for slowest in (0.0, 0.75, 0.25))
+    for _ in range(USUAL_SWEEPS):
+        told.learn(Spent(8, 124, 0, 24, 3, each_ms=(3, 18, 3)))
+    told.learn(Spent(8, 1100, 0, 1000, 3, each_ms=(994, 3, 3)))
+    for nodes in (1, 8, 64):
+        even_ms = alike.compute.at(nodes) / 3
+        assert alike.slot_ms(nodes) == pytest.approx(even_ms)
+        assert claimed.slot_ms(nodes) == pytest.approx(even_ms * 3 * 0.75)
+        assert claimed.price_ms(nodes) == pytest.approx(claimed.slot_ms(nodes))
+        assert told.slot_ms(nodes) == pytest.approx(told.load * told.compute.at(nodes) * 0.75, rel=0.04)
+    assert claimed.least_ms() == pytest.approx(3 * 0.75 * alike.least_ms())
+
+
 def test_a_tree_is_not_cut_where_that_saves_less_than_a_parts_share_of_a_trip() -> None:
     """Else, with forwards that cost nothing, it went in eight parts."""
     assert cheap(400).chunk(48) >= 24
