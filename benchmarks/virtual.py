@@ -87,8 +87,8 @@ class Costs:
         """What routing would say of a chain of such machines."""
         links_ms, link_row_ms = (HOPS + 1) * self.delay_ms, (HOPS - 1) * self.transfer_ms(1)
         each_ms = [self.compute_ms(1, hop) for hop in range(HOPS)]
-        row_ms, slowest = self.row_ms * sum(self.paces), max(self.paces) / sum(self.paces)
-        return Prospect(links_ms, sum(each_ms), row_ms, link_row_ms, hops=HOPS, slowest=slowest)
+        row_ms, busiest = self.row_ms * sum(self.paces), max(self.paces) / sum(self.paces)
+        return Prospect(links_ms, sum(each_ms), row_ms, link_row_ms, hops=HOPS, busiest=busiest)
 
     def transfer_ms(self, rows: int) -> float:
         """Of hidden rows over one link."""

@@ -82,8 +82,8 @@ class Spent:
     any hop. network: one way over all links, as pings say that it took at best lately; 0 where one is not known.
     sent: when, by any clock; None where what a generation before left was on its way. first: until it left the first
     hop. behind: how many of our sweeps were unanswered when it was sent, the last of them right before. is_prompt:
-    whether it carried a part of the prompt, `nodes` + 1 tokens of it. each: every hop's of `computed`, empty where
-    nobody says.
+    whether it carried a part of the prompt, `nodes` + 1 tokens of it. each_waited, each_computed: hop by hop; empty
+    where nobody says.
     """
 
     nodes: int
@@ -99,7 +99,8 @@ class Spent:
     first_ms: float = 0.0
     behind: int = 0
     is_prompt: bool = False
-    each_ms: tuple[float, ...] = ()
+    each_waited_ms: tuple[float, ...] = ()
+    each_computed_ms: tuple[float, ...] = ()
 
     @property
     def links_ms(self) -> float:
@@ -113,7 +114,7 @@ class Prospect:
 
     links: all delays together. waiting: behind others, at all `hops` together. compute: of a sweep without a tree, at
     all hops together. row: what one more node adds there. link_row: what it adds on links, all of them together.
-    slowest: the part of `compute` that the slowest hop has, 0 where nobody says: then they are alike.
+    busiest: the part of `compute` and `waiting` that one hop has at most, 0 where nobody says: then they are alike.
     """
 
     links_ms: float
@@ -122,7 +123,7 @@ class Prospect:
     link_row_ms: float = 0.0
     waiting_ms: float = 0.0
     hops: int = 1
-    slowest: float = 0.0
+    busiest: float = 0.0
 
 
 class Budget(Protocol):

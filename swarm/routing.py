@@ -170,11 +170,12 @@ def _route(candidates: Sequence[Candidate], found: Found, query: RouteQuery) -> 
     ]
     return_ms = client_delay_ms(chosen[-1], query)[0]
     links_ms = sum(cost.delay_ms for cost in costs) + return_ms
-    waiting_ms = sum(wait_ms(record, sweep_ms(record, 1)) for record in chosen)
+    waits_ms = [wait_ms(record, sweep_ms(record, 1)) for record in chosen]
     each_ms, row_ms = _compute_ms(hops, chosen)
-    compute_ms, slowest = sum(each_ms), max(each_ms) / sum(each_ms)
+    compute_ms, waiting_ms = sum(each_ms), sum(waits_ms)
+    busiest = max(own + wait for own, wait in zip(each_ms, waits_ms, strict=True)) / (compute_ms + waiting_ms)
     link_row_ms = sum(transfer_ms(record, replace(query, nodes=0)) for record in chosen[:-1])
-    prospect = Prospect(links_ms, compute_ms, row_ms, link_row_ms, waiting_ms, len(hops), slowest)
+    prospect = Prospect(links_ms, compute_ms, row_ms, link_row_ms, waiting_ms, len(hops), busiest)
     return Route(tuple(hops), tuple(chosen), tuple(costs), return_ms, prospect, found.gap_ms)
 
 

@@ -121,12 +121,14 @@ class RouteCost:
             self.compute = Line(row_ms, CLAIM_UNSURE, max(plain_ms - row_ms, 0.0))
             self.hops, self._waited, self._computed = prospect.hops, prospect.waiting_ms, prospect.compute_ms
         self._dearness: float | None = None
+        self._busiest: float | None = (prospect.busiest or None) if prospect is not None else None
         self._links: deque[tuple[int, float, float]] = deque(maxlen=KEPT_SWEEPS)
         self._trips: deque[Trip] = deque(maxlen=USUAL_SWEEPS)
         self._waits: deque[tuple[float, float]] = deque(maxlen=USUAL_SWEEPS)
+        self._queues: deque[tuple[float, ...]] = deque(maxlen=USUAL_SWEEPS)
         self._ours: deque[Passed] = deque(maxlen=SWEEPS_IN_FLIGHT)
         self._network_ms = 0.0
-        self._shares: tuple[float, ...] = (prospect.slowest,) if prospect is not None and prospect.slowest else ()
+        self._shares: tuple[float, ...] = ()
 
     @property
     def most(self) -> int:
@@ -154,9 +156,14 @@ class RouteCost:
         return self.load + self._late
 
     @property
-    def slowest(self) -> float:
-        """The part of all compute that the slowest hop has: sweeps can follow each other as fast as it is done."""
-        return max(self._shares, default=1 / self.hops)
+    def busiest(self) -> float:
+        """The part of what hops compute, and wait for others, that one has at most: no more sweeps pass than there."""
+        if self._busiest is None:  # until the next sweep is back: every node of a tree asks for it
+            waits = [sum(hop) for hop in zip(*self._queues, strict=True)] or [0.0] * len(self._shares)
+            more = (self.load - 1) / (sum(waits) or 1.0)
+            both = [share + more * wait_ms for share, wait_ms in zip(self._shares, waits, strict=True)]
+            self._busiest = max(both) / sum(both) if both else 1 / self.hops
+        return self._busiest
 
     @property
     def dearness(self) -> float:
@@ -198,7 +205,7 @@ class RouteCost:
         At least its share of a trip: no more than so many may be unanswered, however fast hops and links are.
         """
         share_ms = (self.links.at(1) + self.load * self.compute.at(1)) / SWEEPS_IN_FLIGHT
-        hop_ms = self.load * self.compute.at(nodes) * self.slowest
+        hop_ms = self.load * self.compute.at(nodes) * self.busiest
         return max(hop_ms, self.links.b * nodes / max(self.hops - 1, 1), share_ms)
 
     def price_ms(self, nodes: int, others: float = 1.0) -> float:
@@ -207,13 +214,13 @@ class RouteCost:
         others: what a millisecond of theirs is worth, where one of its own is worth 1.
         """
         dear, compute_ms = self.dearness, self.compute.at(nodes)
-        waiting_ms = (dear - 1) * compute_ms * (others - self.slowest)
-        return max(dear * compute_ms * self.slowest, self.slot_ms(nodes)) + waiting_ms
+        waiting_ms = (dear - 1) * compute_ms * (others - self.busiest)
+        return max(dear * compute_ms * self.busiest, self.slot_ms(nodes)) + waiting_ms
 
     def least_ms(self, others: float = 1.0) -> float:
         """What one more node of a further sweep costs beside the slot, which it may fill or not."""
         dear = self.dearness
-        return (dear * self.slowest + (dear - 1) * (others - self.slowest)) * self.compute.b
+        return (dear * self.busiest + (dear - 1) * (others - self.busiest)) * self.compute.b
 
     def chunk(self, nodes: int) -> int:
         """Nodes of each part, where a tree is best cut, so that a hop works while the next part travels."""
@@ -233,7 +240,7 @@ class RouteCost:
 
     def learn(self, spent: Spent) -> None:
         """A sweep came back."""
-        rows, self._dearness = spent.nodes + 1, None
+        rows, self._dearness, self._busiest = spent.nodes + 1, None, None
         self._rows = max(self._rows, rows)
         self.sweeps, self.hops, self.is_expected = self.sweeps + 1, max(spent.hops, 1), True
         self.compute.learn(rows, spent.computed_ms, is_shared=self.load > SHARED)
@@ -256,16 +263,20 @@ class RouteCost:
         lates = sorted(trip.late(self._network_ms) for trip in self._trips)
         self._late = fmean(lates[: math.ceil(len(lates) * USUAL_PART)])
         self._waits.append((spent.waited_ms, spent.computed_ms))
+        if len(spent.each_waited_ms) == len(self._shares):
+            self._queues.append(spent.each_waited_ms)
         self._waited, self._computed = _usual(self._waits)
 
     def _share(self, spent: Spent) -> None:
         """Note which hop computed how much of it."""
-        if not spent.each_ms or spent.computed_ms <= 0:
+        if not spent.each_computed_ms or spent.computed_ms <= 0:
             return
-        shares = tuple(ms / spent.computed_ms for ms in spent.each_ms)
-        before = self._shares if len(self._shares) == len(shares) else shares
+        shares = tuple(ms / spent.computed_ms for ms in spent.each_computed_ms)
+        if len(self._shares) != len(shares):
+            self._shares = shares
+            self._queues.clear()
         weight = max(1 / self.sweeps, 1 / USUAL_SWEEPS)
-        self._shares = tuple(old + weight * (new - old) for old, new in zip(before, shares, strict=True))
+        self._shares = tuple(old + weight * (new - old) for old, new in zip(self._shares, shares, strict=True))
 
     def learn_prompt(self, spent: Spent) -> None:
         """A part of the prompt came back: so many rows tell of links that nobody measured, before a tree has to.

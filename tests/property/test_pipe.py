@@ -349,7 +349,7 @@ def test_nothing_is_sent_before_every_hop_can_take_it(
     monkeypatch.setattr("benchmarks.replay.Job", kept)
     costs = replace(PROFILES["25 ms, 100 Mbit/s"], pass_ms=0.0, row_ms=1.0, paces=paces)
     texts, slowest = [recorded(seed, 0.9) for seed in range(4)], paces.index(max(paces))
-    cast = Cast(promise=lambda costs: replace(costs.prospect(), slowest=costs.prospect().slowest * is_said))
+    cast = Cast(promise=lambda costs: replace(costs.prospect(), busiest=costs.prospect().busiest * is_said))
     run(texts, costs, Goodput(512), tokenizer, cast)
     parts = [sweep.hops[slowest] for job in jobs for sweep in job.sweeps if sweep.is_part]
     assert len(parts) > 40

@@ -196,7 +196,7 @@ def test_a_route_says_what_sweeps_should_take_by_their_size() -> None:
     prospect = route.prospect
     assert (prospect.links_ms, prospect.compute_ms, prospect.hops) == (58.0, 24.0 + 2 * MESSAGES_MS, 2)
     assert [prospect.row_ms, prospect.link_row_ms] == pytest.approx([1.0, 0.1])
-    assert prospect.slowest == pytest.approx((20.0 + MESSAGES_MS) / prospect.compute_ms)
+    assert prospect.busiest == pytest.approx((20.0 + MESSAGES_MS) / (prospect.compute_ms + prospect.waiting_ms))
     assert prospect.waiting_ms == pytest.approx(wait_ms(last, 8.0)), "behind sweeps as small as it is"
 
 

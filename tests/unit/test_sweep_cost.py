@@ -59,17 +59,28 @@ def test_a_slot_is_at_least_its_share_of_a_trip() -> None:
 
 def test_a_slot_is_the_slowest_hops() -> None:
     """As it is claimed, until sweeps say who computes how long; a single stall says little."""
-    alike, claimed, told = (RouteCost(Prospect(100, 24, 0.3, hops=3, slowest=slowest)) for slowest in (0.0, 0.75, 0.25))
+    alike, claimed, told = (RouteCost(Prospect(100, 24, 0.3, hops=3, busiest=busiest)) for busiest in (0.0, 0.75, 0.25))
     for _ in range(USUAL_SWEEPS):
-        told.learn(Spent(8, 124, 0, 24, 3, each_ms=(3, 18, 3)))
-    told.learn(Spent(8, 1100, 0, 1000, 3, each_ms=(994, 3, 3)))
+        told.learn(Spent(8, 124, 0, 24, 3, each_computed_ms=(3, 18, 3)))
+    told.learn(Spent(8, 1100, 0, 1000, 3, each_computed_ms=(994, 3, 3)))
     for nodes in (1, 8, 64):
         even_ms = alike.compute.at(nodes) / 3
         assert alike.slot_ms(nodes) == pytest.approx(even_ms)
         assert claimed.slot_ms(nodes) == pytest.approx(even_ms * 3 * 0.75)
         assert claimed.price_ms(nodes) == pytest.approx(claimed.slot_ms(nodes))
-        assert told.slot_ms(nodes) == pytest.approx(told.load * told.compute.at(nodes) * 0.75, rel=0.04)
+        assert told.slot_ms(nodes) == pytest.approx(told.compute.at(nodes) * 0.75, rel=0.04)
     assert claimed.least_ms() == pytest.approx(3 * 0.75 * alike.least_ms())
+
+
+def test_a_slot_is_that_of_the_hop_where_others_wait() -> None:
+    """One of three machines that are alike has three other sweeps before each of ours."""
+    popular, shared = (RouteCost(Prospect(100, 24, 0.0, hops=3)) for _ in range(2))
+    for cost, waits_ms in ((popular, (0, 24, 0)), (shared, (8, 8, 8))):
+        for _ in range(USUAL_SWEEPS):
+            cost.learn(Spent(8, 148, 24, 24, 3, each_waited_ms=waits_ms, each_computed_ms=(8, 8, 8)))
+    assert popular.load == shared.load == pytest.approx(2)
+    assert popular.slot_ms(8) == pytest.approx(8 + 24)
+    assert shared.slot_ms(8) == pytest.approx(8 + 8)
 
 
 def test_a_tree_is_not_cut_where_that_saves_less_than_a_parts_share_of_a_trip() -> None:
