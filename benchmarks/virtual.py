@@ -46,7 +46,7 @@ class Costs:
     that a tree grows and for each node that it has then. turn_ms: until the drafter has heard of it, and the loop of
     the tree. learn_ms: from a reply, before the next one is heard.
 
-    others: sweeps of other clients, as large as this one, that a sweep waits behind at each hop. wait_ms: between a
+    others: sweeps of other clients, as large as this one, that a sweep waits behind, hop by hop. wait_ms: between a
     sweep's arrival at a hop and its forward, with nothing in the way.
 
     cores: that all machines share, None where each has its own; a machine's program computes on one at a time.
@@ -65,7 +65,7 @@ class Costs:
     node_ms: float = 0.0
     turn_ms: float = 0.0
     learn_ms: float = 0.0
-    others: float = 0.0
+    others: tuple[float, ...] = (0.0,) * HOPS
     wait_ms: float = 0.0
     cores: int | None = None
     handling_ms: float = 0.0
@@ -244,7 +244,7 @@ class VirtualChain:
             flight.started_ms = self._clock.now_ms
             self._clock.compute(compute_ms, then, hop)
 
-        self._clock.after(compute_ms * self._costs.others, begin)
+        self._clock.after(compute_ms * self._costs.others[hop], begin)
 
     def _leave(self, flight: Flight, hop: int) -> None:
         """A hop is done: it says what that took, and its link takes the rows."""

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 from benchmarks.cells_worker import TimedDrafter
 from benchmarks.recorded import Pair, Recorded, RecordedSearch, picks_of, prompts_of, record
 from benchmarks.replay import PROFILES, Cast, OneAtATime, run, tell
-from benchmarks.virtual import Costs, Flight, RecordedDrafter, VirtualChain
+from benchmarks.virtual import HOPS, Costs, Flight, RecordedDrafter, VirtualChain
 from client.answers import Answer
 from client.decode import Job
 from client.draft import NONE, ModelDrafter, expansions
@@ -283,7 +283,7 @@ def test_a_load_that_went_away_is_believed_in_no_longer(knows: float, tokenizer:
     Else each seems to have met the one before it, which teaches nothing of load.
     """
     control, texts = Goodput(32), [recorded(seed, knows) for seed in range(4)]
-    run(texts[:1], replace(NEAR, others=4), control, tokenizer)
+    run(texts[:1], replace(NEAR, others=(4.0,) * HOPS), control, tokenizer)
     assert control.cost_of("virtual").load > 3
     for _ in range(3):
         run(texts, NEAR, control, tokenizer)

@@ -1,0 +1,162 @@
+"""Machines that are not alike, in virtual time: what one that is slower, or popular, leaves of a full pipe.
+
+As `benchmarks.pipe`, with one machine of three that takes six times as long as each of the others, or where four other
+sweeps wait before each of ours. Beside what is chosen, what was before goodput knew which hop is the busiest: as if all
+three were alike.
+
+    python -m benchmarks.uneven --record
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable
+from concurrent.futures import ProcessPoolExecutor as Pool
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.pipe import tell, whole_target
+from benchmarks.recorded import prompts_of, write
+from benchmarks.replay import FIRST_SEED, PROFILES, OneAtATime, one_core
+from benchmarks.sheet import Sheet
+from benchmarks.virtual import Costs
+from client.jobs import MOST_NODES
+from swarm.budget import FixedBudget, Prospect, Spent
+from swarm.goodput import Goodput
+from swarm.messages import Sampling
+
+EVEN, IDLE = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)
+CHAINS = {
+    "all alike": (EVEN, IDLE),
+    "the first 6 × slower": ((6.0, 1.0, 1.0), IDLE),
+    "the last 6 × slower": ((1.0, 1.0, 6.0), IDLE),
+    "4 others at the last": (EVEN, (0.0, 0.0, 4.0)),
+}
+"""How many times as long each machine's forwards take, and who waits there."""
+FIXED = ((32, 1), (64, 1), (128, 1), (16, 3), (16, 8))
+"""Trees of so many nodes, so many in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure chains of machines that are not alike."""
+
+    prompts: int = 6
+    new_tokens: int = 64
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    kinds: tuple[str, ...] = ("passages", "repetitive")
+    networks: tuple[str, ...] = ("10 ms, 200 Mbit/s", "50 ms, 20 Mbit/s")
+    chains: tuple[str, ...] = tuple(CHAINS)
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Tokens per virtual second of one cell: network, text, chain, temperature."""
+
+    name: tuple[str, str, str, float]
+    plain: float
+    fixed: dict[str, float]
+    alone: float
+    alike: float
+    chosen: float
+
+    @property
+    def best(self) -> str:
+        """The fastest fixed choice."""
+        return max(self.fixed, key=self.fixed.__getitem__)
+
+
+class Alike(Goodput):
+    """Takes all hops for alike."""
+
+    def expect(self, route: Hashable, prospect: Prospect) -> None:
+        """No more of a promise than what holds for all of them."""
+        super().expect(route, replace(prospect, busiest=0.0))
+
+    def spent(self, route: Hashable, spent: Spent) -> None:
+        """No more of a sweep either."""
+        super().spent(route, replace(spent, each_waited_ms=(), each_computed_ms=()))
+
+
+def measure(name: tuple[str, str, str, float], options: Options) -> Cell:
+    """All ways of one cell."""
+    network, kind, chain, temperature = name
+    paces, others = CHAINS[chain]
+    costs, given = replace(PROFILES[network], paces=paces, others=others), prompts_of(kind, options.prompts)
+    samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
+    texts = write(whole_target(), given, samplings, options.new_tokens)
+    told = partial(tell, texts, costs)
+    return Cell(
+        name,
+        told(FixedBudget(0)).tokens_per_s,
+        {f"{size} × {count}": told(FixedBudget(size, count)).tokens_per_s for size, count in FIXED},
+        told(OneAtATime(MOST_NODES)).tokens_per_s,
+        told(Alike(MOST_NODES)).tokens_per_s,
+        told(Goodput(MOST_NODES)).tokens_per_s,
+    )
+
+
+def sheet(cells: list[Cell], options: Options) -> Sheet:
+    """The table."""
+    made = Sheet(
+        "uneven",
+        "Tokens per virtual second where machines are not alike",
+        (
+            *("network, text", "machines", "T", "plain", "best fixed", "its K × in flight", "one, chosen"),
+            *("as if alike", "chosen", "of plain", "of best fixed", "of as if alike"),
+        ),
+    )
+    for cell in cells:
+        (network, kind, chain, temperature), best = cell.name, cell.fixed[cell.best]
+        made.rows.append(
+            (
+                *(f"{network}, {kind}", chain, f"{temperature:g}", f"{cell.plain:.1f}", f"{best:.1f}", cell.best),
+                *(f"{cell.alone:.1f}", f"{cell.alike:.1f}", f"{cell.chosen:.1f}", f"{cell.chosen / cell.plain:.2f}"),
+                *(f"{cell.chosen / best:.2f}", f"{cell.chosen / cell.alike:.2f}"),
+            )
+        )
+    made.notes.append(
+        f"{options.prompts} prompts of {options.new_tokens} new tokens each, one client per cell. A hop takes "
+        f"{Costs(0, 1).forward_ms:g} ms + {Costs(0, 1).row_ms:g} per node, times so much as is said. Others do not "
+        "change what they do; where there are some, what is chosen leaves them room, which fixed choices do not. As if "
+        "alike: goodput that knows of hops together only, as it was before."
+    )
+    made.measured = {
+        "cells": [
+            {"cell": list(cell.name), "plain": cell.plain, "fixed": cell.fixed, "alone": cell.alone}
+            | {"alike": cell.alike, "chosen": cell.chosen}
+            for cell in cells
+        ]
+    }
+    return made
+
+
+def main() -> None:
+    """Measure and print."""
+    options = tyro.cli(Options)
+    one_core()
+    console = Console(width=180)
+    names = [
+        (network, kind, chain, temperature)
+        for network in options.networks
+        for kind in options.kinds
+        for chain in options.chains
+        for temperature in options.temperatures
+    ]
+    with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
+        work = [pool.submit(measure, name, options) for name in names]
+        cells = [cell.result() for cell in track(work, "cells", console=console)]
+    sheet(cells, options).finish(console, record=options.record, path=options.json)
+
+
+if __name__ == "__main__":
+    main()
