@@ -298,7 +298,7 @@ async def _find(
     async def has_answer() -> bool:
         return chain.has_answer
 
-    for _ in range(MOST_TURNS):  # while the first hop is busy, or until there is enough for a sweep
+    for _ in range(MOST_TURNS):  # while hops are busy, or until there is enough for a sweep
         worth = Worth(least, go_on=partial(_goes_on, job, chain, pipe, wanted))
         wish = Wish(on_way + most, job.tokens_left - 1, worth, job.budget.patience_ms(route, most))
         grown = await grow(job, wish, has_answer)

@@ -86,8 +86,8 @@ class Flight:
 class Pipe:
     """Sweeps that were sent for one generation and are not learned from yet.
 
-    flights: unanswered, by sequence. lessons: each with the nodes that the text went through. free_s: when the first
-    hop should have done with all of them. clear_s: from when on a sweep should meet none of them at any hop.
+    flights: unanswered, by sequence. lessons: each with the nodes that the text went through. free_s: from when on
+    another sweep should wait for none of them. clear_s: from when on it should meet none of them at any hop.
     """
 
     flights: dict[int, Flight] = field(default_factory=dict)

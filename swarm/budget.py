@@ -54,7 +54,7 @@ EVERYTHING = Worth()
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What is on its way. sweeps: unanswered. busy_ms: until the first hop has done with them, as far as predicted.
+    """What is on its way. sweeps: unanswered. busy_ms: until another would wait at no hop, as far as predicted.
 
     reply_ms: until the next reply is due, below 0 where it is late; infinite where nobody can tell. nodes: of them all.
     """
@@ -163,7 +163,7 @@ class Budget(Protocol):
         ...
 
     def has_time(self, ahead: Ahead) -> bool:
-        """Whether another round of drafting fits before the first hop can take another sweep."""
+        """Whether another round of drafting fits before hops can take another sweep."""
         ...
 
     def busy(self, route: Hashable, nodes: int) -> Busy:

@@ -241,7 +241,7 @@ class Goodput:
         return Choice(nodes, ahead.busy_ms + cost.sweep_ms(nodes - 1), reason)
 
     def has_time(self, ahead: Ahead) -> bool:
-        """Whether another round of drafting fits before the first hop can take another sweep."""
+        """Whether another round of drafting fits before hops can take another sweep."""
         return self.round.is_known and ahead.busy_ms >= self.round.at(1)
 
     def busy(self, route: Hashable, nodes: int) -> Busy:
