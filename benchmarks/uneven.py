@@ -39,7 +39,7 @@ CHAINS = {
     "4 others at the last": (EVEN, (0.0, 0.0, 4.0)),
 }
 """How many times as long each machine's forwards take, and who waits there."""
-FIXED = ((32, 1), (64, 1), (128, 1), (16, 3), (16, 8))
+FIXED = ((32, 1), (64, 1), (16, 3), (16, 8))
 """Trees of so many nodes, so many in flight."""
 
 
@@ -50,7 +50,7 @@ class Options:
     prompts: int = 6
     new_tokens: int = 64
     temperatures: tuple[float, ...] = (0.0, 1.0)
-    kinds: tuple[str, ...] = ("passages", "repetitive")
+    kinds: tuple[str, ...] = ("passages",)
     networks: tuple[str, ...] = ("10 ms, 200 Mbit/s", "50 ms, 20 Mbit/s")
     chains: tuple[str, ...] = tuple(CHAINS)
     record: bool = False
