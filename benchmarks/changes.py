@@ -8,23 +8,20 @@ over one network, the others over another; beside it a client that tells all of 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor as Pool
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
+from itertools import product
 from pathlib import Path
 from statistics import harmonic_mean
 
 import tyro
 from rich.console import Console
-from rich.progress import track
 from transformers import AutoTokenizer
 
 from benchmarks.pipe import whole_target
 from benchmarks.recorded import Recorded, prompts_of, write
-from benchmarks.replay import FIRST_SEED, Cast, one_core, run
+from benchmarks.replay import FIRST_SEED, Cast, all_cells, one_core, run
 from benchmarks.sheet import Sheet
 from benchmarks.virtual import Costs, VirtualDrafter
 from client.draft import TreeDrafter
@@ -128,13 +125,8 @@ def main() -> None:
     options = tyro.cli(Options)
     one_core()
     console = Console(width=150)
-    with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
-        work = [
-            pool.submit(measure, name, temperature, options)
-            for name in options.changes
-            for temperature in options.temperatures
-        ]
-        cells = [cell.result() for cell in track(work, "cells", console=console)]
+    work = [partial(measure, *name, options) for name in product(options.changes, options.temperatures)]
+    cells = all_cells(work, console)
     sheet(cells, options).finish(console, record=options.record, path=options.json)
 
 

@@ -13,24 +13,20 @@ text, so a cell is replayed several times: with delays that differ a little, and
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor as Pool
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import harmonic_mean, mean
 
 import torch
 import tyro
 from rich.console import Console
-from rich.progress import track
 from transformers import AutoTokenizer
 
 from benchmarks.recorded import Recorded, prompts_of, write
-from benchmarks.replay import DELAY_BOUND, FIRST_SEED, PROFILES, Cast, OneAtATime, Told, one_core, run
+from benchmarks.replay import DELAY_BOUND, FIRST_SEED, PROFILES, Cast, OneAtATime, Told, all_cells, one_core, run
 from benchmarks.sheet import Sheet
 from benchmarks.virtual import Costs, VirtualDrafter
 from client.draft import TreeDrafter
@@ -255,9 +251,7 @@ def main() -> None:
         for kind in options.kinds
         for temperature in options.temperatures
     ]
-    with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
-        work = [pool.submit(measure, name, options) for name in reversed(names)]  # the longest first
-        cells = [cell.result() for cell in track(work, "cells", console=console)][::-1]
+    cells = all_cells([partial(measure, name, options) for name in reversed(names)], console)[::-1]  # the longest first
     sheet(cells, options).finish(console, record=options.record, path=options.json)
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import torch
 import tyro
@@ -58,6 +59,8 @@ DELAY_BOUND = ("25 ms, 100 Mbit/s", "50 ms, 20 Mbit/s", "100 ms, 50 Mbit/s")
 FREE_WAYS = (FixedBudget(TREE), FixedBudget(TREE, SWEEPS_IN_FLIGHT), FixedBudget(32, SWEEPS_IN_FLIGHT))
 ORACLE_SURE, ORACLE_NODES = 0.995, 4
 VOCABULARY = 1 << 20
+
+T = TypeVar("T")
 PLAIN_BOUND, BEST_BOUND = 0.97, 0.95
 FIRST_SEED = 11
 
@@ -294,6 +297,13 @@ def one_core() -> None:
     """Each process of the pool has one core."""
     torch.set_num_threads(1)
     quiet_libraries()
+
+
+def all_cells(work: Sequence[Callable[[], T]], console: Console) -> list[T]:
+    """What each of these makes in a process of its own that has one core, in their order."""
+    with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
+        cells = [pool.submit(one) for one in work]
+        return [cell.result() for cell in track(cells, "cells", console=console)]
 
 
 def main() -> None:

@@ -9,21 +9,18 @@ three were alike.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Hashable
-from concurrent.futures import ProcessPoolExecutor as Pool
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
+from itertools import product
 from pathlib import Path
 
 import tyro
 from rich.console import Console
-from rich.progress import track
 
 from benchmarks.pipe import tell, whole_target
 from benchmarks.recorded import prompts_of, write
-from benchmarks.replay import FIRST_SEED, PROFILES, OneAtATime, one_core
+from benchmarks.replay import FIRST_SEED, PROFILES, OneAtATime, all_cells, one_core
 from benchmarks.sheet import Sheet
 from benchmarks.virtual import Costs
 from client.jobs import MOST_NODES
@@ -145,16 +142,8 @@ def main() -> None:
     options = tyro.cli(Options)
     one_core()
     console = Console(width=180)
-    names = [
-        (network, kind, chain, temperature)
-        for network in options.networks
-        for kind in options.kinds
-        for chain in options.chains
-        for temperature in options.temperatures
-    ]
-    with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
-        work = [pool.submit(measure, name, options) for name in names]
-        cells = [cell.result() for cell in track(work, "cells", console=console)]
+    names = product(options.networks, options.kinds, options.chains, options.temperatures)
+    cells = all_cells([partial(measure, name, options) for name in names], console)
     sheet(cells, options).finish(console, record=options.record, path=options.json)
 
 

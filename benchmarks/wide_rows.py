@@ -9,20 +9,16 @@ measured the machines' links, which routing then takes for 100 Mbit/s.
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ProcessPoolExecutor as Pool
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import tyro
 from rich.console import Console
-from rich.progress import track
 
 from benchmarks.pipe import tell, whole_target
 from benchmarks.recorded import prompts_of, write
-from benchmarks.replay import FIRST_SEED, one_core
+from benchmarks.replay import FIRST_SEED, all_cells, one_core
 from benchmarks.sheet import Sheet
 from benchmarks.virtual import Costs
 from client.jobs import MOST_NODES
@@ -140,9 +136,7 @@ def main() -> None:
     one_core()
     console = Console(width=190)
     names = [(network, temperature) for network in options.networks for temperature in options.temperatures]
-    with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
-        work = [pool.submit(measure, name, options) for name in names]
-        cells = [cell.result() for cell in track(work, "cells", console=console)]
+    cells = all_cells([partial(measure, name, options) for name in names], console)
     sheet(cells, options).finish(console, record=options.record, path=options.json)
 
 
