@@ -15,7 +15,7 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor as Pool
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -124,28 +124,40 @@ async def measure(network: str, options: Options, console: Console) -> list[Run]
 
 
 def machine_of(runs: Sequence[Run]) -> Costs:
-    """What all runs, of all cells, tell of the machine: lines through the CPU time of drafting and of all else.
+    """What all runs, of all cells, tell of the machine: a line through the CPU time of all but forwards and drafting.
 
     All programs share this machine's cores, so what messages take of these counts too; not what a run takes at its
-    beginning, and not what all programs use as time passes, however many sweeps there are.
+    beginning, and not what all programs use as time passes, however many sweeps there are, which one network alone
+    could not tell apart.
     """
-    grown = [one for run in runs if run["way"] == CHOSEN for one in run["grown"]]
-    grow_ms, pass_ms, pass_row_ms, node_ms = _fit([(1, *what) for _, *what in grown], [ms for ms, *_ in grown])
     took = [(1, len(run["sweeps"]), _further_rows(run), 1e3 * len(run["tokens"]) / run["tokens_per_s"]) for run in runs]
     _, handling_ms, handling_row_ms, _ = _fit(took, [_rest_ms(run) for run in runs])
     return Costs(
         0.0,
         0.0,
+        cores=os.cpu_count(),
+        handling_ms=handling_ms,
+        handling_row_ms=handling_row_ms,
+        other_ms=median(ms for run in runs for sweep in run["sweeps"] for ms in sweep["other_ms"]),
+    )
+
+
+def drafting_of(runs: Sequence[Run], machine: Costs) -> Costs:
+    """The machine, and what one cell's runs say of drafting there: a line through its CPU time.
+
+    Of the cell itself, as forwards are: who waits longer between two sweeps finds caches colder.
+    """
+    chosen = [run for run in runs if run["way"] == CHOSEN]
+    grown = [one for run in chosen for one in run["grown"]]
+    grow_ms, pass_ms, pass_row_ms, node_ms = _fit([(1, *what) for _, *what in grown], [ms for ms, *_ in grown])
+    return replace(
+        machine,
         pass_ms=pass_ms,
         pass_row_ms=pass_row_ms,
         grow_ms=grow_ms,
         node_ms=node_ms,
         turn_ms=max(median(_turn_ms(run) for run in runs if run["way"] == FIXED), 0.0),
-        learn_ms=fmean(ms for run in runs if run["way"] == CHOSEN for ms in run["learned"]),
-        cores=os.cpu_count(),
-        handling_ms=handling_ms,
-        handling_row_ms=handling_row_ms,
-        other_ms=median(ms for run in runs for sweep in run["sweeps"] for ms in sweep["other_ms"]),
+        learn_ms=fmean(ms for run in chosen for ms in run["learned"]),
     )
 
 
@@ -169,7 +181,14 @@ def costs_of(runs: Sequence[Run], machine: Costs, nominal: Costs) -> Costs:
         forward_ms=one_row - row_ms,
         row_ms=row_ms,
         wait_ms=fmean(ms for sweep in plain for ms in sweep["queue_ms"]),
+        paces=_paces(plain, fixed),
     )
+
+
+def _paces(*ways: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    """How many times as long as the mean one each hop computes, all ways alike: the last one has a head, and picks."""
+    each = np.array([np.mean([sweep["compute_ms"] for sweep in sweeps], axis=0) for sweeps in ways])
+    return tuple((each / each.mean(axis=1, keepdims=True)).mean(axis=0).tolist())
 
 
 def _fit(what: Sequence[tuple[float, ...]], took_ms: Sequence[float]) -> list[float]:
@@ -250,7 +269,8 @@ def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet
         "Six cells with real nodes over the emulated network, and the replay with the costs seen there; tokens/s",
         (
             *("network, text", "T", "plain", "replayed", f"K = {FIXED_NODES}", "replayed", "chosen", "replayed"),
-            *("chosen / plain (95 %)", "replayed", "off", "forward + row, ms", "to start, ms"),
+            *("chosen / plain (95 %)", "replayed", "off", "forward + row, ms", "hop by hop, ×", "to start, ms"),
+            *("tree + pass + its row + node, ms", "heard, learned"),
         ),
     )
     for (network, kind, temperature), cell in found.items():
@@ -258,22 +278,26 @@ def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet
         speeds = [f"{speed:.1f}" for way in (PLAIN, FIXED, CHOSEN) for speed in (cell.real[way], cell.virtual[way])]
         least, most = min(cell.single_ratios), max(cell.single_ratios)
         ratio = (str(cell.ratio), f"{cell.virtual_ratio.value:.2f} ({least:.2f} … {most:.2f})", f"{cell.off:+.0%}")
-        seen = (f"{costs.forward_ms:.1f} + {costs.row_ms:.2f}", f"{costs.wait_ms:.2f}")
+        seen = (
+            f"{costs.forward_ms:.1f} + {costs.row_ms:.2f}",
+            *(" ".join(f"{pace:.2f}" for pace in costs.paces), f"{costs.wait_ms:.2f}"),
+            f"{costs.grow_ms:.1f} + {costs.pass_ms:.1f} + {costs.pass_row_ms:.2f} + {costs.node_ms:.3f}",
+            f"{costs.turn_ms:.1f}, {costs.learn_ms:.1f}",
+        )
         made.rows.append((f"{network}, {kind}", f"{temperature:g}", *speeds, *ratio, *seen))
     cell = next(iter(found.values()))
     costs = cell.costs
     made.notes.append(
         f"{options.pairs - WARM_PAIRS} pairs of {options.new_tokens} new tokens; speeds: harmonic means over texts; "
         f"K = {FIXED_NODES}: by another client, one sweep at a time. To start: from a sweep's arrival at a hop to its "
-        f"forward, plain. Replayed {len(SHIFTS_MS)} times, with delays up to {max(SHIFTS_MS):g} ms from the mean one: "
+        "forward, plain. Heard, learned: until the loop has a tree, and what a lesson takes from a reply, ms. Replayed "
+        f"{len(SHIFTS_MS)} times, with delays up to {max(SHIFTS_MS):g} ms from the mean one: "
         "all together (the least and the most of single replays)."
     )
     made.notes.append(
-        f"All programs share {costs.cores} cores, here and in the replay. What they take there, from all runs: a tree "
-        f"{costs.grow_ms:.1f} ms + {costs.pass_ms:.1f} per pass + {costs.pass_row_ms:.2f} per row of a pass + "
-        f"{costs.node_ms:.3f} per node, {costs.turn_ms:.1f} until the loop has it; {costs.learn_ms:.1f} to learn from "
-        f"a reply; {costs.handling_ms:.1f} + {costs.handling_row_ms:.2f} per further row for a sweep's messages on all "
-        "machines and the network emulator."
+        f"All programs share {costs.cores} cores, here and in the replay. From all runs: {costs.handling_ms:.1f} + "
+        f"{costs.handling_row_ms:.2f} ms per further row for a sweep's messages on all machines and the network "
+        "emulator. From each cell's own: forwards and drafting."
     )
     made.measured = {"cells": [{"cell": list(key), **asdict(cell)} for key, cell in found.items()]}
     return made
@@ -283,7 +307,7 @@ def main() -> None:
     """Measure, record, replay, print."""
     options = tyro.cli(Options)
     quiet_libraries()
-    console = Console(width=170)
+    console = Console(width=210)
     networks = dict.fromkeys(name for name, _, _ in CELLS)
     if options.again is None:
         raw = {name: asyncio.run(measure(name, options, console)) for name in networks}
@@ -302,7 +326,7 @@ def main() -> None:
             runs = [one for one in raw[name] if (one["kind"], one["temperature"]) == (kind, temperature)]
             check_texts(runs, texts)
             counted = [one for one in runs if one["pair"] >= WARM_PAIRS]
-            costs = costs_of(counted, machine, PROFILES[name])
+            costs = costs_of(counted, drafting_of(counted, machine), PROFILES[name])
             real = {way: [one["tokens_per_s"] for one in counted if one["way"] == way] for way in WAYS}
             shifted = [replace(costs, delay_ms=costs.delay_ms + shift_ms) for shift_ms in SHIFTS_MS]
             found[cell] = compare(costs, real, list(pool.map(partial(replayed, texts), shifted)))

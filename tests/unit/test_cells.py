@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from benchmarks.cells import compare, costs_of
+from benchmarks.cells import compare, costs_of, drafting_of
 from benchmarks.cells_worker import CHOSEN, FIXED, PLAIN
 from benchmarks.virtual import HOPS, Costs
 
@@ -26,6 +27,30 @@ def test_plain_decoding_replayed_takes_as_long_as_it_took_whatever_made_some_tri
     assert (costs.row_ms, costs.compute_ms(1), costs.wait_ms) == pytest.approx((0.1, 5.0, 0.5))
     assert costs.plain_ms() + HOPS * costs.wait_ms == pytest.approx(150)
     assert (costs.mbit, costs.pass_ms) == (20, 2.0)
+
+
+def test_hops_that_are_not_alike_are_replayed_so() -> None:
+    runs = [run(PLAIN, [130.0] * 9, 1, 5.0), run(FIXED, [140.0] * 4, 33, 8.2)]
+    for sweep in [sweep for one in runs for sweep in one["sweeps"]]:
+        mean_ms = sweep["compute_ms"][0]
+        sweep["compute_ms"] = [0.5 * mean_ms, mean_ms, 1.5 * mean_ms]
+    costs = costs_of(runs, MACHINE, NOMINAL)
+    assert costs.paces == pytest.approx((0.5, 1.0, 1.5))
+    assert [costs.compute_ms(1, hop) for hop in range(HOPS)] == pytest.approx([2.5, 5.0, 7.5])
+    assert [costs.compute_ms(33, hop) for hop in range(HOPS)] == pytest.approx([4.1, 8.2, 12.3])
+
+
+def test_drafting_costs_what_the_cells_own_runs_say() -> None:
+    """Trees of two milliseconds, one more per pass, a tenth per row and a hundredth per node, heard of .5 later."""
+    trees = [(passes, rows, nodes) for passes in (0, 1, 3) for rows in (1, 17, 40) for nodes in (8, 64)]
+    grown = [(2.0 + passes + rows / 10 + nodes / 100, passes, rows, nodes) for passes, rows, nodes in trees]
+    chosen = {"way": CHOSEN, "grown": grown, "learned": [1.0, 3.0], "sweeps": []}
+    sweeps = [{"draft_ms": ms + 0.5} for ms, *_ in grown]
+    fixed = {"way": FIXED, "grown": grown, "learned": [9.0], "sweeps": sweeps}
+    costs = drafting_of([chosen, fixed], replace(MACHINE, handling_ms=4.0))
+    drafting = (costs.grow_ms, costs.pass_ms, costs.pass_row_ms, costs.node_ms, costs.turn_ms, costs.learn_ms)
+    assert drafting == pytest.approx((2.0, 1.0, 0.1, 0.01, 0.5, 2.0))
+    assert costs.handling_ms == 4.0
 
 
 def test_what_is_faster_than_its_network_is_not_taken_out_of_the_delay() -> None:
