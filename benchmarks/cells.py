@@ -145,7 +145,7 @@ def machine_of(runs: Sequence[Run]) -> Costs:
 def drafting_of(runs: Sequence[Run], machine: Costs) -> Costs:
     """The machine, and what one cell's runs say of drafting there: a line through its CPU time.
 
-    Of the cell itself, as forwards are: who waits longer between two sweeps finds caches colder.
+    Of the cell itself, as forwards are: where programs wait longer between two sweeps, both take more.
     """
     chosen = [run for run in runs if run["way"] == CHOSEN]
     grown = [one for run in chosen for one in run["grown"]]
@@ -280,7 +280,8 @@ def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet
         ratio = (str(cell.ratio), f"{cell.virtual_ratio.value:.2f} ({least:.2f} … {most:.2f})", f"{cell.off:+.0%}")
         seen = (
             f"{costs.forward_ms:.1f} + {costs.row_ms:.2f}",
-            *(" ".join(f"{pace:.2f}" for pace in costs.paces), f"{costs.wait_ms:.2f}"),
+            " ".join(f"{pace:.2f}" for pace in costs.paces),
+            f"{costs.wait_ms:.2f}",
             f"{costs.grow_ms:.1f} + {costs.pass_ms:.1f} + {costs.pass_row_ms:.2f} + {costs.node_ms:.3f}",
             f"{costs.turn_ms:.1f}, {costs.learn_ms:.1f}",
         )

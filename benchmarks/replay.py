@@ -59,10 +59,10 @@ DELAY_BOUND = ("25 ms, 100 Mbit/s", "50 ms, 20 Mbit/s", "100 ms, 50 Mbit/s")
 FREE_WAYS = (FixedBudget(TREE), FixedBudget(TREE, SWEEPS_IN_FLIGHT), FixedBudget(32, SWEEPS_IN_FLIGHT))
 ORACLE_SURE, ORACLE_NODES = 0.995, 4
 VOCABULARY = 1 << 20
-
-T = TypeVar("T")
 PLAIN_BOUND, BEST_BOUND = 0.97, 0.95
 FIRST_SEED = 11
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
