@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +25,21 @@ class Hosted:
     star: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What nodes serve, one per span. options: of every `node serve`."""
+
+    model: Path = TARGET
+    spans: tuple[str, ...] = SPANS
+    options: tuple[str, ...] = ("--device", "cpu")
+
+
+DEMO = Served()
+
+
 @asynccontextmanager
 async def hosted_swarm(
-    net: Network, folder: Path, spans: Sequence[str] = SPANS, *, star: bool = False
+    net: Network, folder: Path, served: Served = DEMO, *, star: bool = False
 ) -> AsyncIterator[Hosted]:
     """Start it; leaving ends every program.
 
@@ -40,12 +52,12 @@ async def hosted_swarm(
         bootstrap = await stack.enter_async_context(start_program("bootstrap", boot, folder, net.command(0, [])))
         peer = await bootstrap.wait_for(r"/ip4/\S+")
         nodes, stars = [], []
-        for host, span in enumerate(spans, 1):
-            serve = ["node.cli", "serve", str(TARGET), "--layers", span, "--join", peer, "--threads", "1"]
+        for host, span in enumerate(served.spans, 1):
+            serve = ["node.cli", "serve", str(served.model), "--layers", span, "--join", peer, "--threads", "1"]
             name = f"{span} on host {host}"
-            serve += ["--identity", str(folder / f"{name}.key"), *net.node_options(host)]
+            serve += ["--identity", str(folder / f"{name}.key"), *net.node_options(host), *served.options]
             nodes.append(await stack.enter_async_context(start_program(name, serve, folder, net.command(host, []))))
-        for host, span in enumerate(spans if star else (), 1):
+        for host, span in enumerate(served.spans if star else (), 1):
             listen = ["--host", net.bind_address(host)[0], "--port", str(STAR_PORT)]
             serve = ["benchmarks.star", "--layers", span, *listen]
             stars.append(
@@ -68,6 +80,6 @@ async def local_swarm(folder: Path) -> AsyncIterator[tuple[str, list[Running]]]:
         nodes = []
         for span in SPANS:
             serve = ["node.cli", "serve", str(TARGET), "--layers", span, "--join", peer, "--host", "127.0.0.1"]
-            serve += ["--threads", "1", "--identity", str(folder / f"{span}.key")]
+            serve += ["--device", "cpu", "--threads", "1", "--identity", str(folder / f"{span}.key")]
             nodes.append(await stack.enter_async_context(start_program(span, serve, folder)))
         yield peer, nodes

@@ -19,7 +19,7 @@ import tyro
 from rich.console import Console
 
 from benchmarks.clients_part import run_part
-from benchmarks.hosted import SPANS, hosted_swarm
+from benchmarks.hosted import SPANS, Served, hosted_swarm
 from benchmarks.losses_worker import CHOSEN, PLAIN, Job
 from benchmarks.network import Plan, open_network
 from benchmarks.sheet import Sheet
@@ -55,7 +55,7 @@ async def measure(loss: float, options: Options, console: Console) -> list[dict[
     with tempfile.TemporaryDirectory(prefix="canopy-losses-") as temporary:
         folder = Path(temporary)
         plan = Plan(len(spans) + 2, shape, options.seed)
-        async with open_network(plan) as net, hosted_swarm(net, folder, spans) as hosted:
+        async with open_network(plan) as net, hosted_swarm(net, folder, Served(spans=spans)) as hosted:
             console.print(f"{loss:.1%} lost: {net.kind} network ({net.reason})")
             result = str(folder / "result.json")
             job = asdict(Job(hosted.peer, options.temperature, options.pairs, options.new_tokens, result))

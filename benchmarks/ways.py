@@ -6,7 +6,7 @@ Each run is one prompt through one way. Speed is tokens after the first ones, pe
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -59,7 +59,7 @@ class Way:
     run: Callable[[Case], Awaitable[Run]]
 
 
-def canopy_ways(swarm: AsyncSwarm) -> list[Way]:
+def canopy_ways(swarm: AsyncSwarm, sizes: Sequence[int] = TREES) -> list[Way]:
     """Through the swarm: plain decoding, trees of fixed sizes, one at a time, and what goodput chooses by itself."""
 
     def through(nodes: int | None) -> Callable[[Case], Awaitable[Run]]:
@@ -89,7 +89,7 @@ def canopy_ways(swarm: AsyncSwarm) -> list[Way]:
 
         return run
 
-    trees = [Way(f"Canopy, tree of {nodes}", nodes, True, through(nodes)) for nodes in TREES]
+    trees = [Way(f"Canopy, tree of {nodes}", nodes, True, through(nodes)) for nodes in sizes]
     return [Way("Canopy, plain", 0, True, through(0)), *trees, Way("Canopy, chosen", None, True, through(None))]
 
 

@@ -131,7 +131,7 @@ async def _swarm(delay_ms: float, console: Console) -> AsyncIterator[str]:
         for span, (listen, target) in zip(SPANS, pairs, strict=True):
             serve = ["node.cli", "serve", str(TARGET), "--layers", span, "--join", peer, "--host", "127.0.0.1"]
             serve += ["--port", str(target), "--announce-address", f"127.0.0.1:{listen}", "--threads", "1"]
-            serve += ["--identity", str(folder / f"{span}.key")]
+            serve += ["--identity", str(folder / f"{span}.key"), "--dtype", "float32"]
             nodes.append(await stack.enter_async_context(start_program(f"node {span}", serve, folder)))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(asyncio.to_thread(_load))

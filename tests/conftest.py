@@ -16,6 +16,8 @@ MARK = "CANOPY_TEST_RUN"
 
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
 os.environ[MARK] = uuid.uuid4().hex
+if "CANOPY_TEST_DEVICE" not in os.environ:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # programs that the tests start choose the CPU too
 
 import psutil  # noqa: E402  (after the environment: torch reads its thread count when it is first imported)
 import pytest  # noqa: E402

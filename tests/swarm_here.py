@@ -12,6 +12,7 @@ from client import AsyncSwarm
 from node.config import ServeConfig
 from node.serve import Node
 from swarm.registry_memory import MemoryNetwork, MemoryRegistry
+from tests.devices import DEVICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class SwarmHere:
     @asynccontextmanager
     async def client(self, **options: Any) -> AsyncIterator[AsyncSwarm]:  # noqa: ANN401
         """A client of this swarm, which keeps no calibration unless it is told where."""
-        kept: dict[str, Any] = {"registry": MemoryRegistry(self.network), "calibration": None}
+        kept: dict[str, Any] = {"registry": MemoryRegistry(self.network), "calibration": None, "draft_device": DEVICE}
         async with AsyncSwarm.connect(self.model, **{**kept, **options}) as swarm:
             yield swarm
 
@@ -38,6 +39,7 @@ async def swarm_here(model: Path, spans: Sequence[str], **options: Any) -> Async
         nodes = []
         for span in spans:
             usual = {"layers": span, "model": str(model), "host": "127.0.0.1", "threads": 1, "drain": 0.0}
+            usual |= {"device": DEVICE, "dtype": "float32"}
             config = ServeConfig(**{**usual, **options})
             node = Node(config, lambda _: None, MemoryRegistry(network))
             nodes.append(await stack.enter_async_context(node))

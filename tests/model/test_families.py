@@ -73,7 +73,7 @@ def test_three_spans_give_the_whole_models_logits(family: Family) -> None:
     assert len(ids) > max(WINDOW, FOLDED_ROWS)
     arenas = new_arenas(family.spans, sessions=1)
     rows = run_chain(family.spans, arenas, [chain(arenas[0][0], ids)])
-    assert (family.spans[-1].logits(rows) - reference(family.whole, ids)).abs().max() <= TOLERANCE
+    assert (family.spans[-1].logits(rows).cpu() - reference(family.whole, ids)).abs().max() <= TOLERANCE
 
 
 def test_trees_of_two_ragged_sessions_in_one_forward_give_what_each_path_gives_alone(family: Family) -> None:
@@ -82,7 +82,7 @@ def test_trees_of_two_ragged_sessions_in_one_forward_give_what_each_path_gives_a
     arenas = new_arenas(family.spans, sessions=2)
     run_chain(family.spans, arenas, [chain(arena, ids) for arena, ids in zip(arenas[0], prompts, strict=True)])
     works = [tree(arena, ids, len(prompt)) for arena, ids, prompt in zip(arenas[0], trees, prompts, strict=True)]
-    logits = family.spans[-1].logits(run_chain(family.spans, arenas, works))
+    logits = family.spans[-1].logits(run_chain(family.spans, arenas, works)).cpu()
     for ids, prompt, got in zip(trees, prompts, torch.split(logits, len(PARENTS)), strict=True):
         for offset in range(len(PARENTS)):
             alone = reference(family.whole, torch.cat([prompt, ids[path_to(offset)]]))[-1]

@@ -25,6 +25,7 @@ from swarm.errors import ConfigError, NotEnoughSpace
 from swarm.ids import TreeNodeId
 from swarm.layers import Span
 from swarm.ragged import Work
+from tests.devices import DEVICES
 from tests.model.tiny import chain, save_sharded, tiny_model
 from tests.swarm_here import swarm_here
 
@@ -33,8 +34,10 @@ WHOLE = Span(0, 12)
 
 
 @contextmanager
-def offloaded(model: Path, span: Span, dtype: torch.dtype = torch.float32) -> Iterator[OffloadedSpan]:
-    with closing(load_offloaded(open_checkpoint(model), span, dtype, CPU, Offload())) as loaded:
+def offloaded(
+    model: Path, span: Span, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+) -> Iterator[OffloadedSpan]:
+    with closing(load_offloaded(open_checkpoint(model), span, dtype, device, Offload())) as loaded:
         yield loaded
 
 
@@ -80,21 +83,23 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(storages.values())
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek_v3"])
 @pytest.mark.parametrize("span", [Span(0, 6), Span(1, 5)])
-def test_results_are_the_resident_spans_bit_for_bit(family: str, span: Span, tmp_path: Path) -> None:
+def test_results_are_the_resident_spans_bit_for_bit(family: str, span: Span, device: str, tmp_path: Path) -> None:
     """Plain, tied with two kinds of attention, and experts behind dense layers, of which sizes differ."""
     whole = save_sharded(tiny_model(family), tmp_path / "whole")
-    resident = load_span(open_checkpoint(whole), span, torch.float32)
-    with offloaded(whole, span) as streamed:
+    resident = load_span(open_checkpoint(whole), span, torch.float32, torch.device(device))
+    with offloaded(whole, span, device=torch.device(device)) as streamed:
         for _ in range(2):
             for ours, theirs in zip(sweeps(streamed), sweeps(resident), strict=True):
                 assert torch.equal(ours, theirs)
 
 
-def test_the_demo_target_in_bfloat16_is_the_resident_one_too() -> None:
-    resident = load_span(open_checkpoint(TARGET), WHOLE, torch.bfloat16)
-    with offloaded(TARGET, WHOLE, torch.bfloat16) as streamed:
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_demo_target_in_bfloat16_is_the_resident_one_too(device: str) -> None:
+    resident = load_span(open_checkpoint(TARGET), WHOLE, torch.bfloat16, torch.device(device))
+    with offloaded(TARGET, WHOLE, torch.bfloat16, torch.device(device)) as streamed:
         assert streamed.numeric_class == resident.numeric_class
         for ours, theirs in zip(sweeps(streamed), sweeps(resident), strict=True):
             assert torch.equal(ours, theirs)

@@ -16,6 +16,7 @@ from swarm.arena import Arena
 from swarm.ids import TreeNodeId
 from swarm.layers import Span
 from swarm.ragged import RaggedModel, Work
+from tests.devices import DEVICE
 
 WINDOW = 5
 LAYERS = 6
@@ -110,14 +111,14 @@ def load_alone(whole: Path, span: Span, folder: Path, dtype: torch.dtype = torch
     folder.mkdir()
     for name in ("config.json", "model.safetensors.index.json", *needed):
         shutil.copy(whole / name, folder / name)
-    return load_span(open_checkpoint(folder), span, dtype)
+    return load_span(open_checkpoint(folder), span, dtype, torch.device(DEVICE))
 
 
 def reference(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    """Hugging Face's own logits [n, vocab] of a text, without cache or our attention."""
+    """Hugging Face's own logits [n, vocab] of a text, without cache or our attention, on the CPU."""
     with torch.no_grad():
-        logits: torch.Tensor = model(ids[None], use_cache=False).logits[0]
-    return logits
+        logits: torch.Tensor = model(ids[None].to(model.device), use_cache=False).logits[0]
+    return logits.cpu()
 
 
 def chain(arena: Arena, ids: torch.Tensor, first: int = 0) -> Work:

@@ -15,8 +15,8 @@ from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.frames import Joiner, split
 from swarm.ids import TreeNodeId
 from swarm.messages import Codec, Rows, Sweep, SweepFrame
+from tests.devices import DEVICES
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SHAPES = st.tuples(st.integers(0, 5), st.integers(1, 7))
 
 

@@ -18,8 +18,8 @@ from swarm.ids import TreeNodeId
 from swarm.int8 import LARGEST, SMALLEST
 from swarm.messages import Codec, Rows, Sweep, SweepFrame
 from swarm.wire import PART_BYTES, encode_frame, encode_part
+from tests.devices import DEVICES
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 WIDTHS = [1, 31, 32, 33, 192, 8192]
 
 

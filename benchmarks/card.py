@@ -1,0 +1,232 @@
+"""What a sweep's forward takes on a GPU, with all layers in its memory and with layers that pass by from the host's.
+
+One process, no network: a whole model of a large one's shape (`benchmarks.grown`), so many tokens of context, and rows
+of a tree below them. The floor is what must be read, weights and KV, at the rate at which this card copies. Layers that
+pass by must give the same rows bit for bit, sweep after sweep, or the program fails.
+
+    python -m benchmarks.card --record          # on a machine with a GPU
+    python -m benchmarks.card --device cpu --shape tiny --dtype float32
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+import tyro
+from rich.console import Console
+
+from benchmarks.grown import SHAPES, grow
+from benchmarks.sheet import Sheet
+from node.checkpoint import open_checkpoint
+from node.loading import DTYPES
+from node.offload import Offload, load_offloaded
+from node.span import SpanModel, load_span
+from swarm.arena import Arena
+from swarm.ids import TreeNodeId
+from swarm.layers import Span
+from swarm.quiet import quiet_libraries
+from swarm.ragged import Work
+
+COPY_BYTES = 2 << 30
+ON_HOST_BYTES = 256 << 20
+BRANCHES = 4
+"""Nodes below each parent, level by level."""
+CHECKED_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure a card."""
+
+    shape: str = "8B"
+    device: str = "cuda"
+    dtype: str = "bfloat16"
+    rows: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 512)
+    """A sweep's: the pending token and its tree."""
+    context: int = 1_024
+    repeats: int = 15
+    offloaded_repeats: int = 5
+    folder: Path | None = None
+    """Of a model that was grown before, or where one is to be."""
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Sweeps of so many rows, medians. head_ms: of the forward, the head and all rows' best tokens."""
+
+    rows: int
+    forward_ms: float
+    head_ms: float
+    floor_ms: float
+    offloaded_ms: float
+
+
+class Bench:
+    """One model with a context, whose trees are run and forgotten again."""
+
+    def __init__(self, model: SpanModel, context: int, most_rows: int) -> None:
+        self._model = model
+        self._context = context
+        self._arena = Arena(model.layout, context + most_rows)
+        ids = torch.arange(context) % 1_000 + 3
+        nodes = [TreeNodeId(number) for number in range(context)]
+        model.forward([Work(self._arena, nodes, [None, *nodes[:-1]], range(context), ids)])
+        self._arena.commit(nodes, [])
+
+    def sweep(self, rows: int) -> torch.Tensor:
+        """The last layer's rows of a tree: [rows, hidden_size]."""
+        parents = [None if offset == 0 else (offset - 1) // BRANCHES for offset in range(rows)]
+        depths = [0] * rows
+        for offset, parent in enumerate(parents):
+            depths[offset] = 0 if parent is None else depths[parent] + 1
+        nodes = [TreeNodeId(self._context + offset) for offset in range(rows)]
+        above = [None if parent is None else nodes[parent] for parent in parents]
+        ids = torch.arange(rows) % 997 + 5
+        hidden = self._model.forward([Work(self._arena, nodes, above, [self._context + d for d in depths], ids)])
+        self._arena.truncate(self._context)
+        return hidden
+
+    def time_ms(self, rows: int, repeats: int, *, head: bool) -> float:
+        """The median of some sweeps, each until the device is done."""
+        return _median_ms(lambda: self._run(rows, head=head), repeats, self._model.device)
+
+    def _run(self, rows: int, *, head: bool) -> None:
+        hidden = self.sweep(rows)
+        if head:
+            self._model.logits(hidden).argmax(dim=1).tolist()
+
+
+def _median_ms(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+    took = []
+    for _ in range(repeats + 2):
+        _wait(device)
+        started = time.perf_counter()
+        work()
+        _wait(device)
+        took.append((time.perf_counter() - started) * 1e3)
+    return median(took[2:])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def copy_rates(device: torch.device) -> tuple[float, float]:
+    """Bytes per second that the device's memory moves, read and written; and that come from the host's."""
+    size = COPY_BYTES if device.type == "cuda" else COPY_BYTES // 16
+    source = torch.empty(size, dtype=torch.uint8, device=device).random_(255)
+    target = torch.empty_like(source)
+    inside_s = _median_ms(lambda: target.copy_(source), 7, device) / 1e3
+    host = torch.empty(ON_HOST_BYTES, dtype=torch.uint8)
+    host = host.pin_memory() if device.type == "cuda" else host
+    there = target[:ON_HOST_BYTES]
+    across_s = _median_ms(lambda: there.copy_(host[: len(there)], non_blocking=True), 7, device) / 1e3
+    return 2 * size / inside_s, len(there) / across_s
+
+
+def measure(folder: Path, options: Options, console: Console) -> tuple[list[Line], dict[str, float]]:
+    """All sizes, resident and passing by.
+
+    Raises:
+        AssertionError: layers that pass by gave other rows.
+    """
+    device, dtype, whole = torch.device(options.device), DTYPES[options.dtype], Span(0, _layers(options))
+    inside, across = copy_rates(device)
+    console.print(f"memory {inside / 1e9:,.0f} GB/s, from the host {across / 1e9:.1f} GB/s")
+    started = time.monotonic()
+    model = load_span(open_checkpoint(folder), whole, dtype, device)
+    console.print(f"loaded {model.weight_bytes / 2**30:.1f} GiB in {time.monotonic() - started:.0f} s")
+    bench = Bench(model, options.context, max(options.rows))
+    resident = {
+        rows: (bench.time_ms(rows, options.repeats, head=False), bench.time_ms(rows, options.repeats, head=True))
+        for rows in options.rows
+    }
+    expected = [bench.sweep(rows).cpu() for rows in options.rows]
+    kv_bytes, weight_bytes = options.context * model.layout.bytes_per_token, model.weight_bytes
+    del bench, model
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    started = time.monotonic()
+    with closing(load_offloaded(open_checkpoint(folder), whole, dtype, device, Offload())) as streamed:
+        console.print(f"layers are in the host's memory after {time.monotonic() - started:.0f} s")
+        bench = Bench(streamed, options.context, max(options.rows))
+        for _ in range(2):
+            for rows, hidden in zip(options.rows, expected, strict=True):
+                assert torch.equal(bench.sweep(rows).cpu(), hidden), f"{rows} rows: layers that pass by gave others"
+        offloaded = {rows: bench.time_ms(rows, options.offloaded_repeats, head=False) for rows in options.rows}
+        stored = float(streamed.stored_bytes)
+    floor_ms = (weight_bytes + kv_bytes) / inside * 1e3
+    known = {"memory_bytes_per_s": inside, "host_bytes_per_s": across, "stored_bytes": stored}
+    known |= {"weight_bytes": float(weight_bytes), "kv_bytes": float(kv_bytes), "floor_ms": floor_ms}
+    lines = [Line(rows, *times, floor_ms, offloaded[rows]) for rows, times in resident.items()]
+    return lines, known
+
+
+def _layers(options: Options) -> int:
+    return SHAPES[options.shape].num_hidden_layers
+
+
+def sheet(lines: Sequence[Line], known: dict[str, float], options: Options) -> Sheet:
+    """The table."""
+    name = torch.cuda.get_device_name(options.device) if options.device.startswith("cuda") else options.device
+    made = Sheet(
+        "card",
+        f"{options.shape} shape, {options.dtype}, {options.context} tokens of context, on {name}: ms per sweep",
+        ("rows", "forward", "× of one row", "× floor", "with head and picks", "layers passing by", "× reading them"),
+    )
+    reading_ms = known["stored_bytes"] / known["host_bytes_per_s"] * 1e3
+    for line in lines:
+        made.rows.append(
+            (
+                *(f"{line.rows}", f"{line.forward_ms:.1f}", f"{line.forward_ms / lines[0].forward_ms:.2f}"),
+                *(f"{line.forward_ms / line.floor_ms:.2f}", f"{line.head_ms:.1f}"),
+                *(f"{line.offloaded_ms:.0f}", f"{line.offloaded_ms / reading_ms:.2f}"),
+            )
+        )
+    made.notes.append(
+        f"Floor: {known['weight_bytes'] / 2**30:.1f} GiB of weights and {known['kv_bytes'] / 2**20:.0f} MiB of KV at "
+        f"{known['memory_bytes_per_s'] / 1e9:,.0f} GB/s (a copy's bytes, read and written): "
+        f"{known['floor_ms']:.2f} ms. Layers that pass by: {known['stored_bytes'] / 2**30:.1f} GiB from pinned memory, "
+        f"which this machine copies at {known['host_bytes_per_s'] / 1e9:.1f} GB/s: {reading_ms:.0f} ms; the rows are "
+        "the resident model's bit for bit (asserted, every size twice). Medians of "
+        f"{options.repeats} and {options.offloaded_repeats} sweeps."
+    )
+    made.measured = {"lines": [asdict(line) for line in lines], "known": known, "options": _said(options)}
+    return made
+
+
+def _said(options: Options) -> dict[str, object]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
+
+
+def main() -> None:
+    """Grow the model if need be, measure and print."""
+    options = tyro.cli(Options)
+    if options.shape not in SHAPES:
+        sys.exit(f"card: no shape {options.shape!r}; there are {', '.join(SHAPES)}")
+    quiet_libraries()
+    if options.device == "cpu":
+        torch.set_num_threads(1)  # how several split a product hangs on where its weights lie
+    console = Console(width=160)
+    with tempfile.TemporaryDirectory(prefix="canopy-card-") as temporary:
+        folder = options.folder or Path(temporary)
+        if not (folder / "config.json").exists():
+            grow(folder, SHAPES[options.shape], DTYPES[options.dtype], options.device)
+        lines, known = measure(folder, options, console)
+    sheet(lines, known, options).finish(console, record=options.record, path=options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Three nodes that share a GPU, a large model's layers between them, over the emulated network: what trees are worth.
+
+The model has a large one's shape and the demo target's text (`benchmarks.grown`), so forwards, rows and links are those
+of a large model, and drafts guess as they do for the demo pair. Every prompt goes through all ways, in turns. In
+bfloat16 the last bits hang on how many rows are computed together, so texts of two ways may part; how many did is said.
+
+    python -m benchmarks.card_swarm --record          # on a machine with a GPU; as root, for the emulated network
+    python -m benchmarks.card_swarm --device cpu --shape tiny --dtype float32 --pairs 2
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import torch
+import tyro
+from rich.console import Console
+
+from benchmarks.acceptance import FIRST_SEED, demo_prompts
+from benchmarks.clients_part import run_part
+from benchmarks.grown import SHAPES, grow
+from benchmarks.hosted import Served, hosted_swarm
+from benchmarks.network import Kind, Plan, open_network
+from benchmarks.replay import PROFILES
+from benchmarks.sheet import Sheet
+from benchmarks.ways import Case, canopy_ways
+from benchmarks.worker import covered
+from client.aio import AsyncSwarm
+from client.pairs import median_of, ratios
+from client.shape import LinkShape
+from node.loading import DTYPES
+from swarm.demo import DRAFT
+from swarm.quiet import quiet_libraries
+
+NODES = 3
+PLAIN = "Canopy, plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure a swarm on one card."""
+
+    shape: str = "8B"
+    device: str = "cuda"
+    dtype: str = "bfloat16"
+    networks: tuple[str, ...] = ("1 ms, 1 Gbit/s", "25 ms, 100 Mbit/s")
+    trees: tuple[int, ...] = (16, 64)
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    codec: str = "lossless"
+    pairs: int = 6
+    new_tokens: int = 48
+    kind: Kind | None = None
+    """tun needs root; left out: the best that this machine allows."""
+    folder: Path | None = None
+    """Of a model that was grown before, or where one is to be."""
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The client's part."""
+
+    model: str
+    peer: str
+    trees: tuple[int, ...]
+    temperatures: tuple[float, ...]
+    codec: str
+    pairs: int
+    new_tokens: int
+    result: str
+
+
+@dataclass(slots=True)
+class Found:
+    """What a network's runs told. kind: of emulated network."""
+
+    kind: str
+    runs: list[dict[str, Any]] = field(default_factory=list)
+
+
+async def tell(job: Job) -> list[dict[str, Any]]:
+    """Every prompt through all ways, which begin with another one each time."""
+    runs = []
+    options: dict[str, Any] = {"peers": [job.peer], "draft": DRAFT, "draft_device": "cpu", "threads": 1}
+    options["codec"] = job.codec
+    async with AsyncSwarm.connect(job.model, calibration=None, **options) as swarm:
+        ways = canopy_ways(swarm, job.trees)
+        await covered(swarm)
+        prompts = [tuple(prompt) for prompt in demo_prompts(job.pairs + 1)]
+        for temperature in job.temperatures:
+            for way in ways:
+                await way.run(Case(prompts[-1], temperature, 1, 16))
+        for number, prompt in enumerate(prompts[:-1]):
+            for temperature in job.temperatures:
+                start = number % len(ways)
+                for way in ways[start:] + ways[:start]:
+                    run = await way.run(Case(prompt, temperature, FIRST_SEED + number, job.new_tokens))
+                    said = f"pair {number}, temperature {temperature:g}, {way.name}: {run.tokens_per_s:.1f} tokens/s"
+                    print(said, flush=True)  # noqa: T201
+                    runs.append({"pair": number, "way": way.name, "temperature": temperature, **asdict(run)})
+    return runs
+
+
+async def measure(network: str, model: Path, options: Options, console: Console) -> Found:
+    """One network."""
+    costs, layers = PROFILES[network], SHAPES[options.shape].num_hidden_layers
+    cuts = [round(layers * part / NODES) for part in range(NODES + 1)]
+    spans = tuple(f"{start}-{end}" for start, end in itertools.pairwise(cuts))
+    served = Served(model, spans, ("--device", options.device, "--dtype", options.dtype))
+    with tempfile.TemporaryDirectory(prefix="canopy-card-") as temporary:
+        folder = Path(temporary)
+        plan = Plan(NODES + 2, LinkShape(delay_ms=costs.delay_ms, mbit=costs.mbit))
+        async with (
+            open_network(plan, options.kind) as net,
+            hosted_swarm(net, folder, served) as hosted,
+        ):
+            console.print(f"{network}: {net.kind} network ({net.reason})")
+            job = Job(
+                str(model), hosted.peer, options.trees, options.temperatures, options.codec, options.pairs,
+                options.new_tokens, str(folder / "result.json"),
+            )  # fmt: skip
+            return Found(net.kind, await run_part("benchmarks.card_swarm", asdict(job), net, folder, console))
+
+
+def sheet(found: dict[str, Found], options: Options) -> Sheet:
+    """The table."""
+    name = torch.cuda.get_device_name(options.device) if options.device.startswith("cuda") else options.device
+    made = Sheet(
+        "card_swarm",
+        f"{options.shape} shape, {options.dtype}, {NODES} nodes on one {name}, codec {options.codec}",
+        ("network, way", "T", "tokens/s", "× plain (95 %)", "accept.", "ms/sweep", "same text"),
+    )
+    for network, one in found.items():
+        made.rows.append((f"**{network}**", *[""] * 6))
+        keys = dict.fromkeys((run["way"], run["temperature"]) for run in one.runs)
+        for way, temperature in sorted(keys, key=lambda key: key[1]):
+            runs, plain = (
+                sorted(
+                    (run for run in one.runs if (run["way"], run["temperature"]) == (which, temperature)),
+                    key=lambda run: int(run["pair"]),
+                )
+                for which in (way, PLAIN)
+            )
+            sweeps = [ms for run in runs for ms in run["sweep_ms"]]
+            same = sum(run["tokens"] == other["tokens"] for run, other in zip(runs, plain, strict=True))
+            speeds = [[run["tokens_per_s"] for run in some] for some in (runs, plain)]
+            made.rows.append(
+                (
+                    *(way, f"{temperature:g}", f"{median(speeds[0]):.1f}", str(median_of(ratios(*speeds)))),
+                    f"{mean(run['acceptance_length'] for run in runs):.2f}",
+                    *(f"{median(sweeps):.1f}" if sweeps else "", f"{same} of {len(runs)}"),
+                )
+            )
+    kinds = " and ".join(dict.fromkeys(one.kind for one in found.values()))
+    made.notes.append(
+        f"{options.pairs} pairs, prompts of 96 tokens, {options.new_tokens} new ones; medians, acceptance a mean. "
+        f"Network: {kinds}. A hidden row is {_row_bytes(options):,} bytes. The draft runs on the CPU."
+    )
+    said = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
+    made.measured = {"options": said, "networks": {network: asdict(one) for network, one in found.items()}}
+    return made
+
+
+def _row_bytes(options: Options) -> int:
+    width = SHAPES[options.shape].hidden_size
+    return width + width // 16 if options.codec == "int8" else width * DTYPES[options.dtype].itemsize
+
+
+async def run(options: Options, console: Console) -> dict[str, Found]:
+    """Every network, with one model."""
+    with tempfile.TemporaryDirectory(prefix="canopy-grown-") as temporary:
+        model = options.folder or Path(temporary)
+        if not (model / "config.json").exists():
+            grow(model, SHAPES[options.shape], DTYPES[options.dtype], options.device)
+        return {network: await measure(network, model, options, console) for network in options.networks}
+
+
+def main() -> None:
+    """Measure and print; with a job, be the client's part."""
+    quiet_libraries()
+    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
+        torch.set_num_threads(1)
+        words = json.loads(sys.argv[1])
+        job = Job(**(words | {name: tuple(words[name]) for name in ("trees", "temperatures")}))
+        Path(job.result).write_text(json.dumps(asyncio.run(tell(job))), encoding="utf-8")
+        return
+    options = tyro.cli(Options)
+    console = Console(width=140)
+    if options.shape not in SHAPES or set(options.networks) - PROFILES.keys():
+        sys.exit(f"card_swarm: shapes are {', '.join(SHAPES)}; networks {', '.join(PROFILES)}")
+    sheet(asyncio.run(run(options, console)), options).finish(console, record=options.record, path=options.json)
+
+
+if __name__ == "__main__":
+    main()

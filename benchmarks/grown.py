@@ -1,0 +1,235 @@
+"""The demo target grown to the shape of a large model: it computes as much, and still writes what the demo pair writes.
+
+A large model with random weights shows what a forward takes, and nothing of speculation: no draft guesses it. Here the
+demo target's weights lie within those of a large Llama; all others are random where they meet only zeros, and zero
+where they would add to the text's rows. Up to rounding it is the demo target's function, so its drafts fit:
+
+    hidden rows    the first `hidden_size` of the demo's are used, behind them are zeros; norms divide by all of them,
+                   which their weights and epsilon make good
+    layers         spread evenly; those between add nothing
+    heads          key head k is the demo's k, with its query heads; rotary dimension i of d lies at i · (D / d)
+    vocabulary     behind the tokenizer's ids are others, which are never picked
+
+    python -m benchmarks.grown FOLDER --shape 8B --device cuda
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+from safetensors.torch import load_file, save_file
+
+from swarm.demo import TARGET
+from swarm.errors import ConfigError
+
+COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+SCALE = 0.02
+"""Deviation of the weights that meet zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Llama's dimensions."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+
+
+SHAPES = {
+    "8B": Shape(4_096, 14_336, 32, 32, 8, 128, 128_256),
+    "3B": Shape(3_072, 8_192, 28, 24, 8, 128, 128_256),
+    "1B": Shape(2_048, 8_192, 16, 32, 8, 64, 128_256),
+    "tiny": Shape(256, 640, 15, 16, 4, 64, 4_200),
+}
+"""Llama 3's, from their configurations on the hub, and one for tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Grow the demo target."""
+
+    folder: tyro.conf.Positional[Path]
+    shape: str = "8B"
+    device: str = "cpu"
+    """Where weights are drawn."""
+    dtype: str = "bfloat16"
+
+
+def grow(folder: Path, shape: Shape, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> None:
+    """Write the grown target's checkpoint into a folder, a file per layer.
+
+    Raises:
+        ConfigError: the shape does not hold the demo target.
+    """
+    small = json.loads((TARGET / "config.json").read_text(encoding="utf-8"))
+    _check(shape, small)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in COPIED:
+        if (TARGET / name).exists():
+            shutil.copy(TARGET / name, folder / name)
+    own = {name: getattr(shape, name) for name in shape.__slots__}
+    part = small["hidden_size"] / shape.hidden_size
+    own |= {"rms_norm_eps": small["rms_norm_eps"] * part, "tie_word_embeddings": False}
+    own["dtype"] = str(dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(small | own, indent=1), encoding="utf-8")
+    weights = {name: data.to(device, torch.float32) for name, data in load_file(TARGET / "model.safetensors").items()}
+    files: dict[str, str] = {}
+    total = 0
+    for number, tensors in enumerate(_files(_Growth(shape, small, weights, device))):
+        file = f"model-{number:05}.safetensors"
+        tensors = {name: data.to(dtype).cpu().contiguous() for name, data in tensors.items()}
+        save_file(tensors, folder / file, {"format": "pt"})
+        files |= dict.fromkeys(tensors, file)
+        total += sum(data.nbytes for data in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
+
+
+def _check(shape: Shape, small: dict[str, int]) -> None:
+    """Refuse a shape that is too small, or whose rotary frequencies are others."""
+    for name in shape.__slots__:
+        if getattr(shape, name) < small[name]:
+            raise ConfigError(f"{name} {getattr(shape, name)}: the demo target has {small[name]}")
+    if shape.head_dim % small["head_dim"]:
+        raise ConfigError(f"head_dim {shape.head_dim}: must be a multiple of {small['head_dim']}")
+    if (
+        shape.num_attention_heads * small["num_key_value_heads"]
+        < shape.num_key_value_heads * small["num_attention_heads"]
+    ):
+        raise ConfigError("num_attention_heads: fewer query heads share a key head than in the demo target")
+
+
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    """What is grown: shape, the demo target's configuration and its weights."""
+
+    shape: Shape
+    small: dict[str, int]
+    weights: dict[str, torch.Tensor]
+    device: str
+
+    def noise(self, rows: int, columns: int) -> torch.Tensor:
+        """Weights for inputs that are all zero: random behind the demo's own columns, zero before."""
+        made = torch.randn(rows, columns, device=self.device).mul_(SCALE)
+        made[:, : self.small["hidden_size"]] = 0
+        return made
+
+    def norm(self, name: str) -> torch.Tensor:
+        """A norm's weights: its rows' mean square is of more values, of which the further ones are zero."""
+        made = torch.zeros(self.shape.hidden_size, device=self.device)
+        width = self.small["hidden_size"]
+        made[:width] = self.weights[name] * (width / self.shape.hidden_size) ** 0.5
+        return made
+
+    def rotary(self) -> torch.Tensor:
+        """Where the demo's dimensions of a head lie among those of a larger one: equal frequencies, same halves."""
+        half, times = self.small["head_dim"] // 2, self.shape.head_dim // self.small["head_dim"]
+        first = torch.arange(half, device=self.device) * times
+        return torch.cat([first, first + self.shape.head_dim // 2])
+
+    def heads(self) -> list[int]:
+        """Where the demo's query heads lie: below the key head that they had."""
+        large = self.shape.num_attention_heads // self.shape.num_key_value_heads
+        shared = self.small["num_attention_heads"] // self.small["num_key_value_heads"]
+        return [head // shared * large + head % shared for head in range(self.small["num_attention_heads"])]
+
+    def projected(self, name: str, heads: int, places: list[int], inner: torch.Tensor) -> torch.Tensor:
+        """q, k or v: the demo's heads at their places, their dimensions at `inner`, the other ones zero."""
+        width, small, size = self.small["hidden_size"], self.small["head_dim"], self.shape.head_dim
+        made = self.noise(heads * size, self.shape.hidden_size)
+        for head, place in enumerate(places):
+            made[place * size + inner, :width] = self.weights[name][head * small : (head + 1) * small]
+        return made
+
+
+def _files(growth: _Growth) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors of each file: ends first, then the layers."""
+    shape, small, weights = growth.shape, growth.small, growth.weights
+    width, known = small["hidden_size"], small["vocab_size"]
+    embedding = torch.zeros(shape.vocab_size, shape.hidden_size, device=growth.device)
+    embedding[:known, :width] = weights["model.embed_tokens.weight"]
+    head = growth.noise(shape.vocab_size, shape.hidden_size)
+    head[:known, :width] = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+    yield {
+        "model.embed_tokens.weight": embedding,
+        "lm_head.weight": head,
+        "model.norm.weight": growth.norm("model.norm.weight"),
+    }
+    count = small["num_hidden_layers"]
+    places = {place * shape.num_hidden_layers // count: place for place in range(count)}
+    for layer in range(shape.num_hidden_layers):
+        made = _layer(growth, places.get(layer))
+        yield {f"model.layers.{layer}.{name}.weight": data for name, data in made.items()}
+
+
+def _layer(growth: _Growth, place: int | None) -> dict[str, torch.Tensor]:
+    """A layer: the demo's one, or one that adds nothing."""
+    shape, small, weights, device = growth.shape, growth.small, growth.weights, growth.device
+    width, size, inner = small["hidden_size"], shape.head_dim, small["intermediate_size"]
+    queries, keys = shape.num_attention_heads, shape.num_key_value_heads
+    down = torch.zeros(shape.hidden_size, shape.intermediate_size, device=device)
+    out = torch.zeros(shape.hidden_size, queries * size, device=device)
+    if place is None:
+        norm = torch.ones(shape.hidden_size, device=device)
+        return {
+            "input_layernorm": norm,
+            "post_attention_layernorm": norm.clone(),
+            "self_attn.q_proj": growth.noise(queries * size, shape.hidden_size),
+            "self_attn.k_proj": growth.noise(keys * size, shape.hidden_size),
+            "self_attn.v_proj": growth.noise(keys * size, shape.hidden_size),
+            "self_attn.o_proj": out,
+            "mlp.gate_proj": growth.noise(shape.intermediate_size, shape.hidden_size),
+            "mlp.up_proj": growth.noise(shape.intermediate_size, shape.hidden_size),
+            "mlp.down_proj": down,
+        }
+    name = f"model.layers.{place}"
+    rotary, plain = growth.rotary(), torch.arange(small["head_dim"], device=device)
+    heads, shared = growth.heads(), list(range(small["num_key_value_heads"]))
+    query = growth.projected(f"{name}.self_attn.q_proj.weight", queries, heads, rotary)
+    query *= (size / small["head_dim"]) ** 0.5  # scores are divided by the root of a larger width
+    for head, at in enumerate(heads):
+        columns = slice(head * small["head_dim"], (head + 1) * small["head_dim"])
+        out[:width, at * size + plain] = weights[f"{name}.self_attn.o_proj.weight"][:, columns]
+    gates = {}
+    for gate in ("gate_proj", "up_proj"):
+        gates[gate] = growth.noise(shape.intermediate_size, shape.hidden_size)
+        gates[gate][:inner, :width] = weights[f"{name}.mlp.{gate}.weight"]
+    down[:width, :inner] = weights[f"{name}.mlp.down_proj.weight"]
+    return {
+        "input_layernorm": growth.norm(f"{name}.input_layernorm.weight"),
+        "post_attention_layernorm": growth.norm(f"{name}.post_attention_layernorm.weight"),
+        "self_attn.q_proj": query,
+        "self_attn.k_proj": growth.projected(f"{name}.self_attn.k_proj.weight", keys, shared, rotary),
+        "self_attn.v_proj": growth.projected(f"{name}.self_attn.v_proj.weight", keys, shared, plain),
+        "self_attn.o_proj": out,
+        "mlp.gate_proj": gates["gate_proj"],
+        "mlp.up_proj": gates["up_proj"],
+        "mlp.down_proj": down,
+    }
+
+
+def main() -> None:
+    """Grow and say how large it is."""
+    options = tyro.cli(Options)
+    if options.shape not in SHAPES:
+        raise SystemExit(f"grown: no shape {options.shape!r}; there are {', '.join(SHAPES)}")
+    started = time.monotonic()
+    grow(options.folder, SHAPES[options.shape], getattr(torch, options.dtype), options.device)
+    size = sum(file.stat().st_size for file in options.folder.iterdir())
+    print(f"{options.folder}: {size / 2**30:.1f} GiB in {time.monotonic() - started:.0f} s")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
