@@ -120,6 +120,7 @@ class Flight:
     started_ms: float = 0.0
     times: list[HopTime] = field(default_factory=list)
     is_back: bool = False
+    back_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +212,7 @@ class VirtualChain:
         flight = self._flights[0]
         self._clock.until(lambda: flight.is_back)
         self._flights.popleft()
-        took_ms = self._clock.now_ms - flight.sent_ms
-        return Answer(Reply(flight.sequence, 0, flight.picks, tuple(flight.times)), took_ms)
+        return Answer(Reply(flight.sequence, 0, flight.picks, tuple(flight.times)), flight.back_ms - flight.sent_ms)
 
     async def idle(self, most_ms: float) -> None:
         """Time passes until a reply is there, or so much of it."""
@@ -256,7 +256,7 @@ class VirtualChain:
         self._hops[hop].link.join(partial(self._clock.after, bytes_ms), partial(self._travel, flight, hop + 1))
 
     def _come_back(self, flight: Flight, _: int) -> None:
-        flight.is_back = True
+        flight.is_back, flight.back_ms = True, self._clock.now_ms
 
     @property
     def _handling_ms(self) -> float:

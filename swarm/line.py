@@ -14,6 +14,9 @@ UNSURE = 10.0
 OUTLIER = 4.0
 """A residual of so many times the usual one is no news, unless it comes again and again."""
 STUBBORN = 3
+FAR, YOUNG = 5.0, 8.0
+"""Before so many measurements nobody knows what is usual: so many times what was expected is no news at once, such as
+of kernels that are loaded when they are used first, but may well be when it comes again for as much."""
 LEAST_SCALE = 0.03
 
 
@@ -41,6 +44,11 @@ class Line:
         """Whether anything was measured."""
         return self._weight > 0
 
+    @property
+    def _is_young(self) -> bool:
+        """Whether little was measured, but enough, or claimed, to tell what is far from it."""
+        return self._weight < YOUNG and (self.is_known or self._level is not None)
+
     def at(self, x: float) -> float:
         """The line's value, never below 0."""
         return max(self.a + self.b * x, 0.0)
@@ -59,12 +67,16 @@ class Line:
 
     def learn(self, x: float, y: float, *, is_shared: bool = False) -> None:
         """A measurement. is_shared: others bear a part of such, so they tell nothing of how wrong a claim is."""
-        residual = abs(y - self.at(x))
-        if residual > OUTLIER * max(self._scale, LEAST_SCALE * self.at(x)):
+        if self._is_young and self.is_known and FAR * y < self.at(x) and x >= self._x / self._weight / 2:
+            self.__dict__.update(Line(self._slope, self._unsure, self._level).__dict__)  # those were stalls
+        residual, is_far = abs(y - self.at(x)), self._is_young and y > FAR * self.at(x)
+        if is_far or residual > OUTLIER * max(self._scale, LEAST_SCALE * self.at(x)):
+            is_same = self._odd > 0 and abs(x - self._odd_x) <= x / 2
             self._odd, self._odd_x = self._odd + 1, x
-            if self._odd < STUBBORN:
+            if self._odd < STUBBORN and not (is_far and is_same):
                 return
-            self.__dict__.update(self.again().__dict__)
+            if self.is_known:
+                self.__dict__.update(self.again().__dict__)
         elif self.is_known:
             self._scale = residual if self._scale == math.inf else FADE * self._scale + (1 - FADE) * residual
         if abs(x - self._odd_x) <= x / 2:

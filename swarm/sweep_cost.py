@@ -38,6 +38,8 @@ FIRST_LATE = 2.0
 """A first sweep may be late by so many times what hops computed before that tells of its rows on slow links."""
 MUCH_SLOWER = 1.5
 """A row takes so many times as long on links as it was believed to: what was learned before says nothing any more."""
+OWN = 0.5
+"""A sweep that waited for ours for such a part of its waits tells nothing of how many others there are."""
 IN_TURN, NEAR = 0.75, 2.0
 """Replies of sweeps that waited for each other on a link come apart by this part of what the rows take there, at least
 and at most."""
@@ -126,6 +128,7 @@ class RouteCost:
         self._trips: deque[Trip] = deque(maxlen=USUAL_SWEEPS)
         self._waits: deque[tuple[float, float]] = deque(maxlen=USUAL_SWEEPS)
         self._queues: deque[tuple[float, ...]] = deque(maxlen=USUAL_SWEEPS)
+        self._before: Spent | None = None
         self._ours: deque[Passed] = deque(maxlen=SWEEPS_IN_FLIGHT)
         self._network_ms = 0.0
         self._shares: tuple[float, ...] = ()
@@ -245,6 +248,8 @@ class RouteCost:
         self.sweeps, self.hops, self.is_expected = self.sweeps + 1, max(spent.hops, 1), True
         self.compute.learn(rows, spent.computed_ms, is_shared=self.load > SHARED)
         self._share(spent)
+        own_ms = self._own_wait_ms(spent)
+        is_alone = spent.alone and own_ms <= max(OWN * spent.waited_ms, JITTER_MS)
         links_ms, ours = spent.links_ms, self._passed(spent)
         row_ms = self._row_ms(ours, spent) if ours is not None else 0.0
         if row_ms:
@@ -253,7 +258,7 @@ class RouteCost:
                 self.links = Line(row_ms)
             self.links.learn(rows, base_ms + row_ms * rows)
             return
-        if not spent.alone or self._is_near(rows):  # it waited for its own kind, at hops and on links
+        if not is_alone or self._is_near(rows):  # it waited for its own kind, at hops and on links
             is_first = self.sweeps == 1 and not spent.network_ms
             if not self.links.is_known and (is_first or links_ms < self.links.at(rows)):
                 self.links.suppose(rows, links_ms)  # too much, but better than nothing
@@ -266,6 +271,22 @@ class RouteCost:
         if len(spent.each_waited_ms) == len(self._shares):
             self._queues.append(spent.each_waited_ms)
         self._waited, self._computed = _usual(self._waits)
+
+    def _own_wait_ms(self, spent: Spent) -> float:
+        """What it waited at hops for the sweep of ours before it, by what hops said of both; links are the same.
+
+        What was to be over by then may have taken longer.
+        """
+        before, self._before = self._before, spent
+        if before is None or before.sent_ms is None or spent.sent_ms is None:
+            return 0.0
+        passes = zip(before.each_waited_ms, before.each_computed_ms, spent.each_waited_ms, spent.each_computed_ms)
+        leaves_ms, comes_ms, own_ms = before.sent_ms, spent.sent_ms, 0.0
+        for other_waited_ms, other_computed_ms, waited_ms, computed_ms in passes:
+            leaves_ms += other_waited_ms + other_computed_ms
+            own_ms += min(max(leaves_ms - comes_ms, 0.0), waited_ms)
+            comes_ms += waited_ms + computed_ms
+        return own_ms
 
     def _share(self, spent: Spent) -> None:
         """Note which hop computed how much of it."""
@@ -285,7 +306,7 @@ class RouteCost:
         few packets and doubles them with every round trip, which rows behind them do not wait for. So a row takes more
         than what is left beside those trips, and less than what is left without them.
         """
-        network_ms = spent.network_ms
+        network_ms, self._before = spent.network_ms, spent
         if not network_ms:
             self._ours.clear()
             return
