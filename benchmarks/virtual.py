@@ -53,6 +53,9 @@ class Costs:
     handling_ms: what they compute for a sweep beside forwards and drafts, messages above all: it takes the cores'
     time, and is part of the delays otherwise. handling_row_ms: what they compute for each further row, which is part
     of nothing else. other_ms: what each hop says that messages took of it, which is in `handling_ms` or the delays.
+
+    first_ms: what a hop's first forward with so many rows, up to the next power of two, takes beside all that, such as
+    a card that loads kernels when they are used first; one row it had before.
     """
 
     delay_ms: float
@@ -72,6 +75,7 @@ class Costs:
     handling_row_ms: float = 0.0
     other_ms: float = 0.0
     row_bytes: int = ROW_BYTES
+    first_ms: float = 0.0
     paces: tuple[float, ...] = (1.0,) * HOPS
 
     def compute_ms(self, rows: int, hop: int = 0) -> float:
@@ -190,6 +194,7 @@ class VirtualChain:
         self._clock = clock
         self._flights: deque[Flight] = deque()
         self._client, self._hops = Line(), [Machine() for _ in range(HOPS)]
+        self._ran = {(hop, 0) for hop in range(HOPS)}
 
     @property
     def route_key(self) -> Hashable:
@@ -238,7 +243,10 @@ class VirtualChain:
         self._clock.after(self._costs.wait_ms, partial(self._hops[hop].model.join, work, then))
 
     def _forward(self, flight: Flight, hop: int, then: Then) -> None:
-        compute_ms = self._costs.compute_ms(flight.rows, hop)
+        compute_ms, size = self._costs.compute_ms(flight.rows, hop), (hop, (flight.rows - 1).bit_length())
+        if size not in self._ran:
+            self._ran.add(size)
+            compute_ms += self._costs.first_ms
 
         def begin() -> None:
             flight.started_ms = self._clock.now_ms

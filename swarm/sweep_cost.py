@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import add
 from statistics import fmean
 
 from swarm.budget import SWEEPS_IN_FLIGHT, Prospect, Spent
@@ -280,10 +281,11 @@ class RouteCost:
         before, self._before = self._before, spent
         if before is None or before.sent_ms is None or spent.sent_ms is None:
             return 0.0
-        passes = zip(before.each_waited_ms, before.each_computed_ms, spent.each_waited_ms, spent.each_computed_ms)
         leaves_ms, comes_ms, own_ms = before.sent_ms, spent.sent_ms, 0.0
-        for other_waited_ms, other_computed_ms, waited_ms, computed_ms in passes:
-            leaves_ms += other_waited_ms + other_computed_ms
+        theirs = map(add, before.each_waited_ms, before.each_computed_ms)
+        ours = zip(spent.each_waited_ms, spent.each_computed_ms, strict=True)
+        for passed_ms, (waited_ms, computed_ms) in zip(theirs, ours, strict=False):
+            leaves_ms += passed_ms
             own_ms += min(max(leaves_ms - comes_ms, 0.0), waited_ms)
             comes_ms += waited_ms + computed_ms
         return own_ms

@@ -317,3 +317,47 @@ def test_who_is_alone_finds_no_crowd_however_rough_the_network(row_ms: float) ->
         links_ms = 100 + row_ms * (nodes + 1) + draw.uniform(0, 4) + 40 * (sweep % 10 == 9)
         cost.learn(Spent(nodes, links_ms + 20, 0.0, 20.0, hops=3))
     assert cost.crowd == pytest.approx(1, abs=0.05)
+
+
+def stalled(nodes: int, computed_ms: float = 930.0) -> Spent:
+    """A sweep of which hops say that they computed for so long."""
+    return Spent(nodes, total_ms=100 + computed_ms, waited_ms=0, computed_ms=computed_ms, hops=3)
+
+
+def test_a_stall_far_beyond_what_machines_claim_counts_when_it_comes_again() -> None:
+    """A card that loads kernels for each new size made whole texts plain ones."""
+    cost = RouteCost(Prospect(100, 24, 0.3, hops=3))
+    cost.learn(stalled(16))
+    assert cost.compute.at(17) == pytest.approx(24 + 16 * 0.3, rel=0.05), "once is no news"
+    cost.learn(stalled(64))
+    assert cost.compute.at(65) < 60, "nor is it with another size"
+    cost.learn(stalled(48))
+    assert cost.compute.at(49) > 500, "but with about the same one"
+    cost = RouteCost(Prospect(100, 24, 0.3, hops=3))
+    for nodes in (4, 16, 64):
+        cost.learn(stalled(nodes))
+    assert cost.compute.at(65) > 500, "and three times"
+
+
+def test_a_sweep_that_takes_a_fraction_of_what_those_before_took_shows_that_they_stalled() -> None:
+    cost = RouteCost(Prospect(100, 24, 0.3, hops=3))
+    for _ in range(2):
+        cost.learn(stalled(16))
+    cost.learn(stalled(16, 28.0))
+    assert cost.compute.at(17) == pytest.approx(28, rel=0.1)
+    cost = RouteCost(Prospect(100, 24, 0.3, hops=3))
+    for _ in range(2):
+        cost.learn(stalled(64))
+    cost.learn(stalled(2, 26.0))
+    assert cost.compute.at(65) > 500, "a small one says nothing of what rows take"
+
+
+@pytest.mark.parametrize(("sent_ms", "is_crowd"), [(10.0, False), (2_000.0, True)])
+def test_what_waited_for_a_sweep_of_ours_that_stalled_met_no_crowd(sent_ms: float, is_crowd: bool) -> None:
+    """It seemed to be alone: the one before it should have been over."""
+    cost = RouteCost(Prospect(100, 24, 0.3, hops=3))
+    first, zero_ms = stalled(16, 924.0), (0.0, 0.0, 0.0)
+    cost.learn(replace(first, sent_ms=0.0, each_waited_ms=zero_ms, each_computed_ms=(908.0, 8.0, 8.0)))
+    later = Spent(8, total_ms=1_024, waited_ms=890, computed_ms=24, hops=3, sent_ms=sent_ms)
+    cost.learn(replace(later, each_waited_ms=(890.0, 0.0, 0.0), each_computed_ms=(8.0, 8.0, 8.0)))
+    assert (cost.load > 1.5) == is_crowd

@@ -1,0 +1,124 @@
+"""First texts on machines that stall: each new size of a sweep takes a hop long, once, in virtual time.
+
+A card that loads its kernels when they are used first, or plans its attention anew for each shape, is such a machine.
+As `benchmarks.pipe`, but every text is a new client's, over machines that have only decoded plainly before.
+
+    python -m benchmarks.cold --record
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import harmonic_mean
+
+import tyro
+from rich.console import Console
+
+from benchmarks.pipe import tell, whole_target
+from benchmarks.recorded import prompts_of, write
+from benchmarks.replay import FIRST_SEED, PROFILES, all_cells, one_core
+from benchmarks.sheet import Sheet
+from client.jobs import MOST_NODES
+from swarm.budget import Budget, FixedBudget
+from swarm.goodput import Goodput
+from swarm.messages import Sampling
+
+FIXED = ((16, 1), (64, 1), (16, 8), (32, 16))
+"""Trees of so many nodes, so many in flight."""
+PLAIN, CHOSEN = "plain", "chosen"
+WAYS: dict[str, Callable[[], Budget]] = {
+    PLAIN: partial(FixedBudget, 0),
+    **{f"{size} × {count}": partial(FixedBudget, size, count) for size, count in FIXED},
+    CHOSEN: partial(Goodput, MOST_NODES),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Measure first texts on machines that stall."""
+
+    prompts: int = 6
+    new_tokens: int = 64
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    networks: tuple[str, ...] = ("25 ms, 100 Mbit/s",)
+    stalls_ms: tuple[float, ...] = (0.0, 100.0, 300.0)
+    record: bool = False
+    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    json: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell: network, temperature, stall; tokens per virtual second of each text, by way."""
+
+    name: tuple[str, float, float]
+    speeds: dict[str, list[float]]
+
+    def speed(self, way: str) -> float:
+        """Of all texts."""
+        return harmonic_mean(self.speeds[way])
+
+    @property
+    def best(self) -> str:
+        """The fastest fixed choice."""
+        return max((way for way in WAYS if way not in (PLAIN, CHOSEN)), key=self.speed)
+
+    @property
+    def least_of_plain(self) -> float:
+        """The least that a single text had."""
+        return min(a / b for a, b in zip(self.speeds[CHOSEN], self.speeds[PLAIN], strict=True))
+
+
+def measure(name: tuple[str, float, float], options: Options) -> Cell:
+    """All ways of one cell."""
+    network, temperature, stall_ms = name
+    costs, given = replace(PROFILES[network], first_ms=stall_ms), prompts_of("passages", options.prompts)
+    samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
+    texts = write(whole_target(), given, samplings, options.new_tokens)
+    return Cell(name, {way: [tell([text], costs, make()).tokens_per_s for text in texts] for way, make in WAYS.items()})
+
+
+def sheet(cells: list[Cell], options: Options) -> Sheet:
+    """The table."""
+    made = Sheet(
+        "cold",
+        "Tokens per virtual second of first texts where each new size takes a hop long, once",
+        (
+            *("network", "T", "a stall, ms", "plain", "best fixed", "its K × in flight", "chosen", "of plain"),
+            *("the least text's", "of best fixed"),
+        ),
+    )
+    for cell in cells:
+        (network, temperature, stall_ms), best, chosen = cell.name, cell.best, cell.speed(CHOSEN)
+        made.rows.append(
+            (
+                *(network, f"{temperature:g}", f"{stall_ms:g}", f"{cell.speed(PLAIN):.1f}", f"{cell.speed(best):.1f}"),
+                *(best, f"{chosen:.1f}", f"{chosen / cell.speed(PLAIN):.2f}", f"{cell.least_of_plain:.2f}"),
+                f"{chosen / cell.speed(best):.2f}",
+            )
+        )
+    made.notes.append(
+        f"{options.prompts} passages of {options.new_tokens} new tokens, each a new client's. Sizes: powers of two of "
+        "a sweep's rows, at each of three hops, all but one row. A fixed choice has few of them and stalls seldom; "
+        "what is chosen has several."
+    )
+    made.measured = {"cells": [{"cell": list(cell.name), "speeds": cell.speeds} for cell in cells]}
+    return made
+
+
+def main() -> None:
+    """Measure and print."""
+    options = tyro.cli(Options)
+    one_core()
+    console = Console(width=160)
+    names = product(options.networks, options.temperatures, options.stalls_ms)
+    cells = all_cells([partial(measure, name, options) for name in names], console)
+    sheet(cells, options).finish(console, record=options.record, path=options.json)
+
+
+if __name__ == "__main__":
+    main()
