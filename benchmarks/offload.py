@@ -146,7 +146,7 @@ def sheet(runs: Sequence[Run], options: Options) -> Sheet:
             "Bold: the fastest tree size. Chosen: the client chooses before each sweep, by goodput; in brackets what "
             "it chose on average. Its sweeps overlap, so their times do too.",
             "Predicted: tokens per sweep / (the longer of reading and the resident sweep + draft), resident figures.",
-            "The rate limiter stands for a slow store; host memory over PCIe to a GPU is not measured yet.",
+            "The rate limiter stands for a slow store; host memory to a GPU: *On a GPU*.",
         ],
         measured={"runs": [asdict(run) for run in runs]},
     )

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from itertools import cycle
+from itertools import cycle, product
 from threading import Thread
 
 import torch
@@ -20,6 +20,8 @@ from client.draft import Drafter, TreeDrafter
 from swarm.messages import Sampling
 
 NODES, LEVELS = 16, 2
+ON_A_CARD = ((NODES, LEVELS), (4 * NODES, 2 * LEVELS), (16 * NODES, 4 * LEVELS))
+"""Nodes and levels of trees with which a card loads its kernels, which differ with the size."""
 PAYS = 1.3
 """Twice as many threads are kept where a tree then grows so many times as fast."""
 ENOUGH_S = 0.015
@@ -44,12 +46,15 @@ def _warm_up(drafter: TreeDrafter, hidden_size: int, usual: int, *, is_free: boo
     """Grow trees of no text; where the number of threads is free, leave as many as pay, up to `usual`."""
     sequences, row = cycle(((0, 1), (0, 2))), torch.zeros(1, hidden_size)
 
-    def grow() -> None:
+    def grow(nodes: int = NODES, levels: int = LEVELS, temperature: float = 0.0) -> None:
         drafter.observe((0,), row)
-        drafter.grow(next(sequences), NODES, LEVELS, Sampling())
+        drafter.grow(next(sequences), nodes, levels, Sampling(temperature=temperature))
 
     try:
         grow()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            for (nodes, levels), temperature in product(ON_A_CARD, (0.0, 1.0)):
+                grow(nodes, levels, temperature)
         if is_free:
             keep_fewest(partial(_fastest_s, grow), usual)
     finally:

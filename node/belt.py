@@ -106,7 +106,7 @@ class HostLane:
 
 
 class CudaLane:
-    """Slots on a GPU, filled on a stream of their own from pinned memory. Not measured on a device yet."""
+    """Slots on a GPU, filled on a stream of their own from pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

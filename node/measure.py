@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -12,10 +13,14 @@ from node.engine import LEAST_ROWS, StepCost
 from node.span import SpanModel
 from swarm.arena import Arena
 from swarm.ids import TreeNodeId
+from swarm.messages import Sampling
 from swarm.ragged import Work
+from swarm.sampling import pick
 
 TREE_NODES = (1, 8, 64)
 REPEATS = 5
+WARMED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Tree nodes of the sweeps that a card sees before its first one: it loads kernels, which differ with the size."""
 OFFLOADED_ROWS = 2_560
 """The largest tree of one session, and more."""
 
@@ -26,9 +31,27 @@ def measure_sweeps(model: SpanModel, clock: Callable[[], float] = time.perf_coun
     In turns, so that a bad moment of the machine makes none of them alone slow; and a larger sweep holds a smaller one,
     so it is never quicker.
     """
+    if model.device.type == "cuda":
+        warm_up(model)
     rounds = [[_forward_ms(model, nodes, clock) for nodes in TREE_NODES] for _ in range(REPEATS + 1)][1:]
     medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
     return tuple((nodes, min(medians[place:])) for place, nodes in enumerate(TREE_NODES))
+
+
+def warm_up(model: SpanModel) -> None:
+    """Run trees of many sizes below one token, and pick after them, so that nobody's text waits for what is loaded."""
+    arena = Arena(model.layout, 1 + max(WARMED))
+    prompt = _chain(model, arena, 1)
+    model.forward([prompt])
+    arena.commit(prompt.node_ids, [])
+    for nodes in WARMED:
+        chain = _chain(model, arena, nodes)
+        ids = tuple(TreeNodeId(1 + node) for node in chain.node_ids)
+        hidden = model.forward([replace(chain, node_ids=ids, parents=(None,) * nodes, positions=(1,) * nodes)])
+        if model.span.end == model.num_layers:
+            for sampling in (Sampling(), Sampling(temperature=1.0)):
+                pick(model.logits(hidden), (2,) * nodes, sampling)
+        arena.truncate(1)
 
 
 def step_cost(sweep_ms: tuple[tuple[int, float], ...], *, offloaded: bool = False) -> StepCost:

@@ -97,6 +97,9 @@ def use_canopy(config: PreTrainedConfig) -> None:
     from transformers import AttentionInterface  # brings every model's base, 2 s: a client without a draft needs none
 
     AttentionInterface.register(NAME, attend)
+    # cuDNN's attention, which torch prefers on Hopper and Blackwell, is planned anew for every shape, some 40 ms each
+    # (pytorch/pytorch#191576), and KV grows with every sweep. Nothing else changes for this process.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     config._attn_implementation = NAME
 
 

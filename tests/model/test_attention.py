@@ -9,10 +9,11 @@ from typing import Any, cast
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig
 
 import swarm.attention
 from swarm.arena import Arena, KvLayout, LayerKv
-from swarm.attention import FOLDED_ROWS, Part, Step, attend
+from swarm.attention import FOLDED_ROWS, Part, Step, attend, use_canopy
 from swarm.errors import UnsupportedModel
 from swarm.ids import TreeNodeId
 
@@ -155,3 +156,11 @@ def test_a_class_that_does_not_pass_the_step_on_is_refused(step: dict[str, Any])
 def test_a_class_that_brings_its_own_mask_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="does not go through AttentionInterface"):
         attend(MODULE, *tensors(1, seed=5), torch.zeros(1, 1, 1, 1), canopy=Step())
+
+
+def test_attention_that_is_planned_anew_for_every_shape_is_left_alone() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    use_canopy(LlamaConfig())
+    assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    assert torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+    assert torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]

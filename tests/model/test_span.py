@@ -7,6 +7,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -24,7 +25,7 @@ import node.proof
 import swarm.attention
 import swarm.ragged
 from node.checkpoint import open_checkpoint
-from node.measure import measure_sweeps
+from node.measure import TREE_NODES, WARMED, measure_sweeps, warm_up
 from node.proof import prove
 from node.span import SpanModel, dissect, load_span
 from swarm.arena import Arena
@@ -366,6 +367,31 @@ def test_a_bad_moment_while_a_machine_measures_itself_makes_no_size_alone_slow(d
     measured = measure_sweeps(cast("SpanModel", Timed()), lambda: now_ms[0] / 1e3)
     assert dict(measured) == pytest.approx(usual)
     assert {rows.count(size) for size in usual} == {6}
+
+
+@pytest.mark.parametrize("span", SPANS)
+def test_a_card_sees_trees_of_many_sizes_below_a_token_before_it_is_measured(
+    span: Span, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_span(open_checkpoint(save_sharded(tiny_model("gemma2"), tmp_path)), span, torch.float32)
+    seen: list[tuple[int, int]] = []
+    forward = model.forward
+
+    def noted(works: list[Work]) -> torch.Tensor:
+        made = forward(works)
+        seen.append((len(works[0].node_ids), works[0].arena.slots.used))
+        return made
+
+    monkeypatch.setattr(model, "forward", noted)
+    warm_up(model)
+    assert seen == [(1, 1), *((nodes, 1 + nodes) for nodes in WARMED)]
+    monkeypatch.setattr("node.measure.warm_up", lambda _: seen.clear())
+    measure_sweeps(model)
+    assert seen, "a CPU has nothing to load"
+    monkeypatch.setattr("node.measure._forward_ms", lambda *_: 1.0)
+    measured = measure_sweeps(cast("SpanModel", SimpleNamespace(device=torch.device("cuda"))))
+    assert not seen
+    assert measured == tuple((nodes, 1.0) for nodes in TREE_NODES)
 
 
 def test_a_larger_sweep_is_never_said_to_be_quicker(demo: SpanModel) -> None:

@@ -58,8 +58,10 @@ def test_further_threads_must_pay(seconds: dict[int, float], kept: int) -> None:
         assert thread.submit(torch.get_num_threads).result() == kept
 
 
-def test_nothing_is_left_of_the_warm_up_but_warmth(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_card", [False, True])
+def test_nothing_is_left_of_the_warm_up_but_warmth(has_card: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every source was asked, heads with a row; and then grows what one grows that never warmed up."""
+    sizes: set[tuple[object, object, float]] = set()
     passes: list[tuple[tuple[int, ...], int]] = []
     drafter, grow = made(), TreeDrafter.grow
 
@@ -67,13 +69,17 @@ def test_nothing_is_left_of_the_warm_up_but_warmth(monkeypatch: pytest.MonkeyPat
         tree = grow(self, *given)  # type: ignore[arg-type]
         passes.append((tuple(given[0]), tree.rounds))  # type: ignore[arg-type]
         assert not tree.is_early
+        sizes.add((given[1], given[2], given[3].temperature))  # type: ignore[attr-defined]
         return tree
 
     with monkeypatch.context() as patch:
         patch.setattr(TreeDrafter, "grow", note)
+        patch.setattr(torch.cuda, "is_initialized", lambda: has_card)
         drafting_thread(drafter, HIDDEN, None).submit(str).result()
     assert len(passes) > 2
     assert all(rounds > 0 for _, rounds in passes), "of a model, each time"
+    shown = {(*size, temperature) for size in warm_up.ON_A_CARD for temperature in (0.0, 1.0)}
+    assert sizes == (shown if has_card else {(warm_up.NODES, warm_up.LEVELS, 0.0)})
     for text in (*demo_prompts(1), [0, 1], [0, 2]):
         fresh, after = (one.grow(text, 16, warm_up.LEVELS, Sampling()) for one in (made(), drafter))
         assert (after.tokens, after.parents) == (fresh.tokens, fresh.parents)
