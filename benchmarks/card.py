@@ -2,7 +2,7 @@
 
 One process, no network: a whole model of a large one's shape (`benchmarks.grown`), so many tokens of context, and rows
 of a tree below them. The floor is what must be read, weights and KV, at the rate at which this card copies. Layers that
-pass by must give the same rows bit for bit, sweep after sweep, or the program fails.
+pass by must give the same rows, on a card bit for bit, sweep after sweep, or the program fails.
 
     python -m benchmarks.card --record          # on a machine with a GPU
     python -m benchmarks.card --device cpu --shape tiny --dtype float32
@@ -123,6 +123,11 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def _same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether rows are the same, bit for bit on a card; on a CPU those of one row hang on where weights lie."""
+    return torch.equal(ours.cpu(), theirs) if ours.device.type == "cuda" else torch.allclose(ours, theirs, atol=1e-4)
+
+
 def copy_rates(device: torch.device) -> tuple[float, float]:
     """Bytes per second that the device's memory moves, read and written; and that come from the host's."""
     size = COPY_BYTES if device.type == "cuda" else COPY_BYTES // 16
@@ -164,7 +169,7 @@ def measure(folder: Path, options: Options, console: Console) -> tuple[list[Line
         bench = Bench(streamed, options.context, max(options.rows))
         for _ in range(2):
             for rows, hidden in zip(options.rows, expected, strict=True):
-                assert torch.equal(bench.sweep(rows).cpu(), hidden), f"{rows} rows: layers that pass by gave others"
+                assert _same(bench.sweep(rows), hidden), f"{rows} rows: layers that pass by gave others"
         offloaded = {rows: bench.time_ms(rows, options.offloaded_repeats, head=False) for rows in options.rows}
         stored = float(streamed.stored_bytes)
     floor_ms = (weight_bytes + kv_bytes) / inside * 1e3
@@ -217,8 +222,6 @@ def main() -> None:
     if options.shape not in SHAPES:
         sys.exit(f"card: no shape {options.shape!r}; there are {', '.join(SHAPES)}")
     quiet_libraries()
-    if options.device == "cpu":
-        torch.set_num_threads(1)  # how several split a product hangs on where its weights lie
     console = Console(width=160)
     with tempfile.TemporaryDirectory(prefix="canopy-card-") as temporary:
         folder = options.folder or Path(temporary)

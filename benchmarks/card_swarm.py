@@ -92,8 +92,8 @@ async def tell(job: Job) -> list[dict[str, Any]]:
     """Every prompt through all ways, which begin with another one each time."""
     runs = []
     options: dict[str, Any] = {"peers": [job.peer], "draft": DRAFT, "draft_device": "cpu", "threads": 1}
-    options["codec"] = job.codec
-    async with AsyncSwarm.connect(job.model, calibration=None, **options) as swarm:
+    options |= {"codec": job.codec, "calibration": None}
+    async with AsyncSwarm.connect(job.model, **options) as swarm:
         ways = canopy_ways(swarm, job.trees)
         await covered(swarm)
         prompts = [tuple(prompt) for prompt in demo_prompts(job.pairs + 1)]
