@@ -11,7 +11,6 @@ pass by must give the same rows, on a card bit for bit, sweep after sweep, or th
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -23,7 +22,7 @@ import torch
 import tyro
 from rich.console import Console
 
-from benchmarks.grown import SHAPES, grow
+from benchmarks.grown import SHAPES, device_name, grown_model
 from benchmarks.sheet import Sheet
 from node.checkpoint import open_checkpoint
 from node.loading import DTYPES
@@ -39,7 +38,6 @@ COPY_BYTES = 2 << 30
 ON_HOST_BYTES = 256 << 20
 BRANCHES = 4
 """Nodes below each parent, level by level."""
-CHECKED_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +183,8 @@ def _layers(options: Options) -> int:
 
 def sheet(lines: Sequence[Line], known: dict[str, float], options: Options) -> Sheet:
     """The table."""
-    name = torch.cuda.get_device_name(options.device) if options.device.startswith("cuda") else options.device
+    name = device_name(options.device)
+    exactly = "bit for bit" if options.device.startswith("cuda") else "up to rounding"
     made = Sheet(
         "card",
         f"{options.shape} shape, {options.dtype}, {options.context} tokens of context, on {name}: ms per sweep",
@@ -205,15 +204,11 @@ def sheet(lines: Sequence[Line], known: dict[str, float], options: Options) -> S
         f"{known['memory_bytes_per_s'] / 1e9:,.0f} GB/s (a copy's bytes, read and written): "
         f"{known['floor_ms']:.2f} ms. Layers that pass by: {known['stored_bytes'] / 2**30:.1f} GiB from pinned memory, "
         f"which this machine copies at {known['host_bytes_per_s'] / 1e9:.1f} GB/s: {reading_ms:.0f} ms; the rows are "
-        "the resident model's bit for bit (asserted, every size twice). Medians of "
+        f"the resident model's {exactly} (asserted, every size twice). Medians of "
         f"{options.repeats} and {options.offloaded_repeats} sweeps."
     )
-    made.measured = {"lines": [asdict(line) for line in lines], "known": known, "options": _said(options)}
+    made.measured = {"lines": [asdict(line) for line in lines], "known": known, "options": asdict(options)}
     return made
-
-
-def _said(options: Options) -> dict[str, object]:
-    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
 
 
 def main() -> None:
@@ -223,10 +218,7 @@ def main() -> None:
         sys.exit(f"card: no shape {options.shape!r}; there are {', '.join(SHAPES)}")
     quiet_libraries()
     console = Console(width=160)
-    with tempfile.TemporaryDirectory(prefix="canopy-card-") as temporary:
-        folder = options.folder or Path(temporary)
-        if not (folder / "config.json").exists():
-            grow(folder, SHAPES[options.shape], DTYPES[options.dtype], options.device)
+    with grown_model(options.folder, options.shape, DTYPES[options.dtype], options.device) as folder:
         lines, known = measure(folder, options, console)
     sheet(lines, known, options).finish(console, record=options.record, path=options.json)
 

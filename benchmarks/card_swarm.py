@@ -15,7 +15,7 @@ import itertools
 import json
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -26,7 +26,7 @@ from rich.console import Console
 
 from benchmarks.acceptance import FIRST_SEED, demo_prompts
 from benchmarks.clients_part import run_part
-from benchmarks.grown import SHAPES, grow
+from benchmarks.grown import SHAPES, device_name, grown_model
 from benchmarks.hosted import Served, hosted_swarm
 from benchmarks.network import Kind, Plan, open_network
 from benchmarks.replay import PROFILES
@@ -80,12 +80,12 @@ class Job:
     result: str
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Found:
     """What a network's runs told. kind: of emulated network."""
 
     kind: str
-    runs: list[dict[str, Any]] = field(default_factory=list)
+    runs: list[dict[str, Any]]
 
 
 async def tell(job: Job) -> list[dict[str, Any]]:
@@ -134,7 +134,7 @@ async def measure(network: str, model: Path, options: Options, console: Console)
 
 def sheet(found: dict[str, Found], options: Options) -> Sheet:
     """The table."""
-    name = torch.cuda.get_device_name(options.device) if options.device.startswith("cuda") else options.device
+    name = device_name(options.device)
     made = Sheet(
         "card_swarm",
         f"{options.shape} shape, {options.dtype}, {NODES} nodes on one {name}, codec {options.codec}",
@@ -166,8 +166,7 @@ def sheet(found: dict[str, Found], options: Options) -> Sheet:
         f"{options.pairs} pairs, prompts of 96 tokens, {options.new_tokens} new ones; medians, acceptance a mean. "
         f"Network: {kinds}. A hidden row is {_row_bytes(options):,} bytes. The draft runs on the CPU."
     )
-    said = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
-    made.measured = {"options": said, "networks": {network: asdict(one) for network, one in found.items()}}
+    made.measured = {"options": asdict(options), "networks": {network: asdict(one) for network, one in found.items()}}
     return made
 
 
@@ -178,10 +177,7 @@ def _row_bytes(options: Options) -> int:
 
 async def run(options: Options, console: Console) -> dict[str, Found]:
     """Every network, with one model."""
-    with tempfile.TemporaryDirectory(prefix="canopy-grown-") as temporary:
-        model = options.folder or Path(temporary)
-        if not (model / "config.json").exists():
-            grow(model, SHAPES[options.shape], DTYPES[options.dtype], options.device)
+    with grown_model(options.folder, options.shape, DTYPES[options.dtype], options.device) as model:
         return {network: await measure(network, model, options, console) for network in options.networks}
 
 

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +67,21 @@ class Options:
     device: str = "cpu"
     """Where weights are drawn."""
     dtype: str = "bfloat16"
+
+
+@contextmanager
+def grown_model(folder: Path | None, shape: str, dtype: torch.dtype, device: str) -> Iterator[Path]:
+    """The grown target's folder: one that was given, grown if it is empty, or one that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="canopy-grown-") as temporary:
+        model = folder or Path(temporary)
+        if not (model / "config.json").exists():
+            grow(model, SHAPES[shape], dtype, device)
+        yield model
+
+
+def device_name(device: str) -> str:
+    """What a table calls it."""
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
 
 
 def grow(folder: Path, shape: Shape, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> None:

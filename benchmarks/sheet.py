@@ -81,7 +81,7 @@ class Sheet:
 
     def write(self, path: Path) -> None:
         """Write the measurements, and on which machine they were made."""
-        text = json.dumps({"machine": machine(), **self.measured}, indent=1)
+        text = json.dumps({"machine": machine(), **self.measured}, indent=1, default=str)
         text = NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
         path.write_text(text + "\n", encoding="utf-8")
 
