@@ -162,13 +162,11 @@ class _Growth:
         shared = self.small["num_attention_heads"] // self.small["num_key_value_heads"]
         return [head // shared * large + head % shared for head in range(self.small["num_attention_heads"])]
 
-    def projected(self, name: str, heads: int, places: list[int], inner: torch.Tensor) -> torch.Tensor:
-        """q, k or v: the demo's heads at their places, their dimensions at `inner`, the other ones zero."""
+    def lay_heads(self, made: torch.Tensor, name: str, places: list[int], inner: torch.Tensor) -> None:
+        """Put the demo's heads of q, k or v into a projection, their dimensions at `inner`; others stay zero."""
         width, small, size = self.small["hidden_size"], self.small["head_dim"], self.shape.head_dim
-        made = self.noise(heads * size, self.shape.hidden_size)
         for head, place in enumerate(places):
             made[place * size + inner, :width] = self.weights[name][head * small : (head + 1) * small]
-        return made
 
 
 def _files(growth: _Growth) -> Iterator[dict[str, torch.Tensor]]:
@@ -193,48 +191,43 @@ def _files(growth: _Growth) -> Iterator[dict[str, torch.Tensor]]:
 
 def _layer(growth: _Growth, place: int | None) -> dict[str, torch.Tensor]:
     """A layer: the demo's one, or one that adds nothing."""
-    shape, small, weights, device = growth.shape, growth.small, growth.weights, growth.device
-    width, size, inner = small["hidden_size"], shape.head_dim, small["intermediate_size"]
-    queries, keys = shape.num_attention_heads, shape.num_key_value_heads
-    down = torch.zeros(shape.hidden_size, shape.intermediate_size, device=device)
-    out = torch.zeros(shape.hidden_size, queries * size, device=device)
-    if place is None:
-        norm = torch.ones(shape.hidden_size, device=device)
-        return {
-            "input_layernorm": norm,
-            "post_attention_layernorm": norm.clone(),
-            "self_attn.q_proj": growth.noise(queries * size, shape.hidden_size),
-            "self_attn.k_proj": growth.noise(keys * size, shape.hidden_size),
-            "self_attn.v_proj": growth.noise(keys * size, shape.hidden_size),
-            "self_attn.o_proj": out,
-            "mlp.gate_proj": growth.noise(shape.intermediate_size, shape.hidden_size),
-            "mlp.up_proj": growth.noise(shape.intermediate_size, shape.hidden_size),
-            "mlp.down_proj": down,
-        }
-    name = f"model.layers.{place}"
-    rotary, plain = growth.rotary(), torch.arange(small["head_dim"], device=device)
-    heads, shared = growth.heads(), list(range(small["num_key_value_heads"]))
-    query = growth.projected(f"{name}.self_attn.q_proj.weight", queries, heads, rotary)
-    query *= (size / small["head_dim"]) ** 0.5  # scores are divided by the root of a larger width
-    for head, at in enumerate(heads):
-        columns = slice(head * small["head_dim"], (head + 1) * small["head_dim"])
-        out[:width, at * size + plain] = weights[f"{name}.self_attn.o_proj.weight"][:, columns]
-    gates = {}
-    for gate in ("gate_proj", "up_proj"):
-        gates[gate] = growth.noise(shape.intermediate_size, shape.hidden_size)
-        gates[gate][:inner, :width] = weights[f"{name}.mlp.{gate}.weight"]
-    down[:width, :inner] = weights[f"{name}.mlp.down_proj.weight"]
-    return {
-        "input_layernorm": growth.norm(f"{name}.input_layernorm.weight"),
-        "post_attention_layernorm": growth.norm(f"{name}.post_attention_layernorm.weight"),
-        "self_attn.q_proj": query,
-        "self_attn.k_proj": growth.projected(f"{name}.self_attn.k_proj.weight", keys, shared, rotary),
-        "self_attn.v_proj": growth.projected(f"{name}.self_attn.v_proj.weight", keys, shared, plain),
-        "self_attn.o_proj": out,
-        "mlp.gate_proj": gates["gate_proj"],
-        "mlp.up_proj": gates["up_proj"],
-        "mlp.down_proj": down,
+    shape, device = growth.shape, growth.device
+    width, inner = shape.hidden_size, shape.intermediate_size
+    queries, keys = (heads * shape.head_dim for heads in (shape.num_attention_heads, shape.num_key_value_heads))
+    made = {
+        "input_layernorm": torch.ones(width, device=device),
+        "post_attention_layernorm": torch.ones(width, device=device),
+        "self_attn.q_proj": growth.noise(queries, width),
+        "self_attn.k_proj": growth.noise(keys, width),
+        "self_attn.v_proj": growth.noise(keys, width),
+        "self_attn.o_proj": torch.zeros(width, queries, device=device),
+        "mlp.gate_proj": growth.noise(inner, width),
+        "mlp.up_proj": growth.noise(inner, width),
+        "mlp.down_proj": torch.zeros(width, inner, device=device),
     }
+    if place is not None:
+        _lay(growth, f"model.layers.{place}", made)
+    return made
+
+
+def _lay(growth: _Growth, layer: str, made: dict[str, torch.Tensor]) -> None:
+    """Put the demo's layer of that name into a large one."""
+    small, size = growth.small, growth.shape.head_dim
+    width, inner, each = small["hidden_size"], small["intermediate_size"], small["head_dim"]
+    rotary, plain = growth.rotary(), torch.arange(each, device=growth.device)
+    heads, shared = growth.heads(), list(range(small["num_key_value_heads"]))
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        made[norm] = growth.norm(f"{layer}.{norm}.weight")
+    for part, places, dimensions in (("q", heads, rotary), ("k", shared, rotary), ("v", shared, plain)):
+        name = f"self_attn.{part}_proj"
+        growth.lay_heads(made[name], f"{layer}.{name}.weight", places, dimensions)
+    made["self_attn.q_proj"] *= (size / each) ** 0.5  # scores are divided by the root of a larger width
+    out = growth.weights[f"{layer}.self_attn.o_proj.weight"]
+    for head, at in enumerate(heads):
+        made["self_attn.o_proj"][:width, at * size + plain] = out[:, head * each : (head + 1) * each]
+    for gate in ("mlp.gate_proj", "mlp.up_proj"):
+        made[gate][:inner, :width] = growth.weights[f"{layer}.{gate}.weight"]
+    made["mlp.down_proj"][:width, :inner] = growth.weights[f"{layer}.mlp.down_proj.weight"]
 
 
 def main() -> None:
