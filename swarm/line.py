@@ -65,6 +65,13 @@ class Line:
         line.learn(x, y)
         self.a, self.b = line.a, line.b
 
+    def bound(self, slope: float) -> None:
+        """The slope is at most so much, as other measurements say; the level of what was learned stays."""
+        if self.b > slope:
+            self.b = slope
+            if self.is_known:
+                self.a = (self._y - slope * self._x) / self._weight
+
     def learn(self, x: float, y: float, *, is_shared: bool = False) -> None:
         """A measurement. is_shared: others bear a part of such, so they tell nothing of how wrong a claim is."""
         if self._is_young and self.is_known and FAR * y < self.at(x) and x >= self._x / self._weight / 2:

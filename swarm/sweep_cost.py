@@ -35,6 +35,8 @@ SHARED = 1.5
 """With a load above it forwards may be shared, of which everybody is told a part."""
 QUEUED = 0.25
 """A sweep that is later than believed by so much of the links' time waited there for others of its kind, perhaps."""
+TELLING_ROWS = 8
+"""A sweep of so many says what a row takes on links at most: what it took beyond the least that pings did."""
 FIRST_LATE = 2.0
 """A first sweep may be late by so many times what hops computed before that tells of its rows on slow links."""
 MUCH_SLOWER = 1.5
@@ -115,7 +117,7 @@ class RouteCost:
         """prospect: what they should cost, as far as anybody knows."""
         self.links, self.compute = Line(), Line()
         self.sweeps, self.hops, self._rows = 0, 1, 0
-        self._waited = self._computed = self._late = 0.0
+        self._waited = self._computed = self._late = self._stalled_ms = 0.0
         self.is_expected = prospect is not None
         if prospect is not None:
             row_ms, plain_ms = prospect.row_ms, prospect.compute_ms
@@ -126,8 +128,10 @@ class RouteCost:
         self._dearness: float | None = None
         self._busiest: float | None = (prospect.busiest or None) if prospect is not None else None
         self._links: deque[tuple[int, float, float]] = deque(maxlen=KEPT_SWEEPS)
+        self._most_row_ms: deque[float] = deque(maxlen=USUAL_SWEEPS)
         self._trips: deque[Trip] = deque(maxlen=USUAL_SWEEPS)
         self._waits: deque[tuple[float, float]] = deque(maxlen=USUAL_SWEEPS)
+        self._stalls: deque[float] = deque(maxlen=USUAL_SWEEPS)
         self._queues: deque[tuple[float, ...]] = deque(maxlen=USUAL_SWEEPS)
         self._before: Spent | None = None
         self._ours: deque[Passed] = deque(maxlen=SWEEPS_IN_FLIGHT)
@@ -179,7 +183,7 @@ class RouteCost:
         """
         if self._dearness is None:  # until the next sweep is back: every node of a tree asks for it
             crowd = self.crowd
-            links_ms, hops_ms = self.links.at(1), crowd * self.compute.at(1)
+            links_ms, hops_ms = self.links.at(1) + self._stalled_ms, crowd * self.compute.at(1)
             away = links_ms / (links_ms + hops_ms) if links_ms > 0 else 0.0
             self._dearness = crowd / (1 - (1 - 1 / crowd) * away)
         return self._dearness
@@ -201,14 +205,14 @@ class RouteCost:
     def sweeps_ms(self, sizes: Sequence[int]) -> list[float]:
         """What sweeps of a pending token and so many nodes each take."""
         links, compute, load = self.links, self.compute, self.load
-        return [links.at(nodes + 1) + load * compute.at(nodes + 1) for nodes in sizes]
+        return [links.at(nodes + 1) + self._stalled_ms + load * compute.at(nodes + 1) for nodes in sizes]
 
     def slot_ms(self, nodes: int) -> float:
         """For how long a further sweep keeps a hop or a link busy, with the load that waits there.
 
         At least its share of a trip: no more than so many may be unanswered, however fast hops and links are.
         """
-        share_ms = (self.links.at(1) + self.load * self.compute.at(1)) / SWEEPS_IN_FLIGHT
+        share_ms = self.sweep_ms(0) / SWEEPS_IN_FLIGHT
         hop_ms = self.load * self.compute.at(nodes) * self.busiest
         return max(hop_ms, self.links.b * nodes / max(self.hops - 1, 1), share_ms)
 
@@ -244,6 +248,13 @@ class RouteCost:
 
     def learn(self, spent: Spent) -> None:
         """A sweep came back."""
+        self._learn(spent)
+        rows = spent.nodes + 1
+        if rows >= TELLING_ROWS and spent.network_ms:
+            self._most_row_ms.append(max(spent.links_ms - spent.network_ms + JITTER_MS, 0.0) / rows)
+        self.links.bound(min(self._most_row_ms, default=math.inf))
+
+    def _learn(self, spent: Spent) -> None:
         rows, self._dearness, self._busiest = spent.nodes + 1, None, None
         self._rows = max(self._rows, rows)
         self.sweeps, self.hops, self.is_expected = self.sweeps + 1, max(spent.hops, 1), True
@@ -257,6 +268,7 @@ class RouteCost:
             base_ms = spent.network_ms or self.links.a
             if not self.links.is_known or row_ms > MUCH_SLOWER * self.links.b:
                 self.links = Line(row_ms)
+                self._most_row_ms.clear()
             self.links.learn(rows, base_ms + row_ms * rows)
             return
         if not is_alone or self._is_near(rows):  # it waited for its own kind, at hops and on links
@@ -265,9 +277,11 @@ class RouteCost:
                 self.links.suppose(rows, links_ms)  # too much, but better than nothing
             return
         self.links.learn(rows, links_ms)
-        self._trips.append(self._compare(rows, links_ms, spent))
+        self._trips.append(self._compare(rows, links_ms + spent.stalled_ms, spent))
         lates = sorted(trip.late(self._network_ms) for trip in self._trips)
         self._late = fmean(lates[: math.ceil(len(lates) * USUAL_PART)])
+        self._stalls.append(spent.stalled_ms)
+        self._stalled_ms = fmean(sorted(self._stalls)[: math.ceil(len(self._stalls) * USUAL_PART)])
         self._waits.append((spent.waited_ms, spent.computed_ms))
         if len(spent.each_waited_ms) == len(self._shares):
             self._queues.append(spent.each_waited_ms)
@@ -344,7 +358,8 @@ class RouteCost:
         """What a row takes on all links, where a sweep was so late that they are slower than believed; else 0."""
         rows, links_ms, before = ours.rows, ours.links_ms, list(self._ours)[:-1]
         late_ms = links_ms - (1 + QUEUED) * self.links.at(rows) - JITTER_MS
-        late_ms -= NEW_NETWORK * max((self.load - 1) * spent.computed_ms, spent.waited_ms)  # a crowd explains so much
+        waited_ms = max((self.load - 1) * spent.computed_ms, spent.waited_ms + spent.stalled_ms)
+        late_ms -= NEW_NETWORK * waited_ms  # a crowd explains so much
         if late_ms <= 0:
             return 0.0
         base_ms = spent.network_ms or self.links.a
@@ -371,7 +386,8 @@ class RouteCost:
         self._network_ms = now_ms = spent.network_ms or self._network_ms
         others = (other_ms + slower(then_ms, now_ms) for more, other_ms, then_ms in self._links if more >= rows)
         trip = Trip(links_ms, min(others, default=links_ms), now_ms, spent.computed_ms)
-        if trip.late(now_ms) * spent.computed_ms > NEW_NETWORK * (spent.computed_ms + spent.waited_ms):
+        hops_ms = spent.computed_ms + spent.waited_ms + spent.stalled_ms
+        if trip.late(now_ms) * spent.computed_ms > NEW_NETWORK * hops_ms:
             self._links.clear()
             trip = replace(trip, least_ms=links_ms)
         self._links.append((rows, links_ms, now_ms))

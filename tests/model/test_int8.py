@@ -29,6 +29,7 @@ from swarm.layers import Span
 from swarm.messages import Codec, Fault, FaultKind, Frame, Open, Ready, RouteHop, Rows, SweepFrame
 from swarm.ragged import RaggedModel, Work
 from swarm.wire.v1 import node_pb2 as pb
+from tests.devices import DEVICE
 from tests.net.raw import Sweeps, attach, opening, raw_link, route_of
 from tests.net.running import SPANS, prompt, refusal
 from tests.swarm_here import SwarmHere, swarm_here
@@ -143,7 +144,7 @@ async def test_every_hop_sends_int8_and_the_stats_say_so(client: AsyncSwarm, sen
     assert {rows.codec for rows, _ in sent} == {Codec.INT8}
     assert all(len(rows.data) == rows.count * (WIDTH + 12) for rows, _ in sent)
     assert sum(size for _, size in sent) < sum(rows.count for rows, _ in sent) * WIDTH * 4 / 3, "a third of fp32's"
-    assert (stats.numeric_class, stats.reproducible) == ("cpu-float32+int8", False)
+    assert (stats.numeric_class, stats.reproducible) == (f"{DEVICE}-float32+int8", False)
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -151,7 +152,7 @@ async def test_lossless_stays_the_default(here: SwarmHere, sent: list[tuple[Rows
     async with here.client() as swarm:
         result = await swarm.generate(prompt(0), max_new_tokens=4)
     assert {rows.codec for rows, _ in sent} == {Codec.FP32}
-    assert (result.stats.numeric_class, result.stats.reproducible) == ("cpu-float32", True)
+    assert (result.stats.numeric_class, result.stats.reproducible) == (f"{DEVICE}-float32", True)
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -20,6 +20,7 @@ from swarm.ids import PeerId
 from swarm.nearby import LIMIT_S, measure_delays, measure_rate
 from swarm.record import NodeRecord
 from swarm.route_view import ShowRoute, show_route
+from tests.devices import DEVICE
 from tests.net.raw import info
 from tests.net.running import until
 from tests.swarm_here import SwarmHere, swarm_here
@@ -88,7 +89,7 @@ async def test_route_says_which_way_and_why(here: SwarmHere) -> None:
     assert f"{first[:4]}…{first[-6:]}" in text
     assert here.nodes[0].address in text
     assert "ms per sweep, drafting not counted (back from the tail" in text
-    assert "numeric class cpu-float32" in text
+    assert f"numeric class {DEVICE}-float32" in text
     assert "tokens/s" in text
     assert "next best:" in text
     without = await shown(here, avoid=(second[-6:],), nodes=0)

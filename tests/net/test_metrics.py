@@ -28,6 +28,7 @@ from swarm.metrics_page import MetricsPage
 from swarm.registry_dht import DhtRegistry
 from swarm.registry_memory import MemoryNetwork, MemoryRegistry
 from swarm.tasks import TaskScope
+from tests.devices import DEVICE
 from tests.measured import MeasuredHealth, MeasuredNode
 from tests.net.test_health import Answer, ask
 from tests.swarm_here import swarm_here
@@ -119,7 +120,9 @@ async def test_the_health_service_serves_them(tmp_path: Path, monkeypatch: pytes
 
 async def test_a_node_serves_them_while_it_serves() -> None:
     said: list[str] = []
-    config = ServeConfig("0-4", str(TARGET), host="127.0.0.1", threads=1, drain=0.0, metrics_port=0)
+    config = ServeConfig(
+        "0-4", str(TARGET), host="127.0.0.1", threads=1, drain=0.0, metrics_port=0, device=DEVICE, dtype="float32"
+    )
     async with swarm_here(TARGET, ["4-12"]) as here, here.client() as client:
         async with Node(config, said.append, MemoryRegistry(here.network)) as node:
             (line,) = [line for line in said if "/metrics" in line]

@@ -123,6 +123,16 @@ def test_a_stall_is_no_crowd() -> None:
     assert waiting(cost, [2.0] * USUAL_SWEEPS) == pytest.approx(1.1)
 
 
+def test_hops_that_computed_nothing_are_late_but_no_crowd() -> None:
+    """Programs that share cores made a client that was alone believe in 1.3, and a node cost 1.7 times its time."""
+    cost = RouteCost(Prospect(100, 20, 0.1, hops=3))
+    for _ in range(40):
+        cost.learn(Spent(8, total_ms=130, waited_ms=0, stalled_ms=10, computed_ms=20, hops=3))
+    assert (cost.load, cost.dearness) == (1, 1)
+    assert cost.links.at(9) == pytest.approx(100)
+    assert cost.sweep_ms(8) == pytest.approx(130)
+
+
 def test_waits_that_differ_as_those_of_a_queue_do_all_count() -> None:
     rng, cost = random.Random(5), RouteCost(Prospect(100, 20, 0.1, hops=3))
     waits_ms = [rng.expovariate(1 / 40) for _ in range(400)]
@@ -170,6 +180,19 @@ def test_a_link_that_sweeps_queue_for_is_found_out_by_how_late_they_are(link_row
 
 def test_a_link_that_keeps_up_is_left_alone() -> None:
     assert piped(0.1, rows=20).links.b == pytest.approx(0.2, rel=0.2)
+
+
+@pytest.mark.parametrize("link_row_ms", [0.25, 5.0])
+def test_a_row_takes_no_more_on_links_than_any_sweep_left_for_it(link_row_ms: float) -> None:
+    """Late packets made rows seem ten times as dear as they were: sweeps became small, and told even less of them."""
+    for seed in range(20):
+        rng, cost = random.Random(seed), RouteCost(Prospect(400, 20, 0.1, 0.25, hops=3))
+        for number in range(40):
+            rows = 8 + SIZES[number % len(SIZES)] // 4
+            links_ms = 400 + link_row_ms * rows + rng.expovariate(1 / 15)
+            cost.learn(Spent(rows - 1, total_ms=20 + links_ms, waited_ms=0, computed_ms=20, hops=3, network_ms=400))
+        assert cost.links.b < link_row_ms + 0.5
+        assert cost.links.at(10) == pytest.approx(400 + 10 * link_row_ms + 15, abs=10)
 
 
 def test_what_a_lost_packet_held_back_is_no_slow_link() -> None:
