@@ -117,7 +117,7 @@ class RouteCost:
         """prospect: what they should cost, as far as anybody knows."""
         self.links, self.compute = Line(), Line()
         self.sweeps, self.hops, self._rows = 0, 1, 0
-        self._waited = self._computed = self._late = self._stalled_ms = 0.0
+        self._waited = self._stalled = self._computed = self._late = 0.0
         self.is_expected = prospect is not None
         if prospect is not None:
             row_ms, plain_ms = prospect.row_ms, prospect.compute_ms
@@ -131,7 +131,7 @@ class RouteCost:
         self._most_row_ms: deque[float] = deque(maxlen=USUAL_SWEEPS)
         self._trips: deque[Trip] = deque(maxlen=USUAL_SWEEPS)
         self._waits: deque[tuple[float, float]] = deque(maxlen=USUAL_SWEEPS)
-        self._stalls: deque[float] = deque(maxlen=USUAL_SWEEPS)
+        self._stalls: deque[tuple[float, float]] = deque(maxlen=USUAL_SWEEPS)
         self._queues: deque[tuple[float, ...]] = deque(maxlen=USUAL_SWEEPS)
         self._before: Spent | None = None
         self._ours: deque[Passed] = deque(maxlen=SWEEPS_IN_FLIGHT)
@@ -155,13 +155,13 @@ class RouteCost:
 
     @property
     def load(self) -> float:
-        """How many sweeps share the hops' compute, this one included."""
-        return 1 + (self._waited / self._computed if self._computed > 0 else 0.0)
+        """How many sweeps and other programs share the hops' compute, this one included."""
+        return 1 + ((self._waited + self._stalled) / self._computed if self._computed > 0 else 0.0)
 
     @property
     def crowd(self) -> float:
         """How many sweeps share the machines: those that wait at hops, and those that make everything else late."""
-        return self.load + self._late
+        return 1 + self._late + (self._waited / self._computed if self._computed > 0 else 0.0)
 
     @property
     def busiest(self) -> float:
@@ -179,13 +179,14 @@ class RouteCost:
 
         A millisecond makes everybody wait, who then comes back later and so waits for less: mean value analysis of a
         closed queue (Schweitzer's approximation), with the sharers inferred from how long one waits. Between `crowd`,
-        where the machines are always busy, and its square, where sweeps are on links for most of the time.
+        where the machines are always busy, and its square, where sweeps are on links for most of the time. Not less
+        than a millisecond takes: other programs wait for nobody, but it takes `load`.
         """
         if self._dearness is None:  # until the next sweep is back: every node of a tree asks for it
             crowd = self.crowd
-            links_ms, hops_ms = self.links.at(1) + self._stalled_ms, crowd * self.compute.at(1)
+            links_ms, hops_ms = self.links.at(1), max(crowd, self.load) * self.compute.at(1)
             away = links_ms / (links_ms + hops_ms) if links_ms > 0 else 0.0
-            self._dearness = crowd / (1 - (1 - 1 / crowd) * away)
+            self._dearness = max(crowd / (1 - (1 - 1 / crowd) * away), self.load)
         return self._dearness
 
     @property
@@ -205,7 +206,7 @@ class RouteCost:
     def sweeps_ms(self, sizes: Sequence[int]) -> list[float]:
         """What sweeps of a pending token and so many nodes each take."""
         links, compute, load = self.links, self.compute, self.load
-        return [links.at(nodes + 1) + self._stalled_ms + load * compute.at(nodes + 1) for nodes in sizes]
+        return [links.at(nodes + 1) + load * compute.at(nodes + 1) for nodes in sizes]
 
     def slot_ms(self, nodes: int) -> float:
         """For how long a further sweep keeps a hop or a link busy, with the load that waits there.
@@ -277,15 +278,15 @@ class RouteCost:
                 self.links.suppose(rows, links_ms)  # too much, but better than nothing
             return
         self.links.learn(rows, links_ms)
-        self._trips.append(self._compare(rows, links_ms + spent.stalled_ms, spent))
+        self._trips.append(self._compare(rows, links_ms, spent))
         lates = sorted(trip.late(self._network_ms) for trip in self._trips)
         self._late = fmean(lates[: math.ceil(len(lates) * USUAL_PART)])
-        self._stalls.append(spent.stalled_ms)
-        self._stalled_ms = fmean(sorted(self._stalls)[: math.ceil(len(self._stalls) * USUAL_PART)])
         self._waits.append((spent.waited_ms, spent.computed_ms))
+        self._stalls.append((spent.stalled_ms, spent.computed_ms))
         if len(spent.each_waited_ms) == len(self._shares):
             self._queues.append(spent.each_waited_ms)
         self._waited, self._computed = _usual(self._waits)
+        self._stalled, _ = _usual(self._stalls)
 
     def _own_wait_ms(self, spent: Spent) -> float:
         """What it waited at hops for the sweep of ours before it, by what hops said of both; links are the same.

@@ -123,14 +123,18 @@ def test_a_stall_is_no_crowd() -> None:
     assert waiting(cost, [2.0] * USUAL_SWEEPS) == pytest.approx(1.1)
 
 
-def test_hops_that_computed_nothing_are_late_but_no_crowd() -> None:
-    """Programs that share cores made a client that was alone believe in 1.3, and a node cost 1.7 times its time."""
-    cost = RouteCost(Prospect(100, 20, 0.1, hops=3))
+def test_programs_that_have_the_cores_make_a_hop_slow_but_nobody_waits_behind() -> None:
+    """They made a client that was alone believe in 1.3, and at 100 ms a node cost 1.7 times its time."""
+    far, crowded = (RouteCost(Prospect(400, 20, 0.1, hops=3)) for _ in range(2))
     for _ in range(40):
-        cost.learn(Spent(8, total_ms=130, waited_ms=0, stalled_ms=10, computed_ms=20, hops=3))
-    assert (cost.load, cost.dearness) == (1, 1)
-    assert cost.links.at(9) == pytest.approx(100)
-    assert cost.sweep_ms(8) == pytest.approx(130)
+        usual = Spent(8, total_ms=430, waited_ms=0, stalled_ms=10, computed_ms=20, hops=3)
+        far.learn(usual)
+        crowded.learn(replace(usual, waited_ms=10, stalled_ms=0))
+    assert far.sweep_ms(8) == pytest.approx(crowded.sweep_ms(8)) == pytest.approx(430)
+    assert far.slot_ms(8) == pytest.approx(crowded.slot_ms(8))
+    assert (far.load, far.crowd, far.dearness) == pytest.approx((1.5, 1, 1.5))
+    assert crowded.crowd == pytest.approx(1.5)
+    assert crowded.dearness > 2
 
 
 def test_waits_that_differ_as_those_of_a_queue_do_all_count() -> None:
