@@ -114,16 +114,15 @@ class AtOnce(Executor):
 
 @dataclass(slots=True)
 class Flight:
-    """A sweep on its way. arrived_ms, heard_ms, started_ms, compute_ms: at the hop where it is."""
+    """A sweep on its way. arrived_ms, started_ms, compute_ms: at the hop where it is."""
 
     sequence: int
     rows: int
     picks: tuple[tuple[TreeNodeId, int], ...]
     sent_ms: float
     arrived_ms: float = 0.0
-    heard_ms: float = 0.0
-    compute_ms: float = 0.0
     started_ms: float = 0.0
+    compute_ms: float = 0.0
     times: list[HopTime] = field(default_factory=list)
     is_back: bool = False
     back_ms: float = 0.0
@@ -242,12 +241,7 @@ class VirtualChain:
 
     def _heard(self, flight: Flight, hop: int) -> None:
         work, then = partial(self._forward, flight, hop), partial(self._leave, flight, hop)
-
-        def wait() -> None:
-            flight.heard_ms = self._clock.now_ms
-            self._hops[hop].model.join(work, then)
-
-        self._clock.after(self._costs.wait_ms, wait)
+        self._clock.after(self._costs.wait_ms, partial(self._hops[hop].model.join, work, then))
 
     def _forward(self, flight: Flight, hop: int, then: Then) -> None:
         compute_ms, size = self._costs.compute_ms(flight.rows, hop), (hop, (flight.rows - 1).bit_length())
@@ -264,11 +258,12 @@ class VirtualChain:
 
     def _leave(self, flight: Flight, hop: int) -> None:
         """A hop is done: it says what that took, and its link takes the rows."""
-        stayed_ms = self._clock.now_ms - flight.arrived_ms - self._handling_ms - self._further_ms(flight)
-        waited_ms = max(stayed_ms - flight.compute_ms, 0.0)  # cores that others have are waited for: nodes say it so
-        stalled_ms = max(waited_ms - (flight.started_ms - flight.heard_ms), 0.0)
-        costs = self._costs
-        flight.times.append(HopTime(waited_ms, flight.compute_ms, costs.other_ms, costs.delay_ms, stalled_ms))
+        now_ms = self._clock.now_ms
+        waited_ms = flight.started_ms - flight.arrived_ms - self._handling_ms - self._further_ms(flight)
+        took_ms = now_ms - flight.started_ms
+        lost_ms = max(took_ms - flight.compute_ms, 0.0) if self._clock.cores else 0.0  # waiting, say nodes on CPUs
+        times = HopTime(waited_ms + lost_ms, took_ms - lost_ms, self._costs.other_ms, self._costs.delay_ms)
+        flight.times.append(times)
         bytes_ms = self._costs.transfer_ms(flight.rows) if hop < HOPS - 1 else 0.0
         self._hops[hop].link.join(partial(self._clock.after, bytes_ms), partial(self._travel, flight, hop + 1))
 

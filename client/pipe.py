@@ -60,14 +60,13 @@ class Flight:
         """What it took, by its reply and by pings to hop 0, and the tokens that came of it."""
         times = answer.reply.times
         links_ms = [first_link_ms, *(hop.link_ms for hop in times)]
-        waited_ms = tuple(max(hop.queue_ms - hop.stalled_ms, 0.0) for hop in times)
+        waited_ms = tuple(hop.queue_ms for hop in times)
         computed_ms = tuple(hop.compute_ms + hop.other_ms for hop in times)
-        first_ms = [first_link_ms, *(hop.queue_ms for hop in times[:1]), *computed_ms[:1]]
+        first_ms = [first_link_ms, *waited_ms[:1], *computed_ms[:1]]
         return Spent(
             self.rows - 1,
             answer.total_ms,
             waited_ms=sum(waited_ms),
-            stalled_ms=sum(hop.queue_ms for hop in times) - sum(waited_ms),
             computed_ms=sum(computed_ms),
             hops=len(times),
             promised=self.promised,

@@ -42,14 +42,6 @@ class Ahead:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """When a sweep came, and what the engine had computed by then, the slice that ran included."""
-
-    at_s: float
-    worked_ms: float
-
-
 class Customer(Protocol):
     """A session as the engine sees it."""
 
@@ -155,7 +147,6 @@ class Engine:
         self._balances_ms: WeakKeyDictionary[Customer, float] = WeakKeyDictionary()
         self._wake = asyncio.Event()
         self.worked_ms = 0.0
-        self._step_s: float | None = None
         self.handling = Handling()
         self._sharers = 1.0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
@@ -172,18 +163,6 @@ class Engine:
         """Whoever asked has the result: nothing else is to keep it alive."""
         if self._newest is done:
             self._newest = None
-
-    def arrived(self) -> Arrival:
-        """A sweep is here."""
-        now_s = time.perf_counter()
-        return Arrival(now_s, self.worked_ms + (0.0 if self._step_s is None else (now_s - self._step_s) * 1e3))
-
-    def waited(self, run: SweepRun, since: Arrival) -> tuple[float, float]:
-        """Milliseconds that a sweep which is done waited since then, and how many of them with no other computed."""
-        now = self.arrived()
-        waited_ms = max((now.at_s - since.at_s) * 1e3 - run.compute_ms - run.encode_ms, 0.0)
-        others_ms = max(now.worked_ms - since.worked_ms - run.worked_ms, 0.0)
-        return waited_ms, max(waited_ms - others_ms, 0.0)
 
     def submit(self, session: Customer) -> None:
         """Say that a session has work; harmless when it is known already."""
@@ -254,7 +233,6 @@ class Engine:
     async def _step(self, shares: Sequence[_Share]) -> list[float]:
         """Run a few rows of each; returns the milliseconds that each is charged."""
         rows, started = [share.rows for share in shares], time.perf_counter()
-        self._step_s = started
         encoded_ms = sum(share.run.encode_ms for share in shares)
         try:
             if self._cost.predict_ms(sum(rows), len(rows)) <= SHORT_MS and self._newest is None:
@@ -271,10 +249,9 @@ class Engine:
         self._sharers += SHARERS_RATE * (len(shares) - self._sharers)
         for share, part in zip(shares, self._cost.shares(rows, self._sharers), strict=True):
             share.run.compute_ms += computed_ms * part
-            share.run.worked_ms += measured_ms * part
             self._end(share, failed.get(share.run))
         passed_ms = (time.perf_counter() - started) * 1e3
-        self.worked_ms, self._step_s = self.worked_ms + passed_ms, None
+        self.worked_ms += passed_ms
         parts = self._cost.shares(rows)
         if not failed:
             self._cost.learn(sum(rows), computed_ms, len(rows))

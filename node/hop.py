@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import grpc.aio
 
 from node.edge import check_rows, check_sweep
-from node.engine import Ahead, Arrival
+from node.engine import Ahead
 from node.lease import Lease
 from node.replies import ReplyBuffer
 from node.sweep_run import HopRole, SweepRun
@@ -65,7 +66,7 @@ class HopSession:
         self._next: Successors | None = None
         self._running: SweepRun | None = None
         self._tail = Tail(self.log)
-        self._arrived: dict[int, Arrival] = {}
+        self._arrived: dict[int, float] = {}
         self._journal_bytes, self._asked_in = 0, -1
         self._is_dismissed = False
         self._closed = asyncio.Event()
@@ -163,7 +164,7 @@ class HopSession:
         self._shop.tally.frames_in += 1
         if is_new:
             self._upstreams.note(frame)
-            self._arrived[frame.sweep.sequence] = self._shop.engine.arrived()
+            self._arrived[frame.sweep.sequence] = time.perf_counter()
             self._shop.engine.submit(self)
         elif not self._upstreams.is_double(upstream, frame) and self._is_tail:
             self.replies.resend(frame.sweep.sequence)
@@ -282,11 +283,12 @@ class HopSession:
             self._end_replay(run)
             return
         sweep = run.work.frame.sweep
-        waited_ms, stalled_ms = self._shop.engine.waited(run, self._arrived.pop(sweep.sequence))
+        stayed_ms = (time.perf_counter() - self._arrived.pop(sweep.sequence)) * 1e3
+        waited_ms = stayed_ms - run.compute_ms - run.encode_ms
         link_ms = self.replies.link_ms if self._next is None else self._next.rtt_ms / 2
         other_ms = run.encode_ms + self._shop.engine.handling.mean_ms
-        times = (*run.work.frame.times, HopTime(waited_ms, run.compute_ms, other_ms, link_ms, stalled_ms))
-        self._shop.tally.swept(run.work, len(self.span), waited_ms, run.compute_ms)
+        times = (*run.work.frame.times, HopTime(max(waited_ms, 0.0), run.compute_ms, other_ms, link_ms))
+        self._shop.tally.swept(run.work, len(self.span), max(waited_ms, 0.0), run.compute_ms)
         if self._is_tail:
             self.replies.put(self._tail.reply(run, times), self.log.received.acked)
             return

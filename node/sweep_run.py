@@ -54,14 +54,11 @@ class _Slice:
 
 
 class SweepRun:
-    """The next sweep of a session: `advance` until `is_done`, then read `rows` (a middle hop) or `picks` (the tail).
-
-    compute_ms: its part of what forwards took. worked_ms: with what other programs had of the cores meanwhile.
-    """
+    """The next sweep of a session: `advance` until `is_done`, then read `rows` (a middle hop) or `picks` (the tail)."""
 
     def __init__(self, model: SpanModel, arena: Arena, role: HopRole, work: SweepWork, sampling: Sampling) -> None:
         self.work = work
-        self.compute_ms = self.worked_ms = 0.0
+        self.compute_ms = 0.0
         self.encode_ms = 0.0
         self.forwards_ms: list[float] = []
         self.rows: Rows | None = None

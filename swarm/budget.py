@@ -77,13 +77,13 @@ class Busy:
 class Spent:
     """What a sweep took, in milliseconds, and brought.
 
-    nodes: K. waited: behind other sweeps, at all `hops` together. stalled: while hops computed none, such as without a
-    core. computed: with what hops compute for messages. promised, brought: tokens from its tree, the sum of the nodes'
-    chances and what came of them. alone: whether it met none of its own kind at any hop. network: one way over all
-    links, as pings say that it took at best lately; 0 where one is not known. sent: when, by any clock; None where what
-    a generation before left was on its way. first: until it left the first hop. behind: how many of our sweeps were
-    unanswered when it was sent, the last of them right before. is_prompt: whether it carried a part of the prompt,
-    `nodes` + 1 tokens of it. each_waited, each_computed: hop by hop; empty where nobody says.
+    nodes: K. waited, computed: at all `hops` together, with what they compute for messages. promised, brought: tokens
+    from its tree, the sum of the nodes' chances and what came of them. alone: whether it met none of its own kind at
+    any hop. network: one way over all links, as pings say that it took at best lately; 0 where one is not known.
+    sent: when, by any clock; None where what a generation before left was on its way. first: until it left the first
+    hop. behind: how many of our sweeps were unanswered when it was sent, the last of them right before. is_prompt:
+    whether it carried a part of the prompt, `nodes` + 1 tokens of it. each_waited, each_computed: hop by hop; empty
+    where nobody says.
     """
 
     nodes: int
@@ -99,14 +99,13 @@ class Spent:
     first_ms: float = 0.0
     behind: int = 0
     is_prompt: bool = False
-    stalled_ms: float = 0.0
     each_waited_ms: tuple[float, ...] = ()
     each_computed_ms: tuple[float, ...] = ()
 
     @property
     def links_ms(self) -> float:
-        """All that was at no hop."""
-        return max(self.total_ms - self.waited_ms - self.stalled_ms - self.computed_ms, 0.0)
+        """All that no hop computed or waited for."""
+        return max(self.total_ms - self.waited_ms - self.computed_ms, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ A parent of None is the tip: the last committed node after the sweep's own commi
 from __future__ import annotations
 
 import enum
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from swarm.guess import Guess
 from swarm.ids import PeerId, SessionId, TreeNodeId
@@ -32,7 +32,8 @@ class Codec(enum.Enum):
 
     def row_bytes(self, width: int) -> int:
         """Bytes that a row of `width` values takes."""
-        return width * self.item_bytes + (-(-width // BLOCK) * SCALE_BYTES if self is Codec.INT8 else 0)
+        scales = -(-width // BLOCK) if self is Codec.INT8 else 0
+        return width * self.item_bytes + scales * SCALE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +79,12 @@ class HopTime:
     """Where one hop's time went for one sweep, in milliseconds: durations only, clocks differ.
 
     compute_ms: its share of forwards. other_ms: encoding, messages. link_ms: half the least round trip of late, onward.
-    stalled_ms: of queue_ms, while no other sweep was computed.
     """
 
     queue_ms: float
     compute_ms: float
     other_ms: float
     link_ms: float
-    stalled_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +249,8 @@ class Credits:
 
     def least(self, other: Credits) -> Credits:
         """What both allow."""
-        return Credits(*map(min, astuple(self), astuple(other)))
+        ours, theirs = (self.window_tokens, self.sweeps, self.nodes), (other.window_tokens, other.sweeps, other.nodes)
+        return Credits(*map(min, ours, theirs))
 
 
 @dataclass(frozen=True, slots=True)

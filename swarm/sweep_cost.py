@@ -35,8 +35,8 @@ SHARED = 1.5
 """With a load above it forwards may be shared, of which everybody is told a part."""
 QUEUED = 0.25
 """A sweep that is later than believed by so much of the links' time waited there for others of its kind, perhaps."""
-TELLING_ROWS = 8
-"""A sweep of so many says what a row takes on links at most: what it took beyond the least that pings did."""
+TELLING_ROWS, PINGS_MS = 8, 5.0
+"""A sweep of so many says what a row takes on links at most: what it took beyond pings, themselves late by so much."""
 FIRST_LATE = 2.0
 """A first sweep may be late by so many times what hops computed before that tells of its rows on slow links."""
 MUCH_SLOWER = 1.5
@@ -117,7 +117,7 @@ class RouteCost:
         """prospect: what they should cost, as far as anybody knows."""
         self.links, self.compute = Line(), Line()
         self.sweeps, self.hops, self._rows = 0, 1, 0
-        self._waited = self._stalled = self._computed = self._late = 0.0
+        self._waited = self._computed = self._late = 0.0
         self.is_expected = prospect is not None
         if prospect is not None:
             row_ms, plain_ms = prospect.row_ms, prospect.compute_ms
@@ -131,7 +131,6 @@ class RouteCost:
         self._most_row_ms: deque[float] = deque(maxlen=USUAL_SWEEPS)
         self._trips: deque[Trip] = deque(maxlen=USUAL_SWEEPS)
         self._waits: deque[tuple[float, float]] = deque(maxlen=USUAL_SWEEPS)
-        self._stalls: deque[tuple[float, float]] = deque(maxlen=USUAL_SWEEPS)
         self._queues: deque[tuple[float, ...]] = deque(maxlen=USUAL_SWEEPS)
         self._before: Spent | None = None
         self._ours: deque[Passed] = deque(maxlen=SWEEPS_IN_FLIGHT)
@@ -155,13 +154,13 @@ class RouteCost:
 
     @property
     def load(self) -> float:
-        """How many sweeps and other programs share the hops' compute, this one included."""
-        return 1 + ((self._waited + self._stalled) / self._computed if self._computed > 0 else 0.0)
+        """How many sweeps share the hops' compute, this one included."""
+        return 1 + (self._waited / self._computed if self._computed > 0 else 0.0)
 
     @property
     def crowd(self) -> float:
         """How many sweeps share the machines: those that wait at hops, and those that make everything else late."""
-        return 1 + self._late + (self._waited / self._computed if self._computed > 0 else 0.0)
+        return self.load + self._late
 
     @property
     def busiest(self) -> float:
@@ -179,14 +178,13 @@ class RouteCost:
 
         A millisecond makes everybody wait, who then comes back later and so waits for less: mean value analysis of a
         closed queue (Schweitzer's approximation), with the sharers inferred from how long one waits. Between `crowd`,
-        where the machines are always busy, and its square, where sweeps are on links for most of the time. Not less
-        than a millisecond takes: other programs wait for nobody, but it takes `load`.
+        where the machines are always busy, and its square, where sweeps are on links for most of the time.
         """
         if self._dearness is None:  # until the next sweep is back: every node of a tree asks for it
             crowd = self.crowd
-            links_ms, hops_ms = self.links.at(1), max(crowd, self.load) * self.compute.at(1)
+            links_ms, hops_ms = self.links.at(1), crowd * self.compute.at(1)
             away = links_ms / (links_ms + hops_ms) if links_ms > 0 else 0.0
-            self._dearness = max(crowd / (1 - (1 - 1 / crowd) * away), self.load)
+            self._dearness = crowd / (1 - (1 - 1 / crowd) * away)
         return self._dearness
 
     @property
@@ -213,7 +211,7 @@ class RouteCost:
 
         At least its share of a trip: no more than so many may be unanswered, however fast hops and links are.
         """
-        share_ms = self.sweep_ms(0) / SWEEPS_IN_FLIGHT
+        share_ms = (self.links.at(1) + self.load * self.compute.at(1)) / SWEEPS_IN_FLIGHT
         hop_ms = self.load * self.compute.at(nodes) * self.busiest
         return max(hop_ms, self.links.b * nodes / max(self.hops - 1, 1), share_ms)
 
@@ -252,7 +250,7 @@ class RouteCost:
         self._learn(spent)
         rows = spent.nodes + 1
         if rows >= TELLING_ROWS and spent.network_ms:
-            self._most_row_ms.append(max(spent.links_ms - spent.network_ms + JITTER_MS, 0.0) / rows)
+            self._most_row_ms.append(max(spent.links_ms - spent.network_ms + PINGS_MS, 0.0) / rows)
         self.links.bound(min(self._most_row_ms, default=math.inf))
 
     def _learn(self, spent: Spent) -> None:
@@ -282,11 +280,9 @@ class RouteCost:
         lates = sorted(trip.late(self._network_ms) for trip in self._trips)
         self._late = fmean(lates[: math.ceil(len(lates) * USUAL_PART)])
         self._waits.append((spent.waited_ms, spent.computed_ms))
-        self._stalls.append((spent.stalled_ms, spent.computed_ms))
         if len(spent.each_waited_ms) == len(self._shares):
             self._queues.append(spent.each_waited_ms)
         self._waited, self._computed = _usual(self._waits)
-        self._stalled, _ = _usual(self._stalls)
 
     def _own_wait_ms(self, spent: Spent) -> float:
         """What it waited at hops for the sweep of ours before it, by what hops said of both; links are the same.
@@ -359,8 +355,7 @@ class RouteCost:
         """What a row takes on all links, where a sweep was so late that they are slower than believed; else 0."""
         rows, links_ms, before = ours.rows, ours.links_ms, list(self._ours)[:-1]
         late_ms = links_ms - (1 + QUEUED) * self.links.at(rows) - JITTER_MS
-        waited_ms = max((self.load - 1) * spent.computed_ms, spent.waited_ms + spent.stalled_ms)
-        late_ms -= NEW_NETWORK * waited_ms  # a crowd explains so much
+        late_ms -= NEW_NETWORK * max((self.load - 1) * spent.computed_ms, spent.waited_ms)  # a crowd explains so much
         if late_ms <= 0:
             return 0.0
         base_ms = spent.network_ms or self.links.a
@@ -387,8 +382,7 @@ class RouteCost:
         self._network_ms = now_ms = spent.network_ms or self._network_ms
         others = (other_ms + slower(then_ms, now_ms) for more, other_ms, then_ms in self._links if more >= rows)
         trip = Trip(links_ms, min(others, default=links_ms), now_ms, spent.computed_ms)
-        hops_ms = spent.computed_ms + spent.waited_ms + spent.stalled_ms
-        if trip.late(now_ms) * spent.computed_ms > NEW_NETWORK * hops_ms:
+        if trip.late(now_ms) * spent.computed_ms > NEW_NETWORK * (spent.computed_ms + spent.waited_ms):
             self._links.clear()
             trip = replace(trip, least_ms=links_ms)
         self._links.append((rows, links_ms, now_ms))

@@ -272,7 +272,6 @@ def _times(times: Collection[pb.HopTime]) -> tuple[HopTime, ...]:
             checks.non_negative(time.compute_ms, "compute_ms"),
             checks.non_negative(time.other_ms, "other_ms"),
             checks.non_negative(time.link_ms, "link_ms"),
-            checks.non_negative(time.stalled_ms, "stalled_ms"),
         )
         for time in checks.at_most(times, MAX_HOPS, "times")
     )

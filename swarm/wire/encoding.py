@@ -197,13 +197,7 @@ def _rows(rows: Rows | None) -> pb.Rows | None:
 
 def _times(times: Iterable[HopTime]) -> list[pb.HopTime]:
     return [
-        pb.HopTime(
-            queue_ms=time.queue_ms,
-            compute_ms=time.compute_ms,
-            other_ms=time.other_ms,
-            link_ms=time.link_ms,
-            stalled_ms=time.stalled_ms,
-        )
+        pb.HopTime(queue_ms=time.queue_ms, compute_ms=time.compute_ms, other_ms=time.other_ms, link_ms=time.link_ms)
         for time in times
     ]
 

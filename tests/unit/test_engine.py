@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import ClassVar, cast
 
@@ -38,7 +38,7 @@ class FakeRun:
     """Rows of each run that shared it."""
 
     def __init__(self, clock: Clock, rows: int, row_ms: float, base_ms: float = 0.0) -> None:
-        self.remaining, self.compute_ms, self.encode_ms, self.worked_ms = rows, 0.0, 0.0, 0.0
+        self.remaining, self.compute_ms, self.encode_ms = rows, 0.0, 0.0
         self.error: Exception | None = None
         self._clock, self._row_ms, self._base_ms = clock, row_ms, base_ms
 
@@ -135,27 +135,6 @@ async def test_no_slice_is_longer_than_the_quantum(clock: Clock) -> None:
     await serve(Engine(StepCost(0.0, 1.0), quantum_ms=50.0), session)
     assert sum(slices) == 500
     assert max(slices) == 50
-
-
-@pytest.mark.parametrize(("share", "waits_ms"), [(1.0, [(50, 50), (60, 50)]), (0.25, [(57.5, 57.5), (67.5, 57.5)])])
-async def test_what_waits_for_no_other_sweep_is_told_apart(
-    share: float, waits_ms: list[tuple[float, float]], clock: Clock
-) -> None:
-    """Both come while the machine does something else; the second waits for the first as well."""
-    clock.share = share
-    engine, sessions = Engine(StepCost(0.0, 1.0), counts_cpu=True), [FakeSession(clock, 1, 10) for _ in range(2)]
-    came, found = engine.arrived(), list[tuple[float, float]]()
-    for session in sessions:
-        finish = session.finish
-
-        def note(run: SweepRun, finish: Callable[[SweepRun], None] = finish) -> None:
-            found.append(engine.waited(run, came))
-            finish(run)
-
-        session.finish = note  # type: ignore[method-assign]
-    clock.now_s += 0.05
-    await serve(engine, *sessions)
-    assert found == [pytest.approx(waits) for waits in waits_ms]
 
 
 @pytest.mark.parametrize(("counts_cpu", "computed_ms"), [(True, 25.0), (False, 100.0)])

@@ -464,15 +464,12 @@ class HopTime(_message.Message):
     COMPUTE_MS_FIELD_NUMBER: _builtins.int
     OTHER_MS_FIELD_NUMBER: _builtins.int
     LINK_MS_FIELD_NUMBER: _builtins.int
-    STALLED_MS_FIELD_NUMBER: _builtins.int
     queue_ms: _builtins.float
     compute_ms: _builtins.float
     other_ms: _builtins.float
     """Encoding, and what the node computes for a sweep's messages on average."""
     link_ms: _builtins.float
     """Half the round trip to the successor, the least of late ones; at the tail, to the client."""
-    stalled_ms: _builtins.float
-    """Of queue_ms: what the hop computed no other sweep in, because other programs had its cores, or it slept."""
     def __init__(
         self,
         *,
@@ -480,11 +477,10 @@ class HopTime(_message.Message):
         compute_ms: _builtins.float = ...,
         other_ms: _builtins.float = ...,
         link_ms: _builtins.float = ...,
-        stalled_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ms", b"compute_ms", "link_ms", b"link_ms", "other_ms", b"other_ms", "queue_ms", b"queue_ms", "stalled_ms", b"stalled_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ms", b"compute_ms", "link_ms", b"link_ms", "other_ms", b"other_ms", "queue_ms", b"queue_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
