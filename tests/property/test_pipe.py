@@ -331,22 +331,28 @@ async def test_a_tree_grows_by_what_the_reply_before_it_taught(tokenizer: FastTo
     assert events[:20] == ["grow", "learn"] * 10
 
 
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """All that a replay makes."""
+    made: list[Job] = []
+
+    def kept(*given: Any, **named: Any) -> Job:  # noqa: ANN401 - a job's own
+        made.append(Job(*given, **named))
+        return made[-1]
+
+    monkeypatch.setattr("benchmarks.replay.Job", kept)
+    return made
+
+
 @pytest.mark.parametrize("paces", [(1.0, 1.0, 1.0), (6.0, 1.0, 1.0), (1.0, 1.0, 6.0)])
 @pytest.mark.parametrize("is_said", [True, False])
 def test_nothing_is_sent_before_every_hop_can_take_it(
-    *, is_said: bool, paces: tuple[float, ...], tokenizer: FastTokenizer, monkeypatch: pytest.MonkeyPatch
+    *, is_said: bool, paces: tuple[float, ...], tokenizer: FastTokenizer, jobs: list[Job]
 ) -> None:
     """With drafts that cost nothing there is always more to send; what waits at a hop can no longer be chosen.
 
     Also where one machine is slower than the others, whether or not routing knew of it.
     """
-    jobs: list[Job] = []
-
-    def kept(*given: Any, **named: Any) -> Job:  # noqa: ANN401 - a job's own
-        jobs.append(Job(*given, **named))
-        return jobs[-1]
-
-    monkeypatch.setattr("benchmarks.replay.Job", kept)
     costs = replace(PROFILES["25 ms, 100 Mbit/s"], pass_ms=0.0, row_ms=1.0, paces=paces)
     texts, slowest = [recorded(seed, 0.9) for seed in range(4)], paces.index(max(paces))
     cast = Cast(promise=lambda costs: replace(costs.prospect(), busiest=costs.prospect().busiest * is_said))
@@ -356,7 +362,7 @@ def test_nothing_is_sent_before_every_hop_can_take_it(
     assert fmean(hop.queue_ms for hop in parts) < 0.5 * fmean(hop.compute_ms for hop in parts)
 
 
-def test_who_shares_one_core_is_slower(tokenizer: FastTokenizer) -> None:
+def test_who_shares_one_core_is_slower(tokenizer: FastTokenizer, jobs: list[Job]) -> None:
     texts = [recorded(seed, 0.8) for seed in range(3)]
     speeds = [
         run(texts, replace(NEAR, cores=cores, handling_ms=handling), FixedBudget(8, 3), tokenizer).tokens_per_s
@@ -364,6 +370,8 @@ def test_who_shares_one_core_is_slower(tokenizer: FastTokenizer) -> None:
     ]
     assert speeds[0] == speeds[1], "four things can go on at once: a draft and three hops"
     assert speeds[1] > speeds[2] > speeds[3]
+    hops = [hop for job in jobs for sweep in job.sweeps for hop in sweep.hops]
+    assert max(hop.compute_ms for hop in hops) <= NEAR.compute_ms(9) + 1e-6, "a core that others have is waited for"
 
 
 async def test_uplinks_that_are_far_slower_than_said_are_known_from_the_prompt(tokenizer: FastTokenizer) -> None:
