@@ -211,7 +211,7 @@ class RouteCost:
 
         At least its share of a trip: no more than so many may be unanswered, however fast hops and links are.
         """
-        share_ms = (self.links.at(1) + self.load * self.compute.at(1)) / SWEEPS_IN_FLIGHT
+        share_ms = self.sweep_ms(0) / SWEEPS_IN_FLIGHT
         hop_ms = self.load * self.compute.at(nodes) * self.busiest
         return max(hop_ms, self.links.b * nodes / max(self.hops - 1, 1), share_ms)
 
