@@ -12,13 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from client.aio import AsyncSwarm
-    from client.chat import AsyncChat
-    from client.conversation import Message
+    from client.library.aio import AsyncSwarm
+    from client.library.chat import AsyncChat
+    from client.library.conversation import Message
+    from client.library.session import Piece
+    from client.library.sync import Chat, Swarm
     from client.options import Options
-    from client.session import Piece
     from client.stats import Result, Stats, SweepStats
-    from client.sync import Chat, Swarm
 
 __all__ = [
     "AsyncChat",
@@ -34,15 +34,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncChat": "client.chat",
-    "AsyncSwarm": "client.aio",
-    "Chat": "client.sync",
-    "Message": "client.conversation",
+    "AsyncChat": "client.library.chat",
+    "AsyncSwarm": "client.library.aio",
+    "Chat": "client.library.sync",
+    "Message": "client.library.conversation",
     "Options": "client.options",
-    "Piece": "client.session",
+    "Piece": "client.library.session",
     "Result": "client.stats",
     "Stats": "client.stats",
-    "Swarm": "client.sync",
+    "Swarm": "client.library.sync",
     "SweepStats": "client.stats",
 }
 

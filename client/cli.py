@@ -18,12 +18,15 @@ import tyro
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
-from client.commands import Bench, Chat, Command, Connection, Generate, TrainDraft
-from client.notes import Notes, Streamed
+from client.terminal.commands import Bench, Chat, Connection, Generate
+from client.terminal.notes import Notes, Streamed
+from client.train.options import TrainDraft
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
 
 if TYPE_CHECKING:
     from client.options import ConnectOptions
+
+Command = Generate | Chat | Bench | TrainDraft
 
 
 def main() -> None:
@@ -82,10 +85,12 @@ def generate(command: Generate) -> None:
 
 
 async def _generate(command: Generate, prompt: str, model: str, options: ConnectOptions) -> None:
-    from client import report, resumption
-    from client.aio import AsyncSwarm  # torch and transformers take seconds to import: bad options are told before
-    from swarm.heap import settle
-    from swarm.quiet import quiet_libraries
+    from client.library.aio import (
+        AsyncSwarm,  # torch and transformers take seconds to import: bad options are told before
+    )
+    from client.terminal import report, resumption
+    from swarm.runtime.gc_freeze import settle
+    from swarm.runtime.library_logging import quiet_libraries
 
     quiet_libraries()
     settle()
@@ -116,10 +121,10 @@ def chat(command: Chat) -> int:
     """Talk until the lines end; 1 if an answer failed."""
     model, options = _connection(command)
     command.options.check()
-    from client.sync import Swarm
-    from client.talk import Talk, typed_lines
-    from swarm.heap import settle
-    from swarm.quiet import quiet_libraries
+    from client.library.sync import Swarm
+    from client.terminal.chat import Talk, typed_lines
+    from swarm.runtime.gc_freeze import settle
+    from swarm.runtime.library_logging import quiet_libraries
 
     quiet_libraries()
     settle()
@@ -144,11 +149,11 @@ def chat(command: Chat) -> int:
 async def bench(command: Bench) -> int:
     """Measure prompt by prompt; 1 if a text differs where it must not."""
     model, options = _connection(command)
-    from client import bench as measuring
-    from client import plot as plotting
-    from client.aio import AsyncSwarm
-    from swarm.heap import settle
-    from swarm.quiet import quiet_libraries
+    from client.bench import plot as plotting
+    from client.bench import runner as measuring
+    from client.library.aio import AsyncSwarm
+    from swarm.runtime.gc_freeze import settle
+    from swarm.runtime.library_logging import quiet_libraries
 
     command.options.check()
     prompts = measuring.read_prompts(command.prompts, command.limit)
@@ -189,8 +194,8 @@ async def bench(command: Bench) -> int:
 
 def train(command: TrainDraft) -> None:
     """Train a draft."""
-    from client.train import train_draft
-    from swarm.quiet import quiet_libraries
+    from client.train.command import train_draft
+    from swarm.runtime.library_logging import quiet_libraries
 
     quiet_libraries()
     train_draft(command, Console(stderr=True, highlight=False))

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from swarm.errors import ConfigError
-from swarm.messages import Sampling
+from swarm.protocol.messages import Sampling
 
 if TYPE_CHECKING:
-    from swarm.registry import Registry
+    from swarm.discovery.registry import Registry
 
 MAX_NODES = 2_048
 MAX_NEW_TOKENS = 2**31
@@ -68,7 +68,7 @@ class Options:
         Raises:
             ConfigError: names the option.
         """
-        from swarm.sampling import check as check_sampling  # torch takes seconds to import
+        from swarm.inference.sampling import check as check_sampling  # torch takes seconds to import
 
         for name, (kind, words) in _TYPES.items():
             if not isinstance(value := getattr(self, name), kind):

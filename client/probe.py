@@ -1,7 +1,7 @@
 """`python -m client.probe`: one canary generation through a swarm's model, or two that compare a machine with another.
 
 Prints one line of JSON and nothing else. Needs no file of the model: prompt and answer stay token ids, which any swarm
-takes; `swarm.health_probes` reads the line. Always exits with 0 once it has printed.
+takes; `swarm.health.state.probe_results` reads the line. Always exits with 0 once it has printed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from swarm.errors import Busy, ConfigError, GenerationInterrupted, RegistryError
 
 if TYPE_CHECKING:
     from client.stats import Stats
-    from swarm.identity import Identity
-    from swarm.ids import PeerId
-    from swarm.record import NodeRecord
-    from swarm.registry import ModelIdentity, Registry
-    from swarm.routing import Route
+    from swarm.discovery.identity import Identity
+    from swarm.discovery.node_record import NodeRecord
+    from swarm.discovery.registry import Registry
+    from swarm.ids import ModelIdentity, PeerId
+    from swarm.routing.route import Route
 
 PROMPT = (11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11)
 """Small token ids that every vocabulary has; they repeat, so that there is something to speculate on."""
@@ -134,14 +134,14 @@ async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm
     Raises:
         SwarmError: nobody serves some layers, a machine failed …
     """
-    from client.draft import LookupDrafter
-    from client.jobs import PREFILL_CHUNK
+    from client.control.policy import FixedBudget
+    from client.drafting.drafter import LookupDrafter
+    from client.drafting.sources.suffix_lookup import Lookup
+    from client.library.jobs import PREFILL_CHUNK
+    from client.library.session import SessionOpener
     from client.options import Options
-    from client.session import SessionOpener
     from client.target import Target
-    from swarm.budget import FixedBudget
-    from swarm.dial import Dialer
-    from swarm.lookup import Lookup
+    from swarm.transport.dial import Dialer
 
     options = Options(max_new_tokens=command.tokens, seed=SEED, nodes=NODES)
     target = Target(
@@ -168,7 +168,7 @@ async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm
 
 
 class IdStream:
-    """Stands in for `client.text.TextStream` where nothing becomes text: ids until there are enough."""
+    """Stands in for `client.decode.text_stream.TextStream` where nothing becomes text: ids until there are enough."""
 
     def __init__(self, limit: int) -> None:
         self.tokens: list[int] = []
@@ -196,7 +196,7 @@ class IdStream:
 
 
 def _job(options: Any, drafter: Any, drafting: ThreadPoolExecutor, budget: Any, chunk: int) -> Any:  # noqa: ANN401
-    from client.decode import Job
+    from client.decode.loop import Job
 
     return Job(
         prompt=PROMPT,
@@ -273,7 +273,7 @@ def _uncompared(peer: str, why: str) -> dict[str, Any]:
 
 async def probe(command: ProbeSwarm) -> dict[str, Any]:
     """What the line tells."""
-    from swarm.registry_dht import DhtConfig, DhtRegistry
+    from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 
     try:
         async with DhtRegistry.open(DhtConfig(join=command.join, client_mode=True)) as registry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from swarm.messages import HopTime
+from swarm.protocol.messages import HopTime
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from swarm.errors import ModelMismatch, RouteError, UnknownModel, UnsupportedModel
-from swarm.families import max_positions
-from swarm.hub import find_model
-from swarm.model_identity import client_identity
-from swarm.pretrained import UNREADABLE, check_own_code, first_line, read_config
-from swarm.registry import ModelIdentity
-from swarm.routing import RouteQuery, no_route
+from swarm.ids import ModelIdentity
+from swarm.models.families import max_positions
+from swarm.models.fingerprint import client_identity
+from swarm.models.hub import find_model
+from swarm.models.pretrained import UNREADABLE, check_own_code, first_line, read_config
+from swarm.routing.route import RouteQuery, no_route
 
 MODELS_NAMED = 8
 """Most other models that a message names."""

@@ -44,8 +44,8 @@ def serve(config: ServeConfig) -> int:
 async def _run(config: ServeConfig) -> None:
     config.check()
     from node.serve import Node  # torch and transformers take seconds to import: bad options are told before
-    from swarm.heap import settle
-    from swarm.quiet import quiet_libraries
+    from swarm.runtime.gc_freeze import settle
+    from swarm.runtime.library_logging import quiet_libraries
 
     quiet_libraries()
     settle()

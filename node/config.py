@@ -9,14 +9,14 @@ from typing import Annotated, Literal
 
 import tyro
 
-from swarm.broker_address import BrokerAddress, parse_broker
-from swarm.cores import check_threads
+from swarm.discovery.dht.registry import DhtConfig, listen_on
+from swarm.discovery.identity import default_identity_path
+from swarm.discovery.node_record import MAX_NAME_CHARACTERS, RecordError, split_address
 from swarm.errors import ConfigError
-from swarm.identity import default_identity_path
 from swarm.layers import Span
-from swarm.record import MAX_NAME_CHARACTERS, RecordError, split_address
-from swarm.registry_dht import DhtConfig, listen_on
-from swarm.telemetry import DEFAULT_PREFIX, check_prefix
+from swarm.runtime.cpu_threads import check_threads
+from swarm.telemetry.broker_address import BrokerAddress, parse_broker
+from swarm.telemetry.messages import DEFAULT_PREFIX, check_prefix
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 

@@ -23,13 +23,17 @@ import grpc.aio
 import torch
 from torch import nn
 
-from node.checkpoint import Checkpoint, open_called
 from node.config import ServeConfig
-from node.device import Device
-from node.engine import Engine
-from node.freed import give_back
-from node.joining import Seats, joiners_choice
-from node.loading import (
+from node.engine.measure import measure_sweeps, step_cost
+from node.engine.scheduler import Engine
+from node.membership.duplicate_identity import check_alone, check_still_alone
+from node.membership.joining import Seats, joiners_choice
+from node.membership.model_mismatch import compare_twins
+from node.membership.peer_latency import Neighbours
+from node.membership.rebalance import Rebalance
+from node.model.checkpoint import Checkpoint, open_called
+from node.model.device import Device
+from node.model.loading import (
     check_compute,
     check_kv,
     compute_of,
@@ -41,33 +45,29 @@ from node.loading import (
     load,
     pick_device,
 )
-from node.measure import measure_sweeps, step_cost
-from node.metrics import NodeFigures, listening, serving_metrics
-from node.namesake import check_alone, check_still_alone
-from node.neighbours import Neighbours
-from node.outbox import Outbox
-from node.publisher import Address, Publisher
-from node.rebalance import Rebalance
-from node.service import NodeService
-from node.sessions import Sessions
-from node.span import dissect, shared_parts
-from node.tally import Tally
-from node.telemetry import Portrait, Scene, Subject
-from node.twin_models import compare_twins
-from node.workshop import Workshop
-from swarm.coverage import serve_line
-from swarm.dial import SERVER_OPTIONS, Dialer
+from node.model.malloc_trim import give_back
+from node.model.span import dissect, shared_parts
+from node.session.context import Workshop
+from node.session.service import NodeService
+from node.session.table import Sessions
+from node.telemetry.counters import Tally
+from node.telemetry.metrics import NodeFigures, listening, serving_metrics
+from node.telemetry.outbox import Outbox
+from node.telemetry.publisher import Address, Publisher
+from node.telemetry.report import Portrait, Scene, Subject
+from swarm.discovery.address_proof import NONCE_BYTES
+from swarm.discovery.coverage import serve_line
+from swarm.discovery.dht.registry import DhtRegistry, check_ours
+from swarm.discovery.node_record import NodeRecord, NodeState, bracketed
+from swarm.discovery.registry import RECORD_TTL_S, Registry
 from swarm.errors import ConfigError, LayersError, RegistryError, UnknownModel, Unreachable
-from swarm.hello import NONCE_BYTES
-from swarm.ids import PeerId
+from swarm.ids import ModelIdentity, PeerId
+from swarm.inference.gumbel import gumbel_row
 from swarm.layers import Span
-from swarm.model_identity import model_identity
-from swarm.noise import gumbel_row
-from swarm.record import NodeRecord, NodeState, bracketed
-from swarm.registry import RECORD_TTL_S, ModelIdentity, Registry
-from swarm.registry_dht import DhtRegistry, check_ours
-from swarm.tasks import TaskScope
-from swarm.telemetry import EventKind, Part
+from swarm.models.fingerprint import model_identity
+from swarm.runtime.tasks import TaskScope
+from swarm.telemetry.messages import EventKind, Part
+from swarm.transport.dial import SERVER_OPTIONS, Dialer
 
 STOP_GRACE_S = 2.0
 MAX_STREAMS = 4_096

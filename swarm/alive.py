@@ -21,8 +21,8 @@ def node(host: str, port: int) -> bool:
     import grpc
     import msgpack
 
-    from swarm.hello import HELLO_METHOD, NONCE_BYTES, check_hello
-    from swarm.record import bracketed
+    from swarm.discovery.address_proof import HELLO_METHOD, NONCE_BYTES, check_hello
+    from swarm.discovery.node_record import bracketed
 
     nonce = secrets.token_bytes(NONCE_BYTES)
     with grpc.insecure_channel(f"{bracketed(host)}:{port}") as channel:

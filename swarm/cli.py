@@ -17,17 +17,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarm.coverage import Coverage, cover, fill_lines, serve_line
+from swarm.commands.plan import ShowPlan, plan
+from swarm.commands.private_swarm import Private, private
+from swarm.commands.route import ShowRoute, route, short
+from swarm.discovery.coverage import Coverage, cover, fill_lines, serve_line
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.identity import default_identity_path
+from swarm.discovery.node_record import NodeRecord
+from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, SwarmError, UnknownModel
-from swarm.health_command import Health
-from swarm.identity import default_identity_path
-from swarm.plan_view import ShowPlan, plan
-from swarm.private import Private, private
-from swarm.record import NodeRecord
-from swarm.registry import ModelIdentity, Registry
-from swarm.registry_dht import DhtConfig, DhtRegistry
-from swarm.route_view import ShowRoute, route, short
-from swarm.top_command import Top
+from swarm.health.options import Health
+from swarm.ids import ModelIdentity
+from swarm.top.options import Top
 
 BOOTSTRAP_PORT = 31_337
 PLAIN_WIDTH = 240
@@ -136,7 +137,7 @@ async def bootstrap(command: Bootstrap, console: Console) -> None:
 
 
 async def _health(command: Health, console: Console) -> None:
-    from swarm.health import health  # brings a web server and a broker's client, which nothing else here needs
+    from swarm.health.service import health  # brings a web server and a broker's client, which nothing else here needs
 
     given = None if command.embedded_broker else os.environ.get("CANOPY_MQTT")
     webhooks = (*command.webhook, *os.environ.get("CANOPY_WEBHOOK", "").split())
@@ -148,7 +149,7 @@ async def _health(command: Health, console: Console) -> None:
 
 
 async def _top(command: Top, console: Console) -> None:
-    from swarm.top import top  # brings a terminal's toolkit and an HTTP client, which nothing else here needs
+    from swarm.top.command import top  # brings a terminal's toolkit and an HTTP client, which nothing else here needs
 
     await top(command, console)
 

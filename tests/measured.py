@@ -8,24 +8,23 @@ from typing import cast
 
 import torch
 
-from node.device import Device
-from node.metrics import NodeFigures
-from node.tally import ErrorKind, Tally
-from node.telemetry import Scene, Subject
-from swarm.health_clerk import Clerk
-from swarm.health_findings import LinkState
-from swarm.health_history import History
-from swarm.health_metrics import HealthView, look
-from swarm.health_node import Model
-from swarm.health_overview import Overview
-from swarm.health_probes import Comparison, HopProbe, Probe
-from swarm.health_publisher import Publisher
-from swarm.ids import PeerId
+from node.model.device import Device
+from node.telemetry.counters import ErrorKind, Tally
+from node.telemetry.metrics import NodeFigures
+from node.telemetry.report import Scene, Subject
+from swarm.discovery.node_record import NodeState
+from swarm.health.metrics.exporter import HealthView, look
+from swarm.health.state.assessment import LinkState
+from swarm.health.state.node import Model
+from swarm.health.state.overview import Overview
+from swarm.health.state.probe_results import Comparison, HopProbe, Probe
+from swarm.health.tasks.history import History
+from swarm.health.tasks.publisher import Publisher
+from swarm.health.tasks.recorder import Clerk
+from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
-from swarm.record import NodeState
-from swarm.registry import ModelIdentity
-from swarm.telemetry import ServedModel, seal_body
-from swarm.telemetry_guard import TelemetryGuard
+from swarm.telemetry.guard import TelemetryGuard
+from swarm.telemetry.messages import ServedModel, seal_body
 from tests.telling import NOW, identity, metrics, status, topic
 
 WHOLE, SHAKY, TORN = (Model(name, digit * 64, 12) for name, digit in (("whole", "a"), ("shaky", "b"), ("torn", "c")))

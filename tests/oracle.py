@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 
 class SamplingLike(Protocol):
-    """What `swarm.messages.Sampling` holds."""
+    """What `swarm.protocol.messages.Sampling` holds."""
 
     @property
     def seed(self) -> int: ...

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from swarm.private import Private, private
+from swarm.commands.private_swarm import Private, private
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 HOST = "127.0.0.1"

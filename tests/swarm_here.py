@@ -11,7 +11,7 @@ from typing import Any
 from client import AsyncSwarm
 from node.config import ServeConfig
 from node.serve import Node
-from swarm.registry_memory import MemoryNetwork, MemoryRegistry
+from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from tests.devices import DEVICE
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from swarm.identity import Identity
+from swarm.discovery.identity import Identity
 from swarm.layers import Span
-from swarm.telemetry import (
+from swarm.telemetry.messages import (
     Body,
     Event,
     EventKind,

@@ -28,9 +28,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from client.programs import _end_with_parent
+from client.demo.programs import _end_with_parent
 from tools.guide import Block, Guide, GuideError, Step, is_shown, read
-from tools.village import NETWORK, Village, obstacle, village
+from tools.network_lab import NETWORK, Village, obstacle, village
 
 ROOT = Path(__file__).resolve().parent.parent
 HOSTS = {"boot": 1, "boot2": 2, "watch": 5, "you": 7, "anna": 11, "ben": 12, "cleo": 13}

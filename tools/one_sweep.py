@@ -15,15 +15,15 @@ from typing import Any
 
 from rich.console import Console
 
-from client.aio import AsyncSwarm
-from client.demo import _swarm, _wait_covered
-from client.draft import NONE, Drafter
-from client.drafters import Drafters
+from client.demo.__main__ import _swarm, _wait_covered
+from client.drafting.drafter import NONE, Drafter
+from client.drafting.pool import Drafters
+from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.tree import DraftTree, Picks
+from client.library.aio import AsyncSwarm
 from client.stats import Result
-from swarm.budget import EVERYTHING, Worth
 from swarm.demo import DRAFT, TARGET
-from swarm.messages import Sampling
-from swarm.tree import DraftTree, Picks
+from swarm.protocol.messages import Sampling
 
 PROMPT, TOKENS, NODES, SEED, TEMPERATURE, DELAY_MS = "It was a dark night, and the old captain", 24, 12, 11, 0.7, 25.0
 OUT = Path("docs/img/sweep.json")

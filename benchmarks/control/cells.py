@@ -6,7 +6,7 @@ row adds, what drafting and messages take of the cores that everything here shar
 Each is replayed with several delays around the one that was seen, since a single replay hangs on which node just goes
 with a sweep.
 
-    sudo python -m benchmarks.cells --record
+    sudo python -m benchmarks cells --record
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ import tyro
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from benchmarks.cells_worker import CHOSEN, FIXED, FIXED_NODES, PLAIN, WAYS, Job
-from benchmarks.clients_part import run_part
-from benchmarks.hosted import SPANS, hosted_swarm
-from benchmarks.network import Kind, Plan, open_network
-from benchmarks.pipe import whole_target
-from benchmarks.recorded import Recorded, prompts_of, write
-from benchmarks.replay import FIRST_SEED, PROFILES, Cast, one_core, run
+from benchmarks.control.cells_worker import CHOSEN, FIXED, FIXED_NODES, PLAIN, WAYS, Job
+from benchmarks.control.pipe import whole_target
+from benchmarks.control.replay import Cast, one_core, run
+from benchmarks.emulation.client_process import run_part
+from benchmarks.emulation.network import Kind, Plan, open_network
+from benchmarks.emulation.swarm import SPANS, hosted_swarm
 from benchmarks.sheet import Sheet
-from benchmarks.virtual import HOPS, Costs, VirtualDrafter
-from client.draft import TreeDrafter
-from client.drafts import Wanted, load_drafter
-from client.jobs import MOST_NODES
-from client.pairs import Median, median_of, ratios
-from client.shape import LinkShape
+from benchmarks.simulation.chain import HOPS, Costs, VirtualDrafter
+from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
+from benchmarks.simulation.recorded import Recorded, prompts_of, write
+from client.bench.paired_ratio import Median, median_of, ratios
+from client.control.goodput import Goodput
+from client.control.policy import Budget, FixedBudget
+from client.demo.link_shape import LinkShape
+from client.drafting.drafter import TreeDrafter
+from client.drafting.loading import Wanted, load_drafter
+from client.library.jobs import MOST_NODES
 from client.target import load_target
-from swarm.budget import Budget, FixedBudget
 from swarm.demo import DRAFT, TARGET
-from swarm.goodput import Goodput
-from swarm.messages import Sampling
-from swarm.quiet import quiet_libraries
+from swarm.protocol.messages import Sampling
+from swarm.runtime.library_logging import quiet_libraries
 
 CELLS = (
     ("1 ms, 1 Gbit/s", "passages", 1.0),
@@ -119,7 +120,7 @@ async def measure(network: str, options: Options, console: Console) -> list[Run]
             console.print(f"{network}: {net.kind} network ({net.reason})")
             result = str(folder / "result.json")
             job = Job(hosted.peer, cells, options.prompts, options.pairs, options.new_tokens, result, os.getpid())
-            found: list[Run] = await run_part("benchmarks.cells_worker", asdict(job), net, folder, console)
+            found: list[Run] = await run_part("benchmarks.control.cells_worker", asdict(job), net, folder, console)
             return found
 
 

@@ -1,4 +1,4 @@
-"""The client's part of `benchmarks.cells`: each text plain and as goodput chooses, in turns, with what things took.
+"""The client of `benchmarks.control.cells`: each text plain and as goodput chooses, in turns, with what things took.
 
 Another client makes the same texts with trees of one size. Reads its job as JSON from the command line and writes what
 it measured to the file that the job names.
@@ -20,21 +20,21 @@ from unittest.mock import patch
 import psutil
 import torch
 
-from benchmarks.counted import CountedDrafter
-from benchmarks.recorded import prompts_of
-from benchmarks.replay import FIRST_SEED
-from benchmarks.worker import covered
-from client.aio import AsyncSwarm
-from client.draft import NONE, TreeDrafter
-from client.drafts import Made, Name, Wanted, load_drafter
+from benchmarks.emulation.swarm import covered
+from benchmarks.simulation.counted import CountedDrafter
+from benchmarks.simulation.profiles import FIRST_SEED
+from benchmarks.simulation.recorded import prompts_of
+from client.drafting.drafter import NONE, TreeDrafter
+from client.drafting.loading import Made, Name, Wanted, load_drafter
+from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.tree import DraftTree, Picks
+from client.library.aio import AsyncSwarm
 from client.stats import Result, SweepStats
 from client.target import Target
-from swarm.budget import EVERYTHING, Worth
 from swarm.demo import DRAFT, TARGET
-from swarm.heap import settle
-from swarm.messages import Sampling
-from swarm.quiet import quiet_libraries
-from swarm.tree import DraftTree, Picks
+from swarm.protocol.messages import Sampling
+from swarm.runtime.gc_freeze import settle
+from swarm.runtime.library_logging import quiet_libraries
 
 IDLE_S = 5.0
 PLAIN, FIXED, CHOSEN = "plain", "fixed", "chosen"
@@ -181,7 +181,7 @@ def main() -> None:
     words = json.loads(sys.argv[1])
     job = Job(**(words | {"cells": tuple((kind, float(temperature)) for kind, temperature in words["cells"])}))
     drafters: list[TimedDrafter] = []
-    with patch("client.aio.load_drafter", load_timed(drafters)):
+    with patch("client.library.aio.load_drafter", load_timed(drafters)):
         runs = asyncio.run(measure(job, drafters))
     Path(job.result).write_text(json.dumps(runs), encoding="utf-8")
 

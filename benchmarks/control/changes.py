@@ -1,9 +1,9 @@
 """A network that changes under a client: what it has then of one that never knew another network. In virtual time.
 
-As `benchmarks.pipe`: the real decode loop and controller, draft and target run themselves. Half of the texts are told
-over one network, the others over another; beside it a client that tells all of them over the second one.
+As `benchmarks.control.pipe`: the real decode loop and controller, draft and target run themselves. Half of the texts
+are told over one network, the others over another; beside it a client that tells all of them over the second one.
 
-    python -m benchmarks.changes --record
+    python -m benchmarks changes --record
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ import tyro
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from benchmarks.pipe import whole_target
-from benchmarks.recorded import Recorded, prompts_of, write
-from benchmarks.replay import FIRST_SEED, Cast, all_cells, one_core, run
+from benchmarks.control.pipe import whole_target
+from benchmarks.control.replay import Cast, all_cells, one_core, run
 from benchmarks.sheet import Sheet
-from benchmarks.virtual import Costs, VirtualDrafter
-from client.draft import TreeDrafter
-from client.drafts import Wanted, load_drafter
-from client.jobs import MOST_NODES
+from benchmarks.simulation.chain import Costs, VirtualDrafter
+from benchmarks.simulation.profiles import FIRST_SEED
+from benchmarks.simulation.recorded import Recorded, prompts_of, write
+from client.control.goodput import Goodput
+from client.drafting.drafter import TreeDrafter
+from client.drafting.loading import Wanted, load_drafter
+from client.library.jobs import MOST_NODES
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
-from swarm.goodput import Goodput
-from swarm.messages import Sampling
+from swarm.protocol.messages import Sampling
 
 CHANGES = {
     "25 → 40 ms": (Costs(25, 100), Costs(40, 100)),

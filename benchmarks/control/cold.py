@@ -1,9 +1,9 @@
 """First texts on machines that stall: each new size of a sweep takes a hop long, once, in virtual time.
 
 A card that loads its kernels when they are used first, or plans its attention anew for each shape, is such a machine.
-As `benchmarks.pipe`, but every text is a new client's, over machines that have only decoded plainly before.
+As `benchmarks.control.pipe`, but every text is a new client's, over machines that have only decoded plainly before.
 
-    python -m benchmarks.cold --record
+    python -m benchmarks cold --record
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from statistics import harmonic_mean
 import tyro
 from rich.console import Console
 
-from benchmarks.pipe import tell, whole_target
-from benchmarks.recorded import prompts_of, write
-from benchmarks.replay import FIRST_SEED, PROFILES, all_cells, one_core
+from benchmarks.control.pipe import tell, whole_target
+from benchmarks.control.replay import all_cells, one_core
 from benchmarks.sheet import Sheet
-from client.jobs import MOST_NODES
-from swarm.budget import Budget, FixedBudget
-from swarm.goodput import Goodput
-from swarm.messages import Sampling
+from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
+from benchmarks.simulation.recorded import prompts_of, write
+from client.control.goodput import Goodput
+from client.control.policy import Budget, FixedBudget
+from client.library.jobs import MOST_NODES
+from swarm.protocol.messages import Sampling
 
 FIXED = ((16, 1), (64, 1), (16, 8), (32, 16))
 """Trees of so many nodes, so many in flight."""

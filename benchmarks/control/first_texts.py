@@ -1,9 +1,10 @@
 """What a client loses with its first text, of whose draft and route it knows nothing but what routing promises.
 
-As `benchmarks.replay`, but every prompt is a new client's: its draft's chances, its look-up's votes and its controller
-begin anew. Beside it one client that tells all of them, and clients to whom routing promised nothing, or too much.
+As `benchmarks.control.replay`, but every prompt is a new client's: its draft's chances, its look-up's votes and its
+controller begin anew. Beside it one client that tells all of them, and clients to whom routing promised nothing, or too
+much.
 
-    python -m benchmarks.first_texts --record
+    python -m benchmarks first_texts --record
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ from rich.console import Console
 from rich.progress import track
 from transformers import AutoTokenizer
 
-from benchmarks.recorded import KINDS, Pair, Recorded, prompts_of, record
-from benchmarks.replay import FIRST_SEED, IN_FLIGHT, PROFILES, SIZES, Cast, one_core, run, tell
+from benchmarks.control.replay import IN_FLIGHT, SIZES, Cast, one_core, run, tell
 from benchmarks.sheet import Sheet
-from benchmarks.virtual import Costs
-from client.jobs import MOST_NODES
-from swarm.budget import Budget, FixedBudget, Prospect
+from benchmarks.simulation.chain import Costs
+from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
+from benchmarks.simulation.recorded import KINDS, Pair, Recorded, prompts_of, record
+from client.control.goodput import Goodput
+from client.control.policy import Budget, FixedBudget
+from client.library.jobs import MOST_NODES
 from swarm.demo import DRAFT, TARGET
-from swarm.goodput import Goodput
-from swarm.messages import Sampling
-from swarm.ragged import load_whole
+from swarm.inference.ragged_batch import load_whole
+from swarm.protocol.messages import Sampling
+from swarm.routing.costs import Prospect
 
 WRONG = 3.0
 

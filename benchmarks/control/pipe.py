@@ -1,13 +1,13 @@
 """Is a full pipe worth its nodes? Against one sweep at a time at its best, where the delay binds.
 
-As `benchmarks.replay`, but draft and target run themselves, and only time is virtual: what the target picks behind dead
-branches, which hangs on what was sent, is known here as it is in a swarm. A client begins each cell with nothing
-but what routing promises. Which node goes first hangs on fractions of a millisecond, and so does what becomes of a
-text, so a cell is replayed several times: with delays that differ a little, and with other seeds.
+As `benchmarks.control.replay`, but draft and target run themselves, and only time is virtual: what the target picks
+behind dead branches, which hangs on what was sent, is known here as it is in a swarm. A client begins each cell with
+nothing but what routing promises. Which node goes first hangs on fractions of a millisecond, and so does what becomes
+of a text, so a cell is replayed several times: with delays that differ a little, and with other seeds.
 
-    python -m benchmarks.pipe --record
-    python -m benchmarks.pipe --measured benchmarks/results/cells.json     # with what things took on real nodes
-    python -m benchmarks.pipe --row-ms .01      # rows nearly free, as on a card
+    python -m benchmarks pipe --record
+    python -m benchmarks pipe --measured benchmarks/results/cells.json     # with what things took on real nodes
+    python -m benchmarks pipe --row-ms .01      # rows nearly free, as on a card
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ import tyro
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from benchmarks.recorded import Recorded, prompts_of, write
-from benchmarks.replay import DELAY_BOUND, FIRST_SEED, PROFILES, Cast, OneAtATime, Told, all_cells, one_core, run
+from benchmarks.control.replay import DELAY_BOUND, Cast, OneAtATime, Told, all_cells, one_core, run
 from benchmarks.sheet import Sheet
-from benchmarks.virtual import Costs, VirtualDrafter
-from client.draft import TreeDrafter
-from client.drafts import Wanted, load_drafter
-from client.jobs import MOST_NODES
+from benchmarks.simulation.chain import Costs, VirtualDrafter
+from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
+from benchmarks.simulation.recorded import Recorded, prompts_of, write
+from client.control.goodput import Goodput
+from client.control.policy import Budget, FixedBudget
+from client.drafting.drafter import TreeDrafter
+from client.drafting.loading import Wanted, load_drafter
+from client.library.jobs import MOST_NODES
 from client.target import load_target
-from swarm.budget import Budget, FixedBudget, Prospect
 from swarm.demo import DRAFT, TARGET
-from swarm.goodput import Goodput
-from swarm.messages import Sampling
-from swarm.ragged import RaggedModel, load_whole
+from swarm.inference.ragged_batch import RaggedModel, load_whole
+from swarm.protocol.messages import Sampling
+from swarm.routing.costs import Prospect
 
 SIZES = (32, 64, 128)
 SHIFTS_MS = (0.0, -0.1, 0.1, -0.2, 0.2)
@@ -62,7 +64,7 @@ class Options:
     row_ms: float | None = None
     """What a row adds to a hop's forward, if not as much as in the replay."""
     measured: Path | None = None
-    """Results of `benchmarks.cells`: forwards and drafting take what it saw at 25 ms, each machine by itself."""
+    """Results of `benchmarks.control.cells`: forwards and drafting take what it saw at 25 ms, machine by machine."""
     record: bool = False
     """Write the table into BENCHMARKS.md and the measurements beside it."""
     json: Path | None = None
@@ -228,10 +230,10 @@ def _costs(options: Options) -> str:
     if options.measured is not None:
         costs = measured(options.measured, PROFILES[MEASURED_NETWORK])
         row = (
-            f"as on real nodes (`benchmarks.cells`): hop {costs.forward_ms:.1f} ms + {costs.row_ms:.2f} per node, tree "
-            f"{costs.grow_ms:.1f} ms + {costs.pass_ms:.1f} per pass + {costs.pass_row_ms:.3f} per row of a pass + "
-            f"{costs.node_ms:.4f} per node, {costs.turn_ms:.1f} until the loop has it, {costs.learn_ms:.1f} to learn "
-            "from a reply"
+            f"as on real nodes (`benchmarks.control.cells`): hop {costs.forward_ms:.1f} ms + {costs.row_ms:.2f} per "
+            f"node, tree {costs.grow_ms:.1f} ms + {costs.pass_ms:.1f} per pass + {costs.pass_row_ms:.3f} per row of a "
+            f"pass + {costs.node_ms:.4f} per node, {costs.turn_ms:.1f} until the loop has it, {costs.learn_ms:.1f} to "
+            "learn from a reply"
         )
     return row if options.row_ms is None else f"{row}, but {options.row_ms:g} ms per row"
 

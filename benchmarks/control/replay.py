@@ -2,10 +2,10 @@
 
 The real decode loop and the real controller run against a chain and a draft that take virtual time only, so a whole
 grid of networks, kinds of text and temperatures is a matter of minutes, and the same again each time. The controller
-begins each cell with what routing promises, which is true here (`benchmarks.first_texts` has promises that are not);
-its prompts follow one another. Cells share the machine's cores.
+begins each cell with what routing promises, which is true here (`benchmarks.control.first_texts` has promises that are
+not); its prompts follow one another. Cells share the machine's cores.
 
-    python -m benchmarks.replay --record
+    python -m benchmarks replay --record
 """
 
 from __future__ import annotations
@@ -28,31 +28,27 @@ from rich.console import Console
 from rich.progress import track
 from transformers import AutoTokenizer
 
-from benchmarks.recorded import KINDS, TREE, Pair, Recorded, prompts_of, record
 from benchmarks.sheet import Sheet
-from benchmarks.virtual import AtOnce, Costs, ModelTail, RecordedDrafter, RecordedTail, VirtualChain
-from benchmarks.virtual_clock import Clock
-from client.decode import Job, decode
-from client.draft import Drafter
-from client.jobs import MOST_NODES, PREFILL_CHUNK
-from client.text import TextStream
-from client.walk import Walk
-from swarm.budget import SWEEPS_IN_FLIGHT, Ahead, Budget, Choice, FixedBudget, Prospect, Worth
+from benchmarks.simulation.chain import AtOnce, Costs, ModelTail, RecordedDrafter, RecordedTail, VirtualChain
+from benchmarks.simulation.clock import Clock
+from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
+from benchmarks.simulation.recorded import KINDS, TREE, Pair, Recorded, prompts_of, record
+from client.control.goodput import Goodput
+from client.control.policy import SWEEPS_IN_FLIGHT, Ahead, Budget, Choice, FixedBudget
+from client.decode.loop import Job, decode
+from client.decode.text_stream import TextStream
+from client.decode.walk import Walk
+from client.drafting.drafter import Drafter
+from client.drafting.search.stopping import Worth
+from client.drafting.search.tree import DraftTree
+from client.library.jobs import MOST_NODES, PREFILL_CHUNK
 from swarm.demo import DRAFT, TARGET
-from swarm.goodput import Goodput
-from swarm.messages import Credits, Sampling
-from swarm.quiet import quiet_libraries
-from swarm.ragged import RaggedModel, load_whole
-from swarm.session import Limits
-from swarm.tree import DraftTree
+from swarm.inference.ragged_batch import RaggedModel, load_whole
+from swarm.protocol.messages import Credits, Sampling
+from swarm.protocol.session import Limits
+from swarm.routing.costs import Prospect
+from swarm.runtime.library_logging import quiet_libraries
 
-PROFILES = {
-    "1 ms, 1 Gbit/s": Costs(1, 1_000),
-    "10 ms, 200 Mbit/s": Costs(10, 200),
-    "25 ms, 100 Mbit/s": Costs(25, 100),
-    "50 ms, 20 Mbit/s": Costs(50, 20),
-    "100 ms, 50 Mbit/s": Costs(100, 50),
-}
 SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 IN_FLIGHT = (1, 3, 8, 16, 24, SWEEPS_IN_FLIGHT)
 DELAY_BOUND = ("25 ms, 100 Mbit/s", "50 ms, 20 Mbit/s", "100 ms, 50 Mbit/s")
@@ -60,7 +56,6 @@ FREE_WAYS = (FixedBudget(TREE), FixedBudget(TREE, SWEEPS_IN_FLIGHT), FixedBudget
 ORACLE_SURE, ORACLE_NODES = 0.995, 4
 VOCABULARY = 1 << 20
 PLAIN_BOUND, BEST_BOUND = 0.97, 0.95
-FIRST_SEED = 11
 
 T = TypeVar("T")
 

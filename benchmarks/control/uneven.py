@@ -1,10 +1,10 @@
 """Machines that are not alike, in virtual time: what one that is slower, or popular, leaves of a full pipe.
 
-As `benchmarks.pipe`, with one machine of three that takes six times as long as each of the others, or where four other
-sweeps wait before each of ours. Beside what is chosen, what was before goodput knew which hop is the busiest: as if all
-three were alike.
+As `benchmarks.control.pipe`, with one machine of three that takes six times as long as each of the others, or where
+four other sweeps wait before each of ours. Beside what is chosen, what was before goodput knew which hop is the
+busiest: as if all three were alike.
 
-    python -m benchmarks.uneven --record
+    python -m benchmarks uneven --record
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
-from benchmarks.pipe import tell, whole_target
-from benchmarks.recorded import prompts_of, write
-from benchmarks.replay import FIRST_SEED, PROFILES, OneAtATime, all_cells, one_core
+from benchmarks.control.pipe import tell, whole_target
+from benchmarks.control.replay import OneAtATime, all_cells, one_core
 from benchmarks.sheet import Sheet
-from benchmarks.virtual import Costs
-from client.jobs import MOST_NODES
-from swarm.budget import FixedBudget, Prospect, Spent
-from swarm.goodput import Goodput
-from swarm.messages import Sampling
+from benchmarks.simulation.chain import Costs
+from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
+from benchmarks.simulation.recorded import prompts_of, write
+from client.control.goodput import Goodput
+from client.control.policy import FixedBudget, Spent
+from client.library.jobs import MOST_NODES
+from swarm.protocol.messages import Sampling
+from swarm.routing.costs import Prospect
 
 EVEN, IDLE = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)
 CHAINS = {

@@ -1,10 +1,10 @@
 """Large models over home links, in virtual time: rows that take links longer than they take machines.
 
-As `benchmarks.pipe`, with rows of 8 and 16 KiB (4,096 and 8,192 values of two bytes; the demo pair's own have 768
-bytes), slower machines, and rates from a fibre's to an old telephone line's. Also a client's first text where nobody
-measured the machines' links, which routing then takes for 100 Mbit/s.
+As `benchmarks.control.pipe`, with rows of 8 and 16 KiB (4,096 and 8,192 values of two bytes; the demo pair's own have
+768 bytes), slower machines, and rates from a fibre's to an old telephone line's. Also a client's first text where
+nobody measured the machines' links, which routing then takes for 100 Mbit/s.
 
-    python -m benchmarks.wide_rows --record
+    python -m benchmarks wide_rows --record
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
-from benchmarks.pipe import tell, whole_target
-from benchmarks.recorded import prompts_of, write
-from benchmarks.replay import FIRST_SEED, all_cells, one_core
+from benchmarks.control.pipe import tell, whole_target
+from benchmarks.control.replay import all_cells, one_core
 from benchmarks.sheet import Sheet
-from benchmarks.virtual import Costs
-from client.jobs import MOST_NODES
-from swarm.budget import FixedBudget, Prospect
-from swarm.goodput import Goodput
-from swarm.messages import Sampling
-from swarm.route_costs import LINK_MBIT_PER_S
+from benchmarks.simulation.chain import Costs
+from benchmarks.simulation.profiles import FIRST_SEED
+from benchmarks.simulation.recorded import prompts_of, write
+from client.control.goodput import Goodput
+from client.control.policy import FixedBudget
+from client.library.jobs import MOST_NODES
+from swarm.protocol.messages import Sampling
+from swarm.routing.costs import LINK_MBIT_PER_S, Prospect
 
 LARGE, MEDIUM = 16_384, 8_192
 NETWORKS = {

@@ -5,7 +5,7 @@ in other orders; and, in the same orders, such as learn what the first misses. P
 that nobody trained on: with one candidate of each draft below a node, as SpecInfer merges its drafts' sequences, and
 with eight, as Canopy's trees have. Every text is compared with plain decoding's.
 
-    python -m benchmarks.boost --record
+    python -m benchmarks boost --record
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedModel
 
-from benchmarks.acceptance import FIRST_SEED, Size, demo_prompts, generate
 from benchmarks.sheet import Sheet
-from client.boost import BoostTraining
-from client.draft import NoDrafter, TreeDrafter
-from client.ranking import Ranker
-from client.source_model import ModelSource
+from benchmarks.simulation.acceptance import FIRST_SEED, Size, demo_prompts, generate
+from client.drafting.drafter import NoDrafter, TreeDrafter
+from client.drafting.search.calibration import Calibration
+from client.drafting.search.ranking import Ranker
+from client.drafting.sources.model import ModelSource
 from client.target import load_target
-from client.train_draft import DraftTraining
-from client.train_head import Schedule
-from client.train_samples import Amount, LocalSampler, load_for_training, sampled_lines
-from swarm.chance import Calibration
+from client.train.boost import BoostTraining
+from client.train.draft_model import DraftTraining
+from client.train.head import Schedule
+from client.train.samples import Amount, LocalSampler, load_for_training, sampled_lines
 from swarm.demo import DRAFT, TARGET
-from swarm.messages import Sampling
-from swarm.quiet import quiet_libraries
-from swarm.ragged import RaggedModel, load_whole
+from swarm.inference.ragged_batch import RaggedModel, load_whole
+from swarm.protocol.messages import Sampling
+from swarm.runtime.library_logging import quiet_libraries
 
 WINDOW = 2_048
 

@@ -1,11 +1,11 @@
 """What learned chances gain over the fixed prior, with the demo pair, in one process and without a network.
 
-The protocol is that of `benchmarks.acceptance`; both sides decode the same prompts with the same seeds, and every text
-is compared with plain decoding's. The calibration learns on the passages between those that are measured, with other
-seeds and 16 tree nodes, and is then frozen; `--cold` measures a first use instead: nothing is known, and it learns
-while it is measured.
+The protocol is that of `benchmarks.simulation.acceptance`; both sides decode the same prompts with the same seeds, and
+every text is compared with plain decoding's. The calibration learns on the passages between those that are measured,
+with other seeds and 16 tree nodes, and is then frozen; `--cold` measures a first use instead: nothing is known, and it
+learns while it is measured.
 
-    python -m benchmarks.calibration --json calibration.json
+    python -m benchmarks calibration --json calibration.json
 
 predicted  1 + the sum of a tree's chances, averaged over sweeps: what the drafter expected
 error      expected calibration error of the tree nodes' chances: |predicted − realised| per tenth, weighed by nodes
@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.acceptance import FIRST_SEED, Run, Size, demo_prompts, generate
 from benchmarks.sheet import Sheet
-from client.draft import ModelDrafter, NoDrafter
-from swarm.chance import Calibration, Candidates, ChanceModel, SoftmaxPrior
+from benchmarks.simulation.acceptance import FIRST_SEED, Run, Size, demo_prompts, generate
+from client.drafting.drafter import ModelDrafter, NoDrafter
+from client.drafting.search.calibration import Calibration, Candidates, ChanceModel, SoftmaxPrior
 from swarm.demo import DRAFT, TARGET
-from swarm.messages import Sampling
-from swarm.ragged import RaggedModel, load_whole
+from swarm.inference.ragged_batch import RaggedModel, load_whole
+from swarm.protocol.messages import Sampling
 
 LESSON_SEED = 1_011
 LESSON_NODES = 16

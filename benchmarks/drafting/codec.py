@@ -5,7 +5,7 @@ Time: median of encoding and of decoding 64 rows of 8192 of a compute dtype. Lin
 whose rows pass through the codec, against the lossless one. Logits are teacher-forced over whole held-out passages;
 texts are greedy, from the first 96 tokens of every second passage, once plain and once with trees of 16.
 
-    python -m benchmarks.codec --prompts 4
+    python -m benchmarks codec --prompts 4
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from benchmarks.acceptance import LEVELS, answer, demo_prompts
 from benchmarks.sheet import Sheet
-from client.draft import Drafter, ModelDrafter, NoDrafter
-from client.local import LocalSession
-from client.walk import Walk
-from swarm.arena import Arena
-from swarm.codec import decode_rows, encode_rows, lossless_codec
+from benchmarks.simulation.acceptance import LEVELS, answer, demo_prompts
+from client.decode.walk import Walk
+from client.drafting.drafter import Drafter, ModelDrafter, NoDrafter
+from client.drafting.search.local_session import LocalSession
 from swarm.demo import DRAFT, PASSAGES, TARGET
+from swarm.inference.kv_cache import Arena
+from swarm.inference.ragged_batch import RaggedModel, Work, load_whole
+from swarm.inference.row_codec import decode_rows, encode_rows, lossless_codec
 from swarm.layers import Span
-from swarm.messages import Codec, Sampling, Sweep
-from swarm.ragged import RaggedModel, Work, load_whole
-from swarm.session import Limits
+from swarm.protocol.messages import Codec, Sampling, Sweep
+from swarm.protocol.session import Limits
 
 ROWS, WIDTH, DEMO_WIDTH = 64, 8192, 192
 LINK_BITS_PER_MS = 100e3

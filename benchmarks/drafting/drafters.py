@@ -5,9 +5,9 @@
 
 A drafter learns from the picks along the text, as a client would; picks off the text, which a client also gets, are
 not taught. Draft times are CPU times of the one thread that drafts. Tokens/s: the real decode loop and controller in
-virtual time (`benchmarks.virtual`), in which drafting takes as long as it took.
+virtual time (`benchmarks.simulation.chain`), in which drafting takes as long as it took.
 
-    python -m benchmarks.drafters --record
+    python -m benchmarks drafters --record
 """
 
 from __future__ import annotations
@@ -27,34 +27,35 @@ from rich.console import Console
 from rich.progress import track
 from transformers import AutoTokenizer
 
-from benchmarks.acceptance import Size, generate
-from benchmarks.recorded import KINDS, Recorded, picks_of, prompts_of
-from benchmarks.replay import Cast, tell
+from benchmarks.control.replay import Cast, tell
 from benchmarks.sheet import Sheet
-from benchmarks.virtual import Costs
-from benchmarks.virtual_clock import Clock
-from client.draft import MAX_LEVELS, NONE, NoDrafter, TreeDrafter
-from client.head_files import load_head, read_head_config
-from client.jobs import MOST_NODES
-from client.local import LocalSession
-from client.ranking import Ranker
-from client.source import Source
-from client.source_dgf import DgfSource
-from client.source_lookup import LookupSource
-from client.source_model import ModelSource
-from client.source_recycle import RecycleSource
-from client.source_redrafter import ReDrafterSource
-from swarm.budget import EVERYTHING, Budget, FixedBudget, Worth
-from swarm.chance import Calibration
+from benchmarks.simulation.acceptance import Size, generate
+from benchmarks.simulation.chain import Costs
+from benchmarks.simulation.clock import Clock
+from benchmarks.simulation.recorded import KINDS, Recorded, picks_of, prompts_of
+from client.control.goodput import Goodput
+from client.control.policy import Budget, FixedBudget
+from client.drafting.drafter import MAX_LEVELS, NONE, NoDrafter, TreeDrafter
+from client.drafting.heads.files import load_head, read_head_config
+from client.drafting.search.calibration import Calibration
+from client.drafting.search.local_session import LocalSession
+from client.drafting.search.ranking import Ranker
+from client.drafting.search.source import Source
+from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.tree import DraftTree, Picks
+from client.drafting.sources.dgf import DgfSource
+from client.drafting.sources.lookup import LookupSource
+from client.drafting.sources.model import ModelSource
+from client.drafting.sources.recycling import RecycleSource
+from client.drafting.sources.recycling_table import Recycling
+from client.drafting.sources.redrafter import ReDrafterSource
+from client.drafting.sources.suffix_lookup import Lookup
+from client.library.jobs import MOST_NODES
 from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
-from swarm.goodput import Goodput
 from swarm.ids import TreeNodeId
-from swarm.lookup import Lookup
-from swarm.messages import Sampling
-from swarm.ragged import RaggedModel, load_whole
-from swarm.recycling import Recycling
-from swarm.session import Limits
-from swarm.tree import DraftTree, Picks
+from swarm.inference.ragged_batch import RaggedModel, load_whole
+from swarm.protocol.messages import Sampling
+from swarm.protocol.session import Limits
 
 PROFILE = Costs(25, 100)
 SIZES = (16, 64)

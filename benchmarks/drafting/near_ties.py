@@ -4,7 +4,7 @@ How a sum is rounded hangs on the shape of a forward: a token alone and the same
 by some millionths. Where the two best scores lie closer than that, the pick may fall either way. Held-out passages are
 run token by token and in sweeps of 33 rows; every position is picked with several seeds.
 
-    python -m benchmarks.near_ties --record
+    python -m benchmarks near_ties --record
 
 A pick turns if its margin is less than what the noise takes from it. Margins are spread evenly near 0, so that happens
 as often as half of the noise's mean times their density there.
@@ -23,13 +23,13 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from benchmarks.sheet import Sheet
-from client.local import LocalSession
+from client.drafting.search.local_session import LocalSession
 from swarm.demo import PASSAGES, TARGET
 from swarm.ids import TreeNodeId
-from swarm.messages import Sampling
-from swarm.ragged import RaggedModel, load_whole
-from swarm.sampling import ranking_scores
-from swarm.session import Limits, Parent
+from swarm.inference.ragged_batch import RaggedModel, load_whole
+from swarm.inference.sampling import ranking_scores
+from swarm.protocol.messages import Sampling
+from swarm.protocol.session import Limits, Parent
 
 SWEEP = 33
 NEAR = 0.05

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.network import Network
-from client.programs import start_program
+from benchmarks.emulation.network import Network
+from client.demo.programs import start_program
 from swarm.errors import RegistryError
 
 PROGRESS_S = 5

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from client.shape import Ends
+from client.demo.link_shape import Ends
 from swarm.errors import ConfigError, SwarmError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STOP_TIMEOUT_S = 5.0
 
 

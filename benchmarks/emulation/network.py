@@ -8,7 +8,7 @@ As root on Linux every host is a network namespace, and a process of its own car
 netem). Elsewhere a shaping TCP proxy stands before every host; `net.kind` and `net.reason` say which it is and why.
 Every call has taken effect when it returns. However this program ends, nothing is left behind.
 
-    python -m benchmarks.network --delay-ms 25 --mbit 100
+    python -m benchmarks network --delay-ms 25 --mbit 100
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Self
 
-from benchmarks import packets
-from benchmarks.emulator import Emulator
-from benchmarks.namespaces import inside, obstacle
-from client.proxy import free_ports
-from client.shape import Ends, LinkShape, matching
+from benchmarks.emulation import packets
+from benchmarks.emulation.emulator import Emulator
+from benchmarks.emulation.namespaces import inside, obstacle
+from client.demo.delay_proxy import free_ports
+from client.demo.link_shape import Ends, LinkShape, matching
 from swarm.errors import ConfigError
 
 PORT = 4242
@@ -215,7 +215,7 @@ class TunNetwork(Network):
     async def _start(self) -> Emulator:
         plan = self.plan
         setup = packets.Setup(plan.hosts, plan.shape, plan.mtu, plan.seed)
-        emulator, words = await Emulator.start("benchmarks.packets", [json.dumps(asdict(setup))])
+        emulator, words = await Emulator.start("benchmarks.emulation.packets", [json.dumps(asdict(setup))])
         self._namespaces = words["namespaces"]
         return emulator
 
@@ -256,7 +256,7 @@ class ProxyNetwork(Network):
 
     async def _start(self) -> Emulator:
         pairs = [f"{listen}:{target}" for listen, target in zip(self._listen, self._target, strict=True)]
-        emulator, _ = await Emulator.start("client.proxy", [json.dumps(asdict(self.plan.shape)), *pairs])
+        emulator, _ = await Emulator.start("client.demo.delay_proxy", [json.dumps(asdict(self.plan.shape)), *pairs])
         return emulator
 
 
@@ -274,9 +274,3 @@ def open_network(plan: Plan, kind: Kind | None = None) -> Network:
     if kind is Kind.TUN:
         raise ConfigError(f"no TUN network: {missing}; --kind proxy needs nothing")
     return ProxyNetwork(plan, missing)
-
-
-if __name__ == "__main__":
-    from benchmarks.network_check import main
-
-    main()

@@ -19,9 +19,9 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from benchmarks.network import Kind, Network, Plan, open_network
+from benchmarks.emulation.network import Kind, Network, Plan, open_network
 from benchmarks.sheet import Sheet
-from client.shape import LinkShape
+from client.demo.link_shape import LinkShape
 from swarm.errors import SwarmError
 
 PINGS = 21
@@ -238,7 +238,7 @@ async def _run(options: Options, console: Console) -> bool:
 def main() -> None:
     """Entry point; fails if a value is off."""
     try:
-        good = asyncio.run(_run(tyro.cli(Options, prog="python -m benchmarks.network", config=CHOICES), Console()))
+        good = asyncio.run(_run(tyro.cli(Options, config=CHOICES), Console()))
     except (SwarmError, OSError) as error:
         print(f"network: {error}", file=sys.stderr)  # noqa: T201 - the command line's own output
         sys.exit(1)

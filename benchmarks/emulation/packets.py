@@ -1,9 +1,9 @@
 """The process that carries packets between the emulated hosts, each when its link's model says. Reads no payload.
 
-`python -m benchmarks.packets SETUP` makes the hosts, prints a line that names their namespaces, then obeys lines on
-standard input until it closes: `[number, verb, link, …]` is answered by `[number, {…}]` once it has taken effect. A
-link is `[source, target]`, with null for every host. Losses and jitter are seeded per link, so that a link's traffic
-alone decides what happens to it.
+`python -m benchmarks.emulation.packets SETUP` makes the hosts, prints a line that names their namespaces, then obeys
+lines on standard input until it closes: `[number, verb, link, …]` is answered by `[number, {…}]` once it has taken
+effect. A link is `[source, target]`, with null for every host. Losses and jitter are seeded per link, so that a link's
+traffic alone decides what happens to it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from benchmarks.namespaces import make_host
-from client.shape import Ends, Interface, Link, LinkShape, matching
+from benchmarks.emulation.namespaces import make_host
+from client.demo.link_shape import Ends, Interface, Link, LinkShape, matching
 from swarm.errors import SwarmError
 
 SUBNET = (10, 88, 0)

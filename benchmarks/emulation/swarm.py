@@ -8,12 +8,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.network import Network
-from client.programs import Running, start_program
+from benchmarks.emulation.network import Network
+from client.demo.programs import Running, start_program
+from client.library.aio import AsyncSwarm
+from client.library.session import SessionOpener
 from swarm.demo import TARGET
+from swarm.errors import RouteError
 
 SPANS = ("0-4", "4-8", "8-12")
 STAR_PORT = 4_300
+COVER_ATTEMPTS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ async def hosted_swarm(
             nodes.append(await stack.enter_async_context(start_program(name, serve, folder, net.command(host, []))))
         for host, span in enumerate(served.spans if star else (), 1):
             listen = ["--host", net.bind_address(host)[0], "--port", str(STAR_PORT)]
-            serve = ["benchmarks.star", "--layers", span, *listen]
+            serve = ["benchmarks.speed.star", "--layers", span, *listen]
             stars.append(
                 await stack.enter_async_context(start_program(f"star {span}", serve, folder, net.command(host, [])))
             )
@@ -83,3 +87,15 @@ async def local_swarm(folder: Path) -> AsyncIterator[tuple[str, list[Running]]]:
             serve += ["--device", "cpu", "--threads", "1", "--identity", str(folder / f"{span}.key")]
             nodes.append(await stack.enter_async_context(start_program(span, serve, folder)))
         yield peer, nodes
+
+
+async def covered(swarm: AsyncSwarm | SessionOpener) -> None:
+    """Wait until the directory that the client sees has a chain over all layers."""
+    for attempt in range(COVER_ATTEMPTS):
+        try:
+            await swarm.route()
+            return
+        except RouteError:
+            if attempt + 1 == COVER_ATTEMPTS:
+                raise
+            await asyncio.sleep(0.5)

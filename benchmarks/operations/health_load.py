@@ -1,6 +1,6 @@
 """What `swarm health` costs with a thousand nodes, in one model and in eight, on top of thirty days of history.
 
-python -m benchmarks.health_load --record
+python -m benchmarks health_load --record
 
 A real mosquitto and a real bootstrap peer; the nodes are simulated in this process, each with a key of its own.
 """
@@ -30,16 +30,16 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.health_nodes import Simulated, simulate
+from benchmarks.operations.health_nodes import Simulated, simulate
 from benchmarks.sheet import Sheet
-from client.programs import start_program
+from client.demo.programs import start_program
+from swarm.discovery.identity import Identity
 from swarm.errors import ConfigError
-from swarm.health_history import WINDOWS, History, Sample
-from swarm.health_slots import MAX_MODELS
-from swarm.health_verdict import Grade
-from swarm.identity import Identity
-from swarm.tasks import TaskScope
-from swarm.telemetry import METRICS_S, Presence
+from swarm.health.state.model_slots import MAX_MODELS
+from swarm.health.state.verdict import Grade
+from swarm.health.tasks.history import WINDOWS, History, Sample
+from swarm.runtime.tasks import TaskScope
+from swarm.telemetry.messages import METRICS_S, Presence
 
 CONNECTIONS = 10
 SHOWN_S = 5.0

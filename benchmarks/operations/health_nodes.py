@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from swarm.identity import Identity
+from swarm.discovery.identity import Identity
 from swarm.layers import Span
-from swarm.telemetry import Body, Metrics, Presence, ServedModel, Stamp, Status, part_of, seal_body, topic_of
+from swarm.telemetry.messages import Body, Metrics, Presence, ServedModel, Stamp, Status, part_of, seal_body, topic_of
 
 LAYERS, SPAN = 80, 8
 

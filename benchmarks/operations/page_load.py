@@ -1,6 +1,6 @@
 """How soon the health page can be used, and what an update costs it, by the number of nodes.
 
-python -m benchmarks.page_load --record
+python -m benchmarks page_load --record
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import tyro
 from playwright.sync_api import Browser, CDPSession, sync_playwright
 from rich.console import Console
 
+from benchmarks.operations import page_states
+from benchmarks.operations.page_server import PageServer
 from benchmarks.sheet import Sheet
-from tests.e2e import page_states
-from tests.e2e.page_server import PageServer
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]

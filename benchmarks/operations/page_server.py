@@ -1,6 +1,7 @@
 """A health service that knows what it is told: the page's files, any state, history and a live stream.
 
-By hand: `python -m tests.e2e.page_server degraded`, or another function of `page_states`; every 2 s something changes.
+By hand: `python -m benchmarks page_server degraded`, or another function of `page_states`; every 2 s
+something changes.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import uvicorn
 from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
 
-from tests.e2e import page_states
+from benchmarks.operations import page_states
 
-PAGE = Path(__file__).parents[2] / "swarm" / "page"
+PAGE = Path(__file__).parents[2] / "swarm" / "health" / "web" / "page"
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -3,7 +3,7 @@
 Two nodes serve the whole demo model, each to a swarm of its own, one of them with --mqtt and a real mosquitto (Debian
 package). Texts alternate between them, and nodes are started anew several times, as no two processes are equally fast.
 
-    python -m benchmarks.telemetry --record
+    python -m benchmarks telemetry --record
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.acceptance import demo_prompts
+from benchmarks.emulation.swarm import covered
 from benchmarks.sheet import Sheet
-from benchmarks.worker import covered
-from client.aio import AsyncSwarm
-from client.pairs import median_of, ratios
-from client.programs import start_program
-from node.device import Device
-from node.outbox import Outbox
-from node.publisher import Address, Publisher
-from node.tally import Tally
-from node.telemetry import Portrait, Scene, Subject
-from swarm.broker_address import parse_broker
+from benchmarks.simulation.acceptance import demo_prompts
+from client.bench.paired_ratio import median_of, ratios
+from client.demo.programs import start_program
+from client.library.aio import AsyncSwarm
+from node.model.device import Device
+from node.telemetry.counters import Tally
+from node.telemetry.outbox import Outbox
+from node.telemetry.publisher import Address, Publisher
+from node.telemetry.report import Portrait, Scene, Subject
 from swarm.demo import DRAFT, TARGET
-from swarm.identity import Identity
+from swarm.discovery.identity import Identity
+from swarm.discovery.node_record import NodeState
+from swarm.ids import ModelIdentity
 from swarm.layers import Span
-from swarm.quiet import quiet_libraries
-from swarm.record import NodeState
-from swarm.registry import ModelIdentity
+from swarm.runtime.library_logging import quiet_libraries
+from swarm.telemetry.broker_address import parse_broker
 
 WAYS = ("without", "with --mqtt")
 ADDRESS = r"/ip4/\S+"

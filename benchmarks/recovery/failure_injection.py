@@ -9,16 +9,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from client.answers import Answer
-from client.chain import Chain
-from client.programs import start_program
-from client.proxy import free_ports
-from client.shape import LinkShape
+from client.chain.answers import Answer
+from client.chain.chain import Chain
+from client.demo.delay_proxy import free_ports
+from client.demo.link_shape import LinkShape
+from client.demo.programs import start_program
 from node.config import ServeConfig
 from node.serve import Node
 from swarm.demo import TARGET
-from swarm.messages import Credits, RouteHop, Sweep
-from swarm.registry_memory import MemoryNetwork, MemoryRegistry
+from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
+from swarm.protocol.messages import Credits, RouteHop, Sweep
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ async def nodes_here(
         pairs = list(zip(ports[::2], ports[1::2], strict=True))
         if delay_ms:
             shape = json.dumps(asdict(LinkShape(delay_ms=delay_ms)))
-            links = ["client.proxy", shape, *(f"{listen}:{target}" for listen, target in pairs)]
+            links = ["client.demo.delay_proxy", shape, *(f"{listen}:{target}" for listen, target in pairs)]
             proxy = await stack.enter_async_context(start_program("links", links, folder))
             await proxy.wait_for(r"\[null")
         nodes = []

@@ -19,25 +19,25 @@ import grpc.aio
 import torch
 from transformers import AutoTokenizer
 
-import client.decode
-import client.jobs
-from benchmarks.worker import covered
-from client.aio import AsyncSwarm
-from client.chain import Chain
-from client.decode import Job
-from client.drafting import IsAwaited
-from client.session import SessionOpener
+import client.decode.loop
+import client.library.jobs
+from benchmarks.emulation.swarm import covered
+from client.chain.chain import Chain
+from client.control.policy import Choice
+from client.decode.draft_worker import IsAwaited
+from client.decode.loop import Job
+from client.decode.text_stream import TextStream
+from client.drafting.search.tree import DraftTree
+from client.library.aio import AsyncSwarm
+from client.library.session import SessionOpener
 from client.stats import Result
-from client.text import TextStream
 from swarm import wire
-from swarm.budget import Choice
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.errors import SwarmError
-from swarm.messages import Sweep
-from swarm.quiet import quiet_libraries
-from swarm.routing import Route
-from swarm.session import SessionState
-from swarm.tree import DraftTree
+from swarm.protocol.messages import Sweep
+from swarm.protocol.session import SessionState
+from swarm.routing.route import Route
+from swarm.runtime.library_logging import quiet_libraries
 
 GIVE_UP_S = 100.0
 INFO_S = 2.0
@@ -66,7 +66,7 @@ class Reporter(logging.Handler):
 
     def watch(self) -> None:
         """Be told of sweeps, drafting, tokens and routes."""
-        send, begin, draft = Chain.send, Chain.begin, client.decode._draft
+        send, begin, draft = Chain.send, Chain.begin, client.decode.loop._draft
         push, route = TextStream.push, SessionOpener.route
 
         def noted_send(chain: Chain, sweep: Sweep) -> None:
@@ -93,9 +93,9 @@ class Reporter(logging.Handler):
             return await route(opener, avoid=avoid | self.absent)  # a text begins without those who lie dead
 
         Chain.send, Chain.begin = noted_send, noted_begin  # type: ignore[method-assign, assignment]
-        client.decode._draft = noted_draft
+        client.decode.loop._draft = noted_draft
         TextStream.push, SessionOpener.route = noted_push, present  # type: ignore[method-assign, assignment]
-        logger = logging.getLogger("client.chain")
+        logger = logging.getLogger("client.chain.chain")
         logger.setLevel(logging.INFO)
         logger.addHandler(self)
 
@@ -120,7 +120,7 @@ async def tell(swarm: AsyncSwarm, reporter: Reporter, ids: Sequence[int], job: d
     """One text."""
     reporter.absent = frozenset(job["absent"])
     reporter.arrivals.clear()
-    client.jobs.PREFILL_CHUNK = job["chunk"]
+    client.library.jobs.PREFILL_CHUNK = job["chunk"]
     start = job["prompt"] * 173
     before = await counters(job["nodes"])
     began = time.monotonic()

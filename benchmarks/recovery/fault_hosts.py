@@ -18,11 +18,11 @@ from typing import Any
 
 import psutil
 
-from benchmarks.hosted import SPANS
-from benchmarks.network import Network, TunNetwork
-from benchmarks.strikes import Fault
-from client.programs import Running, start_program
-from client.shape import LinkShape
+from benchmarks.emulation.network import Network, TunNetwork
+from benchmarks.emulation.swarm import SPANS
+from benchmarks.recovery.fault_plan import Fault
+from client.demo.link_shape import LinkShape
+from client.demo.programs import Running, start_program
 from swarm.demo import TARGET
 from swarm.errors import RegistryError
 
@@ -85,7 +85,7 @@ class Hosts:
 
     async def start(self, host: Host) -> None:
         """Start its node and wait until it is listed."""
-        serve = ["benchmarks.faulty_node", "serve", str(TARGET), "--layers", host.span, "--join", self.peer]
+        serve = ["benchmarks.recovery.faulty_node", "serve", str(TARGET), "--layers", host.span, "--join", self.peer]
         serve += ["--threads", "1", "--identity", str(self._folder / f"{host.name}.key")]
         serve += self._net.node_options(host.number)
         inside = self._net.command(host.number, [])
@@ -228,7 +228,7 @@ async def open_client(hosts: Hosts, net: Network, folder: Path) -> AsyncIterator
     """Start the client's program and wait until it sees a whole chain."""
     path, client = folder / "client.socket", Client()
     server = await asyncio.start_unix_server(client.connected, path, limit=1 << 20)
-    arguments = ["benchmarks.fault_client", str(path), hosts.peer]
+    arguments = ["benchmarks.recovery.fault_client", str(path), hosts.peer]
     async with server, start_program("client", arguments, folder, net.command(hosts.client, [])):
         while (await client.event())["event"] != "up":
             pass

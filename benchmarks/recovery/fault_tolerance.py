@@ -8,7 +8,7 @@ client share this process; all they say to each other goes over sockets. One ste
     cache-less   every step sends the whole sequence and nothing is kept; a failed step is sent again
     Canopy       the chain is repaired: the hop is attached again and replayed
 
-    python -m benchmarks.fault_tolerance --record
+    python -m benchmarks fault_tolerance --record
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.acceptance import demo_prompts
-from benchmarks.hosted import SPANS
-from benchmarks.mishaps import Exposed, Mishaps, nodes_here
+from benchmarks.emulation.swarm import SPANS
+from benchmarks.recovery.failure_injection import Exposed, Mishaps, nodes_here
 from benchmarks.sheet import Sheet
-from client.chain import Chain, open_chain
-from client.decode import PREFILLS_IN_FLIGHT, Job, decode
-from client.draft import NoDrafter
-from client.drafters import Drafters
-from client.jobs import PREFILL_CHUNK, JobMaker
+from benchmarks.simulation.acceptance import demo_prompts
+from client.chain.chain import Chain, open_chain
+from client.control.policy import SWEEPS_IN_FLIGHT
+from client.decode.loop import PREFILLS_IN_FLIGHT, Job, decode
+from client.decode.walk import Walk
+from client.drafting.drafter import NoDrafter
+from client.drafting.pool import Drafters
+from client.library.jobs import PREFILL_CHUNK, JobMaker
+from client.library.session import SessionOpener
 from client.options import Options as TextOptions
-from client.session import SessionOpener
 from client.target import load_target
-from client.walk import Walk
 from node.serve import Node
-from swarm.budget import SWEEPS_IN_FLIGHT
-from swarm.codec import lossless_codec
 from swarm.demo import TARGET
-from swarm.dial import Dialer
+from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.errors import RouteError, SwarmError
 from swarm.ids import TreeNodeId
-from swarm.messages import Open, RouteHop, Sampling, Sweep
-from swarm.quiet import quiet_libraries
-from swarm.registry_memory import MemoryNetwork, MemoryRegistry
-from swarm.routing import Route
-from swarm.session import Limits, SessionState
+from swarm.inference.row_codec import lossless_codec
+from swarm.protocol.messages import Open, RouteHop, Sampling, Sweep
+from swarm.protocol.session import Limits, SessionState
+from swarm.routing.route import Route
+from swarm.runtime.library_logging import quiet_libraries
+from swarm.transport.dial import Dialer
 
 GREEDY = Sampling()
 

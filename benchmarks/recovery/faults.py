@@ -3,8 +3,8 @@
 Real processes on hosts of an emulated network with 25 ms and 100 Mbit/s per link: three holders per span, one client.
 Every strike has an undisturbed twin of the same prompt and seed. The plan is seeded and printed as it goes.
 
-    sudo python -m benchmarks.faults --record
-    sudo python -m benchmarks.faults --strikes 9 --only KILL
+    sudo python -m benchmarks faults --record
+    sudo python -m benchmarks faults --strikes 9 --only KILL
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ import psutil
 import tyro
 from rich.console import Console
 
-from benchmarks.fault_hosts import Client, Host, Hosts, open_client, open_hosts
-from benchmarks.hosted import SPANS
-from benchmarks.network import Kind, Plan, open_network
-from benchmarks.sheet import Sheet
-from benchmarks.strikes import (
+from benchmarks.emulation.network import Kind, Plan, open_network
+from benchmarks.emulation.swarm import SPANS
+from benchmarks.recovery.fault_hosts import Client, Host, Hosts, open_client, open_hosts
+from benchmarks.recovery.fault_plan import (
     DEADLY,
     LONG_TOKENS,
     MBIT_PER_S,
@@ -47,7 +46,8 @@ from benchmarks.strikes import (
     read_outcomes,
     summary,
 )
-from client.shape import LinkShape
+from benchmarks.sheet import Sheet
+from client.demo.link_shape import LinkShape
 
 TREE = 8
 CHUNK, LONG_CHUNK = 64, 256

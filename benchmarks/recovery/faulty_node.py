@@ -9,11 +9,11 @@ import random
 import signal
 from collections.abc import Iterator
 
-import node.service
-import swarm.link
+import node.session.service
+import swarm.transport.link
 from node.cli import main
-from swarm.frames import split
-from swarm.messages import Frame, Reply, SweepFrame
+from swarm.protocol.messages import Frame, Reply, SweepFrame
+from swarm.wire.frames import split
 
 _armed = False
 _chance = random.Random(0)
@@ -38,5 +38,5 @@ def _spoiling(message: Frame) -> Iterator[bytes]:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR2, _arm)
-    swarm.link.split = node.service.split = _spoiling  # type: ignore[attr-defined]
+    swarm.transport.link.split = node.session.service.split = _spoiling  # type: ignore[attr-defined]
     main()

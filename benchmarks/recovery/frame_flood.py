@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
-from benchmarks.garbage import ENDING, GOING_ON, WEIGHTS, Kind, Model, Role, Talker
+from benchmarks.recovery.garbage import ENDING, GOING_ON, WEIGHTS, Kind, Model, Role, Talker
 from swarm import wire
 from swarm.errors import RemoteProtocolError
-from swarm.frames import Joiner, split
 from swarm.ids import PeerId, SessionId
 from swarm.layers import Span
-from swarm.link import Stream
-from swarm.messages import Close, Fault, FaultKind, Ready, RepliesRequest, Reply, RouteHop
+from swarm.protocol.messages import Close, Fault, FaultKind, Ready, RepliesRequest, Reply, RouteHop
+from swarm.transport.link import Stream
+from swarm.wire.frames import Joiner, split
 
 WORKERS = 6
 PATIENCE_S = 30.0

@@ -5,7 +5,7 @@ texts generated before, meanwhile and after, which must be Hugging Face's. Memor
 (Linux's RssAnon, without its DHT process), sampled as the frames go: unlike the proportional set it does not change
 when other programs come and go that share libraries with it. Ends with status 1 when something of that does not hold.
 
-    python -m benchmarks.fuzz --frames 100000 --seed 1
+    python -m benchmarks fuzz --frames 100000 --seed 1
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ import tyro
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from benchmarks.garbage import Model
+from benchmarks.recovery.frame_flood import Broken, Tally, Victim, fuzz
+from benchmarks.recovery.garbage import Model
 from benchmarks.sheet import Sheet
-from benchmarks.siege import Broken, Tally, Victim, fuzz
 from client import AsyncSwarm
 from swarm import wire
 from swarm.demo import TARGET
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.messages import NodeInfo, RouteHop
+from swarm.protocol.messages import NodeInfo, RouteHop
 
 PROMPT = (2565, 591, 572, 289, 663, 281)
 NEW_TOKENS = 8
@@ -268,7 +268,7 @@ def sheet(siege: Siege, seconds: float) -> Sheet:
 
 def main() -> None:
     """Run and report; the exit status says whether the nodes withstood it."""
-    options = tyro.cli(Options, prog="fuzz")
+    options = tyro.cli(Options)
     console = Console(soft_wrap=True, highlight=False)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         first = stack.enter_context(serve(SPANS[0], None, Path(name)))

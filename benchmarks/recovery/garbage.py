@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 import torch
 
 from swarm import wire
-from swarm.codec import encode_rows
 from swarm.errors import ConfigError, ContextFull, LocalProtocolError, RemoteProtocolError
-from swarm.frames import split
 from swarm.ids import PeerId, SessionId, TreeNodeId
+from swarm.inference.row_codec import encode_rows
+from swarm.inference.sampling import check as check_sampling
 from swarm.layers import Span
-from swarm.messages import (
+from swarm.protocol.messages import (
     Attach,
     Close,
     Codec,
@@ -39,8 +39,8 @@ from swarm.messages import (
     SweepFrame,
     Want,
 )
-from swarm.sampling import check as check_sampling
-from swarm.session import Limits, SessionState
+from swarm.protocol.session import Limits, SessionState
+from swarm.wire.frames import split
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 Real programs on hosts of an emulated network: three spans, and a second holder of the middle one, of whose forwards
 some wait for a while. The same prompts go over the steady holder, over the stuttering one, and over both, in turns.
 
-    sudo python -m benchmarks.hedging --record
+    sudo python -m benchmarks hedging --record
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from benchmarks.hedging_client import Job
-from benchmarks.hosted import SPANS, hosted_swarm
-from benchmarks.network import Kind, Plan, open_network
+from benchmarks.emulation.network import Kind, Plan, open_network
+from benchmarks.emulation.swarm import SPANS, hosted_swarm
+from benchmarks.recovery.fault_plan import percentile
+from benchmarks.recovery.hedging_client import Job
 from benchmarks.sheet import Sheet
-from benchmarks.strikes import percentile
-from client.pairs import median_of, ratios
-from client.programs import start_program
-from client.shape import LinkShape
+from client.bench.paired_ratio import median_of, ratios
+from client.demo.link_shape import LinkShape
+from client.demo.programs import start_program
 from swarm.demo import TARGET
 from swarm.errors import RegistryError
 
@@ -65,7 +65,7 @@ async def measure(options: Options, console: Console) -> tuple[str, dict[str, li
         async with open_network(plan, options.kind) as net, hosted_swarm(net, folder) as hosted:
             console.print(f"{net.kind} network ({net.reason})")
             span = SPANS[MIDDLE]
-            serve = ["benchmarks.stuttering_node", str(options.chance), str(options.stall_ms / 1e3), "serve"]
+            serve = ["benchmarks.recovery.stuttering_node", str(options.chance), str(options.stall_ms / 1e3), "serve"]
             serve += [str(TARGET), "--layers", span, "--join", hosted.peer, "--threads", "1"]
             serve += ["--identity", str(folder / "second.key"), *net.node_options(STUTTERER)]
             async with start_program("second", serve, folder, net.command(STUTTERER, [])) as second:
@@ -78,7 +78,7 @@ async def measure(options: Options, console: Console) -> tuple[str, dict[str, li
                     nodes=options.nodes,
                     result=str(folder / "result.json"),
                 )
-                work = ["benchmarks.hedging_client", json.dumps(asdict(job))]
+                work = ["benchmarks.recovery.hedging_client", json.dumps(asdict(job))]
                 async with start_program("client", work, folder, net.command(CLIENT, [])) as client:
                     if await client.process.wait() != 0:
                         raise RegistryError(f"the client's part failed: {client.log.read_text()[-2_000:]}")

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.acceptance import demo_prompts
-from benchmarks.worker import covered
-from client.aio import AsyncSwarm
-from client.session import SessionOpener
+from benchmarks.emulation.swarm import covered
+from benchmarks.simulation.acceptance import demo_prompts
+from client.library.aio import AsyncSwarm
+from client.library.session import SessionOpener
 from swarm.demo import DRAFT, TARGET
-from swarm.quiet import quiet_libraries
-from swarm.routing import Route
+from swarm.routing.route import Route
+from swarm.runtime.library_logging import quiet_libraries
 
 
 @dataclass(frozen=True, slots=True)

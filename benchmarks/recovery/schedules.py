@@ -1,4 +1,4 @@
-"""How often which fault was survived: `python -m benchmarks.schedules [--schedules N] [--first SEED] [--record]`.
+"""How often which fault was survived: `python -m benchmarks schedules [--schedules N] [--first SEED] [--record]`.
 
 Runs the repair rules' simulation (`tests/property/repair_world.py`) in two processes; a table by kind of fault, and
 every seed that failed. Pure code: no sockets, no clock.
@@ -15,10 +15,10 @@ from multiprocessing import get_context
 import tyro
 from rich.console import Console
 
-import swarm.hop_log
+import swarm.protocol.hop_log
 from benchmarks.sheet import Sheet
+from benchmarks.simulation.repair_world import World
 from swarm.errors import SwarmError
-from tests.property.repair_world import World
 
 BLOCK = 250
 
@@ -36,7 +36,7 @@ class Options:
 
 def run_block(seeds: range) -> tuple[Counter[str], list[tuple[int, str]]]:
     """What happened, and which schedules failed and why."""
-    swarm.hop_log.REPLAY_NODES = 3
+    swarm.protocol.hop_log.REPLAY_NODES = 3
     seen: Counter[str] = Counter()
     failed: list[tuple[int, str]] = []
     for seed in seeds:

@@ -5,7 +5,7 @@ ended by kill -9 as soon as the last victim is listed again, and not sooner than
 starts again with the same identity, port and layers. Nobody kills a span's last holder, until the end: then all
 holders of one span die at once, as a case apart.
 
-    python -m benchmarks.soak --record
+    python -m benchmarks soak --record
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import tyro
 from rich.console import Console
 from rich.status import Status
 
+from benchmarks.recovery.kill_plan import Victims
+from benchmarks.recovery.process_monitor import slope_per_min
+from benchmarks.recovery.soak_client import Told
+from benchmarks.recovery.soak_swarm import Death, Stage, Work, staged
 from benchmarks.sheet import Sheet
-from benchmarks.soak_client import Told
-from benchmarks.soak_swarm import Death, Stage, Work, staged
-from benchmarks.upkeep import slope_per_min
-from benchmarks.victims import Victims
 from swarm.errors import SwarmError
-from swarm.tasks import TaskScope
+from swarm.runtime.tasks import TaskScope
 
 LOOK_S = 2.0
 SPARED_FROM, MEASURED_FROM = 0.2, 0.7

@@ -18,15 +18,15 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.acceptance import demo_prompts
-from benchmarks.worker import covered
-from client.aio import AsyncSwarm
+from benchmarks.emulation.swarm import covered
+from benchmarks.simulation.acceptance import demo_prompts
+from client.library.aio import AsyncSwarm
 from client.options import GenerateOptions
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import SwarmError
-from swarm.heap import settle
-from swarm.quiet import quiet_libraries
+from swarm.runtime.gc_freeze import settle
+from swarm.runtime.library_logging import quiet_libraries
 
 AFTER_ERROR_S = 1.0
 

@@ -10,16 +10,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.hosted import SPANS
-from benchmarks.soak_client import Told
-from benchmarks.upkeep import Watch
-from client.programs import Running, start_program
-from client.proxy import free_ports
+from benchmarks.emulation.swarm import SPANS
+from benchmarks.recovery.process_monitor import Watch
+from benchmarks.recovery.soak_client import Told
+from client.demo.delay_proxy import free_ports
+from client.demo.programs import Running, start_program
 from swarm.demo import TARGET
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.node_record import NodeState
+from swarm.discovery.registry import RECORD_TTL_S
 from swarm.errors import RegistryError
-from swarm.record import NodeState
-from swarm.registry import RECORD_TTL_S
-from swarm.registry_dht import DhtConfig, DhtRegistry
 
 LISTED_S = 90.0
 """A node that is not listed by then will not be."""
@@ -237,7 +237,7 @@ async def staged(folder: Path, work: Work) -> AsyncIterator[Stage]:
         for number, result in enumerate(results):
             job = {"peer": peer, "number": number, "result": str(result)}
             job |= {"texts": work.texts, "new_tokens": work.new_tokens, "nodes": work.nodes}
-            started = start_program(f"client {number}", ["benchmarks.soak_client", json.dumps(job)], folder)
+            started = start_program(f"client {number}", ["benchmarks.recovery.soak_client", json.dumps(job)], folder)
             stage.clients[f"client {number}"] = await stack.enter_async_context(started)
         await stage.all_told(0.0, work.texts)
         stage.began = time.time()

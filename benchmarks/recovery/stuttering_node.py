@@ -1,6 +1,6 @@
 """`node serve` on a machine whose owner does other things: at times, a forward waits for a while before it begins.
 
-python -m benchmarks.stuttering_node CHANCE SECONDS serve …
+python -m benchmarks.recovery.stuttering_node CHANCE SECONDS serve …
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from node.cli import main
-from node.sweep_run import SweepRun
+from node.engine.sweep_run import SweepRun
 
 
 def stutter(chance: float, seconds: float) -> None:

@@ -2,7 +2,7 @@
 
 Small swarms against every assignment of spans there is, large ones against the fluid bound and Petals' greedy rule.
 
-    python -m benchmarks.placement --record
+    python -m benchmarks placement --record
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.progress import track
 
 from benchmarks.sheet import Sheet
 from swarm.ids import PeerId
-from swarm.placement import Layout, Newcomer, after, petals_span, plan_join
+from swarm.routing.placement import Layout, Newcomer, after, petals_span, plan_join
 
 SMALL_LAYERS = 12
 LARGE_LAYERS = 80

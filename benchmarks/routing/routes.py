@@ -1,6 +1,6 @@
 """How long a route takes to find, how good it is, and how clients spread: swarms of random machines, nothing runs.
 
-python -m benchmarks.routing --record
+python -m benchmarks routing --record
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.sheet import Sheet
-from swarm.ids import PeerId
+from swarm.discovery.node_record import MAX_DELAYS, NodeRecord, NodeState
+from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
-from swarm.record import MAX_DELAYS, NodeRecord, NodeState
-from swarm.registry import ModelIdentity
-from swarm.routing import Route, RouteQuery, best_route
+from swarm.routing.route import Route, RouteQuery, best_route
 
 CLIENTS = 200
 HOLDERS = 10

@@ -4,7 +4,7 @@ The protocol: every second held-out passage, its first 96 tokens as the prompt, 
 Acceptance length = tokens emitted per sweep, the target's own last token included and prefill left out, averaged over
 the prompts. Every text is compared with plain decoding's.
 
-    python -m benchmarks.acceptance --prompts 4 --nodes 16
+    python -m benchmarks acceptance --prompts 4 --nodes 16
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from benchmarks.sheet import Sheet
-from client.draft import Drafter, ModelDrafter, NoDrafter, TreeDrafter
-from client.hidden import WANT_ROWS, hand_over
-from client.local import LocalSession
-from client.walk import Walk
-from node.accepted import AcceptedPath, rows_wanted
-from swarm.codec import encode_rows, lossless_codec
+from client.decode.hidden_rows import WANT_ROWS, hand_over
+from client.decode.walk import Walk
+from client.drafting.drafter import Drafter, ModelDrafter, NoDrafter, TreeDrafter
+from client.drafting.search.local_session import LocalSession
+from client.drafting.search.tree import DraftTree
+from node.session.accepted_path import AcceptedPath, rows_wanted
 from swarm.demo import DRAFT, PASSAGES, TARGET
-from swarm.messages import Reply, Sampling, Sweep
-from swarm.ragged import RaggedModel, load_whole
-from swarm.sampling import pick
-from swarm.session import Limits
-from swarm.tree import DraftTree
+from swarm.inference.ragged_batch import RaggedModel, load_whole
+from swarm.inference.row_codec import encode_rows, lossless_codec
+from swarm.inference.sampling import pick
+from swarm.protocol.messages import Reply, Sampling, Sweep
+from swarm.protocol.session import Limits
 
 PROMPT_TOKENS = 96
 FIRST_SEED = 11

@@ -16,19 +16,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from benchmarks.acceptance import answer
-from benchmarks.counted import CountedDrafter
-from benchmarks.recorded import Recorded, RecordedSearch
-from benchmarks.virtual_clock import Clock, Line, Then
-from client.answers import Answer
-from client.draft import NONE, TreeDrafter
-from client.local import LocalSession
-from swarm.budget import EVERYTHING, Prospect, Worth
+from benchmarks.simulation.acceptance import answer
+from benchmarks.simulation.clock import Clock, Line, Then
+from benchmarks.simulation.counted import CountedDrafter
+from benchmarks.simulation.recorded import Recorded, RecordedSearch
+from client.chain.answers import Answer
+from client.drafting.drafter import NONE, TreeDrafter
+from client.drafting.search.local_session import LocalSession
+from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.tree import DraftTree, Picks
 from swarm.ids import TreeNodeId
-from swarm.messages import Credits, HopTime, Reply, Sampling, Sweep
-from swarm.ragged import RaggedModel
-from swarm.session import Limits, SessionState
-from swarm.tree import DraftTree, Picks
+from swarm.inference.ragged_batch import RaggedModel
+from swarm.protocol.messages import Credits, HopTime, Reply, Sampling, Sweep
+from swarm.protocol.session import Limits, SessionState
+from swarm.routing.costs import Prospect
 
 T = TypeVar("T")
 HOPS = 3

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from client.draft import TreeDrafter
-from client.source import Search
-from client.source_model import ModelSource
-from swarm.budget import EVERYTHING, Worth
-from swarm.messages import Sampling
-from swarm.tree import DraftTree
+from client.drafting.drafter import TreeDrafter
+from client.drafting.search.source import Search
+from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.tree import DraftTree
+from client.drafting.sources.model import ModelSource
+from swarm.protocol.messages import Sampling
 
 
 class CountedDrafter(TreeDrafter):

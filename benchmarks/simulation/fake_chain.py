@@ -9,14 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from client.walk import Walk
-from swarm.hop_log import HopLog, SweepWork
+from client.decode.walk import Walk
+from client.drafting.search.tree import DraftTree
 from swarm.ids import TreeNodeId
+from swarm.inference.kv_slots import Slots
 from swarm.layers import Span
-from swarm.messages import Codec, Reply, Rows, Sampling, Sweep
-from swarm.session import Limits
-from swarm.slots import Slots
-from swarm.tree import DraftTree
+from swarm.protocol.hop_log import HopLog, SweepWork
+from swarm.protocol.messages import Codec, Reply, Rows, Sampling, Sweep
+from swarm.protocol.session import Limits
 
 LAYERS = 4
 VOCAB = 3

@@ -1,7 +1,7 @@
 """Texts that the demo target made, with the trees that the demo draft would have grown at each of their tokens.
 
 Recorded once by running both models in this process; what a client would have done over any network is then a matter of
-arithmetic (`benchmarks.replay`), because the target's picks do not depend on how its text is made.
+arithmetic (`benchmarks.control.replay`), because the target's picks do not depend on how its text is made.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from benchmarks.acceptance import Size, generate
-from client.draft import MAX_LEVELS, ModelDrafter, NoDrafter, expansions
-from client.source_lesson import ProposalLesson
-from swarm.budget import EVERYTHING, Worth
-from swarm.chance import Calibration
+from benchmarks.simulation.acceptance import Size, generate
+from client.drafting.drafter import MAX_LEVELS, ModelDrafter, NoDrafter, expansions
+from client.drafting.search.calibration import Calibration
+from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.tree import DraftTree
+from client.drafting.sources.lesson import ProposalLesson
+from client.drafting.sources.suffix_lookup import Lookup
 from swarm.demo import PASSAGES, TARGET
-from swarm.lookup import Lookup
-from swarm.messages import Sampling
-from swarm.ragged import RaggedModel
-from swarm.tree import DraftTree
+from swarm.inference.ragged_batch import RaggedModel
+from swarm.protocol.messages import Sampling
 
-PROMPTS = Path(__file__).parent / "prompts"
+PROMPTS = Path(__file__).parents[1] / "prompts"
 KINDS = {"passages": PASSAGES, "repetitive": PROMPTS / "repetitive.jsonl", "code-like": PROMPTS / "code.jsonl"}
 PROMPT_TOKENS = 96
 TREE = 1024

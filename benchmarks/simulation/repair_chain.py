@@ -15,11 +15,12 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from swarm.hop_log import HopLog, SweepWork
+from benchmarks.simulation.fake_chain import LAYERS, Machine, Writer, pick, rows_of
 from swarm.ids import PeerId, SessionId, TreeNodeId
-from swarm.journal import Journal
 from swarm.layers import Span
-from swarm.messages import (
+from swarm.protocol.hop_log import HopLog, SweepWork
+from swarm.protocol.journal import Journal
+from swarm.protocol.messages import (
     Attach,
     Attached,
     Codec,
@@ -33,8 +34,7 @@ from swarm.messages import (
     Snapshot,
     SweepFrame,
 )
-from swarm.session import CommittedToken, Limits
-from tests.property.fake_chain import LAYERS, Machine, Writer, pick, rows_of
+from swarm.protocol.session import CommittedToken, Limits
 
 SESSION = SessionId(bytes(16))
 OPEN = Open("", 0, 0, 0, Codec.FP32)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
-from swarm.hop_log import HopLog
+from benchmarks.simulation.fake_chain import LAYERS, GlancingLog, Writer
+from benchmarks.simulation.repair_chain import Client, Down, Hop, Route, Sender, Stream, Up, id_of
 from swarm.ids import PeerId, TreeNodeId
 from swarm.layers import Span
-from swarm.messages import Attach, Ready, Reroute, RouteHop, Sweep, SweepFrame
-from swarm.session import Limits
-from tests.property.fake_chain import LAYERS, GlancingLog, Writer
-from tests.property.repair_chain import Client, Down, Hop, Route, Sender, Stream, Up, id_of
+from swarm.protocol.hop_log import HopLog
+from swarm.protocol.messages import Attach, Ready, Reroute, RouteHop, Sweep, SweepFrame
+from swarm.protocol.session import Limits
 
 MOST_STEPS = 10_000
 FAULT_CHANCE = 0.04

@@ -14,23 +14,23 @@ from typing import TypeVar
 
 import torch
 
-from benchmarks.acceptance import Size, demo_prompts, generate
-from client.draft import ModelDrafter
-from client.shape import LinkShape
-from node.checkpoint import open_checkpoint
-from node.span import SpanModel, load_span
-from swarm.arena import Arena
-from swarm.chance import Calibration
-from swarm.codec import encode_rows
+from benchmarks.simulation.acceptance import Size, demo_prompts, generate
+from client.demo.link_shape import LinkShape
+from client.drafting.drafter import ModelDrafter
+from client.drafting.search.calibration import Calibration
+from client.drafting.search.tree import DraftTree
+from node.model.checkpoint import open_checkpoint
+from node.model.span import SpanModel, load_span
 from swarm.demo import DRAFT, TARGET
-from swarm.frames import split
 from swarm.ids import TreeNodeId
+from swarm.inference.kv_cache import Arena
+from swarm.inference.ragged_batch import Work, load_whole
+from swarm.inference.row_codec import encode_rows
+from swarm.inference.sampling import pick
 from swarm.layers import Span
-from swarm.messages import Codec, Frame, Reply, Sampling, Sweep, SweepFrame
-from swarm.ragged import Work, load_whole
-from swarm.sampling import pick
-from swarm.session import Limits, SessionState
-from swarm.tree import DraftTree
+from swarm.protocol.messages import Codec, Frame, Reply, Sampling, Sweep, SweepFrame
+from swarm.protocol.session import Limits, SessionState
+from swarm.wire.frames import split
 
 T = TypeVar("T")
 

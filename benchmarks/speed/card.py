@@ -1,11 +1,11 @@
 """What a sweep's forward takes on a GPU, with all layers in its memory and with layers that pass by from the host's.
 
-One process, no network: a whole model of a large one's shape (`benchmarks.grown`), so many tokens of context, and rows
-of a tree below them. The floor is what must be read, weights and KV, at the rate at which this card copies. Layers that
-pass by must give the same rows, on a card bit for bit, sweep after sweep, or the program fails.
+One process, no network: a whole model of a large one's shape (`benchmarks.speed.grown`), so many tokens of context, and
+rows of a tree below them. The floor is what must be read, weights and KV, at the rate at which this card copies. Layers
+that pass by must give the same rows, on a card bit for bit, sweep after sweep, or the program fails.
 
-    python -m benchmarks.card --record          # on a machine with a GPU
-    python -m benchmarks.card --device cpu --shape tiny --dtype float32
+    python -m benchmarks card --record          # on a machine with a GPU
+    python -m benchmarks card --device cpu --shape tiny --dtype float32
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import torch
 import tyro
 from rich.console import Console
 
-from benchmarks.grown import SHAPES, device_name, grown_model
 from benchmarks.sheet import Sheet
-from node.checkpoint import open_checkpoint
-from node.loading import DTYPES
-from node.offload import Offload, load_offloaded
-from node.span import SpanModel, load_span
-from swarm.arena import Arena
+from benchmarks.speed.grown import SHAPES, device_name, grown_model
+from node.model.checkpoint import open_checkpoint
+from node.model.loading import DTYPES
+from node.model.offload import Offload, load_offloaded
+from node.model.span import SpanModel, load_span
 from swarm.ids import TreeNodeId
+from swarm.inference.kv_cache import Arena
+from swarm.inference.ragged_batch import Work
 from swarm.layers import Span
-from swarm.quiet import quiet_libraries
-from swarm.ragged import Work
+from swarm.runtime.library_logging import quiet_libraries
 
 COPY_BYTES = 2 << 30
 ON_HOST_BYTES = 256 << 20

@@ -1,11 +1,11 @@
 """Three nodes that share a GPU, a large model's layers between them, over the emulated network: what trees are worth.
 
-The model has a large one's shape and the demo target's text (`benchmarks.grown`), so forwards, rows and links are those
-of a large model, and drafts guess as they do for the demo pair. Every prompt goes through all ways, in turns. In
+The model has a large one's shape and the demo target's text (`benchmarks.speed.grown`), so forwards, rows and links are
+those of a large model, and drafts guess as they do for the demo pair. Every prompt goes through all ways, in turns. In
 bfloat16 the last bits hang on how many rows are computed together, so texts of two ways may part; how many did is said.
 
-    python -m benchmarks.card_swarm --record          # on a machine with a GPU; as root, for the emulated network
-    python -m benchmarks.card_swarm --device cpu --shape tiny --dtype float32 --pairs 2
+    python -m benchmarks card_swarm --record          # on a machine with a GPU; as root, for the emulated network
+    python -m benchmarks card_swarm --device cpu --shape tiny --dtype float32 --pairs 2
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ import torch
 import tyro
 from rich.console import Console
 
-from benchmarks.acceptance import FIRST_SEED, demo_prompts
-from benchmarks.clients_part import run_part
-from benchmarks.grown import SHAPES, device_name, grown_model
-from benchmarks.hosted import Served, hosted_swarm
-from benchmarks.network import Kind, Plan, open_network
-from benchmarks.replay import PROFILES
+from benchmarks.emulation.client_process import run_part
+from benchmarks.emulation.network import Kind, Plan, open_network
+from benchmarks.emulation.swarm import Served, covered, hosted_swarm
 from benchmarks.sheet import Sheet
-from benchmarks.ways import Case, canopy_ways
-from benchmarks.worker import covered
-from client.aio import AsyncSwarm
-from client.pairs import median_of, ratios
-from client.shape import LinkShape
-from node.loading import DTYPES
+from benchmarks.simulation.acceptance import FIRST_SEED, demo_prompts
+from benchmarks.simulation.profiles import PROFILES
+from benchmarks.speed.decoding_methods import Case, canopy_ways
+from benchmarks.speed.grown import SHAPES, device_name, grown_model
+from client.bench.paired_ratio import median_of, ratios
+from client.demo.link_shape import LinkShape
+from client.library.aio import AsyncSwarm
+from node.model.loading import DTYPES
 from swarm.demo import DRAFT
-from swarm.quiet import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 
 NODES = 3
 PLAIN = "Canopy, plain"
@@ -129,7 +128,7 @@ async def measure(network: str, model: Path, options: Options, console: Console)
                 str(model), hosted.peer, options.trees, options.temperatures, options.codec, options.pairs,
                 options.new_tokens, str(folder / "result.json"),
             )  # fmt: skip
-            return Found(net.kind, await run_part("benchmarks.card_swarm", asdict(job), net, folder, console))
+            return Found(net.kind, await run_part("benchmarks.speed.card_swarm", asdict(job), net, folder, console))
 
 
 def sheet(found: dict[str, Found], options: Options) -> Sheet:

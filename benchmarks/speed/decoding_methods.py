@@ -14,11 +14,11 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from benchmarks.star import LinearDraft, Star
-from client.aio import AsyncSwarm
+from benchmarks.speed.star import LinearDraft, Star
+from client.library.aio import AsyncSwarm
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
-from swarm.ragged import load_whole
+from swarm.inference.ragged_batch import load_whole
 
 TREES = (16, 64)
 LINEAR = (4, 10)

@@ -4,7 +4,7 @@ Programs are started as a user would start them, on loopback. Memory is the prop
 program and all its descendants; the nodes beside it share pages with it and so lower that, hence the second figure,
 which is what the same processes would occupy if nobody else shared anything.
 
-    python -m benchmarks.footprint --record
+    python -m benchmarks footprint --record
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import psutil
 import tyro
 from rich.console import Console
 
-from benchmarks.hosted import local_swarm
+from benchmarks.emulation.swarm import local_swarm
 from benchmarks.sheet import Sheet
-from client.programs import Running, start_program
+from client.demo.programs import Running, start_program
 from swarm.demo import DRAFT, TARGET
 
 PROMPT = "It was a dark night, and the old captain"

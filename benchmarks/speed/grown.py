@@ -10,7 +10,7 @@ where they would add to the text's rows. Up to rounding it is the demo target's 
     heads          key head k is the demo's k, with its query heads; rotary dimension i of d lies at i · (D / d)
     vocabulary     behind the tokenizer's ids are others, which are never picked
 
-    python -m benchmarks.grown FOLDER --shape 8B --device cuda
+    python -m benchmarks grown FOLDER --shape 8B --device cuda
 """
 
 from __future__ import annotations

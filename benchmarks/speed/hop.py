@@ -3,7 +3,7 @@
 Trees of several sizes are measured in turns, and the bare parts between them. What is left over is divided by the hops
 and set beside what the nodes say of themselves.
 
-    python -m benchmarks.hop --record
+    python -m benchmarks hop --record
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.acceptance import demo_prompts
-from benchmarks.bare import PAUSE_S, Bare, Rig
-from benchmarks.hosted import SPANS, local_swarm
+from benchmarks.emulation.swarm import SPANS, covered, local_swarm
 from benchmarks.sheet import Sheet
-from benchmarks.worker import covered
-from client.aio import AsyncSwarm
-from client.shape import LinkShape
+from benchmarks.simulation.acceptance import demo_prompts
+from benchmarks.speed.bare import PAUSE_S, Bare, Rig
+from client.demo.link_shape import LinkShape
+from client.library.aio import AsyncSwarm
 from client.stats import SweepStats
 from swarm.demo import DRAFT, TARGET
 from swarm.layers import Span
-from swarm.quiet import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 
 LOOPBACK = LinkShape()
 BARE_REPEATS = 10

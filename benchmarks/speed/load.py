@@ -2,7 +2,7 @@
 
 Drafts are recorded ones, so that drafting does not use the nodes' cores. Aggregate tokens per second, ways in turns.
 
-    sudo python -m benchmarks.load --record
+    sudo python -m benchmarks load --record
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import torch
 import tyro
 from rich.console import Console
 
-from benchmarks.clients_part import run_part
-from benchmarks.hosted import SPANS, hosted_swarm
-from benchmarks.load_client import WAYS, Job
-from benchmarks.network import Kind, Plan, open_network
-from benchmarks.recorded import Pair, Recorded, prompts_of, record
-from benchmarks.replay import FIRST_SEED
+from benchmarks.emulation.client_process import run_part
+from benchmarks.emulation.network import Kind, Plan, open_network
+from benchmarks.emulation.swarm import SPANS, hosted_swarm
 from benchmarks.sheet import Sheet
-from client.pairs import median_of
-from client.shape import LinkShape
+from benchmarks.simulation.profiles import FIRST_SEED
+from benchmarks.simulation.recorded import Pair, Recorded, prompts_of, record
+from benchmarks.speed.load_client import WAYS, Job
+from client.bench.paired_ratio import median_of
+from client.demo.link_shape import LinkShape
 from swarm.demo import DRAFT, TARGET
-from swarm.messages import Sampling
-from swarm.quiet import quiet_libraries
-from swarm.ragged import load_whole
+from swarm.inference.ragged_batch import load_whole
+from swarm.protocol.messages import Sampling
+from swarm.runtime.library_logging import quiet_libraries
 
 TREE = 64
 """Nodes of the recorded trees."""
@@ -81,7 +81,9 @@ async def measure(options: Options, texts: Sequence[Recorded], console: Console)
         ):
             times = (options.rounds, options.warm_s, options.seconds)
             job = Job(hosted.peer, str(folder / "texts"), options.loads, *times, str(folder / "result.json"))
-            found: list[dict[str, Any]] = await run_part("benchmarks.load_client", asdict(job), net, folder, console)
+            found: list[dict[str, Any]] = await run_part(
+                "benchmarks.speed.load_client", asdict(job), net, folder, console
+            )
             return found
 
 

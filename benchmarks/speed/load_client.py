@@ -1,4 +1,4 @@
-"""The clients of `benchmarks.load`: several at once on one chain, whose drafts were recorded before.
+"""The clients of `benchmarks.speed.load`: several at once on one chain, whose drafts were recorded before.
 
 A recorded draft is there at once, so drafting does not use the nodes' cores. Reads its job as JSON from the
 command line and writes what it measured to the file that the job names.
@@ -20,24 +20,24 @@ from typing import Any
 
 import torch
 
-from benchmarks.recorded import Recorded
-from benchmarks.virtual import AtOnce
-from benchmarks.worker import covered
-from client.aio import EXPECTED_NODES
-from client.draft import NONE
-from client.drafters import Drafters
-from client.jobs import MOST_NODES, JobMaker
+from benchmarks.emulation.swarm import covered
+from benchmarks.simulation.chain import AtOnce
+from benchmarks.simulation.recorded import Recorded
+from client.control.goodput import Goodput
+from client.drafting.drafter import NONE
+from client.drafting.pool import Drafters
+from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.tree import DraftTree, Picks
+from client.library.aio import EXPECTED_NODES
+from client.library.jobs import MOST_NODES, JobMaker
+from client.library.session import SessionOpener
 from client.options import Options
-from client.session import SessionOpener
 from client.target import find_in_swarm, load_target
-from swarm.budget import EVERYTHING, Worth
 from swarm.demo import TARGET
-from swarm.dial import Dialer
-from swarm.goodput import Goodput
-from swarm.messages import Sampling
-from swarm.quiet import quiet_libraries
-from swarm.registry_dht import DhtConfig, DhtRegistry
-from swarm.tree import DraftTree, Picks
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.protocol.messages import Sampling
+from swarm.runtime.library_logging import quiet_libraries
+from swarm.transport.dial import Dialer
 
 WAYS: dict[str, int | None] = {"off": 0, "K = 16": 16, "chosen": None}
 

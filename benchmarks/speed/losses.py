@@ -3,7 +3,7 @@
 Every program runs on a host of its own. Nobody dies here: each repair is a false alarm, of a machine whose packets were
 lost several times in a row. Plain decoding and what goodput chooses go in turns, and must make the same text.
 
-    sudo python -m benchmarks.losses --record
+    sudo python -m benchmarks losses --record
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from benchmarks.clients_part import run_part
-from benchmarks.hosted import SPANS, Served, hosted_swarm
-from benchmarks.losses_worker import CHOSEN, PLAIN, Job
-from benchmarks.network import Plan, open_network
+from benchmarks.emulation.client_process import run_part
+from benchmarks.emulation.network import Plan, open_network
+from benchmarks.emulation.swarm import SPANS, Served, hosted_swarm
 from benchmarks.sheet import Sheet
-from client.pairs import median_of, ratios
-from client.shape import LinkShape
+from benchmarks.speed.losses_worker import CHOSEN, PLAIN, Job
+from client.bench.paired_ratio import median_of, ratios
+from client.demo.link_shape import LinkShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ async def measure(loss: float, options: Options, console: Console) -> list[dict[
             console.print(f"{loss:.1%} lost: {net.kind} network ({net.reason})")
             result = str(folder / "result.json")
             job = asdict(Job(hosted.peer, options.temperature, options.pairs, options.new_tokens, result))
-            runs: list[dict[str, Any]] = await run_part("benchmarks.losses_worker", job, net, folder, console)
+            runs: list[dict[str, Any]] = await run_part("benchmarks.speed.losses_worker", job, net, folder, console)
             return runs
 
 

@@ -1,4 +1,4 @@
-"""The client's part of `benchmarks.losses`: each text plain and as goodput chooses, in turns, and what was repaired.
+"""The client of `benchmarks.speed.losses`: each text plain and as goodput chooses, in turns, and what was repaired.
 
 Reads its job as JSON from the command line and writes what it measured to the file that the job names.
 """
@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.acceptance import demo_prompts
-from benchmarks.replay import FIRST_SEED
-from benchmarks.worker import covered
-from client.aio import AsyncSwarm
+from benchmarks.emulation.swarm import covered
+from benchmarks.simulation.acceptance import demo_prompts
+from benchmarks.simulation.profiles import FIRST_SEED
+from client.library.aio import AsyncSwarm
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
-from swarm.quiet import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 
 PLAIN, CHOSEN = "plain", "chosen"
 WAYS: dict[str, int | None] = {PLAIN: 0, CHOSEN: None}

@@ -8,7 +8,7 @@ takes longer, while tokens per sweep grow ever more slowly. From the resident no
 
     tokens/s = tokens per sweep / (max(reading, resident sweep) + draft)      reading: a plain offloaded sweep
 
-    python -m benchmarks.offload --record
+    python -m benchmarks offload --record
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.acceptance import FIRST_SEED, demo_prompts
+from benchmarks.emulation.swarm import covered
 from benchmarks.sheet import Sheet
-from benchmarks.worker import covered
-from client.aio import AsyncSwarm
-from client.programs import start_program
+from benchmarks.simulation.acceptance import FIRST_SEED, demo_prompts
+from client.demo.programs import start_program
+from client.library.aio import AsyncSwarm
 from client.stats import Stats
 from swarm.demo import DRAFT, TARGET
-from swarm.quiet import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 
 CHOSEN = -1
 """Stands for trees whose size the client chooses."""

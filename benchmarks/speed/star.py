@@ -13,7 +13,7 @@ which Petals' class loses; embedding and head are on the first and the last serv
 picks travel instead of rows; what one server answers goes on to the next as it came, without being encoded again; the
 draft reads the prompt while the first server does.
 
-    python -m benchmarks.star --layers 0-4 --host 10.88.0.2
+    python -m benchmarks star --layers 0-4 --host 10.88.0.2
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ import grpc.aio
 import torch
 import tyro
 
-from benchmarks.star_server import SESSION, WINDOW_TOKENS, StarService, serve_star
-from client.local import LocalSession
-from client.walk import Walk
-from node.checkpoint import open_checkpoint
-from node.loading import count_tokens
-from node.span import load_span
+from benchmarks.speed.star_server import SESSION, WINDOW_TOKENS, StarService, serve_star
+from client.decode.walk import Walk
+from client.drafting.search.local_session import LocalSession
+from client.drafting.search.tree import DraftTree
+from node.model.checkpoint import open_checkpoint
+from node.model.loading import count_tokens
+from node.model.span import load_span
 from swarm.demo import TARGET
-from swarm.dial import Dialer
 from swarm.errors import SwarmError
-from swarm.frames import Joiner, split
 from swarm.ids import TreeNodeId
+from swarm.inference.ragged_batch import RaggedModel
 from swarm.layers import Span
-from swarm.link import Stream
-from swarm.messages import Frame, Reply, Sampling, Sweep, SweepFrame
-from swarm.quiet import quiet_libraries
-from swarm.ragged import RaggedModel
-from swarm.session import Limits
-from swarm.tree import DraftTree
+from swarm.protocol.messages import Frame, Reply, Sampling, Sweep, SweepFrame
+from swarm.protocol.session import Limits
+from swarm.runtime.library_logging import quiet_libraries
+from swarm.transport.dial import Dialer
+from swarm.transport.link import Stream
+from swarm.wire.frames import Joiner, split
 
 CONNECT_S = 10.0
 ANY_VOCABULARY = 1 << 31

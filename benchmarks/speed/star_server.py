@@ -13,18 +13,18 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 
-from node.service import Context
-from node.span import SpanModel
-from node.sweep_run import HopRole, SweepRun
-from swarm.arena import Arena
-from swarm.codec import check_width, lossless_codec
-from swarm.dial import SERVER_OPTIONS
+from node.engine.sweep_run import HopRole, SweepRun
+from node.model.span import SpanModel
+from node.session.service import Context
 from swarm.errors import ConfigError, RemoteProtocolError, SwarmError
-from swarm.frames import Joiner, split
-from swarm.hop_log import HopLog
-from swarm.messages import Reply, SweepFrame
-from swarm.noise import gumbel_row
-from swarm.session import Limits
+from swarm.inference.gumbel import gumbel_row
+from swarm.inference.kv_cache import Arena
+from swarm.inference.row_codec import check_width, lossless_codec
+from swarm.protocol.hop_log import HopLog
+from swarm.protocol.messages import Reply, SweepFrame
+from swarm.protocol.session import Limits
+from swarm.transport.dial import SERVER_OPTIONS
+from swarm.wire.frames import Joiner, split
 
 SERVICE = "canopy.benchmarks.Star"
 SESSION = f"/{SERVICE}/Session"

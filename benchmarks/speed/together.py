@@ -2,7 +2,7 @@
 
 What a hop computes per sweep (commit, forward, head and picks or encoded rows), without messages and without a network.
 
-    python -m benchmarks.together --record
+    python -m benchmarks together --record
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import tyro
 from rich.console import Console
 
 from benchmarks.sheet import Sheet
-from node.checkpoint import open_checkpoint
-from node.span import SpanModel, load_span
-from node.sweep_run import HopRole, SweepRun
-from swarm.arena import Arena
-from swarm.codec import encode_rows, lossless_codec
+from node.engine.sweep_run import HopRole, SweepRun
+from node.model.checkpoint import open_checkpoint
+from node.model.span import SpanModel, load_span
 from swarm.demo import TARGET
-from swarm.hop_log import HopLog
 from swarm.ids import TreeNodeId
+from swarm.inference.gumbel import gumbel_row
+from swarm.inference.kv_cache import Arena
+from swarm.inference.row_codec import encode_rows, lossless_codec
 from swarm.layers import Span
-from swarm.messages import Rows, Sampling, Sweep, SweepFrame
-from swarm.noise import gumbel_row
-from swarm.quiet import quiet_libraries
-from swarm.session import Limits
+from swarm.protocol.hop_log import HopLog
+from swarm.protocol.messages import Rows, Sampling, Sweep, SweepFrame
+from swarm.protocol.session import Limits
+from swarm.runtime.library_logging import quiet_libraries
 
 CONTEXT = 120
 """Committed tokens of every session when its first sweep comes."""

@@ -3,7 +3,7 @@
 Every program runs on a host of its own. Per profile and pair, one prompt goes through every way, in turns; the parts of
 the floor are timed bare between the pairs. Ratios are medians over pairs with 95 % intervals.
 
-    sudo python -m benchmarks.wide_area --record
+    sudo python -m benchmarks wide_area --record
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from benchmarks.bare import Bare
-from benchmarks.clients_part import read, run_part
-from benchmarks.hosted import SPANS, hosted_swarm
-from benchmarks.network import Kind, Plan, open_network
-from benchmarks.network_check import check
+from benchmarks.emulation.client_process import read, run_part
+from benchmarks.emulation.network import Kind, Plan, open_network
+from benchmarks.emulation.network_check import check
+from benchmarks.emulation.swarm import SPANS, hosted_swarm
 from benchmarks.sheet import RESULTS, Sheet
-from benchmarks.worker import Job
-from client.pairs import Median, median_of, ratios
-from client.shape import LinkShape
+from benchmarks.speed.bare import Bare
+from benchmarks.speed.worker import Job
+from client.bench.paired_ratio import Median, median_of, ratios
+from client.demo.link_shape import LinkShape
 from swarm.errors import ConfigError
 
 PLAIN = "Canopy, plain"
@@ -106,7 +106,7 @@ async def measure(name: str, options: Options, console: Console) -> tuple[list[L
                     new_tokens=profile.new_tokens,
                     result=str(folder / "result.json"),
                 )
-                found = await run_part("benchmarks.worker", asdict(job), net, folder, console)
+                found = await run_part("benchmarks.speed.worker", asdict(job), net, folder, console)
             lost = asdict(await net.load()) if hasattr(net, "load") else {}
     found |= {"profile": asdict(profile), "network": [asdict(value) for value in checked], "load": lost}
     return lines(name, found), found

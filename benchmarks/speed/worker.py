@@ -15,19 +15,17 @@ from typing import Any
 
 import torch
 
-from benchmarks.acceptance import demo_prompts
-from benchmarks.bare import Rig
-from benchmarks.star import open_star
-from benchmarks.ways import TREES, Case, Way, canopy_ways, one_machine_ways, star_ways
-from client.aio import AsyncSwarm
-from client.session import SessionOpener
+from benchmarks.emulation.swarm import covered
+from benchmarks.simulation.acceptance import demo_prompts
+from benchmarks.speed.bare import Rig
+from benchmarks.speed.decoding_methods import TREES, Case, Way, canopy_ways, one_machine_ways, star_ways
+from benchmarks.speed.star import open_star
+from client.library.aio import AsyncSwarm
 from swarm.demo import DRAFT, TARGET
-from swarm.errors import RouteError
 from swarm.layers import Span
-from swarm.quiet import quiet_libraries
+from swarm.runtime.library_logging import quiet_libraries
 
 FIRST_SEED = 11
-COVER_ATTEMPTS = 60
 BARE_REPEATS = 8
 
 
@@ -85,18 +83,6 @@ async def _round(ways: list[Way], case: Case, number: int) -> Any:  # noqa: ANN4
         said = f"pair {number}, temperature {case.temperature:g}, {way.name}: {run.tokens_per_s:.1f} tokens/s"
         print(said, flush=True)  # noqa: T201
         yield {"pair": number, "way": way.name, "nodes": way.nodes, "temperature": case.temperature, **asdict(run)}
-
-
-async def covered(swarm: AsyncSwarm | SessionOpener) -> None:
-    """Wait until the directory that the client sees has a chain over all layers."""
-    for attempt in range(COVER_ATTEMPTS):
-        try:
-            await swarm.route()
-            return
-        except RouteError:
-            if attempt + 1 == COVER_ATTEMPTS:
-                raise
-            await asyncio.sleep(0.5)
 
 
 def main() -> None:

@@ -16,10 +16,10 @@ from typing import Literal
 
 from rich.table import Table
 
-from client.aio import AsyncSwarm
+from client.bench.paired_ratio import Median, median_of, ratios
+from client.bench.plot import Part, Point, parts_of
+from client.library.aio import AsyncSwarm
 from client.options import Options, check_text
-from client.pairs import Median, median_of, ratios
-from client.plot import Part, Point, parts_of
 from client.stats import Result
 from swarm.demo import PASSAGES
 from swarm.errors import ConfigError, ContextFull

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from client.replies import ReplyStream
+from client.chain.reply_stream import ReplyStream
 from swarm.errors import HopTimeout, SwarmError, TwinsDiffer
 from swarm.ids import SessionId, TreeNodeId
-from swarm.messages import RepliesRequest, Reply, RouteHop
-from swarm.tasks import TaskScope
+from swarm.protocol.messages import RepliesRequest, Reply, RouteHop
+from swarm.runtime.tasks import TaskScope
 
 INBOX_ITEMS = 256
 COMPARED = 64

@@ -18,32 +18,21 @@ from itertools import count
 
 import grpc.aio
 
-from client.answers import Answer, Answers
-from client.detours import Detour, Detours
-from client.replies import ReplyStream
+from client.chain.answers import Answer, Answers
+from client.chain.reply_stream import ReplyStream
+from client.chain.reroutes import Detour, Detours
 from client.stats import Repair
 from swarm import wire
-from swarm.dial import Dialer
 from swarm.errors import HopError, HopLeaving, HopTimeout, RouteError, SwarmError, TwinsDiffer, Unreachable
-from swarm.faults import error_of
-from swarm.hedge import Successors
 from swarm.ids import PeerId, SessionId
-from swarm.journal import Journal
-from swarm.messages import (
-    Attach,
-    Credits,
-    Fault,
-    Hold,
-    Open,
-    Ready,
-    RouteHop,
-    Snapshot,
-    Sweep,
-    SweepFrame,
-)
-from swarm.routing import Route
-from swarm.session import SessionState
-from swarm.tasks import TaskScope
+from swarm.protocol.faults import error_of
+from swarm.protocol.journal import Journal
+from swarm.protocol.messages import Attach, Credits, Fault, Hold, Open, Ready, RouteHop, Snapshot, Sweep, SweepFrame
+from swarm.protocol.session import SessionState
+from swarm.routing.route import Route
+from swarm.runtime.tasks import TaskScope
+from swarm.transport.dial import Dialer
+from swarm.transport.hedged_link import Successors
 
 REPLY_TIMEOUT_S = 120.0
 OPEN_S, OPEN_PER_HOP_S = 10.0, 3.0

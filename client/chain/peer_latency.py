@@ -7,10 +7,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from swarm.discovery.node_record import NodeRecord
 from swarm.ids import PeerId
-from swarm.nearby import LIMIT_S, chain_ends, measure_delays
-from swarm.record import NodeRecord
-from swarm.routing import RouteQuery
+from swarm.routing.latency import LIMIT_S, chain_ends, measure_delays
+from swarm.routing.route import RouteQuery
 
 KEPT_S = 60.0
 FAILURES_KEPT = 64

@@ -11,11 +11,11 @@ import grpc.aio
 
 from swarm import wire
 from swarm.errors import HopClosed, HopError, HopTimeout, RemoteProtocolError, SwarmError, Unreachable
-from swarm.frames import FrameLimits, Joiner
-from swarm.link import Stream
-from swarm.messages import Ping, Pong, RepliesRequest, Reply, RouteHop
-from swarm.tasks import TaskScope
-from swarm.watch import ROUND_TRIPS, SILENCE_S, pause
+from swarm.protocol.messages import Ping, Pong, RepliesRequest, Reply, RouteHop
+from swarm.runtime.tasks import TaskScope
+from swarm.transport.link import Stream
+from swarm.transport.liveness import ROUND_TRIPS, SILENCE_S, pause
+from swarm.wire.frames import FrameLimits, Joiner
 
 OPEN_S = 8.0
 """How long a tail may take to be dialled and to begin, its session's attach included."""

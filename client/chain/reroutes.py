@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from swarm.discovery.registry import KNOWN_S
 from swarm.errors import RegistryError, RouteError
-from swarm.messages import RouteHop
-from swarm.registry import KNOWN_S
-from swarm.routing import Route
-from swarm.tasks import TaskScope
+from swarm.protocol.messages import RouteHop
+from swarm.routing.route import Route
+from swarm.runtime.tasks import TaskScope
 
 FRESH_S = 1.0
 """How long a repair waits for the directory: a DHT that has lost peers as well took up to ten seconds."""

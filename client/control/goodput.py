@@ -19,11 +19,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-from swarm.budget import EVERYTHING, Ahead, Busy, Choice, Prospect, Spent, Worth
-from swarm.chance import TEMPERATURES
-from swarm.line import Line
-from swarm.sweep_cost import RouteCost
-from swarm.tree import DraftTree
+from client.control.latency_model import RouteCost
+from client.control.policy import Ahead, Busy, Choice, Spent
+from client.control.regression import Line
+from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.temperatures import TEMPERATURES
+from client.drafting.search.tree import DraftTree
+from swarm.routing.costs import Prospect
 
 SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 """Tree sizes that are weighed against each other."""

@@ -2,7 +2,7 @@
 
 links      all that no hop computes or waits for: a line in the sweep's rows
 compute    of the hops together, messages included: another one
-load       how many share that compute; with it follow prices (`swarm.goodput`, DESIGN §7)
+load       how many share that compute; with it follow prices (`client.control.goodput`, DESIGN §7)
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from operator import add
 from statistics import fmean
 
-from swarm.budget import SWEEPS_IN_FLIGHT, Prospect, Spent
-from swarm.line import OUTLIER, UNSURE, Line
+from client.control.policy import SWEEPS_IN_FLIGHT, Spent
+from client.control.regression import OUTLIER, UNSURE, Line
+from swarm.routing.costs import Prospect
 
 CLAIM_UNSURE = 3.0
 """What machines claim may be wrong by so many times itself."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from swarm.tree import DraftTree
+from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.tree import DraftTree
+from swarm.routing.costs import Prospect
 
 SWEEPS_IN_FLIGHT = 64
 """Sweeps that a client asks to have unanswered. With 24 these ran out where hops are quick beside the delay."""
@@ -28,28 +30,6 @@ class Choice:
     is_whole: bool = False
     is_trial: bool = False
     chunk: int | None = None
-
-
-def _always(_rounds: int) -> bool:
-    return True
-
-
-@dataclass(frozen=True, slots=True)
-class Worth:
-    """When drafting on is not worth it.
-
-    least: tokens; a node of a lower chance will not be sent. per_round: tokens that another round of drafting costs.
-    alone: tokens that another sweep costs; a round that should bring more can wait until this tree is on its way.
-    go_on: asked before each round, given how many there were since drafting began: whether there is time for it.
-    """
-
-    least: float = 0.0
-    per_round: float = 0.0
-    alone: float = math.inf
-    go_on: Callable[[int], bool] = _always
-
-
-EVERYTHING = Worth()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,24 +86,6 @@ class Spent:
     def links_ms(self) -> float:
         """All that no hop computed or waited for."""
         return max(self.total_ms - self.waited_ms - self.computed_ms, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Prospect:
-    """What sweeps over a route should take before any was measured, in milliseconds.
-
-    links: all delays together. waiting: behind others, at all `hops` together. compute: of a sweep without a tree, at
-    all hops together. row: what one more node adds there. link_row: what it adds on links, all of them together.
-    busiest: the part of `compute` and `waiting` that one hop has at most, 0 where nobody says: then they are alike.
-    """
-
-    links_ms: float
-    compute_ms: float
-    row_ms: float
-    link_row_ms: float = 0.0
-    waiting_ms: float = 0.0
-    hops: int = 1
-    busiest: float = 0.0
 
 
 class Budget(Protocol):

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from client.draft import NoDrafter
-from swarm.budget import Choice, FixedBudget, Worth
-from swarm.tree import DraftTree
+from client.control.policy import Choice, FixedBudget
+from client.drafting.drafter import NoDrafter
+from client.drafting.search.stopping import Worth
+from client.drafting.search.tree import DraftTree
 
 if TYPE_CHECKING:
-    from client.decode import Job
-    from client.pipe import Pipe
+    from client.decode.loop import Job
+    from client.decode.pipeline import Pipe
 
 MOST_LESSONS = 64
 """Replies that are kept for a drafter that has no time to learn from them."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from client.walk import Walk
-from swarm.codec import decode_rows
+from client.decode.walk import Walk
 from swarm.ids import TreeNodeId
-from swarm.messages import Reply, Want
+from swarm.inference.row_codec import decode_rows
+from swarm.protocol.messages import Reply, Want
 
 WANT_ROWS = Want(hidden_rows=True)
 

@@ -15,19 +15,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from client.answers import Answer
-from client.draft import Drafter, NoDrafter, TreeDrafter
-from client.drafting import IsAwaited, Late, Wish, grow, is_drafting, learn
-from client.hidden import WANT_ROWS, Observe, hand_over
-from client.pipe import Flight, Pipe
+from client.chain.answers import Answer
+from client.control.policy import Budget, Choice, FixedBudget
+from client.decode.draft_worker import IsAwaited, Late, Wish, grow, is_drafting, learn
+from client.decode.hidden_rows import WANT_ROWS, Observe, hand_over
+from client.decode.pipeline import Flight, Pipe
+from client.decode.text_stream import TextStream
+from client.decode.walk import Walk
+from client.drafting.drafter import Drafter, NoDrafter, TreeDrafter
+from client.drafting.search.stopping import Worth
+from client.drafting.search.tree import DraftTree
 from client.stats import SweepStats
-from client.text import TextStream
-from client.walk import Walk
-from swarm.budget import Budget, Choice, FixedBudget, Worth
 from swarm.errors import Unfinished
 from swarm.ids import TreeNodeId
-from swarm.messages import Credits, Sampling, Sweep
-from swarm.tree import DraftTree
+from swarm.protocol.messages import Credits, Sampling, Sweep
 
 MOST_TURNS = 64
 """Drafting goes on so often for one more sweep."""

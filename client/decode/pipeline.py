@@ -6,11 +6,11 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
-from client.answers import Answer
-from swarm.budget import Ahead, Busy, Choice, Spent
+from client.chain.answers import Answer
+from client.control.policy import Ahead, Busy, Choice, Spent
+from client.drafting.search.tree import DraftTree
 from swarm.ids import TreeNodeId
-from swarm.messages import Reply
-from swarm.tree import DraftTree
+from swarm.protocol.messages import Reply
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from client.drafting.search.tree import DraftTree
 from swarm.errors import LocalProtocolError, RemoteProtocolError
-from swarm.guess import Guess
 from swarm.ids import TreeNodeId
-from swarm.messages import Reply, Sampling, Sweep, Want
-from swarm.session import Limits, Parent, SessionState
-from swarm.tree import DraftTree
+from swarm.protocol.messages import Reply, Sampling, Sweep, Want
+from swarm.protocol.proposal import Guess
+from swarm.protocol.session import Limits, Parent, SessionState
 
 
 class Walk:

@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from client.programs import start_program
-from client.proxy import free_ports
-from client.shape import LinkShape
+from client.demo.delay_proxy import free_ports
+from client.demo.link_shape import LinkShape
+from client.demo.programs import start_program
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import RouteError, SwarmError
 
 if TYPE_CHECKING:
-    from client.aio import AsyncSwarm
+    from client.library.aio import AsyncSwarm
 
 SPANS = ("0-4", "4-8", "8-12")
 PROMPT = "It was a dark night, and the old captain"
@@ -52,7 +52,7 @@ async def demo(delay_ms: float, console: Console) -> None:
     """
     console.print(f"starting a bootstrap peer and {len(SPANS)} nodes; every link has {delay_ms:g} ms one-way delay")
     async with _swarm(delay_ms, console) as peer:
-        from client.aio import AsyncSwarm  # loaded by now, see _load
+        from client.library.aio import AsyncSwarm  # loaded by now, see _load
 
         connecting = AsyncSwarm.connect(TARGET, peers=[peer], draft=DRAFT, threads=1, calibration=None)
         async with connecting as swarm:
@@ -124,7 +124,7 @@ async def _swarm(delay_ms: float, console: Console) -> AsyncIterator[str]:
         ports = free_ports(2 * len(SPANS))
         pairs = list(zip(ports[::2], ports[1::2], strict=True))
         shape = json.dumps(asdict(LinkShape(delay_ms=delay_ms)))
-        links = ["client.proxy", shape, *(f"{listen}:{target}" for listen, target in pairs)]
+        links = ["client.demo.delay_proxy", shape, *(f"{listen}:{target}" for listen, target in pairs)]
         await stack.enter_async_context(start_program("links", links, folder))
         peer = await bootstrap.wait_for(r"/ip4/\S+")
         nodes = []
@@ -143,8 +143,8 @@ async def _swarm(delay_ms: float, console: Console) -> AsyncIterator[str]:
 
 def _load() -> None:
     """Import torch and transformers, which takes seconds, while the nodes do the same."""
-    import client.aio  # noqa: F401
-    from swarm.quiet import quiet_libraries
+    import client.library.aio  # noqa: F401
+    from swarm.runtime.library_logging import quiet_libraries
 
     quiet_libraries()
 

@@ -1,9 +1,9 @@
 """A loopback proxy that shapes what passes: links for machines without network namespaces. Owns no protocol.
 
-`python -m client.proxy SHAPE LISTEN:TARGET …` serves until its standard input closes; SHAPE is a `LinkShape` as JSON.
-A host is what listens on a TARGET port, and is reached at its LISTEN port. It has one interface in and one out for all
-its connections; who dials is not known, so links are named `(null, host)` towards it and `(host, null)` from it. A line
-`[number, verb, link, …]` on standard input is answered by `[number, {}]` once it has taken effect.
+`python -m client.demo.delay_proxy SHAPE LISTEN:TARGET …` serves until its standard input closes; SHAPE is a `LinkShape`
+as JSON. A host is what listens on a TARGET port, and is reached at its LISTEN port. It has one interface in and one out
+for all its connections; who dials is not known, so links are named `(null, host)` towards it and `(host, null)` from
+it. A line `[number, verb, link, …]` on standard input is answered by `[number, {}]` once it has taken effect.
 
 What it cannot do: a connection opens at once, without a round trip; TCP's own windows are loopback's; a cut link holds
 bytes back until it is joined again; nothing is ever lost.
@@ -23,9 +23,9 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 
-from client.shape import Ends, Interface, Link, LinkShape, matching
+from client.demo.link_shape import Ends, Interface, Link, LinkShape, matching
 from swarm.errors import ConfigError, SwarmError
-from swarm.tasks import TaskScope
+from swarm.runtime.tasks import TaskScope
 
 CHUNK_BYTES = 1 << 14
 QUEUED_CHUNKS = 1_024

@@ -1,8 +1,8 @@
 """Drafters: grow a token tree under the pending token (DESIGN §6). Never decides what is accepted.
 
-What a tree is made of comes from sources (`client.source`): models, heads, look-up. They are asked about the same
-frontier and their candidates merge: one child per token per parent. A model weighs what was said before it; among
-sources that do not, the highest chance counts.
+What a tree is made of comes from sources (`client.drafting.search.source`): models, heads, look-up. They are asked
+about the same frontier and their candidates merge: one child per token per parent. A model weighs what was said before
+it; among sources that do not, the highest chance counts.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Protocol
 
 import torch
 
-from client.local import LocalSession
-from client.ranking import Ranker
-from client.source import Search, Source
-from client.source_lookup import LookupSource
-from client.source_model import ModelSource
-from swarm.budget import EVERYTHING, Worth
-from swarm.chance import ChanceModel, SoftmaxPrior
-from swarm.lookup import Lookup
-from swarm.messages import Sampling
-from swarm.ragged import RaggedModel
-from swarm.tree import DraftTree, Picks, TokenTree
+from client.drafting.search.calibration import ChanceModel, SoftmaxPrior
+from client.drafting.search.local_session import LocalSession
+from client.drafting.search.ranking import Ranker
+from client.drafting.search.source import Search, Source
+from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.tree import DraftTree, Picks, TokenTree
+from client.drafting.sources.lookup import LookupSource
+from client.drafting.sources.model import ModelSource
+from client.drafting.sources.suffix_lookup import Lookup
+from swarm.inference.ragged_batch import RaggedModel
+from swarm.protocol.messages import Sampling
 
 LEAST_EXPANSIONS = 16
 MAX_LEVELS = 256

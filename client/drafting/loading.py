@@ -14,27 +14,27 @@ from pathlib import Path
 
 import torch
 
-from client.calibration import Identified, calibration_path, load_calibration, save_calibration
-from client.compatible import check_compatible
-from client.draft import Drafter, NoDrafter, TreeDrafter
-from client.head import HeadConfig
-from client.head_files import load_head, read_head_config
-from client.ranking import Ranker
-from client.source import Source
-from client.source_dgf import DgfSource
-from client.source_lookup import LookupSource
-from client.source_model import ModelSource
-from client.source_recycle import RecycleSource
-from client.source_redrafter import ReDrafterSource
-from client.source_siblings import SiblingSource
+from client.drafting.drafter import Drafter, NoDrafter, TreeDrafter
+from client.drafting.heads.files import load_head, read_head_config
+from client.drafting.heads.modules import HeadConfig
+from client.drafting.search.calibration import Calibration
+from client.drafting.search.calibration_store import Identified, calibration_path, load_calibration, save_calibration
+from client.drafting.search.ranking import Ranker
+from client.drafting.search.source import Source
+from client.drafting.sources.dgf import DgfSource
+from client.drafting.sources.lookup import LookupSource
+from client.drafting.sources.model import ModelSource
+from client.drafting.sources.recycling import RecycleSource
+from client.drafting.sources.recycling_table import Recycling
+from client.drafting.sources.redrafter import ReDrafterSource
+from client.drafting.sources.sibling_index import Siblings
+from client.drafting.sources.siblings import SiblingSource
+from client.drafting.sources.suffix_lookup import Lookup
+from client.drafting.vocabulary_check import check_compatible
 from client.target import Target, load_target
-from swarm.chance import Calibration
 from swarm.errors import ConfigError, IncompatibleDraft
-from swarm.hub import find_model
-from swarm.lookup import Lookup
-from swarm.ragged import load_whole
-from swarm.recycling import Recycling
-from swarm.siblings import Siblings
+from swarm.inference.ragged_batch import load_whole
+from swarm.models.hub import find_model
 
 DRAFT_WINDOW = 32_768
 """Of drafts that know no limit."""

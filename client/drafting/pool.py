@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from client.draft import Drafter, NoDrafter
+from client.drafting.drafter import Drafter, NoDrafter
 
 MOST_DRAFTERS = 4
 """Each has KV of its own; further generations run without a draft meanwhile."""

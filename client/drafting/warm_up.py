@@ -16,8 +16,8 @@ from threading import Thread
 
 import torch
 
-from client.draft import Drafter, TreeDrafter
-from swarm.messages import Sampling
+from client.drafting.drafter import Drafter, TreeDrafter
+from swarm.protocol.messages import Sampling
 
 NODES, LEVELS = 16, 2
 ON_A_CARD = ((NODES, LEVELS), (4 * NODES, 2 * LEVELS), (16 * NODES, 4 * LEVELS))

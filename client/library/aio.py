@@ -1,4 +1,4 @@
-"""The client library, async: connect to a swarm, generate, stream. `client.sync` is its blocking twin.
+"""The client library, async: connect to a swarm, generate, stream. `client.library.sync` is its blocking twin.
 
 A generation runs in a task of its own and hands pieces over through a bounded queue, so a reader that stops reading
 stops it too, and a reader may live in any task.
@@ -13,26 +13,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from client.calibration import default_calibration_folder
-from client.chat import AsyncChat
-from client.conversation import Conversation
-from client.decode import Job
-from client.drafters import Drafters
-from client.drafts import Wanted, load_drafter
-from client.jobs import JobMaker
+from client.decode.loop import Job
+from client.drafting.loading import Wanted, load_drafter
+from client.drafting.pool import Drafters
+from client.drafting.search.calibration_store import default_calibration_folder
+from client.drafting.warm_up import drafting_thread
+from client.library.chat import AsyncChat
+from client.library.conversation import Conversation
+from client.library.jobs import JobMaker
+from client.library.session import Piece, SessionOpener
 from client.options import ConnectOptions, GenerateOptions, check_codec, make_options
-from client.session import Piece, SessionOpener
 from client.stats import Result
 from client.target import Target, find_in_swarm, load_target
-from client.warm_up import drafting_thread
-from swarm.cores import check_threads
-from swarm.dial import Dialer
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.errors import ConfigError, GenerationInterrupted
-from swarm.quiet import bars_hidden
-from swarm.registry import ModelIdentity
-from swarm.registry_dht import DhtConfig, DhtRegistry
-from swarm.routing import Route
-from swarm.tasks import TaskScope, relay
+from swarm.ids import ModelIdentity
+from swarm.routing.route import Route
+from swarm.runtime.cpu_threads import check_threads
+from swarm.runtime.library_logging import bars_hidden
+from swarm.runtime.tasks import TaskScope, relay
+from swarm.transport.dial import Dialer
 
 __all__ = ["AsyncSwarm", "Piece"]
 

@@ -13,14 +13,14 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self, Unpack
 
-from client.conversation import Conversation, Message
-from client.decode import Job
-from client.jobs import JobMaker
+from client.decode.loop import Job
+from client.library.conversation import Conversation, Message
+from client.library.jobs import JobMaker
+from client.library.session import Piece, Session, SessionOpener
 from client.options import GenerateOptions, make_options
-from client.session import Piece, Session, SessionOpener
 from client.stats import Result, Stats
 from swarm.errors import Busy, ConfigError, ContextFull, GenerationInterrupted
-from swarm.tasks import Held, TaskScope, relay
+from swarm.runtime.tasks import Held, TaskScope, relay
 
 FIRST_WINDOW_TOKENS = 2_048
 """What a conversation reserves at first; it doubles when it is full."""

@@ -7,15 +7,15 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 from operator import index
 
-from client.decode import Job
-from client.draft import NoDrafter, TreeDrafter
-from client.drafters import Drafters
+from client.control.goodput import Goodput
+from client.control.policy import Budget, FixedBudget
+from client.decode.loop import Job
+from client.decode.text_stream import TextStream
+from client.drafting.drafter import NoDrafter, TreeDrafter
+from client.drafting.pool import Drafters
 from client.options import Options, check_text
 from client.target import Target
-from client.text import TextStream
-from swarm.budget import Budget, FixedBudget
 from swarm.errors import ConfigError, ContextFull
-from swarm.goodput import Goodput
 
 PREFILL_CHUNK = 512
 """Most nodes of a prefill sweep."""

@@ -18,7 +18,7 @@ from typing import Generic, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from swarm.tasks import Held, TaskScope
+from swarm.runtime.tasks import Held, TaskScope
 
 T = TypeVar("T")
 

@@ -1,6 +1,7 @@
 """A session of one client: opened on the best route, then generations run in it, one after another.
 
-Owns no text rules, no tree and no network: it brings `client.decode`, `client.chain` and `client.walk` together.
+Owns no text rules, no tree and no network: it brings `client.decode.loop`, `client.chain.chain` and
+`client.decode.walk` together.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from functools import partial
 
 import torch
 
-from client.chain import Chain, open_chain
-from client.decode import PREFILLS_IN_FLIGHT, Job, decode
-from client.jobs import PREFILL_CHUNK
-from client.nearby import Nearby
+from client.chain.chain import Chain, open_chain
+from client.chain.peer_latency import Nearby
+from client.chain.refusals import RETRY_S, Refusals
+from client.control.policy import SWEEPS_IN_FLIGHT
+from client.decode.loop import PREFILLS_IN_FLIGHT, Job, decode
+from client.decode.walk import Walk
+from client.library.jobs import PREFILL_CHUNK
 from client.options import CodecChoice
-from client.refusals import RETRY_S, Refusals
 from client.stats import Result, Stats
 from client.target import Target
-from client.walk import Walk
-from swarm.budget import SWEEPS_IN_FLIGHT
-from swarm.codec import lossless_codec
-from swarm.dial import Dialer
+from swarm.discovery.node_record import NodeRecord
+from swarm.discovery.registry import KNOWN_S, RECENT_S, Registry
 from swarm.errors import (
     GenerationInterrupted,
     HopError,
@@ -34,12 +35,13 @@ from swarm.errors import (
     SwarmError,
     UnsupportedModel,
 )
-from swarm.messages import Codec, Open, RouteHop, Sampling
-from swarm.record import NodeRecord
-from swarm.registry import KNOWN_S, RECENT_S, ModelIdentity, Registry
-from swarm.routing import Route, RouteQuery, best_route, hedged
-from swarm.session import Limits
-from swarm.tasks import TaskScope
+from swarm.ids import ModelIdentity
+from swarm.inference.row_codec import lossless_codec
+from swarm.protocol.messages import Codec, Open, RouteHop, Sampling
+from swarm.protocol.session import Limits
+from swarm.routing.route import Route, RouteQuery, best_route, hedged
+from swarm.runtime.tasks import TaskScope
+from swarm.transport.dial import Dialer
 
 REPLAY_LAYER_MS = 1_000.0
 """What it costs a repair to give a layer to a machine that has no KV of the session: nobody is left without need."""

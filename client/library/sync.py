@@ -1,4 +1,4 @@
-"""The client library, blocking: the same as `client.aio`, run on an event loop in a thread of its own.
+"""The client library, blocking: the same as `client.library.aio`, run on an event loop in a thread of its own.
 
 So it works in a notebook whose own loop is running.
 """
@@ -10,12 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
-from client.aio import AsyncSwarm
-from client.chat import AsyncChat
-from client.conversation import Message
-from client.loop_thread import LoopThread
+from client.library.aio import AsyncSwarm
+from client.library.chat import AsyncChat
+from client.library.conversation import Message
+from client.library.loop_thread import LoopThread
+from client.library.session import Piece
 from client.options import ConnectOptions, GenerateOptions
-from client.session import Piece
 from client.stats import Result, Stats
 from swarm.errors import GenerationInterrupted
 

@@ -7,8 +7,8 @@ from contextlib import closing, suppress
 
 from rich.console import Console
 
-from client import report
-from client.sync import Chat
+from client.library.sync import Chat
+from client.terminal import report
 from swarm.errors import ConfigError, SwarmError
 
 HELP = """\

@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from client.calibration import default_calibration_folder
+from client.drafting.search.calibration_store import default_calibration_folder
 from swarm.errors import ConfigError, GenerationInterrupted, Unfinished
 
 FORMAT = 1

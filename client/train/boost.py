@@ -4,8 +4,9 @@
     weight of a place: 1 where no earlier draft has the target's likeliest token on top, FOUND elsewhere
 
 Drafts that draft together need not know of each other: the later one hears what the earlier ones said
-(`client.ranking`) and learns what that is worth. SpecInfer leaves out the places that were found altogether; a little
-of them keeps the draft's chances sound there, which trees with several candidates of each draft need.
+(`client.drafting.search.ranking`) and learns what that is worth. SpecInfer leaves out the places that were found
+altogether; a little of them keeps the draft's chances sound there, which trees with several candidates of each draft
+need.
 
 Source: SpecInfer (arXiv 2305.09781), section 3: collective boost-tuning of several small models.
 """
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from client.train_draft import DraftTraining, is_found, log_probs
+from client.train.draft_model import DraftTraining, is_found, log_probs
 from swarm.errors import ConfigError, IncompatibleDraft
 
 FOUND = 0.2

@@ -16,19 +16,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedModel
 
-from client.boost import BoostTraining
-from client.commands import TrainDraft
-from client.drafts import find_device
-from client.head import EMBEDDING, OUTPUT, HeadConfig, HeadKind, make_head
-from client.head_files import load_tensors, save_head
+from client.drafting.heads.files import load_tensors, save_head
+from client.drafting.heads.modules import EMBEDDING, OUTPUT, HeadConfig, HeadKind, make_head
+from client.drafting.loading import find_device
 from client.target import Target, load_target
-from client.train_draft import DraftTraining
-from client.train_head import HELD_OUT_LINES, HeadTraining, Schedule
-from client.train_samples import Amount, LocalSampler, Sampler, load_for_training, sampled_lines
-from client.train_swarm import open_sampler
-from swarm.cores import check_threads
+from client.train.boost import BoostTraining
+from client.train.draft_model import DraftTraining
+from client.train.head import HELD_OUT_LINES, HeadTraining, Schedule
+from client.train.options import TrainDraft
+from client.train.samples import Amount, LocalSampler, Sampler, load_for_training, sampled_lines
+from client.train.swarm_samples import open_sampler
 from swarm.errors import ConfigError
-from swarm.ragged import find_layers
+from swarm.inference.ragged_batch import find_layers
+from swarm.runtime.cpu_threads import check_threads
 
 TOLD_STEPS = 20
 """Where there is no terminal to show a bar on."""

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 
-from client.train_head import HELD_OUT_LINES, SAVED_STEPS, Schedule, Score
-from client.train_kept import keep, resume
+from client.train.checkpoint import keep, resume
+from client.train.head import HELD_OUT_LINES, SAVED_STEPS, Schedule, Score
 from swarm.errors import IncompatibleDraft
 
 

@@ -19,9 +19,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 
-from client.head import Head
-from client.train_kept import keep, resume
-from swarm.ragged import find_layers
+from client.drafting.heads.modules import Head
+from client.train.checkpoint import keep, resume
+from swarm.inference.ragged_batch import find_layers
 
 UNROLL = 5
 """Tokens that a head guesses one after the other from one hidden row."""

@@ -2,7 +2,7 @@
 
 Every line begins with one random token (after the beginning-of-text token, where the tokenizer has one), and each pick
 is the one that any client of the target gets for the line's own seed (DESIGN §5). So the same seed gives the same
-lines, whatever was interrupted, here or through a swarm (`client.train_swarm`); ends of text are passed over.
+lines, whatever was interrupted, here or through a swarm (`client.train.swarm_samples`); ends of text are passed over.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from swarm.errors import ConfigError
-from swarm.messages import Sampling
-from swarm.noise import gumbel_row
-from swarm.whole import load_causal_lm
+from swarm.inference.gumbel import gumbel_row
+from swarm.models.whole_model import load_causal_lm
+from swarm.protocol.messages import Sampling
 
 LINES = 128
 """Made at a time by a local copy."""

@@ -11,11 +11,11 @@ from typing import Unpack
 import torch
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from client.aio import AsyncSwarm
+from client.library.aio import AsyncSwarm
 from client.options import ConnectOptions
-from client.train_samples import Amount, sampling_of, start_of
-from swarm.messages import Sampling
-from swarm.tasks import TaskScope
+from client.train.samples import Amount, sampling_of, start_of
+from swarm.protocol.messages import Sampling
+from swarm.runtime.tasks import TaskScope
 
 LINES = 8
 """Generated together, each in a session of its own: they fill the chain as a tree would, and nobody drafts yet."""

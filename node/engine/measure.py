@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import torch
 
-from node.engine import LEAST_ROWS, StepCost
-from node.span import SpanModel
-from swarm.arena import Arena
+from node.engine.scheduler import LEAST_ROWS, StepCost
+from node.model.span import SpanModel
 from swarm.ids import TreeNodeId
-from swarm.messages import Sampling
-from swarm.ragged import Work
-from swarm.sampling import pick
+from swarm.inference.kv_cache import Arena
+from swarm.inference.ragged_batch import Work
+from swarm.inference.sampling import pick
+from swarm.protocol.messages import Sampling
 
 TREE_NODES = (1, 8, 64)
 REPEATS = 5

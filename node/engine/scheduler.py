@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from node.handling import Handling
-from node.sweep_run import SweepRun
+from node.engine.loop_cost import Handling
+from node.engine.sweep_run import SweepRun
 from swarm.layers import Span
 
 LEAST_ROWS = 16

@@ -17,21 +17,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from node.span import SpanModel
-from swarm.arena import Arena
-from swarm.codec import all_finite, decode_rows, encode_rows
-from swarm.hop_log import SweepWork
+from node.model.span import SpanModel
 from swarm.ids import TreeNodeId
+from swarm.inference.kv_cache import Arena
+from swarm.inference.multistep_sampling import by_offset, picks
+from swarm.inference.ragged_batch import Work
+from swarm.inference.row_codec import all_finite, decode_rows, encode_rows
+from swarm.inference.sampling import pick, target_probs
 from swarm.layers import Span
-from swarm.messages import Codec, Rows, Sampling
-from swarm.multistep import by_offset, picks
-from swarm.ragged import Work
-from swarm.sampling import pick, target_probs
+from swarm.protocol.hop_log import SweepWork
+from swarm.protocol.messages import Codec, Rows, Sampling
 
 logger = logging.getLogger(__name__)
 
 NoiseSource = Callable[[int, int, int], NDArray[np.float64]]
-"""Makes a row of noise from seed, position and vocabulary size, as `swarm.noise.gumbel_row`."""
+"""Makes a row of noise from seed, position and vocabulary size, as `swarm.inference.gumbel.gumbel_row`."""
 
 
 @dataclass(frozen=True, slots=True)

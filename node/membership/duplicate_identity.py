@@ -10,11 +10,11 @@ import secrets
 
 import grpc.aio
 
-from swarm.dht_dialback import call_hello
+from swarm.discovery.address_proof import NONCE_BYTES, check_hello
+from swarm.discovery.dht.dialback import call_hello
+from swarm.discovery.node_record import NodeRecord
+from swarm.discovery.registry import Registry
 from swarm.errors import IdentityError
-from swarm.hello import NONCE_BYTES, check_hello
-from swarm.record import NodeRecord
-from swarm.registry import Registry
 
 logger = logging.getLogger(__name__)
 

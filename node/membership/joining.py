@@ -12,11 +12,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from swarm.ids import PeerId
+from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.discovery.registry import Registry
+from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
-from swarm.placement import Newcomer, layout_of, own_move, plan_join, typical_capacity
-from swarm.record import NodeRecord, NodeState
-from swarm.registry import ModelIdentity, Registry
+from swarm.routing.placement import Newcomer, layout_of, own_move, plan_join, typical_capacity
 
 SETTLE_S = 3.0
 """Longer than it takes to choose and to store a record: of two that reserve together at least one sees the other."""

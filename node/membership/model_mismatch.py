@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from swarm.errors import ModelMismatch
-from swarm.registry import ModelIdentity
+from swarm.ids import ModelIdentity
 
 
 def compare_twins(own: ModelIdentity, known: Sequence[ModelIdentity], *, must_match: bool) -> str | None:

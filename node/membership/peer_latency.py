@@ -12,10 +12,10 @@ from typing import Protocol
 
 import torch
 
+from swarm.discovery.node_record import MAX_DELAYS, NodeRecord, NodeState
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.nearby import AT_ONCE, measure_delays, measure_rate
-from swarm.record import MAX_DELAYS, NodeRecord, NodeState
+from swarm.routing.latency import AT_ONCE, measure_delays, measure_rate
 
 DELAY_KEPT_S = 300.0
 RATE_KEPT_S = 3_600.0

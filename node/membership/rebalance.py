@@ -1,7 +1,8 @@
 """A running `--layers auto` node looks now and then whether it is needed elsewhere. Owns neither span nor session.
 
-Everybody plans the same from the same records (`swarm.placement`), so at most one machine finds that it is its turn. It
-first fetches what it would read, while it still serves; then it reserves the span as a newcomer does, and moves.
+Everybody plans the same from the same records (`swarm.routing.placement`), so at most one machine finds that it is its
+turn. It first fetches what it would read, while it still serves; then it reserves the span as a newcomer does, and
+moves.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from node.joining import Seats, movers_choice
+from node.membership.joining import Seats, movers_choice
+from swarm.discovery.node_record import NodeRecord
 from swarm.errors import SwarmError
 from swarm.layers import Span
-from swarm.record import NodeRecord
 
 LOOK_S = 180.0
 """Mean time between looks; each is drawn from half of it to one and a half."""

@@ -15,9 +15,9 @@ from huggingface_hub import constants
 from safetensors import SafetensorError, safe_open
 
 from swarm.errors import HubError, NotEnoughSpace, UnknownModel
-from swarm.hub import Hub, Progress, find_model
 from swarm.layers import name_layers
-from swarm.pretrained import TEXT_PART, read_config, unreadable_weights, weight_map
+from swarm.models.hub import Hub, Progress, find_model
+from swarm.models.pretrained import TEXT_PART, read_config, unreadable_weights, weight_map
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from node.checkpoint import Checkpoint, open_checkpoint
-from swarm.arena import Arena
+from node.model.checkpoint import Checkpoint, open_checkpoint
 from swarm.errors import UnsupportedModel
-from swarm.families import causal_lm_class
 from swarm.ids import TreeNodeId
+from swarm.inference.kv_cache import Arena
+from swarm.inference.ragged_batch import RaggedModel, Work
 from swarm.layers import Span
-from swarm.pretrained import first_line
-from swarm.ragged import RaggedModel, Work
+from swarm.models.families import causal_lm_class
+from swarm.models.pretrained import first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

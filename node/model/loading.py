@@ -11,13 +11,13 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from node.checkpoint import Checkpoint, check_disk, check_memory
 from node.config import ServeConfig
-from node.offload import Offload, held_weights, load_offloaded
-from node.span import Anatomy, SpanModel, dissect, load_span
+from node.model.checkpoint import Checkpoint, check_disk, check_memory
+from node.model.offload import Offload, held_weights, load_offloaded
+from node.model.span import Anatomy, SpanModel, dissect, load_span
 from swarm.errors import ConfigError, NotEnoughSpace
-from swarm.hub import Progress
 from swarm.layers import Span
+from swarm.models.hub import Progress
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 BF16_CAPABILITY = (8, 0)

@@ -2,8 +2,8 @@
 
 What a sweep costs then is one reading of the weights, however many tree nodes it carries. Embedding, norm and head stay
 on the device, as do KV and the layers' buffers; of the layers' weights two layers' worth are there at a time
-(`node.belt`). The layers are the class's own: only where their weights lie changes, so results are the resident span's,
-bit for bit.
+(`node.model.weight_streaming`). The layers are the class's own: only where their weights lie changes, so results are
+the resident span's, bit for bit.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from node.belt import Belt
-from node.span import Anatomy, SpanModel, check_family, dissect, fill_span
+from node.model.span import Anatomy, SpanModel, check_family, dissect, fill_span
+from node.model.weight_streaming import Belt
 from swarm.errors import NotEnoughSpace
 from swarm.layers import Span
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from node.checkpoint import Checkpoint
+    from node.model.checkpoint import Checkpoint
 
 ALIGNED = 64
 """Weights begin at multiples of so many bytes, as torch's own do: kernels choose by alignment, and so do last bits."""

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from node.proof import prove
-from swarm.attention import use_canopy
+from node.model.family_check import prove
 from swarm.errors import UnsupportedModel
-from swarm.families import TESTED, causal_lm_class, text_config
-from swarm.pretrained import first_line
-from swarm.ragged import Hole, RaggedModel, find_layers
+from swarm.inference.ragged_batch import Hole, RaggedModel, find_layers
+from swarm.inference.tree_attention import use_canopy
+from swarm.models.families import TESTED, causal_lm_class, text_config
+from swarm.models.pretrained import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from node.checkpoint import Checkpoint
+    from node.model.checkpoint import Checkpoint
     from swarm.layers import Span
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from swarm.ids import TreeNodeId
-from swarm.messages import Sweep
-from swarm.session import Parent, SessionState
+from swarm.protocol.messages import Sweep
+from swarm.protocol.session import Parent, SessionState
 
 MAX_ROWS = 64
 """Most hidden rows in a reply: the deepest of its path."""

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from node.engine import Engine
-from node.journals import JOURNAL_BYTES, JournalRoom
-from node.span import SpanModel
-from node.sweep_run import NoiseSource
-from node.tally import Tally
-from swarm.arena import Arena
-from swarm.dial import Dialer
+from node.engine.scheduler import Engine
+from node.engine.sweep_run import NoiseSource
+from node.model.span import SpanModel
+from node.session.journal_budget import JOURNAL_BYTES, JournalRoom
+from node.telemetry.counters import Tally
+from swarm.discovery.node_record import live_records
+from swarm.discovery.registry import KNOWN_S, Registry
 from swarm.errors import Busy, Unreachable
 from swarm.ids import PeerId
+from swarm.inference.kv_cache import Arena
 from swarm.layers import Span
-from swarm.messages import Credits, RouteHop
-from swarm.record import live_records
-from swarm.registry import KNOWN_S, Registry
-from swarm.session import Limits
+from swarm.protocol.messages import Credits, RouteHop
+from swarm.protocol.session import Limits
+from swarm.transport.dial import Dialer
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from node.span import SpanModel
-from swarm.codec import check_width
+from node.model.span import SpanModel
 from swarm.errors import ConfigError, RemoteProtocolError
-from swarm.messages import Codec, Rows, SweepFrame
-from swarm.sampling import check as check_sampling
+from swarm.inference.row_codec import check_width
+from swarm.inference.sampling import check as check_sampling
+from swarm.protocol.messages import Codec, Rows, SweepFrame
 
 
 def check_sweep(frame: SweepFrame, model: SpanModel, codec: Codec, *, is_first: bool) -> None:

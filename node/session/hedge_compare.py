@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import torch
 
-from swarm.codec import decode_rows
 from swarm.errors import RemoteProtocolError
 from swarm.ids import TreeNodeId
-from swarm.messages import Codec, Rows, SweepFrame
+from swarm.inference.row_codec import decode_rows
+from swarm.protocol.messages import Codec, Rows, SweepFrame
 
 SWEEPS = 64
 ROWS = 16

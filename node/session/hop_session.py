@@ -1,8 +1,8 @@
 """One session on this machine: its upstream, its log, its KV, its link to the next hop. Lives in the event loop.
 
-What the sweeps mean is `swarm.session`'s, tensors are `node.sweep_run`'s, who is heard is `node.upstreams`', who comes
-next is `swarm.hedge`'s; this file moves work between them and says so to the neighbours. Trouble behind it is reported
-and waited out: the client alone repairs (R1).
+What the sweeps mean is `swarm.protocol.session`'s, tensors are `node.engine.sweep_run`'s, who is heard is
+`node.session.upstreams`', who comes next is `swarm.transport.hedged_link`'s; this file moves work between them and says
+so to the neighbours. Trouble behind it is reported and waited out: the client alone repairs (R1).
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from dataclasses import replace
 
 import grpc.aio
 
-from node.edge import check_rows, check_sweep
-from node.engine import Ahead
-from node.lease import Lease
-from node.replies import ReplyBuffer
-from node.sweep_run import HopRole, SweepRun
-from node.tail import Tail
-from node.upstream import UpstreamSide
-from node.upstreams import Upstreams
-from node.workshop import Workshop
-from swarm.arena import Arena
+from node.engine.scheduler import Ahead
+from node.engine.sweep_run import HopRole, SweepRun
+from node.session.context import Workshop
+from node.session.frame_checks import check_rows, check_sweep
+from node.session.lease import Lease
+from node.session.reply_buffer import ReplyBuffer
+from node.session.tail import Tail
+from node.session.upstream import UpstreamSide
+from node.session.upstreams import Upstreams
 from swarm.errors import Busy, HopClosed, HopError, HopLeaving, LocalProtocolError, RemoteProtocolError, SwarmError
-from swarm.hedge import Successors
-from swarm.hop_log import HopLog
-from swarm.journal import Journal
+from swarm.inference.kv_cache import Arena
 from swarm.layers import Span
-from swarm.messages import (
+from swarm.protocol.hop_log import HopLog
+from swarm.protocol.journal import Journal
+from swarm.protocol.messages import (
     Ack,
     Attach,
     Attached,
@@ -44,7 +43,8 @@ from swarm.messages import (
     Snapshot,
     SweepFrame,
 )
-from swarm.tasks import TaskScope
+from swarm.runtime.tasks import TaskScope
+from swarm.transport.hedged_link import Successors
 
 logger = logging.getLogger(__name__)
 

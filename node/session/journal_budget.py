@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from swarm.journal import Journal
+from swarm.protocol.journal import Journal
 
 JOURNAL_BYTES = 2 << 30
 

@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 
-from swarm.link import ROUND_TRIPS_KEPT
-from swarm.messages import Ping, Reply
+from swarm.protocol.messages import Ping, Reply
+from swarm.transport.link import ROUND_TRIPS_KEPT
 
 MOST_ROUND_TRIP_MS = 120_000.0
 

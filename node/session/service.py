@@ -14,18 +14,18 @@ from typing import NoReturn
 import grpc
 import grpc.aio
 
-from node.hop import HopSession
-from node.replies import ReplyBuffer
-from node.sessions import Sessions
-from node.tally import Tally
-from node.upstream import UpstreamSide
-from swarm import hello, wire
+from node.session.hop_session import HopSession
+from node.session.reply_buffer import ReplyBuffer
+from node.session.table import Sessions
+from node.session.upstream import UpstreamSide
+from node.telemetry.counters import Tally
+from swarm import wire
+from swarm.discovery import address_proof as hello
+from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError, SwarmError
-from swarm.faults import fault_of
-from swarm.frames import FrameLimits, Joiner, split
-from swarm.identity import Identity
 from swarm.ids import PeerId
-from swarm.messages import (
+from swarm.protocol.faults import fault_of
+from swarm.protocol.messages import (
     Attach,
     Close,
     Frame,
@@ -37,7 +37,8 @@ from swarm.messages import (
     Snapshot,
     SweepFrame,
 )
-from swarm.tasks import TaskScope
+from swarm.runtime.tasks import TaskScope
+from swarm.wire.frames import FrameLimits, Joiner, split
 
 FIRST_MESSAGE_S = 10.0
 REPAIR_S = 5.0

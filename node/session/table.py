@@ -8,15 +8,14 @@ import secrets
 from dataclasses import asdict
 from importlib.metadata import version
 
-from node.hop import HopSession
-from node.tally import Tally
-from node.upstream import UpstreamSide
-from node.workshop import Workshop
+from node.session.context import Workshop
+from node.session.hop_session import HopSession
+from node.session.upstream import UpstreamSide
+from node.telemetry.counters import Tally
 from swarm.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
-from swarm.ids import SessionId
-from swarm.messages import Attach, Credits, NodeInfo
-from swarm.registry import ModelIdentity
-from swarm.tasks import TaskScope
+from swarm.ids import ModelIdentity, SessionId
+from swarm.protocol.messages import Attach, Credits, NodeInfo
+from swarm.runtime.tasks import TaskScope
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import torch
 
-from node.accepted import AcceptedPath, rows_wanted
-from node.sweep_run import SweepRun
-from swarm.codec import encode_rows, lossless_codec
-from swarm.hop_log import HopLog
+from node.engine.sweep_run import SweepRun
+from node.session.accepted_path import AcceptedPath, rows_wanted
 from swarm.ids import TreeNodeId
-from swarm.messages import HopTime, Reply
+from swarm.inference.row_codec import encode_rows, lossless_codec
+from swarm.protocol.hop_log import HopLog
+from swarm.protocol.messages import HopTime, Reply
 
 
 class Tail:

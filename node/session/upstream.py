@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from swarm import wire
-from swarm.messages import Ack, Upstream
-from swarm.watch import RECEIPT_S
+from swarm.protocol.messages import Ack, Upstream
+from swarm.transport.liveness import RECEIPT_S
 
 OUTBOX_MESSAGES = 256
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from node.tally import Tally
-from node.twins import MOST_DIFFERENT, TwinRows
-from node.upstream import UpstreamSide
+from node.session.hedge_compare import MOST_DIFFERENT, TwinRows
+from node.session.upstream import UpstreamSide
+from node.telemetry.counters import Tally
 from swarm.errors import HopClosed, TwinsDiffer
-from swarm.faults import fault_of
-from swarm.hedge import senders
 from swarm.ids import PeerId
-from swarm.messages import Ack, Attach, Attached, Credits, Ready, Reroute, SweepFrame, Upstream
+from swarm.protocol.faults import fault_of
+from swarm.protocol.messages import Ack, Attach, Attached, Credits, Ready, Reroute, SweepFrame, Upstream
+from swarm.transport.hedged_link import senders
 
 
 class Upstreams:

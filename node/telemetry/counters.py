@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 from swarm.errors import Busy, HopError, LocalProtocolError, RemoteProtocolError, SessionError, SwarmError
-from swarm.hop_log import SweepWork
-from swarm.messages import Counters
-from swarm.metrics_histogram import Histogram
+from swarm.metrics.histogram import Histogram
+from swarm.protocol.hop_log import SweepWork
+from swarm.protocol.messages import Counters
 
 
 class ErrorKind(enum.StrEnum):
@@ -49,7 +49,7 @@ class ErrorKind(enum.StrEnum):
 
 @dataclass(slots=True)
 class Tally:
-    """Running totals; names as in `swarm.messages.Counters`, then what only telemetry tells.
+    """Running totals; names as in `swarm.protocol.messages.Counters`, then what only telemetry tells.
 
     tokens: tree nodes that became committed. layer_tokens: tokens × layers that computed them. queue_ms, compute_ms: of
     all sweeps. bytes_in: from upstream neighbours. bytes_out: to the next hop, back upstream, and to clients.

@@ -17,13 +17,13 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric
 
-from node.tally import ErrorKind
-from node.telemetry import Subject
+from node.telemetry.counters import ErrorKind
+from node.telemetry.report import Subject
+from swarm.discovery.node_record import NodeState, bracketed
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
-from swarm.metrics import Figure, Kind, Sheet
-from swarm.record import NodeState, bracketed
-from swarm.tasks import TaskScope
+from swarm.metrics.sheet import Figure, Kind, Sheet
+from swarm.runtime.tasks import TaskScope
 
 BACKLOG: Final = 16
 FACTS: Final = ("peer", "model", "fingerprint", "layers", "device", "numeric_class", "version", "name")
@@ -142,8 +142,8 @@ async def serving_metrics(
         return
     from starlette.applications import Starlette  # a node without metrics needs no web server
 
-    from swarm.health_api import Guarded, make_server
-    from swarm.metrics_page import MetricsPage
+    from swarm.metrics.http import Guarded, make_server
+    from swarm.metrics.page import MetricsPage
 
     page = MetricsPage(lambda: figures, in_thread=False)
     server = make_server(Guarded(Starlette(routes=[page.route()])))

@@ -11,10 +11,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from swarm.telemetry import EventKind, Part
+from swarm.telemetry.messages import EventKind, Part
 
 MAX_EVENTS: Final = 32
-"""Fewer than `swarm.telemetry_guard.BURST_MESSAGES`: what waited for a broker may come all at once."""
+"""Fewer than `swarm.telemetry.guard.BURST_MESSAGES`: what waited for a broker may come all at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,23 @@ from typing import Final, Protocol, Self
 
 import aiomqtt
 
-from node.outbox import Due, Happening, Outbox
-from swarm.broker_address import BrokerAddress
-from swarm.identity import Identity
-from swarm.tasks import TaskScope
-from swarm.telemetry import METRICS_S, STATUS_S, Body, Event, Metrics, Part, Stamp, Status, Will, seal_body, topic_of
+from node.telemetry.outbox import Due, Happening, Outbox
+from swarm.discovery.identity import Identity
+from swarm.runtime.tasks import TaskScope
+from swarm.telemetry.broker_address import BrokerAddress
+from swarm.telemetry.messages import (
+    METRICS_S,
+    STATUS_S,
+    Body,
+    Event,
+    Metrics,
+    Part,
+    Stamp,
+    Status,
+    Will,
+    seal_body,
+    topic_of,
+)
 
 MAX_INCOMING: Final = 8
 """A node subscribes to nothing; a broker that sends all the same is not listened to."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final
 
-from node.device import Device
-from node.outbox import Outbox
-from node.tally import Tally
+from node.model.device import Device
+from node.telemetry.counters import Tally
+from node.telemetry.outbox import Outbox
+from swarm.discovery.node_record import NodeState
+from swarm.ids import ModelIdentity
 from swarm.layers import Span
-from swarm.record import NodeState
-from swarm.registry import ModelIdentity
-from swarm.telemetry import EventKind, Metrics, Presence, ServedModel, Stamp, Status
+from swarm.telemetry.messages import EventKind, Metrics, Presence, ServedModel, Stamp, Status
 
 QUIET_S: Final = 60.0
 """Trouble of one kind is told at most so often, added up."""
@@ -84,7 +84,7 @@ class Troubles:
 
 
 class Portrait:
-    """A node's words (`node.publisher.Voice`); means and busyness are since the last metrics.
+    """A node's words (`node.telemetry.publisher.Voice`); means and busyness are since the last metrics.
 
     What went wrong goes into the outbox, whenever metrics are told.
     """

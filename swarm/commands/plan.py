@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarm.coverage import serve_line
+from swarm.commands.route import short, the_model
+from swarm.discovery.coverage import serve_line
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError
-from swarm.ids import PeerId
+from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span, missing_layers
-from swarm.placement import Layout, Newcomer, Plan, layout_of, plan_join, typical_capacity
-from swarm.registry import ModelIdentity, Registry
-from swarm.registry_dht import DhtConfig, DhtRegistry
-from swarm.route_view import short, the_model
+from swarm.routing.placement import Layout, Newcomer, Plan, layout_of, plan_join, typical_capacity
 
 _YOU = PeerId("you")
 

@@ -21,9 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from rich.console import Console
 from rich.text import Text
 
-from swarm.errors import ConfigError
-from swarm.identity import Identity, is_peer_id
-from swarm.private_keys import (
+from swarm.commands.certificates import (
     authority,
     broker_certificate,
     general_name,
@@ -34,6 +32,8 @@ from swarm.private_keys import (
     password_line,
     read_key,
 )
+from swarm.discovery.identity import Identity, is_peer_id
+from swarm.errors import ConfigError
 
 MAX_NODES = 1_000
 HEALTH_USER = "health"

@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.node_record import NodeRecord
+from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, UnknownModel
-from swarm.nearby import chain_ends, measure_delays
-from swarm.record import NodeRecord
-from swarm.registry import ModelIdentity, Registry
-from swarm.registry_dht import DhtConfig, DhtRegistry
-from swarm.routing import Route, RouteQuery, best_route, runner_up
+from swarm.ids import ModelIdentity
+from swarm.routing.latency import chain_ends, measure_delays
+from swarm.routing.route import Route, RouteQuery, best_route, runner_up
 
 _TITLES = ("peer", "name", "layers", "address", "delay in", "transfer in", "queue", "compute", "sum")
 _WORDS = 4

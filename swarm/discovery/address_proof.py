@@ -6,7 +6,7 @@ from typing import Any
 
 import msgpack
 
-from swarm.identity import Identity, verify
+from swarm.discovery.identity import Identity, verify
 from swarm.ids import PeerId
 
 HELLO_METHOD = "/swarm.wire.v1.Node/Hello"

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.ids import ModelIdentity
 from swarm.layers import Span, missing_layers
-from swarm.record import NodeRecord, NodeState
-from swarm.registry import ModelIdentity
 
 
 @dataclass(frozen=True, slots=True)

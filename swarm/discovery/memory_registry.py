@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
+from swarm.discovery.identity import Identity
+from swarm.discovery.node_record import NodeRecord, live_records, open_filed, seal, tombstone
+from swarm.discovery.registry import MODELS_KEY, RECENT_S, block_keys, record_keys
 from swarm.errors import RegistryError
-from swarm.identity import Identity
-from swarm.ids import PeerId
-from swarm.record import NodeRecord, live_records, open_filed, seal, tombstone
-from swarm.registry import MODELS_KEY, RECENT_S, ModelIdentity, block_keys, record_keys
+from swarm.ids import ModelIdentity, PeerId
 
 DialBack = Callable[[PeerId, str, bytes], Awaitable[bool]]
 

@@ -15,12 +15,11 @@ from typing import Any, Final
 
 import msgpack
 
+from swarm.discovery.identity import Identity, is_peer_id, verify
 from swarm.errors import LayersError, RemoteProtocolError
-from swarm.identity import Identity, is_peer_id, verify
-from swarm.ids import PeerId
+from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
-from swarm.registry import ModelIdentity
-from swarm.wire.parts import MAX_RECORD_BYTES
+from swarm.protocol.limits import MAX_RECORD_BYTES
 
 MAX_TTL_S: Final = 300.0
 MAX_LAYERS: Final = 4_096

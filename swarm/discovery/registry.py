@@ -1,20 +1,18 @@
 """How machines find each other: the interface to the swarm's directory. Owns no network and no storage.
 
-`swarm.registry_dht` is the real one, `swarm.registry_memory` the one for tests.
+`swarm.discovery.dht.registry` is the real one, `swarm.discovery.memory_registry` the one for tests.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import PurePath
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from swarm.ids import PeerId
+from swarm.ids import ModelIdentity, PeerId
 
 if TYPE_CHECKING:
-    from swarm.identity import Identity
-    from swarm.record import NodeRecord
+    from swarm.discovery.identity import Identity
+    from swarm.discovery.node_record import NodeRecord
 
 RECENT_S = 1.5
 """How old an answer of the directory may be where nothing else is said."""
@@ -29,33 +27,6 @@ BLOCK_LAYERS = 16
 """Layers per storage key: a record is filed under every block that its span touches."""
 
 MODELS_KEY = "canopy/v1/models"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelIdentity:
-    """Which model exactly: a chain never mixes fingerprints.
-
-    Digests are hex; `fingerprint` is taken over the other three. name: the hub id, or a folder's name: what others give
-    to serve it too.
-    """
-
-    name: str
-    fingerprint: str
-    config_digest: str
-    weights_digest: str
-    tokenizer_digest: str
-    num_layers: int
-
-    def is_called(self, wanted: str) -> bool:
-        """Whether a user means this model: by its name, the last part of it, a folder so named, or the fingerprint."""
-        differ = _is_hub_id(wanted) and _is_hub_id(self.name) and wanted != self.name
-        by_name = not differ and PurePath(wanted).name == PurePath(self.name).name
-        return by_name or (len(wanted) >= 6 and self.fingerprint.startswith(wanted))
-
-
-def _is_hub_id(name: str) -> bool:
-    """Whether it names its owner too."""
-    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
 
 
 class Registry(Protocol):

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import tyro
 
-from swarm.health_alerts import Severity
-from swarm.telemetry import DEFAULT_PREFIX
+from swarm.health.alerts.rules import Severity
+from swarm.telemetry.messages import DEFAULT_PREFIX
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,29 +21,30 @@ from types import TracebackType
 from rich.console import Console
 from rich.text import Text
 
-from swarm.broker_address import parse_broker
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry, check_join_address
 from swarm.errors import ConfigError
-from swarm.health_alert_api import alert_routes
-from swarm.health_alerts import Change
-from swarm.health_api import Server, make_app, make_server
-from swarm.health_broker import EmbeddedBroker
-from swarm.health_clerk import Clerk
-from swarm.health_command import Health
-from swarm.health_directory import Directory
-from swarm.health_feed import Feed
-from swarm.health_findings import LinkState
-from swarm.health_history import History, default_data_path
-from swarm.health_metrics import health_metrics
-from swarm.health_overview import Overview
-from swarm.health_probe import Prober, run_probe
-from swarm.health_publisher import Publisher
-from swarm.health_snapshot import check_folder
-from swarm.health_snapshots import keep_snapshot, snapshot_of
-from swarm.health_webhook import MAX_WEBHOOKS, Webhook, parse_receiver
-from swarm.registry_dht import DhtConfig, DhtRegistry, check_join_address
-from swarm.tasks import TaskScope
-from swarm.telemetry import check_prefix
-from swarm.telemetry_guard import TelemetryGuard
+from swarm.health.alerts.rules import Change
+from swarm.health.alerts.webhook import MAX_WEBHOOKS, Webhook, parse_receiver
+from swarm.health.broker.supervisor import EmbeddedBroker
+from swarm.health.metrics.exporter import health_metrics
+from swarm.health.options import Health
+from swarm.health.state.assessment import LinkState
+from swarm.health.state.directory import Directory
+from swarm.health.state.mqtt_feed import Feed
+from swarm.health.state.overview import Overview
+from swarm.health.tasks.history import History, default_data_path
+from swarm.health.tasks.prober import Prober, run_probe
+from swarm.health.tasks.publisher import Publisher
+from swarm.health.tasks.recorder import Clerk
+from swarm.health.web.alert_api import alert_routes
+from swarm.health.web.api import make_app
+from swarm.health.web.snapshot import check_folder
+from swarm.health.web.snapshot_job import keep_snapshot, snapshot_of
+from swarm.metrics.http import Server, make_server
+from swarm.runtime.tasks import TaskScope
+from swarm.telemetry.broker_address import parse_broker
+from swarm.telemetry.guard import TelemetryGuard
+from swarm.telemetry.messages import check_prefix
 
 STUCK_READER_MS = 30_000
 BACKLOG = 256

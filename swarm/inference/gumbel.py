@@ -25,7 +25,7 @@ PICK_DOMAIN = 0
 """Third counter word: other uses of a session's seed take other domains."""
 
 MULTISTEP_DOMAIN = 1
-"""Numbers of `swarm.multistep`; the last counter word is the sweep's."""
+"""Numbers of `swarm.inference.multistep_sampling`; the last counter word is the sweep's."""
 
 _WORD = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from swarm.errors import LocalProtocolError, RemoteProtocolError
-from swarm.messages import BLOCK, SCALE_BYTES
+from swarm.protocol.messages import BLOCK, SCALE_BYTES
 
 LEVELS = 127
 SMALLEST = torch.finfo(torch.bfloat16).tiny

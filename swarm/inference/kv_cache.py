@@ -1,4 +1,4 @@
-"""The KV tensors of one session on one machine. Rows are placed by `swarm.slots`; nothing is computed here.
+"""The KV tensors of one session on one machine. `swarm.inference.kv_slots` places rows; nothing is computed here.
 
     [0, n)        committed tokens, in order: slot = position
     [n, n + m)    live tree nodes, in the order of their ids
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swarm.slots import Slots
+from swarm.inference.kv_slots import Slots
 
 if TYPE_CHECKING:
     from swarm.ids import TreeNodeId

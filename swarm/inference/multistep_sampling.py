@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from swarm.guess import MOST_DRAWS, TOP, Guess
-from swarm.noise import MULTISTEP_DOMAIN, uniforms
+from swarm.inference.gumbel import MULTISTEP_DOMAIN, uniforms
+from swarm.protocol.proposal import MOST_DRAWS, TOP, Guess
 
 Probs = NDArray[np.float64]
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from swarm.arena import KvLayout
-from swarm.attention import NAME, Part, Step, use_canopy
 from swarm.errors import UnsupportedModel
-from swarm.families import max_positions
+from swarm.inference.kv_cache import KvLayout
+from swarm.inference.tree_attention import NAME, Part, Step, use_canopy
 from swarm.layers import Span
-from swarm.whole import load_causal_lm
+from swarm.models.families import max_positions
+from swarm.models.whole_model import load_causal_lm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from swarm.arena import Arena
     from swarm.ids import TreeNodeId
+    from swarm.inference.kv_cache import Arena
 
 LOGITS_BYTES = 64 << 20
 """How much memory the head's output may take at a time."""

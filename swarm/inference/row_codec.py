@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from swarm import int8
 from swarm.errors import LocalProtocolError, RemoteProtocolError
-from swarm.messages import Codec, Rows
+from swarm.inference import int8
+from swarm.protocol.messages import Codec, Rows
 
 DTYPES = {Codec.FP32: torch.float32, Codec.FP16: torch.float16, Codec.BF16: torch.bfloat16}
 LOSSLESS = {dtype: codec for codec, dtype in DTYPES.items()}

@@ -1,9 +1,9 @@
 """Picks: the token the target chooses after a tree node (DESIGN §5). Pure; owns no noise law and no tree.
 
 A pick is the argmax of `score = logit / T + g(seed, position, token)` over what the filters leave; g is Gumbel noise
-(`swarm.noise`), so a pick is a draw from the filtered softmax that anyone who knows the seed can repeat. Temperature 0
-means no noise. Filters apply in the order top-k, top-p, min-p; each keeps a prefix of the order (−logit, id). All
-arithmetic behind the logits is float64, and every tie goes to the lowest id.
+(`swarm.inference.gumbel`), so a pick is a draw from the filtered softmax that anyone who knows the seed can repeat.
+Temperature 0 means no noise. Filters apply in the order top-k, top-p, min-p; each keeps a prefix of the order (−logit,
+id). All arithmetic behind the logits is float64, and every tie goes to the lowest id.
 
 Source: Maddison et al., "A* sampling", NeurIPS 2014, section 2 (the Gumbel-max trick).
 """
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from swarm.errors import ConfigError
-from swarm.messages import Sampling
-from swarm.noise import gumbel_row
+from swarm.inference.gumbel import gumbel_row
+from swarm.protocol.messages import Sampling
 
 Noise = npt.NDArray[np.float64]
 

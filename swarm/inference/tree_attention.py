@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from swarm.arena import LayerKv
 from swarm.errors import UnsupportedModel
+from swarm.inference.kv_cache import LayerKv
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transformers import PreTrainedConfig
 
-    from swarm.arena import Arena
+    from swarm.inference.kv_cache import Arena
 
 NAME = "canopy"
 

@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from swarm.metrics_histogram import Histogram
+from swarm.metrics.histogram import Histogram
 
 
 class Kind(enum.StrEnum):

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UnknownModel
-from swarm.pretrained import read_config
-from swarm.registry import ModelIdentity
+from swarm.ids import ModelIdentity
+from swarm.models.pretrained import read_config
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"

@@ -20,9 +20,9 @@ from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url, snaps
 from huggingface_hub.errors import SafetensorsParsingError
 from huggingface_hub.file_download import repo_folder_name
 
-from swarm.download import Damaged, Place, download
 from swarm.errors import HubError, SwarmError, UnknownModel, UnsupportedModel
-from swarm.hub_trouble import TROUBLES, check_token, explain
+from swarm.models.download import Damaged, Place, download
+from swarm.models.hub_errors import TROUBLES, check_token, explain
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling

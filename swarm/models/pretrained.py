@@ -15,7 +15,7 @@ from swarm.errors import UnknownModel, UnsupportedModel
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from swarm.hub import Hub
+    from swarm.models.hub import Hub
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -10,9 +10,9 @@ import torch
 from safetensors import SafetensorError
 
 from swarm.errors import UnsupportedModel
-from swarm.families import causal_lm_class, text_config
-from swarm.hub import find_model
-from swarm.pretrained import TEXT_PART, read_config, unreadable_weights, weight_files
+from swarm.models.families import causal_lm_class, text_config
+from swarm.models.hub import find_model
+from swarm.models.pretrained import TEXT_PART, read_config, unreadable_weights, weight_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

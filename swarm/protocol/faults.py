@@ -17,7 +17,7 @@ from swarm.errors import (
     Unreachable,
 )
 from swarm.ids import PeerId
-from swarm.messages import Fault, FaultKind
+from swarm.protocol.messages import Fault, FaultKind
 
 MAX_REASON_CHARS = 500
 

@@ -17,8 +17,8 @@ from itertools import accumulate
 
 from swarm.errors import RemoteProtocolError
 from swarm.ids import TreeNodeId
-from swarm.messages import Reply, Rows, Snapshot, Sweep, SweepFrame
-from swarm.session import Applied, Limits, Parent, SessionState
+from swarm.protocol.messages import Reply, Rows, Snapshot, Sweep, SweepFrame
+from swarm.protocol.session import Applied, Limits, Parent, SessionState
 
 REPLAY_NODES = 512
 """Nodes of a snapshot that are run at a time, each time below what is committed by then."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from swarm.ids import TreeNodeId
-from swarm.messages import Codec, Rows, Snapshot, Sweep, SweepFrame
-from swarm.session import Applied, SessionState
+from swarm.protocol.messages import Codec, Rows, Snapshot, Sweep, SweepFrame
+from swarm.protocol.session import Applied, SessionState
 
 
 class Journal:

@@ -1,6 +1,6 @@
 """What client and hops say to each other, as typed values (PROTOCOL.md). Owns no bytes and no rules.
 
-`swarm.wire` turns them into protobuf and back, `swarm.session` says which of them are legal.
+`swarm.wire` turns them into protobuf and back, `swarm.protocol.session` says which of them are legal.
 A parent of None is the tip: the last committed node after the sweep's own commit.
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from swarm.guess import Guess
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
+from swarm.protocol.proposal import Guess
 
 BLOCK, SCALE_BYTES = 32, 2
 """Of `Codec.INT8`: values of a row that share a scale, and a scale's bytes."""
 
 
 class Codec(enum.Enum):
-    """How hidden rows travel; part of the numeric class. INT8 is lossy, see `swarm.int8`."""
+    """How hidden rows travel; part of the numeric class. INT8 is lossy, see `swarm.inference.int8`."""
 
     FP32 = "fp32"
     FP16 = "fp16"

@@ -1,4 +1,7 @@
-"""What a draft drew after one node, as it travels with a sweep (`swarm.multistep`). A plain value and its checks."""
+"""What a draft drew after one node, as it travels with a sweep. A plain value and its checks.
+
+`swarm.inference.multistep_sampling` says what it is for.
+"""
 
 from __future__ import annotations
 

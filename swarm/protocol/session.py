@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from swarm.errors import ContextFull, RemoteProtocolError
 from swarm.ids import TreeNodeId
-from swarm.messages import Sampling, Snapshot, Sweep
+from swarm.protocol.messages import Sampling, Snapshot, Sweep
 
 Parent = TreeNodeId | None
 

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.messages import RouteHop
-from swarm.record import NodeRecord, NodeState
+from swarm.protocol.messages import RouteHop
 
 HOP_MS = 30.0
 """One-way delay between the client and a machine that it has not measured: a home link's."""
@@ -29,7 +29,7 @@ LAYER_MS = 10.0
 """One layer's time on a machine that does not say: slower than most, so that those who do are preferred."""
 MESSAGES_MS = 1.5
 """What a sweep takes a hop beside its layers. Without it a hop that saves nothing but a delay measured in a bad moment
-would cost nothing. Source: `benchmarks.cells`, 5 ms for three hops and a network emulator."""
+would cost nothing. Source: `benchmarks.control.cells`, 5 ms for three hops and a network emulator."""
 LINK_MBIT_PER_S = 100.0
 ROW_BYTES = 8_192
 """A hidden row's size where no record says: 4,096 values of two bytes."""
@@ -45,6 +45,24 @@ _MOST_MS = 1e7
 Floats = NDArray[np.floating]
 Ints = NDArray[np.intp]
 Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What sweeps over a route should take before any was measured, in milliseconds.
+
+    links: all delays together. waiting: behind others, at all `hops` together. compute: of a sweep without a tree, at
+    all hops together. row: what one more node adds there. link_row: what it adds on links, all of them together.
+    busiest: the part of `compute` and `waiting` that one hop has at most, 0 where nobody says: then they are alike.
+    """
+
+    links_ms: float
+    compute_ms: float
+    row_ms: float
+    link_row_ms: float = 0.0
+    waiting_ms: float = 0.0
+    hops: int = 1
+    busiest: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import grpc.aio
 
 from swarm import wire
-from swarm.dial import Dialer
+from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import PeerId
-from swarm.record import NodeRecord, NodeState
+from swarm.transport.dial import Dialer
 
 AT_ONCE = 16
 LIMIT_S = 1.0

@@ -28,9 +28,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.record import NodeRecord, NodeState
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Steps: TypeAlias = tuple["Move", ...]

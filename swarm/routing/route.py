@@ -1,6 +1,6 @@
 """Which machines a session runs on: the chain over the layers with the lowest predicted time per sweep. Pure.
 
-`swarm.route_costs` says what everything costs, `swarm.route_search` finds the cheapest chain.
+`swarm.routing.costs` says what everything costs, `swarm.routing.search` finds the cheapest chain.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from swarm.budget import Prospect
-from swarm.coverage import serve_line
+from swarm.discovery.coverage import serve_line
+from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.errors import RouteError
 from swarm.ids import PeerId
 from swarm.layers import Span, missing_layers, name_layers
-from swarm.messages import Hedge, RouteHop
-from swarm.record import NodeRecord, NodeState
-from swarm.route_costs import (
+from swarm.protocol.messages import Hedge, RouteHop
+from swarm.routing.costs import (
     MESSAGES_MS,
     Candidate,
     HopCost,
+    Prospect,
     RouteQuery,
     can_join,
     client_delay_ms,
@@ -29,7 +29,7 @@ from swarm.route_costs import (
     transfer_ms,
     wait_ms,
 )
-from swarm.route_search import Found, cheapest
+from swarm.routing.search import Found, cheapest
 
 MANY_ROWS = 64
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swarm.route_costs import Bools, Costs, Floats, Ints
+from swarm.routing.costs import Bools, Costs, Floats, Ints
 
 MAX_SPLITS = 24
 

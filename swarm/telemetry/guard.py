@@ -17,7 +17,8 @@ from types import MappingProxyType
 from typing import Final
 
 from swarm.ids import PeerId
-from swarm.telemetry import (
+from swarm.telemetry.fields import TelemetryError
+from swarm.telemetry.messages import (
     DEFAULT_PREFIX,
     MAX_TTL_S,
     Body,
@@ -31,7 +32,6 @@ from swarm.telemetry import (
     open_payload,
     part_of,
 )
-from swarm.telemetry_fields import TelemetryError
 
 MAX_PEERS: Final = 4_096
 MAX_MODELS_PER_PEER: Final = 8

@@ -1,7 +1,7 @@
 """What a node tells the world over MQTT: topics, bodies, signatures, bounds. Pure; docs/TELEMETRY.md is its reference.
 
 A payload is JSON: a body (itself JSON text), the node's public key, and a signature over domain, topic and body.
-Whether a body may be believed is `swarm.telemetry_guard`'s question. Owns no broker and no clock.
+Whether a body may be believed is `swarm.telemetry.guard`'s question. Owns no broker and no clock.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar
 
-from swarm import telemetry_fields as read
+from swarm.discovery.identity import Identity, is_peer_id, verify
 from swarm.errors import ConfigError, LayersError
-from swarm.identity import Identity, is_peer_id, verify
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.telemetry_fields import TelemetryError
+from swarm.telemetry import fields as read
+from swarm.telemetry.fields import TelemetryError
 
 MAX_PAYLOAD_BYTES: Final = 8_192
 MAX_TOPIC_CHARACTERS: Final = 512

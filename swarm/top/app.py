@@ -17,11 +17,12 @@ from textual.containers import Container, Vertical
 from textual.css.query import NoMatches
 from textual.widgets import Static
 
-from swarm.top_feed import Watched
-from swarm.top_lines import Lines
-from swarm.top_map import head, in_order, row
-from swarm.top_state import ModelShown, State
-from swarm.top_view import (
+from swarm.health.remote.state import ModelShown, State
+from swarm.top.feed import Watched
+from swarm.top.format import NONE, VERDICTS, clock, duration, line
+from swarm.top.layer_map import head, in_order, row
+from swarm.top.line_list import Lines
+from swarm.top.view import (
     COLUMNS,
     LAYERS,
     choose,
@@ -34,7 +35,6 @@ from swarm.top_view import (
     verdict,
     waterfall,
 )
-from swarm.top_words import NONE, VERDICTS, clock, duration, line
 
 PANES: Final = ("map", "nodes", "probe", "journal")
 TITLES: Final = ("layers", "nodes", "probe", "alerts and events")

@@ -11,15 +11,15 @@ import httpx2
 from rich.console import Console
 from rich.text import Text
 
+from swarm.discovery.dht.registry import check_join_address
 from swarm.errors import ConfigError, RegistryError, UnknownModel
-from swarm.health_client import TIMEOUT, service_url
-from swarm.registry_dht import check_join_address
-from swarm.tasks import TaskScope
-from swarm.top_command import DEFAULT_URL, Top
-from swarm.top_feed import Watched, ask, follow, look
-from swarm.top_state import State
-from swarm.top_view import choose, screen
-from swarm.top_words import plural
+from swarm.health.remote.client import TIMEOUT, service_url
+from swarm.health.remote.state import State
+from swarm.runtime.tasks import TaskScope
+from swarm.top.feed import Watched, ask, follow, look
+from swarm.top.format import plural
+from swarm.top.options import DEFAULT_URL, Top
+from swarm.top.view import choose, screen
 
 PLAIN_WIDTH = 100
 FIRST_S = 30.0
@@ -55,7 +55,7 @@ async def _show(
         return
     if not console.is_terminal:
         raise ConfigError("swarm top draws on a terminal; for a script or a file use --once")
-    from swarm.top_app import TopApp
+    from swarm.top.app import TopApp
 
     await TopApp(source, state, command.model).run_async()
 

@@ -16,8 +16,8 @@ from typing import Final
 import httpx2
 
 from swarm.errors import RegistryError, RemoteProtocolError
-from swarm.health_client import MAX_ANSWER_BYTES, STATE, TIMEOUT, ask_bytes, reason
-from swarm.top_state import State, read_state
+from swarm.health.remote.client import MAX_ANSWER_BYTES, STATE, TIMEOUT, ask_bytes, reason
+from swarm.health.remote.state import State, read_state
 
 STREAM: Final = "api/v1/stream"
 STALE_S: Final = 15.0
@@ -111,10 +111,10 @@ async def _read(answer: httpx2.Response, watched: Watched) -> None:
 
 async def look(join: Sequence[str], watched: Watched) -> None:
     """Ask the DHT for ever: verdicts and machines without load, probes or history."""
-    from swarm.health_directory import Directory
-    from swarm.health_findings import LinkState
-    from swarm.health_overview import Overview
-    from swarm.registry_dht import DhtConfig, DhtRegistry
+    from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+    from swarm.health.state.assessment import LinkState
+    from swarm.health.state.directory import Directory
+    from swarm.health.state.overview import Overview
 
     overview = Overview(join, "DHT only", time.time())
 

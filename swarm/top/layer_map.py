@@ -12,8 +12,8 @@ from typing import Final
 
 from rich.text import Text
 
-from swarm.top_state import ModelShown, NodeShown
-from swarm.top_words import NONE, STATES, fitted, line, short_layers
+from swarm.health.remote.state import ModelShown, NodeShown
+from swarm.top.format import NONE, STATES, fitted, line, short_layers
 
 MAX_PER_LAYER: Final = 8
 LABEL: Final = 16

@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from swarm.top_map import head, in_order, row
-from swarm.top_state import AlertShown, EventShown, HopShown, ModelShown, NodeShown, ProbeShown, State
-from swarm.top_words import (
+from swarm.health.remote.state import AlertShown, EventShown, HopShown, ModelShown, NodeShown, ProbeShown, State
+from swarm.top.format import (
     NONE,
     SEVERITIES,
     STATES,
@@ -29,6 +28,7 @@ from swarm.top_words import (
     plural,
     short_layers,
 )
+from swarm.top.layer_map import head, in_order, row
 
 WORST: Final = ("broken", "degraded", "serving")
 BESIDE_BAR: Final = 65

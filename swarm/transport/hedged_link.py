@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from swarm.link import Sent, uncounted
-from swarm.messages import Attach, Hedge, RouteHop, SweepFrame
-from swarm.successor import Dial, Owner, Successor
-from swarm.tasks import TaskScope
+from swarm.protocol.messages import Attach, Hedge, RouteHop, SweepFrame
+from swarm.runtime.tasks import TaskScope
+from swarm.transport.link import Sent, uncounted
+from swarm.transport.successor import Dial, Owner, Successor
 
 
 def twin_route(route: Sequence[RouteHop], hedge: Hedge) -> tuple[RouteHop, ...]:

@@ -17,19 +17,10 @@ import grpc.aio
 
 from swarm import wire
 from swarm.errors import HopClosed, HopError, HopTimeout, Unreachable
-from swarm.frames import split
-from swarm.messages import (
-    Ack,
-    Attach,
-    Attached,
-    Downstream,
-    Ping,
-    Pong,
-    RouteHop,
-    Upstream,
-)
-from swarm.tasks import TaskScope
-from swarm.watch import Watch, pause
+from swarm.protocol.messages import Ack, Attach, Attached, Downstream, Ping, Pong, RouteHop, Upstream
+from swarm.runtime.tasks import TaskScope
+from swarm.transport.liveness import Watch, pause
+from swarm.wire.frames import split
 
 OUTBOX_MESSAGES = 256
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]

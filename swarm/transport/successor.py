@@ -17,8 +17,7 @@ from typing import Protocol
 import grpc.aio
 
 from swarm.errors import HopError, HopTimeout, LocalProtocolError, SwarmError, Unreachable
-from swarm.link import Link, Sent, open_link, uncounted
-from swarm.messages import (
+from swarm.protocol.messages import (
     Attach,
     Attached,
     Close,
@@ -30,7 +29,8 @@ from swarm.messages import (
     SweepFrame,
     Upstream,
 )
-from swarm.tasks import TaskScope
+from swarm.runtime.tasks import TaskScope
+from swarm.transport.link import Link, Sent, open_link, uncounted
 
 ATTACH_S = 3.0
 """How long a machine may take to be dialled and to take the stream."""

@@ -1,7 +1,7 @@
 """The wire codec: typed messages to protobuf and back, with every edge check. Owns bytes; no I/O and no session rules.
 
 Decoding believes nothing: counts, lengths, ranges, finite numbers and texts are checked, and `RemoteProtocolError`
-names the field. Row values are not in these bytes: `swarm.frames` carries them behind the head. Only this package
+names the field. Row values are not in these bytes: `swarm.wire.frames` carries them behind the head. Only this package
 imports the generated modules.
 """
 
@@ -27,7 +27,7 @@ from swarm.wire.parts import PART_BYTES, Part
 
 SERVICE = "swarm.wire.v1.Node"
 HELLO = f"/{SERVICE}/Hello"
-"""Unary, raw bytes both ways: `swarm.hello` defines them."""
+"""Unary, raw bytes both ways: `swarm.discovery.address_proof` defines them."""
 INFO = f"/{SERVICE}/Info"
 """Unary: the request is empty bytes, the answer is for `decode_info`."""
 LINK = f"/{SERVICE}/Link"

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from swarm.errors import LayersError, RemoteProtocolError
 from swarm.ids import SessionId, TreeNodeId
 from swarm.layers import Span
-from swarm.wire.parts import MAX_LAYERS, MAX_NODES, SESSION_BYTES
+from swarm.protocol.limits import MAX_LAYERS, MAX_NODES, SESSION_BYTES
 
 ID_END = 1 << 63
 TOKEN_END = 1 << 31

@@ -11,7 +11,18 @@ from google.protobuf.message import DecodeError, Message
 
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
-from swarm.messages import (
+from swarm.protocol.limits import (
+    MAX_HEADERS,
+    MAX_HOPS,
+    MAX_NODES,
+    MAX_RECORD_BYTES,
+    MAX_WIDTH,
+    PADDING_BYTES,
+    PEER_CHARACTERS,
+    REASON_CHARACTERS,
+    TEXT_CHARACTERS,
+)
+from swarm.protocol.messages import (
     Ack,
     Attach,
     Attached,
@@ -43,18 +54,7 @@ from swarm.messages import (
     Want,
 )
 from swarm.wire import checks, encoding
-from swarm.wire.parts import (
-    MAX_HEADERS,
-    MAX_HOPS,
-    MAX_NODES,
-    MAX_RECORD_BYTES,
-    MAX_WIDTH,
-    PADDING_BYTES,
-    PEER_CHARACTERS,
-    REASON_CHARACTERS,
-    TEXT_CHARACTERS,
-    Part,
-)
+from swarm.wire.parts import Part
 from swarm.wire.picking import guesses_of, sampling_of
 from swarm.wire.v1 import node_pb2 as pb
 

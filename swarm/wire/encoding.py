@@ -11,7 +11,8 @@ from google.protobuf.message import Message
 
 from swarm.errors import LocalProtocolError
 from swarm.ids import TreeNodeId
-from swarm.messages import (
+from swarm.protocol.limits import REASON_CHARACTERS
+from swarm.protocol.messages import (
     Ack,
     Attach,
     Attached,
@@ -41,7 +42,6 @@ from swarm.messages import (
     Upstream,
 )
 from swarm.wire.checks import TIP
-from swarm.wire.parts import REASON_CHARACTERS
 from swarm.wire.v1 import node_pb2 as pb
 
 CODECS: dict[Codec, pb.Codec.ValueType] = {

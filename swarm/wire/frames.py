@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from swarm.errors import LocalProtocolError, RemoteProtocolError
-from swarm.messages import Frame, Reply, Rows, Snapshot, SweepFrame
+from swarm.protocol.messages import Frame, Reply, Rows, Snapshot, SweepFrame
 from swarm.wire import PART_BYTES, Part, decode_frame, decode_part, encode_frame, encode_part
 
 PART_OVERHEAD_BYTES = 32

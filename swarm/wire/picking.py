@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from swarm.errors import RemoteProtocolError
-from swarm.guess import Guess
-from swarm.messages import Sampling
+from swarm.protocol.messages import Sampling
+from swarm.protocol.proposal import Guess
 from swarm.wire import checks
 from swarm.wire.v1 import node_pb2 as pb
 

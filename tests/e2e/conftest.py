@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.e2e import page_states
-from tests.e2e.page_server import PageServer
+from benchmarks.operations import page_states
+from benchmarks.operations.page_server import PageServer
 from tests.e2e.pages import ARGUMENTS, CHROMIUM, PATIENCE_S, WIDE, watch
 
 

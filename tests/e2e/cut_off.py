@@ -11,11 +11,11 @@ import sys
 import time
 import urllib.request
 
-from node.outbox import Outbox
-from node.publisher import Address, Publisher
-from swarm.broker_address import parse_broker
-from swarm.identity import Identity
-from swarm.telemetry import Metrics, Presence, Stamp, Status
+from node.telemetry.outbox import Outbox
+from node.telemetry.publisher import Address, Publisher
+from swarm.discovery.identity import Identity
+from swarm.telemetry.broker_address import parse_broker
+from swarm.telemetry.messages import Metrics, Presence, Stamp, Status
 from tests.telling import PRINT, metrics, status
 
 

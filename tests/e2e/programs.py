@@ -19,7 +19,7 @@ import grpc
 import psutil
 
 from swarm import wire
-from swarm.messages import NodeInfo
+from swarm.protocol.messages import NodeInfo
 
 START_S = 100
 GONE_S = 10

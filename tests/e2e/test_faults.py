@@ -1,7 +1,8 @@
 """Machines that die or hang while a text is made, as real processes: the text is the undisturbed one, token for token.
 
 One swarm for all: two holders per span. Who is stopped goes on afterwards; who is killed stays dead, so that each kill
-strikes another span, and the last test starts one of them again. All strikes and phases: `python -m benchmarks.faults`.
+strikes another span, and the last test starts one of them again. All strikes and phases: `python -m
+benchmarks.recovery.faults`.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ import pytest
 import pytest_asyncio
 import torch
 
-import client.jobs
-from benchmarks.acceptance import demo_prompts
-from benchmarks.worker import covered
+import client.library.jobs
+from benchmarks.emulation.swarm import covered
+from benchmarks.simulation.acceptance import demo_prompts
 from client import AsyncSwarm, Result
-from client.chain import Chain
+from client.chain.chain import Chain
+from client.demo.delay_proxy import free_ports
 from client.options import GenerateOptions
-from client.proxy import free_ports
-from swarm import routing
 from swarm.demo import DRAFT, TARGET
-from swarm.messages import Ready, Sweep
-from swarm.route_costs import Candidate, Costs, RouteQuery, tabulate
+from swarm.protocol.messages import Ready, Sweep
+from swarm.routing import route as routing
+from swarm.routing.costs import Candidate, Costs, RouteQuery, tabulate
 from tests.e2e.programs import LONG, START_S, Program, bootstrap, info, program, serve, within
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
@@ -161,7 +162,7 @@ def ids() -> list[int]:
 
 @pytest.fixture(autouse=True)
 def short_chunks(ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.jobs, "PREFILL_CHUNK", -(-(len(ids) - 1) // PREFILL_SWEEPS))
+    monkeypatch.setattr(client.library.jobs, "PREFILL_CHUNK", -(-(len(ids) - 1) // PREFILL_SWEEPS))
 
 
 def check_path(machines: Machines, result: Result, grown: dict[str, tuple[int, int]], position: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from node.publisher import Pace
+from node.telemetry.publisher import Pace
 from swarm.demo import TARGET
 from tests.e2e.programs import Program, bootstrap, environment, program, serve, within
 from tests.net.brokers import free_port, mosquitto

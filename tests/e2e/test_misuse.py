@@ -20,18 +20,19 @@ import pytest
 
 import client.cli
 import node.cli
-from client.commands import Generate
 from client.options import Options
+from client.terminal.commands import Generate
 from node.config import Dtype, ServeConfig
 from node.serve import Node
 from swarm.demo import DRAFT, TARGET
-from swarm.dht_pipe import DhtPipe, start_pipe
-from swarm.identity import Identity
+from swarm.discovery.dht.child import DhtPipe, start_pipe
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.identity import Identity
+from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.discovery.registry import RECORD_TTL_S
+from swarm.ids import ModelIdentity
 from swarm.layers import Span
-from swarm.model_identity import model_identity
-from swarm.record import NodeRecord, NodeState
-from swarm.registry import RECORD_TTL_S, ModelIdentity
-from swarm.registry_dht import DhtConfig, DhtRegistry
+from swarm.models.fingerprint import model_identity
 from tests.e2e.programs import bootstrap, environment, opened, program, run, serve
 
 STRANGER = ModelIdentity("stranger", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40)
@@ -144,7 +145,7 @@ def announce(peer: str, *models: ModelIdentity) -> None:
 OPTIONS = """
 import sys
 from node.cli import serve
-from client.commands import Generate
+from client.terminal.commands import Generate
 from node.config import ServeConfig
 statuses = [serve(ServeConfig(layers)) for layers in ("8-4", "4-4", "-1-3", "abc")]
 statuses += [serve(ServeConfig("0-4", port=70_000)), serve(ServeConfig("0-4", join=("nonsense",)))]
@@ -302,13 +303,13 @@ def test_a_wrong_clock_is_one_line(
 ) -> None:
     late = (
         "import runpy, time; right = time.time; time.time = lambda: right() + 10\n"
-        "runpy.run_module('swarm.dht_process', run_name='__main__')"
+        "runpy.run_module('swarm.discovery.dht.process', run_name='__main__')"
     )
 
     async def start_late() -> DhtPipe:
         return await start_pipe([sys.executable, "-c", late])
 
-    monkeypatch.setattr("swarm.registry_dht.start_pipe", start_late)
+    monkeypatch.setattr("swarm.discovery.dht.registry.start_pipe", start_late)
     says = [refusal(node.cli.serve(replace(config, join=(peer,)))), refusal(generate(peer))]
     assert all("clock differs by more than 3 s" in line for line in says)
 

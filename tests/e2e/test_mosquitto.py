@@ -16,14 +16,14 @@ from pathlib import Path
 import aiomqtt
 import pytest
 
-from node.publisher import Address, Connection, Publisher
-from swarm.broker_address import BrokerAddress, parse_broker
-from swarm.identity import Identity
-from swarm.private import Private
-from swarm.tasks import TaskScope
-from swarm.telemetry import Part, Presence, Status, Will, topic_of
+from node.telemetry.publisher import Address, Connection, Publisher
+from swarm.commands.private_swarm import Private
+from swarm.discovery.identity import Identity
+from swarm.runtime.tasks import TaskScope
+from swarm.telemetry.broker_address import BrokerAddress, parse_broker
+from swarm.telemetry.messages import Part, Presence, Status, Will, topic_of
 from tests.net.brokers import Ear, free_port
-from tests.net.test_telemetry import QUICK, Speaker
+from tests.net.node.telemetry.test_telemetry import QUICK, Speaker
 from tests.private_here import HOST, broker, make, settings
 from tests.telling import PRINT
 

@@ -12,8 +12,8 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Page, ViewportSize, expect
 
-from tests.e2e import page_states
-from tests.e2e.page_server import PAGE, PageServer
+from benchmarks.operations import page_states
+from benchmarks.operations.page_server import PAGE, PageServer
 from tests.e2e.pages import NARROW, WIDE, grave_findings, in_browser
 
 Scheme = Literal["light", "dark"]

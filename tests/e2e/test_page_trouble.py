@@ -6,8 +6,8 @@ import re
 
 from playwright.sync_api import Page, expect
 
-from tests.e2e import page_states
-from tests.e2e.page_server import PageServer
+from benchmarks.operations import page_states
+from benchmarks.operations.page_server import PageServer
 from tests.e2e.pages import grave_findings, in_browser
 
 

@@ -23,10 +23,11 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from node.metrics import serving_metrics
-from swarm.health_api import make_app, make_server
-from swarm.metrics_page import MetricsPage
-from swarm.tasks import TaskScope
+from node.telemetry.metrics import serving_metrics
+from swarm.health.web.api import make_app
+from swarm.metrics.http import make_server
+from swarm.metrics.page import MetricsPage
+from swarm.runtime.tasks import TaskScope
 from tests.measured import MeasuredHealth, MeasuredNode
 from tests.monitoring import PROMETHEUS, board_queries, rule_queries
 from tests.net.brokers import free_port

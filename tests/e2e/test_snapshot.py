@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.e2e import page_states
-from tests.e2e.page_server import PageServer
+from benchmarks.operations import page_states
+from benchmarks.operations.page_server import PageServer
 from tests.e2e.pages import NARROW, grave_findings, in_browser, watch
 from tests.e2e.programs import run
 

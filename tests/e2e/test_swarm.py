@@ -16,8 +16,8 @@ from subprocess import PIPE
 import pytest
 
 import client.cli
-from client.commands import Generate
 from client.options import Options
+from client.terminal.commands import Generate
 from swarm.demo import DRAFT, TARGET
 from tests.e2e.programs import GONE_S, LONG, Program, bootstrap, environment, info, opened, program, run, serve, within
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from benchmarks.operations import page_states
+from benchmarks.operations.page_server import PageServer
 from swarm.errors import ConfigError, RegistryError, UnknownModel
-from swarm.top import top
-from swarm.top_command import Top
-from tests.e2e import page_states
-from tests.e2e.page_server import PageServer
+from swarm.top.command import top
+from swarm.top.options import Top
 from tests.e2e.programs import run, within
 
 PATIENCE_S = 40

@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import file_download
 
 from swarm.demo import DRAFT, TARGET
-from swarm.ragged import RaggedModel, load_whole
+from swarm.inference.ragged_batch import RaggedModel, load_whole
 from tests.hub_here import MODEL, HubHere, Repo, hub_here, use_hub
 from tests.model.tiny import save_sharded, tiny_model
 

@@ -10,18 +10,18 @@ from contextlib import asynccontextmanager
 
 from transformers import AutoTokenizer
 
-from benchmarks.acceptance import answer
-from client.answers import Answer
-from client.decode import Job, decode
-from client.draft import Drafter
-from client.local import LocalSession
-from client.text import TextStream
-from client.walk import Walk
-from swarm.budget import Budget, FixedBudget
+from benchmarks.simulation.acceptance import answer
+from client.chain.answers import Answer
+from client.control.policy import Budget, FixedBudget
+from client.decode.loop import Job, decode
+from client.decode.text_stream import TextStream
+from client.decode.walk import Walk
+from client.drafting.drafter import Drafter
+from client.drafting.search.local_session import LocalSession
 from swarm.demo import TARGET
-from swarm.messages import Credits, Sampling, Sweep
-from swarm.ragged import RaggedModel
-from swarm.session import Limits
+from swarm.inference.ragged_batch import RaggedModel
+from swarm.protocol.messages import Credits, Sampling, Sweep
+from swarm.protocol.session import Limits
 
 FIXED = FixedBudget(16)
 

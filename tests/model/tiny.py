@@ -10,12 +10,12 @@ from typing import Any, cast
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from node.checkpoint import open_checkpoint
-from node.span import SpanModel, dissect, load_span
-from swarm.arena import Arena
+from node.model.checkpoint import open_checkpoint
+from node.model.span import SpanModel, dissect, load_span
 from swarm.ids import TreeNodeId
+from swarm.inference.kv_cache import Arena
+from swarm.inference.ragged_batch import RaggedModel, Work
 from swarm.layers import Span
-from swarm.ragged import RaggedModel, Work
 from tests.devices import DEVICE
 
 WINDOW = 5

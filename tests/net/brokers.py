@@ -13,9 +13,9 @@ from pathlib import Path
 
 import aiomqtt
 
-from swarm.tasks import TaskScope
-from swarm.telemetry import Body
-from swarm.telemetry_guard import Believed, Refused, TelemetryGuard
+from swarm.runtime.tasks import TaskScope
+from swarm.telemetry.guard import Believed, Refused, TelemetryGuard
+from swarm.telemetry.messages import Body
 
 CONNACK = b"\x20\x02\x00\x00"
 

@@ -13,23 +13,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-import node.lease
-import node.service
+import node.session.lease
+import node.session.service
 from node.serve import Node
-from swarm.codec import encode_rows
 from swarm.demo import TARGET
-from swarm.frames import split
 from swarm.ids import TreeNodeId
-from swarm.messages import (
-    Attach,
-    Close,
-    Codec,
-    Fault,
-    Frame,
-    Ready,
-    Rows,
-    SweepFrame,
-)
+from swarm.inference.row_codec import encode_rows
+from swarm.protocol.messages import Attach, Close, Codec, Fault, Frame, Ready, Rows, SweepFrame
+from swarm.wire.frames import split
 from tests.net.raw import RawLink, Sweeps, attach, info, opening, raw_link, raw_replies, route_of
 from tests.net.running import SPANS
 from tests.swarm_here import swarm_here
@@ -57,8 +48,8 @@ def right_picks() -> tuple[int, ...]:
 @asynccontextmanager
 async def bystander(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """A session that is open while its nodes get garbage, and whose picks must be right before and after."""
-    monkeypatch.setattr(node.lease, "ORPHAN_S", 0.1)
-    monkeypatch.setattr(node.service, "UPSTREAM_S", 60.0)  # it does not ping
+    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.1)
+    monkeypatch.setattr(node.session.service, "UPSTREAM_S", 60.0)  # it does not ping
     opened = attach(route_of(nodes, SPANS), opening(nodes[0]), b"other")
     async with raw_link(nodes[0], opened) as link:
         await link.until(Ready)

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 import msgpack
 
-from swarm.dht_hivemind import DHTID, Daemon, DHTNode
-from swarm.identity import Identity
-from swarm.record import NodeRecord, open_sealed, seal
-from swarm.registry import MODELS_KEY, record_keys
+from swarm.discovery.dht.hivemind_node import DHTID, Daemon, DHTNode
+from swarm.discovery.identity import Identity
+from swarm.discovery.node_record import NodeRecord, open_sealed, seal
+from swarm.discovery.registry import MODELS_KEY, record_keys
 
 
 def too_long(record: NodeRecord, identity: Identity) -> tuple[bytes, float]:
@@ -26,7 +26,9 @@ def too_long(record: NodeRecord, identity: Identity) -> tuple[bytes, float]:
 
 
 async def attack(join: str, stolen: bytes) -> dict[str, bool]:
-    from hivemind.dht.storage import DictionaryDHTValue  # here: after swarm.dht_hivemind, which keeps torch out
+    from hivemind.dht.storage import (
+        DictionaryDHTValue,  # here: after swarm.discovery.dht.hivemind_node, which keeps torch out
+    )
 
     victim = open_sealed(stolen, time.time()).record
     me = Identity.ephemeral()

@@ -16,20 +16,20 @@ from typing import Unpack
 
 import pytest
 
-import client.replies
-import swarm.watch
+import client.chain.reply_stream
+import swarm.transport.liveness
 from client import AsyncSwarm
-from client.chain import Chain
-from client.nearby import Nearby
+from client.chain.chain import Chain
+from client.chain.peer_latency import Nearby
 from client.options import GenerateOptions
-from node.hop import HopSession
+from node.engine.sweep_run import SweepRun
 from node.serve import Node
-from node.service import NodeService
-from node.sweep_run import SweepRun
+from node.session.hop_session import HopSession
+from node.session.service import NodeService
 from swarm.demo import DRAFT, TARGET
+from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import PeerId
-from swarm.record import NodeRecord, NodeState
-from swarm.session import SessionState
+from swarm.protocol.session import SessionState
 from tests.net.running import engine_of, until, until_freed
 from tests.swarm_here import swarm_here
 
@@ -227,7 +227,7 @@ async def equal_mortals() -> AsyncIterator[Mortals]:
     """Machines of equal speed, so that tests choose the routes; a death is a broken stream, not silence."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("node.serve.measure_sweeps", lambda _: SPEED)
-        for module in (swarm.watch, client.replies):
+        for module in (swarm.transport.liveness, client.chain.reply_stream):
             patch.setattr(module, "SILENCE_S", 10.0)  # however busy the machine is
         async with mortals() as everybody:
             yield everybody

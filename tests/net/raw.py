@@ -12,11 +12,9 @@ import grpc.aio
 
 from node.serve import Node
 from swarm import wire
-from swarm.frames import Joiner, split
 from swarm.ids import SessionId, TreeNodeId
 from swarm.layers import Span
-from swarm.link import Stream
-from swarm.messages import (
+from swarm.protocol.messages import (
     Ack,
     Attach,
     Codec,
@@ -31,6 +29,8 @@ from swarm.messages import (
     Sweep,
     Upstream,
 )
+from swarm.transport.link import Stream
+from swarm.wire.frames import Joiner, split
 
 M = TypeVar("M", bound=Upstream)
 Unary = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]

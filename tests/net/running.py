@@ -15,15 +15,10 @@ import grpc.aio
 from transformers import AutoTokenizer
 
 from client import AsyncSwarm
-from node.engine import Engine
+from node.engine.scheduler import Engine
 from node.serve import Node
 from swarm.demo import DRAFT, PASSAGES, TARGET
-from swarm.messages import (
-    Counters,
-    Fault,
-    Ready,
-    RouteHop,
-)
+from swarm.protocol.messages import Counters, Fault, Ready, RouteHop
 from tests.net.raw import RawLink, info, route_of
 from tests.swarm_here import SwarmHere, swarm_here
 

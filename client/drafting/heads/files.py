@@ -11,10 +11,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from client.head import EMBEDDING, OUTPUT, Head, HeadConfig, make_head
+from client.drafting.heads.modules import EMBEDDING, OUTPUT, Head, HeadConfig, make_head
 from swarm.errors import UnsupportedModel
-from swarm.hub import find_model
-from swarm.pretrained import unreadable_weights, weight_map
+from swarm.models.hub import find_model
+from swarm.models.pretrained import unreadable_weights, weight_map
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,8 @@
 The weights begin at 0 and follow the gradient of the picks' log-likelihood among the draft's best candidates, each
 row's step divided by the squared norms involved, so that they mean the same for any model. Every verified node is a
 label, also behind dead branches, where most are: what the target picks there says what it picks after rows like these.
-What the shifts are worth is learned apart, on the text's own path (`swarm.chance`), so a wrong one costs little.
+What the shifts are worth is learned apart, on the text's own path (`client.drafting.search.calibration`), so a wrong
+one costs little.
 
 Sources: Liu et al., Online Speculative Decoding (arXiv 2310.07177), for a draft that learns from its target's
 corrections; Widrow and Hoff (1960) for the rule, in its normalized form.
@@ -68,8 +69,9 @@ class Adapter:
     ) -> None:
         """Take what the target picked after hidden rows [n, width].
 
-        tokens, scores: [n, candidates], the draft's own, as in `swarm.chance.Candidates`. picks: [n]; one that is no
-        candidate counts as if it had the score of the last, which is a bound. What cannot be a pick teaches nothing.
+        tokens, scores: [n, candidates], the draft's own, as in `client.drafting.search.calibration.Candidates`. picks:
+        [n]; one that is no candidate counts as if it had the score of the last, which is a bound. What cannot be a pick
+        teaches nothing.
         """
         hits = tokens == picks[:, None]
         is_missed = ~hits.any(axis=1)

@@ -10,7 +10,7 @@ far other sources are to be believed that said something about the same places b
 
     gap: its score − the best one's, never above 0. said: the chance that others gave it, 0 and 0 where they gave none
     best: the prior of the best candidate
-    shift: what an adapter would add to its log chance (`client.adapter`), 0 where there is none
+    shift: what an adapter would add to its log chance (`client.drafting.search.adapter`), 0 where there is none
 
 A chance is an odd over the sum of the row's odds, so a row never exceeds 1. Where nobody else spoke, weights of 0 give
 the prior. These numbers predict better than tables in buckets of rank and gap, and learn from fewer labels; depth adds
@@ -26,13 +26,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from client.drafting.search.temperatures import TEMPERATURES
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-
-TEMPERATURES = (0.0, 0.45, 0.8, 1.25)
-"""Upper ends of the ranges that are learned apart; the last range has none."""
 
 START = (0.0, 0.0, 0.0, 0.0, 1.4, 0.75, 0.0)
 """Weights before the first lesson: gap, log rank; no candidate, its log best; is said, log odds said; shift."""

@@ -18,8 +18,9 @@ from typing import Protocol
 
 import numpy as np
 
+from client.drafting.search.calibration import Calibration, Fit
+from client.drafting.search.temperatures import TEMPERATURES
 from client.target import Target
-from swarm.chance import TEMPERATURES, Calibration, Fit
 
 logger = logging.getLogger(__name__)
 

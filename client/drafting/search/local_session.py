@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from swarm.arena import Arena
-from swarm.messages import Sweep
-from swarm.ragged import RaggedModel, Scores, Work
-from swarm.session import Limits, Parent, SessionState
+from swarm.inference.kv_cache import Arena
+from swarm.inference.ragged_batch import RaggedModel, Scores, Work
+from swarm.protocol.messages import Sweep
+from swarm.protocol.session import Limits, Parent, SessionState
 
 
 class LocalSession:

@@ -1,7 +1,7 @@
 """From a draft's logits to children of tree nodes: ranked, given a chance, and remembered for the lesson.
 
 What other sources said about a node counts too: their candidates join the draft's own, and the chances of all of them
-are the ranker's (`swarm.chance`), which learns how far they are to be believed.
+are the ranker's (`client.drafting.search.calibration`), which learns how far they are to be believed.
 
 Coupled, candidates rank by the target's own score, `logit / T + g`: the client knows the noise (DESIGN §5). Ranking by
 probability alone is SpecExec's rule (arXiv 2406.02532, algorithm 2); it accepts less and is here to be compared with.
@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.adapter import Hidden
-from client.draws import Draws
-from client.source import Places, Search
-from swarm.chance import Candidates, ChanceModel
-from swarm.messages import Sampling
-from swarm.noise import gumbel_row
-from swarm.sampling import ranking_scores
-from swarm.tree import Lesson, Picks
+from client.drafting.search.adapter import Hidden
+from client.drafting.search.calibration import Candidates, ChanceModel
+from client.drafting.search.sampled_children import Draws
+from client.drafting.search.source import Places, Search
+from client.drafting.search.tree import Lesson, Picks
+from swarm.inference.gumbel import gumbel_row
+from swarm.inference.sampling import ranking_scores
+from swarm.protocol.messages import Sampling
 
 CHILDREN = 8
 """Most candidates of one source below one node."""

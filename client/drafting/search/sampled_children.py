@@ -1,4 +1,4 @@
-"""Children drawn from a draft's own probabilities, for the tail's multi-step speculative sampling (`swarm.multistep`).
+"""Children drawn from a draft's own probabilities, for `swarm.inference.multistep_sampling` at the tail.
 
 How many are drawn after a node is settled before the first one, and every guess travels whose node does, whatever came
 of its draws: a choice by their outcome would bias what the tail picks.
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from client.source import Places, Search
-from swarm.guess import Guess
-from swarm.multistep import guess
-from swarm.sampling import target_probs
-from swarm.tree import Picks
+from client.drafting.search.source import Places, Search
+from client.drafting.search.tree import Picks
+from swarm.inference.multistep_sampling import guess
+from swarm.inference.sampling import target_probs
+from swarm.protocol.proposal import Guess
 
 DRAWS = 4
 PRIOR = (0.6, 0.15, 0.07, 0.04)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-from swarm.messages import Sampling
-from swarm.tree import Lesson, TokenTree
+from client.drafting.search.tree import Lesson, TokenTree
+from swarm.protocol.messages import Sampling
 
 Places = Mapping[int | None, int]
 """Which nodes of a search's tree stand where in the settled one; its root stands at None."""

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from swarm.guess import Guess
+from swarm.protocol.proposal import Guess
 
 Picks = Mapping[int | None, int]
 """What the target picked after nodes of a tree; None is its root."""
@@ -34,11 +34,11 @@ class Lesson(Protocol):
 class DraftTree:
     """Tree nodes below a root, best first and so parents first.
 
-    tokens, parents, chances: equally long; a parent is an index into `tokens`, None is the root.
-    rounds: batches that a drafter's models computed. is_settled: further ones would change nothing. lessons: what its
-    sources learn from. is_early: it came before what a source needs. has_read: a source had to read the text first.
-    guesses: what children were drawn from, where they were (`swarm.multistep`); an offset of 0 is the root, i + 1 is
-    node i.
+    tokens, parents, chances: equally long; a parent is an index into `tokens`, None is the root. rounds: batches that a
+    drafter's models computed. is_settled: further ones would change nothing. lessons: what its sources learn from.
+    is_early: it came before what a source needs. has_read: a source had to read the text first. guesses: what children
+    were drawn from, where they were (`swarm.inference.multistep_sampling`); an offset of 0 is the root, i + 1 is node
+    i.
     """
 
     tokens: tuple[int, ...] = ()

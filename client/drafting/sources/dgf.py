@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from client.head import Head
-from client.ranking import Ranker
-from client.source import Search
-from client.source_head import HeadSource
-from swarm.tree import TokenTree
+from client.drafting.heads.modules import Head
+from client.drafting.search.ranking import Ranker
+from client.drafting.search.source import Search
+from client.drafting.search.tree import TokenTree
+from client.drafting.sources.head_state import HeadSource
 
 
 class DgfSource(HeadSource):

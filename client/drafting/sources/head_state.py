@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from client.head import Head
-from client.ranking import Ranker
-from client.source import Places, Source
-from swarm.tree import Lesson
+from client.drafting.heads.modules import Head
+from client.drafting.search.ranking import Ranker
+from client.drafting.search.source import Places, Source
+from client.drafting.search.tree import Lesson
 
 MOST_BEHIND = 8
 """Tokens that the newest hidden row may lie behind; heads are not trained to guess further."""

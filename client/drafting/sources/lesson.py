@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from client.source import Places
-from swarm.tree import Picks
+from client.drafting.search.source import Places
+from client.drafting.search.tree import Picks
 
 T = TypeVar("T")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from client.source import Places, Search, Source
-from client.source_lesson import ProposalLesson
-from swarm.lookup import Filling, Lookup
-from swarm.tree import Lesson
+from client.drafting.search.source import Places, Search, Source
+from client.drafting.search.tree import Lesson
+from client.drafting.sources.lesson import ProposalLesson
+from client.drafting.sources.suffix_lookup import Filling, Lookup
 
 
 class LookupSource(Source):

@@ -4,7 +4,7 @@
     live     every node of that tree that was expanded: when the target picks it, its KV is there already
     ranked   what was found below these: a search that goes on below one of them begins with it, without a pass
 
-The rules are those that hops keep (`swarm.session`, `swarm.arena`).
+The rules are those that hops keep (`swarm.protocol.session`, `swarm.inference.kv_cache`).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from client.adapter import Adapter, Hidden
-from client.local import LocalSession
-from client.ranking import Ranker, Row, gather
-from client.source import Places, Search, Source
-from swarm.chance import ChanceModel, SoftmaxPrior
+from client.drafting.search.adapter import Adapter, Hidden
+from client.drafting.search.calibration import ChanceModel, SoftmaxPrior
+from client.drafting.search.local_session import LocalSession
+from client.drafting.search.ranking import Ranker, Row, gather
+from client.drafting.search.source import Places, Search, Source
+from client.drafting.search.tree import Lesson, TokenTree
 from swarm.ids import TreeNodeId
-from swarm.messages import Sampling
-from swarm.ragged import RaggedModel, Scores
-from swarm.session import Limits, Parent
-from swarm.tree import Lesson, TokenTree
+from swarm.inference.ragged_batch import RaggedModel, Scores
+from swarm.protocol.messages import Sampling
+from swarm.protocol.session import Limits, Parent
 
 PREFILL_ROWS = 512
 """Most certain tokens in one draft forward."""

@@ -17,9 +17,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from swarm.chance import TEMPERATURES
-from swarm.messages import Sampling
-from swarm.tree import Picks, TokenTree
+from client.drafting.search.temperatures import TEMPERATURES
+from client.drafting.search.tree import Picks, TokenTree
+from swarm.protocol.messages import Sampling
 
 CHILDREN = 8
 MOST_TOKENS = 16_384

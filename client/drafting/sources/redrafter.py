@@ -1,7 +1,8 @@
 """A recurrent head as a source: beam search from the target's last hidden row, prefixes shared, then into the tree.
 
-Beams rank by chance, which comes from the coupled scores (`client.ranking`), so that a beam is a path that the target's
-own noise favours. Beams that a better one replaced stay as shorter ones: the tree takes what is best of all.
+Beams rank by chance, which comes from the coupled scores (`client.drafting.search.ranking`), so that a beam is a path
+that the target's own noise favours. Beams that a better one replaced stay as shorter ones: the tree takes what is best
+of all.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from client.beams import EMPTY, shared_prefixes
-from client.head import Head
-from client.ranking import Ranked, Ranker
-from client.source import Search
-from client.source_head import HeadSource
-from swarm.tree import TokenTree
+from client.drafting.heads.beam_search import EMPTY, shared_prefixes
+from client.drafting.heads.modules import Head
+from client.drafting.search.ranking import Ranked, Ranker
+from client.drafting.search.source import Search
+from client.drafting.search.tree import TokenTree
+from client.drafting.sources.head_state import HeadSource
 
 LEVELS = 8
 """Tokens of a beam."""

@@ -3,15 +3,17 @@
 Most nodes that a sweep verifies lie on branches that the text never takes, and their picks seem lost. But a branch that
 died differs from the text in few tokens, and what the target said behind it, it often says behind the right one too.
 
-    sampled   the pick at a position hangs on the noise there (`swarm.noise`), so that contexts count at this position
+    sampled   the pick at a position hangs on the noise there (`swarm.inference.gumbel`), so that contexts count at this
+    position
               alone: two behind a wrong word the target often says what it would have said behind the right one
     greedy    there is no noise: what was picked after a context is picked after it again wherever it stands, also when
               the text has passed
     chance    the more of their last 1 … `MOST_LENGTH` tokens a node and the contexts share, the surer; learned
-              (`swarm.votes`)
+              (`client.drafting.sources.vote_calibration`)
 
 So a draft that was wrong gets the target's own word on what follows, which is most worth when many sweeps are verified
-per trip. Token Recycling (arXiv 2408.08696, `swarm.recycling`) uses what died too, by its last token alone.
+per trip. Token Recycling (arXiv 2408.08696, `client.drafting.sources.recycling_table`) uses what died too, by its last
+token alone.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.chance import TEMPERATURES
-from swarm.messages import Sampling
-from swarm.tree import Picks
-from swarm.votes import MEAN_SHARES, Cell, Votes
+from client.drafting.search.temperatures import TEMPERATURES
+from client.drafting.search.tree import Picks
+from client.drafting.sources.vote_calibration import MEAN_SHARES, Cell, Votes
+from swarm.protocol.messages import Sampling
 
 MOST_LENGTH = 8
 """Tokens of a context that are compared."""

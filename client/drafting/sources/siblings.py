@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from client.source import Places, Search, Source
-from client.source_lesson import ProposalLesson
-from swarm.siblings import Siblings, Spot, Told, spot_after, spot_of
-from swarm.tree import Lesson, TokenTree
+from client.drafting.search.source import Places, Search, Source
+from client.drafting.search.tree import Lesson, TokenTree
+from client.drafting.sources.lesson import ProposalLesson
+from client.drafting.sources.sibling_index import Siblings, Spot, Told, spot_after, spot_of
 
 LEAST_CHANCE = 0.002
 """Of a path: what is less likely is not proposed."""

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.chance import TEMPERATURES
-from swarm.messages import Sampling
-from swarm.suffixes import SuffixAutomaton
-from swarm.tree import Picks, TokenTree
-from swarm.votes import MEAN_SHARES, PLACES, Cell, Votes
+from client.drafting.search.temperatures import TEMPERATURES
+from client.drafting.search.tree import Picks, TokenTree
+from client.drafting.sources.suffix_automaton import SuffixAutomaton
+from client.drafting.sources.vote_calibration import MEAN_SHARES, PLACES, Cell, Votes
+from swarm.protocol.messages import Sampling
 
 MOST_TOKENS = 65_536
 """Of a longer text the automaton holds the last half of that and what comes after."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swarm.chance import TEMPERATURES
+from client.drafting.search.temperatures import TEMPERATURES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

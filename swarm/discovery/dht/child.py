@@ -134,12 +134,12 @@ class DhtPipe(asyncio.SubprocessProtocol):
         return RegistryError(f"the DHT process has ended: {self._last_line or 'it was killed'}")
 
 
-DHT_PROCESS = (sys.executable, "-P", "-m", "swarm.dht_process")
+DHT_PROCESS = (sys.executable, "-P", "-m", "swarm.discovery.dht.process")
 
 
 async def start_pipe(command: Sequence[str] = DHT_PROCESS) -> DhtPipe:
     """Start the DHT process in a session of its own, so that Ctrl-C in the terminal is left to its owner."""
-    root = str(Path(__file__).parents[1])  # found also where the package is not installed, whatever the folder
+    root = str(Path(__file__).parents[3])  # found also where the package is not installed, whatever the folder
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
     loop = asyncio.get_running_loop()
     _, pipe = await loop.subprocess_exec(DhtPipe, *command, start_new_session=True, env=environment)

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgpack
 
-from swarm.hello import HELLO_METHOD, MAX_HELLO_BYTES, NONCE_BYTES, check_hello
+from swarm.discovery.address_proof import HELLO_METHOD, MAX_HELLO_BYTES, NONCE_BYTES, check_hello
+from swarm.discovery.node_record import RecordError, split_address
 from swarm.ids import PeerId
-from swarm.record import RecordError, split_address
 
 HANDLER = "canopy/v1/dial-back"
 DEADLINE_S = 5.0

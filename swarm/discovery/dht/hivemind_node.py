@@ -1,7 +1,7 @@
 """The parts of hivemind that a directory needs: a Kademlia node, its p2p daemon, and our rules for what it stores.
 
-Only `swarm.dht_process` imports this. `import hivemind` loads torch and scipy (278 MB resident, 3 s); its Kademlia and
-libp2p modules need neither, so their packages are entered without running their `__init__` (38 MB, 0.2 s).
+Only `swarm.discovery.dht.process` imports this. `import hivemind` loads torch and scipy (278 MB resident, 3 s); its
+Kademlia and libp2p modules need neither, so their packages are entered without running their `__init__` (38 MB, 0.2 s).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 import msgpack
 
-from swarm.record import RecordError, open_filed
-from swarm.registry import record_keys
+from swarm.discovery.node_record import RecordError, open_filed
+from swarm.discovery.registry import record_keys
 
 
 def _enter_package(name: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""The process that owns the DHT node and its p2p daemon (`python -m swarm.dht_process`, started by `swarm.dht_pipe`).
+"""The process that owns the DHT node and its p2p daemon; `swarm.discovery.dht.child` starts it.
 
 Requests arrive as msgpack `[number, method, arguments]` on standard input, answers leave as `[number, error, value]` on
 standard output; error is nil or `[kind, message]`. The process ends when its standard input closes: its owner is gone.
@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import msgpack
 from google.protobuf.wrappers_pb2 import BytesValue
 
-from swarm.dht_dialback import DEADLINE_S, HANDLER, DialBack, pack_request
-from swarm.dht_hivemind import (
+from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, DialBack, pack_request
+from swarm.discovery.dht.hivemind_node import (
     Daemon,
     DHTNode,
     Listen,

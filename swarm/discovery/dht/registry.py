@@ -1,7 +1,8 @@
 """The swarm's directory in hivemind's Kademlia DHT, as the program that uses it sees it.
 
-hivemind itself runs in a process of its own (`swarm.dht_process`): its `DHT` class forks, which is unsafe beside CUDA,
-gRPC, threads or a running loop. This side signs, asks, checks what comes back, and ends that process with itself.
+hivemind itself runs in a process of its own (`swarm.discovery.dht.process`): its `DHT` class forks, which is unsafe
+beside CUDA, gRPC, threads or a running loop. This side signs, asks, checks what comes back, and ends that process with
+itself.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from swarm.dht_pipe import DhtPipe, start_pipe
+from swarm.discovery.dht.child import DhtPipe, start_pipe
+from swarm.discovery.identity import Identity, is_peer_id
+from swarm.discovery.node_record import MAX_TTL_S, NodeRecord, RecordError, live_records, open_filed, seal, tombstone
+from swarm.discovery.registry import MODELS_KEY, RECENT_S, block_keys, record_keys
 from swarm.errors import ConfigError, IdentityError, RegistryError
-from swarm.identity import Identity, is_peer_id
-from swarm.ids import PeerId
-from swarm.record import MAX_TTL_S, NodeRecord, RecordError, live_records, open_filed, seal, tombstone
-from swarm.registry import MODELS_KEY, RECENT_S, ModelIdentity, block_keys, record_keys
+from swarm.ids import ModelIdentity, PeerId
 
 JOIN_DEADLINE_S = 22.0
 CALL_DEADLINE_S = 18.0
@@ -234,7 +235,7 @@ class DhtRegistry:
 
 @dataclass(frozen=True, slots=True)
 class ListenOn:
-    """The same as multiaddresses, as `swarm.dht_hivemind.Listen` takes it."""
+    """The same as multiaddresses, as `swarm.discovery.dht.hivemind_node.Listen` takes it."""
 
     join: tuple[str, ...]
     host: tuple[str, ...]

@@ -9,7 +9,7 @@ from email.utils import format_datetime
 from typing import Final
 from xml.etree import ElementTree as Xml
 
-from swarm.health_alerts import Change, Step
+from swarm.health.alerts.rules import Change, Step
 
 MAX_ITEMS: Final = 100
 READ_AGAIN_MIN: Final = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from swarm.health_alerts import Alert, AlertBook, Change, Finding, Kind, Severity, Step
+from swarm.health.alerts.rules import Alert, AlertBook, Change, Finding, Kind, Severity, Step
 
 T = TypeVar("T")
 

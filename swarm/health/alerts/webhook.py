@@ -24,9 +24,9 @@ from typing import Any, Final
 import httpx2
 
 from swarm.errors import ConfigError
-from swarm.health_alert_feed import title_of
-from swarm.health_alert_record import change_shown
-from swarm.health_alerts import Change, Severity, Step
+from swarm.health.alerts.feed import title_of
+from swarm.health.alerts.record import change_shown
+from swarm.health.alerts.rules import Change, Severity, Step
 
 logger = logging.getLogger(__name__)
 for _name in ("httpx2", "httpcore2"):

@@ -1,4 +1,4 @@
-"""The embedded MQTT broker's process: amqtt behind bounds of our own. `python -m swarm.broker_process`.
+"""The embedded MQTT broker's process: amqtt behind bounds of our own. `python -m swarm.health.broker.process`.
 
 One line of JSON on standard input says what to do; one on standard output says where it listens. It ends when its
 standard input closes, and when it grows too large. What amqtt 0.12 leaves open is closed here:
@@ -174,7 +174,7 @@ class BoundedBroker(Broker):  # type: ignore[misc]  # amqtt has no types
 
 def make_broker(told: dict[str, Any]) -> BoundedBroker:
     """The broker as the service wants it; it has no listener of its own."""
-    here, user = "swarm.broker_process", told["own_user"]
+    here, user = "swarm.health.broker.process", told["own_user"]
     plugins: dict[str, Any] = {
         f"{here}.Door": {
             "own_user": user,

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from swarm.broker_address import BrokerAddress
 from swarm.errors import ConfigError
+from swarm.telemetry.broker_address import BrokerAddress
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class EmbeddedBroker:
 
     async def _start(self) -> None:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "swarm.broker_process"),
+            *(sys.executable, "-m", "swarm.health.broker.process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches the service alone, which ends its broker in order

@@ -11,17 +11,17 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric
 
-from swarm.health_alerts import Kind as AlertKind
-from swarm.health_alerts import Severity
-from swarm.health_clerk import Clerk
-from swarm.health_findings import Link, LinkState
-from swarm.metrics import Figure, Kind, Sheet
-from swarm.metrics_models import FIGURES as MODEL_FIGURES
-from swarm.metrics_models import ModelView, write_models
-from swarm.metrics_page import MetricsPage
-from swarm.metrics_totals import Totals
-from swarm.telemetry import Part
-from swarm.telemetry_guard import Reason, TelemetryGuard
+from swarm.health.alerts.rules import Kind as AlertKind
+from swarm.health.alerts.rules import Severity
+from swarm.health.metrics.models import FIGURES as MODEL_FIGURES
+from swarm.health.metrics.models import ModelView, write_models
+from swarm.health.state.assessment import Link, LinkState
+from swarm.health.state.totals import Totals
+from swarm.health.tasks.recorder import Clerk
+from swarm.metrics.page import MetricsPage
+from swarm.metrics.sheet import Figure, Kind, Sheet
+from swarm.telemetry.guard import Reason, TelemetryGuard
+from swarm.telemetry.messages import Part
 
 ABOUT = Figure("canopy_health_info", "The health service.", ("version", "swarm"), Kind.INFO)
 ALERTS = Figure("canopy_health_alerts", "Open alerts, by kind and severity.", ("kind", "severity"))

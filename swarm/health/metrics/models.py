@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from swarm.health_findings import Assessment
-from swarm.health_node import Condition, Node, by_condition
-from swarm.health_probes import HopProbe, ProbeLog
-from swarm.health_verdict import Grade
-from swarm.metrics import Figure, Kind, Sheet
-from swarm.metrics_totals import Totals
+from swarm.health.state.assessment import Assessment
+from swarm.health.state.node import Condition, Node, by_condition
+from swarm.health.state.probe_results import HopProbe, ProbeLog
+from swarm.health.state.totals import Totals
+from swarm.health.state.verdict import Grade
+from swarm.metrics.sheet import Figure, Kind, Sheet
 
 MAX_NODES: Final = 200
 MAX_LAYERS: Final = 1_024

@@ -7,7 +7,7 @@ from typing import Final
 import httpx2
 
 from swarm.errors import ConfigError, RegistryError
-from swarm.health_publisher import HEARTBEAT_S
+from swarm.health.tasks.publisher import HEARTBEAT_S
 
 STATE: Final = "api/v1/state"
 MAX_ANSWER_BYTES: Final = 64 * 2**20

@@ -6,10 +6,10 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from swarm.health_alerts import Finding, Kind, Severity
-from swarm.health_node import Condition, Model, Node
-from swarm.health_probes import ProbeLog
-from swarm.health_verdict import Verdict
+from swarm.health.alerts.rules import Finding, Kind, Severity
+from swarm.health.state.node import Condition, Model, Node
+from swarm.health.state.probe_results import ProbeLog
+from swarm.health.state.verdict import Verdict
 from swarm.layers import name_layers
 
 NAMED = 3

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.ids import PeerId
-from swarm.telemetry import Metrics, Status
+from swarm.telemetry.messages import Metrics, Status
 
 MAX_PEERS = 4_096
 MOST_TOKENS_PER_S = 50_000.0

@@ -7,11 +7,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from swarm.discovery.node_record import NodeRecord
+from swarm.discovery.registry import Registry
 from swarm.errors import SwarmError
-from swarm.health_findings import LinkState
-from swarm.health_state import MISSES
-from swarm.record import NodeRecord
-from swarm.registry import ModelIdentity, Registry
+from swarm.health.state.assessment import LinkState
+from swarm.health.state.model import MISSES
+from swarm.ids import ModelIdentity
 
 logger = logging.getLogger(__name__)
 

@@ -18,14 +18,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from swarm.health_node import Condition, Happening, Model, Node, Source
-from swarm.health_served import ServedBook
-from swarm.health_slots import Slots
+from swarm.discovery.node_record import NodeRecord
+from swarm.discovery.registry import RECORD_TTL_S
+from swarm.health.state.contributions import ServedBook
+from swarm.health.state.model_slots import Slots
+from swarm.health.state.node import Condition, Happening, Model, Node, Source
+from swarm.health.state.totals import TotalsBook
 from swarm.ids import PeerId
-from swarm.metrics_totals import TotalsBook
-from swarm.record import NodeRecord
-from swarm.registry import RECORD_TTL_S
-from swarm.telemetry import Body, Event, Metrics, Presence, Status, Will
+from swarm.telemetry.messages import Body, Event, Metrics, Presence, Status, Will
 
 FRESH_S = 16.0
 """How long telemetry is believed after it was heard: three metrics may be lost."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from swarm.registry import ModelIdentity
+from swarm.ids import ModelIdentity
 
 MAX_MODELS: Final = 64
 TRIAL_S: Final = 3_600.0

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import aiomqtt
 
-from swarm.broker_address import BrokerAddress
-from swarm.health_findings import LinkState
-from swarm.telemetry_guard import Believed, TelemetryGuard
+from swarm.health.state.assessment import LinkState
+from swarm.telemetry.broker_address import BrokerAddress
+from swarm.telemetry.guard import Believed, TelemetryGuard
 
 logger = logging.getLogger(__name__)
 

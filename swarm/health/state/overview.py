@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm.health_alerts import Alert, AlertBook, Change
-from swarm.health_findings import Assessment, Link, LinkState, all_findings, is_blind
-from swarm.health_node import Happening, Model, Node
-from swarm.health_probes import Comparison, Probe, ProbeLog
-from swarm.health_served import shares
-from swarm.health_slots import Standing
-from swarm.health_state import Knowledge
-from swarm.health_verdict import Grade, judge
-from swarm.telemetry_guard import Reason
+from swarm.health.alerts.rules import Alert, AlertBook, Change
+from swarm.health.state.assessment import Assessment, Link, LinkState, all_findings, is_blind
+from swarm.health.state.contributions import shares
+from swarm.health.state.model import Knowledge
+from swarm.health.state.model_slots import Standing
+from swarm.health.state.node import Happening, Model, Node
+from swarm.health.state.probe_results import Comparison, Probe, ProbeLog
+from swarm.health.state.verdict import Grade, judge
+from swarm.telemetry.guard import Reason
 
 MAX_NODES_SHOWN = 2_000
 MAX_CONTRIBUTORS = 50

@@ -11,8 +11,8 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
 
-from swarm.health_served import MOST_TOKENS_PER_S, SLACK_S
-from swarm.telemetry import Metrics, Status
+from swarm.health.state.contributions import MOST_TOKENS_PER_S, SLACK_S
+from swarm.telemetry.messages import Metrics, Status
 
 MOST_SWEEPS_PER_S: Final = 10_000.0
 

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from swarm.coverage import serve_line
-from swarm.health_node import Condition, Model, Node
+from swarm.discovery.coverage import serve_line
+from swarm.health.state.node import Condition, Model, Node
 from swarm.layers import Span, missing_layers, name_layers
 
 MAX_FIXES = 8

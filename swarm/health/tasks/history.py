@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from swarm.errors import ConfigError
-from swarm.health_verdict import Grade
+from swarm.health.state.verdict import Grade
 
 T = TypeVar("T")
 

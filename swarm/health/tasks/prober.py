@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from swarm.errors import RemoteProtocolError
-from swarm.health_node import Condition, Model, Node
-from swarm.health_overview import Overview
-from swarm.health_probes import Comparison, Probe, ProbeBudget, read_comparison, read_probe
-from swarm.health_slots import Standing
-from swarm.health_verdict import count_replicas
+from swarm.health.state.model_slots import Standing
+from swarm.health.state.node import Condition, Model, Node
+from swarm.health.state.overview import Overview
+from swarm.health.state.probe_results import Comparison, Probe, ProbeBudget, read_comparison, read_probe
+from swarm.health.state.verdict import count_replicas
 from swarm.ids import PeerId
 
 logger = logging.getLogger(__name__)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm.health_alert_record import dump_book, load_book
-from swarm.health_alerts import Change
-from swarm.health_findings import Assessment
-from swarm.health_history import WINDOWS, History, Sample
-from swarm.health_node import Condition, Node
-from swarm.health_overview import Overview
-from swarm.health_publisher import Publisher
+from swarm.health.alerts.record import dump_book, load_book
+from swarm.health.alerts.rules import Change
+from swarm.health.state.assessment import Assessment
+from swarm.health.state.node import Condition, Node
+from swarm.health.state.overview import Overview
+from swarm.health.tasks.history import WINDOWS, History, Sample
+from swarm.health.tasks.publisher import Publisher
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import Annotated, Final
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response
 
-from swarm.health_alert_feed import http_date, rss
-from swarm.health_alert_record import alerts_shown
-from swarm.health_alerts import Alert, Change
-from swarm.health_clerk import Clerk
+from swarm.health.alerts.feed import http_date, rss
+from swarm.health.alerts.record import alerts_shown
+from swarm.health.alerts.rules import Alert, Change
+from swarm.health.tasks.recorder import Clerk
 
 _CACHED: Final = {"cache-control": "public, max-age=30"}
 MAX_NAME: Final = 200

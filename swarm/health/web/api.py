@@ -4,65 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-import uvicorn
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swarm.health_badge_routes import badge_router
-from swarm.health_docs import listing
-from swarm.health_publisher import Publisher
+from swarm.health.tasks.publisher import Publisher
+from swarm.health.web.badge_routes import badge_router
+from swarm.health.web.docs_page import listing
+from swarm.metrics.http import Guarded
 
 PAGE: Final = Path(__file__).parent / "page"
-MAX_CONNECTIONS: Final = 1_000
 Window = Literal["1h", "24h", "30d"]
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Response]])
 Points = Callable[[str, Window], Awaitable[dict[str, Any]]]
 
-HEADERS: Final = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "x-frame-options": "DENY",
-    "cross-origin-opener-policy": "same-origin",
-    "permissions-policy": "camera=(), geolocation=(), microphone=()",
-}
-_RAW_HEADERS: Final = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 _FRESH: Final = {"cache-control": "no-store"}
-_METHODS: Final = ["GET", "HEAD"]
-
-
-class Guarded:
-    """Adds the security headers to every answer, and lets nothing through that could change anything."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
-            return
-
-        async def secured(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], *_RAW_HEADERS]}
-            await send(message)
-
-        if scope["method"] not in _METHODS:
-            refused = Response("read-only: GET and HEAD are all there is\n", 405, {"allow": "GET, HEAD"}, "text/plain")
-            await refused(scope, receive, secured)
-            return
-        await self._app(scope, receive, secured)
 
 
 def make_app(publisher: Publisher, points: Points, page: Path = PAGE) -> FastAPI:
@@ -154,28 +113,3 @@ def _read(app: FastAPI, path: str, summary: str | None = None) -> Callable[[Hand
 
 def _json(values: dict[str, Any]) -> Response:
     return Response(json.dumps(values, separators=(",", ":")), headers=_FRESH, media_type="application/json")
-
-
-class Server(uvicorn.Server):
-    """uvicorn as one task among others: signals are the command's own."""
-
-    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        """Leave the signals alone."""
-        return nullcontext()
-
-
-def make_server(app: ASGIApp) -> Server:
-    """A server for a socket that listens already: `await server.serve(sockets=[…])`; `should_exit` ends it."""
-    return Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            server_header=False,
-            limit_concurrency=MAX_CONNECTIONS,
-            timeout_keep_alive=10,
-            timeout_graceful_shutdown=2,
-        )
-    )

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response
 
-from swarm.health_badge import MAX_LABEL, badge
+from swarm.health.web.badge import MAX_LABEL, badge
 
 MAX_AGE_S: Final = 30
 MAX_NAME: Final = 300

@@ -19,7 +19,7 @@ from typing import Any, Final
 from jinja2 import Environment
 
 from swarm.errors import ConfigError
-from swarm.health_badge import badge
+from swarm.health.web.badge import badge
 
 PAGE: Final = Path(__file__).parent / "page"
 WINDOWS: Final = ("1h", "24h", "30d")

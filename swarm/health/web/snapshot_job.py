@@ -14,9 +14,9 @@ from urllib.parse import urlencode
 import httpx2
 
 from swarm.errors import ConfigError, RegistryError, RemoteProtocolError
-from swarm.health_client import STATE, TIMEOUT, ask_bytes, service_url
-from swarm.health_snapshot import Points, Snapshot, check_folder, write
-from swarm.top_state import read_state
+from swarm.health.remote.client import STATE, TIMEOUT, ask_bytes, service_url
+from swarm.health.remote.state import read_state
+from swarm.health.web.snapshot import Points, Snapshot, check_folder, write
 
 logger = logging.getLogger(__name__)
 

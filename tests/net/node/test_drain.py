@@ -12,7 +12,7 @@ from client.options import GenerateOptions
 from node.config import ServeConfig
 from node.serve import Node
 from swarm.demo import TARGET
-from swarm.registry_memory import MemoryRegistry
+from swarm.discovery.memory_registry import MemoryRegistry
 from tests.net.raw import counters, info
 from tests.net.running import SPANS, prompt, until
 from tests.swarm_here import SwarmHere, swarm_here

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import benchmarks.sheet
-from benchmarks.bare import Bare
 from benchmarks.sheet import Sheet
-from client.shape import LinkShape
+from benchmarks.speed.bare import Bare
+from client.demo.link_shape import LinkShape
 from swarm.errors import ConfigError
 
 PAGE = "above\n<!-- one: begin -->\nold\n<!-- one: end -->\nbetween\n<!-- two: begin -->\nother\n<!-- two: end -->\n"

@@ -13,10 +13,10 @@ from typing import TextIO, cast
 import pytest
 
 import client.cli
-from client.commands import Bench, Chat, Generate
-from client.notes import Notes, Streamed
 from client.options import Options
-from client.talk import typed_lines
+from client.terminal.chat import typed_lines
+from client.terminal.commands import Bench, Chat, Generate
+from client.terminal.notes import Notes, Streamed
 from swarm.demo import TARGET
 from swarm.errors import ConfigError
 
@@ -93,7 +93,7 @@ def test_where_a_measurement_goes_is_checked_before_it(
 
 def test_a_note_begins_a_new_line_where_the_texts_is_open() -> None:
     said = io.StringIO()
-    text, logger = Streamed(said), logging.Logger("client.chain")
+    text, logger = Streamed(said), logging.Logger("client.chain.chain")
     handler = logging.StreamHandler(said)
     handler.setFormatter(Notes(text, "client: %(message)s"))
     logger.addHandler(handler)

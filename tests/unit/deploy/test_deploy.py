@@ -17,16 +17,16 @@ import yaml
 
 from node.config import ServeConfig
 from swarm import alive
-from swarm.broker_address import PORTS
 from swarm.cli import BOOTSTRAP_PORT, Command
+from swarm.commands.private_swarm import HEALTH_USER, Private
 from swarm.demo import TARGET
-from swarm.health import check
-from swarm.health_command import Health
-from swarm.identity import Identity
+from swarm.discovery.identity import Identity
+from swarm.health.options import Health
+from swarm.health.service import check
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.private import HEALTH_USER, Private
-from swarm.telemetry import DEFAULT_PREFIX, MAX_PAYLOAD_BYTES, Part, topic_of
+from swarm.telemetry.broker_address import PORTS
+from swarm.telemetry.messages import DEFAULT_PREFIX, MAX_PAYLOAD_BYTES, Part, topic_of
 from tests.private_here import DEPLOY, make, settings
 
 ROOT = DEPLOY.parent

@@ -8,16 +8,16 @@ import subprocess
 
 import pytest
 
-import node.metrics
-import swarm.health_metrics
-from swarm.metrics import Kind
+import node.telemetry.metrics
+import swarm.health.metrics.exporter
+from swarm.metrics.sheet import Kind
 from tests.monitoring import DEPLOY, PROMETHEUS, board, board_queries, recorded, rule_queries
 
 
 def exported() -> set[str]:
     """Every series that a page may hold."""
     names = set()
-    for figure in (*swarm.health_metrics.FIGURES, *node.metrics.FIGURES):
+    for figure in (*swarm.health.metrics.exporter.FIGURES, *node.telemetry.metrics.FIGURES):
         suffixes = ("_bucket", "_sum", "_count") if figure.kind is Kind.HISTOGRAM else ("",)
         names |= {figure.name + suffix for suffix in suffixes}
     return names

@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-import client.commands
+import client.cli
 import swarm.cli
 from client.options import Options
 from node.config import ServeConfig
@@ -18,13 +18,13 @@ from tools.follow import in_order
 from tools.guide import GuideError, is_shown, read
 from tools.pictures import FOLDER, chain, commit, pipe, repair, tree
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
 PAGES = [*GUIDES, ROOT / "docs/README.md"]
 CONFIGS = (
     ServeConfig,
     Options,
-    *get_args(client.commands.Command),
+    *get_args(client.cli.Command),
     *(get_args(command)[0] for command in get_args(swarm.cli.Command)),
 )
 SHORTEST = 8

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from node.config import ServeConfig
-from node.loading import check_compute, check_dtype, pick_device
+from node.model.loading import check_compute, check_dtype, pick_device
 from swarm.errors import ConfigError, LayersError
 
 GOOD = ServeConfig(layers="0-4", host="127.0.0.1")

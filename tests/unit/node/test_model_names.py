@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from node.checkpoint import open_called
 from node.config import ServeConfig
+from node.model.checkpoint import open_called
 from swarm.errors import HubError, UnknownModel
-from swarm.registry import ModelIdentity
+from swarm.ids import ModelIdentity
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks.acceptance import Size, demo_prompts, generate
-from benchmarks.card import Bench, Options, measure, sheet
-from benchmarks.grown import SHAPES, grow
-from client.draft import ModelDrafter, NoDrafter
-from node.checkpoint import open_checkpoint
-from node.span import load_span
+from benchmarks.simulation.acceptance import Size, demo_prompts, generate
+from benchmarks.speed.card import Bench, Options, measure, sheet
+from benchmarks.speed.grown import SHAPES, grow
+from client.drafting.drafter import ModelDrafter, NoDrafter
+from node.model.checkpoint import open_checkpoint
+from node.model.span import load_span
 from swarm.errors import ConfigError
+from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.layers import Span
-from swarm.messages import Sampling
-from swarm.ragged import RaggedModel, load_whole
+from swarm.protocol.messages import Sampling
 
 TINY = SHAPES["tiny"]
 WHOLE = Span(0, TINY.num_hidden_layers)

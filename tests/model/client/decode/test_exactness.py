@@ -18,13 +18,14 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-import client.jobs
+import client.library.jobs
 from client import AsyncSwarm, Result
-from client.chain import Chain
-from swarm.budget import EVERYTHING, Busy, Choice, Spent
+from client.chain.chain import Chain
+from client.control.goodput import Goodput
+from client.control.policy import Busy, Choice, Spent
+from client.drafting.search.stopping import EVERYTHING
 from swarm.demo import DRAFT, PASSAGES, TARGET
-from swarm.goodput import Goodput
-from swarm.messages import Sampling
+from swarm.protocol.messages import Sampling
 from tests.oracle import oracle_scores
 from tests.swarm_here import SwarmHere, swarm_here
 
@@ -265,7 +266,7 @@ async def test_what_goodput_chooses_by_itself_leaves_the_plain_text(
 async def test_a_prompt_in_chunks_gives_the_same_text(three: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = prompt(8, tokens=61)
     whole = await three.client.generate(ids, max_new_tokens=8, temperature=0.6, seed=51)
-    monkeypatch.setattr(client.jobs, "PREFILL_CHUNK", 7)
+    monkeypatch.setattr(client.library.jobs, "PREFILL_CHUNK", 7)
     for nodes in (0, 16):
         cut = await three.client.generate(ids, max_new_tokens=8, nodes=nodes, temperature=0.6, seed=51)
         assert cut.tokens == whole.tokens
@@ -274,7 +275,7 @@ async def test_a_prompt_in_chunks_gives_the_same_text(three: Running, monkeypatc
 
 async def test_a_prompt_longer_than_a_chunk(three: Running, hugging_face: PreTrainedModel) -> None:
     ids = tuple(token for line in range(8, 14) for token in prompt(line, 200))[:550]
-    assert len(ids) > client.jobs.PREFILL_CHUNK
+    assert len(ids) > client.library.jobs.PREFILL_CHUNK
     result = await three.client.generate(ids, max_new_tokens=8, nodes=16)
     assert result.stats.prefill_sweeps == 2
     assert result.tokens == greedy(hugging_face, ids, 8)

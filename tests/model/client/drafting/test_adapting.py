@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.acceptance import Size, demo_prompts, generate
-from benchmarks.recorded import write
-from client.adapter import Adapter
-from client.draft import NoDrafter, TreeDrafter
-from client.drafts import Wanted, load_drafter
-from client.local import LocalSession
-from client.ranking import Ranker
-from client.source_model import ModelSource
+from benchmarks.simulation.acceptance import Size, demo_prompts, generate
+from benchmarks.simulation.recorded import write
+from client.drafting.drafter import NoDrafter, TreeDrafter
+from client.drafting.loading import Wanted, load_drafter
+from client.drafting.search.adapter import Adapter
+from client.drafting.search.calibration import Calibration
+from client.drafting.search.local_session import LocalSession
+from client.drafting.search.ranking import Ranker
+from client.drafting.sources.model import ModelSource
 from client.target import load_target
-from swarm.chance import Calibration
 from swarm.demo import DRAFT, TARGET
 from swarm.ids import TreeNodeId
-from swarm.messages import Sampling
-from swarm.ragged import RaggedModel
-from swarm.session import Limits
+from swarm.inference.ragged_batch import RaggedModel
+from swarm.protocol.messages import Sampling
+from swarm.protocol.session import Limits
 
 VOCAB = 8_192
 SIZE = Size(64, 32)

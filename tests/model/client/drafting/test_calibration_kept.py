@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from client import Result
-from client.calibration import load_calibration
-from swarm.chance import START
+from client.drafting.search.calibration import START
+from client.drafting.search.calibration_store import load_calibration
 from swarm.demo import DRAFT, TARGET
 from tests.swarm_here import SwarmHere, swarm_here
 
@@ -45,4 +45,6 @@ async def test_a_cache_that_cannot_be_written_does_not_break_a_generation(
     async with swarm_here(TARGET, ["0-12"]) as here:
         result = await generate(here, tmp_path / "file" / "cache", 16)
     assert len(result.tokens) == 32
-    assert [record.name for record in caplog.records if record.levelname == "WARNING"] == ["client.calibration"] * 2
+    assert [record.name for record in caplog.records if record.levelname == "WARNING"] == [
+        "client.drafting.search.calibration_store"
+    ] * 2

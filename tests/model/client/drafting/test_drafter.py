@@ -12,19 +12,19 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from benchmarks.acceptance import Size, accepted, demo_prompts, generate
-from client.draft import ModelDrafter, NoDrafter
-from client.ranking import Ranker, RankLesson, Row, gather
-from client.source import Search
-from client.source_model import PREFILL_ROWS
-from swarm.budget import Worth
-from swarm.chance import Calibration, Candidates
+from benchmarks.simulation.acceptance import Size, accepted, demo_prompts, generate
+from client.drafting.drafter import ModelDrafter, NoDrafter
+from client.drafting.search.calibration import Calibration, Candidates
+from client.drafting.search.ranking import Ranker, RankLesson, Row, gather
+from client.drafting.search.source import Search
+from client.drafting.search.stopping import Worth
+from client.drafting.search.tree import UNWANTED, DraftTree, Picks
+from client.drafting.sources.model import PREFILL_ROWS
+from client.drafting.sources.suffix_lookup import Lookup
 from swarm.demo import DRAFT, TARGET
-from swarm.lookup import Lookup
-from swarm.messages import Sampling
-from swarm.ragged import RaggedModel
-from swarm.sampling import pick
-from swarm.tree import UNWANTED, DraftTree, Picks
+from swarm.inference.ragged_batch import RaggedModel
+from swarm.inference.sampling import pick
+from swarm.protocol.messages import Sampling
 from tests.model.here import decoding
 
 GREEDY = Sampling()

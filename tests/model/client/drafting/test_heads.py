@@ -15,27 +15,27 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.acceptance import Size, demo_prompts, generate
-from client.draft import NoDrafter, TreeDrafter
-from client.drafts import MOST_DRAFTS, Wanted, load_drafter
-from client.head import HeadConfig, make_head
-from client.head_files import load_head, read_head_config, save_head
-from client.ranking import CHILDREN, RankLesson, gather
-from client.source_dgf import DgfSource
-from client.source_head import MOST_BEHIND
-from client.source_lookup import LookupSource
-from client.source_model import ModelSource
-from client.source_redrafter import ReDrafterSource
-from client.source_siblings import SiblingSource
+from benchmarks.simulation.acceptance import Size, demo_prompts, generate
+from client.control.goodput import FIRST_TREES, Goodput
+from client.control.policy import Spent
+from client.drafting.drafter import NoDrafter, TreeDrafter
+from client.drafting.heads.files import load_head, read_head_config, save_head
+from client.drafting.heads.modules import HeadConfig, make_head
+from client.drafting.loading import MOST_DRAFTS, Wanted, load_drafter
+from client.drafting.search.calibration import START
+from client.drafting.search.ranking import CHILDREN, RankLesson, gather
+from client.drafting.search.tree import DraftTree
+from client.drafting.sources.dgf import DgfSource
+from client.drafting.sources.head_state import MOST_BEHIND
+from client.drafting.sources.lookup import LookupSource
+from client.drafting.sources.model import ModelSource
+from client.drafting.sources.redrafter import ReDrafterSource
+from client.drafting.sources.siblings import SiblingSource
 from client.target import load_target
-from swarm.budget import Spent
-from swarm.chance import START
 from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
 from swarm.errors import ConfigError, IncompatibleDraft, SwarmError, UnsupportedModel
-from swarm.goodput import FIRST_TREES, Goodput
-from swarm.messages import Sampling
-from swarm.ragged import RaggedModel
-from swarm.tree import DraftTree
+from swarm.inference.ragged_batch import RaggedModel
+from swarm.protocol.messages import Sampling
 from tests.hub_here import MODEL, HubHere, Repo
 
 GREEDY, WARM = Sampling(), Sampling(seed=5, temperature=1.0)
@@ -195,7 +195,7 @@ def test_what_is_named_decides_what_drafts(tmp_path: Path) -> None:
 def test_only_the_tensors_that_a_head_names_are_read(caplog: pytest.LogCaptureFixture) -> None:
     config = read_head_config(REDRAFTER)
     assert config is not None
-    with caplog.at_level(logging.INFO, "client.head_files"):
+    with caplog.at_level(logging.INFO, "client.drafting.heads.files"):
         load_head(REDRAFTER, config, TARGET)
     assert f"1 of its tensors read, {4096 * 192 * 2} bytes" in caplog.text
     assert max((folder / "model.safetensors").stat().st_size for folder in (REDRAFTER, DGF)) < 1_000_000

@@ -8,18 +8,18 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
-from benchmarks.acceptance import demo_prompts
-from client.draft import Drafter, LookupDrafter, ModelDrafter, NoDrafter, TreeDrafter
-from client.ranking import CHILDREN, Ranker
-from client.source import Search, Source
-from client.source_model import ModelSource
-from swarm.chance import Calibration, Candidates, SoftmaxPrior
+from benchmarks.simulation.acceptance import demo_prompts
+from client.control.goodput import Goodput
+from client.drafting.drafter import Drafter, LookupDrafter, ModelDrafter, NoDrafter, TreeDrafter
+from client.drafting.search.calibration import Calibration, Candidates, SoftmaxPrior
+from client.drafting.search.ranking import CHILDREN, Ranker
+from client.drafting.search.source import Search, Source
+from client.drafting.search.tree import DraftTree, TokenTree
+from client.drafting.sources.model import ModelSource
+from client.drafting.sources.suffix_lookup import Lookup
 from swarm.demo import TARGET
-from swarm.goodput import Goodput
-from swarm.lookup import Lookup
-from swarm.messages import Sampling
-from swarm.ragged import RaggedModel
-from swarm.tree import DraftTree, TokenTree
+from swarm.inference.ragged_batch import RaggedModel
+from swarm.protocol.messages import Sampling
 from tests.model.here import decoding
 
 GREEDY = Sampling()

@@ -7,18 +7,18 @@ from contextlib import ExitStack
 
 import pytest
 
-from benchmarks.acceptance import demo_prompts
-from client.draft import NoDrafter, TreeDrafter
-from client.drafters import MOST_DRAFTERS, Drafters
-from client.drafts import Wanted, load_drafter
-from client.jobs import JobMaker
+from benchmarks.simulation.acceptance import demo_prompts
+from client.control.goodput import Goodput
+from client.control.policy import FixedBudget
+from client.drafting.drafter import NoDrafter, TreeDrafter
+from client.drafting.loading import Wanted, load_drafter
+from client.drafting.pool import MOST_DRAFTERS, Drafters
+from client.drafting.sources.model import ModelSource
+from client.library.jobs import JobMaker
 from client.options import Options
-from client.source_model import ModelSource
 from client.target import Target, load_target
-from swarm.budget import FixedBudget
 from swarm.demo import DRAFT, TARGET
-from swarm.goodput import Goodput
-from swarm.messages import Sampling
+from swarm.protocol.messages import Sampling
 
 
 @pytest.fixture(scope="module")

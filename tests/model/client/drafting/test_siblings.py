@@ -8,21 +8,22 @@ from functools import partial
 import pytest
 from transformers import AutoTokenizer
 
-from benchmarks.acceptance import Run, Size, demo_prompts, generate
-from benchmarks.recorded import write
-from benchmarks.replay import PROFILES, Cast, run
-from benchmarks.virtual import VirtualDrafter
-from client.draft import NoDrafter, TreeDrafter
-from client.ranking import Ranker
-from client.source import Source
-from client.source_model import ModelSource
-from client.source_siblings import SiblingSource
-from swarm.chance import Calibration
+from benchmarks.control.replay import Cast, run
+from benchmarks.simulation.acceptance import Run, Size, demo_prompts, generate
+from benchmarks.simulation.chain import VirtualDrafter
+from benchmarks.simulation.profiles import PROFILES
+from benchmarks.simulation.recorded import write
+from client.control.goodput import Goodput
+from client.drafting.drafter import NoDrafter, TreeDrafter
+from client.drafting.search.calibration import Calibration
+from client.drafting.search.ranking import Ranker
+from client.drafting.search.source import Source
+from client.drafting.sources.model import ModelSource
+from client.drafting.sources.sibling_index import Siblings, Told, spot_of
+from client.drafting.sources.siblings import SiblingSource
 from swarm.demo import TARGET
-from swarm.goodput import Goodput
-from swarm.messages import Sampling
-from swarm.ragged import RaggedModel
-from swarm.siblings import Siblings, Told, spot_of
+from swarm.inference.ragged_batch import RaggedModel
+from swarm.protocol.messages import Sampling
 
 VOCAB = 8_192
 SIZE = Size(64, 64)

@@ -8,16 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from benchmarks.acceptance import demo_prompts
-from client import warm_up
-from client.aio import AsyncSwarm
-from client.draft import NoDrafter, TreeDrafter
-from client.drafts import Wanted, load_drafter
+from benchmarks.simulation.acceptance import demo_prompts
+from client.drafting import warm_up
+from client.drafting.drafter import NoDrafter, TreeDrafter
+from client.drafting.loading import Wanted, load_drafter
+from client.drafting.warm_up import drafting_thread, keep_fewest, use_threads
+from client.library.aio import AsyncSwarm
 from client.target import load_target
-from client.warm_up import drafting_thread, keep_fewest, use_threads
 from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
 from swarm.errors import ConfigError
-from swarm.messages import Sampling
+from swarm.protocol.messages import Sampling
 
 HIDDEN = 192
 USUAL = 4

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from client.conversation import TRANSCRIPT_STOP, Conversation, Message
+from client.library.conversation import TRANSCRIPT_STOP, Conversation, Message
 from swarm.errors import ConfigError
 from tests.property.tiny_tokenizers import byte_level
 

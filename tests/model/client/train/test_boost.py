@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 
-from client.boost import FOUND, BoostTraining
-from client.commands import TrainDraft
-from client.train import check
-from client.train_draft import DraftTraining, is_found, log_probs
-from client.train_head import Schedule
+from client.train.boost import FOUND, BoostTraining
+from client.train.command import check
+from client.train.draft_model import DraftTraining, is_found, log_probs
+from client.train.head import Schedule
+from client.train.options import TrainDraft
 from swarm.errors import ConfigError, IncompatibleDraft
 
 VOCAB_SIZE = 8

@@ -13,17 +13,17 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-import client.train
-import client.train_head
-import client.train_samples
-from client.commands import TrainDraft
-from client.drafts import Wanted, load_drafter
-from client.source_redrafter import ReDrafterSource
+import client.train.command
+import client.train.head
+import client.train.samples
+from client.drafting.loading import Wanted, load_drafter
+from client.drafting.sources.redrafter import ReDrafterSource
 from client.target import load_target
-from client.train import check, train_draft
-from client.train_head import HELD_OUT_LINES, Schedule
-from client.train_kept import keep
-from client.train_samples import Amount
+from client.train.checkpoint import keep
+from client.train.command import check, train_draft
+from client.train.head import HELD_OUT_LINES, Schedule
+from client.train.options import TrainDraft
+from client.train.samples import Amount
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import ConfigError
 
@@ -43,8 +43,8 @@ FEW = TrainDraft(
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.train_samples, "LINES", 20)
-    monkeypatch.setattr(client.train_head, "SAVED_STEPS", 1)
+    monkeypatch.setattr(client.train.samples, "LINES", 20)
+    monkeypatch.setattr(client.train.head, "SAVED_STEPS", 1)
 
 
 def trained(command: TrainDraft) -> str:
@@ -59,7 +59,7 @@ def test_an_interrupted_training_ends_as_an_undisturbed_one(tmp_path: Path, monk
     said = trained(whole)
     assert "loss" in said
     assert "one chain" in said
-    written, write = 0, client.train_samples._write
+    written, write = 0, client.train.samples._write
 
     def interrupted(*given: object) -> None:
         nonlocal written
@@ -73,12 +73,12 @@ def test_an_interrupted_training_ends_as_an_undisturbed_one(tmp_path: Path, monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(client.train_samples, "_write", stopped)
+        patch.setattr(client.train.samples, "_write", stopped)
         with pytest.raises(KeyboardInterrupt):
             trained(cut)
     assert len(load_file(cut.out / "samples.safetensors")["lines"]) == 20, "one batch of two was sampled"
     with monkeypatch.context() as patch:
-        patch.setattr("client.train_head.keep", interrupted)
+        patch.setattr("client.train.command.head.keep", interrupted)
         with pytest.raises(KeyboardInterrupt):
             trained(cut)
     assert (cut.out / "training.pt").exists()
@@ -125,7 +125,7 @@ def test_the_text_may_come_from_a_swarm(tmp_path: Path, monkeypatch: pytest.Monk
         asked.append((model, options))
         yield Elsewhere()
 
-    monkeypatch.setattr(client.train, "open_sampler", opened)
+    monkeypatch.setattr(client.train.command, "open_sampler", opened)
     trained(replace(FEW, kind="dgf", out=tmp_path, steps=1, join=("/ip4/192.0.2.1/tcp/1",)))
     assert asked == [(FEW.model, {"peers": ("/ip4/192.0.2.1/tcp/1",)}), (0, 30), (30, 10)]
     assert (load_file(tmp_path / "samples.safetensors")["lines"] == 7).all()

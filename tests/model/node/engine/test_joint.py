@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.checkpoint import open_checkpoint
-from node.span import SpanModel, load_span
-from node.sweep_run import HopRole, SweepRun
-from swarm.arena import Arena
-from swarm.codec import decode_rows, encode_rows
+from node.engine.sweep_run import HopRole, SweepRun
+from node.model.checkpoint import open_checkpoint
+from node.model.span import SpanModel, load_span
 from swarm.errors import RemoteProtocolError
-from swarm.hop_log import HopLog
 from swarm.ids import TreeNodeId
+from swarm.inference.gumbel import gumbel_row
+from swarm.inference.kv_cache import Arena
+from swarm.inference.ragged_batch import RaggedModel, Work
+from swarm.inference.row_codec import decode_rows, encode_rows
 from swarm.layers import Span
-from swarm.messages import Codec, Rows, Sampling, Sweep, SweepFrame, Want
-from swarm.noise import gumbel_row
-from swarm.ragged import RaggedModel, Work
-from swarm.session import Limits
+from swarm.protocol.hop_log import HopLog
+from swarm.protocol.messages import Codec, Rows, Sampling, Sweep, SweepFrame, Want
+from swarm.protocol.session import Limits
 from tests.model.tiny import LAYERS, VOCAB
 
 LIMITS = Limits(vocab_size=VOCAB, window_tokens=64, sweeps=8, nodes=64)

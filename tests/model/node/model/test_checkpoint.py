@@ -12,8 +12,8 @@ import psutil
 import pytest
 import torch
 
-from node.checkpoint import check_memory, open_checkpoint
-from node.span import dissect, load_span
+from node.model.checkpoint import check_memory, open_checkpoint
+from node.model.span import dissect, load_span
 from swarm.demo import TARGET
 from swarm.errors import NotEnoughSpace, UnknownModel, UnsupportedModel
 from swarm.layers import Span

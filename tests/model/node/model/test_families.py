@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from node.checkpoint import open_checkpoint
-from node.span import SpanModel, dissect
-from swarm.arena import Arena
-from swarm.attention import FOLDED_ROWS
-from swarm.families import TESTED
+from node.model.checkpoint import open_checkpoint
+from node.model.span import SpanModel, dissect
 from swarm.ids import TreeNodeId
+from swarm.inference.kv_cache import Arena
+from swarm.inference.ragged_batch import Work
+from swarm.inference.tree_attention import FOLDED_ROWS
 from swarm.layers import Span
-from swarm.ragged import Work
+from swarm.models.families import TESTED
 from tests.model.tiny import FAMILIES, LAYERS, SPANS, WINDOW, chain, load_alone, reference, run_chain, save_sharded
 from tests.model.tiny import tiny_model as make_tiny
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from node.checkpoint import Checkpoint, open_checkpoint
-from node.loading import AUTO_SHARE, KV_RESERVE_TOKENS, fitting_layers
-from node.span import dissect, load_span, shared_parts
-from swarm.arena import Arena
+from node.model.checkpoint import Checkpoint, open_checkpoint
+from node.model.loading import AUTO_SHARE, KV_RESERVE_TOKENS, fitting_layers
+from node.model.span import dissect, load_span, shared_parts
 from swarm.demo import TARGET
 from swarm.errors import NotEnoughSpace
 from swarm.ids import TreeNodeId
+from swarm.inference.kv_cache import Arena
+from swarm.inference.ragged_batch import RaggedModel, Work
 from swarm.layers import Span
-from swarm.ragged import RaggedModel, Work
 from tests.model.tiny import save_sharded, tiny_model
 
 ROWS = 5

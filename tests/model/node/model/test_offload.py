@@ -12,19 +12,19 @@ import pytest
 import torch
 from torch import nn
 
-from node.belt import MOMENTS_KEPT, Moment, overlaps
-from node.checkpoint import open_checkpoint
 from node.config import ServeConfig
-from node.loading import load
-from node.measure import OFFLOADED_ROWS, step_cost
-from node.offload import Offload, OffloadedSpan, held_weights, load_offloaded
-from node.span import SpanModel, dissect, load_span
-from swarm.arena import Arena
+from node.engine.measure import OFFLOADED_ROWS, step_cost
+from node.model.checkpoint import open_checkpoint
+from node.model.loading import load
+from node.model.offload import Offload, OffloadedSpan, held_weights, load_offloaded
+from node.model.span import SpanModel, dissect, load_span
+from node.model.weight_streaming import MOMENTS_KEPT, Moment, overlaps
 from swarm.demo import TARGET
 from swarm.errors import ConfigError, NotEnoughSpace
 from swarm.ids import TreeNodeId
+from swarm.inference.kv_cache import Arena
+from swarm.inference.ragged_batch import Work
 from swarm.layers import Span
-from swarm.ragged import Work
 from tests.devices import DEVICES
 from tests.model.tiny import chain, save_sharded, tiny_model
 from tests.swarm_here import swarm_here
@@ -175,7 +175,7 @@ def test_a_full_disk_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("node.offload.save_file", full)
+    monkeypatch.setattr("node.model.offload.save_file", full)
     with pytest.raises(NotEnoughSpace, match=r"no room for the offloaded layers \(No space left on device\)"):
         load_offloaded(open_checkpoint(TARGET), WHOLE, torch.float32, CPU, Offload(folder=tmp_path))
     assert not list(tmp_path.iterdir())

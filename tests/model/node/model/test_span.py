@@ -21,20 +21,21 @@ from transformers import (
     PreTrainedModel,
 )
 
-import node.proof
-import swarm.attention
-import swarm.ragged
-from node.checkpoint import open_checkpoint
-from node.measure import TREE_NODES, WARMED, measure_sweeps, warm_up
-from node.proof import prove
-from node.span import SpanModel, dissect, load_span
-from swarm.arena import Arena
+import node.model.family_check
+import node.model.span
+import swarm.inference.ragged_batch
+import swarm.inference.tree_attention
+from node.engine.measure import TREE_NODES, WARMED, measure_sweeps, warm_up
+from node.model.checkpoint import open_checkpoint
+from node.model.family_check import prove
+from node.model.span import SpanModel, dissect, load_span
 from swarm.demo import PASSAGES, TARGET
 from swarm.errors import LayersError, UnknownModel, UnsupportedModel
-from swarm.families import TESTED, causal_lm_class, max_positions
 from swarm.ids import TreeNodeId
+from swarm.inference.kv_cache import Arena
+from swarm.inference.ragged_batch import Hole, Work, load_whole
 from swarm.layers import Span
-from swarm.ragged import Hole, Work, load_whole
+from swarm.models.families import TESTED, causal_lm_class, max_positions
 from tests.model.tiny import SPANS, chain, load_alone, reference, run_chain, save_sharded, tiny_model
 
 WHOLE = Span(0, 12)
@@ -118,7 +119,7 @@ def test_sub_ranges_of_one_span_make_the_whole(
 
 def test_a_sub_range_runs_only_its_own_layers(demo: SpanModel, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
-    attend = swarm.attention.attend
+    attend = swarm.inference.tree_attention.attend
 
     def recording(module: torch.nn.Module, *args: torch.Tensor, **options: object) -> tuple[torch.Tensor, None]:
         ran.append(cast("Any", module).layer_idx)
@@ -147,13 +148,13 @@ def test_only_the_first_chunk_of_a_prefill_is_a_plain_triangle(
     demo: SpanModel, hugging_face: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     causal: list[bool] = []
-    is_causal = swarm.attention.Part.is_causal
+    is_causal = swarm.inference.tree_attention.Part.is_causal
 
-    def recording(part: swarm.attention.Part, window: int | None) -> bool:
+    def recording(part: swarm.inference.tree_attention.Part, window: int | None) -> bool:
         causal.append(is_causal(part, window))
         return causal[-1]
 
-    monkeypatch.setattr(swarm.attention.Part, "is_causal", recording)
+    monkeypatch.setattr(swarm.inference.tree_attention.Part, "is_causal", recording)
     ids, arena = passage(3, 44), Arena(demo.layout, 44)
     first, second = chain(arena, ids[:22]), chain(arena, ids[22:], first=22)
     rows = demo.forward([first])
@@ -170,7 +171,7 @@ def test_the_head_runs_in_bounded_chunks_with_the_same_result(demo: SpanModel, m
     assert at_once.dtype == torch.float32
     sizes: list[int] = []
     hook = demo.model.register_forward_hook(lambda _model, _inputs, output: sizes.append(output.logits.shape[1]))
-    monkeypatch.setattr(swarm.ragged, "LOGITS_BYTES", 3 * 4 * demo.vocab_size)
+    monkeypatch.setattr(swarm.inference.ragged_batch, "LOGITS_BYTES", 3 * 4 * demo.vocab_size)
     in_pieces = demo.logits(rows)
     hook.remove()
     assert sizes == [3, 3, 1]
@@ -262,13 +263,13 @@ def test_a_checkpoint_that_does_not_fit_its_class_is_refused(tmp_path: Path) -> 
 def self_tests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Families that took the self-test."""
     taken: list[str] = []
-    error = node.proof._largest_error
+    error = node.model.family_check._largest_error
 
-    def recording(config: PreTrainedConfig, load: node.proof.Load) -> float:
+    def recording(config: PreTrainedConfig, load: node.model.family_check.Load) -> float:
         taken.append(config.model_type)
         return error(config, load)
 
-    monkeypatch.setattr(node.proof, "_largest_error", recording)
+    monkeypatch.setattr(node.model.family_check, "_largest_error", recording)
     return taken
 
 
@@ -288,9 +289,11 @@ def test_a_tested_family_needs_no_proof(tmp_path: Path, self_tests: list[str]) -
 
 def test_an_untested_family_that_comes_out_different_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if its window were forgotten."""
-    monkeypatch.setattr(swarm.attention.Part, "mask", lambda part, _window, like: part.visible.to(like.device))
+    monkeypatch.setattr(
+        swarm.inference.tree_attention.Part, "mask", lambda part, _window, like: part.visible.to(like.device)
+    )
     with pytest.raises(UnsupportedModel, match=r"starcoder2: not a tested family, and its self-test is .* off"):
-        prove(make_config("starcoder2", sliding_window=4096), node.span._load)
+        prove(make_config("starcoder2", sliding_window=4096), node.model.span._load)
 
 
 @pytest.mark.parametrize(
@@ -301,31 +304,31 @@ def test_an_untested_family_that_comes_out_different_is_refused(monkeypatch: pyt
     ],
 )
 def test_the_self_test_takes_models_of_fewer_and_of_more_layers(family: str, changes: dict[str, Any]) -> None:
-    prove(make_config(family, **changes), node.span._load)
+    prove(make_config(family, **changes), node.model.span._load)
 
 
 def test_the_self_test_has_a_layer_of_every_kind() -> None:
     """A kind that begins late: its window is in the mask of the whole, but the layer itself does not know it."""
     late = {"layer_types": ["full_attention"] * 6 + ["sliding_attention"] * 2, "use_sliding_window": True}
     with pytest.raises(UnsupportedModel, match=r"qwen2_moe: not a tested family, and its self-test is .* off"):
-        prove(make_config("qwen2_moe", num_hidden_layers=8, sliding_window=4096, **late), node.span._load)
+        prove(make_config("qwen2_moe", num_hidden_layers=8, sliding_window=4096, **late), node.model.span._load)
 
 
 def test_an_untested_family_is_compared_with_decoding_by_a_cache_too() -> None:
     """Moshi's own cache keeps a window of keys, of which its forward of a whole text knows nothing."""
     with pytest.raises(UnsupportedModel, match=r"moshi: not a tested family, and its self-test is .* off"):
-        prove(make_config("moshi"), node.span._load)
+        prove(make_config("moshi"), node.model.span._load)
 
 
 def test_an_untested_family_that_does_not_run_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match=r"doge: not a tested family, and does not run in spans \(.*\); choose"):
-        prove(make_config("doge"), node.span._load)
+        prove(make_config("doge"), node.model.span._load)
 
 
 def test_the_self_test_leaves_the_programs_randomness_alone() -> None:
     torch.manual_seed(5)
     state = torch.random.get_rng_state()
-    prove(make_config("starcoder2"), node.span._load)
+    prove(make_config("starcoder2"), node.model.span._load)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -385,10 +388,10 @@ def test_a_card_sees_trees_of_many_sizes_below_a_token_before_it_is_measured(
     monkeypatch.setattr(model, "forward", noted)
     warm_up(model)
     assert seen == [(1, 1), *((nodes, 1 + nodes) for nodes in WARMED)]
-    monkeypatch.setattr("node.measure.warm_up", lambda _: seen.clear())
+    monkeypatch.setattr("node.engine.measure.warm_up", lambda _: seen.clear())
     measure_sweeps(model)
     assert seen, "a CPU has nothing to load"
-    monkeypatch.setattr("node.measure._forward_ms", lambda *_: 1.0)
+    monkeypatch.setattr("node.engine.measure._forward_ms", lambda *_: 1.0)
     measured = measure_sweeps(cast("SpanModel", SimpleNamespace(device=torch.device("cuda"))))
     assert not seen
     assert measured == tuple((nodes, 1.0) for nodes in TREE_NODES)

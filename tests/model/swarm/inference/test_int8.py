@@ -16,18 +16,18 @@ import pytest
 import pytest_asyncio
 import torch
 
-import swarm.link
+import swarm.transport.link
 from client import AsyncSwarm, Result
 from swarm import wire
-from swarm.arena import Arena
-from swarm.codec import decode_rows, encode_rows
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import ConfigError
-from swarm.frames import split
 from swarm.ids import TreeNodeId
+from swarm.inference.kv_cache import Arena
+from swarm.inference.ragged_batch import RaggedModel, Work
+from swarm.inference.row_codec import decode_rows, encode_rows
 from swarm.layers import Span
-from swarm.messages import Codec, Fault, FaultKind, Frame, Open, Ready, RouteHop, Rows, SweepFrame
-from swarm.ragged import RaggedModel, Work
+from swarm.protocol.messages import Codec, Fault, FaultKind, Frame, Open, Ready, RouteHop, Rows, SweepFrame
+from swarm.wire.frames import split
 from swarm.wire.v1 import node_pb2 as pb
 from tests.devices import DEVICE
 from tests.net.raw import Sweeps, attach, opening, raw_link, route_of
@@ -132,7 +132,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Rows, int]]:
             seen.append((message.rows, sum(map(len, parts))))
         return iter(parts)
 
-    monkeypatch.setattr(swarm.link, "split", recording)
+    monkeypatch.setattr(swarm.transport.link, "split", recording)
     return seen
 
 

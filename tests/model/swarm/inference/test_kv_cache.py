@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from swarm.arena import Arena, KvLayout, LayerKv
 from swarm.demo import TARGET
 from swarm.errors import LocalProtocolError
 from swarm.ids import TreeNodeId
+from swarm.inference.kv_cache import Arena, KvLayout, LayerKv
+from swarm.inference.ragged_batch import RaggedModel, Work, load_whole
 from swarm.layers import Span
-from swarm.ragged import RaggedModel, Work, load_whole
 from tests.model.tiny import chain
 
 LAYOUT = KvLayout((LayerKv(3, 2, 4, 6), LayerKv(4, 1, 4, 4)), torch.float32, torch.device("cpu"))

@@ -11,11 +11,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
 
-import swarm.attention
-from swarm.arena import Arena, KvLayout, LayerKv
-from swarm.attention import FOLDED_ROWS, Part, Step, attend, use_canopy
+import swarm.inference.tree_attention
 from swarm.errors import UnsupportedModel
 from swarm.ids import TreeNodeId
+from swarm.inference.kv_cache import Arena, KvLayout, LayerKv
+from swarm.inference.tree_attention import FOLDED_ROWS, Part, Step, attend, use_canopy
 
 HEADS, KV_HEADS, KEY, VALUE = 6, 2, 8, 12
 LAYOUT = KvLayout((LayerKv(0, KV_HEADS, KEY, VALUE),), torch.float32, torch.device("cpu"))
@@ -101,7 +101,7 @@ def fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         calls.append({"query": tuple(query.shape), **options})
         return fused(query, *args, **options)
 
-    monkeypatch.setattr("swarm.attention.scaled_dot_product_attention", recording)
+    monkeypatch.setattr("swarm.inference.tree_attention.scaled_dot_product_attention", recording)
     return calls
 
 
@@ -141,7 +141,7 @@ def test_the_explicit_path_takes_few_rows_at_a_time(session: Arena, monkeypatch:
         return softmax(scores, dim)
 
     monkeypatch.setattr(torch.Tensor, "softmax", recording)
-    monkeypatch.setattr(swarm.attention, "SCORES_BYTES", 4 * HEADS * part.used * 8)
+    monkeypatch.setattr(swarm.inference.tree_attention, "SCORES_BYTES", 4 * HEADS * part.used * 8)
     output, _ = attend(MODULE, query, key, value, None, canopy=Step([part]), softcap=3.0)
     assert sizes == [8, 8, 4]
     assert (output[0] - by_hand(part, query, {"softcap": 3.0})).abs().max() <= 1e-5

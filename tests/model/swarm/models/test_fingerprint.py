@@ -12,7 +12,7 @@ import pytest
 
 from swarm.demo import TARGET
 from swarm.errors import UnknownModel
-from swarm.model_identity import client_identity, model_identity
+from swarm.models.fingerprint import client_identity, model_identity
 from tests.model.tiny import save_sharded, tiny_model
 
 

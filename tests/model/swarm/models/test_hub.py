@@ -20,16 +20,16 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import save_file
 
-import swarm.download
+import swarm.models.download
 from client.target import load_target
-from node.checkpoint import Checkpoint, check_disk, open_checkpoint
-from node.loading import progress_lines
-from node.span import dissect, load_span
+from node.model.checkpoint import Checkpoint, check_disk, open_checkpoint
+from node.model.loading import progress_lines
+from node.model.span import dissect, load_span
 from swarm.demo import TARGET
 from swarm.errors import HubError, NotEnoughSpace, UnsupportedModel
-from swarm.hub import find_model
+from swarm.inference.ragged_batch import load_whole
 from swarm.layers import Span
-from swarm.ragged import load_whole
+from swarm.models.hub import find_model
 from tests.hub_here import COMMIT, MODEL, HubHere, Repo
 
 TOKEN = "hf_secretsecretsecret"
@@ -116,7 +116,7 @@ def fill_disk(patch: pytest.MonkeyPatch) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().write(data)
 
-    patch.setattr(swarm.download, "io", SimpleNamespace(BufferedWriter=io.BufferedWriter, FileIO=Full))
+    patch.setattr(swarm.models.download, "io", SimpleNamespace(BufferedWriter=io.BufferedWriter, FileIO=Full))
 
 
 def test_a_full_disk_is_told_and_what_arrived_is_kept_for_the_next_run(
@@ -195,7 +195,7 @@ def test_a_killed_download_goes_on_in_the_next_process(hub: HubHere, tmp_path: P
         "model.safetensors": (tmp_path / "model.safetensors").read_bytes(),
     }
     hub.repos[MODEL].stall_after["model.safetensors"] = 21 << 20
-    fetch = f"from swarm.hub import find_model; find_model({MODEL!r})[1].fetch(['model.safetensors'])"
+    fetch = f"from swarm.models.hub import find_model; find_model({MODEL!r})[1].fetch(['model.safetensors'])"
     environment = os.environ | {
         "HF_ENDPOINT": hub.url,
         "HF_HUB_CACHE": constants.HF_HUB_CACHE,

@@ -14,12 +14,12 @@ import pytest
 import torch
 from huggingface_hub import constants
 
-import swarm.hub
+import swarm.models.hub
 from client.target import load_target
-from node.checkpoint import open_checkpoint
+from node.model.checkpoint import open_checkpoint
 from swarm.errors import ConfigError, HubError, UnknownModel, UnsupportedModel
-from swarm.hub_trouble import LOG_IN
-from swarm.ragged import load_whole
+from swarm.inference.ragged_batch import load_whole
+from swarm.models.hub_errors import LOG_IN
 from tests.hub_here import COMMIT, MODEL, HubHere
 
 TOKEN = "hf_secretsecretsecret"
@@ -78,7 +78,7 @@ def no_scheme(_: HubHere, patch: pytest.MonkeyPatch) -> None:
 
 def silent(hub: HubHere, patch: pytest.MonkeyPatch) -> None:
     hub.repos[MODEL].stall_after[""] = 0
-    patch.setattr(swarm.hub, "ANSWER_TIMEOUT_S", 0.05)
+    patch.setattr(swarm.models.hub, "ANSWER_TIMEOUT_S", 0.05)
 
 
 def offline(_: HubHere, patch: pytest.MonkeyPatch) -> None:

@@ -16,19 +16,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import network_check
-from benchmarks.network import Kind, Network, Plan, ProxyNetwork, TunNetwork, open_network
-from client.shape import LinkShape
+from benchmarks.emulation import network_check
+from benchmarks.emulation.network import Kind, Network, Plan, ProxyNetwork, TunNetwork, open_network
+from client.demo.link_shape import LinkShape
 from swarm.errors import ConfigError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 UDP_PORT = 5_000
 HEADERS_BYTES = 28
 WAIT_S = 10.0
 OWNER = """
 import asyncio, sys
-from benchmarks.network import Kind, Plan, open_network
-from client.shape import LinkShape
+from benchmarks.emulation.network import Kind, Plan, open_network
+from client.demo.link_shape import LinkShape
 
 async def own():
     async with open_network(Plan(2, LinkShape()), Kind(sys.argv[1])) as net:
@@ -287,12 +287,12 @@ async def test_a_link_that_is_not_there_is_refused(net: Network) -> None:
 
 
 async def test_the_network_says_what_it_is_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.network.obstacle", lambda: "needs root")
+    monkeypatch.setattr("benchmarks.emulation.network.obstacle", lambda: "needs root")
     fallen_back = open_network(Plan(2, LinkShape()))
     assert (fallen_back.kind, fallen_back.reason) == (Kind.PROXY, "needs root")
     with pytest.raises(ConfigError, match="needs root"):
         open_network(Plan(2, LinkShape()), Kind.TUN)
-    monkeypatch.setattr("benchmarks.network.obstacle", lambda: None)
+    monkeypatch.setattr("benchmarks.emulation.network.obstacle", lambda: None)
     assert open_network(Plan(2, LinkShape())).kind is Kind.TUN
     for wrong in ({"hosts": 1}, {"hosts": 300}, {"hosts": 2, "mtu": 10}):
         with pytest.raises(ConfigError):
@@ -300,7 +300,18 @@ async def test_the_network_says_what_it_is_and_why(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_check_prints_measured_beside_nominal_and_fails_when_off(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.network", "--kind", "proxy", "--delay-ms", "3", "--mbit", "None"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "network",
+        "--kind",
+        "proxy",
+        "--delay-ms",
+        "3",
+        "--mbit",
+        "None",
+    ]
     command += ["--json", str(tmp_path / "check.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     written = json.loads((tmp_path / "check.json").read_text())

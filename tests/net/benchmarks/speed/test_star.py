@@ -16,16 +16,16 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks.star import LinearDraft, Star, StarRun, open_star
-from benchmarks.star_server import StarService, serve_star
-from node.checkpoint import open_checkpoint
-from node.loading import count_tokens
-from node.service import Context
-from node.span import SpanModel, load_span
+from benchmarks.speed.star import LinearDraft, Star, StarRun, open_star
+from benchmarks.speed.star_server import StarService, serve_star
+from node.model.checkpoint import open_checkpoint
+from node.model.loading import count_tokens
+from node.model.span import SpanModel, load_span
+from node.session.service import Context
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.errors import SwarmError
+from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.layers import Span
-from swarm.ragged import RaggedModel, load_whole
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

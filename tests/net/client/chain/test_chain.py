@@ -14,14 +14,12 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import is_progress_bar_enabled
 
+from client.control.goodput import Goodput
 from swarm import wire
-from swarm.budget import Prospect
-from swarm.codec import encode_rows
 from swarm.demo import DRAFT, TARGET
-from swarm.goodput import Goodput
 from swarm.ids import SessionId, TreeNodeId
-from swarm.link import WARM_UP_BYTES, WARM_UP_PINGS, Link
-from swarm.messages import (
+from swarm.inference.row_codec import encode_rows
+from swarm.protocol.messages import (
     Ack,
     Attached,
     Close,
@@ -36,7 +34,8 @@ from swarm.messages import (
     Sweep,
     SweepFrame,
 )
-from swarm.route_costs import HOP_MS
+from swarm.routing.costs import HOP_MS, Prospect
+from swarm.transport.link import WARM_UP_BYTES, WARM_UP_PINGS, Link
 from tests.net.raw import Sweeps, attach, counters, dial, opening, raw_link, raw_replies, route_of
 from tests.net.running import (
     SPANS,

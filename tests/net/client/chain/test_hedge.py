@@ -12,14 +12,14 @@ from functools import partial
 import pytest
 import torch
 
-from client.chain import Chain
+from client.chain.chain import Chain
+from client.control.policy import SWEEPS_IN_FLIGHT
 from client.options import GenerateOptions
-from node.hop import HopSession
-from node.sweep_run import SweepRun
-from swarm.budget import SWEEPS_IN_FLIGHT
-from swarm.codec import decode_rows, encode_rows
+from node.engine.sweep_run import SweepRun
+from node.session.hop_session import HopSession
 from swarm.ids import PeerId
-from swarm.tasks import TaskScope
+from swarm.inference.row_codec import decode_rows, encode_rows
+from swarm.runtime.tasks import TaskScope
 from tests.net.mortal import CHAIN, Mortals
 from tests.net.raw import counters
 from tests.net.running import grown, prompt, until

@@ -11,19 +11,20 @@ import pytest
 import pytest_asyncio
 import torch
 
-import node.sweep_run
-from client import AsyncSwarm, replies
-from client.chain import Chain
-from client.report import summary
-from node.hop import HopSession
-from node.sweep_run import SweepRun
-from swarm import watch
-from swarm.budget import Prospect
+import node.engine.sweep_run
+from client import AsyncSwarm
+from client.chain import reply_stream as replies
+from client.chain.chain import Chain
+from client.control.goodput import Goodput
+from client.terminal.report import summary
+from node.engine.sweep_run import SweepRun
+from node.session.hop_session import HopSession
 from swarm.demo import DRAFT, TARGET
-from swarm.goodput import Goodput
-from swarm.guess import Guess
-from swarm.messages import Sweep
-from swarm.multistep import picks
+from swarm.inference.multistep_sampling import picks
+from swarm.protocol.messages import Sweep
+from swarm.protocol.proposal import Guess
+from swarm.routing.costs import Prospect
+from swarm.transport import liveness as watch
 from tests.net.running import engine_of, prompt
 from tests.swarm_here import SwarmHere, swarm_here
 
@@ -68,7 +69,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> list[Guess | None]:
         seen.extend(guesses)
         return picks(probs, positions, guesses, seed, sequence)
 
-    monkeypatch.setattr(node.sweep_run, "picks", recording)
+    monkeypatch.setattr(node.engine.sweep_run, "picks", recording)
     return seen
 
 
@@ -124,7 +125,8 @@ async def test_it_goes_on_after_a_death_with_a_sweep_in_flight(
     """The last tests here: machines die in them.
 
     A tail that lives gets what was drawn with the sweep, from the journal, and never for another sweep. A new one picks
-    without the draws what its snapshot holds, which has the same law (`swarm.multistep`), and with them afterwards.
+    without the draws what its snapshot holds, which has the same law (`swarm.inference.multistep_sampling`), and with
+    them afterwards.
     """
     sent, told, arrived = dict[int, Sweep](), defaultdict[int, list[Guess | None]](list), asyncio.Event()
     send, run, struck = Chain.send, HopSession.next_run, list[str]()
@@ -148,7 +150,7 @@ async def test_it_goes_on_after_a_death_with_a_sweep_in_flight(
         return run(hop)
 
     monkeypatch.setattr(Chain, "send", sending)
-    monkeypatch.setattr(node.sweep_run, "picks", recording)
+    monkeypatch.setattr(node.engine.sweep_run, "picks", recording)
     monkeypatch.setattr(HopSession, "next_run", stalling)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         work = client.generate(

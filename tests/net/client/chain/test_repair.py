@@ -11,23 +11,23 @@ from collections.abc import AsyncIterator, Hashable, Sequence
 
 import pytest
 
-import client.chain
-import client.decode
-import client.jobs
-import client.replies
+import client.chain.chain
+import client.chain.reply_stream
+import client.decode.loop
+import client.library.jobs
 from client import Result
-from client.decode import Job
-from client.drafting import IsAwaited
+from client.control.policy import Choice
+from client.decode.draft_worker import IsAwaited
+from client.decode.loop import Job
+from client.drafting.search.tree import DraftTree
 from client.options import GenerateOptions
-from node.hop import HopSession
-from node.replies import ReplyBuffer
-from node.upstream import UpstreamSide
-from swarm.budget import Choice
+from node.session.hop_session import HopSession
+from node.session.reply_buffer import ReplyBuffer
+from node.session.upstream import UpstreamSide
+from swarm.discovery.node_record import NodeRecord
 from swarm.errors import RegistryError
-from swarm.messages import Ping, Reply, Reroute
-from swarm.record import NodeRecord
-from swarm.successor import Successor
-from swarm.tree import DraftTree
+from swarm.protocol.messages import Ping, Reply, Reroute
+from swarm.transport.successor import Successor
 from tests.net.mortal import CHAIN, Mortals
 from tests.net.raw import counters
 from tests.net.running import grown, prompt, until
@@ -85,7 +85,7 @@ async def test_a_death_with_a_sweep_in_flight(
 async def test_a_death_in_the_middle_of_a_prompt(
     victim: str, at: int, nodes: Mortals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client.jobs, "PREFILL_CHUNK", 4)
+    monkeypatch.setattr(client.library.jobs, "PREFILL_CHUNK", 4)
     plain, result = await struck(nodes, (victim,), SPARES, at, SAMPLED)
     assert result.stats.prefill_sweeps == 6
     assert result.tokens == plain
@@ -105,7 +105,7 @@ async def test_a_death_while_the_client_drafts(
 ) -> None:
     """Nothing is in flight: the next sweep goes over the repaired chain."""
     plain = await nodes.undisturbed(IDS, **SAMPLED)
-    draft, count = client.decode._draft, 0
+    draft, count = client.decode.loop._draft, 0
 
     async def interrupted(
         job: Job, route: Hashable, room: int, is_awaited: IsAwaited
@@ -118,7 +118,7 @@ async def test_a_death_while_the_client_drafts(
             await nodes.until_missed()
         return await draft(job, route, room, is_awaited)
 
-    monkeypatch.setattr(client.decode, "_draft", interrupted)
+    monkeypatch.setattr(client.decode.loop, "_draft", interrupted)
     with nodes.counted() as found:
         result = await nodes.client.generate(IDS, **SAMPLED)
     assert result.tokens == plain
@@ -360,7 +360,7 @@ async def test_a_broken_reply_stream_is_opened_again(
 
 async def test_a_lost_reroute_is_followed_by_a_newer_one(nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> None:
     """No route stands by the deadline: the next generation (R7)."""
-    monkeypatch.setattr(client.chain, "READY_S", 0.5)
+    monkeypatch.setattr(client.chain.chain, "READY_S", 0.5)
     reroute = HopSession.reroute
     lost: list[int] = []
 

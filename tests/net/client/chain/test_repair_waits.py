@@ -9,14 +9,14 @@ from typing import cast
 
 import pytest
 
-import client.chain
-import client.refusals
-import client.session
-import node.lease
-from client.chain import Chain
+import client.chain.chain
+import client.chain.refusals
+import client.library.session
+import node.session.lease
+from client.chain.chain import Chain
 from client.options import GenerateOptions, Options
-from node.hop import HopSession
-from node.sweep_run import SweepRun
+from node.engine.sweep_run import SweepRun
+from node.session.hop_session import HopSession
 from swarm.errors import GenerationInterrupted, LocalProtocolError, RouteError
 from tests.net.mortal import CHAIN, Mortals, forget
 from tests.net.raw import info
@@ -38,11 +38,11 @@ async def test_nobody_takes_its_place(
 ) -> None:
     """It says which layers are missing while it waits, and then keeps what was made."""
     forget(nodes.client, 0.6)
-    monkeypatch.setattr(client.chain, "HOLD_TTL_S", 1.0)
-    monkeypatch.setattr(client.chain, "RETRY_S", 0.05)
+    monkeypatch.setattr(client.chain.chain, "HOLD_TTL_S", 1.0)
+    monkeypatch.setattr(client.chain.chain, "RETRY_S", 0.05)
     plain = await nodes.undisturbed(IDS, **GREEDY)
     arrived = nodes.stall("a1", 5)
-    with caplog.at_level(logging.WARNING, "client.chain"):
+    with caplog.at_level(logging.WARNING, "client.chain.chain.chain"):
         async with asyncio.TaskGroup() as group:
             telling = group.create_task(_interrupted(nodes))
             await arrived.wait()
@@ -118,7 +118,7 @@ async def test_whoever_is_gone_before_a_text_begins_is_missed_once_and_in_plain_
 ) -> None:
     """Its record is still listed, so it is asked again and again meanwhile."""
     forget(nodes.client, 0.6)
-    for module in (client.refusals, client.session):
+    for module in (client.chain.refusals, client.library.session):
         monkeypatch.setattr(module, "RETRY_S", 0.05)
     await nodes.kill("a2")
     says = "this fills the gap: node serve demo-target --layers 8-12"
@@ -132,7 +132,7 @@ async def test_whoever_is_gone_before_a_text_begins_is_missed_once_and_in_plain_
 @pytest.mark.parametrize("victim", CHAIN)
 async def test_survivors_wait_for_a_replacement(victim: str, nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than an orphan lives by itself: the client holds those whose upstream is lost (R9)."""
-    monkeypatch.setattr(node.lease, "ORPHAN_S", 0.2)
+    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.2)
     plain = await nodes.undisturbed(IDS, **SAMPLED)
     arrived, loop = nodes.stall(victim, 5), asyncio.get_running_loop()
     survivors = [nodes[name] for name in CHAIN if name != victim]
@@ -159,7 +159,7 @@ async def test_the_lost_machine_itself_comes_back(
     nodes: Mortals, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its name and layers and without the session: it is replayed like any other, and nobody is alarmed."""
-    monkeypatch.setattr(client.chain, "RETRY_S", 2.0)
+    monkeypatch.setattr(client.chain.chain, "RETRY_S", 2.0)
     plain = await nodes.undisturbed(IDS, **SAMPLED)
     arrived = nodes.stall("a1", 5)
     async with asyncio.TaskGroup() as group:

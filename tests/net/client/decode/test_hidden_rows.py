@@ -13,28 +13,28 @@ import pytest
 import pytest_asyncio
 import torch
 
-import client.chain
-import client.decode
-import client.hidden
-import client.replies
-import swarm.watch
+import client.chain.chain
+import client.chain.reply_stream
+import client.decode.hidden_rows
+import client.decode.loop
+import swarm.transport.liveness
 from client import AsyncSwarm
-from client.decode import Job
-from client.hidden import Observe
-from client.local import LocalSession
+from client.control.goodput import Goodput
+from client.control.policy import Busy, Choice
+from client.decode.hidden_rows import Observe
+from client.decode.loop import Job
+from client.decode.walk import Walk
+from client.drafting.search.local_session import LocalSession
 from client.options import Options
-from client.walk import Walk
-from node.accepted import AcceptedPath
-from node.hop import HopSession
+from node.engine.sweep_run import SweepRun
 from node.serve import Node
-from node.sweep_run import SweepRun
-from swarm.budget import Busy, Choice
+from node.session.accepted_path import AcceptedPath
+from node.session.hop_session import HopSession
 from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
-from swarm.goodput import Goodput
 from swarm.ids import TreeNodeId
-from swarm.messages import Reply, Sweep
-from swarm.ragged import RaggedModel, load_whole
-from swarm.session import Limits
+from swarm.inference.ragged_batch import RaggedModel, load_whole
+from swarm.protocol.messages import Reply, Sweep
+from swarm.protocol.session import Limits
 from tests.net.running import engine_of, prompt
 from tests.swarm_here import SwarmHere, swarm_here
 
@@ -60,7 +60,7 @@ class Running:
 async def running() -> AsyncIterator[Running]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
     with pytest.MonkeyPatch.context() as patch:
-        for module in (swarm.watch, client.replies):
+        for module in (swarm.transport.liveness, client.chain.reply_stream):
             patch.setattr(module, "SILENCE_S", 20.0)  # however busy the machine is
         async with swarm_here(TARGET, ["0-6", "6-12", "6-12"]) as here, here.client(draft=DRAFT) as opened:
             for node in here.nodes:
@@ -84,9 +84,9 @@ class Listener:
 
         def hand_over(reply: Reply, walk: Walk, sequence: Sequence[int], observe: Observe) -> None:
             self.travelled += reply.row_ids
-            client.hidden.hand_over(reply, walk, sequence, observe)
+            client.decode.hidden_rows.hand_over(reply, walk, sequence, observe)
 
-        monkeypatch.setattr(client.decode, "hand_over", hand_over)
+        monkeypatch.setattr(client.decode.loop, "hand_over", hand_over)
 
     def observe(self, sequence: Sequence[int], rows: torch.Tensor) -> None:
         first = len(sequence) - len(rows)
@@ -142,7 +142,7 @@ async def test_rows_of_trees_that_grow_while_sweeps_are_in_flight(
     monkeypatch.setattr(Goodput, "least", lambda *_: 0.0)
     monkeypatch.setattr(Goodput, "busy", lambda *_: Busy())
     monkeypatch.setattr(Goodput, "patience_ms", lambda *_: math.inf)  # while drafting is late rows are not handed over
-    monkeypatch.setattr(client.chain.Chain, "has_answer", False)
+    monkeypatch.setattr(client.chain.chain.Chain, "has_answer", False)
     monkeypatch.setattr(Goodput, "further", lambda _, route, chances, ahead: Choice(len(chances), 1e9, "deeper"))
     grow, further = Walk.grow, list[int]()
 

@@ -10,14 +10,14 @@ from typing import cast
 import pytest
 import pytest_asyncio
 
-import client.chat
+import client.library.chat
 from client import Message
-from client.conversation import Conversation
+from client.library.conversation import Conversation
+from client.library.session import SessionOpener
 from client.options import GenerateOptions
-from client.session import SessionOpener
 from swarm.errors import ConfigError, ContextFull, GenerationInterrupted, RouteError
-from swarm.messages import Counters
-from swarm.routing import Route
+from swarm.protocol.messages import Counters
+from swarm.routing.route import Route
 from tests.net.raw import info
 from tests.net.running import Running, grown, three_nodes, until_freed
 
@@ -115,7 +115,7 @@ async def test_a_session_that_ended_meanwhile_is_replayed_when_it_is_needed(runn
 async def test_a_full_window_is_opened_again_with_room_for_later(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client.chat, "FIRST_WINDOW_TOKENS", 32)
+    monkeypatch.setattr(client.library.chat, "FIRST_WINDOW_TOKENS", 32)
     async with running.client.chat(**OPTIONS) as chat:
         reused = [(await chat.say("Where is it?")).stats.reused_tokens for _ in range(6)]
         assert 1 < reused.count(0) < 5

@@ -7,8 +7,8 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from client import resumption
 from client.options import GenerateOptions
+from client.terminal import resumption
 from swarm.demo import TARGET
 from swarm.errors import ConfigError, GenerationInterrupted, Unfinished
 from tests.net.running import SPANS, prompt

@@ -10,11 +10,11 @@ import pytest
 import torch
 from anyio.from_thread import start_blocking_portal
 
-import client.train_samples
-import client.train_swarm
+import client.train.samples
+import client.train.swarm_samples
 from client.target import load_target
-from client.train_samples import Amount, LocalSampler, load_for_training, sampled_lines
-from client.train_swarm import SwarmSampler
+from client.train.samples import Amount, LocalSampler, load_for_training, sampled_lines
+from client.train.swarm_samples import SwarmSampler
 from swarm.demo import TARGET
 from swarm.errors import ContextFull
 from tests.swarm_here import swarm_here
@@ -27,7 +27,7 @@ FEW = Amount(lines=6, tokens=20, seed=5)
 @pytest.fixture(scope="module")
 def sampler() -> Iterator[SwarmSampler]:
     with pytest.MonkeyPatch.context() as patch, start_blocking_portal("asyncio") as portal:
-        patch.setattr(client.train_swarm, "LINES", 4)
+        patch.setattr(client.train.swarm_samples, "LINES", 4)
         with (
             portal.wrap_async_context_manager(swarm_here(TARGET, ["0-6", "6-12"])) as here,
             portal.wrap_async_context_manager(here.client(lookup=False)) as swarm,

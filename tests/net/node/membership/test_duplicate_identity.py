@@ -15,17 +15,18 @@ import pytest
 
 import node.serve
 from node.config import ServeConfig
-from node.namesake import check_alone, check_still_alone
+from node.membership.duplicate_identity import check_alone, check_still_alone
 from node.serve import Node
 from swarm.demo import TARGET
+from swarm.discovery.address_proof import HELLO_METHOD, hello_response
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.identity import Identity
+from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
+from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.discovery.registry import RECORD_TTL_S, Registry
 from swarm.errors import IdentityError, RegistryError
-from swarm.hello import HELLO_METHOD, hello_response
-from swarm.identity import Identity
+from swarm.ids import ModelIdentity
 from swarm.layers import Span
-from swarm.record import NodeRecord, NodeState
-from swarm.registry import RECORD_TTL_S, ModelIdentity, Registry
-from swarm.registry_dht import DhtConfig, DhtRegistry
-from swarm.registry_memory import MemoryNetwork, MemoryRegistry
 
 MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40)
 DEAD = "127.0.0.1:9"

@@ -13,25 +13,26 @@ from typing import Any
 
 import pytest
 
-import node.joining
-import node.rebalance
+import node.membership.joining
+import node.membership.rebalance
 import node.serve
-from node.checkpoint import Checkpoint
 from node.config import ServeConfig
-from node.joining import Seats, joiners_choice
-from node.loading import load
-from node.rebalance import Rebalance
+from node.membership.joining import Seats, joiners_choice
+from node.membership.rebalance import Rebalance
+from node.model.checkpoint import Checkpoint
+from node.model.loading import load
+from node.model.span import SpanModel
 from node.serve import Node
-from node.span import SpanModel
-from swarm.coverage import cover
 from swarm.demo import DRAFT, TARGET
+from swarm.discovery.coverage import cover
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.identity import Identity
+from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
+from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.discovery.registry import MODELS_KEY, RECORD_TTL_S, Registry, block_keys
 from swarm.errors import NotEnoughSpace
-from swarm.identity import Identity
+from swarm.ids import ModelIdentity
 from swarm.layers import Span
-from swarm.record import NodeRecord, NodeState
-from swarm.registry import MODELS_KEY, RECORD_TTL_S, ModelIdentity, Registry, block_keys
-from swarm.registry_dht import DhtConfig, DhtRegistry
-from swarm.registry_memory import MemoryNetwork, MemoryRegistry
 from tests.swarm_here import SwarmHere
 
 MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
@@ -70,7 +71,7 @@ async def reserve(registry: Registry, together: asyncio.Barrier) -> tuple[Span |
 
 
 async def two_at_once(one: Registry, two: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.joining, "SETTLE_S", 0.0)
+    monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
     together = asyncio.Barrier(2)
     found = dict(zip((one, two), await asyncio.gather(reserve(one, together), reserve(two, together)), strict=True))
     first, second = sorted((one, two), key=lambda registry: registry.peer_id)
@@ -96,7 +97,7 @@ async def test_and_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_who_comes_later_leaves_the_reserved_span_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     network = MemoryNetwork()
     one, two = MemoryRegistry(network), MemoryRegistry(network)
-    monkeypatch.setattr(node.joining, "SETTLE_S", 0.0)
+    monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
     for registry, expected in ((one, Span(0, 6)), (two, Span(6, 12))):
         assert await reserve(registry, asyncio.Barrier(1)) == (expected, [expected])
 
@@ -111,7 +112,7 @@ def auto_node(
 async def test_an_auto_node_fills_the_gap_moves_when_needed_and_reads_only_what_it_lacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(node.joining, "SETTLE_S", 0.0)
+    monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
     network = MemoryNetwork()
     read: list[set[str]] = []
     tensors = Checkpoint.tensors
@@ -141,7 +142,7 @@ async def test_an_auto_node_fills_the_gap_moves_when_needed_and_reads_only_what_
 
 
 async def test_a_reservation_is_renewed_while_a_node_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.joining, "SETTLE_S", 0.0)
+    monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
     monkeypatch.setattr(node.serve, "ANNOUNCE_S", 0.02)
     network, renewed = MemoryNetwork(), threading.Event()
     records: list[NodeRecord] = []
@@ -167,7 +168,7 @@ async def test_a_reservation_is_renewed_while_a_node_loads(monkeypatch: pytest.M
 
 
 async def test_a_node_that_cannot_load_takes_its_reservation_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.joining, "SETTLE_S", 0.0)
+    monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
     network = MemoryNetwork()
 
     def broken(*_: object) -> SpanModel:
@@ -181,7 +182,7 @@ async def test_a_node_that_cannot_load_takes_its_reservation_back(monkeypatch: p
 
 
 async def test_a_running_node_closes_the_gap_that_somebody_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.joining, "SETTLE_S", 0.0)
+    monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
     network = MemoryNetwork()
     async with AsyncExitStack() as leaving, auto_node(network, "6-12"), auto_node(network, "6-12"):
         await leaving.enter_async_context(auto_node(network, "0-6"))
@@ -201,9 +202,9 @@ async def test_a_running_node_closes_the_gap_that_somebody_left(monkeypatch: pyt
 
 
 async def test_a_node_whose_turn_it_is_no_more_goes_on_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.joining, "SETTLE_S", 0.0)
+    monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
     choices = iter([Span(0, 6), Span(0, 6), None])
-    monkeypatch.setattr(node.rebalance, "movers_choice", lambda _own: lambda _records: next(choices))
+    monkeypatch.setattr(node.membership.rebalance, "movers_choice", lambda _own: lambda _records: next(choices))
     network = MemoryNetwork()
     lower, higher = sorted((Identity.ephemeral(), Identity.ephemeral()), key=lambda identity: identity.peer_id)
     async with auto_node(network, "0-6"), auto_node(network, "auto", 6, higher) as mover:

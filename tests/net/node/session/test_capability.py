@@ -15,7 +15,17 @@ from node.serve import Node
 from swarm import wire
 from swarm.ids import PeerId, SessionId
 from swarm.layers import Span
-from swarm.messages import Attach, Attached, Close, Fault, FaultKind, Ready, RepliesRequest, RouteHop, SweepFrame
+from swarm.protocol.messages import (
+    Attach,
+    Attached,
+    Close,
+    Fault,
+    FaultKind,
+    Ready,
+    RepliesRequest,
+    RouteHop,
+    SweepFrame,
+)
 from swarm.wire import encode_part
 from tests.net.bystander import WORDS, bystander, fitting, until_sessions, victim, warm_nodes
 from tests.net.raw import Sweeps, attach, dial, opening, raw_link, raw_replies, route_of

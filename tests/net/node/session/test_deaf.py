@@ -14,14 +14,14 @@ import pytest
 import pytest_asyncio
 
 import node.serve
-import node.service
+import node.session.service
 from node.serve import Node
-from node.service import Context
-from node.upstream import OUTBOX_MESSAGES
+from node.session.service import Context
+from node.session.upstream import OUTBOX_MESSAGES
 from swarm import wire
 from swarm.demo import TARGET
-from swarm.link import Stream
-from swarm.messages import Close, FaultKind, Ping, Ready, SweepFrame
+from swarm.protocol.messages import Close, FaultKind, Ping, Ready, SweepFrame
+from swarm.transport.link import Stream
 from swarm.wire import encode_part
 from tests.net.bystander import WIDTH, bystander, fitting, until_sessions, victim, warm_nodes, whole
 from tests.net.raw import Sweeps, attach, dial, info, opening, raw_link, raw_replies, route_of
@@ -49,15 +49,15 @@ async def other_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def given_up(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Set when a node ends the stream of a peer that does not read."""
-    monkeypatch.setattr(node.service, "WRITE_S", 0.3)
+    monkeypatch.setattr(node.session.service, "WRITE_S", 0.3)
     event = asyncio.Event()
 
     async def give_up(context: Context) -> NoReturn:
         event.set()
         await original(context)
 
-    original = node.service._give_up
-    monkeypatch.setattr(node.service, "_give_up", give_up)
+    original = node.session.service._give_up
+    monkeypatch.setattr(node.session.service, "_give_up", give_up)
     return event
 
 
@@ -114,7 +114,7 @@ async def test_unread_answers_end_their_link(nodes: tuple[Node, ...], given_up: 
 
 @pytest.mark.usefixtures("other_session")
 async def test_silence_ends_every_kind_of_stream(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.service, "FIRST_MESSAGE_S", 0.1)
+    monkeypatch.setattr(node.session.service, "FIRST_MESSAGE_S", 0.1)
     async with raw_link(nodes[0]) as link:
         fault = await refusal(link)
         assert (fault.kind, fault.field, fault.peer) == (FaultKind.PROTOCOL, "attach", nodes[0].peer_id)
@@ -146,7 +146,7 @@ async def test_a_frame_that_never_ends_costs_what_its_session_may_send_and_no_mo
 
 async def test_more_streams_than_a_node_takes_are_refused_and_go_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node.serve, "MAX_STREAMS", 20)
-    monkeypatch.setattr(node.service, "FIRST_MESSAGE_S", 3.0)
+    monkeypatch.setattr(node.session.service, "FIRST_MESSAGE_S", 3.0)
     async with swarm_here(TARGET, SPANS) as here, AsyncExitStack() as stack:
         calls = [await stack.enter_async_context(dial(here.nodes[0], wire.LINK)) for _ in range(40)]
         codes = await asyncio.gather(*map(ended, calls))

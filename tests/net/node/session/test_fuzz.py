@@ -1,6 +1,6 @@
 """A seeded fuzz of two live nodes: every answer is typed, a text beside it is right, and nothing is left behind.
 
-`python -m benchmarks.fuzz` sends a hundred thousand frames and more, and looks at memory.
+`python -m benchmarks fuzz` sends a hundred thousand frames and more, and looks at memory.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-import node.lease
-from benchmarks.garbage import ENDING, GOING_ON, Kind, Model
-from benchmarks.siege import Tally, Victim, fuzz
-from node.hop import HopSession
+import node.session.lease
+from benchmarks.recovery.frame_flood import Tally, Victim, fuzz
+from benchmarks.recovery.garbage import ENDING, GOING_ON, Kind, Model
 from node.serve import Node
-from swarm.arena import Arena
+from node.session.hop_session import HopSession
 from swarm.demo import TARGET
+from swarm.inference.kv_cache import Arena
 from swarm.layers import Span
-from swarm.messages import RouteHop
+from swarm.protocol.messages import RouteHop
 from tests.net.bystander import WORDS, right_picks
 from tests.net.raw import info
 from tests.net.running import until, until_freed
@@ -53,7 +53,7 @@ async def broken_calls() -> AsyncIterator[None]:
 @pytest.mark.timeout(60)
 @pytest.mark.usefixtures("broken_calls")
 async def test_nodes_withstand_garbage(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(node.lease, "ORPHAN_S", 0.2)
+    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.2)
     caplog.set_level(logging.ERROR)
     others = {id(thing): thing for thing in held()}  # of tests before, which keep their ids for as long as they are
 

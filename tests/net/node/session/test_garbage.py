@@ -13,11 +13,11 @@ import pytest
 import pytest_asyncio
 
 from node.serve import Node
-from node.workshop import Workshop
+from node.session.context import Workshop
 from swarm import wire
-from swarm.hello import HELLO_METHOD
+from swarm.discovery.address_proof import HELLO_METHOD
 from swarm.ids import SessionId, TreeNodeId
-from swarm.messages import (
+from swarm.protocol.messages import (
     Close,
     Fault,
     FaultKind,

@@ -10,14 +10,8 @@ import torch
 
 from node.serve import Node
 from swarm import wire
-from swarm.codec import encode_rows
-from swarm.messages import (
-    Close,
-    Codec,
-    Fault,
-    FaultKind,
-    SweepFrame,
-)
+from swarm.inference.row_codec import encode_rows
+from swarm.protocol.messages import Close, Codec, Fault, FaultKind, SweepFrame
 from swarm.wire import encode_part
 from tests.net.bystander import GOOD, WIDTH, WORDS, bystander, fitting, rows, victim, warm_nodes
 from tests.net.raw import Sweeps, raw_replies

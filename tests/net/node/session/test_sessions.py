@@ -12,23 +12,16 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-import node.lease
+import node.session.lease
 from client.options import GenerateOptions
-from node.engine import StepCost
-from node.hop import HopSession
-from node.sweep_run import SweepRun
-from node.upstream import UpstreamSide
+from node.engine.scheduler import StepCost
+from node.engine.sweep_run import SweepRun
+from node.session.hop_session import HopSession
+from node.session.upstream import UpstreamSide
 from swarm.demo import TARGET
 from swarm.errors import Busy, ContextFull, GenerationInterrupted, RouteError
 from swarm.ids import TreeNodeId
-from swarm.messages import (
-    Ack,
-    Attached,
-    Close,
-    FaultKind,
-    Ready,
-    SweepFrame,
-)
+from swarm.protocol.messages import Ack, Attached, Close, FaultKind, Ready, SweepFrame
 from tests.net.raw import Sweeps, attach, counters, info, opening, raw_link, raw_replies, route_of
 from tests.net.running import (
     SPANS,
@@ -112,7 +105,7 @@ async def test_only_the_newest_upstream_is_heard(running: Running) -> None:
 async def test_a_vanished_clients_session_goes_away_on_every_hop(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.lease, "ORPHAN_S", 0.2)
+    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.2)
     opened = attach(running.route, opening(running.nodes[0]), b"vanished")
     async with raw_link(running.nodes[0], opened) as link:
         await link.until(Ready)
@@ -121,7 +114,7 @@ async def test_a_vanished_clients_session_goes_away_on_every_hop(
 
 
 async def test_an_orphan_waits_for_its_upstream(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.lease, "ORPHAN_S", 1.0)
+    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 1.0)
     detach, detached, loop = HopSession.detach, asyncio.Event(), asyncio.get_running_loop()
 
     def watched(hop: HopSession, upstream: UpstreamSide) -> None:
@@ -177,7 +170,7 @@ async def test_a_dead_hop_that_nobody_replaces_ends_the_generation_with_its_text
 
 
 async def test_leaving_a_stream_frees_the_session_at_once(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.lease, "ORPHAN_S", 600.0)
+    monkeypatch.setattr(node.session.lease, "ORPHAN_S", 600.0)
     async for piece in running.client.stream(prompt(5), max_new_tokens=400, nodes=4):
         assert piece.result is None
         assert [(await info(node)).sessions for node in running.nodes] == [1, 1, 1]

@@ -21,12 +21,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import node.serve
-from node.outbox import MAX_EVENTS, Outbox
-from node.publisher import Address, Pace, Publisher
-from swarm.broker_address import parse_broker
+from node.telemetry.outbox import MAX_EVENTS, Outbox
+from node.telemetry.publisher import Address, Pace, Publisher
 from swarm.demo import DRAFT, TARGET
 from swarm.layers import Span
-from swarm.telemetry import Event, EventKind, Metrics, Part, Presence, Stamp, Status, Will
+from swarm.telemetry.broker_address import parse_broker
+from swarm.telemetry.messages import Event, EventKind, Metrics, Part, Presence, Stamp, Status, Will
 from tests.net.brokers import CONNACK, Ear, ear_at, free_port, liar, mosquitto, wire_to
 from tests.swarm_here import swarm_here
 from tests.telling import PRINT, identity, metrics, status

@@ -10,18 +10,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
-from swarm.health_alert_api import alert_routes
-from swarm.health_alerts import Change, Step
-from swarm.health_api import HEADERS, make_app, make_server
-from swarm.health_clerk import Clerk
-from swarm.health_history import History
-from swarm.health_overview import Overview
-from swarm.health_publisher import Publisher
+from swarm.health.alerts.rules import Change, Step
+from swarm.health.state.overview import Overview
+from swarm.health.tasks.history import History
+from swarm.health.tasks.publisher import Publisher
+from swarm.health.tasks.recorder import Clerk
+from swarm.health.web.alert_api import alert_routes
+from swarm.health.web.api import make_app
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.tasks import TaskScope
-from swarm.telemetry import ServedModel
-from tests.net.test_health import ask
+from swarm.metrics.http import HEADERS, make_server
+from swarm.runtime.tasks import TaskScope
+from swarm.telemetry.messages import ServedModel
+from tests.net.swarm.health.test_service import ask
 from tests.telling import NOW, PRINT, status
 
 NAME = "org/demo <1>"

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from node.outbox import Outbox
-from node.publisher import Address, Pace, Publisher
-from swarm.health_broker import Checks, EmbeddedBroker
-from swarm.health_feed import Feed
-from swarm.health_findings import LinkState
-from swarm.health_overview import Overview
-from swarm.tasks import TaskScope
-from swarm.telemetry import Metrics, Presence, Stamp, Status
-from swarm.telemetry_guard import Believed, TelemetryGuard
+from node.telemetry.outbox import Outbox
+from node.telemetry.publisher import Address, Pace, Publisher
+from swarm.health.broker.supervisor import Checks, EmbeddedBroker
+from swarm.health.state.assessment import LinkState
+from swarm.health.state.mqtt_feed import Feed
+from swarm.health.state.overview import Overview
+from swarm.runtime.tasks import TaskScope
+from swarm.telemetry.guard import Believed, TelemetryGuard
+from swarm.telemetry.messages import Metrics, Presence, Stamp, Status
 from tests.telling import PRINT, identity, metrics, status
 
 PACE = Pace(metrics_s=0.1, answer_s=0.5, first_wait_s=0.05, longest_wait_s=0.1, leave_s=1.0, jitter=lambda: 0.5)

@@ -16,21 +16,21 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from starlette.applications import Starlette
 
 from node.config import ServeConfig
-from node.metrics import listening, serving_metrics
 from node.serve import Node
+from node.telemetry.metrics import listening, serving_metrics
 from swarm.demo import TARGET
+from swarm.discovery.dht.registry import DhtRegistry
+from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.errors import ConfigError
-from swarm.health import HealthService
-from swarm.health_api import HEADERS, Guarded, make_server
-from swarm.health_command import Health
+from swarm.health.options import Health
+from swarm.health.service import HealthService
 from swarm.ids import PeerId
-from swarm.metrics_page import MetricsPage
-from swarm.registry_dht import DhtRegistry
-from swarm.registry_memory import MemoryNetwork, MemoryRegistry
-from swarm.tasks import TaskScope
+from swarm.metrics.http import HEADERS, Guarded, make_server
+from swarm.metrics.page import MetricsPage
+from swarm.runtime.tasks import TaskScope
 from tests.devices import DEVICE
 from tests.measured import MeasuredHealth, MeasuredNode
-from tests.net.test_health import Answer, ask
+from tests.net.swarm.health.test_service import Answer, ask
 from tests.swarm_here import swarm_here
 from tests.telling import identity
 

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from client.probe import PROMPT, ProbeSwarm, generate, probed
-from node.hop import HopSession
-from node.sweep_run import SweepRun
+from node.engine.sweep_run import SweepRun
+from node.session.hop_session import HopSession
 from swarm.demo import TARGET
-from swarm.health_probes import read_comparison, read_probe
-from swarm.registry import ModelIdentity
-from swarm.registry_memory import MemoryRegistry
+from swarm.discovery.memory_registry import MemoryRegistry
+from swarm.health.state.probe_results import read_comparison, read_probe
+from swarm.ids import ModelIdentity
 from tests.swarm_here import SwarmHere, swarm_here
 
 

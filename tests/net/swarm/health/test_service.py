@@ -17,24 +17,26 @@ import aiomqtt
 import pytest
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from swarm.broker_address import BrokerAddress
+from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
+from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, RegistryError
-from swarm.health_api import HEADERS, make_app, make_server
-from swarm.health_broker import EmbeddedBroker
-from swarm.health_directory import Directory
-from swarm.health_feed import Feed
-from swarm.health_findings import LinkState
-from swarm.health_node import Condition
-from swarm.health_overview import Overview
-from swarm.health_publisher import MAX_READERS, Publisher
-from swarm.health_state import Knowledge
+from swarm.health.broker.supervisor import EmbeddedBroker
+from swarm.health.state.assessment import LinkState
+from swarm.health.state.directory import Directory
+from swarm.health.state.model import Knowledge
+from swarm.health.state.mqtt_feed import Feed
+from swarm.health.state.node import Condition
+from swarm.health.state.overview import Overview
+from swarm.health.tasks.publisher import MAX_READERS, Publisher
+from swarm.health.web.api import make_app
+from swarm.ids import ModelIdentity
 from swarm.layers import Span
-from swarm.record import NodeRecord, NodeState
-from swarm.registry import ModelIdentity, Registry
-from swarm.registry_memory import MemoryNetwork, MemoryRegistry
-from swarm.tasks import TaskScope
-from swarm.telemetry import Body, seal_body
-from swarm.telemetry_guard import Reason, TelemetryGuard
+from swarm.metrics.http import HEADERS, make_server
+from swarm.runtime.tasks import TaskScope
+from swarm.telemetry.broker_address import BrokerAddress
+from swarm.telemetry.guard import Reason, TelemetryGuard
+from swarm.telemetry.messages import Body, seal_body
 from tests.net.brokers import free_port, mosquitto
 from tests.telling import PRINT, identity, metrics, status, topic, will
 

@@ -6,7 +6,7 @@ import asyncio
 
 import grpc.aio
 
-from swarm.dial import Dialer
+from swarm.transport.dial import Dialer
 
 FAR_BELOW_GRPCS_OWN_S = 12
 """gRPC's own limit of one attempt is 20 s."""

@@ -11,8 +11,8 @@ import pytest
 
 from client import AsyncSwarm
 from swarm.demo import DRAFT, TARGET
-from swarm.dial import Dialer
-from swarm.tasks import TaskScope
+from swarm.runtime.tasks import TaskScope
+from swarm.transport.dial import Dialer
 from tests.net.running import prompt
 from tests.swarm_here import swarm_here
 
@@ -108,8 +108,8 @@ async def test_a_text_goes_on_over_a_new_connection(place: int, wired: tuple[Asy
 
 async def test_many_that_were_given_up_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest ones, which carry nothing any more."""
-    monkeypatch.setattr("swarm.dial.LEFT", 2)
-    monkeypatch.setattr("swarm.dial.MOST_LEFT", 3)
+    monkeypatch.setattr("swarm.transport.dial.LEFT", 2)
+    monkeypatch.setattr("swarm.transport.dial.MOST_LEFT", 3)
     async with Dialer() as dialer:
         channels = [dialer.channel("127.0.0.1:1")]
         for _ in range(3):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.virtual_clock import Clock, Line, Then
+from benchmarks.simulation.clock import Clock, Line, Then
 
 TASKS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=8)
 STEP_MS = 0.01

@@ -8,16 +8,16 @@ from statistics import fmean
 import pytest
 from transformers import AutoTokenizer
 
-from benchmarks.replay import run
-from benchmarks.virtual import HOPS, Costs, RecordedTail, VirtualChain
-from benchmarks.virtual_clock import Clock
-from client.text import FastTokenizer
-from swarm.budget import FixedBudget
+from benchmarks.control.replay import run
+from benchmarks.simulation.chain import HOPS, Costs, RecordedTail, VirtualChain
+from benchmarks.simulation.clock import Clock
+from client.control.goodput import Goodput
+from client.control.policy import FixedBudget
+from client.decode.text_stream import FastTokenizer
 from swarm.demo import TARGET
-from swarm.goodput import Goodput
 from swarm.ids import TreeNodeId
-from swarm.messages import Credits, Sweep
-from tests.property.test_pipe import recorded
+from swarm.protocol.messages import Credits, Sweep
+from tests.property.client.decode.test_pipeline import recorded
 
 STALLS = Costs(25, 100, first_ms=300.0)
 CREDITS = Credits(window_tokens=256, sweeps=8, nodes=256)

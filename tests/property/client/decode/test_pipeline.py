@@ -18,22 +18,24 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.cells_worker import TimedDrafter
-from benchmarks.recorded import Pair, Recorded, RecordedSearch, picks_of, prompts_of, record
-from benchmarks.replay import PROFILES, Cast, OneAtATime, run, tell
-from benchmarks.virtual import HOPS, Costs, Flight, RecordedDrafter, VirtualChain
-from client.answers import Answer
-from client.decode import Job
-from client.draft import NONE, ModelDrafter, expansions
-from client.local import LocalSession
-from client.text import FastTokenizer
-from swarm.budget import EVERYTHING, Ahead, Choice, FixedBudget, Prospect, Spent, Worth
+from benchmarks.control.cells_worker import TimedDrafter
+from benchmarks.control.replay import Cast, OneAtATime, run, tell
+from benchmarks.simulation.chain import HOPS, Costs, Flight, RecordedDrafter, VirtualChain
+from benchmarks.simulation.profiles import PROFILES
+from benchmarks.simulation.recorded import Pair, Recorded, RecordedSearch, picks_of, prompts_of, record
+from client.chain.answers import Answer
+from client.control.goodput import Goodput
+from client.control.policy import Ahead, Choice, FixedBudget, Spent
+from client.decode.loop import Job
+from client.decode.text_stream import FastTokenizer
+from client.drafting.drafter import NONE, ModelDrafter, expansions
+from client.drafting.search.local_session import LocalSession
+from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.tree import DraftTree, Picks
 from swarm.demo import DRAFT, TARGET
-from swarm.goodput import Goodput
-from swarm.messages import Sampling, Sweep
-from swarm.ragged import Scores, load_whole
-from swarm.route_costs import LINK_MBIT_PER_S
-from swarm.tree import DraftTree, Picks
+from swarm.inference.ragged_batch import Scores, load_whole
+from swarm.protocol.messages import Sampling, Sweep
+from swarm.routing.costs import LINK_MBIT_PER_S, Prospect
 
 PROMPT, NEW, VOCABULARY = 40, 60, 900
 ROUNDS = 4
@@ -340,7 +342,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         made.append(Job(*given, **named))
         return made[-1]
 
-    monkeypatch.setattr("benchmarks.replay.Job", kept)
+    monkeypatch.setattr("benchmarks.control.replay.Job", kept)
     return made
 
 

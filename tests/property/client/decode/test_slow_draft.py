@@ -14,20 +14,21 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.recorded import Recorded
-from benchmarks.virtual import Costs, RecordedTail, VirtualChain
-from benchmarks.virtual_clock import Clock
-from client.decode import Job, decode
-from client.draft import NONE
-from client.text import FastTokenizer, TextStream
-from client.walk import Walk
-from swarm.budget import EVERYTHING, Budget, FixedBudget, Worth
+from benchmarks.simulation.chain import Costs, RecordedTail, VirtualChain
+from benchmarks.simulation.clock import Clock
+from benchmarks.simulation.recorded import Recorded
+from client.control.goodput import Goodput
+from client.control.policy import Budget, FixedBudget
+from client.decode.loop import Job, decode
+from client.decode.text_stream import FastTokenizer, TextStream
+from client.decode.walk import Walk
+from client.drafting.drafter import NONE
+from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.tree import DraftTree, Picks
 from swarm.demo import TARGET
-from swarm.goodput import Goodput
-from swarm.messages import Credits, Sampling
-from swarm.session import Limits
-from swarm.tree import DraftTree, Picks
-from tests.property.test_pipe import NEW, PROMPT, VOCABULARY, recorded
+from swarm.protocol.messages import Credits, Sampling
+from swarm.protocol.session import Limits
+from tests.property.client.decode.test_pipeline import NEW, PROMPT, VOCABULARY, recorded
 
 AMPLE = Credits(256, 64, 4_096)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from client.text import INCOMPLETE, TextStream
+from client.decode.text_stream import INCOMPLETE, TextStream
 from tests.property.tiny_tokenizers import KINDS, LINES, Fast
 
 EOS = 1

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm import sampling as module
-from swarm.messages import Sampling
-from swarm.noise import gumbel
-from swarm.sampling import check, pick
+from swarm.inference import sampling as module
+from swarm.inference.gumbel import gumbel
+from swarm.inference.sampling import check, pick
+from swarm.protocol.messages import Sampling
 from tests.oracle import oracle_gumbel, oracle_pick
 
 samplings = st.builds(

@@ -12,14 +12,14 @@ from functools import partial
 
 import pytest
 
+from benchmarks.simulation.fake_chain import ForgetfulLog, GlancingLog, Machine, Writer, pick, rows_of
 from swarm.errors import ProtocolError
-from swarm.hop_log import HopLog
 from swarm.ids import TreeNodeId
+from swarm.inference.kv_slots import Slots
 from swarm.layers import Span
-from swarm.messages import Reply, Sweep, SweepFrame
-from swarm.session import Limits, Parent, SessionState
-from swarm.slots import Slots
-from tests.property.fake_chain import ForgetfulLog, GlancingLog, Machine, Writer, pick, rows_of
+from swarm.protocol.hop_log import HopLog
+from swarm.protocol.messages import Reply, Sweep, SweepFrame
+from swarm.protocol.session import Limits, Parent, SessionState
 
 SPANS = (Span(0, 1), Span(1, 3), Span(3, 4))
 NEW_TOKENS = 25

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-import swarm.hop_log
+import swarm.protocol.hop_log
+from benchmarks.simulation.fake_chain import ForgetfulLog, GlancingLog
+from benchmarks.simulation.repair_chain import Hop, Stream
+from benchmarks.simulation.repair_world import Plan, World
 from swarm.errors import RemoteProtocolError, SwarmError
-from swarm.hop_log import SweepWork
 from swarm.ids import TreeNodeId
-from swarm.journal import Journal
-from swarm.messages import Rows, Snapshot, SweepFrame
-from swarm.session import Applied
-from tests.property.fake_chain import ForgetfulLog, GlancingLog
-from tests.property.repair_chain import Hop, Stream
-from tests.property.repair_world import Plan, World
+from swarm.protocol.hop_log import SweepWork
+from swarm.protocol.journal import Journal
+from swarm.protocol.messages import Rows, Snapshot, SweepFrame
+from swarm.protocol.session import Applied
 
 OFTEN = {  # at least, in a block of 200 schedules
     "killed hop 0": 40,
@@ -57,7 +57,7 @@ OFTEN = {  # at least, in a block of 200 schedules
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarm.hop_log, "REPLAY_NODES", 3)
+    monkeypatch.setattr(swarm.protocol.hop_log, "REPLAY_NODES", 3)
 
 
 @pytest.mark.parametrize("block", range(8))

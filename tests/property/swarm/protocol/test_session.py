@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import ProtocolError
-from swarm.hop_log import HopLog
 from swarm.ids import TreeNodeId
-from swarm.messages import Sweep, SweepFrame
-from swarm.session import Limits, SessionState
-from swarm.slots import Slots
+from swarm.inference.kv_slots import Slots
+from swarm.protocol.hop_log import HopLog
+from swarm.protocol.messages import Sweep, SweepFrame
+from swarm.protocol.session import Limits, SessionState
 
 LIMITS = Limits(vocab_size=5, window_tokens=10_000, sweeps=100, nodes=10_000)
 Path = tuple[TreeNodeId, ...]

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.placement import Machines, best_of_all, grown, grown_by_petals, small_swarm
-from node.rebalance import COOL_DOWN_S, LOOK_S
+from benchmarks.routing.placement import Machines, best_of_all, grown, grown_by_petals, small_swarm
+from node.membership.rebalance import COOL_DOWN_S, LOOK_S
 from swarm.ids import PeerId
-from swarm.placement import MAX_MOVES, Holder, Layout, Newcomer, own_move, plan_join
+from swarm.routing.placement import MAX_MOVES, Holder, Layout, Newcomer, own_move, plan_join
 
 LAYERS = 12
 HOUR_S = 3_600

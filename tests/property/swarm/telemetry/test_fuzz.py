@@ -11,8 +11,8 @@ from functools import cache
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swarm.telemetry import Body, Presence, Will, seal_body
-from swarm.telemetry_guard import Believed, Reason, Refused, TelemetryGuard
+from swarm.telemetry.guard import Believed, Reason, Refused, TelemetryGuard
+from swarm.telemetry.messages import Body, Presence, Will, seal_body
 from tests.telling import NEW, NOW, event, identity, metrics, status, topic, will
 
 BODIES: tuple[Body, ...] = (

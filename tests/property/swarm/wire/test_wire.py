@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from swarm import wire
 from swarm.errors import RemoteProtocolError
-from swarm.frames import FrameLimits, Joiner, split
-from swarm.guess import Guess
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
-from swarm.messages import (
+from swarm.protocol.messages import (
     Ack,
     Attach,
     Attached,
@@ -47,6 +45,8 @@ from swarm.messages import (
     Upstream,
     Want,
 )
+from swarm.protocol.proposal import Guess
+from swarm.wire.frames import FrameLimits, Joiner, split
 
 naturals = st.integers(0, 2**63 - 1)
 words = st.integers(0, 2**32 - 1)

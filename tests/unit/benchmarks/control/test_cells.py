@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cells import compare, costs_of, drafting_of
-from benchmarks.cells_worker import CHOSEN, FIXED, PLAIN
-from benchmarks.virtual import HOPS, Costs
+from benchmarks.control.cells import compare, costs_of, drafting_of
+from benchmarks.control.cells_worker import CHOSEN, FIXED, PLAIN
+from benchmarks.simulation.chain import HOPS, Costs
 
 NOMINAL = Costs(25, 20)
 MACHINE = Costs(0, 0, pass_ms=2.0)

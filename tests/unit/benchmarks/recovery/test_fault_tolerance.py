@@ -6,12 +6,12 @@ import random
 from dataclasses import replace
 from typing import Any, cast
 
-from benchmarks.fault_tolerance import Options, Run, is_same, sheet, whole_sweep
-from benchmarks.mishaps import Mishaps
+from benchmarks.recovery.failure_injection import Mishaps
+from benchmarks.recovery.fault_tolerance import Options, Run, is_same, sheet, whole_sweep
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.messages import RouteHop
-from swarm.session import Limits, SessionState
+from swarm.protocol.messages import RouteHop
+from swarm.protocol.session import Limits, SessionState
 
 RUN = Run("Canopy", 0.0, (1, 2, 3, 4), 2.0, 4, 0)
 HOPS = [RouteHop(PeerId(f"peer {number}"), Span(number, number + 1)) for number in range(3)]

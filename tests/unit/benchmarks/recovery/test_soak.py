@@ -9,11 +9,11 @@ from subprocess import PIPE, Popen
 import psutil
 import pytest
 
-from benchmarks.soak import Found, Options, sheet
-from benchmarks.soak_client import Told
-from benchmarks.soak_swarm import Death
-from benchmarks.upkeep import Watch, anonymous_mb, slope_per_min
-from benchmarks.victims import Victims
+from benchmarks.recovery.kill_plan import Victims
+from benchmarks.recovery.process_monitor import Watch, anonymous_mb, slope_per_min
+from benchmarks.recovery.soak import Found, Options, sheet
+from benchmarks.recovery.soak_client import Told
+from benchmarks.recovery.soak_swarm import Death
 
 SPANS = {"a 0-6": "0-6", "b 0-6": "0-6", "a 6-12": "6-12", "b 6-12": "6-12"}
 ALL = frozenset(SPANS)

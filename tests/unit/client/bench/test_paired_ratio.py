@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from client.pairs import median_of, ratios
+from client.bench.paired_ratio import median_of, ratios
 
 
 @pytest.mark.parametrize(("count", "rank"), [(6, 1), (9, 2), (10, 2), (12, 3), (20, 6)])

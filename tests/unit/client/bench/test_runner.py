@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from client.bench import AS_ASKED, PLAIN, Measured, Prompt, Run, read_prompts, report, table, ways
+from client.bench.runner import AS_ASKED, PLAIN, Measured, Prompt, Run, read_prompts, report, table, ways
 from client.options import Options
 from swarm.errors import ConfigError
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from client.answers import Answers
+from client.chain.answers import Answers
 from swarm.errors import HopClosed, HopError
 from swarm.ids import SessionId
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from client.refusals import ATTEMPTS, RETRY_S, Refusals
+from client.chain.refusals import ATTEMPTS, RETRY_S, Refusals
 from swarm.errors import Busy, HopTimeout, Unreachable
 
 

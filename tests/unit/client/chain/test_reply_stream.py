@@ -8,13 +8,13 @@ from typing import cast
 import grpc.aio
 import pytest
 
-import client.replies
-from client.replies import ReplyStream
+import client.chain.reply_stream
+from client.chain.reply_stream import ReplyStream
 from swarm.errors import HopTimeout, SwarmError
-from swarm.frames import split
 from swarm.ids import PeerId, SessionId
 from swarm.layers import Span
-from swarm.messages import Ping, RepliesRequest, Reply, RouteHop
+from swarm.protocol.messages import Ping, RepliesRequest, Reply, RouteHop
+from swarm.wire.frames import split
 
 TAIL = RouteHop(PeerId("tail"), Span(8, 12))
 
@@ -48,10 +48,10 @@ class Call:
 
 @pytest.mark.parametrize("pings", [0, 40])
 async def test_it_lives_while_pings_come_and_not_much_longer(pings: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.replies, "OPEN_S", 0.3)
-    monkeypatch.setattr(client.replies, "SILENCE_S", 0.2)
-    monkeypatch.setattr(client.replies, "PINGS_S", 0.02)
-    monkeypatch.setattr(client.replies, "ROUND_TRIPS", 0)
+    monkeypatch.setattr(client.chain.reply_stream, "OPEN_S", 0.3)
+    monkeypatch.setattr(client.chain.reply_stream, "SILENCE_S", 0.2)
+    monkeypatch.setattr(client.chain.reply_stream, "PINGS_S", 0.02)
+    monkeypatch.setattr(client.chain.reply_stream, "ROUND_TRIPS", 0)
     said: list[Reply | SwarmError] = []
     call = Call(pings)
     stream = ReplyStream(TAIL, lambda _, what: said.append(what))

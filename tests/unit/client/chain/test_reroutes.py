@@ -8,12 +8,12 @@ from typing import cast
 
 import pytest
 
-import client.detours
-from client.detours import Detours
+import client.chain.reroutes
+from client.chain.reroutes import Detours
 from swarm.errors import RegistryError, RouteError
-from swarm.messages import RouteHop
-from swarm.routing import Route
-from swarm.tasks import TaskScope
+from swarm.protocol.messages import RouteHop
+from swarm.routing.route import Route
+from swarm.runtime.tasks import TaskScope
 
 NEW = cast("Route", "the new route")
 
@@ -38,7 +38,7 @@ class Directory:
 
 
 async def test_a_slow_directory_is_waited_for_briefly_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.detours, "FRESH_S", 0.02)
+    monkeypatch.setattr(client.chain.reroutes, "FRESH_S", 0.02)
     directory = Directory()
     async with TaskScope() as scope:
         detours = Detours(directory)

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from swarm.budget import Ahead, Choice, Prospect, Spent
-from swarm.goodput import FIRST_SIZE, FIRST_TREES, Goodput
-from swarm.sweep_cost import CLAIMED_ROWS, GROWTH, RouteCost
-from swarm.tree import DraftTree
+from client.control.goodput import FIRST_SIZE, FIRST_TREES, Goodput
+from client.control.latency_model import CLAIMED_ROWS, GROWTH, RouteCost
+from client.control.policy import Ahead, Choice, Spent
+from client.drafting.search.tree import DraftTree
+from swarm.routing.costs import Prospect
 
 ROUTE = "route"
 FAR = Prospect(links_ms=400, compute_ms=21, row_ms=0.4, hops=3)

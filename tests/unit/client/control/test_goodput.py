@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from swarm.budget import Ahead, Choice, FixedBudget, Prospect, Spent, Worth
-from swarm.goodput import SIZES, Goodput
-from swarm.line import Line
-from swarm.tree import DraftTree
+from client.control.goodput import SIZES, Goodput
+from client.control.policy import Ahead, Choice, FixedBudget, Spent
+from client.control.regression import Line
+from client.drafting.search.stopping import Worth
+from client.drafting.search.tree import DraftTree
+from swarm.routing.costs import Prospect
 
 ROUTE = "route"
 

@@ -9,8 +9,9 @@ from statistics import fmean
 
 import pytest
 
-from swarm.budget import SWEEPS_IN_FLIGHT, Prospect, Spent
-from swarm.sweep_cost import FIRST_ROWS, PINGS_MS, USUAL_SWEEPS, RouteCost
+from client.control.latency_model import FIRST_ROWS, PINGS_MS, USUAL_SWEEPS, RouteCost
+from client.control.policy import SWEEPS_IN_FLIGHT, Spent
+from swarm.routing.costs import Prospect
 
 ROW_MS, CLAIMED_MS, NOISE_MS = 0.25, 0.3, 12.0
 SIZES = (16, 12, 8, 6, 4, 8, 3, 6)

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 from tokenizers import Tokenizer
 
-from client.text import TextStream
+from client.decode.text_stream import TextStream
 from swarm import demo
 from swarm.errors import ConfigError
 from tests.property.tiny_tokenizers import KINDS, Fast

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from client.walk import Walk
+from client.decode.walk import Walk
+from client.drafting.search.tree import DraftTree
 from swarm.errors import ContextFull, ProtocolError
 from swarm.ids import TreeNodeId
-from swarm.messages import Reply, Sampling, Sweep
-from swarm.session import Limits
-from swarm.tree import DraftTree
+from swarm.protocol.messages import Reply, Sampling, Sweep
+from swarm.protocol.session import Limits
 
 LIMITS = Limits(vocab_size=100, window_tokens=40, sweeps=4, nodes=16)
 SAMPLING = Sampling(seed=5, temperature=0.7)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from client.shape import Ends, Interface, Link, LinkShape, matching
+from client.demo.link_shape import Ends, Interface, Link, LinkShape, matching
 from swarm.errors import ConfigError
 
 PACKET_BYTES = 1_250

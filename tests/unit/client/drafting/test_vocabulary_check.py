@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from client.compatible import check_compatible
+from client.drafting.vocabulary_check import check_compatible
 from swarm.errors import IncompatibleDraft
 
 

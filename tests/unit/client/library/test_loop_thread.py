@@ -15,8 +15,8 @@ from typing import Protocol
 
 import pytest
 
-from client import loop_thread
-from client.loop_thread import LoopThread, interrupts_kept
+from client.library import loop_thread
+from client.library.loop_thread import LoopThread, interrupts_kept
 
 
 class Trace(Protocol):
@@ -72,7 +72,7 @@ WAITING = frozenset({loop_thread.__file__, threading.__file__, sys.modules["conc
 def test_ctrl_c_before_any_instruction_stops_the_work_and_breaks_nothing() -> None:
     """In a process of its own: what this looks for are locks that are never let go."""
     command = [sys.executable, "-c", f"from {__name__} import press_everywhere as go; go()"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=45, cwd=Path(__file__).parents[2])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=45, cwd=Path(__file__).parents[4])
     assert done.returncode == 0, done.stderr
 
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from client.conversation import Message
-from client.session import Piece
+from client.library.conversation import Message
+from client.library.session import Piece
 from client.stats import Result, Stats
-from client.talk import Talk
+from client.terminal.chat import Talk
 from swarm.errors import GenerationInterrupted
 
 STATS = Stats(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.handling import NEAR_S, Handling
+from node.engine.loop_cost import NEAR_S, Handling
 
 
 class Clocks:

@@ -10,9 +10,9 @@ from typing import ClassVar, cast
 
 import pytest
 
-import node.engine
-from node.engine import Ahead, Engine, StepCost
-from node.sweep_run import SweepRun
+import node.engine.scheduler
+from node.engine.scheduler import Ahead, Engine, StepCost
+from node.engine.sweep_run import SweepRun
 from swarm.layers import Span
 
 SPAN = Span(0, 4)
@@ -89,7 +89,7 @@ class FakeSession:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(node.engine, "time", clock)
+    monkeypatch.setattr(node.engine.scheduler, "time", clock)
     monkeypatch.setattr(FakeRun, "forwards", [])
     return clock
 
@@ -301,7 +301,7 @@ def test_the_cost_forgets_a_wrong_start() -> None:
 
 def test_a_dear_base_is_paid_for_many_rows() -> None:
     assert StepCost(base_ms=400.0, per_row_ms=2.0).rows_within(50.0) == 200
-    assert StepCost(base_ms=0.0, per_row_ms=100.0).rows_within(50.0) == node.engine.LEAST_ROWS
+    assert StepCost(base_ms=0.0, per_row_ms=100.0).rows_within(50.0) == node.engine.scheduler.LEAST_ROWS
 
 
 class ThreadRun(FakeRun):

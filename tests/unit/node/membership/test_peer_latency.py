@@ -10,14 +10,14 @@ from itertools import chain
 import pytest
 import torch
 
-from client.nearby import KEPT_S, Nearby
-from node.neighbours import DELAY_KEPT_S, RATE_KEPT_S, Neighbours, Probes
+from client.chain.peer_latency import KEPT_S, Nearby
+from node.membership.peer_latency import DELAY_KEPT_S, RATE_KEPT_S, Neighbours, Probes
+from swarm.discovery.node_record import MAX_DELAYS, NodeRecord, NodeState
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.nearby import AT_ONCE, chain_ends
-from swarm.record import MAX_DELAYS, NodeRecord, NodeState
-from swarm.routing import RouteQuery
-from tests.unit.test_routing import record
+from swarm.routing.latency import AT_ONCE, chain_ends
+from swarm.routing.route import RouteQuery
+from tests.unit.swarm.routing.test_route import record
 
 
 @dataclass

@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from node.freed import give_back
+from node.model.malloc_trim import give_back
 
 PIECE, PIECES = 1_000, 100_000
 

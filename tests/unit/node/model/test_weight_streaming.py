@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 import pytest
 import torch
 
-from node.belt import MOMENTS_KEPT, PIECE_BYTES, SLOTS, Belt, HostLane, Moment, Pace, overlaps
+from node.model.weight_streaming import MOMENTS_KEPT, PIECE_BYTES, SLOTS, Belt, HostLane, Moment, Pace, overlaps
 
 CPU = torch.device("cpu")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from node.accepted import MAX_ROWS, AcceptedPath, rows_wanted
+from node.session.accepted_path import MAX_ROWS, AcceptedPath, rows_wanted
 from swarm.ids import TreeNodeId
-from swarm.messages import Sweep, Want
-from swarm.session import Limits, SessionState
+from swarm.protocol.messages import Sweep, Want
+from swarm.protocol.session import Limits, SessionState
 
 LIMITS = Limits(vocab_size=100, window_tokens=300, sweeps=4, nodes=200)
 

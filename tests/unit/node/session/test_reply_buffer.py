@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from node.replies import MOST_ROUND_TRIP_MS, ReplyBuffer
-from swarm.link import ROUND_TRIPS_KEPT
+from node.session.reply_buffer import MOST_ROUND_TRIP_MS, ReplyBuffer
+from swarm.transport.link import ROUND_TRIPS_KEPT
 
 
 def test_the_least_of_the_latest_round_trips_counts() -> None:

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from node.config import ServeConfig
-from node.device import Device
-from node.outbox import MAX_EVENTS, Due, Happening, Outbox
-from node.tally import Tally
-from node.telemetry import Portrait, Scene, Subject, Troubles
+from node.model.device import Device
+from node.telemetry.counters import Tally
+from node.telemetry.outbox import MAX_EVENTS, Due, Happening, Outbox
+from node.telemetry.report import Portrait, Scene, Subject, Troubles
+from swarm.discovery.node_record import NodeState
 from swarm.errors import ConfigError
+from swarm.ids import ModelIdentity
 from swarm.layers import Span
-from swarm.messages import Counters
-from swarm.record import NodeState
-from swarm.registry import ModelIdentity
-from swarm.telemetry import EventKind, Part, Presence, Stamp, seal_body
+from swarm.protocol.messages import Counters
+from swarm.telemetry.messages import EventKind, Part, Presence, Stamp, seal_body
 from tests.telling import NOW, PRINT, identity, topic
 
 GOOD = ServeConfig(layers="0-4", host="127.0.0.1")

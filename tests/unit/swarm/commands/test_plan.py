@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from swarm.cli import PLAIN_WIDTH
+from swarm.commands.plan import ShowPlan, show_plan
+from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.errors import ConfigError, LayersError, UnknownModel
-from swarm.plan_view import ShowPlan, show_plan
-from swarm.registry_memory import MemoryNetwork, MemoryRegistry
-from tests.unit.test_coverage import JOIN, record
+from tests.unit.swarm.discovery.test_coverage import JOIN, record
 
 LINE = f"node serve org/demo --layers auto --join {JOIN[0]} --num-layers 4\n"
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from swarm.commands.certificates import BROKER_DAYS, general_name, names_in, password_line
+from swarm.commands.private_swarm import Private
+from swarm.discovery.dht.registry import check_join_address
+from swarm.discovery.identity import Identity
 from swarm.errors import ConfigError, IdentityError
-from swarm.identity import Identity
-from swarm.private import Private
-from swarm.private_keys import BROKER_DAYS, general_name, names_in, password_line
-from swarm.registry_dht import check_join_address
 from tests.private_here import make, settings
 from tests.telling import identity
 

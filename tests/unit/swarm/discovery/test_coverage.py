@@ -7,11 +7,10 @@ import io
 from rich.console import Console
 
 from swarm.cli import PLAIN_WIDTH, report
-from swarm.coverage import cover, fill_lines, serve_line
-from swarm.ids import PeerId
+from swarm.discovery.coverage import cover, fill_lines, serve_line
+from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
-from swarm.record import NodeRecord, NodeState
-from swarm.registry import ModelIdentity
 
 MODEL = ModelIdentity("org/demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
 JOIN = ["/ip4/192.0.2.1/tcp/31337/p2p/QmPeer", "/ip4/127.0.0.1/tcp/31337/p2p/QmPeer"]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.identity import Identity, verify
 from swarm.errors import IdentityError
-from swarm.identity import Identity, verify
-from swarm.registry_dht import DhtConfig, DhtRegistry
 
 NOBODY = 65_534
 

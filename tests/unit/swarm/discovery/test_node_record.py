@@ -14,12 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.errors import IdentityError
-from swarm.hello import check_hello, hello_response
-from swarm.identity import Identity, verify
-from swarm.ids import PeerId
-from swarm.layers import Span
-from swarm.record import (
+from swarm.discovery.address_proof import check_hello, hello_response
+from swarm.discovery.identity import Identity, verify
+from swarm.discovery.node_record import (
     MAX_DELAYS,
     NodeRecord,
     NodeState,
@@ -30,8 +27,10 @@ from swarm.record import (
     tombstone,
     unseal,
 )
-from swarm.registry import ModelIdentity
-from swarm.wire.parts import MAX_RECORD_BYTES
+from swarm.errors import IdentityError
+from swarm.ids import ModelIdentity, PeerId
+from swarm.layers import Span
+from swarm.protocol.limits import MAX_RECORD_BYTES
 
 NOW = 1_800_000_000.0
 ME, OTHER = Identity.ephemeral(), Identity.ephemeral()
@@ -225,7 +224,7 @@ def test_identity_in_a_place_that_cannot_be(tmp_path: Path) -> None:
 def test_an_identity_is_locked_against_another_process(tmp_path: Path) -> None:
     path = tmp_path / "identity.key"
     program = (
-        "import sys; from pathlib import Path; from swarm.identity import Identity\n"
+        "import sys; from pathlib import Path; from swarm.discovery.identity import Identity\n"
         "with Identity.load_or_create(Path(sys.argv[1])).lock(): pass"
     )
     command = [sys.executable, "-c", program, str(path)]

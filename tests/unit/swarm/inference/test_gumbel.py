@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from swarm import noise
-from swarm.noise import gumbel, gumbel_row, philox
+from swarm.inference import gumbel as noise
+from swarm.inference.gumbel import gumbel, gumbel_row, philox
 from tests.oracle import oracle_gumbel, oracle_philox
 
 # Random123's kat_vectors, "philox4x32 10": counter, key, result.

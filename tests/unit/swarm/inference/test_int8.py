@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.codec import decode_rows, encode_rows
 from swarm.errors import LocalProtocolError, RemoteProtocolError
-from swarm.frames import FrameLimits, Joiner, split
 from swarm.ids import TreeNodeId
-from swarm.int8 import LARGEST, SMALLEST
-from swarm.messages import Codec, Rows, Sweep, SweepFrame
+from swarm.inference.int8 import LARGEST, SMALLEST
+from swarm.inference.row_codec import decode_rows, encode_rows
+from swarm.protocol.messages import Codec, Rows, Sweep, SweepFrame
 from swarm.wire import PART_BYTES, encode_frame, encode_part
+from swarm.wire.frames import FrameLimits, Joiner, split
 from tests.devices import DEVICES
 
 WIDTHS = [1, 31, 32, 33, 192, 8192]

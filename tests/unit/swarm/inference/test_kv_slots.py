@@ -9,7 +9,7 @@ import pytest
 
 from swarm.errors import LocalProtocolError
 from swarm.ids import TreeNodeId
-from swarm.slots import Slots
+from swarm.inference.kv_slots import Slots
 
 
 def ids(*nodes: int) -> list[TreeNodeId]:

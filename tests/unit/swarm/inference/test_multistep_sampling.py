@@ -18,24 +18,24 @@ import numpy as np
 import pytest
 import torch
 
-from client.draft import TreeDrafter
-from client.draws import DRAWS, PRIOR, Draws
-from client.source import Search, Source
-from client.walk import Walk
-from node.edge import check_sweep
-from node.span import SpanModel
+from client.decode.walk import Walk
+from client.drafting.drafter import TreeDrafter
+from client.drafting.search.sampled_children import DRAWS, PRIOR, Draws
+from client.drafting.search.source import Search, Source
+from client.drafting.search.tree import DraftTree
+from node.model.span import SpanModel
+from node.session.frame_checks import check_sweep
 from swarm import wire
 from swarm.errors import ConfigError, RemoteProtocolError
-from swarm.guess import TOP, Guess
 from swarm.ids import TreeNodeId
-from swarm.messages import Codec, Reply, Sampling, Sweep, SweepFrame
-from swarm.multistep import by_offset, draft_probs_of, emit, guess, picks
-from swarm.noise import MULTISTEP_DOMAIN, PICK_DOMAIN, gumbel, uniforms
-from swarm.sampling import target_probs
-from swarm.session import Limits
-from swarm.tree import DraftTree
+from swarm.inference.gumbel import MULTISTEP_DOMAIN, PICK_DOMAIN, gumbel, uniforms
+from swarm.inference.multistep_sampling import by_offset, draft_probs_of, emit, guess, picks
+from swarm.inference.sampling import target_probs
+from swarm.protocol.messages import Codec, Reply, Sampling, Sweep, SweepFrame
+from swarm.protocol.proposal import TOP, Guess
+from swarm.protocol.session import Limits
 from swarm.wire.v1 import node_pb2 as pb
-from tests.unit.test_sampling_law import LEVEL, chi_square_odds
+from tests.unit.swarm.inference.test_sampling_law import LEVEL, chi_square_odds
 
 TARGET = [0.30, 0.25, 0.15, 0.12, 0.10, 0.08]
 DRAFTS = {

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.codec import DTYPES, all_finite, check_width, decode_rows, encode_rows, lossless_codec
 from swarm.errors import LocalProtocolError, RemoteProtocolError
-from swarm.frames import Joiner, split
 from swarm.ids import TreeNodeId
-from swarm.messages import Codec, Rows, Sweep, SweepFrame
+from swarm.inference.row_codec import DTYPES, all_finite, check_width, decode_rows, encode_rows, lossless_codec
+from swarm.protocol.messages import Codec, Rows, Sweep, SweepFrame
+from swarm.wire.frames import Joiner, split
 from tests.devices import DEVICES
 
 SHAPES = st.tuples(st.integers(0, 5), st.integers(1, 7))

@@ -15,11 +15,11 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from swarm import sampling as module
 from swarm.errors import ConfigError
-from swarm.messages import Sampling
-from swarm.noise import gumbel_row
-from swarm.sampling import Noise, check, pick, ranking_scores
+from swarm.inference import sampling as module
+from swarm.inference.gumbel import gumbel_row
+from swarm.inference.sampling import Noise, check, pick, ranking_scores
+from swarm.protocol.messages import Sampling
 from tests.oracle import oracle_pick
 
 LARGE = 5_000

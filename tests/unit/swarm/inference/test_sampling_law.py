@@ -16,9 +16,9 @@ from itertools import product
 import pytest
 import torch
 
-from swarm.messages import Sampling
-from swarm.noise import gumbel_row
-from swarm.sampling import pick, ranking_scores
+from swarm.inference.gumbel import gumbel_row
+from swarm.inference.sampling import pick, ranking_scores
+from swarm.protocol.messages import Sampling
 
 LEVEL = 1e-6
 

@@ -17,22 +17,22 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-import node.metrics
-import swarm.health_metrics
-from node.tally import ErrorKind
+import node.telemetry.metrics
+import swarm.health.metrics.exporter
+from node.telemetry.counters import ErrorKind
 from swarm import errors
-from swarm.health_node import Condition
+from swarm.health.metrics.models import MAX_LAYERS, MAX_NODES
+from swarm.health.state.node import Condition
+from swarm.health.state.totals import MOST_SWEEPS_PER_S, TotalsBook
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.metrics import Figure, Kind, Sheet
-from swarm.metrics_histogram import BOUNDS_S, Histogram
-from swarm.metrics_models import MAX_LAYERS, MAX_NODES
-from swarm.metrics_totals import MOST_SWEEPS_PER_S, TotalsBook
-from swarm.telemetry import ServedModel
+from swarm.metrics.histogram import BOUNDS_S, Histogram
+from swarm.metrics.sheet import Figure, Kind, Sheet
+from swarm.telemetry.messages import ServedModel
 from tests.measured import SHAKY, TORN, WHOLE, MeasuredHealth, MeasuredNode
 from tests.telling import NOW, metrics, status
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "METRICS.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "METRICS.md"
 Collected = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -274,7 +274,7 @@ ROW = re.compile(r"\| `([a-z_]+)` \| (\w+) \| (.*?) \| (.+?) \|")
 
 @pytest.mark.parametrize(
     ("heading", "figures"),
-    [("## `swarm health`", swarm.health_metrics.FIGURES), ("## `node serve`", node.metrics.FIGURES)],
+    [("## `swarm health`", swarm.health.metrics.exporter.FIGURES), ("## `node serve`", node.telemetry.metrics.FIGURES)],
 )
 def test_the_document_lists_exactly_what_is_exported(heading: str, figures: tuple[Figure, ...]) -> None:
     _, _, rest = DOCUMENT.read_text().partition(f"{heading}\n")

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-import swarm.hop_log
+import swarm.protocol.hop_log
 from swarm.errors import ProtocolError, RemoteProtocolError
-from swarm.hop_log import HopLog, SweepWork
 from swarm.ids import TreeNodeId
-from swarm.journal import Journal
-from swarm.messages import Codec, Reply, Rows, Sampling, Snapshot, Sweep, SweepFrame
-from swarm.session import Applied, Limits, SessionState
+from swarm.protocol.hop_log import HopLog, SweepWork
+from swarm.protocol.journal import Journal
+from swarm.protocol.messages import Codec, Reply, Rows, Sampling, Snapshot, Sweep, SweepFrame
+from swarm.protocol.session import Applied, Limits, SessionState
 
 LIMITS = Limits(vocab_size=100, window_tokens=50, sweeps=8, nodes=32)
 
@@ -244,7 +244,7 @@ class Source:
 
 
 def test_a_snapshot_is_replayed_in_chunks_and_its_live_nodes_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarm.hop_log, "REPLAY_NODES", 2)
+    monkeypatch.setattr(swarm.protocol.hop_log, "REPLAY_NODES", 2)
     log, snapshot = HopLog(LIMITS), Source().grown()
     log.restore(snapshot)
     assert (len(log), log.is_replaying) == (3, True)
@@ -263,7 +263,7 @@ def test_a_snapshot_is_replayed_in_chunks_and_its_live_nodes_last(monkeypatch: p
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 100])
 def test_whole_chunks_and_an_empty_sequence_are_replayed_too(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(swarm.hop_log, "REPLAY_NODES", chunk)
+    monkeypatch.setattr(swarm.protocol.hop_log, "REPLAY_NODES", chunk)
     log, snapshot = HopLog(LIMITS), Source().grown()
     log.restore(snapshot)
     nodes = [node for step in iter(log.next_work, None) for node in step.nodes]
@@ -288,7 +288,7 @@ def test_a_restored_log_goes_on_with_the_next_sweep_and_forgets_its_queue() -> N
 
 
 def test_a_replay_has_rows_of_the_kept_nodes_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarm.hop_log, "REPLAY_NODES", 2)
+    monkeypatch.setattr(swarm.protocol.hop_log, "REPLAY_NODES", 2)
     source, log = Source(), HopLog(LIMITS)
     kept = (True, True, True, False, True, False, True)
     rows = Rows(Codec.FP32, 5, 1, b"".join(bytes([node] * 4) for node in (0, 1, 2, 4, 6)))

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from swarm.ids import TreeNodeId
-from swarm.journal import Journal
-from swarm.messages import Codec, Rows, Sampling, Snapshot, Sweep, SweepFrame
-from swarm.session import Applied, Limits, SessionState
+from swarm.protocol.journal import Journal
+from swarm.protocol.messages import Codec, Rows, Sampling, Snapshot, Sweep, SweepFrame
+from swarm.protocol.session import Applied, Limits, SessionState
 
 LIMITS = Limits(vocab_size=100, window_tokens=50, sweeps=8, nodes=32)
 Nodes = Sequence[tuple[int, int | None]]

@@ -10,9 +10,9 @@ import pytest
 
 from swarm.errors import ContextFull, ProtocolError, SwarmError
 from swarm.ids import TreeNodeId
-from swarm.journal import Journal
-from swarm.messages import Sampling, Snapshot, Sweep
-from swarm.session import Applied, CommittedToken, Limits, LiveNode, SessionState
+from swarm.protocol.journal import Journal
+from swarm.protocol.messages import Sampling, Snapshot, Sweep
+from swarm.protocol.session import Applied, CommittedToken, Limits, LiveNode, SessionState
 
 LIMITS = Limits(vocab_size=100, window_tokens=12, sweeps=3, nodes=8)
 Nodes = Sequence[tuple[int, int | None]]

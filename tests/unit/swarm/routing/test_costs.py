@@ -8,11 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swarm.ids import PeerId
+from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
-from swarm.record import NodeRecord, NodeState
-from swarm.registry import ModelIdentity
-from swarm.route_costs import MESSAGES_MS, Candidate, RouteQuery, sweep_ms, tabulate, wait_ms
+from swarm.routing.costs import MESSAGES_MS, Candidate, RouteQuery, sweep_ms, tabulate, wait_ms
 
 MODEL = ModelIdentity("tiny", "f" * 64, "c" * 64, "e" * 64, "d" * 64, 8)
 RECORD = NodeRecord(

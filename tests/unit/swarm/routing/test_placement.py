@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from benchmarks.placement import small_swarm
+from benchmarks.routing.placement import small_swarm
+from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.placement import (
+from swarm.routing.placement import (
     MAX_MOVES,
     Holder,
     Layout,
@@ -19,8 +20,7 @@ from swarm.placement import (
     plan_moves,
     typical_capacity,
 )
-from swarm.record import NodeRecord, NodeState
-from tests.unit.test_coverage import MODEL, record
+from tests.unit.swarm.discovery.test_coverage import MODEL, record
 
 LAYERS = 12
 

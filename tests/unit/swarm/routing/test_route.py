@@ -10,14 +10,13 @@ from itertools import pairwise
 
 import pytest
 
-import swarm.route_search
+import swarm.routing.search
+from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.errors import RouteError
-from swarm.ids import PeerId
+from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
-from swarm.messages import RouteHop
-from swarm.record import NodeRecord, NodeState
-from swarm.registry import ModelIdentity
-from swarm.route_costs import (
+from swarm.protocol.messages import RouteHop
+from swarm.routing.costs import (
     FAILURE_HALF_LIFE_S,
     FAILURE_MS,
     HOP_MS,
@@ -30,7 +29,7 @@ from swarm.route_costs import (
     sweep_ms,
     wait_ms,
 )
-from swarm.routing import RouteQuery, best_route, runner_up
+from swarm.routing.route import RouteQuery, best_route, runner_up
 
 LAYERS = 6
 MODEL = ModelIdentity("big", "f" * 64, "c" * 64, "w" * 64, "t" * 64, LAYERS)
@@ -380,7 +379,7 @@ def test_a_search_cut_short_says_how_far_off_it_may_be(monkeypatch: pytest.Monke
     query = replace(QUERY, delays_ms=dict(near))
     best = best_route(records, query)
     assert ([hop.peer for hop in best.hops], best.gap_ms) == (["slow", "fast", "z"], 0.0)
-    monkeypatch.setattr(swarm.route_search, "MAX_SPLITS", 1)
+    monkeypatch.setattr(swarm.routing.search, "MAX_SPLITS", 1)
     hasty = best_route(records, query)
     assert [hop.peer for hop in hasty.hops] == ["slow"]
     assert hasty.gap_ms == pytest.approx(hasty.sweep_ms - best.sweep_ms)

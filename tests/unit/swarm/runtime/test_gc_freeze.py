@@ -13,7 +13,7 @@ import pytest
 
 import node.cli
 from node.config import ServeConfig
-from swarm.heap import settle
+from swarm.runtime.gc_freeze import settle
 
 
 @pytest.fixture(autouse=True)

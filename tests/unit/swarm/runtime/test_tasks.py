@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from swarm.tasks import Held, TaskScope, relay
+from swarm.runtime.tasks import Held, TaskScope, relay
 
 
 async def forever() -> None:

@@ -12,18 +12,9 @@ import pytest
 
 from swarm.errors import ConfigError
 from swarm.layers import Span
-from swarm.telemetry import (
-    Body,
-    Presence,
-    ServedModel,
-    Signed,
-    Stamp,
-    check_prefix,
-    open_payload,
-    seal_body,
-)
-from swarm.telemetry_fields import TelemetryError
-from swarm.telemetry_guard import Believed, Reason, Refused, TelemetryGuard
+from swarm.telemetry.fields import TelemetryError
+from swarm.telemetry.guard import Believed, Reason, Refused, TelemetryGuard
+from swarm.telemetry.messages import Body, Presence, ServedModel, Signed, Stamp, check_prefix, open_payload, seal_body
 from tests.telling import NEW, NOW, OLD, PRINT, event, identity, metrics, status, topic, will
 
 Hear = Callable[..., Reason | None]

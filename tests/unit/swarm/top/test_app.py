@@ -8,12 +8,12 @@ import json
 import pytest
 from textual.widgets import Static
 
-from swarm.top_app import PANES, TopApp
-from swarm.top_feed import STALE_S, Watched
-from swarm.top_lines import Lines
-from swarm.top_map import in_order
-from swarm.top_state import State, read_state
-from tests.e2e import page_states
+from benchmarks.operations import page_states
+from swarm.health.remote.state import State, read_state
+from swarm.top.app import PANES, TopApp
+from swarm.top.feed import STALE_S, Watched
+from swarm.top.layer_map import in_order
+from swarm.top.line_list import Lines
 
 
 def read(state: page_states.State) -> State:

@@ -8,15 +8,15 @@ import json
 import pytest
 from rich.cells import cell_len
 
+from benchmarks.operations import page_states
 from swarm.errors import ConfigError, RemoteProtocolError
-from swarm.health_client import service_url
+from swarm.health.remote.client import service_url
+from swarm.health.remote.state import MAX_TEXT, State, harmless, read_state
 from swarm.layers import Span, name_layers
-from swarm.top_feed import STALE_S, Watched
-from swarm.top_map import GAP, LABEL, Columns, head, row
-from swarm.top_state import MAX_TEXT, State, harmless, read_state
-from swarm.top_view import COLUMNS, choose, fitting, screen, sorted_nodes, table_head, table_row, verdict, waterfall
-from swarm.top_words import duration, fitted
-from tests.e2e import page_states
+from swarm.top.feed import STALE_S, Watched
+from swarm.top.format import duration, fitted
+from swarm.top.layer_map import GAP, LABEL, Columns, head, row
+from swarm.top.view import COLUMNS, choose, fitting, screen, sorted_nodes, table_head, table_row, verdict, waterfall
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
 

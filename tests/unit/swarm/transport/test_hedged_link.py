@@ -8,19 +8,30 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.tally import Tally
-from node.twins import MOST_DIFFERENT, ROWS, SWEEPS, TwinRows
-from node.upstream import UpstreamSide
-from node.upstreams import Upstreams
-from swarm.codec import encode_rows
+from node.session.hedge_compare import MOST_DIFFERENT, ROWS, SWEEPS, TwinRows
+from node.session.upstream import UpstreamSide
+from node.session.upstreams import Upstreams
+from node.telemetry.counters import Tally
+from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.errors import HopClosed, RemoteProtocolError
-from swarm.hedge import senders, twin_route
-from swarm.ids import PeerId, SessionId, TreeNodeId
+from swarm.ids import ModelIdentity, PeerId, SessionId, TreeNodeId
+from swarm.inference.row_codec import encode_rows
 from swarm.layers import Span
-from swarm.messages import Ack, Attach, Codec, Credits, Hedge, Open, Ready, Reroute, RouteHop, Sweep, SweepFrame
-from swarm.record import NodeRecord, NodeState
-from swarm.registry import ModelIdentity
-from swarm.routing import RouteQuery, best_route, hedged
+from swarm.protocol.messages import (
+    Ack,
+    Attach,
+    Codec,
+    Credits,
+    Hedge,
+    Open,
+    Ready,
+    Reroute,
+    RouteHop,
+    Sweep,
+    SweepFrame,
+)
+from swarm.routing.route import RouteQuery, best_route, hedged
+from swarm.transport.hedged_link import senders, twin_route
 from swarm.wire import decode_frame, encode_frame
 
 A, B, C, X = (PeerId(name) for name in "ABCX")

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-import swarm.link
+import swarm.transport.link
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.link import IDLE_PING_S, PING_S, ROUND_TRIPS_KEPT, WORKING_S, Link
-from swarm.messages import Close, Downstream, Ping, Pong, RouteHop
-from swarm.successor import Successor, _Tie
+from swarm.protocol.messages import Close, Downstream, Ping, Pong, RouteHop
+from swarm.transport.link import IDLE_PING_S, PING_S, ROUND_TRIPS_KEPT, WORKING_S, Link
+from swarm.transport.successor import Successor, _Tie
 
 
 class Clock:
@@ -30,7 +30,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(swarm.link, "time", clock)
+    monkeypatch.setattr(swarm.transport.link, "time", clock)
     return clock
 
 

@@ -7,9 +7,9 @@ import time
 
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.link import Link
-from swarm.messages import Attached, RouteHop
-from swarm.watch import ROUND_TRIPS, SILENCE_S, Watch, pause
+from swarm.protocol.messages import Attached, RouteHop
+from swarm.transport.link import Link
+from swarm.transport.liveness import ROUND_TRIPS, SILENCE_S, Watch, pause
 
 RTT_S = 0.05
 LIMIT_S = ROUND_TRIPS * RTT_S + SILENCE_S

@@ -7,10 +7,10 @@ import tracemalloc
 import pytest
 
 from swarm.errors import LocalProtocolError, RemoteProtocolError
-from swarm.frames import PART_OVERHEAD_BYTES, FrameLimits, Joiner, split
 from swarm.ids import TreeNodeId
-from swarm.messages import Close, Codec, Frame, Ping, Reply, Rows, Sampling, Snapshot, Sweep, SweepFrame
+from swarm.protocol.messages import Close, Codec, Frame, Ping, Reply, Rows, Sampling, Snapshot, Sweep, SweepFrame
 from swarm.wire import PART_BYTES, encode_frame, encode_part
+from swarm.wire.frames import PART_OVERHEAD_BYTES, FrameLimits, Joiner, split
 
 MIB = 1 << 20
 

@@ -11,7 +11,8 @@ from swarm import wire
 from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
-from swarm.messages import (
+from swarm.protocol.limits import PADDING_BYTES
+from swarm.protocol.messages import (
     Attach,
     Close,
     Codec,
@@ -29,7 +30,6 @@ from swarm.messages import (
     Sweep,
     SweepFrame,
 )
-from swarm.wire.parts import PADDING_BYTES
 from swarm.wire.v1 import node_pb2 as pb
 
 SWEEP = Sweep(

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.identity import Identity
 from swarm.errors import RegistryError
-from swarm.identity import Identity
-from swarm.registry_dht import DhtConfig, DhtRegistry
 
 GONE_WITHIN_S = 10
 LOCAL = DhtConfig(host="127.0.0.1")
@@ -24,7 +24,9 @@ LOCAL = DhtConfig(host="127.0.0.1")
 
 def dht_processes(owner: int) -> tuple[psutil.Process, psutil.Process]:
     """The DHT process of `owner`, and the p2p daemon below it."""
-    [process] = [child for child in psutil.Process(owner).children() if "swarm.dht_process" in child.cmdline()]
+    [process] = [
+        child for child in psutil.Process(owner).children() if "swarm.discovery.dht.process" in child.cmdline()
+    ]
     [daemon] = process.children()
     assert daemon.name() == "p2pd"
     return process, daemon

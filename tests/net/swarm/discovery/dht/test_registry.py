@@ -15,18 +15,18 @@ from pathlib import Path
 import grpc
 import pytest
 
-from swarm import registry_dht
-from swarm.dht_dialback import DialBack, pack_request
-from swarm.dht_pipe import DhtPipe, start_pipe
+from swarm.discovery.address_proof import HELLO_METHOD, check_hello, hello_response
+from swarm.discovery.dht import registry as registry_dht
+from swarm.discovery.dht.child import DhtPipe, start_pipe
+from swarm.discovery.dht.dialback import DialBack, pack_request
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.identity import Identity
+from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
+from swarm.discovery.node_record import NodeRecord, NodeState, RecordError, seal
+from swarm.discovery.registry import RECORD_TTL_S, Registry
 from swarm.errors import ConfigError, IdentityError, RegistryError
-from swarm.hello import HELLO_METHOD, check_hello, hello_response
-from swarm.identity import Identity
-from swarm.ids import PeerId
+from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
-from swarm.record import NodeRecord, NodeState, RecordError, seal
-from swarm.registry import RECORD_TTL_S, ModelIdentity, Registry
-from swarm.registry_dht import DhtConfig, DhtRegistry
-from swarm.registry_memory import MemoryNetwork, MemoryRegistry
 
 MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40)
 NONCE = bytes(range(16))
@@ -124,7 +124,7 @@ async def test_a_hostile_peer_cannot_touch_anothers_record_or_stay_for_long() ->
     async with DhtRegistry.open(LOCAL) as one:
         record = record_of(one, Span(0, 4))
         await one.announce(record)
-        command = [str(Path(__file__).with_name("hostile.py")), one.join_addresses()[0]]
+        command = [str(Path(__file__).parents[3] / "hostile.py"), one.join_addresses()[0]]
         process = await asyncio.create_subprocess_exec(
             sys.executable, *command, seal(record, one.identity).hex(), stdout=asyncio.subprocess.PIPE
         )
@@ -243,13 +243,13 @@ async def test_a_chosen_port_that_somebody_takes_meanwhile_is_replaced(monkeypat
 async def test_a_wrong_clock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
         "import runpy, time; right = time.time; time.time = lambda: right() + 10\n"
-        "runpy.run_module('swarm.dht_process', run_name='__main__')"
+        "runpy.run_module('swarm.discovery.dht.process', run_name='__main__')"
     )
 
     async def start_late() -> DhtPipe:
         return await start_pipe([sys.executable, "-c", program])
 
     async with DhtRegistry.open(LOCAL) as one:
-        monkeypatch.setattr("swarm.registry_dht.start_pipe", start_late)
+        monkeypatch.setattr("swarm.discovery.dht.registry.start_pipe", start_late)
         with pytest.raises(RegistryError, match="clock"):
             await DhtRegistry.open(joining(one))

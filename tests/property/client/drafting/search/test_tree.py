@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.tree import DraftTree, TokenTree
+from client.drafting.search.tree import DraftTree, TokenTree
 
 LEVELS = 4
 chances = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.5, 0.9, 1.0]) | st.floats(0.0, 1.0)

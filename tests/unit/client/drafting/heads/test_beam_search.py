@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from client.beams import EMPTY, shared_prefixes
+from client.drafting.heads.beam_search import EMPTY, shared_prefixes
 
 
 @pytest.mark.parametrize("seed", range(10))

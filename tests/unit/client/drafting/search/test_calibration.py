@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from swarm.chance import MAX_WEIGHT, MEMORY_LABELS, MIN_GAP, TEMPERATURES, Calibration, Candidates, SoftmaxPrior
+from client.drafting.search.calibration import MAX_WEIGHT, MEMORY_LABELS, MIN_GAP, Calibration, Candidates, SoftmaxPrior
+from client.drafting.search.temperatures import TEMPERATURES
 
 CANDIDATES = 8
 LESSON_PARENTS = 16

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from client.calibration import (
+from client.drafting.search.calibration import Calibration, Candidates
+from client.drafting.search.calibration_store import (
     MAX_FILE_BYTES,
     MAX_FILES,
     calibration_path,
@@ -24,7 +25,6 @@ from client.calibration import (
     save_calibration,
 )
 from client.target import Target
-from swarm.chance import Calibration, Candidates
 
 CANDIDATES = Candidates(np.log([[0.5, 0.25, 0.125]]), None, 0.7)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.tree import DraftTree, TokenTree
+from client.drafting.search.tree import DraftTree, TokenTree
 
 
 def test_best_nodes_come_best_first_with_parents_as_indices() -> None:

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-import swarm.recycling
-from client.draft import TreeDrafter
-from client.source_recycle import RecycleSource
-from swarm.messages import Sampling
-from swarm.recycling import CHILDREN, Recycling
-from swarm.tree import TokenTree
+import client.drafting.sources.recycling_table
+from client.drafting.drafter import TreeDrafter
+from client.drafting.search.tree import TokenTree
+from client.drafting.sources.recycling import RecycleSource
+from client.drafting.sources.recycling_table import CHILDREN, Recycling
+from swarm.protocol.messages import Sampling
 
 GREEDY = Sampling()
 
@@ -77,7 +77,7 @@ def test_what_the_text_did_not_go_through_is_no_label() -> None:
     for _ in range(20):
         seen = table.fill(TokenTree(1, 4, 1), [1, 2, 1], GREEDY)
         table.learn(seen, {}, {TokenTree.ROOT: 2})
-    assert table._chances(0.0) == pytest.approx(swarm.recycling.PRIOR)
+    assert table._chances(0.0) == pytest.approx(client.drafting.sources.recycling_table.PRIOR)
 
 
 def test_temperatures_are_learned_apart() -> None:
@@ -86,11 +86,11 @@ def test_temperatures_are_learned_apart() -> None:
         seen = table.fill(TokenTree(1, 4, 1), [1, 2, 1], GREEDY)
         table.learn(seen, {TokenTree.ROOT: 2}, {})
     assert table._chances(0.0)[0] > 0.9
-    assert table._chances(1.0) == pytest.approx(swarm.recycling.PRIOR)
+    assert table._chances(1.0) == pytest.approx(client.drafting.sources.recycling_table.PRIOR)
 
 
 def test_the_table_stays_bounded_whatever_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarm.recycling, "MOST_TOKENS", 50)
+    monkeypatch.setattr(client.drafting.sources.recycling_table, "MOST_TOKENS", 50)
     rng, table = random.Random(1), Recycling()
     text = [rng.randrange(200) for _ in range(2_000)]
     proposals(table, text)

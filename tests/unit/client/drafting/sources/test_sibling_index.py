@@ -6,13 +6,22 @@ import random
 
 import pytest
 
-import swarm.siblings
-from client.draft import TreeDrafter
-from client.source import Search
-from client.source_siblings import LEAST_SURE, SURE, SiblingSource
-from swarm.messages import Sampling
-from swarm.siblings import CHILDREN, LATE_PICKS, MOST_LENGTH, PRIOR, Siblings, Spot, Told, spot_of
-from swarm.tree import DraftTree, TokenTree
+import client.drafting.sources.sibling_index
+from client.drafting.drafter import TreeDrafter
+from client.drafting.search.source import Search
+from client.drafting.search.tree import DraftTree, TokenTree
+from client.drafting.sources.sibling_index import (
+    CHILDREN,
+    LATE_PICKS,
+    MOST_LENGTH,
+    PRIOR,
+    Siblings,
+    Spot,
+    Told,
+    spot_of,
+)
+from client.drafting.sources.siblings import LEAST_SURE, SURE, SiblingSource
+from swarm.protocol.messages import Sampling
 
 GREEDY, COUPLED = Sampling(), Sampling(seed=7, temperature=1.0)
 
@@ -93,7 +102,7 @@ def test_it_learns_how_far_it_is_to_be_believed() -> None:
 
 
 def test_however_many_picks_come_a_bounded_number_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarm.siblings, "MOST_PICKS", 100)
+    monkeypatch.setattr(client.drafting.sources.sibling_index, "MOST_PICKS", 100)
     rng = random.Random(3)
     siblings = taught()
     for _ in range(50):
@@ -148,7 +157,7 @@ def test_the_same_context_again_is_no_news_and_has_one_vote() -> None:
 
 
 def test_of_greedy_contexts_those_that_came_longest_ago_fall_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarm.siblings, "MOST_ENDINGS", 12)
+    monkeypatch.setattr(client.drafting.sources.sibling_index, "MOST_ENDINGS", 12)
     siblings = told_greedily(*[([1, 2, 3, 100 + number], 200 + number) for number in range(20)])
     assert len(siblings._greedy) == 12
     assert greedily(siblings, [2, 3, 100]) == {}

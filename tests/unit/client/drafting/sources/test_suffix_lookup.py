@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-import swarm.votes
-from client.draft import LookupDrafter, TreeDrafter
-from client.source import Search, Source
-from client.source_lookup import LookupSource
-from swarm.lookup import CHILDREN, LEAST_CHANCE, Lookup
-from swarm.messages import Sampling
-from swarm.suffixes import COUNTED, SuffixAutomaton
-from swarm.tree import DraftTree, TokenTree
+import client.drafting.sources.suffix_lookup
+import client.drafting.sources.vote_calibration
+from client.drafting.drafter import LookupDrafter, TreeDrafter
+from client.drafting.search.source import Search, Source
+from client.drafting.search.tree import DraftTree, TokenTree
+from client.drafting.sources.lookup import LookupSource
+from client.drafting.sources.suffix_automaton import COUNTED, SuffixAutomaton
+from client.drafting.sources.suffix_lookup import CHILDREN, LEAST_CHANCE, Lookup
+from swarm.protocol.messages import Sampling
 
 GREEDY = Sampling()
 
@@ -107,7 +108,7 @@ def test_depth_and_size_are_bounded() -> None:
 
 
 def test_a_long_text_is_cut_and_still_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarm.lookup, "MOST_TOKENS", 64)
+    monkeypatch.setattr(client.drafting.sources.suffix_lookup, "MOST_TOKENS", 64)
     lookup, text = Lookup(), list[int]()
     for round_ in range(40):
         text += [1, 2, 3, 4, 100 + round_]
@@ -161,9 +162,12 @@ def test_another_text_carries_some_of_the_labels() -> None:
     drafter.grow([*text, 3], 1, 1, GREEDY)
     assert (lookup.votes.tried.max(), lookup.votes.right.max()) == (60, 60)
     drafter.grow([5, 6, 7, 5], 1, 1, GREEDY)
-    assert lookup.votes.tried.max() == pytest.approx(swarm.votes.CARRIED)
-    assert lookup.votes.right.max() == pytest.approx(swarm.votes.CARRIED)
-    assert sorted(lookup.votes.tried[lookup.votes.tried > 0]) == [3, pytest.approx(swarm.votes.CARRIED)]
+    assert lookup.votes.tried.max() == pytest.approx(client.drafting.sources.vote_calibration.CARRIED)
+    assert lookup.votes.right.max() == pytest.approx(client.drafting.sources.vote_calibration.CARRIED)
+    assert sorted(lookup.votes.tried[lookup.votes.tried > 0]) == [
+        3,
+        pytest.approx(client.drafting.sources.vote_calibration.CARRIED),
+    ]
 
 
 def test_a_cold_text_repeats_itself_more_surely() -> None:

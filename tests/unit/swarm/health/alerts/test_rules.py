@@ -7,9 +7,11 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
-from swarm.health_alert_feed import MAX_ITEMS, rss
-from swarm.health_alert_record import alerts_shown, dump_book, load_book
-from swarm.health_alerts import (
+from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.discovery.registry import RECORD_TTL_S
+from swarm.health.alerts.feed import MAX_ITEMS, rss
+from swarm.health.alerts.record import alerts_shown, dump_book, load_book
+from swarm.health.alerts.rules import (
     FLAP_S,
     HELD_S,
     MAX_CHANGES,
@@ -22,17 +24,15 @@ from swarm.health_alerts import (
     Severity,
     Step,
 )
-from swarm.health_findings import LinkState
-from swarm.health_node import Model
-from swarm.health_overview import Overview
-from swarm.health_probes import Comparison, Probe
-from swarm.health_state import FRESH_S, KEPT_S
-from swarm.ids import PeerId
+from swarm.health.state.assessment import LinkState
+from swarm.health.state.model import FRESH_S, KEPT_S
+from swarm.health.state.node import Model
+from swarm.health.state.overview import Overview
+from swarm.health.state.probe_results import Comparison, Probe
+from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
-from swarm.record import NodeRecord, NodeState
-from swarm.registry import RECORD_TTL_S, ModelIdentity
-from swarm.telemetry import Presence, ServedModel
-from swarm.telemetry_guard import Reason
+from swarm.telemetry.guard import Reason
+from swarm.telemetry.messages import Presence, ServedModel
 from tests.telling import NOW, PRINT, metrics, status, will
 
 A, B = PeerId("QmSomebodyAAAAAAAA"), PeerId("QmSomebodyBBBBBBBB")

@@ -15,10 +15,10 @@ import pytest
 import tyro
 
 from swarm.errors import ConfigError
-from swarm.health_alerts import Alert, Change, Finding, Kind, Severity, Step
-from swarm.health_command import Health
-from swarm.health_webhook import MAX_WAITING, Webhook, WebhookPace, message, parse_receiver, sign
-from swarm.tasks import TaskScope
+from swarm.health.alerts.rules import Alert, Change, Finding, Kind, Severity, Step
+from swarm.health.alerts.webhook import MAX_WAITING, Webhook, WebhookPace, message, parse_receiver, sign
+from swarm.health.options import Health
+from swarm.runtime.tasks import TaskScope
 from tests.telling import NOW, PRINT
 
 SECRET_PATH = "T0KEN-in-the-path"

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.health_node import Condition, Node, Source
-from swarm.health_overview import Overview
-from swarm.health_served import ServedBook
-from swarm.health_slots import MAX_MODELS
-from swarm.health_state import DISAGREE_S, FRESH_S, KEPT_S, RENEWED_S, SILENT_S, Knowledge
-from swarm.ids import PeerId
+from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.discovery.registry import RECORD_TTL_S
+from swarm.health.state.contributions import ServedBook
+from swarm.health.state.model import DISAGREE_S, FRESH_S, KEPT_S, RENEWED_S, SILENT_S, Knowledge
+from swarm.health.state.model_slots import MAX_MODELS
+from swarm.health.state.node import Condition, Node, Source
+from swarm.health.state.overview import Overview
+from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
-from swarm.record import NodeRecord, NodeState
-from swarm.registry import RECORD_TTL_S, ModelIdentity
-from swarm.telemetry import Body, Presence, ServedModel, part_of, seal_body, topic_of
+from swarm.telemetry.messages import Body, Presence, ServedModel, part_of, seal_body, topic_of
 from tests.telling import NOW, PRINT, event, identity, metrics, status, will
 
 MODEL = ModelIdentity("demo-target", PRINT, "b2" * 16, "c3" * 16, "d4" * 16, 12)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from swarm.health_slots import MAX_MODELS, NEW_PER_LOOK, PROVED_S, TRIAL_S, Slots, Standing
-from swarm.health_state import MAX_NODES, Knowledge
-from swarm.ids import PeerId
+from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.discovery.registry import RECORD_TTL_S
+from swarm.health.state.model import MAX_NODES, Knowledge
+from swarm.health.state.model_slots import MAX_MODELS, NEW_PER_LOOK, PROVED_S, TRIAL_S, Slots, Standing
+from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
-from swarm.record import NodeRecord, NodeState
-from swarm.registry import RECORD_TTL_S, ModelIdentity
-from swarm.telemetry import ServedModel, seal_body
-from swarm.telemetry_guard import Believed, TelemetryGuard
+from swarm.telemetry.guard import Believed, TelemetryGuard
+from swarm.telemetry.messages import ServedModel, seal_body
 from tests.telling import NOW, PRINT, identity, status, topic
 
 A = PeerId("QmSomebodyAAAAAAAA")

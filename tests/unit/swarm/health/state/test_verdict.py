@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.health_alerts import AlertBook, Finding, Kind, Severity
-from swarm.health_findings import Link, LinkState
-from swarm.health_node import Condition, Model, Node, Source
-from swarm.health_overview import Overview
-from swarm.health_probes import Comparison, HopProbe, Probe
-from swarm.health_state import Knowledge
-from swarm.health_verdict import Grade, Verdict, judge
+from swarm.health.alerts.rules import AlertBook, Finding, Kind, Severity
+from swarm.health.state.assessment import Link, LinkState
+from swarm.health.state.model import Knowledge
+from swarm.health.state.node import Condition, Model, Node, Source
+from swarm.health.state.overview import Overview
+from swarm.health.state.probe_results import Comparison, HopProbe, Probe
+from swarm.health.state.verdict import Grade, Verdict, judge
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.telemetry_guard import Reason
+from swarm.telemetry.guard import Reason
 from tests.telling import NOW, PRINT, status
 
 MODEL = Model("demo-target", PRINT, 12)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import ConfigError, RemoteProtocolError
-from swarm.health_history import MAX_MODELS, History, Sample
-from swarm.health_probes import ProbeBudget, ProbeLog, read_comparison, read_probe
-from swarm.health_verdict import Grade
+from swarm.health.state.probe_results import ProbeBudget, ProbeLog, read_comparison, read_probe
+from swarm.health.state.verdict import Grade
+from swarm.health.tasks.history import MAX_MODELS, History, Sample
 
 T = 1_800_000_000.0
 PRINT = "ab" * 16

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from swarm.errors import ConfigError, RemoteProtocolError
-from swarm.health import check
-from swarm.health_command import Health
-from swarm.health_node import Node
-from swarm.health_overview import Overview
-from swarm.health_probe import AGAIN_S, PROBE_TOKENS, SETTLE_S, Prober
+from swarm.health.options import Health
+from swarm.health.service import check
+from swarm.health.state.node import Node
+from swarm.health.state.overview import Overview
+from swarm.health.tasks.prober import AGAIN_S, PROBE_TOKENS, SETTLE_S, Prober
 from swarm.ids import PeerId
 from swarm.layers import Span
 from tests.telling import NOW, PRINT, status

@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 import pytest
 from fastapi.testclient import TestClient
 
-from swarm.health_api import make_app
-from swarm.health_badge import badge
-from swarm.health_publisher import Publisher
-from tests.e2e import page_states
+from benchmarks.operations import page_states
+from swarm.health.tasks.publisher import Publisher
+from swarm.health.web.api import make_app
+from swarm.health.web.badge import badge
 
 SVG = "{http://www.w3.org/2000/svg}"
 HUB_NAME = "meta-llama/Llama-3.3-70B-Instruct"

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.operations import page_states
 from swarm.errors import ConfigError
-from swarm.health import check
-from swarm.health_command import Health
-from swarm.health_snapshot import FOLDERS, Snapshot, check_folder, write
-from swarm.health_snapshots import keep_snapshot
-from swarm.tasks import TaskScope
-from tests.e2e import page_states
+from swarm.health.options import Health
+from swarm.health.service import check
+from swarm.health.web.snapshot import FOLDERS, Snapshot, check_folder, write
+from swarm.health.web.snapshot_job import keep_snapshot
+from swarm.runtime.tasks import TaskScope
 
 
 async def points(_fingerprint: str, window: str) -> Mapping[str, Any]:

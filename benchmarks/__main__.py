@@ -1,0 +1,81 @@
+"""The one runner: `python -m benchmarks` lists the benchmarks, `python -m benchmarks NAME [OPTIONS]` runs one."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+PROGRAMS: Final = {
+    "control": ("cells", "changes", "cold", "first_texts", "pipe", "replay", "uneven", "wide_rows"),
+    "drafting": ("boost", "calibration", "codec", "drafters", "near_ties"),
+    "emulation": ("network",),
+    "operations": ("health_load", "page_load", "page_server", "telemetry"),
+    "recovery": ("fault_tolerance", "faults", "fuzz", "hedging", "schedules", "soak"),
+    "routing": ("placement", "routing"),
+    "simulation": ("acceptance",),
+    "speed": (
+        *("card", "card_swarm", "footprint", "grown", "hop", "load", "losses", "offload", "star", "together"),
+        "wide_area",
+    ),
+}
+"""Names of the benchmarks, by the folder that they lie in. A name never changes: recorded tables stand beside it."""
+MODULES: Final = {"network": "network_check", "routing": "routes"}
+"""Names that differ from their module's."""
+
+
+def module_of(name: str) -> str:
+    """The dotted module behind a benchmark's name.
+
+    Raises:
+        KeyError: there is no such benchmark.
+    """
+    for room, names in PROGRAMS.items():
+        if name in names:
+            return f"benchmarks.{room}.{MODULES.get(name, name)}"
+    raise KeyError(name)
+
+
+def summary_of(name: str) -> str:
+    """The first sentence of a benchmark's docstring, read without importing it."""
+    path = Path(__file__).parent.joinpath(*module_of(name).split(".")[1:]).with_suffix(".py")
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0]
+
+
+def _list(console: Console) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for room, names in PROGRAMS.items():
+        table.add_row(f"[bold]{room}[/bold]", "")
+        for name in names:
+            table.add_row(f"  {name}", summary_of(name))
+    console.print(table)
+    console.print("\nRun one: python -m benchmarks NAME [--help]", markup=False, highlight=False)
+
+
+def main() -> None:
+    """Entry point."""
+    if len(sys.argv) < 2 or sys.argv[1] in {"-h", "--help"}:
+        _list(Console())
+        return
+    name, options = sys.argv[1], sys.argv[2:]
+    try:
+        module = module_of(name)
+    except KeyError:
+        near = difflib.get_close_matches(name, [one for names in PROGRAMS.values() for one in names], 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        sys.exit(f"benchmarks: no benchmark is called {name}{hint} (python -m benchmarks lists them)")
+    sys.argv = [f"python -m benchmarks {name}", *options]
+    import_module(module).main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Do drafts draft well? Acceptance by drafter, calibration and numeric class."""

@@ -1,0 +1,1 @@
+"""Emulated networks and swarms that benchmarks run on."""

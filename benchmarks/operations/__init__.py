@@ -1,0 +1,1 @@
+"""The health service and telemetry under load."""

@@ -1,0 +1,1 @@
+"""Faults, floods, garbage and soaks."""

@@ -1,0 +1,1 @@
+"""Routes and placement against the best possible."""

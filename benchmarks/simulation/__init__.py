@@ -1,0 +1,1 @@
+"""Recorded texts, virtual clocks and chains: the decode loop without machines."""

@@ -1,0 +1,1 @@
+"""How fast: hops, swarms, cards, offloading, losses."""

@@ -1,0 +1,1 @@
+"""`client bench`: paired measurements of decoding methods over a swarm."""

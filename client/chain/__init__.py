@@ -1,0 +1,1 @@
+"""The chain of hops that a session goes over: opened, watched, repaired."""

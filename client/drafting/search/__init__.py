@@ -1,0 +1,1 @@
+"""The search that all sources share: one tree, best nodes first."""

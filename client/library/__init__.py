@@ -1,0 +1,1 @@
+"""The Python library: swarms, sessions, generations and chats, async and sync."""

@@ -1,0 +1,1 @@
+"""What `client generate` and `client chat` print and ask."""

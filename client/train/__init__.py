@@ -1,0 +1,1 @@
+"""`client train-draft`: draft models and heads for a target."""

@@ -1,0 +1,1 @@
+"""A node among others: joining, rebalancing, duplicates, latencies."""

@@ -1,0 +1,1 @@
+"""A span of a model: checkpoint, loading, proof of its family, offloading."""

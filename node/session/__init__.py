@@ -1,0 +1,1 @@
+"""Sessions on a node: the gRPC service, streams in and out, a hop's work, replies."""

@@ -1,0 +1,1 @@
+"""What the `swarm` command prints: routes, plans, and the files of a private swarm."""

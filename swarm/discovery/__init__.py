@@ -1,0 +1,1 @@
+"""Who is in the swarm: signed records, identities, proof of an address, coverage and the registry."""

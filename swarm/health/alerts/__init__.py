@@ -1,0 +1,1 @@
+"""Alert rules, their records, the feed and webhooks."""

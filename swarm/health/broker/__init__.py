@@ -1,0 +1,1 @@
+"""The embedded MQTT broker: its process and what watches over it."""

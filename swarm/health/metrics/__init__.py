@@ -1,0 +1,1 @@
+"""The health service for Prometheus."""

@@ -1,0 +1,1 @@
+"""Another health service, seen over HTTP."""

@@ -1,0 +1,1 @@
+"""What the health service does all the time: record, probe, publish."""

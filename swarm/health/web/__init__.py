@@ -1,0 +1,1 @@
+"""The page, the HTTP API, badges and snapshots."""

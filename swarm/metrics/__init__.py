@@ -1,0 +1,1 @@
+"""Metrics for Prometheus: metric families, histograms and the page that serves them."""

@@ -1,0 +1,1 @@
+"""Models as files: the hub, fingerprints, families and whole models."""

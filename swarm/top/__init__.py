@@ -1,0 +1,1 @@
+"""`swarm top`: the state of a swarm in a terminal."""

@@ -1,0 +1,1 @@
+"""Streams between machines: dialling, links, liveness, the next hop."""
