@@ -18,7 +18,7 @@ import tyro
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
-from client.terminal.commands import Bench, Chat, Connection, Generate
+from client.terminal.commands import Bench, ChatCommand, ConnectionOptions, Generate
 from client.terminal.notes import Notes, Streamed
 from client.train.options import TrainDraft
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
@@ -26,14 +26,14 @@ from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
 if TYPE_CHECKING:
     from client.options import ConnectOptions
 
-Command = Generate | Chat | Bench | TrainDraft
+Command = Generate | ChatCommand | Bench | TrainDraft
 
 
 def main() -> None:
     """Entry point."""
     commands: dict[str, Callable[..., Command]] = {
         "generate": Generate,
-        "chat": Chat,
+        "chat": ChatCommand,
         "bench": Bench,
         "train-draft": TrainDraft,
     }
@@ -53,7 +53,7 @@ def run(command: Command) -> int:
         match command:
             case Generate():
                 generate(command)
-            case Chat():
+            case ChatCommand():
                 return chat(command)
             case Bench():
                 return asyncio.run(bench(command))
@@ -117,12 +117,12 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
         console.print(report.waterfall(result.stats))
 
 
-def chat(command: Chat) -> int:
+def chat(command: ChatCommand) -> int:
     """Talk until the lines end; 1 if an answer failed."""
     model, options = _connection(command)
     command.options.check()
     from client.library.sync import Swarm
-    from client.terminal.chat import Talk, typed_lines
+    from client.terminal.chat import ChatTerminal, typed_lines
     from swarm.runtime.gc_freeze import settle
     from swarm.runtime.library_logging import quiet_libraries
 
@@ -141,7 +141,7 @@ def chat(command: Chat) -> int:
                 "note: this model has no chat template; it goes on with a plain transcript and may not answer as asked"
             )
             console.print(note, style="dim", soft_wrap=True)
-        talk = Talk(conversation, console, command.options.seed)
+        talk = ChatTerminal(conversation, console, command.options.seed)
         talk.run(typed_lines(is_terminal))
     return 1 if talk.failed else 0
 
@@ -227,7 +227,7 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
 
 
-def _connection(command: Connection) -> tuple[str, ConnectOptions]:
+def _connection(command: ConnectionOptions) -> tuple[str, ConnectOptions]:
     model = command.model or os.environ.get("CANOPY_MODEL")
     if model is None:
         raise ConfigError("which model? name a hub id or folder, or set CANOPY_MODEL")

@@ -67,7 +67,7 @@ class Canary:
     opened_s: float
 
 
-class Beside:
+class FilteredRegistry:
     """A directory in which some machines are not listed."""
 
     def __init__(self, registry: Registry, hidden: frozenset[str]) -> None:
@@ -134,7 +134,7 @@ async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm
     Raises:
         SwarmError: nobody serves some layers, a machine failed …
     """
-    from client.control.policy import FixedBudget
+    from client.control.policy import FixedPolicy
     from client.drafting.drafter import LookupDrafter
     from client.drafting.sources.suffix_lookup import Lookup
     from client.library.jobs import PREFILL_CHUNK
@@ -156,7 +156,7 @@ async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm
     )
     started = time.perf_counter()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft") as drafting:
-        job = _job(options, LookupDrafter(Lookup()), drafting, FixedBudget(NODES), PREFILL_CHUNK)
+        job = _job(options, LookupDrafter(Lookup()), drafting, FixedPolicy(NODES), PREFILL_CHUNK)
         async with Dialer() as dialer:
             opener = SessionOpener(target, model, registry, dialer, command.join, NODES, wait_s=WAIT_S)
             async with opener.open(len(PROMPT) + command.tokens, job.nodes) as session:
@@ -196,9 +196,9 @@ class IdStream:
 
 
 def _job(options: Any, drafter: Any, drafting: ThreadPoolExecutor, budget: Any, chunk: int) -> Any:  # noqa: ANN401
-    from client.decode.loop import Job
+    from client.decode.loop import GenerationState
 
-    return Job(
+    return GenerationState(
         prompt=PROMPT,
         sampling=options.sampling(),
         budget=budget,
@@ -251,8 +251,8 @@ async def compare(registry: Registry, model: ModelIdentity, command: ProbeSwarm)
     strangers = {record.peer for record in records if record.numeric_class != mine.numeric_class}
     rivals = {record.peer for record in records if record.peer != peer and mine.span.contains(record.span)}
     try:
-        over = await generate(Beside(registry, frozenset(strangers | rivals)), model, command)
-        around = await generate(Beside(registry, frozenset({*strangers, peer})), model, command)
+        over = await generate(FilteredRegistry(registry, frozenset(strangers | rivals)), model, command)
+        around = await generate(FilteredRegistry(registry, frozenset({*strangers, peer})), model, command)
     except SwarmError as error:
         return _uncompared(peer, str(error))
     used, stand_ins = ({hop.peer for hop in canary.route.hops} for canary in (over, around))

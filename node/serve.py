@@ -27,9 +27,9 @@ from node.config import ServeConfig
 from node.engine.measure import measure_sweeps, step_cost
 from node.engine.scheduler import Engine
 from node.membership.duplicate_identity import check_alone, check_still_alone
-from node.membership.joining import Seats, joiners_choice
+from node.membership.joining import SpanReservation, joiners_choice
 from node.membership.model_mismatch import compare_twins
-from node.membership.peer_latency import Neighbours
+from node.membership.peer_latency import PeerDelays
 from node.membership.rebalance import Rebalance
 from node.model.checkpoint import Checkpoint, open_called
 from node.model.device import Device
@@ -47,14 +47,14 @@ from node.model.loading import (
 )
 from node.model.malloc_trim import give_back
 from node.model.span import dissect, shared_parts
-from node.session.context import Workshop
+from node.session.context import NodeContext
 from node.session.service import NodeService
-from node.session.table import Sessions
-from node.telemetry.counters import Tally
+from node.session.table import SessionTable
+from node.telemetry.counters import NodeCounters
 from node.telemetry.metrics import NodeFigures, listening, serving_metrics
 from node.telemetry.outbox import Outbox
-from node.telemetry.publisher import Address, Publisher
-from node.telemetry.report import Portrait, Scene, Subject
+from node.telemetry.publisher import Address, TelemetryPublisher
+from node.telemetry.report import NodeDescription, NodeReport, NodeSnapshot
 from swarm.discovery.address_proof import NONCE_BYTES
 from swarm.discovery.coverage import serve_line
 from swarm.discovery.dht.registry import DhtRegistry, check_ours
@@ -66,7 +66,7 @@ from swarm.inference.gumbel import gumbel_row
 from swarm.layers import Span
 from swarm.models.fingerprint import model_identity
 from swarm.runtime.tasks import TaskScope
-from swarm.telemetry.messages import EventKind, Part
+from swarm.telemetry.messages import EventKind, MessageKind
 from swarm.transport.dial import SERVER_OPTIONS, Dialer
 
 STOP_GRACE_S = 2.0
@@ -94,12 +94,12 @@ class Node:
         self._announced: NodeRecord | None = None
         self._one_by_one = asyncio.Lock()  # a record must expire later than the one before
         self._sweep_ms: tuple[tuple[int, float], ...] = ()
-        self._neighbours: Neighbours | None = None
+        self._neighbours: PeerDelays | None = None
         self._rebalance = Rebalance(random.Random())
         self._looking: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
         self._numeric_class = ""
-        self._tally = Tally()
+        self._tally = NodeCounters()
         self._news = Outbox()
 
     async def __aenter__(self) -> Self:
@@ -194,18 +194,18 @@ class Node:
     async def _tell_the_world(self, scraped: socket | None) -> None:
         """Answer scrapes and publish to MQTT from now on, where that is wanted; nobody waits for either."""
         device = Device(pick_device(self._config.device))
-        subject = Subject(self.identity, self._config.name, device, self._tally, self._scene)
+        subject = NodeDescription(self.identity, self._config.name, device, self._tally, self._scene)
         figures = NodeFigures(self.registry.peer_id, subject)
         await self._stack.enter_async_context(serving_metrics(scraped, figures, self._say))
         broker = self._config.broker()
         if broker is not None:
             address = Address(broker, self._config.mqtt_prefix, self.identity.fingerprint, self.registry.identity)
-            publisher = Publisher(address, Portrait(subject, self._news), self._news, self._say)
+            publisher = TelemetryPublisher(address, NodeReport(subject, self._news), self._news, self._say)
             await self._stack.enter_async_context(publisher)
 
-    def _scene(self) -> Scene:
+    def _scene(self) -> NodeSnapshot:
         """How this node is now, as telemetry tells it."""
-        scene = Scene(self._span, self._state, self._numeric_class, self._sweep_ms)
+        scene = NodeSnapshot(self._span, self._state, self._numeric_class, self._sweep_ms)
         if self._neighbours is None:
             return scene  # nothing is loaded
         some = self.sessions
@@ -228,7 +228,7 @@ class Node:
         if count > anatomy.num_layers:
             raise LayersError(f"--num-layers {count}: the model has {anatomy.num_layers} layers")
         self._numeric_class = f"{device.type}-{str(dtype).removeprefix('torch.')}"
-        self._seats = Seats(self.registry, self.identity, self._reserve)
+        self._seats = SpanReservation(self.registry, self.identity, self._reserve)
         await self._seats.reserve(joiners_choice(self.peer_id, count, self.identity))
         self._say(f"the swarm needs {self._span.describe(anatomy.num_layers)} most")
         self._announcing = self._scope.spawn(self._keep_announcing())
@@ -327,15 +327,15 @@ class Node:
         engine = Engine(step_cost(self._sweep_ms, offloaded=config.offload), counts_cpu=alone)
         valid = await asyncio.to_thread(count_tokens, self._checkpoint.folder, model.vocab_size)
         noise = lru_cache(NOISE_ROWS)(gumbel_row)
-        shop = Workshop(self.registry.peer_id, model, engine, self.registry, self._dialer, self._tally, valid, noise)
+        shop = NodeContext(self.registry.peer_id, model, engine, self.registry, self._dialer, self._tally, valid, noise)
         kv_tokens = config.kv_tokens or default_kv_tokens(model)
-        self.sessions = Sessions(shop, self.identity, kv_tokens, self._scope)
+        self.sessions = SessionTable(shop, self.identity, kv_tokens, self._scope)
         self._working = self._scope.spawn(engine.run())
         service = NodeService(self.registry.identity, self.sessions)
         server.add_generic_rpc_handlers((service.handlers(),))
         await server.start()
         self._server = server
-        self._neighbours = Neighbours(self.registry.peer_id, model, lambda: engine.worked_ms)
+        self._neighbours = PeerDelays(self.registry.peer_id, model, lambda: engine.worked_ms)
 
     def _reachable_host(self) -> str:
         """The host of the first address under which the DHT peer is reachable, or the listening one."""
@@ -370,7 +370,7 @@ class Node:
 
     async def _announce(self, state: NodeState) -> None:
         self._state = state
-        self._news.want(Part.STATUS)
+        self._news.want(MessageKind.STATUS)
         async with self._one_by_one:
             record = self._record(self._state)
             self._announced = record  # also if this fails: it may have reached some peers all the same

@@ -57,7 +57,7 @@ class Bootstrap:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ShowStatus:
     """Print who serves what, and which layers nobody serves.
 
     Attributes:
@@ -71,7 +71,7 @@ class Status:
 
 Command = (
     Annotated[Bootstrap, tyro.conf.subcommand("bootstrap")]
-    | Annotated[Status, tyro.conf.subcommand("status")]
+    | Annotated[ShowStatus, tyro.conf.subcommand("status")]
     | Annotated[ShowRoute, tyro.conf.subcommand("route")]
     | Annotated[ShowPlan, tyro.conf.subcommand("plan")]
     | Annotated[Health, tyro.conf.subcommand("health")]
@@ -87,14 +87,14 @@ def main() -> None:
     sys.exit(run(command))
 
 
-def run(command: Bootstrap | Status | ShowRoute | ShowPlan | Health | Private | Top) -> int:
+def run(command: Bootstrap | ShowStatus | ShowRoute | ShowPlan | Health | Private | Top) -> int:
     """Carry out a command; the exit code."""
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     try:
         match command:
             case Bootstrap():
                 asyncio.run(bootstrap(command, console))
-            case Status():
+            case ShowStatus():
                 asyncio.run(status(command, console))
             case ShowRoute():
                 asyncio.run(route(command, console))
@@ -167,7 +167,7 @@ async def _until(stop: asyncio.Event, registry: DhtRegistry) -> None:
         watch.cancel()
 
 
-async def status(command: Status, console: Console) -> None:
+async def status(command: ShowStatus, console: Console) -> None:
     """Print one table per model and the commands that fill its gaps."""
     if not command.join:
         raise ConfigError("which swarm? give a peer's address with --join, as `swarm bootstrap` prints it")

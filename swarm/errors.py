@@ -122,7 +122,7 @@ class HopLeaving(HopError):
     """Leaves the swarm soon; it serves until the session has moved elsewhere."""
 
 
-class TwinsDiffer(HopError):
+class ReplicasDiffer(HopError):
     """Of two machines with the same layers, it computes something else than the other; nobody knows which is right."""
 
 

@@ -9,25 +9,27 @@ from typing import cast
 import torch
 
 from node.model.device import Device
-from node.telemetry.counters import ErrorKind, Tally
+from node.telemetry.counters import ErrorKind, NodeCounters
 from node.telemetry.metrics import NodeFigures
-from node.telemetry.report import Scene, Subject
+from node.telemetry.report import NodeDescription, NodeSnapshot
 from swarm.discovery.node_record import NodeState
 from swarm.health.metrics.exporter import HealthView, look
 from swarm.health.state.assessment import LinkState
-from swarm.health.state.node import Model
+from swarm.health.state.node import ReportedModel
 from swarm.health.state.overview import Overview
-from swarm.health.state.probe_results import Comparison, HopProbe, Probe
+from swarm.health.state.probe_results import HopProbe, Probe, ReplicaComparison
 from swarm.health.tasks.history import History
-from swarm.health.tasks.publisher import Publisher
-from swarm.health.tasks.recorder import Clerk
+from swarm.health.tasks.publisher import StatePublisher
+from swarm.health.tasks.recorder import HealthLoop
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.telemetry.guard import TelemetryGuard
 from swarm.telemetry.messages import ServedModel, seal_body
 from tests.telling import NOW, identity, metrics, status, topic
 
-WHOLE, SHAKY, TORN = (Model(name, digit * 64, 12) for name, digit in (("whole", "a"), ("shaky", "b"), ("torn", "c")))
+WHOLE, SHAKY, TORN = (
+    ReportedModel(name, digit * 64, 12) for name, digit in (("whole", "a"), ("shaky", "b"), ("torn", "c"))
+)
 NODES = (
     (WHOLE, "QmFirst", Span(0, 6)),
     (WHOLE, "QmSecond", Span(6, 12)),
@@ -48,7 +50,7 @@ GOOD = Probe(
     return_ms=25.0,
 )
 FAILED = Probe(ok=False, error="nobody answered")
-SCENE = Scene(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.1),), 2, 10, 4_096, 1_000.0)
+SCENE = NodeSnapshot(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.1),), 2, 10, 4_096, 1_000.0)
 
 
 @dataclass
@@ -61,9 +63,9 @@ class MeasuredHealth:
 
     def __post_init__(self) -> None:
         self.overview = Overview(["/ip4/192.0.2.1/tcp/1/p2p/Qm"], "canopy", self.at, self.guard.counts)
-        self.publisher = Publisher()
+        self.publisher = StatePublisher()
         unused = cast("History", SimpleNamespace())
-        self.clerk = Clerk(self.overview, self.publisher, unused, clock=lambda: self.at + 1)
+        self.clerk = HealthLoop(self.overview, self.publisher, unused, clock=lambda: self.at + 1)
         for model, peer, span in NODES:
             served = ServedModel(model.name, model.fingerprint, model.num_layers)
             told = status(model=served, span=span, name="attic" if peer == "QmFirst" else None)
@@ -80,7 +82,7 @@ class MeasuredHealth:
         for _ in range(2):
             overview.probed(TORN, FAILED, self.at)
         overview.knowledge.probed(WHOLE.fingerprint, PeerId("QmFirst"), 8.0)
-        overview.compared(WHOLE, Comparison(PeerId("QmFirst"), (PeerId("QmSecond"),), False, 64))
+        overview.compared(WHOLE, ReplicaComparison(PeerId("QmFirst"), (PeerId("QmSecond"),), False, 64))
 
     def hear(self) -> None:
         """Every node did a little more; one message is believed, and ten are forged."""
@@ -106,17 +108,17 @@ class MeasuredHealth:
 class MeasuredNode:
     """A node's counters without the node."""
 
-    tally: Tally = field(default_factory=Tally)
-    scene: Scene = SCENE
+    tally: NodeCounters = field(default_factory=NodeCounters)
+    scene: NodeSnapshot = SCENE
 
     def __post_init__(self) -> None:
         model = ModelIdentity("whole", "a" * 64, "c" * 64, "w" * 64, "t" * 64, 12)
         device = Device(torch.device("cpu"))
         device.memory_bytes, device.temperature_c = (lambda: 10_000), (lambda: 61.0)  # type: ignore[method-assign]
-        subject = Subject(model, None, device, self.tally, self.look)
+        subject = NodeDescription(model, None, device, self.tally, self.look)
         self.figures = NodeFigures(PeerId("QmFirst"), subject)
 
-    def look(self) -> Scene:
+    def look(self) -> NodeSnapshot:
         """Before every scrape a sweep was run, after a long wait, and one failed."""
         tally = self.tally
         tally.queue_times.add_ms(2_000.0)

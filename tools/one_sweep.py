@@ -18,7 +18,7 @@ from rich.console import Console
 from client.demo.__main__ import _swarm, _wait_covered
 from client.drafting.drafter import NONE, Drafter
 from client.drafting.pool import Drafters
-from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
 from client.library.aio import AsyncSwarm
 from client.stats import Result
@@ -38,7 +38,7 @@ class Listener:
     picked: list[tuple[DraftTree, dict[int | None, int]]] = field(default_factory=list)
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
     ) -> DraftTree:
         """The inner drafter's tree."""
         tree = self.inner.grow(sequence, nodes, depth, sampling, worth)

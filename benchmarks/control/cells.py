@@ -41,10 +41,10 @@ from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import Recorded, prompts_of, write
 from client.bench.paired_ratio import Median, median_of, ratios
 from client.control.goodput import Goodput
-from client.control.policy import Budget, FixedBudget
+from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.demo.link_shape import LinkShape
 from client.drafting.drafter import TreeDrafter
-from client.drafting.loading import Wanted, load_drafter
+from client.drafting.loading import DraftOptions, load_drafter
 from client.library.jobs import MOST_NODES
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
@@ -241,17 +241,17 @@ def compare(costs: Costs, real: Speeds, replays: Sequence[Speeds]) -> Found:
 
 def replayed(texts: Sequence[Recorded], costs: Costs) -> Speeds:
     """Each way of making the texts, with draft and target that run as the real ones do."""
-    budgets: dict[str, Budget] = {
-        PLAIN: FixedBudget(0),
-        FIXED: FixedBudget(FIXED_NODES),
+    budgets: dict[str, SpeculationPolicy] = {
+        PLAIN: FixedPolicy(0),
+        FIXED: FixedPolicy(FIXED_NODES),
         CHOSEN: Goodput(MOST_NODES),
     }
     return {way: _told(texts, costs, budget)[WARM_PAIRS:] for way, budget in budgets.items()}
 
 
-def _told(texts: Sequence[Recorded], costs: Costs, budget: Budget) -> list[float]:
+def _told(texts: Sequence[Recorded], costs: Costs, budget: SpeculationPolicy) -> list[float]:
     """Speeds of texts one after another, by one client that begins knowing nothing."""
-    drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu")).drafter
+    drafter = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu")).drafter
     assert isinstance(drafter, TreeDrafter)
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     cast = Cast(partial(VirtualDrafter, drafter, costs), whole_target())

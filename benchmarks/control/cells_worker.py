@@ -25,8 +25,8 @@ from benchmarks.simulation.counted import CountedDrafter
 from benchmarks.simulation.profiles import FIRST_SEED
 from benchmarks.simulation.recorded import prompts_of
 from client.drafting.drafter import NONE, TreeDrafter
-from client.drafting.loading import Made, Name, Wanted, load_drafter
-from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.loading import DraftOptions, LoadedDrafter, Name, load_drafter
+from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
 from client.library.aio import AsyncSwarm
 from client.stats import Result, SweepStats
@@ -71,7 +71,7 @@ class TimedDrafter(CountedDrafter):
         self.learned: list[float] = []
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
     ) -> DraftTree:
         """As ever."""
         began_s = time.thread_time()
@@ -94,10 +94,10 @@ class TimedDrafter(CountedDrafter):
         }
 
 
-def load_timed(drafters: list[TimedDrafter]) -> Callable[[Name, Target, Wanted, str | None], Made]:
+def load_timed(drafters: list[TimedDrafter]) -> Callable[[Name, Target, DraftOptions, str | None], LoadedDrafter]:
     """Loads what is to draft, and keeps it where its notes can be read."""
 
-    def load(model: Name, target: Target, wanted: Wanted, revision: str | None = None) -> Made:
+    def load(model: Name, target: Target, wanted: DraftOptions, revision: str | None = None) -> LoadedDrafter:
         made = load_drafter(model, target, wanted, revision)
         assert isinstance(made.drafter, TreeDrafter)
         drafters.append(TimedDrafter(made.drafter))

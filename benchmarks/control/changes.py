@@ -27,7 +27,7 @@ from benchmarks.simulation.profiles import FIRST_SEED
 from benchmarks.simulation.recorded import Recorded, prompts_of, write
 from client.control.goodput import Goodput
 from client.drafting.drafter import TreeDrafter
-from client.drafting.loading import Wanted, load_drafter
+from client.drafting.loading import DraftOptions, load_drafter
 from client.library.jobs import MOST_NODES
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
@@ -74,7 +74,7 @@ class Cell:
 
 def tell(texts: Sequence[Recorded], networks: Sequence[Costs]) -> list[float]:
     """Each text's speed, all by one client, over each network in turn; routing promises what the first one is."""
-    drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu")).drafter
+    drafter = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu")).drafter
     assert isinstance(drafter, TreeDrafter)
     budget, tokenizer, speeds = Goodput(MOST_NODES), AutoTokenizer.from_pretrained(TARGET), list[float]()
     for place, text in enumerate(texts):

@@ -30,25 +30,25 @@ from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import KINDS, Pair, Recorded, prompts_of, record
 from client.control.goodput import Goodput
-from client.control.policy import Budget, FixedBudget
+from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.library.jobs import MOST_NODES
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import load_whole
 from swarm.protocol.messages import Sampling
-from swarm.routing.costs import Prospect
+from swarm.routing.costs import RouteForecast
 
 WRONG = 3.0
 
-Promise = Callable[[Costs], Prospect | None]
+Promise = Callable[[Costs], RouteForecast | None]
 
 
 def promised(links: float, compute: float, row: float) -> Promise:
     """A promise that is so many times the truth."""
 
-    def promise(costs: Costs) -> Prospect:
+    def promise(costs: Costs) -> RouteForecast:
         true = costs.prospect()
         rows_ms = (row * true.row_ms, row * true.link_row_ms)
-        return Prospect(links * true.links_ms, compute * true.compute_ms, *rows_ms, hops=true.hops)
+        return RouteForecast(links * true.links_ms, compute * true.compute_ms, *rows_ms, hops=true.hops)
 
     return promise
 
@@ -105,18 +105,18 @@ def measure(name: tuple[str, str, float], texts: Sequence[Recorded]) -> Cell:
     """All ways of one cell."""
     costs, tokenizer = PROFILES[name[0]], AutoTokenizer.from_pretrained(TARGET)
 
-    def each(way: Callable[[], Budget], promise: Promise = Costs.prospect) -> list[tuple[int, float]]:
+    def each(way: Callable[[], SpeculationPolicy], promise: Promise = Costs.prospect) -> list[tuple[int, float]]:
         cast = Cast(promise=promise)
         return [asyncio.run(tell(text, costs, way(), tokenizer, cast))[:2] for text in texts]
 
     fixed = {
-        (size, flights): speed(each(partial(FixedBudget, size, flights)))
+        (size, flights): speed(each(partial(FixedPolicy, size, flights)))
         for size in SIZES
         for flights in (IN_FLIGHT if size else (1,))
     }
     best = max(fixed, key=fixed.__getitem__)
     fresh = partial(Goodput, MOST_NODES)
-    first, plain = each(fresh), each(partial(FixedBudget, 0))
+    first, plain = each(fresh), each(partial(FixedPolicy, 0))
     return Cell(
         name,
         fixed[0, 1],

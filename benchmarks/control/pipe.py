@@ -31,15 +31,15 @@ from benchmarks.simulation.chain import Costs, VirtualDrafter
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import Recorded, prompts_of, write
 from client.control.goodput import Goodput
-from client.control.policy import Budget, FixedBudget
+from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.drafting.drafter import TreeDrafter
-from client.drafting.loading import Wanted, load_drafter
+from client.drafting.loading import DraftOptions, load_drafter
 from client.library.jobs import MOST_NODES
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
-from swarm.routing.costs import Prospect
+from swarm.routing.costs import RouteForecast
 
 SIZES = (32, 64, 128)
 SHIFTS_MS = (0.0, -0.1, 0.1, -0.2, 0.2)
@@ -125,16 +125,16 @@ def whole_target() -> RaggedModel:
 def tell(
     texts: Sequence[Recorded],
     costs: Costs,
-    budget: Budget,
+    budget: SpeculationPolicy,
     *,
     siblings: bool = True,
-    promise: Callable[[Costs], Prospect | None] = Costs.prospect,
+    promise: Callable[[Costs], RouteForecast | None] = Costs.prospect,
 ) -> Told:
     """All texts through one client, whose drafter is the usual one, with or without what dead branches told.
 
     promise: what routing says of the chain.
     """
-    drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu", siblings=siblings)).drafter
+    drafter = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu", siblings=siblings)).drafter
     assert isinstance(drafter, TreeDrafter)
     cast = Cast(partial(VirtualDrafter, drafter, costs), whole_target(), promise)
     return run(texts, costs, budget, AutoTokenizer.from_pretrained(TARGET), cast)
@@ -154,7 +154,7 @@ def measure(name: tuple[str, str, float], options: Options) -> Cell:
         samplings = [Sampling(seed + place, temperature) for place in range(len(given))]
         texts = write(whole_target(), given, samplings, options.new_tokens)
         for size in options.sizes:
-            ways.setdefault(size, []).append(tell(texts, shifted, FixedBudget(size)))
+            ways.setdefault(size, []).append(tell(texts, shifted, FixedPolicy(size)))
         ways.setdefault("chosen", []).append(tell(texts, shifted, OneAtATime(MOST_NODES)))
         ways.setdefault("pipe", []).append(tell(texts, shifted, Goodput(MOST_NODES)))
         if turn == 0:

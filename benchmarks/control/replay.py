@@ -34,25 +34,25 @@ from benchmarks.simulation.clock import Clock
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import KINDS, TREE, Pair, Recorded, prompts_of, record
 from client.control.goodput import Goodput
-from client.control.policy import SWEEPS_IN_FLIGHT, Ahead, Budget, Choice, FixedBudget
-from client.decode.loop import Job, decode
+from client.control.policy import SWEEPS_IN_FLIGHT, FixedPolicy, PipelineState, SpeculationPlan, SpeculationPolicy
+from client.decode.loop import GenerationState, decode
 from client.decode.text_stream import TextStream
 from client.decode.walk import Walk
 from client.drafting.drafter import Drafter
-from client.drafting.search.stopping import Worth
+from client.drafting.search.stopping import StopRule
 from client.drafting.search.tree import DraftTree
 from client.library.jobs import MOST_NODES, PREFILL_CHUNK
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Credits, Sampling
 from swarm.protocol.session import Limits
-from swarm.routing.costs import Prospect
+from swarm.routing.costs import RouteForecast
 from swarm.runtime.library_logging import quiet_libraries
 
 SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 IN_FLIGHT = (1, 3, 8, 16, 24, SWEEPS_IN_FLIGHT)
 DELAY_BOUND = ("25 ms, 100 Mbit/s", "50 ms, 20 Mbit/s", "100 ms, 50 Mbit/s")
-FREE_WAYS = (FixedBudget(TREE), FixedBudget(TREE, SWEEPS_IN_FLIGHT), FixedBudget(32, SWEEPS_IN_FLIGHT))
+FREE_WAYS = (FixedPolicy(TREE), FixedPolicy(TREE, SWEEPS_IN_FLIGHT), FixedPolicy(32, SWEEPS_IN_FLIGHT))
 ORACLE_SURE, ORACLE_NODES = 0.995, 4
 VOCABULARY = 1 << 20
 PLAIN_BOUND, BEST_BOUND = 0.97, 0.95
@@ -90,15 +90,17 @@ class Told:
 class OneAtATime(Goodput):
     """The same controller, which waits for each sweep."""
 
-    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> int:
+    def more(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
         """None."""
         return 0
 
-    def worth(self, route: Hashable, temperature: float, planned: Choice) -> Worth:
+    def worth(self, route: Hashable, temperature: float, planned: SpeculationPlan) -> StopRule:
         """Nothing can follow later."""
         return replace(super().worth(route, temperature, planned), alone=math.inf)
 
-    def cut(self, route: Hashable, temperature: float, chances: Sequence[float], planned: Choice) -> Choice:
+    def cut(
+        self, route: Hashable, temperature: float, chances: Sequence[float], planned: SpeculationPlan
+    ) -> SpeculationPlan:
         """All at once."""
         return replace(super().cut(route, temperature, chances, planned), chunk=None)
 
@@ -112,14 +114,14 @@ class Cast:
 
     drafter: Callable[[Clock], Drafter] | None = None
     target: RaggedModel | None = None
-    promise: Callable[[Costs], Prospect | None] = Costs.prospect
+    promise: Callable[[Costs], RouteForecast | None] = Costs.prospect
 
 
 RECORDED = Cast()
 
 
 async def tell(
-    recorded: Recorded, costs: Costs, budget: Budget, tokenizer: object, cast: Cast = RECORDED
+    recorded: Recorded, costs: Costs, budget: SpeculationPolicy, tokenizer: object, cast: Cast = RECORDED
 ) -> tuple[int, float, list[int]]:
     """Make one text again: tokens after the first reply, virtual seconds after it, and the tree sizes.
 
@@ -130,7 +132,7 @@ async def tell(
     window = len(recorded.tokens) + 64
     credits = Credits(window, SWEEPS_IN_FLIGHT, MOST_NODES + 3 * PREFILL_CHUNK)
     text = TextStream(tokenizer, recorded.prompt, max_new_tokens=new)  # type: ignore[arg-type]
-    job = Job(
+    job = GenerationState(
         recorded.prompt,
         recorded.sampling,
         budget,
@@ -156,7 +158,9 @@ async def tell(
     return len(text.tokens) - first[0], clock.seconds() - first[1], [sweep.nodes for sweep in job.sweeps]
 
 
-def run(texts: Sequence[Recorded], costs: Costs, budget: Budget, tokenizer: object, cast: Cast = RECORDED) -> Told:
+def run(
+    texts: Sequence[Recorded], costs: Costs, budget: SpeculationPolicy, tokenizer: object, cast: Cast = RECORDED
+) -> Told:
     """All prompts of a cell, one after another, through one way."""
     tokens = seconds = 0.0
     sizes: list[int] = []
@@ -192,7 +196,7 @@ def replay_cell(name: tuple[str, str, float], costs: Costs, texts: Sequence[Reco
     """Every fixed choice, the controller that waits for each sweep, and the one that does not."""
     (network, kind, temperature), tokenizer = name, AutoTokenizer.from_pretrained(TARGET)
     fixed = {
-        (size, flights): run(texts, costs, FixedBudget(size, flights), tokenizer)
+        (size, flights): run(texts, costs, FixedPolicy(size, flights), tokenizer)
         for size in SIZES
         for flights in (IN_FLIGHT if size else (1,))
     }
@@ -264,7 +268,7 @@ def _oracle_note(texts: Sequence[Recorded], networks: Mapping[str, Costs], token
     for network, costs in networks.items():
         alone, pipe = (
             run(known, costs, budget, tokenizer).tokens_per_s
-            for budget in (FixedBudget(ORACLE_NODES), FixedBudget(ORACLE_NODES, IN_FLIGHT[-1]))
+            for budget in (FixedPolicy(ORACLE_NODES), FixedPolicy(ORACLE_NODES, IN_FLIGHT[-1]))
         )
         said.append(f"{network} {alone:.0f} and {pipe:.0f}")
     return (

@@ -25,10 +25,10 @@ from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import prompts_of, write
 from client.control.goodput import Goodput
-from client.control.policy import FixedBudget, Spent
+from client.control.policy import FixedPolicy, SweepMeasurement
 from client.library.jobs import MOST_NODES
 from swarm.protocol.messages import Sampling
-from swarm.routing.costs import Prospect
+from swarm.routing.costs import RouteForecast
 
 EVEN, IDLE = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)
 CHAINS = {
@@ -77,11 +77,11 @@ class Cell:
 class Alike(Goodput):
     """Takes all hops for alike."""
 
-    def expect(self, route: Hashable, prospect: Prospect) -> None:
+    def expect(self, route: Hashable, prospect: RouteForecast) -> None:
         """No more of a promise than what holds for all of them."""
         super().expect(route, replace(prospect, busiest=0.0))
 
-    def spent(self, route: Hashable, spent: Spent) -> None:
+    def spent(self, route: Hashable, spent: SweepMeasurement) -> None:
         """No more of a sweep either."""
         super().spent(route, replace(spent, each_waited_ms=(), each_computed_ms=()))
 
@@ -96,8 +96,8 @@ def measure(name: tuple[str, str, str, float], options: Options) -> Cell:
     told = partial(tell, texts, costs)
     return Cell(
         name,
-        told(FixedBudget(0)).tokens_per_s,
-        {f"{size} × {count}": told(FixedBudget(size, count)).tokens_per_s for size, count in FIXED},
+        told(FixedPolicy(0)).tokens_per_s,
+        {f"{size} × {count}": told(FixedPolicy(size, count)).tokens_per_s for size, count in FIXED},
         told(OneAtATime(MOST_NODES)).tokens_per_s,
         told(Alike(MOST_NODES)).tokens_per_s,
         told(Goodput(MOST_NODES)).tokens_per_s,

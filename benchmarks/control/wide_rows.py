@@ -23,10 +23,10 @@ from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.profiles import FIRST_SEED
 from benchmarks.simulation.recorded import prompts_of, write
 from client.control.goodput import Goodput
-from client.control.policy import FixedBudget
+from client.control.policy import FixedPolicy
 from client.library.jobs import MOST_NODES
 from swarm.protocol.messages import Sampling
-from swarm.routing.costs import LINK_MBIT_PER_S, Prospect
+from swarm.routing.costs import LINK_MBIT_PER_S, RouteForecast
 
 LARGE, MEDIUM = 16_384, 8_192
 NETWORKS = {
@@ -73,7 +73,7 @@ class Cell:
         return max(self.fixed, key=self.fixed.__getitem__)
 
 
-def assumed(costs: Costs) -> Prospect:
+def assumed(costs: Costs) -> RouteForecast:
     """What routing says of links that nobody measured."""
     return replace(costs, mbit=LINK_MBIT_PER_S).prospect()
 
@@ -85,13 +85,13 @@ def measure(name: tuple[str, float], options: Options) -> Cell:
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
     texts = write(whole_target(), given, samplings, options.new_tokens)
     told = partial(tell, costs=costs)
-    fixed = {f"{size} × {count}": told(texts, budget=FixedBudget(size, count)).tokens_per_s for size, count in FIXED}
+    fixed = {f"{size} × {count}": told(texts, budget=FixedPolicy(size, count)).tokens_per_s for size, count in FIXED}
     chosen = told(texts, budget=Goodput(MOST_NODES))
     first = {
         word: sum(told([text], budget=Goodput(MOST_NODES), promise=promise).tokens_per_s for text in texts) / len(texts)
         for word, promise in (("true", Costs.prospect), ("assumed", assumed))
     }
-    plain = told(texts, budget=FixedBudget(0)).tokens_per_s
+    plain = told(texts, budget=FixedPolicy(0)).tokens_per_s
     return Cell(name, plain, fixed, chosen.tokens_per_s, chosen.nodes, first)
 
 

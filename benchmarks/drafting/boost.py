@@ -34,7 +34,7 @@ from client.target import load_target
 from client.train.boost import BoostTraining
 from client.train.draft_model import DraftTraining
 from client.train.head import Schedule
-from client.train.samples import Amount, LocalSampler, load_for_training, sampled_lines
+from client.train.samples import LocalSampler, SampleAmount, load_for_training, sampled_lines
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
@@ -96,7 +96,7 @@ class Cell:
 def train(options: Options, folder: Path, console: Console) -> dict[str, Path]:
     """Train the drafts; their folders."""
     target = load_for_training(TARGET, "cpu")
-    amount = Amount(options.lines, options.tokens, 1)
+    amount = SampleAmount(options.lines, options.tokens, 1)
     with Progress(console=console) as bar:
         task = bar.add_task("sampling the target", total=options.lines)
         kept = options.samples or folder / "samples.safetensors"

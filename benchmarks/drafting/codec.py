@@ -30,8 +30,8 @@ from client.decode.walk import Walk
 from client.drafting.drafter import Drafter, ModelDrafter, NoDrafter
 from client.drafting.search.local_session import LocalSession
 from swarm.demo import DRAFT, PASSAGES, TARGET
-from swarm.inference.kv_cache import Arena
-from swarm.inference.ragged_batch import RaggedModel, Work, load_whole
+from swarm.inference.kv_cache import KvCache
+from swarm.inference.ragged_batch import RaggedModel, SessionRows, load_whole
 from swarm.inference.row_codec import decode_rows, encode_rows, lossless_codec
 from swarm.layers import Span
 from swarm.protocol.messages import Codec, Sampling, Sweep
@@ -99,7 +99,7 @@ class SplitSession(LocalSession):
 
     def __init__(self, model: RaggedModel, limits: Limits, codec: Codec) -> None:
         super().__init__(model, limits)
-        self._arenas = [Arena(model.layout.within(span), self.arena.slots.capacity) for span in SPANS]
+        self._arenas = [KvCache(model.layout.within(span), self.arena.slots.capacity) for span in SPANS]
         self._codec = codec
 
     def run(self, sweep: Sweep) -> torch.Tensor:
@@ -112,7 +112,7 @@ class SplitSession(LocalSession):
             if rows is not None:
                 rows = decode_rows(encode_rows(rows, self._codec), rows.dtype)
             entering = ids if rows is None else None
-            work = Work(arena, applied.appended, sweep.parents, applied.positions, entering, rows)
+            work = SessionRows(arena, applied.appended, sweep.parents, applied.positions, entering, rows)
             rows = self.model.forward([work], span)
         assert rows is not None
         return rows

@@ -34,14 +34,14 @@ from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.clock import Clock
 from benchmarks.simulation.recorded import KINDS, Recorded, picks_of, prompts_of
 from client.control.goodput import Goodput
-from client.control.policy import Budget, FixedBudget
+from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.drafting.drafter import MAX_LEVELS, NONE, NoDrafter, TreeDrafter
 from client.drafting.heads.files import load_head, read_head_config
 from client.drafting.search.calibration import Calibration
 from client.drafting.search.local_session import LocalSession
 from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Source
-from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
 from client.drafting.sources.dgf import DgfSource
 from client.drafting.sources.lookup import LookupSource
@@ -123,7 +123,7 @@ class TimedDrafter:
         self._clock = clock
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
     ) -> DraftTree:
         """What the drafter grows; the clock moves on by what that took."""
         known = len(sequence) - 1
@@ -200,7 +200,7 @@ def replay(
     texts: Sequence[Told],
     tokenizer: object,
     costs: Costs = PROFILE,
-    budget: Budget | None = None,
+    budget: SpeculationPolicy | None = None,
 ) -> tuple[float, float]:
     """Tokens per virtual second, and the median tree; a controller that begins knowing nothing chooses by default."""
     budget = budget or Goodput(MOST_NODES)
@@ -270,8 +270,8 @@ def heterogeneous(shop: Workshop, options: Options, made: Sheet, console: Consol
     texts = _texts(shop, "passages", 0.0, options.prompts, options.new_tokens)
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     for name, costs in track(DEVICES.items(), "devices", console=console):
-        plain, _ = replay(shop.drafter(("dgf",)), texts, tokenizer, costs, FixedBudget(0))
-        fixed, _ = replay(shop.drafter(("dgf",)), texts, tokenizer, costs, FixedBudget(64))
+        plain, _ = replay(shop.drafter(("dgf",)), texts, tokenizer, costs, FixedPolicy(0))
+        fixed, _ = replay(shop.drafter(("dgf",)), texts, tokenizer, costs, FixedPolicy(64))
         chosen, nodes = replay(shop.drafter(("dgf",)), texts, tokenizer, costs)
         made.notes.append(
             f"DGF, {name}: the controller's median tree has {nodes:g} nodes: {chosen:.1f} tokens/s, with K = 64 "

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from benchmarks.emulation.namespaces import make_host
-from client.demo.link_shape import Ends, Interface, Link, LinkShape, matching
+from client.demo.link_shape import EmulatedLink, Ends, Interface, LinkShape, matching
 from swarm.errors import SwarmError
 
 SUBNET = (10, 88, 0)
@@ -34,7 +34,7 @@ BURST = 64
 PACKET_BYTES = 1 << 16
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 
-Waiting = tuple[float, int, Link, int, bytes, bool]
+Waiting = tuple[float, int, EmulatedLink, int, bytes, bool]
 """Due time, number (a tie-break), link, receiver's device, packet, whether it has passed the receiver's interface."""
 
 
@@ -71,11 +71,11 @@ class Carrier:
         self._cut: set[Ends] = set()
         outgoing = [Interface() for _ in devices]
         incoming = [Interface() for _ in devices]
-        self._links: dict[Ends, Link] = {}
-        self._routes: dict[int, dict[bytes, tuple[Link, int]]] = {device: {} for device in devices}
+        self._links: dict[Ends, EmulatedLink] = {}
+        self._routes: dict[int, dict[bytes, tuple[EmulatedLink, int]]] = {device: {} for device in devices}
         for source, target in itertools.permutations(range(len(devices)), 2):
             chance = random.Random(f"{seed}: {source} to {target}").random
-            link = Link(shape, outgoing[source], incoming[target], chance)
+            link = EmulatedLink(shape, outgoing[source], incoming[target], chance)
             self._links[source, target] = link
             self._routes[devices[source]][bytes((*SUBNET, target + 1))] = (link, devices[target])
 

@@ -30,10 +30,10 @@ from client.bench.paired_ratio import median_of, ratios
 from client.demo.programs import start_program
 from client.library.aio import AsyncSwarm
 from node.model.device import Device
-from node.telemetry.counters import Tally
+from node.telemetry.counters import NodeCounters
 from node.telemetry.outbox import Outbox
-from node.telemetry.publisher import Address, Publisher
-from node.telemetry.report import Portrait, Scene, Subject
+from node.telemetry.publisher import Address, TelemetryPublisher
+from node.telemetry.report import NodeDescription, NodeReport, NodeSnapshot
 from swarm.demo import DRAFT, TARGET
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeState
@@ -137,13 +137,15 @@ async def _serve(stack: AsyncExitStack, way: str, url: str, folder: Path) -> Ser
 
 async def measure_publisher(url: str, seconds: float) -> float:
     """CPU seconds per second of a publisher that says what a serving node says, in a process that does nothing else."""
-    identity, tally, outbox = Identity.ephemeral(), Tally(), Outbox()
+    identity, tally, outbox = Identity.ephemeral(), NodeCounters(), Outbox()
     model = ModelIdentity("demo-target", "0" * 64, "0" * 64, "0" * 64, "0" * 64, 12)
-    scene = Scene(Span(0, 12), NodeState.SERVING, "cpu-float32", ((1, 8.0), (8, 9.0), (64, 20.0)), 1, 1_000, 4_096, 1.0)
-    subject = Subject(model, None, Device(torch.device("cpu")), tally, lambda: scene)
+    scene = NodeSnapshot(
+        Span(0, 12), NodeState.SERVING, "cpu-float32", ((1, 8.0), (8, 9.0), (64, 20.0)), 1, 1_000, 4_096, 1.0
+    )
+    subject = NodeDescription(model, None, Device(torch.device("cpu")), tally, lambda: scene)
     connected = asyncio.Event()
     address = Address(parse_broker(url), "canopy", model.fingerprint, identity)
-    async with Publisher(address, Portrait(subject, outbox), outbox, lambda _: connected.set()):
+    async with TelemetryPublisher(address, NodeReport(subject, outbox), outbox, lambda _: connected.set()):
         await connected.wait()
         began_s, cpu_s = time.monotonic(), time.process_time()
         await asyncio.sleep(seconds)

@@ -23,9 +23,9 @@ import client.decode.loop
 import client.library.jobs
 from benchmarks.emulation.swarm import covered
 from client.chain.chain import Chain
-from client.control.policy import Choice
+from client.control.policy import SpeculationPlan
 from client.decode.draft_worker import IsAwaited
-from client.decode.loop import Job
+from client.decode.loop import GenerationState
 from client.decode.text_stream import TextStream
 from client.drafting.search.tree import DraftTree
 from client.library.aio import AsyncSwarm
@@ -79,8 +79,8 @@ class Reporter(logging.Handler):
             self.say("begin", hops=[str(hop.peer) for hop in chain.route.hops])
 
         async def noted_draft(
-            job: Job, route: Hashable, room: int, is_awaited: IsAwaited
-        ) -> tuple[DraftTree, Choice, float]:
+            job: GenerationState, route: Hashable, room: int, is_awaited: IsAwaited
+        ) -> tuple[DraftTree, SpeculationPlan, float]:
             self.say("draft")
             return await draft(job, route, room, is_awaited)
 

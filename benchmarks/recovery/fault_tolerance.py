@@ -36,11 +36,11 @@ from benchmarks.sheet import Sheet
 from benchmarks.simulation.acceptance import demo_prompts
 from client.chain.chain import Chain, open_chain
 from client.control.policy import SWEEPS_IN_FLIGHT
-from client.decode.loop import PREFILLS_IN_FLIGHT, Job, decode
+from client.decode.loop import PREFILLS_IN_FLIGHT, GenerationState, decode
 from client.decode.walk import Walk
 from client.drafting.drafter import NoDrafter
 from client.drafting.pool import Drafters
-from client.library.jobs import PREFILL_CHUNK, JobMaker
+from client.library.jobs import PREFILL_CHUNK, GenerationFactory
 from client.library.session import SessionOpener
 from client.options import Options as TextOptions
 from client.target import load_target
@@ -105,7 +105,7 @@ class Ways:
 
     def __init__(self, opener: SessionOpener, drafting: ThreadPoolExecutor) -> None:
         self._opener = opener
-        self._jobs = JobMaker(opener.target, Drafters(NoDrafter()), drafting, 0)
+        self._jobs = GenerationFactory(opener.target, Drafters(NoDrafter()), drafting, 0)
 
     async def canopy(self, prompt: tuple[int, ...], new_tokens: int, mishaps: Mishaps) -> list[int]:
         """One session, repaired."""
@@ -146,7 +146,7 @@ class Ways:
                 continue
         return made
 
-    def _job(self, prompt: tuple[int, ...], new_tokens: int) -> Job:
+    def _job(self, prompt: tuple[int, ...], new_tokens: int) -> GenerationState:
         return self._jobs.make(prompt, TextOptions(max_new_tokens=new_tokens, seed=0, nodes=0))
 
     @asynccontextmanager
@@ -165,7 +165,7 @@ def _limits(opener: SessionOpener, chain: Chain) -> Limits:
     return Limits(opener.target.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)
 
 
-async def _run(job: Job, chain: Exposed, walk: Walk) -> None:
+async def _run(job: GenerationState, chain: Exposed, walk: Walk) -> None:
     async for _ in decode(job, chain, walk):
         pass
 

@@ -19,7 +19,7 @@ from swarm.ids import PeerId, SessionId
 from swarm.layers import Span
 from swarm.protocol.messages import Close, Fault, FaultKind, Ready, RepliesRequest, Reply, RouteHop
 from swarm.transport.link import Stream
-from swarm.wire.frames import Joiner, split
+from swarm.wire.frames import FrameAssembler, split
 
 WORKERS = 6
 PATIENCE_S = 30.0
@@ -209,7 +209,7 @@ class Episode:
                 call.cancel()
 
     async def _collect(self, call: Stream) -> None:
-        joiner = Joiner()
+        joiner = FrameAssembler()
         try:
             while isinstance(part := await call.read(), bytes):
                 message = joiner.feed(part)

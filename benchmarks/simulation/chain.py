@@ -23,13 +23,13 @@ from benchmarks.simulation.recorded import Recorded, RecordedSearch
 from client.chain.answers import Answer
 from client.drafting.drafter import NONE, TreeDrafter
 from client.drafting.search.local_session import LocalSession
-from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
 from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Credits, HopTime, Reply, Sampling, Sweep
 from swarm.protocol.session import Limits, SessionState
-from swarm.routing.costs import Prospect
+from swarm.routing.costs import RouteForecast
 
 T = TypeVar("T")
 HOPS = 3
@@ -88,12 +88,12 @@ class Costs:
         prospect = self.prospect()
         return prospect.links_ms + prospect.compute_ms + prospect.link_row_ms
 
-    def prospect(self) -> Prospect:
+    def prospect(self) -> RouteForecast:
         """What routing would say of a chain of such machines."""
         links_ms, link_row_ms = (HOPS + 1) * self.delay_ms, (HOPS - 1) * self.transfer_ms(1)
         each_ms = [self.compute_ms(1, hop) for hop in range(HOPS)]
         row_ms, busiest = self.row_ms * sum(self.paces), max(self.paces) / sum(self.paces)
-        return Prospect(links_ms, sum(each_ms), row_ms, link_row_ms, hops=HOPS, busiest=busiest)
+        return RouteForecast(links_ms, sum(each_ms), row_ms, link_row_ms, hops=HOPS, busiest=busiest)
 
     def transfer_ms(self, rows: int) -> float:
         """Of hidden rows over one link."""
@@ -291,7 +291,7 @@ class RecordedDrafter:
         self._search: RecordedSearch | None = None
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
     ) -> DraftTree:
         """The recorded tree's best part; a search goes on where it was."""
         length, costs, search = len(sequence), self._costs, self._search
@@ -323,7 +323,7 @@ class VirtualDrafter(CountedDrafter):
         self._clock = clock
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
     ) -> DraftTree:
         """What it grows."""
         tree, costs = super().grow(sequence, nodes, depth, sampling, worth), self._costs

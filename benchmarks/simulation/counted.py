@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from client.drafting.drafter import TreeDrafter
 from client.drafting.search.source import Search
-from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree
 from client.drafting.sources.model import ModelSource
 from swarm.protocol.messages import Sampling
@@ -21,7 +21,7 @@ class CountedDrafter(TreeDrafter):
         self.passes = self.rows = 0
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
     ) -> DraftTree:
         """As ever."""
         self.passes = self.rows = 0

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from client.decode.walk import Walk
 from client.drafting.search.tree import DraftTree
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_slots import Slots
+from swarm.inference.kv_slots import KvSlots
 from swarm.layers import Span
 from swarm.protocol.hop_log import HopLog, SweepWork
 from swarm.protocol.messages import Codec, Reply, Rows, Sampling, Sweep
@@ -56,7 +56,7 @@ class Machine:
     """One hop's KV: what came into each of its layers at each slot."""
 
     def __init__(self, limits: Limits, span: Span) -> None:
-        self.slots = Slots(limits.window_tokens + limits.nodes)
+        self.slots = KvSlots(limits.window_tokens + limits.nodes)
         self.kv = {layer: [-1] * self.slots.capacity for layer in range(span.start, span.end)}
 
     def execute(self, work: SweepWork) -> list[int]:

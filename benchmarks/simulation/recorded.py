@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from benchmarks.simulation.acceptance import Size, generate
 from client.drafting.drafter import MAX_LEVELS, ModelDrafter, NoDrafter, expansions
 from client.drafting.search.calibration import Calibration
-from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree
 from client.drafting.sources.lesson import ProposalLesson
 from client.drafting.sources.suffix_lookup import Lookup
@@ -159,7 +159,7 @@ class RecordedSearch:
         paths = (self._paths[node] for node in self._expanded | self._free)
         return {path[len(tokens) :] for path in paths if path[: len(tokens)] == tokens}
 
-    def go_on(self, nodes: int, depth: int, worth: Worth = EVERYTHING) -> DraftTree:
+    def go_on(self, nodes: int, depth: int, worth: StopRule = NO_LIMIT) -> DraftTree:
         """The tree of these limits, after as many further passes as are worth it now."""
         chances, past = self._tree.chances, 0
         while True:

@@ -23,8 +23,8 @@ from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, load_span
 from swarm.demo import DRAFT, TARGET
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import Arena
-from swarm.inference.ragged_batch import Work, load_whole
+from swarm.inference.kv_cache import KvCache
+from swarm.inference.ragged_batch import SessionRows, load_whole
 from swarm.inference.row_codec import encode_rows
 from swarm.inference.sampling import pick
 from swarm.layers import Span
@@ -127,7 +127,7 @@ class Rig:
             self._models[-1].vocab_size, 2 * CONTEXT_TOKENS, sweeps=1, nodes=CONTEXT_TOKENS + len(tree.tokens)
         )
         state = SessionState(limits)
-        arenas = [Arena(model.layout, limits.window_tokens + limits.nodes) for model in self._models]
+        arenas = [KvCache(model.layout, limits.window_tokens + limits.nodes) for model in self._models]
         for sweep in (_prompt(self._sequence[:CONTEXT_TOKENS]), _sweep(tree, self._sequence[CONTEXT_TOKENS])):
             applied = state.apply(sweep)
             rows: torch.Tensor | None = None
@@ -136,7 +136,7 @@ class Rig:
                 if applied.path:
                     arena.commit(applied.path, applied.survivors)
                 ids = torch.tensor(sweep.tokens) if rows is None else None
-                work = Work(arena, applied.appended, sweep.parents, applied.positions, ids, rows)
+                work = SessionRows(arena, applied.appended, sweep.parents, applied.positions, ids, rows)
                 time.sleep(pause_s)
                 rows, spent_ms = _timed(lambda model=model, work=work: model.forward([work]))  # type: ignore[misc]
                 total_ms += spent_ms

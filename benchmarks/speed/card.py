@@ -29,8 +29,8 @@ from node.model.loading import DTYPES
 from node.model.offload import Offload, load_offloaded
 from node.model.span import SpanModel, load_span
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import Arena
-from swarm.inference.ragged_batch import Work
+from swarm.inference.kv_cache import KvCache
+from swarm.inference.ragged_batch import SessionRows
 from swarm.layers import Span
 from swarm.runtime.library_logging import quiet_libraries
 
@@ -76,10 +76,10 @@ class Bench:
     def __init__(self, model: SpanModel, context: int, most_rows: int) -> None:
         self._model = model
         self._context = context
-        self._arena = Arena(model.layout, context + most_rows)
+        self._arena = KvCache(model.layout, context + most_rows)
         ids = torch.arange(context) % 1_000 + 3
         nodes = [TreeNodeId(number) for number in range(context)]
-        model.forward([Work(self._arena, nodes, [None, *nodes[:-1]], range(context), ids)])
+        model.forward([SessionRows(self._arena, nodes, [None, *nodes[:-1]], range(context), ids)])
         self._arena.commit(nodes, [])
 
     def sweep(self, rows: int) -> torch.Tensor:
@@ -91,7 +91,7 @@ class Bench:
         nodes = [TreeNodeId(self._context + offset) for offset in range(rows)]
         above = [None if parent is None else nodes[parent] for parent in parents]
         ids = torch.arange(rows) % 997 + 5
-        hidden = self._model.forward([Work(self._arena, nodes, above, [self._context + d for d in depths], ids)])
+        hidden = self._model.forward([SessionRows(self._arena, nodes, above, [self._context + d for d in depths], ids)])
         self._arena.truncate(self._context)
         return hidden
 

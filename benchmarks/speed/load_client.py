@@ -26,10 +26,10 @@ from benchmarks.simulation.recorded import Recorded
 from client.control.goodput import Goodput
 from client.drafting.drafter import NONE
 from client.drafting.pool import Drafters
-from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
 from client.library.aio import EXPECTED_NODES
-from client.library.jobs import MOST_NODES, JobMaker
+from client.library.jobs import MOST_NODES, GenerationFactory
 from client.library.session import SessionOpener
 from client.options import Options
 from client.target import find_in_swarm, load_target
@@ -62,7 +62,7 @@ class FreeDrafter:
         self._trees = recorded.trees
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
     ) -> DraftTree:
         """The recorded tree's best part."""
         tree = self._trees[len(sequence)]
@@ -113,7 +113,9 @@ class Client:
         Raises:
             AssertionError: it is another.
         """
-        jobs = JobMaker(self.opener.target, Drafters(FreeDrafter(recorded)), AtOnce(), self.nodes, self.goodput)
+        jobs = GenerationFactory(
+            self.opener.target, Drafters(FreeDrafter(recorded)), AtOnce(), self.nodes, self.goodput
+        )
         sampling = recorded.sampling
         options = Options(
             max_new_tokens=len(recorded.tokens) - len(recorded.prompt),

@@ -47,7 +47,7 @@ from swarm.protocol.session import Limits
 from swarm.runtime.library_logging import quiet_libraries
 from swarm.transport.dial import Dialer
 from swarm.transport.link import Stream
-from swarm.wire.frames import Joiner, split
+from swarm.wire.frames import FrameAssembler, split
 
 CONNECT_S = 10.0
 ANY_VOCABULARY = 1 << 31
@@ -196,7 +196,7 @@ class _Stream:
 
     async def read(self) -> tuple[list[bytes], Frame]:
         """The next message, in parts as it came and put together."""
-        joiner, parts = Joiner(), list[bytes]()
+        joiner, parts = FrameAssembler(), list[bytes]()
         try:
             while isinstance(part := await self.call.read(), bytes):
                 parts.append(part)

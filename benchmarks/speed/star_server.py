@@ -18,13 +18,13 @@ from node.model.span import SpanModel
 from node.session.service import Context
 from swarm.errors import ConfigError, RemoteProtocolError, SwarmError
 from swarm.inference.gumbel import gumbel_row
-from swarm.inference.kv_cache import Arena
+from swarm.inference.kv_cache import KvCache
 from swarm.inference.row_codec import check_width, lossless_codec
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import Reply, SweepFrame
 from swarm.protocol.session import Limits
 from swarm.transport.dial import SERVER_OPTIONS
-from swarm.wire.frames import Joiner, split
+from swarm.wire.frames import FrameAssembler, split
 
 SERVICE = "canopy.benchmarks.Star"
 SESSION = f"/{SERVICE}/Session"
@@ -41,7 +41,7 @@ class StarSession:
         window = min(model.max_positions or WINDOW_TOKENS, WINDOW_TOKENS)
         self._model = model
         self._log = HopLog(Limits(model.vocab_size, window, sweeps=1, nodes=window))
-        self._arena = Arena(model.layout, 2 * window)
+        self._arena = KvCache(model.layout, 2 * window)
         self._role = HopRole(model.span, lossless_codec(model.dtype), valid_tokens, gumbel_row)
 
     def answer(self, frame: SweepFrame) -> SweepFrame | Reply:
@@ -83,7 +83,7 @@ class StarService:
     async def session(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """Answer one session's sweeps, one after the other; a wrong one ends the stream with a typed status."""
         try:
-            session, joiner = StarSession(self._model, self._valid_tokens), Joiner()
+            session, joiner = StarSession(self._model, self._valid_tokens), FrameAssembler()
             async for part in requests:
                 message = joiner.feed(part)
                 if message is None:

@@ -24,7 +24,7 @@ from node.model.span import SpanModel, load_span
 from swarm.demo import TARGET
 from swarm.ids import TreeNodeId
 from swarm.inference.gumbel import gumbel_row
-from swarm.inference.kv_cache import Arena
+from swarm.inference.kv_cache import KvCache
 from swarm.inference.row_codec import encode_rows, lossless_codec
 from swarm.layers import Span
 from swarm.protocol.hop_log import HopLog
@@ -62,14 +62,14 @@ class Session:
     model: SpanModel
     seed: int
     _log: HopLog = field(init=False)
-    _arena: Arena = field(init=False)
+    _arena: KvCache = field(init=False)
     _role: HopRole = field(init=False)
     _tip: TreeNodeId | None = None
 
     def __post_init__(self) -> None:
         model = self.model
         limits = Limits(model.vocab_size, window_tokens=512, sweeps=2, nodes=512)
-        self._log, self._arena = HopLog(limits), Arena(model.layout, 1_024)
+        self._log, self._arena = HopLog(limits), KvCache(model.layout, 1_024)
         self._role = HopRole(model.span, lossless_codec(model.dtype), model.vocab_size, gumbel_row)
         run = self.next([None, *range(CONTEXT - 1)], commit=CONTEXT - 1)
         run.advance(run.remaining)

@@ -37,7 +37,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WaterfallStage:
     """One stage of a sweep, in the order in which it passes them. kind: one of `COLOURS`."""
 
     name: str
@@ -45,7 +45,7 @@ class Part:
     ms: float
 
 
-def parts_of(stats: Stats) -> tuple[Part, ...]:
+def parts_of(stats: Stats) -> tuple[WaterfallStage, ...]:
     """The medians of a generation's sweeps, those that began a tree; none where there were no sweeps."""
     sweeps = [sweep for sweep in stats.sweeps if not sweep.is_part]
     hops = max((len(sweep.hops) for sweep in sweeps), default=0)
@@ -53,19 +53,19 @@ def parts_of(stats: Stats) -> tuple[Part, ...]:
     if not alike:
         return ()
     found = [
-        Part("draft", "draft", median(sweep.draft_ms for sweep in alike)),
-        Part("client → hop 0", "wire", median(sweep.first_link_ms for sweep in alike)),
+        WaterfallStage("draft", "draft", median(sweep.draft_ms for sweep in alike)),
+        WaterfallStage("client → hop 0", "wire", median(sweep.first_link_ms for sweep in alike)),
     ]
     for hop in range(hops):
         times = [sweep.hops[hop] for sweep in alike]
         after = f"hop {hop} → {'client' if hop == hops - 1 else f'hop {hop + 1}'}"
         found += [
-            Part(f"hop {hop} queue", "queue", median(time.queue_ms for time in times)),
-            Part(f"hop {hop} compute", "compute", median(time.compute_ms for time in times)),
-            Part(f"hop {hop} messages", "rest", median(time.other_ms for time in times)),
-            Part(after, "wire", median(time.link_ms for time in times)),
+            WaterfallStage(f"hop {hop} queue", "queue", median(time.queue_ms for time in times)),
+            WaterfallStage(f"hop {hop} compute", "compute", median(time.compute_ms for time in times)),
+            WaterfallStage(f"hop {hop} messages", "rest", median(time.other_ms for time in times)),
+            WaterfallStage(after, "wire", median(time.link_ms for time in times)),
         ]
-    return (*found, Part("not accounted for", "rest", max(median(sweep.other_ms for sweep in alike), 0.0)))
+    return (*found, WaterfallStage("not accounted for", "rest", max(median(sweep.other_ms for sweep in alike), 0.0)))
 
 
 def curves(points: Sequence[Point]) -> Table:
@@ -86,7 +86,7 @@ def curves(points: Sequence[Point]) -> Table:
     return table
 
 
-def waterfall(parts: Sequence[Part]) -> Table:
+def waterfall(parts: Sequence[WaterfallStage]) -> Table:
     """A sweep's stages one after another, as bars that begin where the stage before ended."""
     table = Table(title="one sweep, median ms")
     for title in ("part", "ms", ""):
@@ -119,7 +119,7 @@ def check(path: Path) -> None:
         raise ConfigError(f"--plot {path}: the folder {path.absolute().parent} does not exist")
 
 
-def draw(path: Path, title: str, points: Sequence[Point], parts: Sequence[Part]) -> None:
+def draw(path: Path, title: str, points: Sequence[Point], parts: Sequence[WaterfallStage]) -> None:
     """Write the PNG: two panels over K, and the waterfall below.
 
     Raises:
@@ -163,7 +163,7 @@ def _curve(axes: Axes, sizes: Sequence[str], values: Sequence[float], named: tup
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _stages(axes: Axes, parts: Sequence[Part]) -> None:
+def _stages(axes: Axes, parts: Sequence[WaterfallStage]) -> None:
     ends = list(accumulate(part.ms for part in parts))
     for row, (part, end) in enumerate(zip(parts, ends, strict=True)):
         axes.barh(row, part.ms, left=end - part.ms, color=COLOURS[part.kind])

@@ -17,7 +17,7 @@ from typing import Literal
 from rich.table import Table
 
 from client.bench.paired_ratio import Median, median_of, ratios
-from client.bench.plot import Part, Point, parts_of
+from client.bench.plot import Point, WaterfallStage, parts_of
 from client.library.aio import AsyncSwarm
 from client.options import Options, check_text
 from client.stats import Result
@@ -63,7 +63,7 @@ class Run:
     numeric_class: str
     reproducible: bool
     nodes: int | None = None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[WaterfallStage, ...] = ()
 
 
 def read_prompts(path: Path | None, limit: int) -> list[Prompt]:
@@ -180,7 +180,7 @@ def _run(prompt: Prompt, turn: int, way: str, result: Result) -> Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PairedComparison:
     """The first way against the second, pair by pair. same_text: answers that are equal token for token."""
 
     speedup: Median
@@ -200,7 +200,7 @@ class Measured:
     skipped: list[str] = field(default_factory=list)
 
     @property
-    def comparison(self) -> Comparison | None:
+    def comparison(self) -> PairedComparison | None:
         """The two ways that were measured against each other; None if there was one."""
         ours, theirs = (
             {(run.prompt, run.turn): run for run in self.runs if run.way == way} for way in (AS_ASKED, PLAIN)
@@ -208,7 +208,7 @@ class Measured:
         pairs = [(ours[key], theirs[key]) for key in ours.keys() & theirs.keys()]
         speedups = ratios([a.tokens_per_s for a, _ in pairs], [b.tokens_per_s for _, b in pairs])
         same = sum(a.tokens == b.tokens for a, b in pairs)
-        return Comparison(median_of(speedups), same, len(pairs)) if speedups else None
+        return PairedComparison(median_of(speedups), same, len(pairs)) if speedups else None
 
     @property
     def is_wrong(self) -> bool:
@@ -274,7 +274,7 @@ def _size(runs: Sequence[Run], way: str) -> int:
     return next(run.nodes or 0 for run in runs if run.way == way)
 
 
-def usual_parts(runs: Sequence[Run]) -> list[Part]:
+def usual_parts(runs: Sequence[Run]) -> list[WaterfallStage]:
     """The median over answers of where a sweep's time went, of those that were asked for."""
     some = [run.parts for run in runs if run.way == AS_ASKED and run.parts]
     usual = max({len(parts) for parts in some}, key=[len(parts) for parts in some].count, default=0)

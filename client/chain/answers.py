@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import grpc.aio
 
 from client.chain.reply_stream import ReplyStream
-from swarm.errors import HopTimeout, SwarmError, TwinsDiffer
+from swarm.errors import HopTimeout, ReplicasDiffer, SwarmError
 from swarm.ids import SessionId, TreeNodeId
 from swarm.protocol.messages import RepliesRequest, Reply, RouteHop
 from swarm.runtime.tasks import TaskScope
@@ -155,5 +155,5 @@ class Answers:
         for node, token in reply.picks:
             if first.get(node, token) != token:
                 reason = f"picked token {token} where its twin picked {first[node]}"
-                self._on_trouble(TwinsDiffer(stream.tail.peer, str(stream.tail.span), reason))
+                self._on_trouble(ReplicasDiffer(stream.tail.peer, str(stream.tail.span), reason))
                 return

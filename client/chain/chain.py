@@ -20,10 +20,10 @@ import grpc.aio
 
 from client.chain.answers import Answer, Answers
 from client.chain.reply_stream import ReplyStream
-from client.chain.reroutes import Detour, Detours
+from client.chain.reroutes import FindDetour, Rerouter
 from client.stats import Repair
 from swarm import wire
-from swarm.errors import HopError, HopLeaving, HopTimeout, RouteError, SwarmError, TwinsDiffer, Unreachable
+from swarm.errors import HopError, HopLeaving, HopTimeout, ReplicasDiffer, RouteError, SwarmError, Unreachable
 from swarm.ids import PeerId, SessionId
 from swarm.protocol.faults import error_of
 from swarm.protocol.journal import Journal
@@ -51,7 +51,7 @@ MAX_DIFFERENCES = 100
 
 logger = logging.getLogger(__name__)
 
-Way = Callable[[Collection[str], Sequence[RouteHop]], Awaitable[Route]]
+FindRoute = Callable[[Collection[str], Sequence[RouteHop]], Awaitable[Route]]
 """Finds a route without some machines that keeps some hops."""
 
 
@@ -62,7 +62,7 @@ class Chain:
     repairs: what was repaired so far. differences: between twins.
     """
 
-    def __init__(self, dialer: Dialer, route: Route, want: Open, detour: Detour, wait_s: float = 60.0) -> None:
+    def __init__(self, dialer: Dialer, route: Route, want: Open, detour: FindDetour, wait_s: float = 60.0) -> None:
         self.route = route
         self.generation = 0
         self.credits = Credits(0, 0, 0)
@@ -70,7 +70,7 @@ class Chain:
         self.differences: list[str] = []
         self._dialer = dialer
         self._want = want
-        self._detours = Detours(detour)
+        self._detours = Rerouter(detour)
         self._wait_s = wait_s
         self._session = SessionId(secrets.token_bytes(16))
         self._journal: Journal | None = None
@@ -153,7 +153,7 @@ class Chain:
         """Something is wrong: a lost machine is replaced, anything else ends the session."""
         logger.info("generation %d: %s", self.generation, error)
         match error:
-            case TwinsDiffer():
+            case ReplicasDiffer():
                 if str(error) not in self.differences:  # it may have come up both ways
                     logger.warning("%s", error)
                     self.differences = [*self.differences, str(error)][-MAX_DIFFERENCES:]
@@ -277,7 +277,7 @@ class Chain:
             keep = [hop for hop in self.route.hops if hop.peer not in unwanted]
             spans = {hop.span for hop in keep}  # of two twins, the other one goes on where one is lost
             keep += [hop for hop in self.route.twins if hop.peer not in unwanted and hop.span not in spans]
-            ways: list[tuple[set[str], Way]] = [(unwanted, known)]
+            ways: list[tuple[set[str], FindRoute]] = [(unwanted, known)]
             if silent & again:
                 ways.append((gone | silent - again, partial(self._detours.again, self._scope)))
             ways += [(unwanted, fresh), (unwanted if is_move else gone | silent, known)]

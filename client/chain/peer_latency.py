@@ -17,7 +17,7 @@ FAILURES_KEPT = 64
 
 
 @dataclass(slots=True)
-class Nearby:
+class PeerLatency:
     """One client's knowledge of one model's machines.
 
     rng: chooses whom to measure where there are many, and this client's place among equal chains.

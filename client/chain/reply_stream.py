@@ -15,7 +15,7 @@ from swarm.protocol.messages import Ping, Pong, RepliesRequest, Reply, RouteHop
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.link import Stream
 from swarm.transport.liveness import ROUND_TRIPS, SILENCE_S, pause
-from swarm.wire.frames import FrameLimits, Joiner
+from swarm.wire.frames import FrameAssembler, FrameLimits
 
 OPEN_S = 8.0
 """How long a tail may take to be dialled and to begin, its session's attach included."""
@@ -67,7 +67,7 @@ class ReplyStream:
         self._listener(self, error)
 
     async def _read(self, call: Stream, request: RepliesRequest) -> None:
-        joiner = Joiner(FrameLimits(rows_bytes=ROWS_BYTES))
+        joiner = FrameAssembler(FrameLimits(rows_bytes=ROWS_BYTES))
         async with TaskScope() as scope:
             self._patient_until = time.monotonic() + OPEN_S
             scope.spawn(self._watch())

@@ -17,7 +17,7 @@ FRESH_S = 1.0
 """How long a repair waits for the directory: a DHT that has lost peers as well took up to ten seconds."""
 
 
-class Detour(Protocol):
+class FindDetour(Protocol):
     """Finds routes around machines."""
 
     async def __call__(self, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float) -> Route:
@@ -31,10 +31,10 @@ class Detour(Protocol):
         """
 
 
-class Detours:
+class Rerouter:
     """Detours for one chain; at most one question to the directory is open."""
 
-    def __init__(self, detour: Detour) -> None:
+    def __init__(self, detour: FindDetour) -> None:
         self._detour = detour
         self._asking: asyncio.Task[None] | None = None
 

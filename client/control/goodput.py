@@ -19,13 +19,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-from client.control.latency_model import RouteCost
-from client.control.policy import Ahead, Busy, Choice, Spent
-from client.control.regression import Line
-from client.drafting.search.stopping import EVERYTHING, Worth
+from client.control.latency_model import LatencyModel
+from client.control.policy import Occupancy, PipelineState, SpeculationPlan, SweepMeasurement
+from client.control.regression import Regression
+from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.temperatures import TEMPERATURES
 from client.drafting.search.tree import DraftTree
-from swarm.routing.costs import Prospect
+from swarm.routing.costs import RouteForecast
 
 SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 """Tree sizes that are weighed against each other."""
@@ -87,13 +87,13 @@ class Gain:
 
 
 @dataclass(slots=True)
-class Trust:
+class AcceptanceCorrection:
     """How much of what trees promise comes true: chances are learned too, and may be wrong meanwhile."""
 
     promised: float = FIRST_TRUSTED
     brought: float = FIRST_TRUSTED
 
-    def learn(self, spent: Spent) -> None:
+    def learn(self, spent: SweepMeasurement) -> None:
         """A sweep came back."""
         self.promised = TRUST_FADE * self.promised + (1 - TRUST_FADE) * TRUSTED + spent.promised
         self.brought = TRUST_FADE * self.brought + (1 - TRUST_FADE) * TRUSTED + spent.brought
@@ -110,38 +110,38 @@ class Goodput:
     def __init__(self, most: int) -> None:
         """most: nodes of the largest tree."""
         self.most = most
-        self.draft, self.round = Line(), Line()
-        self._routes: dict[Hashable, RouteCost] = {}
-        self._used: tuple[Hashable, RouteCost] | None = None
+        self.draft, self.round = Regression(), Regression()
+        self._routes: dict[Hashable, LatencyModel] = {}
+        self._used: tuple[Hashable, LatencyModel] | None = None
         self._gains = [Gain() for _ in range(len(TEMPERATURES) + 1)]
-        self._trust = Trust()
+        self._trust = AcceptanceCorrection()
         self._time_ms = self._explored_ms = self._running = 0.0
         self._others = 1.0
         self._early = self._read = 0
-        self._valued: tuple[RouteCost, Gain] | None = None  # for which time is valued, as long as nothing is learned
+        self._valued: tuple[LatencyModel, Gain] | None = None  # for which time is valued, as long as nothing is learned
 
-    def cost_of(self, route: Hashable) -> RouteCost:
+    def cost_of(self, route: Hashable) -> LatencyModel:
         """What is known of a route; a new one begins with what was known of the last."""
         if self._used is not None and self._used[0] is route:  # as a rule
             return self._used[1]
         cost = self._routes.pop(route, None)
         if cost is None:
-            cost = next(reversed(self._routes.values())).again() if self._routes else RouteCost()
+            cost = next(reversed(self._routes.values())).again() if self._routes else LatencyModel()
         self._routes[route] = cost
         self._used = route, cost
         while len(self._routes) > ROUTES_KEPT:
             self._routes.pop(next(iter(self._routes)))
         return cost
 
-    def plan(self, route: Hashable, temperature: float, room: int) -> Choice:
+    def plan(self, route: Hashable, temperature: float, room: int) -> SpeculationPlan:
         """How many nodes to draft for the next sweep, at most `room`; 0: none, plain decoding is best."""
         cost, gain = self.cost_of(route), self._gain_of(temperature)
         most = int(min(room, self.most, cost.most, cost.most_at_first))
         plain_ms = cost.sweep_ms(0)
         if most < 1:
-            return Choice(0, plain_ms, "no room for a tree")
+            return SpeculationPlan(0, plain_ms, "no room for a tree")
         if not gain.is_known or not cost.is_expected:
-            return Choice(min(most, FIRST_SIZE), plain_ms, "nothing is known yet", is_whole=True)
+            return SpeculationPlan(min(most, FIRST_SIZE), plain_ms, "nothing is known yet", is_whole=True)
         sizes = sorted({min(size, most) for size in SIZES[1:]})
         (rates,) = self._rates(sizes, cost, gain.expected)
         place = max(range(len(sizes)), key=rates.__getitem__)
@@ -150,28 +150,28 @@ class Goodput:
             turn = {TURN // 2 - 1: 1, TURN - 1: -1}.get(cost.sweeps % TURN, 0)
             if turn and 0 <= place + turn < len(sizes) and rates[place + turn] >= NEARLY * rate:
                 tried = sizes[place + turn]
-                return Choice(tried, cost.sweep_ms(tried), f"{size} seems best, {tried} is tried")
+                return SpeculationPlan(tried, cost.sweep_ms(tried), f"{size} seems best, {tried} is tried")
             reason = f"up to {size} nodes: {_per_s(rate)} against {_per_s(plain)} plain"
-            return Choice(size, cost.sweep_ms(size), reason)
+            return SpeculationPlan(size, cost.sweep_ms(size), reason)
         (promised,) = self._rates(sizes, cost, gain.expected, trusted=1.0)
         if gain.trees < FIRST_TREES and max(promised) >= PROMISING * plain:
-            return Choice(min(most, FIRST_SIZE), cost.sweep_ms(size), "little is known yet", is_whole=True)
+            return SpeculationPlan(min(most, FIRST_SIZE), cost.sweep_ms(size), "little is known yet", is_whole=True)
         took = cost.sweep_ms(size) + self.draft.at(size)
         if self._explored_ms + took <= EXPLORED * self._time_ms:
             self._explored_ms += took
             reason = "tries whether a tree is worth it by now"
-            return Choice(size, cost.sweep_ms(size), reason, is_whole=True, is_trial=True)
-        return Choice(0, plain_ms, f"plain: {_per_s(plain)} against {_per_s(rate)} with {size} nodes")
+            return SpeculationPlan(size, cost.sweep_ms(size), reason, is_whole=True, is_trial=True)
+        return SpeculationPlan(0, plain_ms, f"plain: {_per_s(plain)} against {_per_s(rate)} with {size} nodes")
 
-    def worth(self, route: Hashable, temperature: float, planned: Choice) -> Worth:
+    def worth(self, route: Hashable, temperature: float, planned: SpeculationPlan) -> StopRule:
         """What a node and a round of drafting must bring."""
         cost = self.cost_of(route)
         if planned.is_whole or not cost.is_expected:
-            return EVERYTHING
+            return NO_LIMIT
         rate = self._value_time(cost, temperature)
         round_ms = self.round.at(1) if self.round.is_known else 0.0
         dear = rate / self._trust.part
-        return Worth(dear * cost.per_node_ms, dear * round_ms, dear * cost.price_ms(USUAL_ROUND, self._others))
+        return StopRule(dear * cost.per_node_ms, dear * round_ms, dear * cost.price_ms(USUAL_ROUND, self._others))
 
     def patience_ms(self, route: Hashable, nodes: int) -> float:
         """For how long a sweep should wait for a tree of so many nodes, or a reply for one that grows.
@@ -183,7 +183,9 @@ class Goodput:
         usual_ms = PATIENCE * self.draft.at(nodes) if self.draft.is_known else 0.0
         return max(cost.sweep_ms(0), usual_ms) if cost.is_expected else math.inf
 
-    def cut(self, route: Hashable, temperature: float, chances: Sequence[float], planned: Choice) -> Choice:
+    def cut(
+        self, route: Hashable, temperature: float, chances: Sequence[float], planned: SpeculationPlan
+    ) -> SpeculationPlan:
         """How many of a tree's nodes, best first, are worth sending."""
         cost, least = self.cost_of(route), self.worth(route, temperature, replace(planned, is_whole=False)).least
         nodes = sum(chance > least for chance in chances)
@@ -195,10 +197,10 @@ class Goodput:
         else:
             reason = f"node {nodes + 1} has a chance of {chances[nodes]:.3f} and costs {least:.3f} tokens"
         if nodes > LEAST_CUT and (chunk := cost.chunk(nodes)) < nodes:
-            return Choice(nodes, cost.sweep_ms(chunk), f"{reason}; in parts of {chunk}", chunk=chunk)
-        return Choice(nodes, predicted_ms, reason)
+            return SpeculationPlan(nodes, cost.sweep_ms(chunk), f"{reason}; in parts of {chunk}", chunk=chunk)
+        return SpeculationPlan(nodes, predicted_ms, reason)
 
-    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> int:
+    def more(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
         """Most further nodes that another sweep may have while some are on their way; 0 to wait for those.
 
         Where plain decoding is best, drafting has the time that is left before the next reply.
@@ -220,7 +222,7 @@ class Goodput:
         rate = self._value_time(cost, temperature)
         return rate / self._trust.part * cost.least_ms(self._others)
 
-    def further(self, route: Hashable, chances: Sequence[float], ahead: Ahead) -> Choice:
+    def further(self, route: Hashable, chances: Sequence[float], ahead: PipelineState) -> SpeculationPlan:
         """How many of such nodes, best first, another sweep is to carry; 0 where they are not worth the hops' time.
 
         Beside its price, a larger sweep is answered later, which matters if the walk comes to its first node at all.
@@ -236,22 +238,22 @@ class Goodput:
                 break
             nodes, price_ms, gain = nodes + 1, price_ms + more_ms, gain + more
         if gain <= 0:
-            return Choice(0, None, "nothing below what is on its way is worth another sweep")
+            return SpeculationPlan(0, None, "nothing below what is on its way is worth another sweep")
         if nodes > LEAST_CUT:
             nodes = cost.chunk(nodes)
         reason = f"goes on below what is on its way, where the best node has a chance of {chances[0]:.3f}"
-        return Choice(nodes, ahead.busy_ms + cost.sweep_ms(nodes - 1), reason)
+        return SpeculationPlan(nodes, ahead.busy_ms + cost.sweep_ms(nodes - 1), reason)
 
-    def has_time(self, ahead: Ahead) -> bool:
+    def has_time(self, ahead: PipelineState) -> bool:
         """Whether another round of drafting fits before hops can take another sweep."""
         return self.round.is_known and ahead.busy_ms >= self.round.at(1)
 
-    def busy(self, route: Hashable, nodes: int) -> Busy:
+    def busy(self, route: Hashable, nodes: int) -> Occupancy:
         """For how long so many nodes keep hops and links busy."""
         cost = self.cost_of(route)
-        return Busy(cost.slot_ms(nodes), cost.load * cost.compute.at(nodes) + cost.links.b * nodes)
+        return Occupancy(cost.slot_ms(nodes), cost.load * cost.compute.at(nodes) + cost.links.b * nodes)
 
-    def drafted(self, temperature: float, tree: DraftTree, planned: Choice, draft_ms: float) -> None:
+    def drafted(self, temperature: float, tree: DraftTree, planned: SpeculationPlan, draft_ms: float) -> None:
         """A tree was drafted; one that came too early for a source tells nothing of later ones.
 
         One for which a source read the text first, cold perhaps, tells nothing of what they take. But where one is
@@ -269,7 +271,7 @@ class Goodput:
         self._time_ms += draft_ms
         self._valued = None
 
-    def spent(self, route: Hashable, spent: Spent) -> None:
+    def spent(self, route: Hashable, spent: SweepMeasurement) -> None:
         """A sweep came back."""
         cost, self._valued = self.cost_of(route), None
         if spent.is_prompt:
@@ -279,16 +281,16 @@ class Goodput:
         self._trust.learn(spent)
         self._time_ms += spent.total_ms
 
-    def expect(self, route: Hashable, prospect: Prospect) -> None:
+    def expect(self, route: Hashable, prospect: RouteForecast) -> None:
         """What sweeps should cost on a route of which nothing is known yet, as its machines claim."""
         if route not in self._routes:
-            self._routes[route] = RouteCost(prospect)
+            self._routes[route] = LatencyModel(prospect)
 
     def _gain_of(self, temperature: float) -> Gain:
         return self._gains[bisect_left(TEMPERATURES, temperature)]
 
     def _rates(
-        self, sizes: Sequence[int], cost: RouteCost, *gains: Sequence[float], trusted: float | None = None
+        self, sizes: Sequence[int], cost: LatencyModel, *gains: Sequence[float], trusted: float | None = None
     ) -> list[list[float]]:
         """Tokens per millisecond with trees of such sizes, for each of these gains.
 
@@ -304,7 +306,7 @@ class Goodput:
         places = [bisect_left(SIZES, size) for size in sizes]
         return [[(1 + gained[place] * part) / ms for place, ms in zip(places, times, strict=True)] for gained in gains]
 
-    def _value_time(self, cost: RouteCost, temperature: float) -> float:
+    def _value_time(self, cost: LatencyModel, temperature: float) -> float:
         """What a millisecond is worth now, in tokens; that of others is worth what whole trees would bring."""
         gain = self._gain_of(temperature)
         if self._valued is None or self._valued[0] is not cost or self._valued[1] is not gain:

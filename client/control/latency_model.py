@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from operator import add
 from statistics import fmean
 
-from client.control.policy import SWEEPS_IN_FLIGHT, Spent
-from client.control.regression import OUTLIER, UNSURE, Line
-from swarm.routing.costs import Prospect
+from client.control.policy import SWEEPS_IN_FLIGHT, SweepMeasurement
+from client.control.regression import OUTLIER, UNSURE, Regression
+from swarm.routing.costs import RouteForecast
 
 CLAIM_UNSURE = 3.0
 """What machines claim may be wrong by so many times itself."""
@@ -68,7 +68,7 @@ class Trip:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class ReturnedSweep:
     """A sweep that is back: what it took on links, when it left the first hop, and when its reply came."""
 
     rows: int
@@ -76,7 +76,7 @@ class Passed:
     left_ms: float
     back_ms: float
 
-    def waited_ms(self, row_ms: float, before: Sequence[Passed]) -> float:
+    def waited_ms(self, row_ms: float, before: Sequence[ReturnedSweep]) -> float:
         """What it waited for those that left before it, on a link where a row takes so long."""
         waited_ms, passed = 0.0, 0
         for other in reversed(before):
@@ -84,7 +84,7 @@ class Passed:
             waited_ms = max(waited_ms, row_ms * passed - (self.left_ms - other.left_ms))
         return waited_ms
 
-    def row_ms(self, base_ms: float, links: int, before: Sequence[Passed]) -> float:
+    def row_ms(self, base_ms: float, links: int, before: Sequence[ReturnedSweep]) -> float:
         """What a row takes at most on each of so many links, where all else than rows takes `base_ms`.
 
         A link that takes c per row makes a sweep wait for `max(c · rows_k - ms_k)` over the sweeps k that left the
@@ -111,20 +111,20 @@ def _usual(waits: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return sum(min(wait_ms, OUTLIER * usual_ms) for wait_ms in waited), computed
 
 
-class RouteCost:
+class LatencyModel:
     """What sweeps over one route cost. is_expected: whether anybody said, or anything was measured."""
 
-    def __init__(self, prospect: Prospect | None = None) -> None:
+    def __init__(self, prospect: RouteForecast | None = None) -> None:
         """prospect: what they should cost, as far as anybody knows."""
-        self.links, self.compute = Line(), Line()
+        self.links, self.compute = Regression(), Regression()
         self.sweeps, self.hops, self._rows = 0, 1, 0
         self._waited = self._computed = self._late = 0.0
         self.is_expected = prospect is not None
         if prospect is not None:
             row_ms, plain_ms = prospect.row_ms, prospect.compute_ms
-            self.links = Line(prospect.link_row_ms)
+            self.links = Regression(prospect.link_row_ms)
             self.links.a = prospect.links_ms  # delays say nothing of rates
-            self.compute = Line(row_ms, CLAIM_UNSURE, max(plain_ms - row_ms, 0.0))
+            self.compute = Regression(row_ms, CLAIM_UNSURE, max(plain_ms - row_ms, 0.0))
             self.hops, self._waited, self._computed = prospect.hops, prospect.waiting_ms, prospect.compute_ms
         self._dearness: float | None = None
         self._busiest: float | None = (prospect.busiest or None) if prospect is not None else None
@@ -133,8 +133,8 @@ class RouteCost:
         self._trips: deque[Trip] = deque(maxlen=USUAL_SWEEPS)
         self._waits: deque[tuple[float, float]] = deque(maxlen=USUAL_SWEEPS)
         self._queues: deque[tuple[float, ...]] = deque(maxlen=USUAL_SWEEPS)
-        self._before: Spent | None = None
-        self._ours: deque[Passed] = deque(maxlen=SWEEPS_IN_FLIGHT)
+        self._before: SweepMeasurement | None = None
+        self._ours: deque[ReturnedSweep] = deque(maxlen=SWEEPS_IN_FLIGHT)
         self._network_ms = 0.0
         self._shares: tuple[float, ...] = ()
 
@@ -239,14 +239,14 @@ class RouteCost:
         """Until the last of so many parts is back."""
         return self.sweep_ms(nodes) + (count - 1) * self.slot_ms(nodes + 1)
 
-    def again(self) -> RouteCost:
+    def again(self) -> LatencyModel:
         """What to expect of another route."""
-        other = RouteCost()
+        other = LatencyModel()
         other.links, other.compute = self.links.again(), self.compute.again()
         other.hops, other.is_expected, other._rows = self.hops, self.is_expected, self._rows
         return other
 
-    def learn(self, spent: Spent) -> None:
+    def learn(self, spent: SweepMeasurement) -> None:
         """A sweep came back."""
         self._learn(spent)
         rows = spent.nodes + 1
@@ -254,7 +254,7 @@ class RouteCost:
             self._most_row_ms.append(max(spent.links_ms - spent.network_ms + PINGS_MS, 0.0) / rows)
         self.links.bound(min(self._most_row_ms, default=math.inf))
 
-    def _learn(self, spent: Spent) -> None:
+    def _learn(self, spent: SweepMeasurement) -> None:
         rows, self._dearness, self._busiest = spent.nodes + 1, None, None
         self._rows = max(self._rows, rows)
         self.sweeps, self.hops, self.is_expected = self.sweeps + 1, max(spent.hops, 1), True
@@ -267,7 +267,7 @@ class RouteCost:
         if row_ms:
             base_ms = spent.network_ms or self.links.a
             if not self.links.is_known or row_ms > MUCH_SLOWER * self.links.b:
-                self.links = Line(row_ms)
+                self.links = Regression(row_ms)
                 self._most_row_ms.clear()
             self.links.learn(rows, base_ms + row_ms * rows)
             return
@@ -285,7 +285,7 @@ class RouteCost:
             self._queues.append(spent.each_waited_ms)
         self._waited, self._computed = _usual(self._waits)
 
-    def _own_wait_ms(self, spent: Spent) -> float:
+    def _own_wait_ms(self, spent: SweepMeasurement) -> float:
         """What it waited at hops for the sweep of ours before it, by what hops said of both; links are the same.
 
         What was to be over by then may have taken longer.
@@ -302,7 +302,7 @@ class RouteCost:
             comes_ms += waited_ms + computed_ms
         return own_ms
 
-    def _share(self, spent: Spent) -> None:
+    def _share(self, spent: SweepMeasurement) -> None:
         """Note which hop computed how much of it."""
         if not spent.each_computed_ms or spent.computed_ms <= 0:
             return
@@ -313,7 +313,7 @@ class RouteCost:
         weight = max(1 / self.sweeps, 1 / USUAL_SWEEPS)
         self._shares = tuple(old + weight * (new - old) for old, new in zip(self._shares, shares, strict=True))
 
-    def learn_prompt(self, spent: Spent) -> None:
+    def learn_prompt(self, spent: SweepMeasurement) -> None:
         """A part of the prompt came back: so many rows tell of links that nobody measured, before a tree has to.
 
         Where pings do not know the delays, it may be all theirs. No line can be fitted through such: TCP begins with a
@@ -332,17 +332,17 @@ class RouteCost:
         least_ms = links * ours.row_ms(network_ms + starting_ms, links, before)
         most_ms = links * ours.row_ms(network_ms, links, before)
         if least_ms > MUCH_SLOWER * believed_ms or 0 < MUCH_SLOWER * most_ms < believed_ms:
-            self.links, self._dearness = Line(max(least_ms, min(most_ms, believed_ms))), None
+            self.links, self._dearness = Regression(max(least_ms, min(most_ms, believed_ms))), None
             self.links.a = network_ms
 
-    def _passed(self, spent: Spent) -> Passed | None:
+    def _passed(self, spent: SweepMeasurement) -> ReturnedSweep | None:
         """Note a sweep of this stretch of the pipe, in which it was never empty; None where nobody knows of all."""
         if spent.sent_ms is None or not spent.behind:  # nothing that we know of is in its way
             self._ours.clear()
         if spent.sent_ms is None:
             return None
         left_ms, back_ms = spent.sent_ms + spent.first_ms, spent.sent_ms + spent.total_ms
-        self._ours.append(Passed(spent.nodes + 1, spent.links_ms, left_ms, back_ms))
+        self._ours.append(ReturnedSweep(spent.nodes + 1, spent.links_ms, left_ms, back_ms))
         return self._ours[-1]
 
     def _is_near(self, rows: int) -> bool:
@@ -352,7 +352,7 @@ class RouteCost:
         last, ours = list(self._ours)[-2:]
         return ours.back_ms - last.back_ms < NEAR * self.links.b / max(self.hops - 1, 1) * rows
 
-    def _row_ms(self, ours: Passed, spent: Spent) -> float:
+    def _row_ms(self, ours: ReturnedSweep, spent: SweepMeasurement) -> float:
         """What a row takes on all links, where a sweep was so late that they are slower than believed; else 0."""
         rows, links_ms, before = ours.rows, ours.links_ms, list(self._ours)[:-1]
         late_ms = links_ms - (1 + QUEUED) * self.links.at(rows) - JITTER_MS
@@ -372,7 +372,7 @@ class RouteCost:
         is_in_turn = ours.back_ms - last.back_ms >= IN_TURN * row_ms * rows
         return links * row_ms if row_ms < alone_ms and is_gradual and is_in_turn else 0.0
 
-    def _compare(self, rows: int, links_ms: float, spent: Spent) -> Trip:
+    def _compare(self, rows: int, links_ms: float, spent: SweepMeasurement) -> Trip:
         """What shows by how much machines that had no time for it made a sweep late, beside what its hops report.
 
         Whatever a sweep of as many rows or more once did in less time was not the bytes, nor the network, as far as

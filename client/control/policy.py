@@ -7,16 +7,16 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree
-from swarm.routing.costs import Prospect
+from swarm.routing.costs import RouteForecast
 
 SWEEPS_IN_FLIGHT = 64
 """Sweeps that a client asks to have unanswered. With 24 these ran out where hops are quick beside the delay."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SpeculationPlan:
     """How many nodes, and why.
 
     predicted_ms: of the sweep, without its drafting, None where nobody predicts. is_whole: so many are drafted,
@@ -33,7 +33,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class PipelineState:
     """What is on its way. sweeps: unanswered. busy_ms: until another would wait at no hop, as far as predicted.
 
     reply_ms: until the next reply is due, below 0 where it is late; infinite where nobody can tell. nodes: of them all.
@@ -46,7 +46,7 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True)
-class Busy:
+class Occupancy:
     """What a sweep keeps busy. slot_ms: a hop, or the link behind it. through_ms: all of them, one after another."""
 
     slot_ms: float = 0.0
@@ -54,7 +54,7 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class SweepMeasurement:
     """What a sweep took, in milliseconds, and brought.
 
     nodes: K. waited, computed: at all `hops` together, with what they compute for messages. promised, brought: tokens
@@ -88,7 +88,7 @@ class Spent:
         return max(self.total_ms - self.waited_ms - self.computed_ms, 0.0)
 
 
-class Budget(Protocol):
+class SpeculationPolicy(Protocol):
     """Chooses K before each sweep. route: names the chain; what sweeps cost over another one is another matter."""
 
     @property
@@ -96,15 +96,15 @@ class Budget(Protocol):
         """Most nodes of a tree."""
         ...
 
-    def expect(self, route: Hashable, prospect: Prospect) -> None:
+    def expect(self, route: Hashable, prospect: RouteForecast) -> None:
         """What sweeps should cost on a route, as its machines claim; counts until something is measured."""
         ...
 
-    def plan(self, route: Hashable, temperature: float, room: int) -> Choice:
+    def plan(self, route: Hashable, temperature: float, room: int) -> SpeculationPlan:
         """How many nodes below the pending token to draft, at most `room`, which is at least 1; 0 is plain decoding."""
         ...
 
-    def worth(self, route: Hashable, temperature: float, planned: Choice) -> Worth:
+    def worth(self, route: Hashable, temperature: float, planned: SpeculationPlan) -> StopRule:
         """What a node and a round of drafting must bring."""
         ...
 
@@ -112,11 +112,13 @@ class Budget(Protocol):
         """For how long a sweep should wait for a tree of so many nodes, or a reply for one that grows."""
         ...
 
-    def cut(self, route: Hashable, temperature: float, chances: Sequence[float], planned: Choice) -> Choice:
+    def cut(
+        self, route: Hashable, temperature: float, chances: Sequence[float], planned: SpeculationPlan
+    ) -> SpeculationPlan:
         """How many of a tree's nodes to send, given their chances, which fall."""
         ...
 
-    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> int:
+    def more(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
         """Most further nodes that another sweep may have while some are on their way; 0 to wait for those."""
         ...
 
@@ -124,54 +126,56 @@ class Budget(Protocol):
         """A node of a lower chance is not worth being in another sweep."""
         ...
 
-    def has_time(self, ahead: Ahead) -> bool:
+    def has_time(self, ahead: PipelineState) -> bool:
         """Whether another round of drafting fits before hops can take another sweep."""
         ...
 
-    def busy(self, route: Hashable, nodes: int) -> Busy:
+    def busy(self, route: Hashable, nodes: int) -> Occupancy:
         """For how long so many nodes keep hops busy."""
         ...
 
-    def further(self, route: Hashable, chances: Sequence[float], ahead: Ahead) -> Choice:
+    def further(self, route: Hashable, chances: Sequence[float], ahead: PipelineState) -> SpeculationPlan:
         """How many of such nodes, best first, another sweep is to carry; 0 where none is worth the hops' time."""
         ...
 
-    def drafted(self, temperature: float, tree: DraftTree, planned: Choice, draft_ms: float) -> None:
+    def drafted(self, temperature: float, tree: DraftTree, planned: SpeculationPlan, draft_ms: float) -> None:
         """A tree was drafted."""
         ...
 
-    def spent(self, route: Hashable, spent: Spent) -> None:
+    def spent(self, route: Hashable, spent: SweepMeasurement) -> None:
         """A sweep came back."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class FixedBudget:
+class FixedPolicy:
     """The same K for every sweep, and the same number in flight."""
 
     most: int
     in_flight: int = 1
 
-    def expect(self, route: Hashable, prospect: Prospect) -> None:
+    def expect(self, route: Hashable, prospect: RouteForecast) -> None:
         """Nothing is weighed."""
 
-    def plan(self, route: Hashable, temperature: float, room: int) -> Choice:
+    def plan(self, route: Hashable, temperature: float, room: int) -> SpeculationPlan:
         """`most`, as far as there is room."""
-        return Choice(min(self.most, room), None, "as asked")
+        return SpeculationPlan(min(self.most, room), None, "as asked")
 
-    def worth(self, route: Hashable, temperature: float, planned: Choice) -> Worth:
+    def worth(self, route: Hashable, temperature: float, planned: SpeculationPlan) -> StopRule:
         """Whatever is drafted is sent."""
-        return EVERYTHING
+        return NO_LIMIT
 
     def patience_ms(self, route: Hashable, nodes: int) -> float:
         """Whatever is asked for is waited for."""
         return math.inf
 
-    def cut(self, route: Hashable, temperature: float, chances: Sequence[float], planned: Choice) -> Choice:
+    def cut(
+        self, route: Hashable, temperature: float, chances: Sequence[float], planned: SpeculationPlan
+    ) -> SpeculationPlan:
         """All of it."""
-        return Choice(len(chances), None, "as asked")
+        return SpeculationPlan(len(chances), None, "as asked")
 
-    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> int:
+    def more(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
         """As many again, until as many sweeps as asked are on their way."""
         return min(self.most, room) if ahead.sweeps < self.in_flight else 0
 
@@ -179,20 +183,20 @@ class FixedBudget:
         """Whatever is drafted is sent."""
         return 0.0
 
-    def has_time(self, ahead: Ahead) -> bool:
+    def has_time(self, ahead: PipelineState) -> bool:
         """Nothing is predicted."""
         return False
 
-    def busy(self, route: Hashable, nodes: int) -> Busy:
+    def busy(self, route: Hashable, nodes: int) -> Occupancy:
         """Nothing is predicted."""
-        return Busy()
+        return Occupancy()
 
-    def further(self, route: Hashable, chances: Sequence[float], ahead: Ahead) -> Choice:
+    def further(self, route: Hashable, chances: Sequence[float], ahead: PipelineState) -> SpeculationPlan:
         """Whatever there is."""
-        return Choice(len(chances), None, "as asked")
+        return SpeculationPlan(len(chances), None, "as asked")
 
-    def drafted(self, temperature: float, tree: DraftTree, planned: Choice, draft_ms: float) -> None:
+    def drafted(self, temperature: float, tree: DraftTree, planned: SpeculationPlan, draft_ms: float) -> None:
         """Nothing is learned."""
 
-    def spent(self, route: Hashable, spent: Spent) -> None:
+    def spent(self, route: Hashable, spent: SweepMeasurement) -> None:
         """Nothing is learned."""

@@ -20,7 +20,7 @@ of kernels that are loaded when they are used first, but may well be when it com
 LEAST_SCALE = 0.03
 
 
-class Line:
+class Regression:
     """`y = a + b · x`, fitted with fading weights; outliers are kept out until they come several times in a row.
 
     In a row: with nothing between them that bore the line out near by. What it says of small x may be right where its
@@ -53,15 +53,15 @@ class Line:
         """The line's value, never below 0."""
         return max(self.a + self.b * x, 0.0)
 
-    def again(self) -> Line:
+    def again(self) -> Regression:
         """The same line, where the next measurement sets the level anew; the slope stays until x has varied."""
-        line = Line(self.b, self._unsure)
+        line = Regression(self.b, self._unsure)
         line.a = self.a
         return line
 
     def suppose(self, x: float, y: float) -> None:
         """What to take it for until something is measured."""
-        line = Line(self._slope, self._unsure, self._level)
+        line = Regression(self._slope, self._unsure, self._level)
         line.learn(x, y)
         self.a, self.b = line.a, line.b
 
@@ -75,7 +75,7 @@ class Line:
     def learn(self, x: float, y: float, *, is_shared: bool = False) -> None:
         """A measurement. is_shared: others bear a part of such, so they tell nothing of how wrong a claim is."""
         if self._is_young and self.is_known and FAR * y < self.at(x) and x >= self._x / self._weight / 2:
-            self.__dict__.update(Line(self._slope, self._unsure, self._level).__dict__)  # those were stalls
+            self.__dict__.update(Regression(self._slope, self._unsure, self._level).__dict__)  # those were stalls
         residual, is_far = abs(y - self.at(x)), self._is_young and y > FAR * self.at(x)
         if is_far or residual > OUTLIER * max(self._scale, LEAST_SCALE * self.at(x)):
             is_same = self._odd > 0 and abs(x - self._odd_x) <= x / 2

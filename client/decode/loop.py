@@ -16,14 +16,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from client.chain.answers import Answer
-from client.control.policy import Budget, Choice, FixedBudget
-from client.decode.draft_worker import IsAwaited, Late, Wish, grow, is_drafting, learn
+from client.control.policy import FixedPolicy, SpeculationPlan, SpeculationPolicy
+from client.decode.draft_worker import DraftRequest, IsAwaited, PendingDraft, grow, is_drafting, learn
 from client.decode.hidden_rows import WANT_ROWS, Observe, hand_over
-from client.decode.pipeline import Flight, Pipe
+from client.decode.pipeline import InFlightSweep, SendWindow
 from client.decode.text_stream import TextStream
 from client.decode.walk import Walk
 from client.drafting.drafter import Drafter, NoDrafter, TreeDrafter
-from client.drafting.search.stopping import Worth
+from client.drafting.search.stopping import StopRule
 from client.drafting.search.tree import DraftTree
 from client.stats import SweepStats
 from swarm.errors import Unfinished
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Job:
+class GenerationState:
     """One generation: what to continue, how, and what came of it.
 
     prompt: token ids. chunk: nodes per prefill sweep. text: decides where the output ends. kept_tokens: of the prompt,
@@ -50,7 +50,7 @@ class Job:
 
     prompt: tuple[int, ...]
     sampling: Sampling
-    budget: Budget
+    budget: SpeculationPolicy
     chunk: int
     max_new_tokens: int
     text: TextStream
@@ -64,7 +64,7 @@ class Job:
     kept_tokens: int = 0
     prefill_sweeps: int = 0
     sweeps: list[SweepStats] = field(default_factory=list)
-    late: Late | None = None
+    late: PendingDraft | None = None
 
     @property
     def nodes(self) -> int:
@@ -81,7 +81,7 @@ class Job:
         """While it runs it has a drafter that nobody else has, where one can be lent; where none is left, no trees."""
         with nullcontext(self.drafter) if self.lend is None else self.lend() as drafter:
             if isinstance(drafter, NoDrafter):
-                self.budget = FixedBudget(0)
+                self.budget = FixedPolicy(0)
             if isinstance(drafter, TreeDrafter) and drafter.wants_rows:
                 self.observe = drafter.observe
             self.drafter = drafter
@@ -97,7 +97,7 @@ class Job:
         return self.max_new_tokens - len(self.text.tokens)
 
 
-class Trips(Protocol):
+class SweepTransport(Protocol):
     """What the loop needs of a chain."""
 
     @property
@@ -126,7 +126,7 @@ class Trips(Protocol):
         """Until `answer` would return at once, or so much time has passed."""
 
 
-async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
+async def decode(job: GenerationState, chain: SweepTransport, walk: Walk) -> AsyncIterator[str]:
     """Generate; yields text as it becomes certain, possibly "" while a character or a stop string is incomplete.
 
     While sweeps are on their way, the tree grows on below nodes whose picks are not known yet, where that pays: a walk
@@ -140,7 +140,7 @@ async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
     """
     if job.text.stopped:
         return
-    pipe = Pipe()
+    pipe = SendWindow()
     await _prefill(job, chain, walk, pipe)
     walk.want = WANT_ROWS if job.observe is not None else None
     while not job.text.stopped:
@@ -162,7 +162,7 @@ async def decode(job: Job, chain: Trips, walk: Walk) -> AsyncIterator[str]:
     await learn(job, pipe)
 
 
-async def _prefill(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
+async def _prefill(job: GenerationState, chain: SweepTransport, walk: Walk, pipe: SendWindow) -> None:
     """Send all of the prompt but its last token, which the first tree hangs from, as far ahead as the credits allow.
 
     The draft then reads the prompt while the chain does.
@@ -185,20 +185,22 @@ async def _prefill(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
     await _await_replies(job, chain, walk, pipe, chain.credits.sweeps - 1)
 
 
-async def _await_replies(job: Job, chain: Trips, walk: Walk, pipe: Pipe, most: int) -> None:
+async def _await_replies(job: GenerationState, chain: SweepTransport, walk: Walk, pipe: SendWindow, most: int) -> None:
     """Until at most so many sweeps are unanswered, and there is room for another."""
     while walk.in_flight > most or (walk.in_flight and not walk.room):
         await _await_prompt(job, chain, walk, pipe)
 
 
-async def _await_prompt(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
+async def _await_prompt(job: GenerationState, chain: SweepTransport, walk: Walk, pipe: SendWindow) -> None:
     """The next reply, to a prompt's part or to what a generation before left on its way."""
     answer = await chain.answer()
     walk.accept(answer.reply)
     _account(job, chain, pipe, answer, 0)
 
 
-def _account(job: Job, chain: Trips, pipe: Pipe, answer: Answer, emitted: int) -> Flight | None:
+def _account(
+    job: GenerationState, chain: SweepTransport, pipe: SendWindow, answer: Answer, emitted: int
+) -> InFlightSweep | None:
     """Note what a sweep took and brought; returns what it was, None for one that brings no token."""
     flight = pipe.answered(answer.reply.sequence, job.clock())
     if flight is None:
@@ -227,7 +229,7 @@ def _account(job: Job, chain: Trips, pipe: Pipe, answer: Answer, emitted: int) -
     return flight
 
 
-async def _speculate(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
+async def _speculate(job: GenerationState, chain: SweepTransport, walk: Walk, pipe: SendWindow) -> None:
     """Grow a tree below the pending token and send both: all of the tree, or its best part ahead of the rest."""
     route = chain.route_key
     tree, choice, draft_ms = await _draft(job, route, walk.room - 1, partial(_has_read, job, chain, walk, pipe))
@@ -242,17 +244,19 @@ async def _speculate(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> None:
     if choice.predicted_ms is not None:
         choice = replace(choice, predicted_ms=choice.predicted_ms + ahead.busy_ms)
     busy = job.budget.busy(route, len(sweep.tokens))
-    pipe.sent(sweep.sequence, Flight(sent, places, len(sent), sent.depth, route, choice, draft_ms, now_s, *met, busy))
+    pipe.sent(
+        sweep.sequence, InFlightSweep(sent, places, len(sent), sent.depth, route, choice, draft_ms, now_s, *met, busy)
+    )
 
 
-async def _has_read(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
+async def _has_read(job: GenerationState, chain: SweepTransport, walk: Walk, pipe: SendWindow) -> bool:
     """Whether the chain is done with the prompt, so that the pending token waits for its tree alone."""
     while walk.in_flight > pipe.sweeps and chain.has_answer:
         await _await_prompt(job, chain, walk, pipe)
     return walk.in_flight == pipe.sweeps
 
 
-async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
+async def _deepen(job: GenerationState, chain: SweepTransport, walk: Walk, pipe: SendWindow) -> bool:
     """Send further nodes of the best tree below the certain node, whose pick is on its way; whether it was worth it."""
     certain, route, temperature = walk.certain, chain.route_key, job.sampling.temperature
     room, depth = walk.room, job.tokens_left - 1
@@ -276,13 +280,15 @@ async def _deepen(job: Job, chain: Trips, walk: Walk, pipe: Pipe) -> bool:
     chain.send(sweep)
     places: dict[TreeNodeId, int | None] = {known[place]: place for place in new}
     busy = job.budget.busy(route, len(new))
-    pipe.sent(sweep.sequence, Flight(tree, places, len(new), tree.depth, route, choice, draft_ms, now_s, *met, busy))
+    pipe.sent(
+        sweep.sequence, InFlightSweep(tree, places, len(new), tree.depth, route, choice, draft_ms, now_s, *met, busy)
+    )
     return True
 
 
 async def _find(
-    job: Job, chain: Trips, walk: Walk, pipe: Pipe, most: int
-) -> tuple[DraftTree, Mapping[int | None, TreeNodeId], Choice] | None:
+    job: GenerationState, chain: SweepTransport, walk: Walk, pipe: SendWindow, most: int
+) -> tuple[DraftTree, Mapping[int | None, TreeNodeId], SpeculationPlan] | None:
     """What another sweep is to carry, of at most so many nodes; None where that is not worth it, or a reply is there.
 
     Returns:
@@ -300,8 +306,8 @@ async def _find(
         return chain.has_answer
 
     for _ in range(MOST_TURNS):  # while hops are busy, or until there is enough for a sweep
-        worth = Worth(least, go_on=partial(_goes_on, job, chain, pipe, wanted))
-        wish = Wish(on_way + most, job.tokens_left - 1, worth, job.budget.patience_ms(route, most))
+        worth = StopRule(least, go_on=partial(_goes_on, job, chain, pipe, wanted))
+        wish = DraftRequest(on_way + most, job.tokens_left - 1, worth, job.budget.patience_ms(route, most))
         grown = await grow(job, wish, has_answer)
         if grown is None or chain.has_answer:  # what it says comes first
             return None
@@ -322,7 +328,7 @@ async def _find(
     return None
 
 
-def _goes_on(job: Job, chain: Trips, pipe: Pipe, room: int, rounds: int) -> bool:
+def _goes_on(job: GenerationState, chain: SweepTransport, pipe: SendWindow, room: int, rounds: int) -> bool:
     """Whether there is time for another round of drafting, after so many; the loop waits while drafting asks.
 
     room: for the nodes of a round that is wanted in any case, 0 where none is.
@@ -350,7 +356,9 @@ def _unsent(
     return known, new
 
 
-async def _draft(job: Job, route: Hashable, room: int, is_awaited: IsAwaited) -> tuple[DraftTree, Choice, float]:
+async def _draft(
+    job: GenerationState, route: Hashable, room: int, is_awaited: IsAwaited
+) -> tuple[DraftTree, SpeculationPlan, float]:
     """Grow a tree on the drafting thread, within the credits: deep enough to be used, never beyond the last token.
 
     Where that takes much longer than it should, there is none: the pending token goes alone.
@@ -360,7 +368,7 @@ async def _draft(job: Job, route: Hashable, room: int, is_awaited: IsAwaited) ->
     """
     budget, temperature, depth = job.budget, job.sampling.temperature, job.tokens_left - 1
     if min(room, budget.most, depth) <= 0:
-        return DraftTree(), Choice(0, None, "the last token" if depth <= 0 else "no room for a tree"), 0.0
+        return DraftTree(), SpeculationPlan(0, None, "the last token" if depth <= 0 else "no room for a tree"), 0.0
     choice = budget.plan(route, temperature, room)
     if choice.nodes == 0:
         return DraftTree(), choice, 0.0
@@ -370,7 +378,7 @@ async def _draft(job: Job, route: Hashable, room: int, is_awaited: IsAwaited) ->
     worth, started = budget.worth(route, temperature, choice), job.clock()
     if job.sampling.multistep:  # all children of a node leave with it
         worth = replace(worth, alone=math.inf)
-    wish = Wish(choice.nodes, depth, worth, budget.patience_ms(route, choice.nodes), choice)
+    wish = DraftRequest(choice.nodes, depth, worth, budget.patience_ms(route, choice.nodes), choice)
     grown = await grow(job, wish, is_awaited)
     if grown is None:
         return DraftTree(), replace(alone, reason="the draft takes too long"), (job.clock() - started) * 1e3

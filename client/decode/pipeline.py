@@ -7,14 +7,14 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from client.chain.answers import Answer
-from client.control.policy import Ahead, Busy, Choice, Spent
+from client.control.policy import Occupancy, PipelineState, SpeculationPlan, SweepMeasurement
 from client.drafting.search.tree import DraftTree
 from swarm.ids import TreeNodeId
 from swarm.protocol.messages import Reply
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class InFlightSweep:
     """One sweep on its way.
 
     tree: what was drafted, of which the sweep carries a part. places: of its session nodes in the tree, None for the
@@ -29,12 +29,12 @@ class Flight:
     nodes: int
     depth: int
     route: Hashable
-    choice: Choice
+    choice: SpeculationPlan
     draft_ms: float
     sent_s: float
     alone: bool
     behind: int | None
-    busy: Busy
+    busy: Occupancy
 
     @property
     def is_first(self) -> bool:
@@ -56,14 +56,14 @@ class Flight:
         """Tokens that its nodes should bring."""
         return sum(self.tree.chances[place] for place in self.places.values() if place is not None)
 
-    def spent(self, answer: Answer, first_link_ms: float, emitted: int) -> Spent:
+    def spent(self, answer: Answer, first_link_ms: float, emitted: int) -> SweepMeasurement:
         """What it took, by its reply and by pings to hop 0, and the tokens that came of it."""
         times = answer.reply.times
         links_ms = [first_link_ms, *(hop.link_ms for hop in times)]
         waited_ms = tuple(hop.queue_ms for hop in times)
         computed_ms = tuple(hop.compute_ms + hop.other_ms for hop in times)
         first_ms = [first_link_ms, *waited_ms[:1], *computed_ms[:1]]
-        return Spent(
+        return SweepMeasurement(
             self.rows - 1,
             answer.total_ms,
             waited_ms=sum(waited_ms),
@@ -83,15 +83,15 @@ class Flight:
 
 
 @dataclass(slots=True)
-class Pipe:
+class SendWindow:
     """Sweeps that were sent for one generation and are not learned from yet.
 
     flights: unanswered, by sequence. lessons: each with the nodes that the text went through. free_s: from when on
     another sweep should wait for none of them. clear_s: from when on it should meet none of them at any hop.
     """
 
-    flights: dict[int, Flight] = field(default_factory=dict)
-    lessons: list[tuple[Flight, Reply, tuple[TreeNodeId, ...]]] = field(default_factory=list)
+    flights: dict[int, InFlightSweep] = field(default_factory=dict)
+    lessons: list[tuple[InFlightSweep, Reply, tuple[TreeNodeId, ...]]] = field(default_factory=list)
     free_s: float = 0.0
     clear_s: float = 0.0
 
@@ -104,17 +104,17 @@ class Pipe:
         self, sequence: int, tokens: int, route: Hashable, now_s: float, met: tuple[bool, int | None]
     ) -> None:
         """A part of the prompt is on its way; how long it keeps hops busy nobody says."""
-        choice = Choice(tokens, None, "a part of the prompt")
-        self.flights[sequence] = Flight(DraftTree(), {}, tokens, 0, route, choice, 0.0, now_s, *met, Busy())
+        choice = SpeculationPlan(tokens, None, "a part of the prompt")
+        self.flights[sequence] = InFlightSweep(DraftTree(), {}, tokens, 0, route, choice, 0.0, now_s, *met, Occupancy())
 
-    def sent(self, sequence: int, flight: Flight) -> None:
+    def sent(self, sequence: int, flight: InFlightSweep) -> None:
         """A sweep is on its way, which keeps hops busy."""
         self.flights[sequence] = flight
         starts_s = max(self.free_s, flight.sent_s)
         self.free_s = starts_s + flight.busy.slot_ms / 1e3
         self.clear_s = max(self.clear_s, starts_s + flight.busy.through_ms / 1e3)
 
-    def answered(self, sequence: int, now_s: float) -> Flight | None:
+    def answered(self, sequence: int, now_s: float) -> InFlightSweep | None:
         """A sweep is back: hops have done with it, whatever was predicted. What it was, None if it is not one of these.
 
         Else where sweeps were once believed to take longer than they do, each would leave a remainder, none would seem
@@ -130,11 +130,11 @@ class Pipe:
         is_alone = now_s >= self.clear_s and others == 0 and len(self.flights) == self.sweeps
         return is_alone, None if others else len(self.flights)
 
-    def ahead(self, now_s: float) -> Ahead:
+    def ahead(self, now_s: float) -> PipelineState:
         """What is on its way."""
         flights = [flight for flight in self.flights.values() if not flight.is_prompt]
         first = flights[0] if flights else None
         due_ms = math.inf if first is None or first.choice.predicted_ms is None else first.choice.predicted_ms
         reply_ms = due_ms - (now_s - first.sent_s) * 1e3 if first is not None else due_ms
         nodes = sum(flight.nodes for flight in flights)
-        return Ahead(len(flights), max(self.free_s - now_s, 0.0) * 1e3, reply_ms, nodes)
+        return PipelineState(len(flights), max(self.free_s - now_s, 0.0) * 1e3, reply_ms, nodes)

@@ -15,7 +15,7 @@ from client.drafting.search.tree import DraftTree
 from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.ids import TreeNodeId
 from swarm.protocol.messages import Reply, Sampling, Sweep, Want
-from swarm.protocol.proposal import Guess
+from swarm.protocol.proposal import DraftDistribution
 from swarm.protocol.session import Limits, Parent, SessionState
 
 
@@ -182,7 +182,11 @@ class Walk:
         return emitted
 
     def _sweep(
-        self, tokens: tuple[int, ...], parents: tuple[Parent, ...], picks_from: int, guesses: tuple[Guess, ...] = ()
+        self,
+        tokens: tuple[int, ...],
+        parents: tuple[Parent, ...],
+        picks_from: int,
+        guesses: tuple[DraftDistribution, ...] = (),
     ) -> Sweep:
         truncate_to, commit_to = self._truncate_to, self._commit_to
         committed = len(self.state.committed) if truncate_to is None else truncate_to

@@ -23,7 +23,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 
-from client.demo.link_shape import Ends, Interface, Link, LinkShape, matching
+from client.demo.link_shape import EmulatedLink, Ends, Interface, LinkShape, matching
 from swarm.errors import ConfigError, SwarmError
 from swarm.runtime.tasks import TaskScope
 
@@ -44,7 +44,7 @@ class Direction:
     """All bytes into one host, or out of it."""
 
     def __init__(self, shape: LinkShape, seed: str) -> None:
-        self._link = Link(LinkShape(), Interface(), Interface(), random.Random(seed).random)
+        self._link = EmulatedLink(LinkShape(), Interface(), Interface(), random.Random(seed).random)
         self._queue_s = 0.0
         self._entrance = asyncio.Lock()
         self._open = asyncio.Event()

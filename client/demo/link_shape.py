@@ -70,7 +70,7 @@ class Interface:
         return self.free_s
 
 
-class Link:
+class EmulatedLink:
     """One direction between two hosts. A later packet never overtakes an earlier one, also when the shape changes."""
 
     __slots__ = ("_chance", "_last_s", "incoming", "is_open", "outgoing", "shape")

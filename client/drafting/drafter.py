@@ -18,7 +18,7 @@ from client.drafting.search.calibration import ChanceModel, SoftmaxPrior
 from client.drafting.search.local_session import LocalSession
 from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Search, Source
-from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks, TokenTree
 from client.drafting.sources.lookup import LookupSource
 from client.drafting.sources.model import ModelSource
@@ -37,7 +37,7 @@ class Drafter(Protocol):
     """Anything that guesses what comes next; a bad guess costs time, never text."""
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
     ) -> DraftTree:
         """The best tree of at most `nodes` nodes in `depth` levels below the last token of `sequence`.
 
@@ -64,7 +64,7 @@ class NoDrafter:
     """Plain decoding: no tree at all."""
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
     ) -> DraftTree:
         """An empty tree."""
         return DraftTree()
@@ -92,7 +92,7 @@ class TreeDrafter:
             source.observe(sequence, rows)
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
     ) -> DraftTree:
         """The best tree of at most `nodes` nodes in `depth` levels below the last token of `sequence`."""
         levels = min(depth, MAX_LEVELS)
@@ -137,7 +137,7 @@ class TreeDrafter:
         search.is_early = any(source.wants_rows and not did for source, did in zip(self.sources, passed, strict=True))
         return search
 
-    def _is_stale(self, search: Search, worth: Worth) -> bool:
+    def _is_stale(self, search: Search, worth: StopRule) -> bool:
         """Whether it would say other things if it began now, or what was left out is wanted after all."""
         return worth.least < search.tree.unwanted or any(source.is_stale() for source in self.sources)
 
@@ -152,7 +152,7 @@ class TreeDrafter:
             for source in self.sources:
                 source.expand(search, chosen)
 
-    def _go_on(self, search: Search, worth: Worth) -> bool:
+    def _go_on(self, search: Search, worth: StopRule) -> bool:
         """Expand the best nodes until the tree is settled, which it returns, or no further round is worth it now."""
         tree, passes = search.tree, 0
         while chosen := tree.frontier(expansions(tree.nodes)):

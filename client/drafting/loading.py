@@ -27,7 +27,7 @@ from client.drafting.sources.model import ModelSource
 from client.drafting.sources.recycling import RecycleSource
 from client.drafting.sources.recycling_table import Recycling
 from client.drafting.sources.redrafter import ReDrafterSource
-from client.drafting.sources.sibling_index import Siblings
+from client.drafting.sources.sibling_index import CrossBranchCache
 from client.drafting.sources.siblings import SiblingSource
 from client.drafting.sources.suffix_lookup import Lookup
 from client.drafting.vocabulary_check import check_compatible
@@ -44,7 +44,7 @@ Name = str | Path
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DraftOptions:
     """What is to draft.
 
     names: models and heads, by folder or hub id. device: for all of them, as torch calls it; None is the first CUDA
@@ -64,7 +64,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class LoadedDrafter:
     """A drafter, and what its calibrations do when it is not needed any more.
 
     another: makes a further one of the same models, which believes them as far.
@@ -80,7 +80,7 @@ class Made:
             keep()
 
 
-def load_drafter(model: Name, target: Target, wanted: Wanted, revision: str | None = None) -> Made:
+def load_drafter(model: Name, target: Target, wanted: DraftOptions, revision: str | None = None) -> LoadedDrafter:
     """Load everything that is to draft for a target.
 
     model, revision: the target, whose tensors a head may borrow.
@@ -97,7 +97,7 @@ def load_drafter(model: Name, target: Target, wanted: Wanted, revision: str | No
     if wanted.recycle:
         makers.append(lambda: RecycleSource(Recycling()))
     if wanted.siblings and (makers or wanted.names):
-        makers.append(lambda: SiblingSource(Siblings()))
+        makers.append(lambda: SiblingSource(CrossBranchCache()))
     keeping: list[Callable[[], None]] = []
     company: list[Identified] = []
     for name in wanted.names:
@@ -116,7 +116,7 @@ def load_drafter(model: Name, target: Target, wanted: Wanted, revision: str | No
         if path is not None:
             keeping.append(partial(save_calibration, path, chances))
     another = partial(_drafter, makers)
-    return Made(another(), another, tuple(keeping))
+    return LoadedDrafter(another(), another, tuple(keeping))
 
 
 def _drafter(makers: Sequence[Callable[[], Source]]) -> Drafter:
@@ -159,26 +159,28 @@ def in_company(drafts: Sequence[Identified]) -> Identified:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DraftComponent:
     """A model or head that is to draft."""
 
     source: Callable[[Ranker], Source]
     identity: Identified
 
 
-def _source(part: Part, vocab_tokens: int, chances: Calibration) -> Source:
+def _source(part: DraftComponent, vocab_tokens: int, chances: Calibration) -> Source:
     return part.source(Ranker(vocab_tokens, chances))
 
 
-def _model(name: Name, target: Target, device: torch.device, *, adapt: bool) -> Part:
+def _model(name: Name, target: Target, device: torch.device, *, adapt: bool) -> DraftComponent:
     model = load_whole(name, torch.float32 if device.type == "cpu" else torch.bfloat16, device)
     small = load_target(name)
     check_compatible(target.tokenizer, small.tokenizer, target.vocab_size, model.vocab_size)
     window, vocab_tokens = model.max_positions or DRAFT_WINDOW, len(target.tokenizer)
-    return Part(lambda ranker: ModelSource(model, vocab_tokens, window, ranker, adapt=adapt), small)
+    return DraftComponent(lambda ranker: ModelSource(model, vocab_tokens, window, ranker, adapt=adapt), small)
 
 
-def _head(named: tuple[Name, HeadConfig], of: tuple[Name, str | None], target: Target, device: torch.device) -> Part:
+def _head(
+    named: tuple[Name, HeadConfig], of: tuple[Name, str | None], target: Target, device: torch.device
+) -> DraftComponent:
     name, config = named
     if config.tokenizer != target.tokenizer_digest or config.vocab_size != target.vocab_size:
         raise IncompatibleDraft(
@@ -195,4 +197,4 @@ def _head(named: tuple[Name, HeadConfig], of: tuple[Name, str | None], target: T
     digest = hashlib.sha256(json.dumps(config.to_json(), sort_keys=True).encode()).hexdigest()
     identity = DraftIdentity(folder.name if hub is None else hub.repo, digest, config.tokenizer)
     kind = ReDrafterSource if config.canopy_head == "redrafter" else DgfSource
-    return Part(lambda ranker: kind(head, ranker), identity)
+    return DraftComponent(lambda ranker: kind(head, ranker), identity)

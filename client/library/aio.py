@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from client.decode.loop import Job
-from client.drafting.loading import Wanted, load_drafter
+from client.decode.loop import GenerationState
+from client.drafting.loading import DraftOptions, load_drafter
 from client.drafting.pool import Drafters
 from client.drafting.search.calibration_store import default_calibration_folder
 from client.drafting.warm_up import drafting_thread
 from client.library.chat import AsyncChat
 from client.library.conversation import Conversation
-from client.library.jobs import JobMaker
+from client.library.jobs import GenerationFactory
 from client.library.session import Piece, SessionOpener
 from client.options import ConnectOptions, GenerateOptions, check_codec, make_options
 from client.stats import Result
@@ -44,7 +44,7 @@ DEFAULT_WAIT_S = 60.0
 class AsyncSwarm:
     """One model in one swarm; made by `AsyncSwarm.connect`."""
 
-    def __init__(self, opener: SessionOpener, jobs: JobMaker, scope: TaskScope) -> None:
+    def __init__(self, opener: SessionOpener, jobs: GenerationFactory, scope: TaskScope) -> None:
         self._opener = opener
         self._jobs = jobs
         self._scope = scope
@@ -112,7 +112,9 @@ class AsyncSwarm:
             opener = SessionOpener(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge)
             drafting = drafting_thread(made.drafter, target.hidden_size, threads)
             try:
-                yield cls(opener, JobMaker(target, Drafters(made.drafter, made.another), drafting, nodes), scope)
+                yield cls(
+                    opener, GenerationFactory(target, Drafters(made.drafter, made.another), drafting, nodes), scope
+                )
             finally:
                 drafting.shutdown(wait=False, cancel_futures=True)
                 await asyncio.to_thread(made.keep)
@@ -151,7 +153,7 @@ class AsyncSwarm:
             text, shown = piece.text[max(shown, 0) :], shown - len(piece.text)
             yield replace(piece, text=text)
 
-    async def _pieces(self, job: Job) -> AsyncGenerator[Piece, None]:
+    async def _pieces(self, job: GenerationState) -> AsyncGenerator[Piece, None]:
         async with aclosing(relay(self._scope, self._once(job))) as pieces:
             async for piece in pieces:
                 yield piece
@@ -191,17 +193,17 @@ class AsyncSwarm:
         """
         return AsyncChat(self._opener, self._jobs, self._scope, Conversation(self.target.tokenizer, system), options)
 
-    async def _once(self, job: Job) -> AsyncGenerator[Piece, None]:
+    async def _once(self, job: GenerationState) -> AsyncGenerator[Piece, None]:
         """Run one generation in a session of its own."""
         async with self._opener.open(len(job.prompt) + job.max_new_tokens, job.nodes) as session:
             async for piece in session.run(job):
                 yield piece
 
 
-def _wanted(options: ConnectOptions) -> Wanted:
+def _wanted(options: ConnectOptions) -> DraftOptions:
     draft = options.get("draft")
     names = () if draft is None else (draft,) if isinstance(draft, str | Path) else tuple(draft)
-    return Wanted(
+    return DraftOptions(
         names,
         options.get("draft_device"),
         options.get("lookup", True),

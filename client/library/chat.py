@@ -13,14 +13,14 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self, Unpack
 
-from client.decode.loop import Job
+from client.decode.loop import GenerationState
 from client.library.conversation import Conversation, Message
-from client.library.jobs import JobMaker
+from client.library.jobs import GenerationFactory
 from client.library.session import Piece, Session, SessionOpener
 from client.options import GenerateOptions, make_options
 from client.stats import Result, Stats
 from swarm.errors import Busy, ConfigError, ContextFull, GenerationInterrupted
-from swarm.runtime.tasks import Held, TaskScope, relay
+from swarm.runtime.tasks import HeldContext, TaskScope, relay
 
 FIRST_WINDOW_TOKENS = 2_048
 """What a conversation reserves at first; it doubles when it is full."""
@@ -32,7 +32,7 @@ class AsyncChat:
     def __init__(
         self,
         opener: SessionOpener,
-        jobs: JobMaker,
+        jobs: GenerationFactory,
         scope: TaskScope,
         conversation: Conversation,
         defaults: GenerateOptions,
@@ -44,7 +44,7 @@ class AsyncChat:
         self._conversation = conversation
         self._defaults = defaults
         self._turn = asyncio.Lock()
-        self._held: Held[Session] | None = None
+        self._held: HeldContext[Session] | None = None
         self._session: Session | None = None
         self._nodes = 0
         self._stats: Stats | None = None
@@ -148,7 +148,7 @@ class AsyncChat:
     def _note(self, stats: Stats) -> None:
         self._stats = stats
 
-    def _job(self, given: GenerateOptions) -> Job:
+    def _job(self, given: GenerateOptions) -> GenerationState:
         """The next answer; near the end of the context it gets what is left."""
         options = make_options(given)
         options = replace(options, stop=(*options.stop, *self._conversation.stop))
@@ -163,14 +163,14 @@ class AsyncChat:
             options = replace(options, max_new_tokens=min(options.max_new_tokens, limit - len(prompt)))
         return self._jobs.make(prompt, options)
 
-    def _fitting(self, job: Job) -> Session | None:
+    def _fitting(self, job: GenerationState) -> Session | None:
         """The kept session, if this turn fits it."""
         needed = len(job.prompt) + job.max_new_tokens
         if self._session is None or needed > self._session.window_tokens or job.nodes > self._nodes:
             return None
         return self._session
 
-    async def _open(self, job: Job) -> Session:
+    async def _open(self, job: GenerationState) -> Session:
         """A new session with room for later turns, if the nodes have that much."""
         await self.close()
         needed, limit = len(job.prompt) + job.max_new_tokens, self._opener.target.max_positions
@@ -186,7 +186,7 @@ class AsyncChat:
             return await self._hold(needed, job.nodes)
 
     async def _hold(self, window_tokens: int, nodes: int) -> Session:
-        held: Held[Session] = Held(self._scope)
+        held: HeldContext[Session] = HeldContext(self._scope)
         session = await held.open(self._opener.open(window_tokens, nodes))
         self._held, self._session, self._nodes = held, session, nodes
         return session

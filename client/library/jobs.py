@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from operator import index
 
 from client.control.goodput import Goodput
-from client.control.policy import Budget, FixedBudget
-from client.decode.loop import Job
+from client.control.policy import FixedPolicy, SpeculationPolicy
+from client.decode.loop import GenerationState
 from client.decode.text_stream import TextStream
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.pool import Drafters
@@ -24,7 +24,7 @@ MOST_NODES = 512
 
 
 @dataclass(frozen=True, slots=True)
-class JobMaker:
+class GenerationFactory:
     """What all generations of a client share.
 
     nodes: tree nodes per sweep (K) where a generation does not say; None lets `goodput` choose before each sweep.
@@ -42,7 +42,7 @@ class JobMaker:
             if isinstance(drafter, TreeDrafter):
                 self.drafting.submit(drafter.forget)
 
-    def make(self, prompt: str | Sequence[int], options: Options, so_far: Sequence[int] = ()) -> Job:
+    def make(self, prompt: str | Sequence[int], options: Options, so_far: Sequence[int] = ()) -> GenerationState:
         """A job for this prompt, text or token ids, that goes on after the tokens `so_far`.
 
         Raises:
@@ -69,9 +69,9 @@ class JobMaker:
                 f"{limit}; shorten one of them"
             )
         nodes = self.nodes if options.nodes is None else options.nodes
-        budget: Budget = self.goodput if nodes is None else FixedBudget(nodes)
+        budget: SpeculationPolicy = self.goodput if nodes is None else FixedPolicy(nodes)
         if isinstance(self.drafters.first, NoDrafter):
-            budget = FixedBudget(0)
+            budget = FixedPolicy(0)
         text = TextStream(
             target.tokenizer,
             ids,
@@ -80,7 +80,7 @@ class JobMaker:
             max_new_tokens=options.max_new_tokens,
         )
         text.push(so_far)
-        return Job(
+        return GenerationState(
             prompt=ids,
             sampling=sampling,
             budget=budget,

@@ -18,7 +18,7 @@ from typing import Generic, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from swarm.runtime.tasks import Held, TaskScope
+from swarm.runtime.tasks import HeldContext, TaskScope
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class LoopThread:
 
     def open(self, context: AbstractAsyncContextManager[T]) -> T:
         """Enter a context on the loop, as `run` does; `close` leaves it."""
-        held: Held[T] = Held(self._scope)
+        held: HeldContext[T] = HeldContext(self._scope)
         self._stack.callback(lambda: self._portal.call(held.close))
         return self.run(lambda: held.open(context))
 

@@ -16,10 +16,10 @@ from functools import partial
 import torch
 
 from client.chain.chain import Chain, open_chain
-from client.chain.peer_latency import Nearby
+from client.chain.peer_latency import PeerLatency
 from client.chain.refusals import RETRY_S, Refusals
 from client.control.policy import SWEEPS_IN_FLIGHT
-from client.decode.loop import PREFILLS_IN_FLIGHT, Job, decode
+from client.decode.loop import PREFILLS_IN_FLIGHT, GenerationState, decode
 from client.decode.walk import Walk
 from client.library.jobs import PREFILL_CHUNK
 from client.options import CodecChoice
@@ -70,7 +70,9 @@ class Session:
         """Tokens that the sequence may grow to."""
         return self.chain.credits.window_tokens
 
-    async def run(self, job: Job, told: Callable[[Stats], None] = lambda _: None) -> AsyncGenerator[Piece, None]:
+    async def run(
+        self, job: GenerationState, told: Callable[[Stats], None] = lambda _: None
+    ) -> AsyncGenerator[Piece, None]:
         """Generate; what the session's sequence has in common with the prompt does not travel again.
 
         told: where the time went, however it ends.
@@ -105,7 +107,7 @@ class Session:
         )
         yield Piece(last, Result(job.text.text, tuple(job.text.tokens), job.text.finish_reason or "length", stats))
 
-    def _stats(self, job: Job, first_token_s: float, total_s: float, repaired: int) -> Stats:
+    def _stats(self, job: GenerationState, first_token_s: float, total_s: float, repaired: int) -> Stats:
         route = self.chain.route
         numeric_class = route.numeric_class
         if self.codec is Codec.INT8:
@@ -145,7 +147,7 @@ class SessionOpener:
     codec: CodecChoice = "lossless"
     wait_s: float = 60.0
     hedge: bool = False
-    nearby: Nearby = field(default_factory=Nearby)
+    nearby: PeerLatency = field(default_factory=PeerLatency)
 
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
         """The chain that a session would take now.

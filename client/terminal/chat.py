@@ -19,7 +19,7 @@ HELP = """\
 /quit      leave, as Ctrl-D does; Ctrl-C stops an answer"""
 
 
-class Talk:
+class ChatTerminal:
     """A conversation between a person and a model."""
 
     def __init__(self, chat: Chat, console: Console, seed: int | None) -> None:

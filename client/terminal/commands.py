@@ -14,7 +14,7 @@ Generation = Annotated[Options, tyro.conf.arg(name="")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class ConnectionOptions:
     """Which model, in which swarm.
 
     Attributes:
@@ -50,7 +50,7 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generate(Connection):
+class Generate(ConnectionOptions):
     """Generate text through a swarm; it streams to standard output.
 
     Attributes:
@@ -69,7 +69,7 @@ class Generate(Connection):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chat(Connection):
+class ChatCommand(ConnectionOptions):
     """Talk with a model of a swarm; what was said stays in the nodes' memory, so only new tokens travel.
 
     Attributes:
@@ -82,7 +82,7 @@ class Chat(Connection):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench(Connection):
+class Bench(ConnectionOptions):
     """Measure a swarm with your own prompts: speed, acceptance length, time to the first token.
 
     Attributes:

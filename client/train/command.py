@@ -24,7 +24,7 @@ from client.train.boost import BoostTraining
 from client.train.draft_model import DraftTraining
 from client.train.head import HELD_OUT_LINES, HeadTraining, Schedule
 from client.train.options import TrainDraft
-from client.train.samples import Amount, LocalSampler, Sampler, load_for_training, sampled_lines
+from client.train.samples import LocalSampler, SampleAmount, Sampler, load_for_training, sampled_lines
 from client.train.swarm_samples import open_sampler
 from swarm.errors import ConfigError
 from swarm.inference.ragged_batch import find_layers
@@ -37,7 +37,7 @@ Told = Callable[[int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Workplace:
+class TrainingContext:
     """What every kind of training starts from. kept: where an interrupted one lies."""
 
     target: Target
@@ -60,13 +60,13 @@ def train_draft(command: TrainDraft, console: Console) -> None:
     target = load_target(command.model)
     model = load_for_training(command.model, str(find_device(command.device)))
     kept = command.samples or command.out / "samples.safetensors"
-    amount = Amount(command.lines, command.tokens, command.seed)
+    amount = SampleAmount(command.lines, command.tokens, command.seed)
     with _bar(console) as bar:
         task = bar.add_task("sampling the target", total=amount.lines)
         with _sampler(command, target, model) as sampler:
             lines = sampled_lines(sampler, amount, kept, lambda done: bar.update(task, completed=done))
     schedule = Schedule(command.steps, command.batch, command.rate, command.seed)
-    place = Workplace(target, model, lines, schedule, command.out / "training.pt")
+    place = TrainingContext(target, model, lines, schedule, command.out / "training.pt")
     with _bar(console) as bar:
         task = bar.add_task("training", total=command.steps)
 
@@ -116,7 +116,7 @@ def check(command: TrainDraft) -> None:
         raise ConfigError("--earlier: name the drafts that the new one is to complete with --kind boost, and no other")
 
 
-def _train_head(kind: HeadKind, command: TrainDraft, place: Workplace, console: Console, told: Told) -> None:
+def _train_head(kind: HeadKind, command: TrainDraft, place: TrainingContext, console: Console, told: Told) -> None:
     model, target = place.model, place.target
     embedding = _name_of(model, model.get_input_embeddings())
     is_tied = model.config.tie_word_embeddings
@@ -137,7 +137,7 @@ def _train_head(kind: HeadKind, command: TrainDraft, place: Workplace, console: 
     console.print(f"{command.out}: {size:,} bytes, borrows {', '.join(sorted(tensors))}", highlight=False)
 
 
-def _train_model(command: TrainDraft, place: Workplace, console: Console, told: Told) -> None:
+def _train_model(command: TrainDraft, place: TrainingContext, console: Console, told: Told) -> None:
     assert command.start is not None, "checked"
     draft, *earlier = (load_for_training(name, str(place.model.device)) for name in (command.start, *command.earlier))
     what = draft, place.model, place.lines, place.schedule, place.kept

@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 
 from client.train.checkpoint import keep, resume
-from client.train.head import HELD_OUT_LINES, SAVED_STEPS, Schedule, Score
+from client.train.head import HELD_OUT_LINES, SAVED_STEPS, HeadScore, Schedule
 from swarm.errors import IncompatibleDraft
 
 
@@ -52,7 +52,7 @@ class DraftTraining:
         self.kept.unlink(missing_ok=True)
 
     @torch.no_grad()
-    def score(self) -> Score:
+    def score(self) -> HeadScore:
         """On the lines that were held out; every guess is the first after the target's own text.
 
         Of several drafts together one must be right.
@@ -64,7 +64,7 @@ class DraftTraining:
         noise = -torch.log(-torch.log(noise))
         greedy, sampled = is_found(drafts, theirs), is_found([logs + noise for logs in drafts], theirs + noise)
         rates = [float(found.float().mean()) for found in (greedy, sampled)]
-        return Score(float(self._loss(drafts, theirs)), (rates[0],), (rates[1],))
+        return HeadScore(float(self._loss(drafts, theirs)), (rates[0],), (rates[1],))
 
     def _loss(self, drafts: Sequence[torch.Tensor], theirs: torch.Tensor) -> torch.Tensor:
         weights = self._weights(drafts, theirs)

@@ -60,7 +60,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class HeadScore:
     """How good a head is on lines that it was not trained on.
 
     loss: mean KL divergence in nats. greedy, sampled: by how many guesses in a row, the chance that the next one is the
@@ -78,7 +78,7 @@ class Score:
 
 
 @dataclass(slots=True)
-class Lesson:
+class TargetLabels:
     """What the target says about lines: hidden rows [n, t, width] before the final norm, log-chances [n, t, vocab]."""
 
     tokens: torch.Tensor
@@ -121,7 +121,7 @@ class HeadTraining:
         self.kept.unlink(missing_ok=True)
 
     @torch.no_grad()
-    def score(self) -> Score:
+    def score(self) -> HeadScore:
         """On the lines that were held out."""
         head = self.head.eval()
         generator = torch.Generator(self.target.device).manual_seed(self.schedule.seed)
@@ -136,9 +136,9 @@ class HeadTraining:
             part = _places(noise, step)
             greedy.append(agreement(logs, target_logs))
             sampled.append(agreement(logs + part, target_logs + part))
-        return Score(sum(losses) / len(losses), tuple(greedy), tuple(sampled))
+        return HeadScore(sum(losses) / len(losses), tuple(greedy), tuple(sampled))
 
-    def _loss(self, lesson: Lesson) -> torch.Tensor:
+    def _loss(self, lesson: TargetLabels) -> torch.Tensor:
         total, weight = torch.zeros((), device=self.target.device), 0.0
         for step, logits, target_logs in _unrolled(self.head, lesson):
             logs = F.log_softmax(logits, dim=1)
@@ -147,10 +147,10 @@ class HeadTraining:
         return total / weight
 
     @torch.no_grad()
-    def _lesson(self, tokens: torch.Tensor) -> Lesson:
+    def _lesson(self, tokens: torch.Tensor) -> TargetLabels:
         tokens = tokens.to(self.target.device)
         logits: torch.Tensor = cast("Any", self.target)(tokens, use_cache=False).logits
-        return Lesson(tokens, self._left.pop(), F.log_softmax(logits.float(), dim=2))
+        return TargetLabels(tokens, self._left.pop(), F.log_softmax(logits.float(), dim=2))
 
     def _listening(self) -> Any:  # noqa: ANN401 - torch's removable handle, a context manager
         layers = self.target.get_submodule(find_layers(self.target))
@@ -158,7 +158,7 @@ class HeadTraining:
         return last.register_forward_hook(lambda _layer, _inputs, output: self._left.append(output))
 
 
-def _unrolled(head: Head, lesson: Lesson) -> Any:  # noqa: ANN401 - an iterator of step, logits, target's log-probabilities
+def _unrolled(head: Head, lesson: TargetLabels) -> Any:  # noqa: ANN401 - an iterator of step, logits, target's log-probabilities
     """The head's guesses from every place, one token further with each step, and what the target says there."""
     rows = _places(lesson.rows.float(), -1)
     state = head.begin(rows, _places(lesson.tokens, 0))

@@ -31,7 +31,7 @@ TEMPERATURES = (1.0, 0.7)
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
+class SampleAmount:
     """How much text: lines of so many tokens each, from a seed."""
 
     lines: int
@@ -47,7 +47,7 @@ class Sampler(Protocol):
         """Lines per batch."""
         ...
 
-    def make(self, amount: Amount, first: int, count: int) -> torch.Tensor:
+    def make(self, amount: SampleAmount, first: int, count: int) -> torch.Tensor:
         """The lines `[first, first + count)`: int32 [count, tokens]."""
         ...
 
@@ -59,7 +59,7 @@ def load_for_training(model: str | Path, device: str) -> PreTrainedModel:
     return frozen
 
 
-def sampled_lines(sampler: Sampler, amount: Amount, kept: Path, told: Callable[[int], None]) -> torch.Tensor:
+def sampled_lines(sampler: Sampler, amount: SampleAmount, kept: Path, told: Callable[[int], None]) -> torch.Tensor:
     """Lines [lines, tokens], from a file where an earlier run left them, else made now; the file grows batch by batch.
 
     told: how many lines there are.
@@ -77,12 +77,12 @@ def sampled_lines(sampler: Sampler, amount: Amount, kept: Path, told: Callable[[
     return lines[: amount.lines]
 
 
-def sampling_of(amount: Amount, line: int) -> Sampling:
+def sampling_of(amount: SampleAmount, line: int) -> Sampling:
     """How the picks of a line are made."""
     return Sampling((amount.seed << 32) + line, TEMPERATURES[line % len(TEMPERATURES)])
 
 
-def start_of(amount: Amount, line: int, tokenizer: PreTrainedTokenizerFast) -> list[int]:
+def start_of(amount: SampleAmount, line: int, tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """What a line begins with."""
     first = random.Random(f"{amount.seed} {line}").randrange(len(tokenizer))
     return [first] if tokenizer.bos_token_id is None else [cast("int", tokenizer.bos_token_id), first]
@@ -101,7 +101,7 @@ class LocalSampler:
         return LINES
 
     @torch.inference_mode()
-    def make(self, amount: Amount, first: int, count: int) -> torch.Tensor:
+    def make(self, amount: SampleAmount, first: int, count: int) -> torch.Tensor:
         """The lines `[first, first + count)`: int32 [count, tokens]."""
         device, numbers = self.target.device, range(first, first + count)
         samplings = [sampling_of(amount, line) for line in numbers]
@@ -119,7 +119,7 @@ class LocalSampler:
         return made.to(torch.int32).cpu()
 
 
-def _read(kept: Path, amount: Amount) -> torch.Tensor:
+def _read(kept: Path, amount: SampleAmount) -> torch.Tensor:
     if not kept.exists():
         return torch.empty(0, amount.tokens, dtype=torch.int32)
     try:
@@ -134,7 +134,7 @@ def _read(kept: Path, amount: Amount) -> torch.Tensor:
     return lines
 
 
-def _write(kept: Path, lines: torch.Tensor, amount: Amount) -> None:
+def _write(kept: Path, lines: torch.Tensor, amount: SampleAmount) -> None:
     kept.parent.mkdir(parents=True, exist_ok=True)
     part = kept.with_name(kept.name + ".part")
     save_file({"lines": lines.contiguous(), "lines_seed": torch.tensor(amount.seed)}, part)

@@ -13,7 +13,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from client.library.aio import AsyncSwarm
 from client.options import ConnectOptions
-from client.train.samples import Amount, sampling_of, start_of
+from client.train.samples import SampleAmount, sampling_of, start_of
 from swarm.protocol.messages import Sampling
 from swarm.runtime.tasks import TaskScope
 
@@ -33,7 +33,7 @@ class SwarmSampler:
         """Sessions side by side."""
         return LINES
 
-    def make(self, amount: Amount, first: int, count: int) -> torch.Tensor:
+    def make(self, amount: SampleAmount, first: int, count: int) -> torch.Tensor:
         """The lines `[first, first + count)`: int32 [count, tokens].
 
         Raises:
@@ -41,7 +41,7 @@ class SwarmSampler:
         """
         return torch.tensor(self.portal.call(self._make, amount, range(first, first + count)), dtype=torch.int32)
 
-    async def _make(self, amount: Amount, numbers: Sequence[int]) -> list[list[int]]:
+    async def _make(self, amount: SampleAmount, numbers: Sequence[int]) -> list[list[int]]:
         lines = [start_of(amount, number, self.swarm.target.tokenizer) for number in numbers]
         async with TaskScope() as scope:
             work = zip(lines, (sampling_of(amount, number) for number in numbers), strict=True)

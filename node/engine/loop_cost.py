@@ -10,7 +10,7 @@ NEAR_S = 0.05
 RATE = 0.05
 
 
-class Handling:
+class LoopCost:
     """Learns from the loop's own CPU clock, from one finished sweep to the next.
 
     mean_ms: per sweep; 0 until sweeps followed each other.

@@ -12,8 +12,8 @@ import torch
 from node.engine.scheduler import LEAST_ROWS, StepCost
 from node.model.span import SpanModel
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import Arena
-from swarm.inference.ragged_batch import Work
+from swarm.inference.kv_cache import KvCache
+from swarm.inference.ragged_batch import SessionRows
 from swarm.inference.sampling import pick
 from swarm.protocol.messages import Sampling
 
@@ -40,7 +40,7 @@ def measure_sweeps(model: SpanModel, clock: Callable[[], float] = time.perf_coun
 
 def warm_up(model: SpanModel) -> None:
     """Run trees of many sizes below one token, and pick after them, so that nobody's text waits for what is loaded."""
-    arena = Arena(model.layout, 1 + max(WARMED))
+    arena = KvCache(model.layout, 1 + max(WARMED))
     prompt = _chain(model, arena, 1)
     model.forward([prompt])
     arena.commit(prompt.node_ids, [])
@@ -65,7 +65,7 @@ def step_cost(sweep_ms: tuple[tuple[int, float], ...], *, offloaded: bool = Fals
 
 
 def _forward_ms(model: SpanModel, nodes: int, clock: Callable[[], float]) -> float:
-    arena = Arena(model.layout, nodes)
+    arena = KvCache(model.layout, nodes)
     started = clock()
     hidden = model.forward([_chain(model, arena, nodes)])
     if model.span.end == model.num_layers:
@@ -74,10 +74,10 @@ def _forward_ms(model: SpanModel, nodes: int, clock: Callable[[], float]) -> flo
     return (clock() - started) * 1e3
 
 
-def _chain(model: SpanModel, arena: Arena, nodes: int) -> Work:
+def _chain(model: SpanModel, arena: KvCache, nodes: int) -> SessionRows:
     ids = tuple(TreeNodeId(number) for number in range(nodes))
     embeds = model.span.start == 0
-    return Work(
+    return SessionRows(
         arena=arena,
         node_ids=ids,
         parents=(None, *ids[:-1]),

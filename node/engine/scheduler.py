@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from node.engine.loop_cost import Handling
+from node.engine.loop_cost import LoopCost
 from node.engine.sweep_run import SweepRun
 from swarm.layers import Span
 
@@ -35,17 +35,17 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class PendingWork:
     """What a session would run next. span: runs of one span may share a forward. rows: at most so many."""
 
     span: Span
     rows: int
 
 
-class Customer(Protocol):
+class Schedulable(Protocol):
     """A session as the engine sees it."""
 
-    def ahead(self) -> Ahead | None:
+    def ahead(self) -> PendingWork | None:
         """What `next_run` would give, which is not begun by asking; None when nothing waits."""
 
     def next_run(self) -> SweepRun | None:
@@ -113,15 +113,15 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
+class BatchMember:
     """One session's part of a step."""
 
-    session: Customer
+    session: Schedulable
     run: SweepRun
     rows: int
 
 
-def _advance(shares: Sequence[_Share]) -> tuple[dict[SweepRun, Exception], float]:
+def _advance(shares: Sequence[BatchMember]) -> tuple[dict[SweepRun, Exception], float]:
     """Run them; who failed and why, and milliseconds that this thread had a CPU."""
     started = time.thread_time()
     first, *others = shares
@@ -142,12 +142,12 @@ class Engine:
         self._cost = cost
         self._counts_cpu = counts_cpu
         self._quantum_ms = quantum_ms
-        self._turns: deque[Customer] = deque()
-        self._waiting: set[Customer] = set()
-        self._balances_ms: WeakKeyDictionary[Customer, float] = WeakKeyDictionary()
+        self._turns: deque[Schedulable] = deque()
+        self._waiting: set[Schedulable] = set()
+        self._balances_ms: WeakKeyDictionary[Schedulable, float] = WeakKeyDictionary()
         self._wake = asyncio.Event()
         self.worked_ms = 0.0
-        self.handling = Handling()
+        self.handling = LoopCost()
         self._sharers = 1.0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._newest: Future[object] | None = None
@@ -164,7 +164,7 @@ class Engine:
         if self._newest is done:
             self._newest = None
 
-    def submit(self, session: Customer) -> None:
+    def submit(self, session: Schedulable) -> None:
         """Say that a session has work; harmless when it is known already."""
         if session not in self._waiting:
             self._waiting.add(session)
@@ -182,7 +182,7 @@ class Engine:
         finally:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
-    async def _turn(self, session: Customer) -> None:
+    async def _turn(self, session: Schedulable) -> None:
         """Serve a session until its quantum is used up or nothing waits."""
         balance_ms = self._balances_ms.get(session, 0.0) + self._quantum_ms
         while balance_ms > 0:
@@ -192,7 +192,7 @@ class Engine:
                 self._balances_ms[session] = min(balance_ms, 0.0)
                 return
             rows = min(run.remaining, self._cost.rows_within(min(balance_ms, self._quantum_ms)))
-            shares = [_Share(session, run, rows), *self._joining(session, rows)]
+            shares = [BatchMember(session, run, rows), *self._joining(session, rows)]
             charged_ms = await self._step(shares)
             balance_ms -= charged_ms[0]
             for share, share_ms in zip(shares[1:], charged_ms[1:], strict=True):
@@ -201,14 +201,14 @@ class Engine:
         self._balances_ms[session] = balance_ms
         self._turns.append(session)
 
-    def _next_run(self, session: Customer) -> SweepRun | None:
+    def _next_run(self, session: Schedulable) -> SweepRun | None:
         try:
             return session.next_run()
         except Exception as error:  # noqa: BLE001 - one session's trouble must not end the others
             session.fail(error)
             return None
 
-    def _joining(self, leader: Customer, rows: int) -> Iterator[_Share]:
+    def _joining(self, leader: Schedulable, rows: int) -> Iterator[BatchMember]:
         """Others whose whole sweeps share the forward of these rows, in the order of their turns.
 
         One more makes everybody in it later by what it adds; whoever waits, it included, is sooner by a base. So a
@@ -228,9 +228,9 @@ class Engine:
             if run is None:
                 continue
             sessions, rows, left = sessions + 1, rows + run.remaining, left - 1
-            yield _Share(other, run, run.remaining)
+            yield BatchMember(other, run, run.remaining)
 
-    async def _step(self, shares: Sequence[_Share]) -> list[float]:
+    async def _step(self, shares: Sequence[BatchMember]) -> list[float]:
         """Run a few rows of each; returns the milliseconds that each is charged."""
         rows, started = [share.rows for share in shares], time.perf_counter()
         encoded_ms = sum(share.run.encode_ms for share in shares)
@@ -257,7 +257,7 @@ class Engine:
             self._cost.learn(sum(rows), computed_ms, len(rows))
         return [passed_ms * part for part in parts]
 
-    def _end(self, share: _Share, error: Exception | None) -> None:
+    def _end(self, share: BatchMember, error: Exception | None) -> None:
         """Hand a sweep that is done, or failed, back to its session."""
         try:
             if error is not None:

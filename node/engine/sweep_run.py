@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from node.model.span import SpanModel
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import Arena
+from swarm.inference.kv_cache import KvCache
 from swarm.inference.multistep_sampling import by_offset, picks
-from swarm.inference.ragged_batch import Work
+from swarm.inference.ragged_batch import SessionRows
 from swarm.inference.row_codec import all_finite, decode_rows, encode_rows
 from swarm.inference.sampling import pick, target_probs
 from swarm.layers import Span
@@ -50,13 +50,13 @@ class _Slice:
 
     run: SweepRun
     chosen: tuple[int, ...]
-    work: Work
+    work: SessionRows
 
 
 class SweepRun:
     """The next sweep of a session: `advance` until `is_done`, then read `rows` (a middle hop) or `picks` (the tail)."""
 
-    def __init__(self, model: SpanModel, arena: Arena, role: HopRole, work: SweepWork, sampling: Sampling) -> None:
+    def __init__(self, model: SpanModel, arena: KvCache, role: HopRole, work: SweepWork, sampling: Sampling) -> None:
         self.work = work
         self.compute_ms = 0.0
         self.encode_ms = 0.0
@@ -144,7 +144,7 @@ class SweepRun:
             ids = torch.tensor([sweep.tokens[offset] for offset in chosen], device=self._model.device)
         else:
             rows = self._entered[start : start + len(chosen)]
-        work = Work(
+        work = SessionRows(
             arena=self._arena,
             node_ids=tuple(applied.appended[offset] for offset in chosen),
             parents=tuple(sweep.parents[offset] for offset in chosen),

@@ -26,7 +26,7 @@ Choose = Callable[[Sequence[NodeRecord]], Span | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Seats:
+class SpanReservation:
     """Where spans of a model are reserved. announce: publishes this machine's `JOINING` record for a span."""
 
     registry: Registry

@@ -21,7 +21,7 @@ DELAY_KEPT_S = 300.0
 RATE_KEPT_S = 3_600.0
 
 
-class Shape(Protocol):
+class ModelShape(Protocol):
     """The model, as far as it matters here."""
 
     hidden_size: int
@@ -38,11 +38,11 @@ class Probes:
     clock: Callable[[], float] = time.monotonic
 
 
-class Neighbours:
+class PeerDelays:
     """What the node `peer`, which runs `model`, knows of its place."""
 
     def __init__(
-        self, peer: PeerId, model: Shape, worked_ms: Callable[[], float], probes: Probes | None = None
+        self, peer: PeerId, model: ModelShape, worked_ms: Callable[[], float], probes: Probes | None = None
     ) -> None:
         """worked_ms: what the engine computed so far."""
         self._peer = peer

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from node.membership.joining import Seats, movers_choice
+from node.membership.joining import SpanReservation, movers_choice
 from swarm.discovery.node_record import NodeRecord
 from swarm.errors import SwarmError
 from swarm.layers import Span
@@ -27,7 +27,7 @@ COOL_DOWN_S = 300.0
 logger = logging.getLogger(__name__)
 
 
-class Mover(Protocol):
+class MovableNode(Protocol):
     """The node, as far as it matters here."""
 
     def serving(self) -> NodeRecord:
@@ -60,14 +60,14 @@ class Rebalance:
         """Begin a cool-down."""
         self._stays_until = self._clock() + COOL_DOWN_S * self._rng.uniform(1.0, 1.5)
 
-    async def keep_looking(self, seats: Seats, node: Mover) -> None:
+    async def keep_looking(self, seats: SpanReservation, node: MovableNode) -> None:
         """Look every few minutes, for ever; what stands in the way of a look is logged."""
         while True:
             await asyncio.sleep(LOOK_S * self._rng.uniform(0.5, 1.5))
             if self.may_move:
                 await self.look(seats, node)
 
-    async def look(self, seats: Seats, node: Mover) -> None:
+    async def look(self, seats: SpanReservation, node: MovableNode) -> None:
         """Move if it is this node's turn.
 
         Raises:
@@ -82,7 +82,7 @@ class Rebalance:
             self.arrived()
             await node.move(span)
 
-    async def _reserve(self, seats: Seats, node: Mover) -> Span | None:
+    async def _reserve(self, seats: SpanReservation, node: MovableNode) -> Span | None:
         choose = movers_choice(node.serving())
         span = await asyncio.to_thread(choose, await seats.others())
         if span is None:

@@ -13,8 +13,8 @@ import torch
 from node.model.checkpoint import Checkpoint, open_checkpoint
 from swarm.errors import UnsupportedModel
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import Arena
-from swarm.inference.ragged_batch import RaggedModel, Work
+from swarm.inference.kv_cache import KvCache
+from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.layers import Span
 from swarm.models.families import causal_lm_class
 from swarm.models.pretrained import first_line
@@ -171,7 +171,9 @@ def _tree_logits(models: list[RaggedModel], texts: torch.Tensor) -> torch.Tensor
     rows: torch.Tensor | None = None
     for model in models:
         works = [
-            Work(Arena(model.layout, len(nodes)), nodes, parents, positions, ids, None if rows is None else rows[place])
+            SessionRows(
+                KvCache(model.layout, len(nodes)), nodes, parents, positions, ids, None if rows is None else rows[place]
+            )
             for place, ids in enumerate(texts)
         ]
         rows = model.forward(works).reshape(*texts.shape, -1)

@@ -14,7 +14,7 @@ from torch import nn
 from node.config import ServeConfig
 from node.model.checkpoint import Checkpoint, check_disk, check_memory
 from node.model.offload import Offload, held_weights, load_offloaded
-from node.model.span import Anatomy, SpanModel, dissect, load_span
+from node.model.span import ModelLayout, SpanModel, dissect, load_span
 from swarm.errors import ConfigError, NotEnoughSpace
 from swarm.layers import Span
 from swarm.models.hub import Progress
@@ -64,7 +64,7 @@ def load(
 
 
 def _load_offloaded(
-    checkpoint: Checkpoint, config: ServeConfig, what: tuple[Anatomy, Span, torch.dtype, torch.device], say: Say
+    checkpoint: Checkpoint, config: ServeConfig, what: tuple[ModelLayout, Span, torch.dtype, torch.device], say: Say
 ) -> SpanModel:
     anatomy, span, dtype, device = what
     held, stored = (weights * dtype.itemsize for weights in held_weights(anatomy, span))
@@ -81,7 +81,7 @@ def _load_offloaded(
     return model
 
 
-def fetch(checkpoint: Checkpoint, anatomy: Anatomy, span: Span, say: Say) -> None:
+def fetch(checkpoint: Checkpoint, anatomy: ModelLayout, span: Span, say: Say) -> None:
     """Download the files of a span that are not here yet.
 
     Raises:
@@ -102,7 +102,7 @@ def compute_of(checkpoint: Checkpoint, config: ServeConfig) -> tuple[torch.devic
     return device, pick_dtype(config.dtype, device, checkpoint)
 
 
-def fitting_layers(anatomy: Anatomy, dtype: torch.dtype, free_bytes: int, kv_tokens: int | None = None) -> int:
+def fitting_layers(anatomy: ModelLayout, dtype: torch.dtype, free_bytes: int, kv_tokens: int | None = None) -> int:
     """How many layers fit in `AUTO_SHARE` of the free memory, wherever in the model, beside KV for some tokens.
 
     Raises:
@@ -234,5 +234,5 @@ def count_tokens(folder: Path, vocab_size: int) -> int:
     return min(vocab_size, max(ids, default=vocab_size - 1) + 1)
 
 
-def _layer_bytes(anatomy: Anatomy, span: Span, dtype: torch.dtype) -> int:
+def _layer_bytes(anatomy: ModelLayout, span: Span, dtype: torch.dtype) -> int:
     return max(anatomy.weights[f"{anatomy.layers}.{index}"] for index in range(span.start, span.end)) * dtype.itemsize

@@ -21,8 +21,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from node.model.span import Anatomy, SpanModel, check_family, dissect, fill_span
-from node.model.weight_streaming import Belt
+from node.model.span import ModelLayout, SpanModel, check_family, dissect, fill_span
+from node.model.weight_streaming import WeightStreamer
 from swarm.errors import NotEnoughSpace
 from swarm.layers import Span
 
@@ -49,7 +49,7 @@ class Offload:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WeightSlice:
     """Where one weight lies in its layer's bytes `[start, end)`."""
 
     weight: nn.Parameter
@@ -63,12 +63,12 @@ class Layer:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.places: list[Place] = []
+        self.places: list[WeightSlice] = []
         end = 0
         for weight in module.parameters():
             start = -(-end // ALIGNED) * ALIGNED
             end = start + weight.numel() * weight.itemsize
-            self.places.append(Place(weight, start, end, weight.shape))
+            self.places.append(WeightSlice(weight, start, end, weight.shape))
         self.size_bytes = end
 
     def pack(self) -> torch.Tensor:
@@ -93,7 +93,7 @@ class Layer:
 class OffloadedSpan(SpanModel):
     """A span whose layers' weights pass by on a belt; `weight_bytes` counts what is held, `stored_bytes` the layers."""
 
-    def __init__(self, model: PreTrainedModel, span: Span, layers: Mapping[int, Layer], belt: Belt) -> None:
+    def __init__(self, model: PreTrainedModel, span: Span, layers: Mapping[int, Layer], belt: WeightStreamer) -> None:
         self.belt = belt
         self.ends = ExitStack()
         """What `close` ends."""
@@ -157,20 +157,22 @@ def load_offloaded(
             store[index] = _keep(layer.pack(), files and files / f"{index}.safetensors", device)
             layer.unbind(device)
             frame.set_submodule(name, layer.module.to(device))
-        belt = Belt(store, device, None if offload.mb_per_s is None else offload.mb_per_s * 1e6)
+        belt = WeightStreamer(store, device, None if offload.mb_per_s is None else offload.mb_per_s * 1e6)
         ends.callback(belt.close)
         model = OffloadedSpan(frame, span, layers, belt)
         model.ends = ends.pop_all()
         return model
 
 
-def held_weights(anatomy: Anatomy, span: Span) -> tuple[int, int]:
+def held_weights(anatomy: ModelLayout, span: Span) -> tuple[int, int]:
     """How many weights an offloaded span holds on its device, and how many lie in its store."""
     layers = [anatomy.weights[f"{anatomy.layers}.{index}"] for index in range(span.start, span.end)]
     return anatomy.weights_in(span) - sum(layers) + 2 * max(layers), sum(layers)
 
 
-def _fill(checkpoint: Checkpoint, anatomy: Anatomy, span: Span, dtype: torch.dtype, held: list[str]) -> PreTrainedModel:
+def _fill(
+    checkpoint: Checkpoint, anatomy: ModelLayout, span: Span, dtype: torch.dtype, held: list[str]
+) -> PreTrainedModel:
     tensors = checkpoint.tensors(name for name in checkpoint.weight_map if anatomy.holds(name, span, held))
     return fill_span(anatomy, span, tensors, dtype, held)
 

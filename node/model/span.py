@@ -1,8 +1,8 @@
 """The span loader: a Hugging Face causal LM with holes, of which this machine has only some layers (DESIGN §3).
 
 The class, the names of its tensors and its config stay what they are. Layers outside the span become holes, what only
-the first or the last machine needs becomes `Absent`, and `from_pretrained` does the rest on the span's tensors alone:
-renames, fused experts, ties, buffers. Writes no decoder layer and knows no family by name.
+the first or the last machine needs becomes `MissingModule`, and `from_pretrained` does the rest on the span's tensors
+alone: renames, fused experts, ties, buffers. Writes no decoder layer and knows no family by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 
 from node.model.family_check import prove
 from swarm.errors import UnsupportedModel
-from swarm.inference.ragged_batch import Hole, RaggedModel, find_layers
+from swarm.inference.ragged_batch import PassThroughLayer, RaggedModel, find_layers
 from swarm.inference.tree_attention import use_canopy
 from swarm.models.families import TESTED, causal_lm_class, text_config
 from swarm.models.pretrained import first_line
@@ -49,7 +49,7 @@ class SpanModel(RaggedModel):
         return parts
 
 
-class Absent(nn.Module):
+class MissingModule(nn.Module):
     """Stands for a module that only another machine runs: hands hidden states on, or makes rows of zeros."""
 
     def __init__(self, hidden_size: int, embedding_dim: int) -> None:
@@ -65,7 +65,7 @@ class Absent(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Anatomy:
+class ModelLayout:
     """Which parts a model class has and when they run, as module names; `config` is the text model's own.
 
     front: run before the layers, the embedding first. tail: run after them. weights: how many, per module name.
@@ -126,7 +126,7 @@ class Anatomy:
         return f".{tensor}".rpartition(".")[0].endswith(f".{inner}")
 
 
-def dissect(config: PreTrainedConfig) -> Anatomy:
+def dissect(config: PreTrainedConfig) -> ModelLayout:
     """Learn a model class's anatomy by running it on the meta device, without weights and with every layer a hole.
 
     Raises:
@@ -143,7 +143,7 @@ def dissect(config: PreTrainedConfig) -> Anatomy:
         raise UnsupportedModel(f"{text.model_type}: {reason}") from failure
 
 
-def _dissect(model_class: type[PreTrainedModel], text: PreTrainedConfig) -> Anatomy:
+def _dissect(model_class: type[PreTrainedModel], text: PreTrainedConfig) -> ModelLayout:
     with torch.device("meta"):
         model = model_class(text)
     where = find_layers(model)
@@ -151,7 +151,7 @@ def _dissect(model_class: type[PreTrainedModel], text: PreTrainedConfig) -> Anat
     assert isinstance(layers, nn.ModuleList)
     weights = {f"{where}.{index}": _count(layer) for index, layer in enumerate(layers)}
     for index, layer in enumerate(layers):
-        layers[index] = Hole(layer)
+        layers[index] = PassThroughLayer(layer)
     embedding = model.get_input_embeddings()
     names = {module: name for name, module in model.named_modules() if next(module.parameters(False), None) is not None}
     called = _trace(model, layers[0], [module for module in names if module is not embedding])
@@ -161,7 +161,7 @@ def _dissect(model_class: type[PreTrainedModel], text: PreTrainedConfig) -> Anat
     weights |= {name: _count(model.get_submodule(name)) for name in front + tail}
     if text.tie_word_embeddings:
         weights[names[cast("Any", model).get_output_embeddings()]] = 0
-    return Anatomy(model_class, text, where, tuple(front), tuple(tail), weights)
+    return ModelLayout(model_class, text, where, tuple(front), tuple(tail), weights)
 
 
 def load_span(
@@ -194,7 +194,7 @@ def check_family(checkpoint: Checkpoint) -> None:
         prove(checkpoint.config, _load)
 
 
-def shared_parts(model: SpanModel, anatomy: Anatomy, span: Span) -> dict[str, nn.Module]:
+def shared_parts(model: SpanModel, anatomy: ModelLayout, span: Span) -> dict[str, nn.Module]:
     """The modules of a loaded span that another span needs too; `model` is given up for them."""
     shared = set(anatomy.modules(model.span)) & set(anatomy.modules(span))
     if anatomy.is_tied and (model.span.end == anatomy.num_layers) != (span.end == anatomy.num_layers):
@@ -220,7 +220,7 @@ def _load(
 
 
 def fill_span(
-    anatomy: Anatomy,
+    anatomy: ModelLayout,
     span: Span,
     tensors: Mapping[str, torch.Tensor],
     dtype: torch.dtype,
@@ -247,7 +247,7 @@ def fill_span(
     return model
 
 
-def _class_with_holes(anatomy: Anatomy, span: Span, held: Container[str]) -> Any:  # noqa: ANN401 - a class made here
+def _class_with_holes(anatomy: ModelLayout, span: Span, held: Container[str]) -> Any:  # noqa: ANN401 - a class made here
     base: Any = anatomy.model_class
 
     class WithHoles(base):  # type: ignore[misc]
@@ -256,8 +256,8 @@ def _class_with_holes(anatomy: Anatomy, span: Span, held: Container[str]) -> Any
             layers = self.get_submodule(anatomy.layers)
             for index in range(anatomy.num_layers):
                 if not span.start <= index < span.end or f"{anatomy.layers}.{index}" in held:
-                    layers[index] = Hole(layers[index])
-            absent = Absent(config.hidden_size, self.get_input_embeddings().embedding_dim)
+                    layers[index] = PassThroughLayer(layers[index])
+            absent = MissingModule(config.hidden_size, self.get_input_embeddings().embedding_dim)
             for name in (*anatomy.front, *anatomy.tail):
                 if name in held or name not in anatomy.modules(span):
                     self.set_submodule(name, absent)
@@ -272,7 +272,7 @@ def _trace(model: PreTrainedModel, first_layer: nn.Module, others: Iterable[nn.M
     hooks = [module.register_forward_pre_hook(lambda ran, _: called.append(ran)) for module in [first_layer, *others]]
     for name, module in list(model.named_modules()):
         if type(module).__name__.endswith("RotaryEmbedding"):  # has no weights, and may look at values
-            model.set_submodule(name, Hole(module))
+            model.set_submodule(name, PassThroughLayer(module))
     width: int = cast("Any", model.get_input_embeddings()).embedding_dim
     embeddings = torch.zeros(1, 2, width, device="meta")
     positions = torch.zeros(1, 2, dtype=torch.long, device="meta")

@@ -26,11 +26,11 @@ PIECE_BYTES = 256 << 10
 """So much is read between two looks at the pace."""
 MOMENTS_KEPT = 4_096
 
-Moment = tuple[Literal["read", "ready", "run", "done"], int]
+TraceEvent = tuple[Literal["read", "ready", "run", "done"], int]
 """Reading of a layer began, ended; computing it began, ended."""
 
 
-class Pace:
+class RateLimiter:
     """Holds reading to a rate, for machines whose memory is faster than the store that they stand for."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Pace:
         self._wait(self._due_s - now)
 
 
-class Slot:
+class LayerBuffer:
     """Room for one layer: `buffer` uint8 on the compute device. reading: ends when `layer` is in it."""
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
@@ -68,29 +68,29 @@ class Slot:
         self.reading: Future[None] | None = None
 
 
-class Lane(Protocol):
+class CopyStream(Protocol):
     """How bytes get from the store into a slot, and how the two sides of a slot wait for each other."""
 
     @contextmanager
-    def writing(self, slot: Slot) -> Iterator[None]:
+    def writing(self, slot: LayerBuffer) -> Iterator[None]:
         """The reader's thread fills a slot within this."""
         yield
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Some bytes, within `writing`."""
 
-    def begin(self, slot: Slot) -> None:
+    def begin(self, slot: LayerBuffer) -> None:
         """The slot is about to be computed with, by the calling thread."""
 
-    def end(self, slot: Slot) -> None:
+    def end(self, slot: LayerBuffer) -> None:
         """Everything that computes with it was started."""
 
 
-class HostLane:
+class HostCopyStream:
     """Slots in host memory: what was copied is there, and what was computed is done."""
 
     @contextmanager
-    def writing(self, slot: Slot) -> Iterator[None]:
+    def writing(self, slot: LayerBuffer) -> Iterator[None]:
         """Nothing is waited for."""
         yield
 
@@ -98,24 +98,24 @@ class HostLane:
         """On this thread alone: torch would take the computing cores for it."""
         target.numpy()[:] = source.numpy()
 
-    def begin(self, slot: Slot) -> None:
+    def begin(self, slot: LayerBuffer) -> None:
         """Nothing is waited for."""
 
-    def end(self, slot: Slot) -> None:
+    def end(self, slot: LayerBuffer) -> None:
         """Nothing is waited for."""
 
 
-class CudaLane:
+class CudaCopyStream:
     """Slots on a GPU, filled on a stream of their own from pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._filled: dict[Slot, torch.cuda.Event] = {}
-        self._used: dict[Slot, torch.cuda.Event] = {}
+        self._filled: dict[LayerBuffer, torch.cuda.Event] = {}
+        self._used: dict[LayerBuffer, torch.cuda.Event] = {}
 
     @contextmanager
-    def writing(self, slot: Slot) -> Iterator[None]:
+    def writing(self, slot: LayerBuffer) -> Iterator[None]:
         """Copies wait, on the device, until what computed with the slot is done."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             if slot in self._used:
@@ -129,11 +129,11 @@ class CudaLane:
         """Asynchronous where the source is pinned."""
         target.copy_(source, non_blocking=True)
 
-    def begin(self, slot: Slot) -> None:
+    def begin(self, slot: LayerBuffer) -> None:
         """Computing waits, on the device, for the copies."""
         torch.cuda.current_stream(self._device).wait_event(self._filled[slot])
 
-    def end(self, slot: Slot) -> None:
+    def end(self, slot: LayerBuffer) -> None:
         """Marks on the computing stream after what copies must not overwrite the slot."""
         used = torch.cuda.Event()  # type: ignore[no-untyped-call]
         used.record(torch.cuda.current_stream(self._device))
@@ -152,7 +152,7 @@ class Round:
         return index + 1 if index + 1 < self.end else self.start
 
 
-class Belt:
+class WeightStreamer:
     """Brings layers by in order. One thread computes and calls everything here; the belt's own thread reads.
 
     moments: what happened, the last `MOMENTS_KEPT`. reads: layers that were read. waited_s: computing waited so long.
@@ -160,16 +160,16 @@ class Belt:
 
     def __init__(self, store: Mapping[int, torch.Tensor], device: torch.device, bytes_per_s: float | None) -> None:
         """store: uint8 [bytes] per layer, on the host."""
-        self.moments: deque[Moment] = deque(maxlen=MOMENTS_KEPT)
+        self.moments: deque[TraceEvent] = deque(maxlen=MOMENTS_KEPT)
         self.reads = 0
         self.waited_s = 0.0
         self._store = store
         self._round = Round(min(store), max(store) + 1)
         largest = max(len(data) for data in store.values())
-        self._slots = [Slot(largest, device) for _ in range(min(SLOTS, len(store)))]
-        self._lane: Lane = HostLane() if device.type == "cpu" else CudaLane(device)
+        self._slots = [LayerBuffer(largest, device) for _ in range(min(SLOTS, len(store)))]
+        self._lane: CopyStream = HostCopyStream() if device.type == "cpu" else CudaCopyStream(device)
         self._stopped = threading.Event()
-        self._pace = Pace(bytes_per_s, wait=self._stopped.wait)
+        self._pace = RateLimiter(bytes_per_s, wait=self._stopped.wait)
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="belt")
 
     @property
@@ -219,25 +219,25 @@ class Belt:
         self._reader.shutdown(wait=True, cancel_futures=True)
         self._slots.clear()
 
-    def _ahead(self, index: int, keep: Slot | None) -> None:
+    def _ahead(self, index: int, keep: LayerBuffer | None) -> None:
         """Begin to read what comes next into a slot that is not needed."""
         if self._slot_of(index) is None and len(self._slots) > 1:
             self._fetch(index, self._spare(keep))
 
-    def _slot_of(self, index: int) -> Slot | None:
+    def _slot_of(self, index: int) -> LayerBuffer | None:
         return next((slot for slot in self._slots if slot.layer == index), None)
 
-    def _spare(self, keep: Slot | None) -> Slot:
+    def _spare(self, keep: LayerBuffer | None) -> LayerBuffer:
         return next(slot for slot in self._slots if slot is not keep)
 
-    def _fetch(self, index: int, slot: Slot) -> Slot:
+    def _fetch(self, index: int, slot: LayerBuffer) -> LayerBuffer:
         if slot.reading is not None:
             slot.reading.cancel()  # a guess that nobody needs any more
         slot.layer = index
         slot.reading = self._reader.submit(self._read, index, slot)
         return slot
 
-    def _read(self, index: int, slot: Slot) -> None:
+    def _read(self, index: int, slot: LayerBuffer) -> None:
         self.moments.append(("read", index))
         source = self._store[index]
         step = self._pace.piece_bytes or len(source)
@@ -252,7 +252,7 @@ class Belt:
         self.moments.append(("ready", index))
 
 
-def overlaps(moments: Iterable[Moment]) -> int:
+def overlaps(moments: Iterable[TraceEvent]) -> int:
     """How many layers were computed while reading of a later one had begun before they ended."""
     begun: set[int] = set()
     found = 0

@@ -11,13 +11,13 @@ import grpc.aio
 from node.engine.scheduler import Engine
 from node.engine.sweep_run import NoiseSource
 from node.model.span import SpanModel
-from node.session.journal_budget import JOURNAL_BYTES, JournalRoom
-from node.telemetry.counters import Tally
+from node.session.journal_budget import JOURNAL_BYTES, JournalBudget
+from node.telemetry.counters import NodeCounters
 from swarm.discovery.node_record import live_records
 from swarm.discovery.registry import KNOWN_S, Registry
 from swarm.errors import Busy, Unreachable
 from swarm.ids import PeerId
-from swarm.inference.kv_cache import Arena
+from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
 from swarm.protocol.messages import Credits, RouteHop
 from swarm.protocol.session import Limits
@@ -25,7 +25,7 @@ from swarm.transport.dial import Dialer
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class NodeContext:
     """What all sessions of a node share."""
 
     peer: PeerId
@@ -33,10 +33,10 @@ class Workshop:
     engine: Engine
     registry: Registry
     dialer: Dialer
-    tally: Tally
+    tally: NodeCounters
     valid_tokens: int
     noise: NoiseSource
-    journals: JournalRoom = field(default_factory=lambda: JournalRoom(JOURNAL_BYTES))
+    journals: JournalBudget = field(default_factory=lambda: JournalBudget(JOURNAL_BYTES))
 
     async def dial(
         self,
@@ -65,14 +65,14 @@ class Workshop:
                     return self.dialer.channel(record.address, stuck), self.dialer.was_cold(record.address)
         raise Unreachable(hop.peer, str(hop.span), "has no valid record in the registry")
 
-    async def arena(self, span: Span, tokens: int) -> Arena:
+    async def arena(self, span: Span, tokens: int) -> KvCache:
         """KV for so many tokens of some layers.
 
         Raises:
             Busy: there is no memory for it.
         """
         try:
-            return await self.engine.on_thread(lambda: Arena(self.model.layout.within(span), tokens))
+            return await self.engine.on_thread(lambda: KvCache(self.model.layout.within(span), tokens))
         except (RuntimeError, MemoryError) as error:  # torch's ways to say that there is no memory
             reason = f"has no memory for the KV of {tokens} tokens ({str(error).partition(chr(10))[0]})"
             raise Busy(self.peer, str(span), reason) from error

@@ -20,7 +20,7 @@ MOST_DIFFERENT = {Codec.FP32: 1e-3, Codec.FP16: 0.02, Codec.BF16: 0.1, Codec.INT
 """Relative to the largest value of the sweep's rows: far above what the order of additions changes (DESIGN §5)."""
 
 
-class TwinRows:
+class HedgeRows:
     """Rows of late sweeps as the faster twin sent them."""
 
     def __init__(self) -> None:

@@ -15,17 +15,17 @@ from dataclasses import replace
 
 import grpc.aio
 
-from node.engine.scheduler import Ahead
+from node.engine.scheduler import PendingWork
 from node.engine.sweep_run import HopRole, SweepRun
-from node.session.context import Workshop
+from node.session.context import NodeContext
 from node.session.frame_checks import check_rows, check_sweep
 from node.session.lease import Lease
 from node.session.reply_buffer import ReplyBuffer
 from node.session.tail import Tail
-from node.session.upstream import UpstreamSide
-from node.session.upstreams import Upstreams
+from node.session.upstream import UpstreamStream
+from node.session.upstreams import UpstreamSet
 from swarm.errors import Busy, HopClosed, HopError, HopLeaving, LocalProtocolError, RemoteProtocolError, SwarmError
-from swarm.inference.kv_cache import Arena
+from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.journal import Journal
@@ -52,17 +52,17 @@ logger = logging.getLogger(__name__)
 class HopSession:
     """One session's hop; `run` owns it from attach to close."""
 
-    def __init__(self, shop: Workshop, attach: Attach, credits: Credits) -> None:
+    def __init__(self, shop: NodeContext, attach: Attach, credits: Credits) -> None:
         self.credits = credits
         self.replies = ReplyBuffer()
         self.log = HopLog(shop.limits(credits))
         self.journal = Journal(self.log.executed)
         self._shop = shop
         self._attach = attach
-        self._arena: Arena | None = None
+        self._arena: KvCache | None = None
         self._role = HopRole(attach.route[attach.index].span, attach.open.codec, shop.valid_tokens, shop.noise)
         self._is_tail = attach.index == len(attach.route) - 1
-        self._upstreams = Upstreams(shop.peer, shop.tally, self._receipt)
+        self._upstreams = UpstreamSet(shop.peer, shop.tally, self._receipt)
         self._next: Successors | None = None
         self._running: SweepRun | None = None
         self._tail = Tail(self.log)
@@ -101,7 +101,7 @@ class HopSession:
         """Whether the session is over."""
         return self._closed.is_set()
 
-    def attach(self, upstream: UpstreamSide, attach: Attach) -> None:
+    def attach(self, upstream: UpstreamStream, attach: Attach) -> None:
         """Hear this stream from now on, and no other (R3) but its twin's (H2); go on with its route.
 
         Raises:
@@ -112,7 +112,7 @@ class HopSession:
         if is_new:
             self._go_on(attach)
 
-    def reroute(self, upstream: UpstreamSide, reroute: Reroute) -> None:
+    def reroute(self, upstream: UpstreamStream, reroute: Reroute) -> None:
         """Go on with another route, which has this hop as it is (R2).
 
         Raises:
@@ -135,14 +135,14 @@ class HopSession:
         elif self._next is not None:
             self._next.follow(replace(attach, index=attach.index + 1))
 
-    def detach(self, upstream: UpstreamSide) -> None:
+    def detach(self, upstream: UpstreamStream) -> None:
         """The stream ended. If it was the last one that brought sweeps, wait a while for another one."""
         if upstream in self._upstreams:
             self._upstreams.drop(upstream)
             if len(self._upstreams) == 0:
                 self._lease.orphan()
 
-    def receive(self, upstream: UpstreamSide, frame: SweepFrame) -> None:
+    def receive(self, upstream: UpstreamStream, frame: SweepFrame) -> None:
         """Take one sweep off the session's stream; a header that breaks the rules is refused and changes nothing."""
         if upstream not in self._upstreams or self.is_closed:
             return
@@ -169,7 +169,7 @@ class HopSession:
         elif not self._upstreams.is_double(upstream, frame) and self._is_tail:
             self.replies.resend(frame.sweep.sequence)
 
-    def restore(self, upstream: UpstreamSide, snapshot: Snapshot) -> None:
+    def restore(self, upstream: UpstreamStream, snapshot: Snapshot) -> None:
         """Forget what was here and continue from a snapshot (R5), unless a twin brought as much already."""
         if upstream not in self._upstreams or self.is_closed:
             return
@@ -203,7 +203,7 @@ class HopSession:
         """Say that this hop leaves soon, and serve on."""
         self._upstreams.report(HopLeaving(self._shop.peer, str(self.span), reason))
 
-    def closed_by(self, upstream: UpstreamSide, close: Close) -> None:
+    def closed_by(self, upstream: UpstreamStream, close: Close) -> None:
         """The session's upstream says that it is over, here or altogether."""
         if upstream in self._upstreams:
             self._is_dismissed = close.dismissed
@@ -254,12 +254,12 @@ class HopSession:
             self._account()
             logger.info("session over: %s; %d sweeps", self._reason, self.log.received.sequence)
 
-    def ahead(self) -> Ahead | None:
+    def ahead(self) -> PendingWork | None:
         """For the engine: what `next_run` would give."""
         if self.is_closed or self._arena is None:
             return None
         rows = self.log.next_rows if self._running is None else self._running.remaining
-        return None if rows is None else Ahead(self.span, rows)
+        return None if rows is None else PendingWork(self.span, rows)
 
     def next_run(self) -> SweepRun | None:
         """For the engine: the sweep to work on."""

@@ -11,7 +11,7 @@ JOURNAL_BYTES = 2 << 30
 logger = logging.getLogger(__name__)
 
 
-class JournalRoom:
+class JournalBudget:
     """A budget in bytes."""
 
     def __init__(self, limit_bytes: int) -> None:

@@ -16,9 +16,9 @@ import grpc.aio
 
 from node.session.hop_session import HopSession
 from node.session.reply_buffer import ReplyBuffer
-from node.session.table import Sessions
-from node.session.upstream import UpstreamSide
-from node.telemetry.counters import Tally
+from node.session.table import SessionTable
+from node.session.upstream import UpstreamStream
+from node.telemetry.counters import NodeCounters
 from swarm import wire
 from swarm.discovery import address_proof as hello
 from swarm.discovery.identity import Identity
@@ -38,7 +38,7 @@ from swarm.protocol.messages import (
     SweepFrame,
 )
 from swarm.runtime.tasks import TaskScope
-from swarm.wire.frames import FrameLimits, Joiner, split
+from swarm.wire.frames import FrameAssembler, FrameLimits, split
 
 FIRST_MESSAGE_S = 10.0
 REPAIR_S = 5.0
@@ -58,7 +58,7 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 class NodeService:
     """Hello, Info, Link and Replies of one node."""
 
-    def __init__(self, identity: Identity, sessions: Sessions) -> None:
+    def __init__(self, identity: Identity, sessions: SessionTable) -> None:
         self._identity = identity
         self._sessions = sessions
 
@@ -130,7 +130,7 @@ class NodeService:
 
     async def link(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """One session's stream from its upstream neighbour."""
-        upstream = UpstreamSide()
+        upstream = UpstreamStream()
         try:
             async with TaskScope() as scope:
                 reader = scope.spawn(self._read(requests, upstream))
@@ -139,7 +139,7 @@ class NodeService:
         except TimeoutError:
             await _give_up(context)
 
-    async def _read(self, requests: AsyncIterator[bytes], upstream: UpstreamSide) -> None:
+    async def _read(self, requests: AsyncIterator[bytes], upstream: UpstreamStream) -> None:
         hop: HopSession | None = None
         generation = 0
         try:
@@ -164,8 +164,8 @@ class NodeService:
             if hop is not None:
                 hop.detach(upstream)
 
-    async def _read_session(self, requests: AsyncIterator[bytes], hop: HopSession, upstream: UpstreamSide) -> None:
-        joiner = Joiner(FrameLimits(rows_bytes=hop.max_row_bytes))
+    async def _read_session(self, requests: AsyncIterator[bytes], hop: HopSession, upstream: UpstreamStream) -> None:
+        joiner = FrameAssembler(FrameLimits(rows_bytes=hop.max_row_bytes))
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(UPSTREAM_S) as patience:
@@ -184,12 +184,12 @@ class NodeService:
     @staticmethod
     def _first(part: bytes) -> Attach:
         """A stream's first message; no rows are taken before it."""
-        message = Joiner(FrameLimits(rows_bytes=0)).feed(part)
+        message = FrameAssembler(FrameLimits(rows_bytes=0)).feed(part)
         if not isinstance(message, Attach):
             raise RemoteProtocolError("attach", "must be the first message of a stream")
         return message
 
-    def _take(self, message: Frame, hop: HopSession, upstream: UpstreamSide) -> None:
+    def _take(self, message: Frame, hop: HopSession, upstream: UpstreamStream) -> None:
         match message:
             case SweepFrame():
                 hop.receive(upstream, message)
@@ -216,7 +216,7 @@ async def _beat(replies: ReplyBuffer) -> None:
 class PatientWriter:
     """A stream's way out, with a bound on patience: TimeoutError when the peer does not read."""
 
-    def __init__(self, context: Context, tally: Tally) -> None:
+    def __init__(self, context: Context, tally: NodeCounters) -> None:
         self._context = context
         self._tally = tally
 

@@ -8,10 +8,10 @@ import secrets
 from dataclasses import asdict
 from importlib.metadata import version
 
-from node.session.context import Workshop
+from node.session.context import NodeContext
 from node.session.hop_session import HopSession
-from node.session.upstream import UpstreamSide
-from node.telemetry.counters import Tally
+from node.session.upstream import UpstreamStream
+from node.telemetry.counters import NodeCounters
 from swarm.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
 from swarm.ids import ModelIdentity, SessionId
 from swarm.protocol.messages import Attach, Credits, NodeInfo
@@ -24,10 +24,10 @@ MAX_NODES = 8_192
 MAX_SESSIONS = 1_024
 
 
-class Sessions:
+class SessionTable:
     """All sessions of this node; each holds its reservation until it ends."""
 
-    def __init__(self, shop: Workshop, identity: ModelIdentity, kv_tokens: int, scope: TaskScope) -> None:
+    def __init__(self, shop: NodeContext, identity: ModelIdentity, kv_tokens: int, scope: TaskScope) -> None:
         self.kv_tokens = kv_tokens
         self.draining = False
         self._shop = shop
@@ -42,7 +42,7 @@ class Sessions:
         return len(self._open)
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> NodeCounters:
         """What this node has done."""
         return self._shop.tally
 
@@ -70,7 +70,7 @@ class Sessions:
         except TimeoutError:
             return None
 
-    def attach(self, attach: Attach, upstream: UpstreamSide) -> HopSession:
+    def attach(self, attach: Attach, upstream: UpstreamStream) -> HopSession:
         """Open the session, or hand a running one to its new upstream.
 
         Raises:

@@ -20,7 +20,7 @@ class StreamWriter(Protocol):
         """Send one message."""
 
 
-class UpstreamSide:
+class UpstreamStream:
     """One incoming stream's way back; an unread outbox ends the stream.
 
     Receipts gather for a moment: one for each sweep would cost every hop two wake-ups while it computes.

@@ -7,38 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from node.session.hedge_compare import MOST_DIFFERENT, TwinRows
-from node.session.upstream import UpstreamSide
-from node.telemetry.counters import Tally
-from swarm.errors import HopClosed, TwinsDiffer
+from node.session.hedge_compare import MOST_DIFFERENT, HedgeRows
+from node.session.upstream import UpstreamStream
+from node.telemetry.counters import NodeCounters
+from swarm.errors import HopClosed, ReplicasDiffer
 from swarm.ids import PeerId
 from swarm.protocol.faults import fault_of
 from swarm.protocol.messages import Ack, Attach, Attached, Credits, Ready, Reroute, SweepFrame, Upstream
 from swarm.transport.hedged_link import senders
 
 
-class Upstreams:
+class UpstreamSet:
     """The streams into one session of `peer`.
 
     heard: the newest generation. ready_for: the last one of which all hops behind are attached.
     """
 
-    def __init__(self, peer: PeerId, tally: Tally, receipt: Callable[[int], Ack]) -> None:
+    def __init__(self, peer: PeerId, tally: NodeCounters, receipt: Callable[[int], Ack]) -> None:
         self.heard = self.ready_for = -1
         self._peer = peer
         self._tally = tally
         self._receipt = receipt
-        self._by_sender: dict[str, UpstreamSide] = {}
-        self._rows = TwinRows()
+        self._by_sender: dict[str, UpstreamStream] = {}
+        self._rows = HedgeRows()
         self._told_in = -1
 
-    def __contains__(self, upstream: UpstreamSide) -> bool:
+    def __contains__(self, upstream: UpstreamStream) -> bool:
         return upstream in self._by_sender.values()
 
     def __len__(self) -> int:
         return len(self._by_sender)
 
-    def attach(self, upstream: UpstreamSide, attach: Attach, received: int, credits: Credits) -> bool:
+    def attach(self, upstream: UpstreamStream, attach: Attach, received: int, credits: Credits) -> bool:
         """Hear this stream; whether it brings a new generation, and not just a twin of the one that brought it.
 
         Raises:
@@ -59,7 +59,7 @@ class Upstreams:
             self._welcome(upstream, credits)
         return is_new
 
-    def reroute(self, upstream: UpstreamSide, reroute: Reroute, index: int, credits: Credits) -> bool:
+    def reroute(self, upstream: UpstreamStream, reroute: Reroute, index: int, credits: Credits) -> bool:
         """Hear of a new route, in which this hop stands at `index`; whether it is new, and not what a twin brought."""
         if reroute.generation <= self.heard:
             self._welcome(upstream, credits)
@@ -68,7 +68,7 @@ class Upstreams:
         self._keep(senders(reroute.route, index, reroute.hedge))
         return True
 
-    def drop(self, upstream: UpstreamSide | None) -> None:
+    def drop(self, upstream: UpstreamStream | None) -> None:
         """End a stream and forget it."""
         if upstream is not None:
             upstream.end()
@@ -97,7 +97,7 @@ class Upstreams:
         if len(self) > 1:
             self._rows.keep(frame)
 
-    def is_double(self, upstream: UpstreamSide, frame: SweepFrame) -> bool:
+    def is_double(self, upstream: UpstreamStream, frame: SweepFrame) -> bool:
         """Whether a sweep came again only because a twin brings it too (H3); rows that differ are reported once."""
         difference = self._rows.compare(frame)
         if difference is None:
@@ -109,10 +109,10 @@ class Upstreams:
             if self._told_in < self.heard:
                 self._told_in = self.heard
                 reason = f"its rows differ from its twin's by {difference:.1e} of the largest value"
-                self.report(TwinsDiffer(self._sender(upstream), "?", reason))
+                self.report(ReplicasDiffer(self._sender(upstream), "?", reason))
         return True
 
-    def skips(self, upstream: UpstreamSide, frame: SweepFrame, received: int) -> bool:
+    def skips(self, upstream: UpstreamStream, frame: SweepFrame, received: int) -> bool:
         """Whether one of two twins left sweeps out, and is heard no more (H4)."""
         if len(self) < 2 or frame.sweep.sequence <= received + 1:
             return False
@@ -125,10 +125,10 @@ class Upstreams:
         for sender in self._by_sender.keys() - set(expected):
             self.drop(self._by_sender[sender])
 
-    def _sender(self, upstream: UpstreamSide) -> str:
+    def _sender(self, upstream: UpstreamStream) -> str:
         return next(sender for sender, known in self._by_sender.items() if known is upstream)
 
-    def _welcome(self, upstream: UpstreamSide, credits: Credits) -> None:
+    def _welcome(self, upstream: UpstreamStream, credits: Credits) -> None:
         """Tell one of two twins what the other was told."""
         if self.ready_for == self.heard:
             upstream.send(Ready(self.heard, credits))

@@ -48,7 +48,7 @@ class ErrorKind(enum.StrEnum):
 
 
 @dataclass(slots=True)
-class Tally:
+class NodeCounters:
     """Running totals; names as in `swarm.protocol.messages.Counters`, then what only telemetry tells.
 
     tokens: tree nodes that became committed. layer_tokens: tokens × layers that computed them. queue_ms, compute_ms: of

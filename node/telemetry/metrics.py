@@ -18,42 +18,46 @@ from typing import Final
 from prometheus_client.metrics_core import Metric
 
 from node.telemetry.counters import ErrorKind
-from node.telemetry.report import Subject
+from node.telemetry.report import NodeDescription
 from swarm.discovery.node_record import NodeState, bracketed
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
-from swarm.metrics.sheet import Figure, Kind, Sheet
+from swarm.metrics.sheet import MetricFamily, MetricKind, MetricSet
 from swarm.runtime.tasks import TaskScope
 
 BACKLOG: Final = 16
 FACTS: Final = ("peer", "model", "fingerprint", "layers", "device", "numeric_class", "version", "name")
 
-ABOUT = Figure("canopy_node_info", "The node; its layers are half-open, its name is empty unless one was given.",
-               FACTS, Kind.INFO)  # fmt: skip
-STATE = Figure("canopy_node_state", "1 for how the node is, 0 for the other states.", ("state",))
-LAYERS = Figure("canopy_node_layers", "Layers that the node holds, or is about to load.")
-SESSIONS = Figure("canopy_node_sessions", "Open sessions.")
-KV = Figure("canopy_node_kv_capacity_tokens", "KV tokens for all sessions together.")
-KV_USED = Figure("canopy_node_kv_used_tokens", "KV tokens that open sessions have reserved.")
-MEMORY = Figure("canopy_node_device_memory_used_bytes", "Device memory in use, by all programs; absent for a CPU.")
-HEAT = Figure("canopy_node_device_temperature_celsius", "Temperature of the device, where it is known.")
-QUEUE = Figure("canopy_node_queue_seconds", "How long a sweep waited here, in queues.", kind=Kind.HISTOGRAM)
-COMPUTE = Figure(
+ABOUT = MetricFamily("canopy_node_info", "The node; its layers are half-open, its name is empty unless one was given.",
+               FACTS, MetricKind.INFO)  # fmt: skip
+STATE = MetricFamily("canopy_node_state", "1 for how the node is, 0 for the other states.", ("state",))
+LAYERS = MetricFamily("canopy_node_layers", "Layers that the node holds, or is about to load.")
+SESSIONS = MetricFamily("canopy_node_sessions", "Open sessions.")
+KV = MetricFamily("canopy_node_kv_capacity_tokens", "KV tokens for all sessions together.")
+KV_USED = MetricFamily("canopy_node_kv_used_tokens", "KV tokens that open sessions have reserved.")
+MEMORY = MetricFamily(
+    "canopy_node_device_memory_used_bytes", "Device memory in use, by all programs; absent for a CPU."
+)
+HEAT = MetricFamily("canopy_node_device_temperature_celsius", "Temperature of the device, where it is known.")
+QUEUE = MetricFamily("canopy_node_queue_seconds", "How long a sweep waited here, in queues.", kind=MetricKind.HISTOGRAM)
+COMPUTE = MetricFamily(
     "canopy_node_compute_seconds",
     "How long a sweep was computed here: its share, where it was not alone.",
-    kind=Kind.HISTOGRAM,
+    kind=MetricKind.HISTOGRAM,
 )
-FORWARD = Figure(
+FORWARD = MetricFamily(
     "canopy_node_forward_seconds",
     "How long one forward took, picks included: several for a long sweep, one for several sessions.",
-    kind=Kind.HISTOGRAM,
+    kind=MetricKind.HISTOGRAM,
 )
-ERRORS = Figure("canopy_node_errors_total", "Errors in sessions, by kind.", ("kind",), Kind.COUNTER)
-BUSY = Figure("canopy_node_busy_seconds_total", "Time in which the node computed.", kind=Kind.COUNTER)
-REPLAYED = Figure("canopy_node_restore_compute_seconds_total", "Computing of restored sessions.", kind=Kind.COUNTER)
+ERRORS = MetricFamily("canopy_node_errors_total", "Errors in sessions, by kind.", ("kind",), MetricKind.COUNTER)
+BUSY = MetricFamily("canopy_node_busy_seconds_total", "Time in which the node computed.", kind=MetricKind.COUNTER)
+REPLAYED = MetricFamily(
+    "canopy_node_restore_compute_seconds_total", "Computing of restored sessions.", kind=MetricKind.COUNTER
+)
 
-TOTALS: Final[Mapping[str, Figure]] = {
-    name: Figure(f"canopy_node_{metric}_total", text, kind=Kind.COUNTER)
+TOTALS: Final[Mapping[str, MetricFamily]] = {
+    name: MetricFamily(f"canopy_node_{metric}_total", text, kind=MetricKind.COUNTER)
     for name, metric, text in (
         ("sweeps", "sweeps", "Sweeps that were run."),
         ("frames_in", "received_sweeps", "Sweeps that arrived, those run before included."),
@@ -84,11 +88,11 @@ class NodeFigures:
     """A node's figures; `collect` reads them as they stand."""
 
     peer: PeerId
-    subject: Subject
+    subject: NodeDescription
 
     def collect(self) -> Iterable[Metric]:
         """For prometheus-client."""
-        sheet, subject, tally = Sheet(FIGURES), self.subject, self.subject.tally
+        sheet, subject, tally = MetricSet(FIGURES), self.subject, self.subject.tally
         scene = subject.look()
         model = subject.model
         own = (self.peer, model.name, model.fingerprint, str(scene.span))

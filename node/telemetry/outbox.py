@@ -11,21 +11,21 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from swarm.telemetry.messages import EventKind, Part
+from swarm.telemetry.messages import EventKind, MessageKind
 
 MAX_EVENTS: Final = 32
 """Fewer than `swarm.telemetry.guard.BURST_MESSAGES`: what waited for a broker may come all at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class PendingEvent:
     """An event that has not left yet."""
 
     event: EventKind
     text: str
 
 
-Due = Happening | Part
+Due = PendingEvent | MessageKind
 
 
 class Outbox:
@@ -34,11 +34,11 @@ class Outbox:
     def __init__(self) -> None:
         self.dropped = 0
         self.leaving = False
-        self._events: deque[Happening] = deque()
-        self._wanted: set[Part] = set()
+        self._events: deque[PendingEvent] = deque()
+        self._wanted: set[MessageKind] = set()
         self._changed = asyncio.Event()
 
-    def want(self, part: Part) -> None:
+    def want(self, part: MessageKind) -> None:
         """The newest status or metrics are due."""
         self._wanted.add(part)
         self._changed.set()
@@ -48,20 +48,20 @@ class Outbox:
         if len(self._events) >= MAX_EVENTS:
             self._events.popleft()
             self.dropped += 1
-        self._events.append(Happening(event, text))
+        self._events.append(PendingEvent(event, text))
         self._changed.set()
 
     def leave(self) -> None:
         """Nothing more is said but what waits, and then the status."""
         self.leaving = True
-        self.want(Part.STATUS)
+        self.want(MessageKind.STATUS)
 
     async def next(self) -> Due:
         """What is to be said next; it stays due until it was `said`."""
         while (due := self._first()) is None:
             self._changed.clear()
             await self._changed.wait()
-        if isinstance(due, Part):
+        if isinstance(due, MessageKind):
             self._wanted.discard(due)  # what changes from now on is news
         return due
 
@@ -71,10 +71,10 @@ class Outbox:
             self._events.popleft()
 
     def _first(self) -> Due | None:
-        if Part.STATUS in self._wanted and not self.leaving:
-            return Part.STATUS
+        if MessageKind.STATUS in self._wanted and not self.leaving:
+            return MessageKind.STATUS
         if self._events:
             return self._events[0]
         if self.leaving:
-            return Part.STATUS
-        return Part.METRICS if Part.METRICS in self._wanted else None
+            return MessageKind.STATUS
+        return MessageKind.METRICS if MessageKind.METRICS in self._wanted else None

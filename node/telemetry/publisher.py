@@ -19,7 +19,7 @@ from typing import Final, Protocol, Self
 
 import aiomqtt
 
-from node.telemetry.outbox import Due, Happening, Outbox
+from node.telemetry.outbox import Due, Outbox, PendingEvent
 from swarm.discovery.identity import Identity
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.broker_address import BrokerAddress
@@ -28,8 +28,8 @@ from swarm.telemetry.messages import (
     STATUS_S,
     Body,
     Event,
+    MessageKind,
     Metrics,
-    Part,
     Stamp,
     Status,
     Will,
@@ -45,7 +45,7 @@ _silent = logging.getLogger(f"{__name__}.mqtt")
 _silent.setLevel(logging.CRITICAL)  # an outage is told once, and by this file
 
 
-class Voice(Protocol):
+class Reporter(Protocol):
     """The words."""
 
     def status(self, stamp: Stamp, *, is_birth: bool, leaving: bool) -> Status:
@@ -56,7 +56,7 @@ class Voice(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PublishIntervals:
     """How often things are said, and how long is waited, in seconds.
 
     answer_s: for the broker's answer to one message. first_wait_s, longest_wait_s: before the broker is tried again,
@@ -84,27 +84,32 @@ class Address:
     fingerprint: str
     identity: Identity
 
-    def topic(self, part: Part) -> str:
+    def topic(self, part: MessageKind) -> str:
         """The node's topic for a part."""
         return topic_of(self.prefix, self.fingerprint, self.identity.peer_id, part)
 
-    def seal(self, body: Body, part: Part) -> bytes:
+    def seal(self, body: Body, part: MessageKind) -> bytes:
         """The payload for that topic."""
         return seal_body(body, self.topic(part), self.identity)
 
 
-class Publisher:
+class TelemetryPublisher:
     """`async with Publisher(…)`: entering waits for nobody, leaving says goodbye if the broker takes it in time."""
 
     def __init__(
-        self, address: Address, voice: Voice, outbox: Outbox, say: Callable[[str], None], pace: Pace | None = None
+        self,
+        address: Address,
+        voice: Reporter,
+        outbox: Outbox,
+        say: Callable[[str], None],
+        pace: PublishIntervals | None = None,
     ) -> None:
         """`say` gets a line when an outage begins and when it is over."""
         self._address = address
         self._voice = voice
         self._outbox = outbox
         self._say = say
-        self._pace = pace or Pace()
+        self._pace = pace or PublishIntervals()
         self._client_id = f"canopy-{secrets.token_hex(8)}"  # kept: a broker then drops the old connection for the new
         self._is_down = False
         self._up_s: float | None = None
@@ -172,17 +177,17 @@ class Publisher:
             Exception: whatever ended it.
         """
         nonce = secrets.token_hex(16)
-        async with Connection(self._client(nonce)) as client, TaskScope() as scope:
+        async with BrokerClient(self._client(nonce)) as client, TaskScope() as scope:
             scope.spawn(_watch(client))
-            await self._send(client, Part.STATUS, Stamp(nonce, 1, _now()), is_birth=True)
+            await self._send(client, MessageKind.STATUS, Stamp(nonce, 1, _now()), is_birth=True)
             self._up()
-            scope.spawn(self._every(self._pace.metrics_s, Part.METRICS))
-            scope.spawn(self._every(self._pace.status_s, Part.STATUS))
+            scope.spawn(self._every(self._pace.metrics_s, MessageKind.METRICS))
+            scope.spawn(self._every(self._pace.status_s, MessageKind.STATUS))
             await self._talk(client, nonce)
 
     def _client(self, nonce: str) -> aiomqtt.Client:
         address, broker = self._address, self._address.broker
-        will = address.seal(Will(Stamp(nonce, 0, _now())), Part.STATUS)
+        will = address.seal(Will(Stamp(nonce, 0, _now())), MessageKind.STATUS)
         return aiomqtt.Client(
             broker.host,
             broker.port,
@@ -190,7 +195,7 @@ class Publisher:
             password=broker.password,
             tls_context=broker.tls,
             identifier=self._client_id,
-            will=aiomqtt.Will(address.topic(Part.STATUS), will, qos=1, retain=True),
+            will=aiomqtt.Will(address.topic(MessageKind.STATUS), will, qos=1, retain=True),
             clean_session=True,
             keepalive=self._pace.keep_alive_s,
             timeout=self._pace.answer_s,
@@ -198,7 +203,7 @@ class Publisher:
             logger=_silent,
         )
 
-    async def _every(self, seconds: float, part: Part) -> None:
+    async def _every(self, seconds: float, part: MessageKind) -> None:
         while True:
             await asyncio.sleep(seconds)
             self._outbox.want(part)
@@ -211,28 +216,28 @@ class Publisher:
             sequence += 1
             await self._send(client, due, Stamp(nonce, sequence, _now()))
             self._outbox.said(due)
-            if self._outbox.leaving and due is Part.STATUS:
+            if self._outbox.leaving and due is MessageKind.STATUS:
                 self._left.set()
                 return
 
     async def _send(self, client: aiomqtt.Client, due: Due, stamp: Stamp, *, is_birth: bool = False) -> None:
         body = self._body(due, stamp, is_birth)
-        part = Part.EVENTS if isinstance(due, Happening) else due
+        part = MessageKind.EVENTS if isinstance(due, PendingEvent) else due
         payload = self._address.seal(body, part)
-        qos = 0 if part is Part.METRICS else 1
-        await client.publish(self._address.topic(part), payload, qos=qos, retain=part is Part.STATUS)
+        qos = 0 if part is MessageKind.METRICS else 1
+        await client.publish(self._address.topic(part), payload, qos=qos, retain=part is MessageKind.STATUS)
 
     def _body(self, due: Due, stamp: Stamp, is_birth: bool) -> Body:
         match due:
-            case Happening():
+            case PendingEvent():
                 return Event(stamp, due.event, due.text)
-            case Part.METRICS:
+            case MessageKind.METRICS:
                 return self._voice.metrics(stamp)
             case _:
                 return self._voice.status(stamp, is_birth=is_birth, leaving=self._outbox.leaving)
 
 
-class Connection:
+class BrokerClient:
     """An aiomqtt client that is left at once: its own way out waits, and its failed way in leaks a socket."""
 
     def __init__(self, client: aiomqtt.Client) -> None:

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Final
 
 from node.model.device import Device
-from node.telemetry.counters import Tally
+from node.telemetry.counters import NodeCounters
 from node.telemetry.outbox import Outbox
 from swarm.discovery.node_record import NodeState
 from swarm.ids import ModelIdentity
@@ -23,7 +23,7 @@ QUIET_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class NodeSnapshot:
     """How the node is at a moment. worked_ms: what its engine computed so far; a new engine begins at 0."""
 
     span: Span
@@ -37,14 +37,14 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class NodeDescription:
     """Of whom is told: the model, the node's public name if it has one, its device, its counters, how to look at it."""
 
     model: ModelIdentity
     name: str | None
     device: Device
-    tally: Tally
-    look: Callable[[], Scene]
+    tally: NodeCounters
+    look: Callable[[], NodeSnapshot]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Troubles:
         ("differences", EventKind.DIFFERENCE, "sweeps in which twins differed"),
     )
 
-    def __init__(self, tally: Tally, timer: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, tally: NodeCounters, timer: Callable[[], float] = time.monotonic) -> None:
         self._tally = tally
         self._timer = timer
         self._told = {name: (float("-inf"), 0) for name, _, _ in self.KINDS}
@@ -83,13 +83,13 @@ class Troubles:
                 outbox.tell(event, f"{words}: {count - told}")
 
 
-class Portrait:
-    """A node's words (`node.telemetry.publisher.Voice`); means and busyness are since the last metrics.
+class NodeReport:
+    """A node's words (`node.telemetry.publisher.Reporter`); means and busyness are since the last metrics.
 
     What went wrong goes into the outbox, whenever metrics are told.
     """
 
-    def __init__(self, subject: Subject, outbox: Outbox, timer: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, subject: NodeDescription, outbox: Outbox, timer: Callable[[], float] = time.monotonic) -> None:
         self._subject = subject
         self._outbox = outbox
         self._timer = timer
@@ -146,6 +146,6 @@ class Portrait:
             device_temperature_c=subject.device.temperature_c(),
         )
 
-    def _count(self, scene: Scene) -> _Mark:
+    def _count(self, scene: NodeSnapshot) -> _Mark:
         tally = self._subject.tally
         return _Mark(self._timer(), scene.worked_ms, tally.sweeps, tally.queue_ms, tally.compute_ms)

@@ -34,8 +34,8 @@ from swarm.health.state.mqtt_feed import Feed
 from swarm.health.state.overview import Overview
 from swarm.health.tasks.history import History, default_data_path
 from swarm.health.tasks.prober import Prober, run_probe
-from swarm.health.tasks.publisher import Publisher
-from swarm.health.tasks.recorder import Clerk
+from swarm.health.tasks.publisher import StatePublisher
+from swarm.health.tasks.recorder import HealthLoop
 from swarm.health.web.alert_api import alert_routes
 from swarm.health.web.api import make_app
 from swarm.health.web.snapshot import check_folder
@@ -113,7 +113,7 @@ class HealthService:
             Webhook(parse_receiver(url, command.webhook_min, command.webhook_secret), self.overview.name)
             for url in command.webhook
         ]
-        self.publisher = Publisher()
+        self.publisher = StatePublisher()
         self.broker: EmbeddedBroker | None = None
         self.http_address = ("", 0)
 
@@ -141,7 +141,7 @@ class HealthService:
         self.http_address = listening.getsockname()[:2]
         path = command.data or default_data_path(dict(os.environ))
         history = await stack.enter_async_context(History.open(path))
-        clerk = Clerk(overview, self.publisher, history, tell=self._tell)
+        clerk = HealthLoop(overview, self.publisher, history, tell=self._tell)
         await clerk.load()
         stack.push_async_callback(clerk.close)
         if command.embedded_broker:

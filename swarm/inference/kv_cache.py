@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swarm.inference.kv_slots import Slots
+from swarm.inference.kv_slots import KvSlots
 
 if TYPE_CHECKING:
     from swarm.ids import TreeNodeId
@@ -51,12 +51,12 @@ class KvLayout:
         return replace(self, layers=tuple(layer for layer in self.layers if sub.start <= layer.index < sub.end))
 
 
-class Arena:
+class KvCache:
     """Keys and values of one session, `capacity` tokens in all, allocated at once (P8)."""
 
     def __init__(self, layout: KvLayout, capacity: int) -> None:
         self.layout = layout
-        self.slots = Slots(capacity)
+        self.slots = KvSlots(capacity)
         self._keys: dict[int, torch.Tensor] = {}
         self._values: dict[int, torch.Tensor] = {}
         for layer in layout.layers:
@@ -73,7 +73,7 @@ class Arena:
         self.slots.truncate(length)
 
     def commit(self, path: Sequence[TreeNodeId], survivors: Sequence[TreeNodeId]) -> None:
-        """Make `path` the next committed tokens and keep `survivors` live; see `Slots.commit`."""
+        """Make `path` the next committed tokens and keep `survivors` live; see `KvSlots.commit`."""
         start = self.slots.committed
         moves = self.slots.commit(path, survivors)
         stay = 0  # a row that keeps its slot is not copied

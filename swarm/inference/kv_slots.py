@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from swarm.ids import TreeNodeId
 
 
-class Slots:
+class KvSlots:
     """Slots, positions and ancestors of one session; `capacity` slots in all."""
 
     def __init__(self, capacity: int) -> None:

@@ -24,29 +24,29 @@ import torch
 from numpy.typing import NDArray
 
 from swarm.inference.gumbel import MULTISTEP_DOMAIN, uniforms
-from swarm.protocol.proposal import MOST_DRAWS, TOP, Guess
+from swarm.protocol.proposal import MOST_DRAWS, TOP, DraftDistribution
 
 Probs = NDArray[np.float64]
 
 
-def guess(offset: int, draft_probs: torch.Tensor, count: int, rng: np.random.Generator) -> Guess:
+def guess(offset: int, draft_probs: torch.Tensor, count: int, rng: np.random.Generator) -> DraftDistribution:
     """Cut one row of draft probabilities [vocab_size] to the best, and draw so many tokens from it."""
     best = draft_probs.topk(min(TOP, len(draft_probs)))
     weights = best.values.cpu().numpy().astype(np.float32).astype(np.float64)
     kept = int((weights > 0).sum())
     tokens = tuple(best.indices[:kept].tolist())
-    undrawn = Guess(offset, tokens, tuple(weights[:kept].tolist()), ())
+    undrawn = DraftDistribution(offset, tokens, tuple(weights[:kept].tolist()), ())
     return replace(undrawn, draws=tuple(rng.choice(kept, size=count, p=draft_probs_of(undrawn)).tolist()))
 
 
-def draft_probs_of(guessed: Guess) -> Probs:
+def draft_probs_of(guessed: DraftDistribution) -> Probs:
     """[n], of its tokens: as the draft drew from them, bit for bit."""
     weights = np.array(guessed.weights, dtype=np.float64)
     shares: Probs = weights / weights.sum()
     return shares
 
 
-def emit(target_probs: Probs, guessed: Guess | None, numbers: Iterator[float]) -> int:
+def emit(target_probs: Probs, guessed: DraftDistribution | None, numbers: Iterator[float]) -> int:
     """The pick after one node.
 
     target_probs: [vocab_size]; changed in place. numbers: fresh ones in (0, 1).
@@ -67,7 +67,11 @@ def emit(target_probs: Probs, guessed: Guess | None, numbers: Iterator[float]) -
 
 
 def picks(
-    target_probs: torch.Tensor, positions: Sequence[int], guesses: Sequence[Guess | None], seed: int, sequence: int
+    target_probs: torch.Tensor,
+    positions: Sequence[int],
+    guesses: Sequence[DraftDistribution | None],
+    seed: int,
+    sequence: int,
 ) -> list[int]:
     """The picks after some nodes of a sweep.
 
@@ -85,6 +89,6 @@ def picks(
     return found
 
 
-def by_offset(guesses: Sequence[Guess]) -> Mapping[int, Guess]:
+def by_offset(guesses: Sequence[DraftDistribution]) -> Mapping[int, DraftDistribution]:
     """Guesses by their nodes' places in the sweep."""
     return {guessed.offset: guessed for guessed in guesses}

@@ -17,7 +17,7 @@ from torch import nn
 
 from swarm.errors import UnsupportedModel
 from swarm.inference.kv_cache import KvLayout
-from swarm.inference.tree_attention import NAME, Part, Step, use_canopy
+from swarm.inference.tree_attention import NAME, AttentionStep, SessionRange, use_canopy
 from swarm.layers import Span
 from swarm.models.families import max_positions
 from swarm.models.whole_model import load_causal_lm
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from swarm.ids import TreeNodeId
-    from swarm.inference.kv_cache import Arena
+    from swarm.inference.kv_cache import KvCache
 
 LOGITS_BYTES = 64 << 20
 """How much memory the head's output may take at a time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class SessionRows:
     """One session's new nodes in a forward, in id order; a parent of None is the tip.
 
     ids: int64 [r], what the first layer's machine embeds. rows: [r, hidden_size], what every other machine gets.
     """
 
-    arena: Arena
+    arena: KvCache
     node_ids: Sequence[TreeNodeId]
     parents: Sequence[TreeNodeId | None]
     positions: Sequence[int]
@@ -51,7 +51,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class HeadOutput:
     """Logits [r, vocab_size] and the hidden rows [r, width] that the output matrix made them of, float32.
 
     rows: None where a model has no such matrix (`RaggedModel.output`).
@@ -61,7 +61,7 @@ class Scores:
     rows: torch.Tensor | None
 
 
-class Hole(nn.Module):
+class PassThroughLayer(nn.Module):
     """Stands where a layer is not used: passes hidden states on, or lets `rows` [1, R, hidden_size] in."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -113,7 +113,7 @@ class RaggedModel:
         head = cast("Any", model).get_output_embeddings()
         self._head_matrix = head if isinstance(head, nn.Linear) and head.weight.is_floating_point() else None
         self._owned = {index: layers[index] for index in range(span.start, span.end)}
-        self._holes = [Hole(layer) for layer in layers]
+        self._holes = [PassThroughLayer(layer) for layer in layers]
         self._arranged: tuple[int, int] | None = None
         self.layout = self._probe()
 
@@ -128,7 +128,7 @@ class RaggedModel:
         return max(1, LOGITS_BYTES // (4 * self.vocab_size))
 
     @torch.inference_mode()
-    def forward(self, works: Sequence[Work], sub: Span | None = None) -> torch.Tensor:
+    def forward(self, works: Sequence[SessionRows], sub: Span | None = None) -> torch.Tensor:
         """Run new nodes through the layers of `sub` (the whole span when None) and keep their KV.
 
         A forward that fails leaves no node behind in any session.
@@ -138,14 +138,14 @@ class RaggedModel:
         """
         sub = sub or self.span
         assert self.span.contains(sub)
-        parts: list[Part] = []
+        parts: list[SessionRange] = []
         try:
             for work in works:
                 parts.append(_part(work, parts[-1].end if parts else 0))
             positions = torch.tensor([at for work in works for at in work.positions], device=self.device)
             enters_ids = sub.start == 0
             entering = torch.cat([work.ids if enters_ids else work.rows for work in works])  # type: ignore[misc]
-            hidden = self._run(Step(tuple(parts)), sub, entering, positions)
+            hidden = self._run(AttentionStep(tuple(parts)), sub, entering, positions)
         except BaseException:
             for part in parts:
                 part.arena.withdraw(part.rows)
@@ -160,23 +160,23 @@ class RaggedModel:
         return None if self._head_matrix is None else self._head_matrix.weight.detach()
 
     @torch.inference_mode()
-    def scores(self, work: Work, last: int) -> Scores:
+    def scores(self, work: SessionRows, last: int) -> HeadOutput:
         """Run new nodes through a whole model and keep their KV; what it says of the last nodes.
 
         One call of the model where memory allows, which for small models is faster than `forward` and `logits`.
         """
         assert len(self.span) == self.num_layers
         if self._head_matrix is None:
-            return Scores(self._scores(work, last), None)
+            return HeadOutput(self._scores(work, last), None)
         entered: list[torch.Tensor] = []
         enter = self._head_matrix.register_forward_pre_hook(lambda _head, inputs: entered.append(inputs[0]))
         try:
             logits = self._scores(work, last)
         finally:
             enter.remove()
-        return Scores(logits, torch.cat([rows.flatten(0, -2) for rows in entered])[-last:].float())
+        return HeadOutput(logits, torch.cat([rows.flatten(0, -2) for rows in entered])[-last:].float())
 
-    def _scores(self, work: Work, last: int) -> torch.Tensor:
+    def _scores(self, work: SessionRows, last: int) -> torch.Tensor:
         assert work.ids is not None
         if last > self.head_rows:
             return self.logits(self.forward([work])[-last:])
@@ -184,7 +184,7 @@ class RaggedModel:
         self.forwards += 1
         self.rows_in += len(positions)
         self._arrange(0, self.num_layers)
-        inputs = self._inputs(work.ids, positions, Step((_part(work, 0),)))
+        inputs = self._inputs(work.ids, positions, AttentionStep((_part(work, 0),)))
         logits: torch.Tensor = self.model(**inputs, logits_to_keep=last).logits
         return logits[0].float()
 
@@ -204,12 +204,12 @@ class RaggedModel:
         door.rows = rows[None]
         positions = torch.zeros(len(rows), dtype=torch.long, device=self.device)
         try:
-            logits: torch.Tensor = self.model(**self._inputs(None, positions, Step())).logits
+            logits: torch.Tensor = self.model(**self._inputs(None, positions, AttentionStep())).logits
         finally:
             door.rows = None
         return logits[0].float()
 
-    def _run(self, step: Step, sub: Span, entering: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _run(self, step: AttentionStep, sub: Span, entering: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """entering: ids [R] when `sub` starts the model, else rows [R, hidden_size]."""
         self._arrange(sub.start, sub.end)
         left: list[torch.Tensor] = []
@@ -227,7 +227,7 @@ class RaggedModel:
             raise UnsupportedModel(f"{self.config.model_type}: its layers do not return hidden states alone")
         return left[0][0]
 
-    def _inputs(self, ids: torch.Tensor | None, positions: torch.Tensor, step: Step) -> dict[str, Any]:
+    def _inputs(self, ids: torch.Tensor | None, positions: torch.Tensor, step: AttentionStep) -> dict[str, Any]:
         """Arguments of the model; embeddings of zeros stand in where rows enter further on."""
         inputs: dict[str, Any] = {"position_ids": positions[None], "use_cache": False, NAME: step}
         if ids is not None:
@@ -246,7 +246,7 @@ class RaggedModel:
     @torch.inference_mode()
     def _probe(self) -> KvLayout:
         """Run one row to see what each layer keeps; nothing is kept."""
-        step = Step()
+        step = AttentionStep()
         zero = torch.zeros(1, dtype=torch.long, device=self.device)
         row = torch.zeros(1, self.hidden_size, dtype=self.dtype, device=self.device)
         self._run(step, self.span, row if self.span.start else zero, zero)
@@ -267,11 +267,11 @@ def load_whole(model: str | Path, dtype: torch.dtype, device: torch.device | str
     return RaggedModel(whole, Span(0, whole.config.num_hidden_layers))
 
 
-def _part(work: Work, start: int) -> Part:
+def _part(work: SessionRows, start: int) -> SessionRange:
     """Give a work its slots, and its rows in the forward from `start` on."""
     slots = work.arena.slots
     # A chain into an empty session sees exactly the lower triangle.
     is_prefill = slots.used == 0 and [*work.parents] == [None, *work.node_ids[:-1]]
     visible = work.arena.append(work.node_ids, work.parents, work.positions)
     positions = torch.from_numpy(slots.positions)
-    return Part(work.arena, start, start + len(work.node_ids), visible, positions, is_prefill)
+    return SessionRange(work.arena, start, start + len(work.node_ids), visible, positions, is_prefill)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedConfig
 
-    from swarm.inference.kv_cache import Arena
+    from swarm.inference.kv_cache import KvCache
 
 NAME = "canopy"
 
@@ -33,14 +33,14 @@ SCORES_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
-class Part:
+class SessionRange:
     """One session's rows `[start, end)` within a step.
 
     visible: bool [end - start, used], on the CPU: what each row sees, sliding windows aside.
     positions: int64 [used], on the CPU: of every slot.
     """
 
-    arena: Arena
+    arena: KvCache
     start: int
     end: int
     visible: torch.Tensor
@@ -85,10 +85,10 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AttentionStep:
     """One forward: whose rows it has; without parts it only writes down what each layer keeps."""
 
-    parts: Sequence[Part] = ()
+    parts: Sequence[SessionRange] = ()
     seen: list[LayerKv] = field(default_factory=list)
 
 
@@ -132,7 +132,7 @@ def attend(
         UnsupportedModel: the model class does not pass the step on, or brings a mask of its own.
     """
     step = options.get(NAME)
-    if not isinstance(step, Step) or attention_mask is not None:
+    if not isinstance(step, AttentionStep) or attention_mask is not None:
         raise UnsupportedModel(f"{type(module).__name__}: this attention does not go through AttentionInterface alone")
     layer: int = module.layer_idx  # type: ignore[assignment]
     heads, width = query.shape[1], value.shape[-1]
@@ -158,7 +158,9 @@ def attend(
     return output[None], None
 
 
-def _fused(part: Part, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rules: _Rules) -> torch.Tensor:
+def _fused(
+    part: SessionRange, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rules: _Rules
+) -> torch.Tensor:
     """Torch's own attention, K and V shared by the query heads of a group: [heads, r, value_width]."""
     heads, rows, width = query.shape
     groups = heads // keys.shape[0]
@@ -179,7 +181,9 @@ def _fused(part: Part, query: torch.Tensor, keys: torch.Tensor, values: torch.Te
     return out.reshape(heads, rows, -1)
 
 
-def _explicit(part: Part, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rules: _Rules) -> torch.Tensor:
+def _explicit(
+    part: SessionRange, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rules: _Rules
+) -> torch.Tensor:
     """Softmax written out, for soft caps and sinks; a few rows at a time, so that memory stays bounded."""
     heads, rows, width = query.shape
     groups = heads // keys.shape[0]

@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import (
 from swarm.metrics.histogram import Histogram
 
 
-class Kind(enum.StrEnum):
+class MetricKind(enum.StrEnum):
     """How a figure behaves."""
 
     GAUGE = "gauge"
@@ -31,20 +31,20 @@ class Kind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class MetricFamily:
     """One metric. name: as it is queried, without a histogram's suffixes. help: what is counted."""
 
     name: str
     help: str
     labels: tuple[str, ...] = ()
-    kind: Kind = Kind.GAUGE
+    kind: MetricKind = MetricKind.GAUGE
 
 
 @dataclass(slots=True)
-class Sheet:
+class MetricSet:
     """The values of some figures at one moment; `collect` makes it a collector of prometheus-client."""
 
-    figures: tuple[Figure, ...]
+    figures: tuple[MetricFamily, ...]
     _families: dict[str, Metric] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Sheet:
             assert figure.name not in self._families, f"{figure.name} is there twice"
             self._families[figure.name] = _family(figure)
 
-    def set(self, figure: Figure, value: float | None, *labels: str) -> None:
+    def set(self, figure: MetricFamily, value: float | None, *labels: str) -> None:
         """Write a value; what is not known (None) is left out, as Prometheus advises."""
         family = self._families[figure.name]
         assert isinstance(family, GaugeMetricFamily | CounterMetricFamily), f"{figure.name} has no single value"
@@ -60,19 +60,19 @@ class Sheet:
         if value is not None:
             family.add_metric(labels, value)
 
-    def be(self, figure: Figure, states: Iterable[enum.Enum], now: enum.Enum, *labels: str) -> None:
+    def be(self, figure: MetricFamily, states: Iterable[enum.Enum], now: enum.Enum, *labels: str) -> None:
         """Write a state: 1 for what it is, 0 for everything else that it could be; the state is the last label."""
         for state in states:
             self.set(figure, float(state is now), *labels, str(state.value))
 
-    def describe(self, figure: Figure, facts: Mapping[str, str]) -> None:
+    def describe(self, figure: MetricFamily, facts: Mapping[str, str]) -> None:
         """Write what stands in labels alone."""
         family = self._families[figure.name]
         assert isinstance(family, InfoMetricFamily), f"{figure.name} is a number"
         assert tuple(facts) == figure.labels, f"{figure.name} has labels {figure.labels}"
         family.add_metric([], dict(facts))
 
-    def spread(self, figure: Figure, histogram: Histogram) -> None:
+    def spread(self, figure: MetricFamily, histogram: Histogram) -> None:
         """Write a distribution."""
         family = self._families[figure.name]
         assert isinstance(family, HistogramMetricFamily), f"{figure.name} is no histogram"
@@ -83,14 +83,14 @@ class Sheet:
         return self._families.values()
 
 
-def _family(figure: Figure) -> Metric:
+def _family(figure: MetricFamily) -> Metric:
     match figure.kind:
-        case Kind.GAUGE:
+        case MetricKind.GAUGE:
             return GaugeMetricFamily(figure.name, figure.help, labels=figure.labels)
-        case Kind.COUNTER:
+        case MetricKind.COUNTER:
             assert figure.name.endswith("_total"), f"the counter {figure.name} must end in _total"
             return CounterMetricFamily(figure.name, figure.help, labels=figure.labels)
-        case Kind.HISTOGRAM:
+        case MetricKind.HISTOGRAM:
             return HistogramMetricFamily(figure.name, figure.help)
-        case Kind.INFO:
+        case MetricKind.INFO:
             return InfoMetricFamily(figure.name.removesuffix("_info"), figure.help)

@@ -26,7 +26,7 @@ class Damaged(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SnapshotFile:
     """Where a file of a snapshot goes; its digest (SHA-256 or git's blob id, empty if unknown) is its name there."""
 
     snapshot_path: Path
@@ -58,7 +58,7 @@ class Place:
         return min(here, self.size_bytes)
 
 
-def download(url: str, place: Place, told: Callable[[int], None] | None = None) -> None:
+def download(url: str, place: SnapshotFile, told: Callable[[int], None] | None = None) -> None:
     """Bring a file to its place. A broken connection is tried again five times while nothing more arrives.
 
     Args:
@@ -79,7 +79,7 @@ def download(url: str, place: Place, told: Callable[[int], None] | None = None) 
         _link(place)
 
 
-def _complete(url: str, place: Place, told: Callable[[int], None] | None) -> None:
+def _complete(url: str, place: SnapshotFile, told: Callable[[int], None] | None) -> None:
     with _Bounded(place, told) as partial:
         here = partial.tell()
         if here < place.size_bytes:
@@ -94,7 +94,7 @@ def _complete(url: str, place: Place, told: Callable[[int], None] | None) -> Non
 class _Bounded(io.BufferedWriter):
     """The file so far, at its end; grows no further than it should."""
 
-    def __init__(self, place: Place, told: Callable[[int], None] | None) -> None:
+    def __init__(self, place: SnapshotFile, told: Callable[[int], None] | None) -> None:
         super().__init__(io.FileIO(place.partial, "ab"))
         self._size, self._told = place.size_bytes, told
 
@@ -108,13 +108,13 @@ class _Bounded(io.BufferedWriter):
         return written
 
 
-def _digest(place: Place) -> str:
+def _digest(place: SnapshotFile) -> str:
     git = hashlib.sha1(f"blob {place.size_bytes}\0".encode(), usedforsecurity=False)
     with place.partial.open("rb") as opened:
         return hashlib.file_digest(opened, hashlib.sha256 if len(place.digest) == 64 else lambda: git).hexdigest()
 
 
-def _link(place: Place) -> None:
+def _link(place: SnapshotFile) -> None:
     if place.snapshot_path.exists():
         return
     place.snapshot_path.unlink(missing_ok=True)

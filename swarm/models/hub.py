@@ -21,7 +21,7 @@ from huggingface_hub.errors import SafetensorsParsingError
 from huggingface_hub.file_download import repo_folder_name
 
 from swarm.errors import HubError, SwarmError, UnknownModel, UnsupportedModel
-from swarm.models.download import Damaged, Place, download
+from swarm.models.download import Damaged, SnapshotFile, download
 from swarm.models.hub_errors import TROUBLES, check_token, explain
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ class Hub:
         except TROUBLES as error:
             raise explain(error, self.repo, name) from error
 
-    def _place(self, name: str, file: HubFile) -> Place:
-        return Place(self.folder / name, file.digest, file.size_bytes)
+    def _place(self, name: str, file: HubFile) -> SnapshotFile:
+        return SnapshotFile(self.folder / name, file.digest, file.size_bytes)
 
 
 def _tell(told: Progress, name: str, before: int, total: int, here: int) -> None:

@@ -12,8 +12,8 @@ from swarm.errors import (
     ModelMismatch,
     ProtocolError,
     RemoteProtocolError,
+    ReplicasDiffer,
     SwarmError,
-    TwinsDiffer,
     Unreachable,
 )
 from swarm.ids import PeerId
@@ -28,7 +28,7 @@ _KINDS: list[tuple[type[SwarmError], FaultKind]] = [
     (HopTimeout, FaultKind.TIMEOUT),
     (HopClosed, FaultKind.CLOSED),
     (HopLeaving, FaultKind.DRAINING),
-    (TwinsDiffer, FaultKind.DIFFERENT),
+    (ReplicasDiffer, FaultKind.DIFFERENT),
     (ContextFull, FaultKind.CONTEXT_FULL),
     (ModelMismatch, FaultKind.MODEL_MISMATCH),
 ]
@@ -66,6 +66,6 @@ def error_of(fault: Fault, span: str) -> SwarmError:
         case FaultKind.DRAINING:
             return HopLeaving(fault.peer, span, fault.reason)
         case FaultKind.DIFFERENT:
-            return TwinsDiffer(fault.peer, span, fault.reason)
+            return ReplicasDiffer(fault.peer, span, fault.reason)
         case FaultKind.CLOSED | FaultKind.INTERNAL:
             return HopClosed(fault.peer, span, fault.reason)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
-from swarm.protocol.proposal import Guess
+from swarm.protocol.proposal import DraftDistribution
 
 BLOCK, SCALE_BYTES = 32, 2
 """Of `Codec.INT8`: values of a row that share a scale, and a scale's bytes."""
@@ -106,7 +106,7 @@ class Sweep:
     commit_to: TreeNodeId | None = None
     sampling: Sampling | None = None
     want: Want | None = None
-    guesses: tuple[Guess, ...] = ()
+    guesses: tuple[DraftDistribution, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

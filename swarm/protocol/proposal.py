@@ -13,7 +13,7 @@ MOST_DRAWS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class DraftDistribution:
     """What a draft drew after one node of a sweep.
 
     offset: the node's place in its sweep. tokens: [n], n <= TOP, what could be drawn. weights: [n] float32 values above

@@ -48,7 +48,7 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
+class RouteForecast:
     """What sweeps over a route should take before any was measured, in milliseconds.
 
     links: all delays together. waiting: behind others, at all `hops` together. compute: of a sweep without a tree, at

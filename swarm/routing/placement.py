@@ -90,7 +90,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Score:
+class LayoutScore:
     """How a layout is judged; the greater the better, compared from the first field on.
 
     evenness: minus the mean of `rate ** -8` over what is held, relative to the mean rate: a soft minimum, which tells
@@ -109,8 +109,8 @@ class Plan:
 
     span: Span
     moves: Steps
-    before: Score
-    after: Score
+    before: LayoutScore
+    after: LayoutScore
 
 
 class Layout:
@@ -142,10 +142,10 @@ class Layout:
         """No layout of these machines has a faster weakest layer."""
         return sum(holder.capacity for holder in self.holders) / self.num_layers
 
-    def score(self) -> Score:
+    def score(self) -> LayoutScore:
         """How good it is."""
         nothing = np.zeros((1, self.num_layers))
-        return Scores(self, nothing, nothing)[0]
+        return LayoutScores(self, nothing, nothing)[0]
 
     def spread(self, starts: npt.NDArray[Any], ends: npt.NDArray[Any]) -> Floats:
         """[n, L]: 1 where a layer is in `[start, end)`."""
@@ -199,7 +199,7 @@ def plan_join(layout: Layout, newcomer: Newcomer) -> Plan:
     """
     starts = np.arange(layout.num_layers - newcomer.num_layers + 1)
     counts = layout.spread(starts, starts + newcomer.num_layers)
-    scores = Scores(layout, counts, counts * (newcomer.capacity / newcomer.num_layers))
+    scores = LayoutScores(layout, counts, counts * (newcomer.capacity / newcomer.num_layers))
     plans = []
     for number in scores.best(_beam(layout, JOIN_BEAM)):
         if scores.minus_holes[number] < scores.minus_holes.max():
@@ -220,7 +220,9 @@ def plan_moves(layout: Layout) -> Steps:
     before = layout.score()
     if not _can_be_worth_it(layout, before):
         return ()
-    plans: list[tuple[Score, Steps]] = [(score, (move,)) for score, move in _step(layout, _beam(layout, MOVE_BEAM))]
+    plans: list[tuple[LayoutScore, Steps]] = [
+        (score, (move,)) for score, move in _step(layout, _beam(layout, MOVE_BEAM))
+    ]
     for _, (first, *_) in tuple(plans):
         plans += [(score, (first, second)) for score, second in _step(layout.moved(first), 1)]
     worth = [plan for plan in plans if _is_worth_it(layout, before, plan)]
@@ -233,7 +235,7 @@ def own_move(layout: Layout, peer: PeerId) -> Move | None:
     return moves[0] if moves and moves[0].peer == peer else None
 
 
-def _is_worth_it(layout: Layout, before: Score, plan: tuple[Score, Steps]) -> bool:
+def _is_worth_it(layout: Layout, before: LayoutScore, plan: tuple[LayoutScore, Steps]) -> bool:
     """Hysteresis: a hole closed, a single point of failure less, or a weakest layer that is much faster."""
     score, moves = plan
     if score.minus_holes != before.minus_holes:
@@ -254,7 +256,7 @@ def after(layout: Layout, moves: Sequence[Move]) -> Layout:
     return layout
 
 
-def _can_be_worth_it(layout: Layout, before: Score) -> bool:
+def _can_be_worth_it(layout: Layout, before: LayoutScore) -> bool:
     """False when no two moves could lift the weakest layer far enough; spares large, even swarms the search."""
     if before.minus_holes or before.minus_singles or before.weakest < UNEVEN * layout.fluid_bound():
         return True
@@ -267,7 +269,7 @@ def _beam(layout: Layout, most: int) -> int:
     return max(4, min(most, SEARCH // max(1, len(layout.holders) * layout.num_layers)))
 
 
-def _step(layout: Layout, beam: int) -> list[tuple[Score, Move]]:
+def _step(layout: Layout, beam: int) -> list[tuple[LayoutScore, Move]]:
     """The best single moves onto a layer that is in need, and what each leads to, best first."""
     spans = np.array([(h.span.start, h.span.end, h.rate) for h in layout.holders if layout.is_free(h)]).reshape(-1, 3)
     owners, starts = np.nonzero(_wanted(layout, spans))
@@ -275,7 +277,7 @@ def _step(layout: Layout, beam: int) -> list[tuple[Score, Move]]:
         return []
     old = spans[owners]
     counts = layout.spread(starts, starts + old[:, 1] - old[:, 0]) - layout.spread(old[:, 0], old[:, 1])
-    scores = Scores(layout, counts, counts * old[:, 2:])
+    scores = LayoutScores(layout, counts, counts * old[:, 2:])
     movers = [holder for holder in layout.holders if layout.is_free(holder)]
     found = []
     for number in scores.best(beam):
@@ -296,7 +298,7 @@ def _wanted(layout: Layout, spans: Floats) -> npt.NDArray[np.bool_]:
     return wanted
 
 
-class Scores:
+class LayoutScores:
     """Scores of many variants of a layout: counts and rates are what each adds, [variants, L]."""
 
     def __init__(self, layout: Layout, counts: Floats, rates: Floats) -> None:
@@ -309,9 +311,9 @@ class Scores:
         self.weakest = passed.min(axis=1).round(9)
         self.evenness = -np.square(np.square(np.square(scarce))).mean(axis=1).astype(np.float32)
 
-    def __getitem__(self, number: int) -> Score:
+    def __getitem__(self, number: int) -> LayoutScore:
         """One variant's."""
-        return Score(
+        return LayoutScore(
             int(self.minus_holes[number]),
             int(self.minus_singles[number]),
             float(self.weakest[number]),

@@ -18,7 +18,7 @@ from swarm.routing.costs import (
     MESSAGES_MS,
     Candidate,
     HopCost,
-    Prospect,
+    RouteForecast,
     RouteQuery,
     can_join,
     client_delay_ms,
@@ -49,7 +49,7 @@ class Route:
     records: tuple[NodeRecord, ...]
     costs: tuple[HopCost, ...]
     return_ms: float
-    prospect: Prospect
+    prospect: RouteForecast
     gap_ms: float = 0.0
     hedge: Hedge | None = None
     twin: NodeRecord | None = None
@@ -175,7 +175,7 @@ def _route(candidates: Sequence[Candidate], found: Found, query: RouteQuery) -> 
     compute_ms, waiting_ms = sum(each_ms), sum(waits_ms)
     busiest = max(own + wait for own, wait in zip(each_ms, waits_ms, strict=True)) / (compute_ms + waiting_ms)
     link_row_ms = sum(transfer_ms(record, replace(query, nodes=0)) for record in chosen[:-1])
-    prospect = Prospect(links_ms, compute_ms, row_ms, link_row_ms, waiting_ms, len(hops), busiest)
+    prospect = RouteForecast(links_ms, compute_ms, row_ms, link_row_ms, waiting_ms, len(hops), busiest)
     return Route(tuple(hops), tuple(chosen), tuple(costs), return_ms, prospect, found.gap_ms)
 
 

@@ -85,7 +85,7 @@ class _End:
     error: Exception | None
 
 
-class Held(Generic[T]):
+class HeldContext(Generic[T]):
     """An async context that is open in a task of its own, so that any task may use and close it."""
 
     def __init__(self, scope: TaskScope) -> None:

@@ -23,8 +23,8 @@ from swarm.telemetry.messages import (
     MAX_TTL_S,
     Body,
     Event,
+    MessageKind,
     Metrics,
-    Part,
     Signed,
     Status,
     Will,
@@ -65,7 +65,7 @@ class Reason(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Believed:
+class AcceptedMessage:
     """A message that counts."""
 
     peer: PeerId
@@ -74,7 +74,7 @@ class Believed:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RejectedMessage:
     """A message that does not. peer: who signed it, if the signature holds; who sent it nobody knows."""
 
     reason: Reason
@@ -92,7 +92,7 @@ class _Known:
     nonce: str
     signed_at: float
     heard_at: float
-    sequences: dict[Part, int] = field(default_factory=dict)
+    sequences: dict[MessageKind, int] = field(default_factory=dict)
     ended: bool = False
     allowance: float = BURST_MESSAGES
 
@@ -121,7 +121,7 @@ class TelemetryGuard:
         self._models: dict[PeerId, int] = {}
         self._tidied_at = 0.0
         self._counts = dict.fromkeys(Reason, 0)
-        self._believed = dict.fromkeys(Part, 0)
+        self._believed = dict.fromkeys(MessageKind, 0)
 
     @property
     def counts(self) -> Mapping[Reason, int]:
@@ -129,14 +129,14 @@ class TelemetryGuard:
         return MappingProxyType(self._counts)
 
     @property
-    def believed(self) -> Mapping[Part, int]:
+    def believed(self) -> Mapping[MessageKind, int]:
         """How many messages were believed, by part; a will is of the status."""
         return MappingProxyType(self._believed)
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def accept(self, topic: str, payload: bytes, retained: bool, now: float) -> Believed | Refused:
+    def accept(self, topic: str, payload: bytes, retained: bool, now: float) -> AcceptedMessage | RejectedMessage:
         """Judge a message. retained: the broker kept it, from whenever. now: Unix seconds."""
         try:
             signed = open_payload(self._prefix, topic, payload)
@@ -152,11 +152,11 @@ class TelemetryGuard:
         if reason is not None:
             return self._refuse(reason, signed)
         self._believed[part_of(signed.body)] += 1
-        return Believed(signed.peer, signed.fingerprint, signed.body)
+        return AcceptedMessage(signed.peer, signed.fingerprint, signed.body)
 
-    def _refuse(self, reason: Reason, signed: Signed | None = None) -> Refused:
+    def _refuse(self, reason: Reason, signed: Signed | None = None) -> RejectedMessage:
         self._counts[reason] += 1
-        return Refused(reason) if signed is None else Refused(reason, signed.peer, signed.fingerprint)
+        return RejectedMessage(reason) if signed is None else RejectedMessage(reason, signed.peer, signed.fingerprint)
 
     def _status(self, signed: Signed, status: Status, retained: bool, now: float) -> Reason | None:
         stamp, key = status.stamp, (signed.peer, signed.fingerprint)
@@ -174,7 +174,7 @@ class TelemetryGuard:
             return Reason.FLOOD
         if is_new:
             known.nonce, known.sequences = stamp.nonce, {}
-        known.signed_at, known.sequences[Part.STATUS], known.ended = stamp.at, stamp.seq, False
+        known.signed_at, known.sequences[MessageKind.STATUS], known.ended = stamp.at, stamp.seq, False
         return None
 
     def _will(self, signed: Signed, will: Will) -> Reason | None:

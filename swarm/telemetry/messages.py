@@ -42,7 +42,7 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{8,128}")
 _NONCE = re.compile(r"[0-9a-f]{16,64}")
 
 
-class Part(enum.StrEnum):
+class MessageKind(enum.StrEnum):
     """The last level of a topic."""
 
     STATUS = "status"
@@ -183,15 +183,15 @@ def topic_of(prefix: str, fingerprint: str, peer: str, part: str) -> str:
     return f"{prefix}/v{_VERSION}/{fingerprint}/{peer}/{part}"
 
 
-def part_of(body: Body) -> Part:
+def part_of(body: Body) -> MessageKind:
     """The part to which a body belongs."""
     match body:
         case Status() | Will():
-            return Part.STATUS
+            return MessageKind.STATUS
         case Metrics():
-            return Part.METRICS
+            return MessageKind.METRICS
         case Event():
-            return Part.EVENTS
+            return MessageKind.EVENTS
 
 
 def seal_body(body: Body, topic: str, identity: Identity) -> bytes:
@@ -242,17 +242,17 @@ def _signed_bytes(below: str, text: str) -> bytes:
         raise TelemetryError("body", "is not Unicode text") from error
 
 
-def _split(prefix: str, topic: str) -> tuple[str, tuple[str, PeerId, Part]]:
+def _split(prefix: str, topic: str) -> tuple[str, tuple[str, PeerId, MessageKind]]:
     below = topic.removeprefix(f"{prefix}/")
     levels = below.split("/")
     if len(topic) > MAX_TOPIC_CHARACTERS or below == topic or len(levels) != 4:
         raise TelemetryError("topic", "is not one of a node's")
     version, fingerprint, peer, part = levels
-    if version != f"v{_VERSION}" or _FINGERPRINT.fullmatch(fingerprint) is None or part not in set(Part):
+    if version != f"v{_VERSION}" or _FINGERPRINT.fullmatch(fingerprint) is None or part not in set(MessageKind):
         raise TelemetryError("topic", "is not one of a node's")
     if not is_peer_id(peer):
         raise TelemetryError("topic", "does not name a peer")
-    return below, (fingerprint, PeerId(peer), Part(part))
+    return below, (fingerprint, PeerId(peer), MessageKind(part))
 
 
 def _check_size(payload: bytes) -> None:
@@ -287,19 +287,19 @@ def _encode(body: Body) -> dict[str, Any]:
     return {"kind": kind, **stamp, **values}
 
 
-def _decode(raw: Mapping[str, Any], part: Part, fingerprint: str) -> Body:
+def _decode(raw: Mapping[str, Any], part: MessageKind, fingerprint: str) -> Body:
     """Fields that this version does not know are left out: a later one may add some."""
     stamp = Stamp(_nonce(raw), read.whole(raw, "seq"), read.real(raw, "at", _MAX_TIME_S))
     match part, raw.get("kind"):
-        case Part.STATUS, ("birth" | "status") as kind:
+        case MessageKind.STATUS, ("birth" | "status") as kind:
             return _status(raw, stamp, kind == "birth", fingerprint)
-        case Part.STATUS, "will":
+        case MessageKind.STATUS, "will":
             if stamp.seq != 0:
                 raise TelemetryError("seq", "a will has 0")
             return Will(stamp)
-        case Part.METRICS, "metrics":
+        case MessageKind.METRICS, "metrics":
             return _metrics(raw, stamp)
-        case Part.EVENTS, "event":
+        case MessageKind.EVENTS, "event":
             event = EventKind(read.choice(raw, "event", EventKind))
             return Event(stamp, event, read.text(raw, "text", MAX_EVENT_CHARACTERS))
         case _:

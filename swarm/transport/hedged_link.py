@@ -12,7 +12,7 @@ from dataclasses import replace
 from swarm.protocol.messages import Attach, Hedge, RouteHop, SweepFrame
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.link import Sent, uncounted
-from swarm.transport.successor import Dial, Owner, Successor
+from swarm.transport.successor import Dial, Successor, SuccessorListener
 
 
 def twin_route(route: Sequence[RouteHop], hedge: Hedge) -> tuple[RouteHop, ...]:
@@ -30,7 +30,7 @@ def senders(route: Sequence[RouteHop], index: int, hedge: Hedge | None) -> tuple
 class Successors:
     """The machines that come next, one as a rule. What `Successor` says of one machine, this does for all."""
 
-    def __init__(self, scope: TaskScope, dial: Dial, owner: Owner, sent: Sent = uncounted) -> None:
+    def __init__(self, scope: TaskScope, dial: Dial, owner: SuccessorListener, sent: Sent = uncounted) -> None:
         self._one = Successor(scope, dial, owner, sent)
         self._twin = Successor(scope, dial, owner, sent)
 

@@ -19,7 +19,7 @@ from swarm import wire
 from swarm.errors import HopClosed, HopError, HopTimeout, Unreachable
 from swarm.protocol.messages import Ack, Attach, Attached, Downstream, Ping, Pong, RouteHop, Upstream
 from swarm.runtime.tasks import TaskScope
-from swarm.transport.liveness import Watch, pause
+from swarm.transport.liveness import LivenessWatch, pause
 from swarm.wire.frames import split
 
 OUTBOX_MESSAGES = 256
@@ -60,7 +60,7 @@ class Link:
     is_cold: bool = False
     rtt_ms: float = 0.0
     round_trips: deque[float] = field(default_factory=lambda: deque(maxlen=ROUND_TRIPS_KEPT))
-    watch: Watch = field(default_factory=Watch)
+    watch: LivenessWatch = field(default_factory=LivenessWatch)
     last: Ack = field(default_factory=lambda: Ack(0))
     _pings: dict[int, float] = field(default_factory=dict)
     _pinged_s: float = field(default_factory=time.monotonic)

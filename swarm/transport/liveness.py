@@ -19,7 +19,7 @@ ROUND_TRIPS = 4
 
 
 @dataclass(slots=True)
-class Watch:
+class LivenessWatch:
     """Parts that were written and receipted; progress_s: when it was last known that the other side lives."""
 
     written: int = 0

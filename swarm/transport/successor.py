@@ -50,7 +50,7 @@ Raises:
 """
 
 
-class Owner(Protocol):
+class SuccessorListener(Protocol):
     """Whose successor it is."""
 
     def replay(self, received: int | None) -> Sequence[SweepFrame | Snapshot] | None:
@@ -67,7 +67,7 @@ class Owner(Protocol):
 
 
 @dataclass(slots=True)
-class _Tie:
+class SuccessorStream:
     """One stream to one machine.
 
     received: the last sequence that it has or that is on its way, once `is_attached`. is_synced: it lacks nothing.
@@ -88,12 +88,12 @@ class _Tie:
 class Successor:
     """Sends one session's messages to the machine that comes next."""
 
-    def __init__(self, scope: TaskScope, dial: Dial, owner: Owner, sent: Sent = uncounted) -> None:
+    def __init__(self, scope: TaskScope, dial: Dial, owner: SuccessorListener, sent: Sent = uncounted) -> None:
         self._scope = scope
         self._dial = dial
         self._sent = sent
         self._owner = owner
-        self._tie: _Tie | None = None
+        self._tie: SuccessorStream | None = None
         self._late = 0
         self._stuck: grpc.aio.Channel | None = None
         self._holding: set[asyncio.Task[None]] = set()
@@ -119,7 +119,7 @@ class Successor:
         if tie is not None:
             stays = any(other.peer == tie.hop.peer for other in attach.route)
             self._leave(tie, None if stays else DISMISSED)
-        self._tie = _Tie(hop)
+        self._tie = SuccessorStream(hop)
         task = self._scope.spawn(self._hold(self._tie, attach))
         self._holding.add(task)
         task.add_done_callback(self._holding.discard)
@@ -174,11 +174,11 @@ class Successor:
             await asyncio.wait(self._holding)
 
     @staticmethod
-    def _leave(tie: _Tie, farewell: Close | None) -> None:
+    def _leave(tie: SuccessorStream, farewell: Close | None) -> None:
         tie.farewell = farewell
         tie.left.set()
 
-    async def _hold(self, tie: _Tie, attach: Attach) -> None:
+    async def _hold(self, tie: SuccessorStream, attach: Attach) -> None:
         try:
             tie.channel, is_cold = await self._dial(tie.hop, self._stuck)
             hear = partial(self._hear, tie)
@@ -195,7 +195,7 @@ class Successor:
         except SwarmError as error:
             self._lost(tie, Unreachable(tie.hop.peer, str(tie.hop.span), str(error)))
 
-    async def _limit(self, tie: _Tie, limit_s: float) -> None:
+    async def _limit(self, tie: SuccessorStream, limit_s: float) -> None:
         try:
             async with asyncio.timeout(limit_s):
                 await tie.attached.wait()
@@ -203,7 +203,7 @@ class Successor:
             self._late = min(self._late + 1, MOST_DOUBLINGS)
             self._lost(tie, HopTimeout(tie.hop.peer, str(tie.hop.span), f"did not attach within {limit_s:.0f} s"))
 
-    def _hear(self, tie: _Tie, said: Upstream | HopError) -> None:
+    def _hear(self, tie: SuccessorStream, said: Upstream | HopError) -> None:
         if tie is not self._tie or tie.left.is_set():
             return
         match said:
@@ -221,7 +221,7 @@ class Successor:
             case _:
                 pass
 
-    def _lost(self, tie: _Tie, error: HopError | LocalProtocolError) -> None:
+    def _lost(self, tie: SuccessorStream, error: HopError | LocalProtocolError) -> None:
         tie.is_synced = False
         if not tie.is_broken:
             tie.is_broken = True

@@ -23,7 +23,7 @@ from swarm.wire.encoding import (
     encode_replies_up,
     encode_upstream,
 )
-from swarm.wire.parts import PART_BYTES, Part
+from swarm.wire.parts import PART_BYTES, FramePart
 
 SERVICE = "swarm.wire.v1.Node"
 HELLO = f"/{SERVICE}/Hello"
@@ -45,7 +45,7 @@ __all__ = [
     "PART_BYTES",
     "REPLIES",
     "SERVICE",
-    "Part",
+    "FramePart",
     "decode_frame",
     "decode_held",
     "decode_hold",

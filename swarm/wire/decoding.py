@@ -54,7 +54,7 @@ from swarm.protocol.messages import (
     Want,
 )
 from swarm.wire import checks, encoding
-from swarm.wire.parts import Part
+from swarm.wire.parts import FramePart
 from swarm.wire.picking import guesses_of, sampling_of
 from swarm.wire.v1 import node_pb2 as pb
 
@@ -171,14 +171,14 @@ def decode_held(data: bytes) -> Held:
     return Held(_parsed(pb.HoldReply(), data).held)
 
 
-def decode_part(data: bytes) -> Part:
+def decode_part(data: bytes) -> FramePart:
     """One part of a frame.
 
     Raises:
         RemoteProtocolError: not a Part.
     """
     part = _parsed(pb.Part(), data)
-    return Part(part.head_bytes, part.rows_bytes, part.data)
+    return FramePart(part.head_bytes, part.rows_bytes, part.data)
 
 
 def decode_info(data: bytes) -> NodeInfo:

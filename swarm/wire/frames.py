@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.protocol.messages import Frame, Reply, Rows, Snapshot, SweepFrame
-from swarm.wire import PART_BYTES, Part, decode_frame, decode_part, encode_frame, encode_part
+from swarm.wire import PART_BYTES, FramePart, decode_frame, decode_part, encode_frame, encode_part
 
 PART_OVERHEAD_BYTES = 32
 """More than protobuf adds to a part's data."""
@@ -42,7 +42,7 @@ def split(message: Frame) -> Iterator[bytes]:
         yield encode_part(len(head), len(values), data) if start == 0 else encode_part(0, 0, data)
 
 
-class Joiner:
+class FrameAssembler:
     """Puts one stream's parts together. After an error the stream is lost: the next part needs a new Joiner."""
 
     def __init__(self, limits: FrameLimits | None = None) -> None:
@@ -75,7 +75,7 @@ class Joiner:
         self._fill(data[len(head) :])
         return self._finished()
 
-    def _start(self, part: Part) -> None:
+    def _start(self, part: FramePart) -> None:
         if (part.head_bytes > 0) == (self._head_bytes > 0):
             why = "a frame starts inside another" if self._head_bytes else "a continuation of no frame"
             raise RemoteProtocolError("part", why)

@@ -9,7 +9,7 @@ PART_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FramePart:
     """The next bytes of a frame. `head_bytes` is positive in a frame's first part and 0 in the others."""
 
     head_bytes: int

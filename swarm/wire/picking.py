@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from swarm.errors import RemoteProtocolError
 from swarm.protocol.messages import Sampling
-from swarm.protocol.proposal import Guess
+from swarm.protocol.proposal import DraftDistribution
 from swarm.wire import checks
 from swarm.wire.v1 import node_pb2 as pb
 
@@ -26,11 +26,11 @@ def sampling_of(sampling: pb.Sampling) -> Sampling:
     )
 
 
-def guesses_of(guesses: Collection[pb.Guess], nodes: int) -> tuple[Guess, ...]:
+def guesses_of(guesses: Collection[pb.Guess], nodes: int) -> tuple[DraftDistribution, ...]:
     """What was drawn after nodes of a sweep of so many."""
-    found: list[Guess] = []
+    found: list[DraftDistribution] = []
     for sent in checks.at_most(guesses, nodes, "guesses"):
-        guess = Guess(sent.offset, tuple(sent.tokens), tuple(sent.weights), tuple(sent.draws))
+        guess = DraftDistribution(sent.offset, tuple(sent.tokens), tuple(sent.weights), tuple(sent.draws))
         complaint = guess.complaint(checks.TOKEN_END)
         if complaint is not None:
             raise RemoteProtocolError("guesses", complaint)

@@ -12,7 +12,7 @@ import time
 import urllib.request
 
 from node.telemetry.outbox import Outbox
-from node.telemetry.publisher import Address, Publisher
+from node.telemetry.publisher import Address, TelemetryPublisher
 from swarm.discovery.identity import Identity
 from swarm.telemetry.broker_address import parse_broker
 from swarm.telemetry.messages import Metrics, Presence, Stamp, Status
@@ -33,7 +33,7 @@ class Speaker:
 async def tell(url: str) -> None:
     """Talk until killed."""
     address = Address(parse_broker(url), "canopy", PRINT, Identity.ephemeral())
-    async with Publisher(address, Speaker(), Outbox(), print):
+    async with TelemetryPublisher(address, Speaker(), Outbox(), print):
         await asyncio.Event().wait()
 
 

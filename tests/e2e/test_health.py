@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from node.telemetry.publisher import Pace
+from node.telemetry.publisher import PublishIntervals
 from swarm.demo import TARGET
 from tests.e2e.programs import Program, bootstrap, environment, program, serve, within
 from tests.net.brokers import free_port, mosquitto
@@ -178,4 +178,4 @@ def test_a_node_whose_network_is_cut_shows_when_its_keep_alive_is_over(tmp_path:
         cut_at = time.monotonic()
         subprocess.run(["ip", "-n", far, "link", "set", "wire", "down"], check=True)
         offline_at = float(shown.wait_for(r"\S+ offline\n").split()[0])
-        assert 1.0 < offline_at - cut_at <= 1.5 * Pace().keep_alive_s + SHOWN_S
+        assert 1.0 < offline_at - cut_at <= 1.5 * PublishIntervals().keep_alive_s + SHOWN_S

@@ -16,12 +16,12 @@ from pathlib import Path
 import aiomqtt
 import pytest
 
-from node.telemetry.publisher import Address, Connection, Publisher
+from node.telemetry.publisher import Address, BrokerClient, TelemetryPublisher
 from swarm.commands.private_swarm import Private
 from swarm.discovery.identity import Identity
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.broker_address import BrokerAddress, parse_broker
-from swarm.telemetry.messages import Part, Presence, Status, Will, topic_of
+from swarm.telemetry.messages import MessageKind, Presence, Status, Will, topic_of
 from tests.net.brokers import Ear, free_port
 from tests.net.node.telemetry.test_telemetry import QUICK, Speaker
 from tests.private_here import HOST, broker, make, settings
@@ -49,9 +49,9 @@ class Swarm:
     def identity(self, name: str) -> Identity:
         return Identity.load_or_create(self.folder / name / "identity.key")
 
-    def publisher(self, name: str, speaker: Speaker, address: BrokerAddress | None = None) -> Publisher:
+    def publisher(self, name: str, speaker: Speaker, address: BrokerAddress | None = None) -> TelemetryPublisher:
         to = Address(address or self.address(name), "canopy", PRINT, self.identity(name))
-        return Publisher(to, speaker, speaker.outbox, speaker.say, QUICK)
+        return TelemetryPublisher(to, speaker, speaker.outbox, speaker.say, QUICK)
 
     @asynccontextmanager
     async def ear(self) -> AsyncIterator[Ear]:
@@ -129,9 +129,9 @@ async def test_who_is_not_invited_stays_outside(
 
 async def test_a_node_writes_below_its_own_name_only_and_reads_nothing(swarm: Swarm) -> None:
     mine, theirs = swarm.identity("node-1").peer_id, swarm.identity("node-2").peer_id
-    own = topic_of("canopy", PRINT, mine, Part.EVENTS)
+    own = topic_of("canopy", PRINT, mine, MessageKind.EVENTS)
     foreign = [
-        topic_of("canopy", PRINT, theirs, Part.STATUS),
+        topic_of("canopy", PRINT, theirs, MessageKind.STATUS),
         f"canopy/v1/{PRINT}",
         f"canopy/v2/{PRINT}/{mine}/status",
         f"other/v1/{PRINT}/{mine}/status",
@@ -151,8 +151,8 @@ async def test_a_node_writes_below_its_own_name_only_and_reads_nothing(swarm: Sw
 
 
 async def test_who_sends_too_much_is_sent_away(swarm: Swarm) -> None:
-    own = topic_of("canopy", PRINT, swarm.identity("node-1").peer_id, Part.EVENTS)
-    async with swarm.ear() as ear, Connection(client(swarm.address("node-1"))) as node, asyncio.timeout(10):
+    own = topic_of("canopy", PRINT, swarm.identity("node-1").peer_id, MessageKind.EVENTS)
+    async with swarm.ear() as ear, BrokerClient(client(swarm.address("node-1"))) as node, asyncio.timeout(10):
         await node.publish(own, b"x" * 8_192, qos=1)
         await node.publish(own, b"x" * 9_300, qos=0)
         with pytest.raises(aiomqtt.MqttError):

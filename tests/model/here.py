@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from benchmarks.simulation.acceptance import answer
 from client.chain.answers import Answer
-from client.control.policy import Budget, FixedBudget
-from client.decode.loop import Job, decode
+from client.control.policy import FixedPolicy, SpeculationPolicy
+from client.decode.loop import GenerationState, decode
 from client.decode.text_stream import TextStream
 from client.decode.walk import Walk
 from client.drafting.drafter import Drafter
@@ -23,7 +23,7 @@ from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Credits, Sampling, Sweep
 from swarm.protocol.session import Limits
 
-FIXED = FixedBudget(16)
+FIXED = FixedPolicy(16)
 
 
 class ChainHere:
@@ -51,11 +51,11 @@ class ChainHere:
 
 @asynccontextmanager
 async def decoding(
-    target: RaggedModel, drafter: Drafter, prompt: list[int], sampling: Sampling, budget: Budget = FIXED
-) -> AsyncIterator[tuple[Job, AsyncIterator[str]]]:
+    target: RaggedModel, drafter: Drafter, prompt: list[int], sampling: Sampling, budget: SpeculationPolicy = FIXED
+) -> AsyncIterator[tuple[GenerationState, AsyncIterator[str]]]:
     """The client's own loop over 24 tokens."""
     text = TextStream(AutoTokenizer.from_pretrained(TARGET), prompt, stop=(), eos_ids=frozenset(), max_new_tokens=24)
     chain = ChainHere(target, Credits(window_tokens=256, sweeps=4, nodes=256))
     with ThreadPoolExecutor(1) as drafting:
-        job = Job(tuple(prompt), sampling, budget, 512, 24, text, drafter, drafting)
+        job = GenerationState(tuple(prompt), sampling, budget, 512, 24, text, drafter, drafting)
         yield job, decode(job, chain, Walk(chain.limits, Sampling()))

@@ -13,8 +13,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig,
 from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, dissect, load_span
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import Arena
-from swarm.inference.ragged_batch import RaggedModel, Work
+from swarm.inference.kv_cache import KvCache
+from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.layers import Span
 from tests.devices import DEVICE
 
@@ -121,21 +121,21 @@ def reference(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     return logits.cpu()
 
 
-def chain(arena: Arena, ids: torch.Tensor, first: int = 0) -> Work:
+def chain(arena: KvCache, ids: torch.Tensor, first: int = 0) -> SessionRows:
     """A text as a chain of nodes `first`, `first + 1`, … below the tip."""
     nodes = [TreeNodeId(first + offset) for offset in range(len(ids))]
     start = arena.slots.used
-    return Work(arena, nodes, [None, *nodes[:-1]], range(start, start + len(ids)), ids)
+    return SessionRows(arena, nodes, [None, *nodes[:-1]], range(start, start + len(ids)), ids)
 
 
-def run_chain(models: list[SpanModel], arenas: list[list[Arena]], works: list[Work]) -> torch.Tensor:
+def run_chain(models: list[SpanModel], arenas: list[list[KvCache]], works: list[SessionRows]) -> torch.Tensor:
     """Pass works through spans, arenas[i][j] being session j's on machine i; returns the last machine's rows."""
     rows = models[0].forward(works)
     counts = [len(work.node_ids) for work in works]
     for model, own in zip(models[1:], arenas[1:], strict=True):
         pieces = torch.split(rows, counts)
         works = [
-            Work(arena, work.node_ids, work.parents, work.positions, rows=piece)
+            SessionRows(arena, work.node_ids, work.parents, work.positions, rows=piece)
             for arena, work, piece in zip(own, works, pieces, strict=True)
         ]
         rows = model.forward(works)

@@ -14,7 +14,7 @@ from pathlib import Path
 import aiomqtt
 
 from swarm.runtime.tasks import TaskScope
-from swarm.telemetry.guard import Believed, Refused, TelemetryGuard
+from swarm.telemetry.guard import AcceptedMessage, RejectedMessage, TelemetryGuard
 from swarm.telemetry.messages import Body
 
 CONNACK = b"\x20\x02\x00\x00"
@@ -55,7 +55,7 @@ class Ear:
     """Everything that was heard below `canopy/`, as the guard judged it."""
 
     believed: list[Body] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RejectedMessage] = field(default_factory=list)
     raw: list[aiomqtt.Message] = field(default_factory=list)
     guard: TelemetryGuard = field(default_factory=TelemetryGuard)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -65,7 +65,7 @@ class Ear:
             assert isinstance(message.payload, bytes)
             self.raw.append(message)
             judged = self.guard.accept(message.topic.value, message.payload, message.retain, time.time())
-            if isinstance(judged, Believed):
+            if isinstance(judged, AcceptedMessage):
                 self.believed.append(judged.body)
             else:
                 self.refused.append(judged)

@@ -20,7 +20,7 @@ import client.chain.reply_stream
 import swarm.transport.liveness
 from client import AsyncSwarm
 from client.chain.chain import Chain
-from client.chain.peer_latency import Nearby
+from client.chain.peer_latency import PeerLatency
 from client.options import GenerateOptions
 from node.engine.sweep_run import SweepRun
 from node.serve import Node
@@ -235,7 +235,7 @@ async def equal_mortals() -> AsyncIterator[Mortals]:
 
 def forget(swarm: AsyncSwarm, wait_s: float) -> None:
     """Let a client know nothing of its machines, and wait so long for one that nobody replaces."""
-    swarm._opener = replace(swarm._opener, wait_s=wait_s, nearby=Nearby(random.Random(1), _near))
+    swarm._opener = replace(swarm._opener, wait_s=wait_s, nearby=PeerLatency(random.Random(1), _near))
 
 
 async def _near(records: Sequence[NodeRecord]) -> dict[PeerId, float]:

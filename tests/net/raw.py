@@ -30,7 +30,7 @@ from swarm.protocol.messages import (
     Upstream,
 )
 from swarm.transport.link import Stream
-from swarm.wire.frames import Joiner, split
+from swarm.wire.frames import FrameAssembler, split
 
 M = TypeVar("M", bound=Upstream)
 Unary = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
@@ -89,7 +89,7 @@ class RawReplies:
     """A reply stream; `request` opens it."""
 
     call: Stream
-    joiner: Joiner = field(default_factory=Joiner)
+    joiner: FrameAssembler = field(default_factory=FrameAssembler)
 
     async def request(self, session: SessionId, acked: int = 0) -> None:
         """Ask for a session's replies, and wait until the stream stands."""

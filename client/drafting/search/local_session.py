@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from swarm.inference.kv_cache import Arena
-from swarm.inference.ragged_batch import RaggedModel, Scores, Work
+from swarm.inference.kv_cache import KvCache
+from swarm.inference.ragged_batch import HeadOutput, RaggedModel, SessionRows
 from swarm.protocol.messages import Sweep
 from swarm.protocol.session import Limits, Parent, SessionState
 
@@ -18,7 +18,7 @@ class LocalSession:
     def __init__(self, model: RaggedModel, limits: Limits) -> None:
         self.model = model
         self.state = SessionState(limits)
-        self.arena = Arena(model.layout, limits.window_tokens + limits.nodes)
+        self.arena = KvCache(model.layout, limits.window_tokens + limits.nodes)
         self.rows = 0
 
     def run(self, sweep: Sweep) -> torch.Tensor:
@@ -26,13 +26,13 @@ class LocalSession:
         work = self._work(sweep)
         return torch.empty(0) if work is None else self.model.forward([work])
 
-    def score(self, sweep: Sweep, last: int) -> Scores:
+    def score(self, sweep: Sweep, last: int) -> HeadOutput:
         """Apply a sweep that has nodes; logits [last, vocab_size] of its last ones, and the rows that they came of."""
         work = self._work(sweep)
         assert work is not None
         return self.model.scores(work, last)
 
-    def _work(self, sweep: Sweep) -> Work | None:
+    def _work(self, sweep: Sweep) -> SessionRows | None:
         applied = self.state.apply(sweep)
         if applied.truncated_to is not None:
             self.arena.truncate(applied.truncated_to)
@@ -42,7 +42,7 @@ class LocalSession:
             return None
         self.rows += len(sweep.tokens)
         ids = torch.tensor(sweep.tokens, device=self.model.device)
-        return Work(self.arena, applied.appended, sweep.parents, applied.positions, ids, None)
+        return SessionRows(self.arena, applied.appended, sweep.parents, applied.positions, ids, None)
 
     def next(
         self, tokens: Sequence[int], parents: Sequence[Parent], commit_to: Parent = None, truncate_to: int | None = None

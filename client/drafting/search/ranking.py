@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from client.drafting.search.adapter import Hidden
 from client.drafting.search.calibration import Candidates, ChanceModel
-from client.drafting.search.sampled_children import Draws
+from client.drafting.search.sampled_children import SampledChildren
 from client.drafting.search.source import Places, Search
 from client.drafting.search.tree import Lesson, Picks
 from swarm.inference.gumbel import gumbel_row
@@ -150,7 +150,7 @@ class Ranker:
         self._noise = lru_cache(maxsize=32)(gumbel_row if coupled else _no_noise)
         self._rounded = lru_cache(maxsize=32)(self._round)
         self._considered: dict[int, Row] = {}
-        self._draws = Draws()
+        self._draws = SampledChildren()
 
     def begin(self) -> None:
         """Another search: nothing was proposed in it."""

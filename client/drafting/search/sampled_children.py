@@ -16,7 +16,7 @@ from client.drafting.search.source import Places, Search
 from client.drafting.search.tree import Picks
 from swarm.inference.multistep_sampling import guess
 from swarm.inference.sampling import target_probs
-from swarm.protocol.proposal import Guess
+from swarm.protocol.proposal import DraftDistribution
 
 DRAWS = 4
 PRIOR = (0.6, 0.15, 0.07, 0.04)
@@ -30,7 +30,7 @@ Drawn = tuple[int, ...]
 class DrawLesson:
     """What was drawn after nodes of a settled tree: different tokens, in order."""
 
-    draws: Draws
+    draws: SampledChildren
     places: Places
     drawn: Mapping[int | None, Drawn]
 
@@ -41,7 +41,7 @@ class DrawLesson:
                 self.draws.learn(drawn, pick)
 
 
-class Draws:
+class SampledChildren:
     """Draws for one source."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Draws:
         for node, draft_probs in zip(nodes, target_probs(draft_logits, sampling), strict=True):
             if node in tree.guesses:
                 continue
-            made: Guess = guess(0, draft_probs, DRAWS, self._rng)
+            made: DraftDistribution = guess(0, draft_probs, DRAWS, self._rng)
             tree.guesses[node] = made
             self._drawn[node] = tokens = tuple(dict.fromkeys(made.tokens[draw] for draw in made.draws))
             tree.add_children(node, zip(tokens, chances.tolist(), strict=False))

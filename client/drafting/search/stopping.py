@@ -12,7 +12,7 @@ def _always(_rounds: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class StopRule:
     """When drafting on is not worth it.
 
     least: tokens; a node of a lower chance will not be sent. per_round: tokens that another round of drafting costs.
@@ -26,4 +26,4 @@ class Worth:
     go_on: Callable[[int], bool] = _always
 
 
-EVERYTHING = Worth()
+NO_LIMIT = StopRule()

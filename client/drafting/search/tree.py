@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from swarm.protocol.proposal import Guess
+from swarm.protocol.proposal import DraftDistribution
 
 Picks = Mapping[int | None, int]
 """What the target picked after nodes of a tree; None is its root."""
@@ -49,7 +49,7 @@ class DraftTree:
     lessons: tuple[Lesson, ...] = field(default=(), compare=False, repr=False)
     is_early: bool = field(default=False, compare=False)
     has_read: bool = field(default=False, compare=False)
-    guesses: tuple[Guess, ...] = field(default=(), compare=False, repr=False)
+    guesses: tuple[DraftDistribution, ...] = field(default=(), compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -101,7 +101,7 @@ class TokenTree:
         self.parents: list[int | None] = [None]
         self.depths = [0]
         self.chances = [1.0]
-        self.guesses: dict[int, Guess] = {}
+        self.guesses: dict[int, DraftDistribution] = {}
         self._own = [1.0]
         self._children: dict[int, dict[int, int]] = {}
         self._weighed: set[int] = set()
@@ -229,7 +229,7 @@ class TokenTree:
             guesses=self._guesses_at(index) if self.guesses else (),
         )
 
-    def _guesses_at(self, places: Mapping[int | None, int]) -> tuple[Guess, ...]:
+    def _guesses_at(self, places: Mapping[int | None, int]) -> tuple[DraftDistribution, ...]:
         offsets = {self.ROOT: 0} | {node: place + 1 for node, place in places.items()}
         found = (replace(guess, offset=offsets[node]) for node, guess in self.guesses.items() if node in offsets)
         return tuple(sorted(found, key=lambda guess: guess.offset))

@@ -12,7 +12,7 @@ from client.drafting.search.tree import Picks
 T = TypeVar("T")
 
 
-class Pupil(Protocol[T]):
+class Learner(Protocol[T]):
     """Learns from what it proposed."""
 
     def learn(self, seen: dict[int | None, T], picks: Picks, others: Picks) -> None:
@@ -27,7 +27,7 @@ class ProposalLesson(Generic[T]):
     proposed: what was below a node of the search, None where nobody asked.
     """
 
-    pupil: Pupil[T]
+    pupil: Learner[T]
     places: Places
     proposed: Callable[[int], T | None]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from client.drafting.search.source import Places, Search, Source
 from client.drafting.search.tree import Lesson
 from client.drafting.sources.lesson import ProposalLesson
-from client.drafting.sources.suffix_lookup import Filling, Lookup
+from client.drafting.sources.suffix_lookup import Lookup, LookupState
 
 
 class LookupSource(Source):
@@ -15,7 +15,7 @@ class LookupSource(Source):
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
-        self._filling: Filling | None = None
+        self._filling: LookupState | None = None
 
     def begin(self, search: Search) -> bool:
         """Everything that it knows, for nothing."""

@@ -19,7 +19,7 @@ from client.drafting.search.ranking import Ranker, Row, gather
 from client.drafting.search.source import Places, Search, Source
 from client.drafting.search.tree import Lesson, TokenTree
 from swarm.ids import TreeNodeId
-from swarm.inference.ragged_batch import RaggedModel, Scores
+from swarm.inference.ragged_batch import HeadOutput, RaggedModel
 from swarm.protocol.messages import Sampling
 from swarm.protocol.session import Limits, Parent
 
@@ -168,7 +168,7 @@ class ModelSource(Source):
         there = self.session.state.child(self._placed[parent], tree.tokens[node])
         return there if there in self._ranked else None
 
-    def _add(self, search: Search, nodes: Sequence[int], ids: Sequence[TreeNodeId], scores: Scores) -> None:
+    def _add(self, search: Search, nodes: Sequence[int], ids: Sequence[TreeNodeId], scores: HeadOutput) -> None:
         """Add candidates below nodes, and remember them by the session's ids."""
         hidden = None if self.adapter is None or scores.rows is None else Hidden(self.adapter, scores.rows)
         ranked = self.ranker.add(search, nodes, scores.logits, hidden)
@@ -188,7 +188,7 @@ class ModelSource(Source):
             kept = {node: (ranked, row) for row, node in enumerate(nodes)}
         self._ranked, self._own = kept, {node: own for node, own in self._own.items() if node in kept}
 
-    def _catch_up(self, search: Search) -> Scores | None:
+    def _catch_up(self, search: Search) -> HeadOutput | None:
         """Make the search's sequence committed, running only tokens that lack KV.
 
         Returns:
@@ -208,7 +208,7 @@ class ModelSource(Source):
         # Whatever is live now is off the sequence, and the last token runs again for its candidates.
         known = min(known, len(sequence) - 1)
         session.run(session.next((), (), truncate_to=known))
-        scores: Scores | None = None
+        scores: HeadOutput | None = None
         for start in range(known, len(sequence), PREFILL_ROWS):
             part = sequence[start : start + PREFILL_ROWS]
             first = state.next_id

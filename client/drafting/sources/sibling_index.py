@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from client.drafting.search.temperatures import TEMPERATURES
 from client.drafting.search.tree import Picks
-from client.drafting.sources.vote_calibration import MEAN_SHARES, Cell, Votes
+from client.drafting.sources.vote_calibration import MEAN_SHARES, CountCalibrator, CountCell
 from swarm.protocol.messages import Sampling
 
 MOST_LENGTH = 8
@@ -51,7 +51,7 @@ Ending = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class Context:
     """A place where the target picks. ending: the last `MOST_LENGTH` tokens before it, or fewer where a text begins."""
 
     position: int
@@ -59,14 +59,14 @@ class Spot:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Proposal:
     """What was proposed at a spot: tokens, and the cells of their chances."""
 
-    spot: Spot
-    proposed: tuple[tuple[int, Cell], ...] = ()
+    spot: Context
+    proposed: tuple[tuple[int, CountCell], ...] = ()
 
 
-class Said:
+class SuffixIndex:
     """What was picked after contexts, by how they end. Bounded: the endings that came longest ago fall out."""
 
     def __init__(self, shortest: int) -> None:
@@ -103,14 +103,14 @@ class Said:
                 before = picks
 
 
-class Siblings:
+class CrossBranchCache:
     """One client's; knows the text at hand only, but keeps what it learned of whom to believe."""
 
     def __init__(self) -> None:
-        self.votes = Votes(range(MOST_LENGTH + 1), _prior())
+        self.votes = CountCalibrator(range(MOST_LENGTH + 1), _prior())
         self._cells = lru_cache(maxsize=CELLS_KEPT)(self._cells_of)
-        self._greedy = Said(shortest=1)
-        self._at: dict[int, Said] = {}
+        self._greedy = SuffixIndex(shortest=1)
+        self._at: dict[int, SuffixIndex] = {}
         self._ahead: Counter[int] = Counter()
         self._text: tuple[int, ...] = ()
         self._sampling: Sampling | None = None
@@ -125,16 +125,16 @@ class Siblings:
         is_greedy = self._is_greedy and sampling.temperature == 0  # whatever its seed, as the turns of a chat
         goes_on = (is_greedy or sampling == self._sampling) and sequence[: len(self._text)] == self._text
         if not goes_on:
-            self._greedy = Said(shortest=1)
+            self._greedy = SuffixIndex(shortest=1)
         for position in [known for known in self._ahead if not goes_on or known < len(sequence)]:
             del self._ahead[position]
             self._at.pop(position, None)
         self._text, self._sampling = sequence, sampling
 
-    def propose(self, spot: Spot, temperature: float) -> tuple[Told, list[tuple[int, float]]]:
+    def propose(self, spot: Context, temperature: float) -> tuple[Proposal, list[tuple[int, float]]]:
         """The likeliest tokens at a spot and their chances, in sum at most 1: what contexts picked that share most."""
         said, left = self._said_at(spot.position), 1.0
-        proposed: dict[int, tuple[Cell, float]] = {}
+        proposed: dict[int, tuple[CountCell, float]] = {}
         for length, picks in said.after(spot.ending) if said is not None else ():
             for token, cell in self._cells(temperature, length, picks):
                 if token not in proposed and len(proposed) < CHILDREN:
@@ -142,10 +142,10 @@ class Siblings:
                     proposed[token], left = (cell, chance), left - chance
             if len(proposed) == CHILDREN:
                 break
-        told = Told(spot, tuple((token, cell) for token, (cell, _) in proposed.items()))
+        told = Proposal(spot, tuple((token, cell) for token, (cell, _) in proposed.items()))
         return told, [(token, chance) for token, (_, chance) in proposed.items()]
 
-    def learn(self, seen: Mapping[int | None, Told], picks: Picks, others: Picks) -> None:
+    def learn(self, seen: Mapping[int | None, Proposal], picks: Picks, others: Picks) -> None:
         """Take what the target picked: labels where the text went through, and what is picked where everywhere."""
         for node, pick in picks.items():
             for token, cell in seen[node].proposed if node in seen else ():
@@ -154,7 +154,7 @@ class Siblings:
             if node in seen:
                 self._put(seen[node].spot, pick)
 
-    def _cells_of(self, temperature: float, length: int, picks: Ending) -> list[tuple[int, Cell]]:
+    def _cells_of(self, temperature: float, length: int, picks: Ending) -> list[tuple[int, CountCell]]:
         """Tokens that were picked after contexts which share so many, most often first, and where they belong."""
         counted = {pick: picks.count(pick) for pick in picks}  # few: quicker than a Counter
         votes, places = sorted(counted.items(), key=lambda vote: (-vote[1], vote[0])), len(picks)
@@ -164,29 +164,29 @@ class Siblings:
     def _is_greedy(self) -> bool:
         return self._sampling is not None and self._sampling.temperature == 0
 
-    def _said_at(self, position: int) -> Said | None:
+    def _said_at(self, position: int) -> SuffixIndex | None:
         return self._greedy if self._is_greedy else self._at.get(position)
 
-    def _put(self, spot: Spot, pick: int) -> None:
+    def _put(self, spot: Context, pick: int) -> None:
         is_ahead = spot.position >= len(self._text)
         if not self._is_greedy:
             if not is_ahead or self.picks >= MOST_PICKS:
                 return
-            self._at.setdefault(spot.position, Said(shortest=0))
+            self._at.setdefault(spot.position, SuffixIndex(shortest=0))
         said = self._said_at(spot.position)
         assert said is not None, "it was made"
         if said.put(spot.ending, pick) and is_ahead:
             self._ahead[spot.position] += 1
 
 
-def spot_of(context: Sequence[int], position: int) -> Spot:
+def spot_of(context: Sequence[int], position: int) -> Context:
     """Where the target picks the token at a position, after a context of which only the end matters."""
-    return Spot(position, tuple(context[-MOST_LENGTH:]))
+    return Context(position, tuple(context[-MOST_LENGTH:]))
 
 
-def spot_after(spot: Spot, token: int) -> Spot:
+def spot_after(spot: Context, token: int) -> Context:
     """Where the target picks the next token if it picks this one there."""
-    return Spot(spot.position + 1, (*spot.ending, token)[-MOST_LENGTH:])
+    return Context(spot.position + 1, (*spot.ending, token)[-MOST_LENGTH:])
 
 
 def _last(ending: Ending, length: int) -> Ending:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from client.drafting.search.source import Places, Search, Source
 from client.drafting.search.tree import Lesson, TokenTree
 from client.drafting.sources.lesson import ProposalLesson
-from client.drafting.sources.sibling_index import Siblings, Spot, Told, spot_after, spot_of
+from client.drafting.sources.sibling_index import Context, CrossBranchCache, Proposal, spot_after, spot_of
 
 LEAST_CHANCE = 0.002
 """Of a path: what is less likely is not proposed."""
@@ -21,11 +21,11 @@ NEWS = 1.125
 class SiblingSource(Source):
     """Candidates after nodes whoever put them there, before a model weighs them; learns from every verified node."""
 
-    def __init__(self, siblings: Siblings) -> None:
+    def __init__(self, siblings: CrossBranchCache) -> None:
         self._siblings = siblings
-        self._seen: dict[int, Told] = {}
+        self._seen: dict[int, Proposal] = {}
         self._tree: TokenTree | None = None
-        self._spots: dict[int, Spot] = {}
+        self._spots: dict[int, Context] = {}
         self._picks = 0
 
     def begin(self, search: Search) -> bool:
@@ -67,10 +67,10 @@ class SiblingSource(Source):
         tree, seen, spots = self._tree, self._seen, self._spots
         if tree is None:
             return None
-        return ProposalLesson(self._siblings, places, lambda node: seen.get(node) or Told(_spot(tree, spots, node)))
+        return ProposalLesson(self._siblings, places, lambda node: seen.get(node) or Proposal(_spot(tree, spots, node)))
 
 
-def _spot(tree: TokenTree, spots: dict[int, Spot], node: int) -> Spot:
+def _spot(tree: TokenTree, spots: dict[int, Context], node: int) -> Context:
     """The position after a node, and the last tokens of what leads to it; noted for it and all above it."""
     path: list[int] = []
     while node not in spots:

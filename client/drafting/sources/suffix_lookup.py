@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from client.drafting.search.temperatures import TEMPERATURES
 from client.drafting.search.tree import Picks, TokenTree
 from client.drafting.sources.suffix_automaton import SuffixAutomaton
-from client.drafting.sources.vote_calibration import MEAN_SHARES, PLACES, Cell, Votes
+from client.drafting.sources.vote_calibration import MEAN_SHARES, PLACES, CountCalibrator, CountCell
 from swarm.protocol.messages import Sampling
 
 MOST_TOKENS = 65_536
@@ -34,12 +34,12 @@ LEAST_CHANCE = 0.02
 LENGTHS = (1, 2, 3, 4, 6, 9, 16, 32, 64)
 """Of endings that vote alike: at least so many tokens."""
 
-Seen = dict[int | None, tuple[tuple[int, Cell], ...]]
+Seen = dict[int | None, tuple[tuple[int, CountCell], ...]]
 """What was proposed after nodes of a tree (None: its root): tokens and the cells of their chances."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SuffixMatch:
     """An ending of a text: a state of the automaton, and how many tokens of it matched."""
 
     state: int
@@ -50,15 +50,15 @@ class Lookup:
     """One client's look-up; follows the text that it is asked about."""
 
     def __init__(self) -> None:
-        self.votes = Votes(LENGTHS, _prior())
+        self.votes = CountCalibrator(LENGTHS, _prior())
         self._automaton = SuffixAutomaton()
         self._text: tuple[int, ...] = ()
         self._start = 0
-        self._voted: dict[tuple[int, int, float], list[tuple[int, Cell]]] = {}  # as long as the text is the same
+        self._voted: dict[tuple[int, int, float], list[tuple[int, CountCell]]] = {}  # as long as the text is the same
 
-    def fill(self, tree: TokenTree, sequence: Sequence[int], sampling: Sampling) -> Filling:
+    def fill(self, tree: TokenTree, sequence: Sequence[int], sampling: Sampling) -> LookupState:
         """Add what it knows below a tree's root, which is the last token of `sequence`."""
-        filling = Filling(self, tree, self._follow(tuple(sequence)), sampling.temperature)
+        filling = LookupState(self, tree, self._follow(tuple(sequence)), sampling.temperature)
         filling.below(TokenTree.ROOT)
         return filling
 
@@ -68,7 +68,7 @@ class Lookup:
             for token, cell in seen.get(node, ()):
                 self.votes.learn(cell, hit=token == pick)
 
-    def candidates(self, place: Place, temperature: float) -> Iterator[tuple[int, Cell, float]]:
+    def candidates(self, place: SuffixMatch, temperature: float) -> Iterator[tuple[int, CountCell, float]]:
         """Tokens that followed, the most frequent first, with their cells and chances; in sum at most 1."""
         state, length, left = place.state, place.length, 1.0
         proposed: set[int] = set()
@@ -84,11 +84,11 @@ class Lookup:
             state = max(self._automaton.link[state], SuffixAutomaton.ROOT)
             length = self._automaton.length[state]
 
-    def step(self, place: Place, token: int) -> Place:
+    def step(self, place: SuffixMatch, token: int) -> SuffixMatch:
         """The longest ending that stood before, one token on."""
-        return Place(*self._automaton.step(place.state, place.length, token))
+        return SuffixMatch(*self._automaton.step(place.state, place.length, token))
 
-    def _votes(self, state: int, length: int, temperature: float) -> list[tuple[int, Cell]]:
+    def _votes(self, state: int, length: int, temperature: float) -> list[tuple[int, CountCell]]:
         """What followed endings of such a length, in a state: tokens, the most frequent first, and their cells."""
         key = state, length, temperature
         known = self._voted.get(key)
@@ -100,7 +100,7 @@ class Lookup:
             self._voted[key] = known
         return known
 
-    def _follow(self, sequence: tuple[int, ...]) -> Place:
+    def _follow(self, sequence: tuple[int, ...]) -> SuffixMatch:
         """Index what is new of the text; the longest ending that stood before."""
         end = self._start + len(self._text)
         goes_on = len(sequence) >= end and sequence[self._start : end] == self._text
@@ -114,16 +114,16 @@ class Lookup:
         self._automaton.extend(sequence[end:])
         self._text = sequence[self._start :]
         state = self._automaton.ending
-        return Place(state, self._automaton.length[state])
+        return SuffixMatch(state, self._automaton.length[state])
 
 
-class Filling:
+class LookupState:
     """What a look-up says of one tree.
 
     seen: what it proposed, by node, to be learned from.
     """
 
-    def __init__(self, lookup: Lookup, tree: TokenTree, root: Place, temperature: float) -> None:
+    def __init__(self, lookup: Lookup, tree: TokenTree, root: SuffixMatch, temperature: float) -> None:
         self.seen: Seen = {}
         self._lookup = lookup
         self._tree = tree
@@ -155,7 +155,7 @@ class Filling:
         self.seen[node] = tuple([(token, cell) for token, cell, _ in candidates])
         return sorted([(token, chance) for token, _, chance in candidates], key=lambda said: -said[1])
 
-    def _place(self, node: int) -> Place:
+    def _place(self, node: int) -> SuffixMatch:
         path = []
         while node not in self._places:
             path.append(node)

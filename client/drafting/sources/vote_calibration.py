@@ -28,10 +28,10 @@ MEMORY = 100.0
 CARRIED = 16.0
 """Of these, labels that count in another text: what repeats itself in one need not in the next."""
 
-Cell = tuple[int, int, int, int]
+CountCell = tuple[int, int, int, int]
 
 
-class Votes:
+class CountCalibrator:
     """The chance of a candidate by its cell.
 
     tried, right: [temperature range, length, places, share], numbers of labels.
@@ -44,9 +44,9 @@ class Votes:
         self._prior = np.broadcast_to(prior, shape)
         self.tried = np.zeros(shape)
         self.right = np.zeros(shape)
-        self._chances: dict[Cell, float] = {}  # until a label changes them: every node of a tree asks
+        self._chances: dict[CountCell, float] = {}  # until a label changes them: every node of a tree asks
 
-    def cell(self, temperature: float, length: int, places: int, share: float) -> Cell:
+    def cell(self, temperature: float, length: int, places: int, share: float) -> CountCell:
         """Where a candidate belongs."""
         return (
             bisect_left(TEMPERATURES, temperature),
@@ -55,7 +55,7 @@ class Votes:
             bisect_left(SHARES, share),
         )
 
-    def chance(self, cell: Cell) -> float:
+    def chance(self, cell: CountCell) -> float:
         """How often the target picks such a candidate."""
         known = self._chances.get(cell)
         if known is None:
@@ -63,7 +63,7 @@ class Votes:
             known = self._chances[cell] = float(right / tried)
         return known
 
-    def learn(self, cell: Cell, *, hit: bool) -> None:
+    def learn(self, cell: CountCell, *, hit: bool) -> None:
         """A label."""
         if self.tried[cell] >= MEMORY:
             self.tried[cell] *= 1 - 1 / MEMORY

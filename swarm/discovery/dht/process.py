@@ -52,7 +52,7 @@ class OwnerGone(Exception):
     """Standard input has closed."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """What is told to the owner instead of a value."""
 
     def __init__(self, message: str) -> None:
@@ -69,7 +69,7 @@ class DhtPeer:
 
     @classmethod
     async def join(cls, listen: Listen, identity_path: str) -> DhtPeer:
-        """Start both; raises `Refused` where nobody answers."""
+        """Start both; raises `RequestRefused` where nobody answers."""
         try:
             async with asyncio.timeout(JOIN_S):
                 daemon = await start_daemon(listen, identity_path)
@@ -84,9 +84,9 @@ class DhtPeer:
                     await daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)
                 return peer
         except TimeoutError as error:
-            raise Refused(f"no peer answers at {_listed(listen)} (waited {JOIN_S:.0f} s)") from error
+            raise RequestRefused(f"no peer answers at {_listed(listen)} (waited {JOIN_S:.0f} s)") from error
         except (P2PDaemonError, ValidationError, RuntimeError, OSError) as error:
-            raise Refused(_explain(str(error), listen)) from error
+            raise RequestRefused(_explain(str(error), listen)) from error
 
     async def describe(self) -> dict[str, Any]:
         """Who this is, and the multiaddresses under which it listens."""
@@ -123,7 +123,7 @@ class DhtPeer:
             case "dial_back":
                 return await self.dial_back(**arguments)
             case _:
-                raise Refused(f"no method {method}")
+                raise RequestRefused(f"no method {method}")
 
     async def leave(self) -> None:
         """Say goodbye to the daemon."""
@@ -146,7 +146,7 @@ def _explain(reason: str, listen: Listen) -> str:
     return f"the p2p daemon did not start: {text[:300]}"
 
 
-class Owner:
+class ParentPipe:
     """The other end of the pipes."""
 
     def __init__(self, output: BinaryIO) -> None:
@@ -175,7 +175,7 @@ class _Pipe(asyncio.StreamReaderProtocol):
         super().connection_lost(exc)
 
 
-async def serve(owner: Owner, source: BinaryIO) -> None:
+async def serve(owner: ParentPipe, source: BinaryIO) -> None:
     """Join on the first request, then answer until the owner closes the pipe or the daemon dies."""
     requests = owner.requests(source)
     number, _, arguments = await anext(requests)
@@ -190,7 +190,7 @@ async def serve(owner: Owner, source: BinaryIO) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _answer_all(peer: DhtPeer, owner: Owner, requests: AsyncIterator[Request]) -> None:
+async def _answer_all(peer: DhtPeer, owner: ParentPipe, requests: AsyncIterator[Request]) -> None:
     slots = asyncio.Semaphore(AT_ONCE)
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -203,17 +203,17 @@ async def _answer_all(peer: DhtPeer, owner: Owner, requests: AsyncIterator[Reque
         pass
 
 
-async def _open(owner: Owner, number: int, arguments: dict[str, Any]) -> DhtPeer | None:
+async def _open(owner: ParentPipe, number: int, arguments: dict[str, Any]) -> DhtPeer | None:
     try:
         peer = await DhtPeer.join(Listen(**arguments["listen"]), arguments["identity_path"])
-    except Refused as error:
+    except RequestRefused as error:
         owner.reply(number, error.message)
         return None
     owner.reply(number, None, await peer.describe())
     return peer
 
 
-async def _answer(peer: DhtPeer, owner: Owner, request: Request, slots: asyncio.Semaphore) -> None:
+async def _answer(peer: DhtPeer, owner: ParentPipe, request: Request, slots: asyncio.Semaphore) -> None:
     number, method, arguments = request
     try:
         async with asyncio.timeout(CALL_S):
@@ -238,7 +238,7 @@ def main() -> None:
         signal.signal(number, lambda _number, _frame: None)  # unlike SIG_IGN, not inherited by the daemon
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whoever prints does not disturb the protocol
-    asyncio.run(serve(Owner(output), sys.stdin.buffer))
+    asyncio.run(serve(ParentPipe(output), sys.stdin.buffer))
 
 
 if __name__ == "__main__":

@@ -9,17 +9,17 @@ from email.utils import format_datetime
 from typing import Final
 from xml.etree import ElementTree as Xml
 
-from swarm.health.alerts.rules import Change, Step
+from swarm.health.alerts.rules import AlertTransition, Change
 
 MAX_ITEMS: Final = 100
 READ_AGAIN_MIN: Final = 5
 _ATOM: Final = "http://www.w3.org/2005/Atom"
 _NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _WORDS: Final = {
-    Step.BEGAN: "",
-    Step.WORSE: "worse: ",
-    Step.ENDED: "over: ",
-    Step.FORGOTTEN: "not known any more: ",
+    AlertTransition.BEGAN: "",
+    AlertTransition.WORSE: "worse: ",
+    AlertTransition.ENDED: "over: ",
+    AlertTransition.FORGOTTEN: "not known any more: ",
 }
 
 Xml.register_namespace("atom", _ATOM)

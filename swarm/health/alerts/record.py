@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from swarm.health.alerts.rules import Alert, AlertBook, Change, Finding, Kind, Severity, Step
+from swarm.health.alerts.rules import Alert, AlertBook, AlertKind, AlertTransition, Change, Finding, Severity
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ def alerts_shown(book: AlertBook, now: float) -> dict[str, Any]:
             **alert_shown(change.alert),
             "worst": change.worst.value,
             "ended_at": round(change.at, 3),
-            "forgotten": change.step is Step.FORGOTTEN,
+            "forgotten": change.step is AlertTransition.FORGOTTEN,
         }
         for change in reversed(book.changes)
         if change.is_over
@@ -86,7 +86,7 @@ def _alert(row: dict[str, Any]) -> Alert:
         return None if row[name] is None else str(row[name])
 
     finding = Finding(
-        Kind(row["kind"]),
+        AlertKind(row["kind"]),
         Severity(row["severity"]),
         text("model"),
         str(row["text"]),
@@ -99,4 +99,4 @@ def _alert(row: dict[str, Any]) -> Alert:
 
 
 def _change(row: dict[str, Any]) -> Change:
-    return Change(_alert(row["alert"]), Step(row["step"]), float(row["at"]), Severity(row["worst"]))
+    return Change(_alert(row["alert"]), AlertTransition(row["step"]), float(row["at"]), Severity(row["worst"]))

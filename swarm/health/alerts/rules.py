@@ -40,7 +40,7 @@ class Severity(enum.StrEnum):
         return list(Severity).index(self)
 
 
-class Kind(enum.StrEnum):
+class AlertKind(enum.StrEnum):
     """What it is about."""
 
     GAP = "gap"
@@ -61,15 +61,15 @@ class Patience:
     clear_s: float
 
 
-PATIENCE: Mapping[Kind, Patience] = {
-    Kind.GAP: Patience(3.0, 20.0),
-    Kind.LAST_HOLDER: Patience(30.0, 60.0),
-    Kind.PROBE: Patience(0.0, 330.0),  # longer than between two probes: one that passes is not yet the end
-    Kind.VERSION: Patience(120.0, 120.0),
-    Kind.CLOCK: Patience(0.0, 300.0),
-    Kind.STALE: Patience(15.0, 30.0),
-    Kind.BROKER: Patience(5.0, 10.0),
-    Kind.DHT: Patience(15.0, 10.0),
+PATIENCE: Mapping[AlertKind, Patience] = {
+    AlertKind.GAP: Patience(3.0, 20.0),
+    AlertKind.LAST_HOLDER: Patience(30.0, 60.0),
+    AlertKind.PROBE: Patience(0.0, 330.0),  # longer than between two probes: one that passes is not yet the end
+    AlertKind.VERSION: Patience(120.0, 120.0),
+    AlertKind.CLOCK: Patience(0.0, 300.0),
+    AlertKind.STALE: Patience(15.0, 30.0),
+    AlertKind.BROKER: Patience(5.0, 10.0),
+    AlertKind.DHT: Patience(15.0, 10.0),
 }
 
 
@@ -80,7 +80,7 @@ class Finding:
     fix: the command that mends it, where there is one.
     """
 
-    kind: Kind
+    kind: AlertKind
     severity: Severity
     fingerprint: str | None
     text: str
@@ -108,7 +108,7 @@ class Alert:
         return f"{self.finding.id}@{self.since:.3f}"
 
 
-class Step(enum.StrEnum):
+class AlertTransition(enum.StrEnum):
     """What may happen to an alert."""
 
     BEGAN = "began"
@@ -122,24 +122,24 @@ class Change:
     """An alert began, became worse or ended. at: Unix seconds. worst: the highest severity that it has had."""
 
     alert: Alert
-    step: Step
+    step: AlertTransition
     at: float
     worst: Severity
 
     @property
     def began(self) -> bool:
         """Whether it is the first of its alert."""
-        return self.step is Step.BEGAN
+        return self.step is AlertTransition.BEGAN
 
     @property
     def is_over(self) -> bool:
         """Whether it is the last of its alert."""
-        return self.step in (Step.ENDED, Step.FORGOTTEN)
+        return self.step in (AlertTransition.ENDED, AlertTransition.FORGOTTEN)
 
     @property
     def id(self) -> str:
         """Names it for ever: whoever is told twice can know it."""
-        return f"{self.alert.occurrence}/{self.step}" + (f"/{self.worst}" if self.step is Step.WORSE else "")
+        return f"{self.alert.occurrence}/{self.step}" + (f"/{self.worst}" if self.step is AlertTransition.WORSE else "")
 
 
 @dataclass(slots=True)
@@ -218,12 +218,12 @@ class AlertBook:
         if is_blind(watched.finding):
             watched.missing_since = None
             watched.blind_since = now if watched.blind_since is None else watched.blind_since
-            is_over, step = now - watched.blind_since >= HELD_S, Step.FORGOTTEN
+            is_over, step = now - watched.blind_since >= HELD_S, AlertTransition.FORGOTTEN
         else:
             watched.blind_since = None
             watched.missing_since = now if watched.missing_since is None else watched.missing_since
             clear_s = PATIENCE[watched.finding.kind].clear_s * watched.flap
-            is_over, step = now - watched.missing_since >= clear_s, Step.ENDED
+            is_over, step = now - watched.missing_since >= clear_s, AlertTransition.ENDED
         if not is_over:
             return None
         del self._watched[name]
@@ -238,8 +238,8 @@ def _found(watched: _Watched, now: float) -> Change | None:
         if now - watched.since < PATIENCE[watched.finding.kind].raise_s:
             return None
         watched.worst = severity
-        return Change(watched.alert(), Step.BEGAN, now, severity)
+        return Change(watched.alert(), AlertTransition.BEGAN, now, severity)
     if severity.rank > watched.worst.rank:
         watched.worst = severity
-        return Change(watched.alert(), Step.WORSE, now, severity)
+        return Change(watched.alert(), AlertTransition.WORSE, now, severity)
     return None

@@ -26,7 +26,7 @@ import httpx2
 from swarm.errors import ConfigError
 from swarm.health.alerts.feed import title_of
 from swarm.health.alerts.record import change_shown
-from swarm.health.alerts.rules import Change, Severity, Step
+from swarm.health.alerts.rules import AlertTransition, Change, Severity
 
 logger = logging.getLogger(__name__)
 for _name in ("httpx2", "httpcore2"):
@@ -182,7 +182,7 @@ class _Trouble:
 
 def message(change: Change, swarm: str) -> dict[str, Any]:
     """What is sent: a line that chat services show as it is, and everything as values."""
-    over = change.step in (Step.ENDED, Step.FORGOTTEN)
+    over = change.step in (AlertTransition.ENDED, AlertTransition.FORGOTTEN)
     line = f"{'🟢' if over else _SIGNS[change.alert.finding.severity]} {title_of(change)}"
     fix = change.alert.finding.fix
     if fix is not None and not over:

@@ -89,7 +89,7 @@ def read_keep_alive(head: bytes) -> int | None:
     return int.from_bytes(head[end - 2 : end]) if len(head) >= end and end <= _HEAD_BYTES else None
 
 
-class Door(BaseAuthPlugin):  # type: ignore[misc]  # amqtt has no types
+class ServiceAuth(BaseAuthPlugin):  # type: ignore[misc]  # amqtt has no types
     """Lets the service in by its secret, and nodes by the password file, or all of them where there is none."""
 
     @dataclass
@@ -107,7 +107,7 @@ class Door(BaseAuthPlugin):  # type: ignore[misc]  # amqtt has no types
         return True if self.config.is_open else None
 
 
-class Users(FileAuthPlugin):  # type: ignore[misc]  # amqtt has no types
+class PasswordAuth(FileAuthPlugin):  # type: ignore[misc]  # amqtt has no types
     """The password file; the service itself is not in it."""
 
     @dataclass
@@ -123,7 +123,7 @@ class Users(FileAuthPlugin):  # type: ignore[misc]  # amqtt has no types
         return bool(session.username) and bool(await super().authenticate(session=session))
 
 
-class Topics(BaseTopicPlugin):  # type: ignore[misc]  # amqtt has no types
+class TopicAcl(BaseTopicPlugin):  # type: ignore[misc]  # amqtt has no types
     """Nodes publish telemetry and read nothing; the service reads."""
 
     @dataclass

@@ -11,37 +11,36 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric
 
-from swarm.health.alerts.rules import Kind as AlertKind
-from swarm.health.alerts.rules import Severity
+from swarm.health.alerts.rules import AlertKind, Severity
 from swarm.health.metrics.models import FIGURES as MODEL_FIGURES
 from swarm.health.metrics.models import ModelView, write_models
-from swarm.health.state.assessment import Link, LinkState
+from swarm.health.state.assessment import LinkState, SourceStatus
 from swarm.health.state.totals import Totals
-from swarm.health.tasks.recorder import Clerk
+from swarm.health.tasks.recorder import HealthLoop
 from swarm.metrics.page import MetricsPage
-from swarm.metrics.sheet import Figure, Kind, Sheet
+from swarm.metrics.sheet import MetricFamily, MetricKind, MetricSet
 from swarm.telemetry.guard import Reason, TelemetryGuard
-from swarm.telemetry.messages import Part
+from swarm.telemetry.messages import MessageKind
 
-ABOUT = Figure("canopy_health_info", "The health service.", ("version", "swarm"), Kind.INFO)
-ALERTS = Figure("canopy_health_alerts", "Open alerts, by kind and severity.", ("kind", "severity"))
-SOURCE = Figure(
+ABOUT = MetricFamily("canopy_health_info", "The health service.", ("version", "swarm"), MetricKind.INFO)
+ALERTS = MetricFamily("canopy_health_alerts", "Open alerts, by kind and severity.", ("kind", "severity"))
+SOURCE = MetricFamily(
     "canopy_health_source_state", "1 for how the broker or the DHT is, 0 for the other states.", ("source", "state")
 )
-SOURCE_AT = Figure(
+SOURCE_AT = MetricFamily(
     "canopy_health_source_changed_timestamp_seconds", "When the source became what it is; 0 if ever so.", ("source",)
 )
-BELIEVED = Figure(
-    "canopy_health_telemetry_accepted_total", "Telemetry messages believed, by topic.", ("part",), Kind.COUNTER
+BELIEVED = MetricFamily(
+    "canopy_health_telemetry_accepted_total", "Telemetry messages believed, by topic.", ("part",), MetricKind.COUNTER
 )
-REFUSED = Figure(
-    "canopy_health_telemetry_refused_total", "Telemetry messages refused, by reason.", ("reason",), Kind.COUNTER
+REFUSED = MetricFamily(
+    "canopy_health_telemetry_refused_total", "Telemetry messages refused, by reason.", ("reason",), MetricKind.COUNTER
 )
-TURNED_AWAY = Figure(
-    "canopy_health_turned_away_total", "Words of nodes or models for which there was no room.", kind=Kind.COUNTER
+TURNED_AWAY = MetricFamily(
+    "canopy_health_turned_away_total", "Words of nodes or models for which there was no room.", kind=MetricKind.COUNTER
 )
-READERS = Figure("canopy_health_stream_readers", "Who reads /api/v1/stream now.")
-PROBE_EVERY = Figure("canopy_health_probe_interval_seconds", "Time between probes of a model; 0 probes never.")
+READERS = MetricFamily("canopy_health_stream_readers", "Who reads /api/v1/stream now.")
+PROBE_EVERY = MetricFamily("canopy_health_probe_interval_seconds", "Time between probes of a model; 0 probes never.")
 
 FIGURES: Final = (
     *(ABOUT, ALERTS, SOURCE, SOURCE_AT, BELIEVED, REFUSED, TURNED_AWAY, READERS, PROBE_EVERY),
@@ -56,8 +55,8 @@ class HealthView:
     swarm: str
     models: Sequence[ModelView]
     alerts: Mapping[tuple[AlertKind, Severity], int]
-    sources: Mapping[str, Link]
-    believed: Mapping[Part, int]
+    sources: Mapping[str, SourceStatus]
+    believed: Mapping[MessageKind, int]
     refused: Mapping[Reason, int]
     turned_away: int
     readers: int
@@ -65,7 +64,7 @@ class HealthView:
 
     def collect(self) -> Iterable[Metric]:
         """For prometheus-client."""
-        sheet = Sheet(FIGURES)
+        sheet = MetricSet(FIGURES)
         sheet.describe(ABOUT, {"version": version("canopy-swarm"), "swarm": self.swarm})
         for kind in AlertKind:
             for severity in Severity:
@@ -84,7 +83,7 @@ class HealthView:
         return sheet.collect()
 
 
-def look(clerk: Clerk, guard: TelemetryGuard, probe_every_s: float) -> HealthView:
+def look(clerk: HealthLoop, guard: TelemetryGuard, probe_every_s: float) -> HealthView:
     """Note how everything stands."""
     overview = clerk.overview
     totals = overview.knowledge.totals.models
@@ -103,6 +102,6 @@ def look(clerk: Clerk, guard: TelemetryGuard, probe_every_s: float) -> HealthVie
     )
 
 
-def health_metrics(clerk: Clerk, guard: TelemetryGuard, probe_every_s: float) -> MetricsPage:
+def health_metrics(clerk: HealthLoop, guard: TelemetryGuard, probe_every_s: float) -> MetricsPage:
     """The page; a thousand nodes take tens of milliseconds to write out, which the event loop does not wait for."""
     return MetricsPage(lambda: look(clerk, guard, probe_every_s), in_thread=True)

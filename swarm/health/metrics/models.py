@@ -12,11 +12,11 @@ from itertools import islice
 from typing import Final
 
 from swarm.health.state.assessment import Assessment
-from swarm.health.state.node import Condition, Node, by_condition
+from swarm.health.state.node import Condition, NodeView, by_condition
 from swarm.health.state.probe_results import HopProbe, ProbeLog
 from swarm.health.state.totals import Totals
 from swarm.health.state.verdict import Grade
-from swarm.metrics.sheet import Figure, Kind, Sheet
+from swarm.metrics.sheet import MetricFamily, MetricKind, MetricSet
 
 MAX_NODES: Final = 200
 MAX_LAYERS: Final = 1_024
@@ -26,61 +26,86 @@ OF_MODEL: Final = ("model", "fingerprint")
 OF_NODE: Final = (*OF_MODEL, "peer")
 NODE_FACTS: Final = ("layers", "device", "numeric_class", "version", "name", "source")
 
-VERDICT = Figure("canopy_model_verdict", "1 for what the model is, 0 for the other verdicts.", (*OF_MODEL, "verdict"))
-VERDICT_AT = Figure("canopy_model_verdict_changed_timestamp_seconds", "When the verdict became what it is.", OF_MODEL)
-LAYERS = Figure("canopy_model_layers", "Layers that the model has.", OF_MODEL)
-MISSING = Figure("canopy_model_layers_missing", "Layers that no machine serves.", OF_MODEL)
-FEWEST = Figure("canopy_model_layer_machines_min", "Serving machines of the layer that has fewest.", OF_MODEL)
-MARGIN = Figure(
+VERDICT = MetricFamily(
+    "canopy_model_verdict", "1 for what the model is, 0 for the other verdicts.", (*OF_MODEL, "verdict")
+)
+VERDICT_AT = MetricFamily(
+    "canopy_model_verdict_changed_timestamp_seconds", "When the verdict became what it is.", OF_MODEL
+)
+LAYERS = MetricFamily("canopy_model_layers", "Layers that the model has.", OF_MODEL)
+MISSING = MetricFamily("canopy_model_layers_missing", "Layers that no machine serves.", OF_MODEL)
+FEWEST = MetricFamily("canopy_model_layer_machines_min", "Serving machines of the layer that has fewest.", OF_MODEL)
+MARGIN = MetricFamily(
     "canopy_model_margin_machines", "Machines that may go, any ones, before no chain covers the model.", OF_MODEL
 )
-MACHINES = Figure("canopy_model_machines", "Machines that hold layers of the model, by state.", (*OF_MODEL, "state"))
-HOLDERS = Figure("canopy_model_layer_machines", "Serving machines of one layer (0 is the first).", (*OF_MODEL, "layer"))
-SWEEPS = Figure(
+MACHINES = MetricFamily(
+    "canopy_model_machines", "Machines that hold layers of the model, by state.", (*OF_MODEL, "state")
+)
+HOLDERS = MetricFamily(
+    "canopy_model_layer_machines", "Serving machines of one layer (0 is the first).", (*OF_MODEL, "layer")
+)
+SWEEPS = MetricFamily(
     "canopy_model_sweeps_total",
     "Sweeps through the whole model: those that nodes report, each by the part of the layers that the node holds.",
     OF_MODEL,
-    Kind.COUNTER,
+    MetricKind.COUNTER,
 )
-LAYER_TOKENS = Figure(
-    "canopy_model_layer_tokens_total", "Committed tokens times layers, as nodes report them.", OF_MODEL, Kind.COUNTER
+LAYER_TOKENS = MetricFamily(
+    "canopy_model_layer_tokens_total",
+    "Committed tokens times layers, as nodes report them.",
+    OF_MODEL,
+    MetricKind.COUNTER,
 )
-PROBE_OK = Figure("canopy_model_probe_success", "1 if the last probe made its tokens, 0 if it failed.", OF_MODEL)
-PROBE_AT = Figure("canopy_model_probe_timestamp_seconds", "When the last probe ended.", OF_MODEL)
-PROBE_FAILURES = Figure("canopy_model_probe_failures", "Probes that failed in a row, up to now.", OF_MODEL)
-PROBE_BLOCKED = Figure(
+PROBE_OK = MetricFamily("canopy_model_probe_success", "1 if the last probe made its tokens, 0 if it failed.", OF_MODEL)
+PROBE_AT = MetricFamily("canopy_model_probe_timestamp_seconds", "When the last probe ended.", OF_MODEL)
+PROBE_FAILURES = MetricFamily("canopy_model_probe_failures", "Probes that failed in a row, up to now.", OF_MODEL)
+PROBE_BLOCKED = MetricFamily(
     "canopy_model_probe_blocked", "1 if the newest probe could not be made, which says nothing of the swarm.", OF_MODEL
 )
-FIRST_TOKEN = Figure("canopy_model_probe_first_token_seconds", "Last probe: time to the first token.", OF_MODEL)
-SPEED = Figure("canopy_model_probe_tokens_per_second", "Last probe: tokens a second after the first.", OF_MODEL)
-ACCEPTED = Figure("canopy_model_probe_acceptance_length", "Last probe: tokens a sweep; plain decoding has 1.", OF_MODEL)
-SWEEP_TIME = Figure("canopy_model_probe_sweep_seconds", "Last probe: median time of a sweep.", OF_MODEL)
-HOP_TIME = Figure(
+FIRST_TOKEN = MetricFamily("canopy_model_probe_first_token_seconds", "Last probe: time to the first token.", OF_MODEL)
+SPEED = MetricFamily("canopy_model_probe_tokens_per_second", "Last probe: tokens a second after the first.", OF_MODEL)
+ACCEPTED = MetricFamily(
+    "canopy_model_probe_acceptance_length", "Last probe: tokens a sweep; plain decoding has 1.", OF_MODEL
+)
+SWEEP_TIME = MetricFamily("canopy_model_probe_sweep_seconds", "Last probe: median time of a sweep.", OF_MODEL)
+HOP_TIME = MetricFamily(
     "canopy_model_probe_hop_seconds",
     "Last probe: median time at one hop of its chain (0 is the first), by part: link (one way), queue, compute.",
     (*OF_MODEL, "hop", "part"),
 )
-RETURN_TIME = Figure("canopy_model_probe_return_seconds", "Last probe: one way from the tail to the prober.", OF_MODEL)
+RETURN_TIME = MetricFamily(
+    "canopy_model_probe_return_seconds", "Last probe: one way from the tail to the prober.", OF_MODEL
+)
 
-NODE = Figure(
+NODE = MetricFamily(
     "canopy_model_node_info", "A node; its layers are half-open, its name is empty unless it gave one.",
-    (*OF_NODE, *NODE_FACTS), Kind.INFO,
+    (*OF_NODE, *NODE_FACTS), MetricKind.INFO,
 )  # fmt: skip
-NODE_STATE = Figure("canopy_model_node_state", "1 for how the node is, 0 for the other states.", (*OF_NODE, "state"))
-NODE_SEEN = Figure("canopy_model_node_seen_timestamp_seconds", "When anything was last heard of the node.", OF_NODE)
-NODE_BUSY = Figure("canopy_model_node_busy_ratio", "Part of the time in which the node computes, as it says.", OF_NODE)
-NODE_KV = Figure("canopy_model_node_kv_capacity_tokens", "KV tokens that the node has, as it says.", OF_NODE)
-NODE_KV_FREE = Figure("canopy_model_node_kv_free_tokens", "KV tokens that a new session could take.", OF_NODE)
-NODE_SWEEPS = Figure("canopy_model_node_sweeps_per_second", "Sweeps a second between its last two metrics.", OF_NODE)
-NODE_LAYER_TOKENS = Figure(
+NODE_STATE = MetricFamily(
+    "canopy_model_node_state", "1 for how the node is, 0 for the other states.", (*OF_NODE, "state")
+)
+NODE_SEEN = MetricFamily(
+    "canopy_model_node_seen_timestamp_seconds", "When anything was last heard of the node.", OF_NODE
+)
+NODE_BUSY = MetricFamily(
+    "canopy_model_node_busy_ratio", "Part of the time in which the node computes, as it says.", OF_NODE
+)
+NODE_KV = MetricFamily("canopy_model_node_kv_capacity_tokens", "KV tokens that the node has, as it says.", OF_NODE)
+NODE_KV_FREE = MetricFamily("canopy_model_node_kv_free_tokens", "KV tokens that a new session could take.", OF_NODE)
+NODE_SWEEPS = MetricFamily(
+    "canopy_model_node_sweeps_per_second", "Sweeps a second between its last two metrics.", OF_NODE
+)
+NODE_LAYER_TOKENS = MetricFamily(
     "canopy_model_node_layer_tokens_total", "Committed tokens times layers in this run, as the node says.",
-    OF_NODE, Kind.COUNTER,
+    OF_NODE, MetricKind.COUNTER,
 )  # fmt: skip
-NODE_PROBED = Figure("canopy_model_node_probed_compute_seconds", "Compute per sweep, as a probe measured it.", OF_NODE)
-NODE_AGREES = Figure(
+NODE_PROBED = MetricFamily(
+    "canopy_model_node_probed_compute_seconds", "Compute per sweep, as a probe measured it.", OF_NODE
+)
+NODE_AGREES = MetricFamily(
     "canopy_model_node_agrees", "1 if its answers were another holder's, 0 if not, absent if nobody compared.", OF_NODE
 )
-LEFT_OUT = Figure("canopy_health_left_out", "What this page leaves out, to stay within its bounds.", ("what",))
+LEFT_OUT = MetricFamily("canopy_health_left_out", "What this page leaves out, to stay within its bounds.", ("what",))
 
 FIGURES: Final = (
     VERDICT, VERDICT_AT, LAYERS, MISSING, FEWEST, MARGIN, MACHINES, HOLDERS, SWEEPS, LAYER_TOKENS,
@@ -99,7 +124,7 @@ class ModelView:
     totals: Totals
 
 
-def write_models(sheet: Sheet, views: Sequence[ModelView]) -> None:
+def write_models(sheet: MetricSet, views: Sequence[ModelView]) -> None:
     """Write every model, and of layers, nodes and hops as many as fit."""
     ranked = sorted(views, key=lambda one: (-sum(_serving(one)), one.assessment.model.fingerprint))
     for view in ranked:
@@ -129,7 +154,7 @@ def _serving(view: ModelView) -> list[bool]:
     return [node.condition is Condition.SERVING for node in view.assessment.nodes]
 
 
-def _write_model(sheet: Sheet, view: ModelView) -> None:
+def _write_model(sheet: MetricSet, view: ModelView) -> None:
     own, verdict, one = names(view), view.assessment.verdict, view.assessment
     sheet.be(VERDICT, Grade, verdict.grade, *own)
     sheet.set(VERDICT_AT, one.since, *own)
@@ -144,7 +169,7 @@ def _write_model(sheet: Sheet, view: ModelView) -> None:
     sheet.set(LAYER_TOKENS, view.totals.layer_tokens, *own)
 
 
-def _write_probe(sheet: Sheet, view: ModelView) -> None:
+def _write_probe(sheet: MetricSet, view: ModelView) -> None:
     own, log, probe = names(view), view.log, view.log.last
     sheet.set(PROBE_FAILURES, log.failures, *own)
     sheet.set(PROBE_BLOCKED, float(log.trouble is not None), *own)
@@ -159,7 +184,7 @@ def _write_probe(sheet: Sheet, view: ModelView) -> None:
     sheet.set(RETURN_TIME, _seconds(probe.return_ms), *own)
 
 
-def _write_layers(sheet: Sheet, views: Sequence[ModelView]) -> int:
+def _write_layers(sheet: MetricSet, views: Sequence[ModelView]) -> int:
     pairs = ((view, layer) for view in views for layer in range(len(view.assessment.verdict.replicas)))
     shown = 0
     for view, layer in islice(pairs, MAX_LAYERS):
@@ -168,7 +193,7 @@ def _write_layers(sheet: Sheet, views: Sequence[ModelView]) -> int:
     return shown
 
 
-def _write_hops(sheet: Sheet, views: Sequence[ModelView]) -> int:
+def _write_hops(sheet: MetricSet, views: Sequence[ModelView]) -> int:
     pairs = ((view, number, hop) for view in views for number, hop in enumerate(_hops(view)))
     shown = 0
     for view, number, hop in islice(pairs, MAX_HOPS):
@@ -184,7 +209,7 @@ def _hops(view: ModelView) -> Sequence[HopProbe]:
     return () if probe is None else probe.hops
 
 
-def _write_nodes(sheet: Sheet, views: Sequence[ModelView]) -> int:
+def _write_nodes(sheet: MetricSet, views: Sequence[ModelView]) -> int:
     pairs = (
         (names(view), node) for view in views for node in sorted(view.assessment.nodes, key=lambda node: node.peer)
     )
@@ -195,7 +220,7 @@ def _write_nodes(sheet: Sheet, views: Sequence[ModelView]) -> int:
     return shown
 
 
-def _write_node(sheet: Sheet, own: tuple[str, str, str], node: Node) -> None:
+def _write_node(sheet: MetricSet, own: tuple[str, str, str], node: NodeView) -> None:
     facts = (str(node.span), node.device or "", node.numeric_class, node.version, node.name or "", node.source.value)
     labels = (*own, *map(_plain, facts))
     sheet.describe(NODE, dict(zip(NODE.labels, labels, strict=True)))

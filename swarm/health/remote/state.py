@@ -35,7 +35,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
-class Link(_Part):
+class SourceShown(_Part):
     """The way to the broker or the DHT."""
 
     state: Said
@@ -45,8 +45,8 @@ class Link(_Part):
 class Sources(_Part):
     """Where the service's knowledge comes from."""
 
-    broker: Link | None = None
-    dht: Link | None = None
+    broker: SourceShown | None = None
+    dht: SourceShown | None = None
 
 
 class NodeShown(_Part):

@@ -6,8 +6,8 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from swarm.health.alerts.rules import Finding, Kind, Severity
-from swarm.health.state.node import Condition, Model, Node
+from swarm.health.alerts.rules import AlertKind, Finding, Severity
+from swarm.health.state.node import Condition, NodeView, ReportedModel
 from swarm.health.state.probe_results import ProbeLog
 from swarm.health.state.verdict import Verdict
 from swarm.layers import name_layers
@@ -27,7 +27,7 @@ class LinkState(enum.StrEnum):
 
 
 @dataclass(slots=True)
-class Link:
+class SourceStatus:
     """The way to the broker, or to the DHT, and since when it is so."""
 
     state: LinkState = LinkState.OFF
@@ -49,33 +49,35 @@ class Link:
 class Assessment:
     """One model, its nodes, and what is thought of it. since: when the verdict became what it is."""
 
-    model: Model
-    nodes: Sequence[Node]
+    model: ReportedModel
+    nodes: Sequence[NodeView]
     verdict: Verdict
     since: float
     log: ProbeLog
 
 
-def all_findings(found: Sequence[Assessment], broker: Link, dht: Link, is_skewed: bool) -> list[Finding]:
+def all_findings(
+    found: Sequence[Assessment], broker: SourceStatus, dht: SourceStatus, is_skewed: bool
+) -> list[Finding]:
     """Everything that is worth a word now."""
     findings = []
     for one in found:
         about = (*(_without_chain(one) or _coverage(one)), *_probing(one), *_nodes(one))
         fix = next(iter(one.verdict.fixes), None)
         for finding in about:
-            is_mended = finding.kind in (Kind.GAP, Kind.LAST_HOLDER)
+            is_mended = finding.kind in (AlertKind.GAP, AlertKind.LAST_HOLDER)
             findings.append(replace(finding, model=one.model.name, fix=fix if is_mended else None))
         if broker.state is LinkState.CONNECTED:
             findings += _silent(one)
     if broker.state is LinkState.DOWN:
         text = "the MQTT broker does not answer: live telemetry is missing, the DHT alone is shown"
-        findings.append(Finding(Kind.BROKER, Severity.WARNING, None, text))
+        findings.append(Finding(AlertKind.BROKER, Severity.WARNING, None, text))
     if dht.state is LinkState.DOWN:
         text = "the DHT does not answer: telemetry alone is shown, and nothing can be probed"
-        findings.append(Finding(Kind.DHT, Severity.WARNING, None, text))
+        findings.append(Finding(AlertKind.DHT, Severity.WARNING, None, text))
     if is_skewed:
         text = "a node's clock and this machine's differ by more than a minute: its telemetry is not believed"
-        findings.append(Finding(Kind.CLOCK, Severity.WARNING, None, text))
+        findings.append(Finding(AlertKind.CLOCK, Severity.WARNING, None, text))
     return findings
 
 
@@ -86,7 +88,7 @@ def is_blind(finding: Finding, found: Sequence[Assessment]) -> bool:
     one = next((one for one in found if one.model.fingerprint == finding.fingerprint), None)
     if one is None:
         return True
-    if finding.kind is not Kind.PROBE or finding.about == "unknown":
+    if finding.kind is not AlertKind.PROBE or finding.about == "unknown":
         return False
     if finding.about == "difference":
         return all(node.agrees is None for node in one.nodes)
@@ -104,7 +106,7 @@ def _without_chain(one: Assessment) -> list[Finding]:
     if any(len(layers) >= one.model.num_layers for layers in held.values()):
         return []
     text = f"{one.model.name}: no chain of one numeric class covers it ({', '.join(sorted(held)[:NAMED])})"
-    return [Finding(Kind.GAP, Severity.CRITICAL, one.model.fingerprint, text)]
+    return [Finding(AlertKind.GAP, Severity.CRITICAL, one.model.fingerprint, text)]
 
 
 def _silent(one: Assessment) -> Iterator[Finding]:
@@ -112,16 +114,16 @@ def _silent(one: Assessment) -> Iterator[Finding]:
     if silent:
         text = f"{one.model.name}: telemetry of {_some(silent)} has stopped, the DHT still lists it"
         print_ = one.model.fingerprint
-        yield Finding(Kind.STALE, Severity.INFO, print_, text, about="telemetry", model=one.model.name)
+        yield Finding(AlertKind.STALE, Severity.INFO, print_, text, about="telemetry", model=one.model.name)
 
 
 def _coverage(one: Assessment) -> Iterator[Finding]:
     name, print_, verdict = one.model.name, one.model.fingerprint, one.verdict
     if verdict.missing:
         layers = name_layers(verdict.missing[:NAMED])
-        yield Finding(Kind.GAP, Severity.CRITICAL, print_, f"{name}: nobody serves {layers}")
+        yield Finding(AlertKind.GAP, Severity.CRITICAL, print_, f"{name}: nobody serves {layers}")
     elif verdict.margin == 0:
-        yield Finding(Kind.LAST_HOLDER, Severity.WARNING, print_, f"{name}: some layers hang on a single machine")
+        yield Finding(AlertKind.LAST_HOLDER, Severity.WARNING, print_, f"{name}: some layers hang on a single machine")
 
 
 def _probing(one: Assessment) -> Iterator[Finding]:
@@ -130,14 +132,14 @@ def _probing(one: Assessment) -> Iterator[Finding]:
         severity = Severity.CRITICAL if log.failures >= 2 else Severity.WARNING
         why = "" if log.last is None or log.last.error is None else f": {log.last.error}"
         many = "the last probe" if log.failures == 1 else f"{log.failures} probes in a row"
-        yield Finding(Kind.PROBE, severity, print_, f"{name}: {many} failed{why}")
+        yield Finding(AlertKind.PROBE, severity, print_, f"{name}: {many} failed{why}")
     if log.trouble is not None:
         text = f"{name}: no probe could be made: {log.trouble}"
-        yield Finding(Kind.PROBE, Severity.INFO, print_, text, about="unknown")
+        yield Finding(AlertKind.PROBE, Severity.INFO, print_, text, about="unknown")
     differing = [node for node in one.nodes if node.agrees is False]
     if differing:
         text = f"{name}: {_some(differing)} and another holder of the same layers answer differently"
-        yield Finding(Kind.PROBE, Severity.CRITICAL, print_, text, about="difference")
+        yield Finding(AlertKind.PROBE, Severity.CRITICAL, print_, text, about="difference")
 
 
 def _nodes(one: Assessment) -> Iterator[Finding]:
@@ -146,18 +148,18 @@ def _nodes(one: Assessment) -> Iterator[Finding]:
     versions = sorted({node.version for node in serving})
     if len(versions) > 1:
         text = f"{name}: nodes run different versions ({', '.join(versions[:NAMED])})"
-        yield Finding(Kind.VERSION, Severity.INFO, print_, text)
+        yield Finding(AlertKind.VERSION, Severity.INFO, print_, text)
     said_nothing = (node for node in one.nodes if node.is_silent or node.condition is Condition.STALE)
     stale = [node for node in said_nothing if node.condition in GONE]
     if stale:
         text = f"{name}: nothing is heard of {_some(stale)} any more"
-        yield Finding(Kind.STALE, Severity.WARNING, print_, text)
+        yield Finding(AlertKind.STALE, Severity.WARNING, print_, text)
     torn = [node for node in serving if node.disagrees]
     if torn:
         text = f"{name}: broker and DHT say different things of {_some(torn)}"
-        yield Finding(Kind.DHT, Severity.WARNING, print_, text)
+        yield Finding(AlertKind.DHT, Severity.WARNING, print_, text)
 
 
-def _some(nodes: Sequence[Node]) -> str:
+def _some(nodes: Sequence[NodeView]) -> str:
     names = ", ".join(node.peer[-8:] for node in nodes[:NAMED])
     return names if len(nodes) <= NAMED else f"{names} and {len(nodes) - NAMED} more"

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import RECORD_TTL_S
 from swarm.health.state.contributions import ServedBook
-from swarm.health.state.model_slots import Slots
-from swarm.health.state.node import Condition, Happening, Model, Node, Source
+from swarm.health.state.model_slots import ModelSlots
+from swarm.health.state.node import Condition, EvidenceSource, NodeView, ReportedModel, SwarmEvent
 from swarm.health.state.totals import TotalsBook
 from swarm.ids import PeerId
 from swarm.telemetry.messages import Body, Event, Metrics, Presence, Status, Will
@@ -92,14 +92,14 @@ class _Heard:
         """It was heard."""
         self.silent_s, self.silent_since = 0.0, None
 
-    def claim(self) -> Model | None:
+    def claim(self) -> ReportedModel | None:
         """The model that it says it serves."""
         if self.status is not None:
             told = self.status.model
-            return Model(told.name, told.fingerprint, told.num_layers)
+            return ReportedModel(told.name, told.fingerprint, told.num_layers)
         if self.record is not None:
             listed = self.record.model
-            return Model(listed.name, listed.fingerprint, listed.num_layers)
+            return ReportedModel(listed.name, listed.fingerprint, listed.num_layers)
         return None
 
 
@@ -113,11 +113,11 @@ class Knowledge:
 
     served: ServedBook = field(default_factory=ServedBook)
     totals: TotalsBook = field(default_factory=TotalsBook)
-    events: list[Happening] = field(default_factory=list)
+    events: list[SwarmEvent] = field(default_factory=list)
     turned_away: int = 0
     version: int = 0
     changes: int = 0
-    slots: Slots = field(default_factory=Slots)
+    slots: ModelSlots = field(default_factory=ModelSlots)
     _heard: dict[str, dict[PeerId, _Heard]] = field(default_factory=dict)
     _listened_at: float = math.inf
 
@@ -132,13 +132,13 @@ class Knowledge:
                 self._status(heard, body, now)
             case Will():
                 if heard.gone_at is None and heard.silent_since is None and heard.status is not None:
-                    self.note(Happening(now, fingerprint, peer, "offline", "its connection broke"))
+                    self.note(SwarmEvent(now, fingerprint, peer, "offline", "its connection broke"))
                 heard.gone_at = now
                 self.version += 1
             case Metrics():
                 self._metrics(peer, heard, body, now)
             case Event():
-                self.note(Happening(body.stamp.at, fingerprint, peer, body.event.value, body.text))
+                self.note(SwarmEvent(body.stamp.at, fingerprint, peer, body.event.value, body.text))
 
     def listed(self, fingerprint: str, records: Sequence[NodeRecord], now: float) -> None:
         """Take in what the DHT lists of a model now; whoever is missing `MISSES` times is listed no more."""
@@ -171,7 +171,7 @@ class Knowledge:
                     heard.silent_s += passed_s
                     if heard.silent_s >= SILENT_S:
                         heard.silent_since = now
-                        self.note(Happening(now, fingerprint, peer, "offline", f"nothing was heard for {SILENT_S} s"))
+                        self.note(SwarmEvent(now, fingerprint, peer, "offline", f"nothing was heard for {SILENT_S} s"))
 
     def probed(self, fingerprint: str, peer: PeerId, compute_ms: float) -> None:
         """A probe measured a node's compute per sweep, for its whole span."""
@@ -187,7 +187,7 @@ class Knowledge:
             heard.agrees = agrees
             self.version += 1
 
-    def note(self, happening: Happening) -> None:
+    def note(self, happening: SwarmEvent) -> None:
         """Remember an event, the newest first."""
         self.events = sorted([happening, *self.events], key=lambda event: event.at, reverse=True)[:MAX_EVENTS]
         self.version += 1
@@ -204,9 +204,9 @@ class Knowledge:
             self.version += bool(gone)
         self.totals.keep(self._heard)
 
-    def nodes(self, now: float) -> dict[str, tuple[Model, list[Node]]]:
+    def nodes(self, now: float) -> dict[str, tuple[ReportedModel, list[NodeView]]]:
         """Every model and its nodes, by fingerprint; nodes that describe the model differently are left out."""
-        found: dict[str, tuple[Model, list[Node]]] = {}
+        found: dict[str, tuple[ReportedModel, list[NodeView]]] = {}
         for fingerprint, peers in self._heard.items():
             listed = [heard.claim() for heard in peers.values() if heard.record is not None]
             model = _commonest(listed or [heard.claim() for heard in peers.values()])
@@ -285,7 +285,7 @@ def _agree(heard: _Heard) -> bool:
     return record.span == status.span and record.state.value == status.state.value
 
 
-def _commonest(claims: Iterable[Model | None]) -> Model | None:
+def _commonest(claims: Iterable[ReportedModel | None]) -> ReportedModel | None:
     """What most nodes say; the fingerprint is a hash of the rest, which only somebody with the model can check."""
     counts = Counter(claim for claim in claims if claim is not None)
     return max(counts, key=lambda model: (counts[model], model.name), default=None)
@@ -299,20 +299,20 @@ def _condition(heard: _Heard, now: float) -> Condition:
     return Condition.STALE if heard.gone_at is None and heard.silent_since is None else Condition.OFFLINE
 
 
-def _source(heard: _Heard, now: float) -> Source:
+def _source(heard: _Heard, now: float) -> EvidenceSource:
     if heard.is_listed(now):
-        return Source.BOTH if heard.is_told(now) else Source.DHT
-    return Source.MQTT if heard.status is not None else Source.DHT
+        return EvidenceSource.BOTH if heard.is_told(now) else EvidenceSource.DHT
+    return EvidenceSource.MQTT if heard.status is not None else EvidenceSource.DHT
 
 
-def _node(peer: PeerId, model: Model, heard: _Heard, now: float) -> Node:
+def _node(peer: PeerId, model: ReportedModel, heard: _Heard, now: float) -> NodeView:
     status, record, metrics = heard.status, heard.record, heard.metrics
     told = status if status is not None and (heard.is_told(now) or record is None) else None
     newest = told or record or status
     assert newest is not None, "a node without a claim is not shown"
     disagrees = heard.disagrees_since is not None and now - heard.disagrees_since > DISAGREE_S
     shared = _numbers(heard, now)
-    return Node(
+    return NodeView(
         peer=peer,
         model=model,
         span=newest.span,

@@ -34,7 +34,7 @@ class Standing(enum.IntEnum):
 
 
 @dataclass(slots=True)
-class Slots:
+class ModelSlots:
     """The models that have one, with their standing and since when they have it. proved: when each last was."""
 
     proved: dict[str, float] = field(default_factory=dict)

@@ -13,7 +13,7 @@ import aiomqtt
 
 from swarm.health.state.assessment import LinkState
 from swarm.telemetry.broker_address import BrokerAddress
-from swarm.telemetry.guard import Believed, TelemetryGuard
+from swarm.telemetry.guard import AcceptedMessage, TelemetryGuard
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Feed:
         self,
         guard: TelemetryGuard,
         prefix: str,
-        heard: Callable[[Believed, float], None],
+        heard: Callable[[AcceptedMessage, float], None],
         changed: Callable[[LinkState, float], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -93,7 +93,7 @@ class Feed:
         now = self._clock()
         verdict = self._guard.accept(message.topic.value, payload, message.retain, now)
         match verdict:
-            case Believed():
+            case AcceptedMessage():
                 self._heard(verdict, now)
             case _:
                 logger.debug("%s: %s", message.topic.value[:200], verdict.reason)

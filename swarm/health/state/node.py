@@ -21,7 +21,7 @@ class Condition(enum.StrEnum):
     OFFLINE = "offline"
 
 
-class Source(enum.StrEnum):
+class EvidenceSource(enum.StrEnum):
     """Who says so."""
 
     MQTT = "mqtt"
@@ -30,7 +30,7 @@ class Source(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ReportedModel:
     """A model as its nodes name it."""
 
     name: str
@@ -39,7 +39,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeView:
     """One node of one model as it is now; times are Unix seconds. disagrees: broker and DHT say different things of it.
 
     probed_ms: what a probe measured of its compute per sweep. agrees: whether its answers were another holder's.
@@ -47,10 +47,10 @@ class Node:
     """
 
     peer: PeerId
-    model: Model
+    model: ReportedModel
     span: Span
     condition: Condition
-    source: Source
+    source: EvidenceSource
     device: str | None
     numeric_class: str
     version: str
@@ -70,7 +70,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class SwarmEvent:
     """Something happened to a node, or to a model (then `peer` is None)."""
 
     at: float
@@ -80,6 +80,6 @@ class Happening:
     text: str
 
 
-def by_condition(nodes: Iterable[Node]) -> Mapping[Condition, int]:
+def by_condition(nodes: Iterable[NodeView]) -> Mapping[Condition, int]:
     """How many nodes are how."""
     return Counter(node.condition for node in nodes)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.health.alerts.rules import Alert, AlertBook, Change
-from swarm.health.state.assessment import Assessment, Link, LinkState, all_findings, is_blind
+from swarm.health.state.assessment import Assessment, LinkState, SourceStatus, all_findings, is_blind
 from swarm.health.state.contributions import shares
 from swarm.health.state.model import Knowledge
 from swarm.health.state.model_slots import Standing
-from swarm.health.state.node import Happening, Model, Node
-from swarm.health.state.probe_results import Comparison, Probe, ProbeLog
+from swarm.health.state.node import NodeView, ReportedModel, SwarmEvent
+from swarm.health.state.probe_results import Probe, ProbeLog, ReplicaComparison
 from swarm.health.state.verdict import Grade, judge
 from swarm.telemetry.guard import Reason
 
@@ -39,8 +39,8 @@ class Overview:
     knowledge: Knowledge = field(default_factory=Knowledge)
     alerts: AlertBook = field(default_factory=AlertBook)
     probes: dict[str, ProbeLog] = field(default_factory=dict)
-    broker: Link = field(default_factory=Link)
-    dht: Link = field(default_factory=Link)
+    broker: SourceStatus = field(default_factory=SourceStatus)
+    dht: SourceStatus = field(default_factory=SourceStatus)
     version: int = 0
     newest_changes: list[Change] = field(default_factory=list)
     _grades: dict[str, tuple[Grade, float]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Overview:
         """The DHT answers, or does not any more."""
         self.version += self.dht.become(state, now)
 
-    def probed(self, model: Model, probe: Probe, now: float) -> None:
+    def probed(self, model: ReportedModel, probe: Probe, now: float) -> None:
         """Take in a canary generation."""
         log = self.probes.setdefault(model.fingerprint, ProbeLog())
         log.add(probe, now)
@@ -68,7 +68,7 @@ class Overview:
             if hop.peer in spans and layers > 0:
                 self.knowledge.probed(model.fingerprint, hop.peer, hop.compute_ms * len(spans[hop.peer]) / layers)
 
-    def compared(self, model: Model, comparison: Comparison) -> None:
+    def compared(self, model: ReportedModel, comparison: ReplicaComparison) -> None:
         """Take in a comparison; where two differ, nobody knows which of them is right."""
         if comparison.agrees is not None:
             for peer in (comparison.peer, *comparison.others):
@@ -96,7 +96,7 @@ class Overview:
         self._update_alerts(found, now)
         return sorted(found, key=lambda one: (-one.verdict.grade.rank, one.model.name, one.model.fingerprint))
 
-    def _assess(self, model: Model, nodes: list[Node], now: float) -> Assessment:
+    def _assess(self, model: ReportedModel, nodes: list[NodeView], now: float) -> Assessment:
         log = self.probes.get(model.fingerprint, ProbeLog())
         verdict = judge(model, nodes, log.failures, self.join)
         grade, since = self._grades.get(model.fingerprint, (None, now))
@@ -105,7 +105,7 @@ class Overview:
             self._grades[model.fingerprint] = verdict.grade, now
             if grade is not None:
                 text = f"{model.name} is {verdict.grade}: {verdict.reason}"
-                self.knowledge.note(Happening(now, model.fingerprint, None, verdict.grade.value, text))
+                self.knowledge.note(SwarmEvent(now, model.fingerprint, None, verdict.grade.value, text))
         return Assessment(model, nodes, verdict, since, log)
 
     def _update_alerts(self, found: Sequence[Assessment], now: float) -> None:
@@ -155,7 +155,7 @@ def _model(one: Assessment) -> dict[str, Any]:
     }
 
 
-def _node(node: Node) -> dict[str, Any]:
+def _node(node: NodeView) -> dict[str, Any]:
     return {
         "peer": node.peer,
         "short": node.peer[-8:],
@@ -215,7 +215,7 @@ def _alert(alert: Alert) -> dict[str, Any]:
     }
 
 
-def _event(event: Happening) -> dict[str, Any]:
+def _event(event: SwarmEvent) -> dict[str, Any]:
     return {
         "at": round(event.at, 3),
         "model": event.fingerprint,

@@ -46,7 +46,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ReplicaComparison:
     """The same generation over a peer and around it. agrees: None if nobody can tell. others: its stand-ins."""
 
     peer: PeerId
@@ -79,7 +79,7 @@ def read_probe(line: str) -> Probe:
         raise RemoteProtocolError("probe", f"a result that makes no sense: {line[:200]!r}") from error
 
 
-def read_comparison(line: str) -> Comparison:
+def read_comparison(line: str) -> ReplicaComparison:
     """Read the line that `client.probe` printed for a comparison.
 
     Raises:
@@ -87,7 +87,7 @@ def read_comparison(line: str) -> Comparison:
     """
     try:
         raw = _object(line)
-        return Comparison(
+        return ReplicaComparison(
             peer=PeerId(str(raw["peer"])),
             others=tuple(PeerId(str(peer)) for peer in raw.get("others", ())[:MAX_HOPS]),
             agrees=None if raw["agrees"] is None else bool(raw["agrees"]),

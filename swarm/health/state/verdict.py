@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm.discovery.coverage import serve_line
-from swarm.health.state.node import Condition, Model, Node
+from swarm.health.state.node import Condition, NodeView, ReportedModel
 from swarm.layers import Span, missing_layers, name_layers
 
 MAX_FIXES = 8
@@ -48,7 +48,7 @@ class Verdict:
     fixes: tuple[str, ...]
 
 
-def judge(model: Model, nodes: Sequence[Node], failures: int, join: Sequence[str]) -> Verdict:
+def judge(model: ReportedModel, nodes: Sequence[NodeView], failures: int, join: Sequence[str]) -> Verdict:
     """Say how a model is.
 
     Args:
@@ -67,7 +67,7 @@ def judge(model: Model, nodes: Sequence[Node], failures: int, join: Sequence[str
     return Verdict(grade, reason, missing, replicas, max(survivable - 1, 0), fixes)
 
 
-def count_replicas(serving: Iterable[Node], num_layers: int) -> tuple[int, ...]:
+def count_replicas(serving: Iterable[NodeView], num_layers: int) -> tuple[int, ...]:
     """Machines per layer."""
     steps = [0] * (num_layers + 1)
     for node in serving:
@@ -80,20 +80,20 @@ def count_replicas(serving: Iterable[Node], num_layers: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _by_class(serving: Sequence[Node]) -> list[list[Node]]:
+def _by_class(serving: Sequence[NodeView]) -> list[list[NodeView]]:
     """A chain never mixes numeric classes, so each has to cover the model by itself."""
-    classes: dict[str, list[Node]] = {}
+    classes: dict[str, list[NodeView]] = {}
     for node in serving:
         classes.setdefault(node.numeric_class, []).append(node)
     return list(classes.values())
 
 
-def _fewest(nodes: Sequence[Node], num_layers: int) -> int:
+def _fewest(nodes: Sequence[NodeView], num_layers: int) -> int:
     """How many machines hold the layer that the fewest hold: as many must go before these cover no chain."""
     return min(count_replicas(nodes, num_layers), default=0)
 
 
-def _grade(missing: Sequence[Span], survivable: int, failures: int, serving: Sequence[Node]) -> tuple[Grade, str]:
+def _grade(missing: Sequence[Span], survivable: int, failures: int, serving: Sequence[NodeView]) -> tuple[Grade, str]:
     if missing:
         return Grade.BROKEN, f"nobody serves {name_layers(missing[:MAX_FIXES])}"
     if survivable == 0:
@@ -110,7 +110,7 @@ def _grade(missing: Sequence[Span], survivable: int, failures: int, serving: Seq
     return Grade.SERVING, f"every layer has at least {_machines(survivable)}"
 
 
-def _weakest(replicas: Sequence[int], serving: Sequence[Node]) -> tuple[Span, ...]:
+def _weakest(replicas: Sequence[int], serving: Sequence[NodeView]) -> tuple[Span, ...]:
     """The layers that the fewest machines hold, in pieces as large as machines here take."""
     fewest, longest = min(replicas), max(len(node.span) for node in serving)
     spans: list[Span] = []
@@ -128,5 +128,5 @@ def _machines(count: int) -> str:
     return "1 machine" if count == 1 else f"{count} machines"
 
 
-def _classes(serving: Sequence[Node]) -> str:
+def _classes(serving: Sequence[NodeView]) -> str:
     return ", ".join(sorted(Counter(node.numeric_class for node in serving)))

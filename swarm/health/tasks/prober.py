@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from swarm.errors import RemoteProtocolError
 from swarm.health.state.model_slots import Standing
-from swarm.health.state.node import Condition, Model, Node
+from swarm.health.state.node import Condition, NodeView, ReportedModel
 from swarm.health.state.overview import Overview
-from swarm.health.state.probe_results import Comparison, Probe, ProbeBudget, read_comparison, read_probe
+from swarm.health.state.probe_results import Probe, ProbeBudget, ReplicaComparison, read_comparison, read_probe
 from swarm.health.state.verdict import count_replicas
 from swarm.ids import PeerId
 
@@ -63,7 +63,7 @@ class Prober:
             if due is not None:
                 await self.probe(*due)
 
-    def due(self) -> tuple[Model, list[Node]] | None:
+    def due(self) -> tuple[ReportedModel, list[NodeView]] | None:
         """The model whose turn it is; None while there is none, or nothing left to spend."""
         now, complete = self._clock(), {}
         for fingerprint, (model, nodes) in self._overview.knowledge.nodes(now).items():
@@ -78,7 +78,7 @@ class Prober:
             return None
         return complete[min(ready, key=lambda name: self._turns[name].due_at)]
 
-    async def probe(self, model: Model, nodes: Sequence[Node]) -> None:
+    async def probe(self, model: ReportedModel, nodes: Sequence[NodeView]) -> None:
         """Make a generation, and compare one machine's answers with another's where that can be done."""
         self._budget.spend(PROBE_TOKENS, self._clock())
         probe = await self._generation(model)
@@ -94,7 +94,7 @@ class Prober:
             turn.compared[peer] = now
             self._overview.compared(model, await self._comparison(model, peer))
 
-    def next_compared(self, model: Model, nodes: Sequence[Node]) -> PeerId | None:
+    def next_compared(self, model: ReportedModel, nodes: Sequence[NodeView]) -> PeerId | None:
         """The machine compared longest ago, of those that can be: with exact arithmetic, and a stand-in."""
         turn = self._turns.setdefault(model.fingerprint, _Turn(0.0))
         exact = [node for node in nodes if node.numeric_class.endswith("-float32")]
@@ -102,13 +102,13 @@ class Prober:
         turn.compared = {peer: at for peer, at in turn.compared.items() if peer in able}
         return min(able, key=lambda peer: (turn.compared.get(peer, 0.0), peer), default=None)
 
-    def _arguments(self, model: Model) -> list[str]:
+    def _arguments(self, model: ReportedModel) -> list[str]:
         options = ["--fingerprint", model.fingerprint, "--tokens", str(NEW_TOKENS)]
         for address in self._overview.join:
             options += ["--join", address]
         return options
 
-    async def _generation(self, model: Model) -> Probe:
+    async def _generation(self, model: ReportedModel) -> Probe:
         try:
             return read_probe(await self._run(self._arguments(model)))
         except TimeoutError:
@@ -117,15 +117,15 @@ class Prober:
             logger.warning("the probe of %s said nothing: %s", model.name, error)
             return Probe(ok=None, error=str(error))
 
-    async def _comparison(self, model: Model, peer: PeerId) -> Comparison:
+    async def _comparison(self, model: ReportedModel, peer: PeerId) -> ReplicaComparison:
         try:
             return read_comparison(await self._run([*self._arguments(model), "--compare", peer]))
         except (TimeoutError, OSError, RemoteProtocolError) as error:
             logger.info("no comparison of %s: %s", peer, error)
-            return Comparison(peer, (), None, 0, str(error))
+            return ReplicaComparison(peer, (), None, 0, str(error))
 
 
-def _has_stand_in(node: Node, exact: Sequence[Node], num_layers: int) -> bool:
+def _has_stand_in(node: NodeView, exact: Sequence[NodeView], num_layers: int) -> bool:
     """Whether there is a chain of the same numeric class without it."""
     others = [one for one in exact if one.peer != node.peer and one.numeric_class == node.numeric_class]
     return min(count_replicas(others, num_layers), default=0) > 0

@@ -13,7 +13,7 @@ HEARTBEAT_S: Final = 10.0
 _HEARTBEAT: Final = b": still here\n\n"
 
 
-class Publisher:
+class StatePublisher:
     """Holds one state; `publish` replaces it and wakes the readers."""
 
     def __init__(self) -> None:

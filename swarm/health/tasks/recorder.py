@@ -13,10 +13,10 @@ from typing import Any
 from swarm.health.alerts.record import dump_book, load_book
 from swarm.health.alerts.rules import Change
 from swarm.health.state.assessment import Assessment
-from swarm.health.state.node import Condition, Node
+from swarm.health.state.node import Condition, NodeView
 from swarm.health.state.overview import Overview
 from swarm.health.tasks.history import WINDOWS, History, Sample
-from swarm.health.tasks.publisher import Publisher
+from swarm.health.tasks.publisher import StatePublisher
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +31,11 @@ KEEP_S = 60.0
 
 
 @dataclass(slots=True)
-class Clerk:
+class HealthLoop:
     """Turns what is known into what is shown and kept. tell: called with the alerts that began or ended."""
 
     overview: Overview
-    publisher: Publisher
+    publisher: StatePublisher
     history: History
     clock: Callable[[], float] = time.time
     tell: Callable[[Sequence[Change]], None] = lambda _: None
@@ -139,7 +139,7 @@ class Clerk:
         )
 
 
-def _sweeps_per_s(nodes: Sequence[Node], num_layers: int) -> float | None:
+def _sweeps_per_s(nodes: Sequence[NodeView], num_layers: int) -> float | None:
     """Sweeps through the whole model: what nodes do, by the part of the model that they hold."""
     told = [node for node in nodes if node.sweeps_per_s is not None]
     if not told or not num_layers:

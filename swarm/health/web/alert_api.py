@@ -14,13 +14,13 @@ from fastapi.responses import Response
 from swarm.health.alerts.feed import http_date, rss
 from swarm.health.alerts.record import alerts_shown
 from swarm.health.alerts.rules import Alert, Change
-from swarm.health.tasks.recorder import Clerk
+from swarm.health.tasks.recorder import HealthLoop
 
 _CACHED: Final = {"cache-control": "public, max-age=30"}
 MAX_NAME: Final = 200
 
 
-def alert_routes(clerk: Clerk) -> APIRouter:
+def alert_routes(clerk: HealthLoop) -> APIRouter:
     """The routes; what they show is the clerk's."""
     router = APIRouter()
 
@@ -62,7 +62,7 @@ def _is_about(alert: Alert, model: str) -> bool:
     return model in (alert.finding.fingerprint, alert.finding.model)
 
 
-def _check_known(clerk: Clerk, model: str) -> None:
+def _check_known(clerk: HealthLoop, model: str) -> None:
     book = clerk.overview.alerts
     known = {name for one in clerk.found for name in (one.model.name, one.model.fingerprint)}
     if model not in known and not any(_is_about(change.alert, model) for change in book.changes):

@@ -11,7 +11,7 @@ from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 
-from swarm.health.tasks.publisher import Publisher
+from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.web.badge_routes import badge_router
 from swarm.health.web.docs_page import listing
 from swarm.metrics.http import Guarded
@@ -24,7 +24,7 @@ Points = Callable[[str, Window], Awaitable[dict[str, Any]]]
 _FRESH: Final = {"cache-control": "no-store"}
 
 
-def make_app(publisher: Publisher, points: Points, page: Path = PAGE) -> FastAPI:
+def make_app(publisher: StatePublisher, points: Points, page: Path = PAGE) -> FastAPI:
     """The whole of it as an ASGI application.
 
     Args:
@@ -57,7 +57,7 @@ class Files(StaticFiles):
         return response
 
 
-def _add_api(app: FastAPI, publisher: Publisher, points: Points) -> None:
+def _add_api(app: FastAPI, publisher: StatePublisher, points: Points) -> None:
     @_read(app, "/api/v1/state", "Everything that is known now")
     async def state(request: Request) -> Response:
         """Verdicts, nodes, layers, probes, alerts, events and contributors, at most half a second old."""

@@ -64,14 +64,14 @@ _STILL: Final = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=Tru
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class PageSnapshot:
     """A state and its histories, by (fingerprint, window)."""
 
     state: Mapping[str, Any]
     histories: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    async def take(cls, state: Mapping[str, Any], points: Points) -> Snapshot:
+    async def take(cls, state: Mapping[str, Any], points: Points) -> PageSnapshot:
         """Put together what there is; a model of which nothing is recorded has no history."""
         found: dict[tuple[str, str], Mapping[str, Any]] = {}
         for fingerprint in _fingerprints(state):
@@ -138,7 +138,7 @@ def check_folder(directory: Path) -> None:
         raise ConfigError(f"--snapshot {directory}: {error.strerror or error}") from error
 
 
-def write(directory: Path, snapshot: Snapshot) -> None:
+def write(directory: Path, snapshot: PageSnapshot) -> None:
     """Bring the folder up to date; the page that leads to the rest comes last.
 
     Raises:

@@ -16,7 +16,7 @@ import httpx2
 from swarm.errors import ConfigError, RegistryError, RemoteProtocolError
 from swarm.health.remote.client import STATE, TIMEOUT, ask_bytes, service_url
 from swarm.health.remote.state import read_state
-from swarm.health.web.snapshot import Points, Snapshot, check_folder, write
+from swarm.health.web.snapshot import PageSnapshot, Points, check_folder, write
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ async def snapshot_of(address: str, directory: Path) -> int:
             query = urlencode({"model": fingerprint, "window": window})
             return _points(await ask_bytes(client, url, f"api/v1/history?{query}"), url)
 
-        snapshot = await Snapshot.take(json.loads(text), points)
+        snapshot = await PageSnapshot.take(json.loads(text), points)
     await asyncio.to_thread(write, directory, snapshot)
     return len(snapshot.state["models"])
 
@@ -78,7 +78,7 @@ async def keep_snapshot(
             await asyncio.sleep(look_s)
             continue
         try:
-            snapshot = await Snapshot.take(state(), points)
+            snapshot = await PageSnapshot.take(state(), points)
             await asyncio.to_thread(write, directory, snapshot)
             is_told = False
         except ConfigError as error:

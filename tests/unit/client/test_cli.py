@@ -15,7 +15,7 @@ import pytest
 import client.cli
 from client.options import Options
 from client.terminal.chat import typed_lines
-from client.terminal.commands import Bench, Chat, Generate
+from client.terminal.commands import Bench, ChatCommand, Generate
 from client.terminal.notes import Notes, Streamed
 from swarm.demo import TARGET
 from swarm.errors import ConfigError
@@ -73,9 +73,9 @@ def test_an_empty_draft_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == "client: draft is empty: name a folder or a hub id, or leave it out\n"
 
 
-@pytest.mark.parametrize("kind", [Generate, Chat, Bench])
+@pytest.mark.parametrize("kind", [Generate, ChatCommand, Bench])
 def test_options_are_checked_before_anybody_is_asked(
-    kind: type[Generate | Chat | Bench], capfd: pytest.CaptureFixture[str]
+    kind: type[Generate | ChatCommand | Bench], capfd: pytest.CaptureFixture[str]
 ) -> None:
     wrong = Options(temperature=math.nan)
     assert client.cli.run(kind(model="/nowhere", join=("nobody",), options=wrong)) == 1

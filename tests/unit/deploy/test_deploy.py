@@ -26,7 +26,7 @@ from swarm.health.service import check
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.telemetry.broker_address import PORTS
-from swarm.telemetry.messages import DEFAULT_PREFIX, MAX_PAYLOAD_BYTES, Part, topic_of
+from swarm.telemetry.messages import DEFAULT_PREFIX, MAX_PAYLOAD_BYTES, MessageKind, topic_of
 from tests.private_here import DEPLOY, make, settings
 
 ROOT = DEPLOY.parent
@@ -181,7 +181,7 @@ def test_mosquitto_takes_every_message_that_a_node_may_send_and_little_more() ->
     )
     assert said["listener"] == str(PORTS["mqtts"])
     assert said["allow_anonymous"] == "false"
-    topic = topic_of("p" * 100, "f" * 64, PeerId("Q" * 46), Part.METRICS)
+    topic = topic_of("p" * 100, "f" * 64, PeerId("Q" * 46), MessageKind.METRICS)
     assert MAX_PAYLOAD_BYTES + len(topic) + 16 < int(said["max_packet_size"]) <= MAX_PAYLOAD_BYTES + 1_024
     acl = [line for line in (DEPLOY / "mosquitto" / "acl").read_text().splitlines() if line and line[0] != "#"]
     assert acl == [

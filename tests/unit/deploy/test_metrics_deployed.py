@@ -10,7 +10,7 @@ import pytest
 
 import node.telemetry.metrics
 import swarm.health.metrics.exporter
-from swarm.metrics.sheet import Kind
+from swarm.metrics.sheet import MetricKind
 from tests.monitoring import DEPLOY, PROMETHEUS, board, board_queries, recorded, rule_queries
 
 
@@ -18,7 +18,7 @@ def exported() -> set[str]:
     """Every series that a page may hold."""
     names = set()
     for figure in (*swarm.health.metrics.exporter.FIGURES, *node.telemetry.metrics.FIGURES):
-        suffixes = ("_bucket", "_sum", "_count") if figure.kind is Kind.HISTOGRAM else ("",)
+        suffixes = ("_bucket", "_sum", "_count") if figure.kind is MetricKind.HISTOGRAM else ("",)
         names |= {figure.name + suffix for suffix in suffixes}
     return names
 

@@ -22,8 +22,8 @@ import client.library.jobs
 from client import AsyncSwarm, Result
 from client.chain.chain import Chain
 from client.control.goodput import Goodput
-from client.control.policy import Busy, Choice, Spent
-from client.drafting.search.stopping import EVERYTHING
+from client.control.policy import Occupancy, SpeculationPlan, SweepMeasurement
+from client.drafting.search.stopping import NO_LIMIT
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.protocol.messages import Sampling
 from tests.oracle import oracle_scores
@@ -204,12 +204,12 @@ async def test_trees_that_grow_while_sweeps_are_in_flight_leave_the_plain_text(
 ) -> None:
     """Small trees, sent deeper and deeper as long as the credits allow; tokens come from what was not verified yet."""
 
-    monkeypatch.setattr(Goodput, "plan", lambda *_: Choice(3, 1e9, "small"))
+    monkeypatch.setattr(Goodput, "plan", lambda *_: SpeculationPlan(3, 1e9, "small"))
     monkeypatch.setattr(Goodput, "more", lambda *_: 4)
-    monkeypatch.setattr(Goodput, "busy", lambda *_: Busy())  # how fast the machine is decides nothing
+    monkeypatch.setattr(Goodput, "busy", lambda *_: Occupancy())  # how fast the machine is decides nothing
     monkeypatch.setattr(Chain, "has_answer", False)  # on loopback an answer may be there before a tree is
     monkeypatch.setattr(Goodput, "least", lambda *_: 0.0)
-    monkeypatch.setattr(Goodput, "further", lambda _, route, chances, ahead: Choice(len(chances), 1e9, DEEPER))
+    monkeypatch.setattr(Goodput, "further", lambda _, route, chances, ahead: SpeculationPlan(len(chances), 1e9, DEEPER))
     options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 81}
     plain = await three.client.generate(prompt(4), nodes=0, **options)
     result = await three.client.generate(prompt(4), **options)
@@ -224,13 +224,13 @@ async def test_trees_that_travel_in_parts_leave_the_plain_text(
     temperature: float, three: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The best nodes of a tree leave first, the others right behind them; tokens come from all parts."""
-    monkeypatch.setattr(Goodput, "plan", lambda *_: Choice(12, 1e9, "a tree"))
-    monkeypatch.setattr(Goodput, "worth", lambda *_: EVERYTHING)
-    monkeypatch.setattr(Goodput, "cut", lambda *_: Choice(12, 1e9, "cut", chunk=4))
+    monkeypatch.setattr(Goodput, "plan", lambda *_: SpeculationPlan(12, 1e9, "a tree"))
+    monkeypatch.setattr(Goodput, "worth", lambda *_: NO_LIMIT)
+    monkeypatch.setattr(Goodput, "cut", lambda *_: SpeculationPlan(12, 1e9, "cut", chunk=4))
     monkeypatch.setattr(Goodput, "more", lambda *_: 4)
-    monkeypatch.setattr(Goodput, "busy", lambda *_: Busy())  # how fast the machine is decides nothing
+    monkeypatch.setattr(Goodput, "busy", lambda *_: Occupancy())  # how fast the machine is decides nothing
     monkeypatch.setattr(Goodput, "least", lambda *_: 0.0)
-    monkeypatch.setattr(Goodput, "further", lambda _, route, chances, ahead: Choice(len(chances), 1e9, PART))
+    monkeypatch.setattr(Goodput, "further", lambda _, route, chances, ahead: SpeculationPlan(len(chances), 1e9, PART))
     monkeypatch.setattr(Chain, "has_answer", False)
     options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 83}
     plain = await three.client.generate(prompt(5), nodes=0, **options)
@@ -246,9 +246,9 @@ async def test_trees_that_travel_in_parts_leave_the_plain_text(
 async def test_what_goodput_chooses_by_itself_leaves_the_plain_text(
     three: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spent, learn = list[Spent](), Goodput.spent
+    spent, learn = list[SweepMeasurement](), Goodput.spent
 
-    def noted(goodput: Goodput, route: Hashable, what: Spent) -> None:
+    def noted(goodput: Goodput, route: Hashable, what: SweepMeasurement) -> None:
         spent.append(what)
         learn(goodput, route, what)
 

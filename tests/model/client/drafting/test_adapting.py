@@ -8,7 +8,7 @@ import torch
 from benchmarks.simulation.acceptance import Size, demo_prompts, generate
 from benchmarks.simulation.recorded import write
 from client.drafting.drafter import NoDrafter, TreeDrafter
-from client.drafting.loading import Wanted, load_drafter
+from client.drafting.loading import DraftOptions, load_drafter
 from client.drafting.search.adapter import Adapter
 from client.drafting.search.calibration import Calibration
 from client.drafting.search.local_session import LocalSession
@@ -86,7 +86,7 @@ def test_an_adapter_can_be_left_out(target: RaggedModel) -> None:
     (prompt,) = demo_prompts(1, tokens=64)
     (text,) = write(target, [prompt], [Sampling()], 24)
     for adapt in (True, False):
-        made = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu", adapt=adapt)).drafter
+        made = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu", adapt=adapt)).drafter
         assert isinstance(made, TreeDrafter)
         run = generate(target, made, prompt, Sampling(), Size(24, 16))
         assert (*prompt, *run.tokens) == text.tokens

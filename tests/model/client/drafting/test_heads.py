@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.simulation.acceptance import Size, demo_prompts, generate
 from client.control.goodput import FIRST_TREES, Goodput
-from client.control.policy import Spent
+from client.control.policy import SweepMeasurement
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.heads.files import load_head, read_head_config, save_head
 from client.drafting.heads.modules import HeadConfig, make_head
-from client.drafting.loading import MOST_DRAFTS, Wanted, load_drafter
+from client.drafting.loading import MOST_DRAFTS, DraftOptions, load_drafter
 from client.drafting.search.calibration import START
 from client.drafting.search.ranking import CHILDREN, RankLesson, gather
 from client.drafting.search.tree import DraftTree
@@ -65,7 +65,7 @@ def plain(target: RaggedModel, prompts: list[list[int]]) -> Callable[[Sampling, 
 
 
 def made(*names: Path, **options: Any) -> TreeDrafter:  # noqa: ANN401
-    wanted = Wanted(names, **{"device": "cpu", "lookup": False, "siblings": False, **options})
+    wanted = DraftOptions(names, **{"device": "cpu", "lookup": False, "siblings": False, **options})
     drafter = load_drafter(TARGET, load_target(TARGET), wanted).drafter
     assert isinstance(drafter, TreeDrafter)
     return drafter
@@ -166,7 +166,7 @@ def test_without_a_row_near_enough_a_head_says_nothing(folder: Path, prompts: li
 
 def test_a_controller_is_not_put_off_by_a_tree_that_came_too_early() -> None:
     goodput = Goodput(64)
-    goodput.spent("route", Spent(0, 100.0, 0.0, 10.0))
+    goodput.spent("route", SweepMeasurement(0, 100.0, 0.0, 10.0))
     first = goodput.plan("route", 0.0, 64)
     goodput.drafted(0.0, DraftTree(is_early=True), first, 1.0)
     assert goodput.plan("route", 0.0, 64).nodes == first.nodes > 0
@@ -179,16 +179,19 @@ def test_a_controller_is_not_put_off_by_a_tree_that_came_too_early() -> None:
 def test_what_is_named_decides_what_drafts(tmp_path: Path) -> None:
     kinds = [type(source) for source in made(DRAFT, REDRAFTER, DGF).sources]
     assert kinds == [ModelSource, ReDrafterSource, DgfSource]
-    usual = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu")).drafter
+    usual = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu")).drafter
     assert isinstance(usual, TreeDrafter)
     assert [type(source) for source in usual.sources] == [LookupSource, SiblingSource, ModelSource]
-    assert load_drafter(TARGET, load_target(TARGET), Wanted(lookup=False)).drafter.grow([1], 4, 4, GREEDY).tokens == ()
-    learned = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT, DGF), "cpu", calibrations=tmp_path))
+    assert (
+        load_drafter(TARGET, load_target(TARGET), DraftOptions(lookup=False)).drafter.grow([1], 4, 4, GREEDY).tokens
+        == ()
+    )
+    learned = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT, DGF), "cpu", calibrations=tmp_path))
     learned.keep()
     assert len(list(tmp_path.iterdir())) == 2, "each draft has a calibration of its own"
-    load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu", calibrations=tmp_path)).keep()
+    load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu", calibrations=tmp_path)).keep()
     assert len(list(tmp_path.iterdir())) == 2, "the first one's is the same alone"
-    load_drafter(TARGET, load_target(TARGET), Wanted((DGF,), "cpu", calibrations=tmp_path)).keep()
+    load_drafter(TARGET, load_target(TARGET), DraftOptions((DGF,), "cpu", calibrations=tmp_path)).keep()
     assert len(list(tmp_path.iterdir())) == 3, "what was learned in company holds there"
 
 

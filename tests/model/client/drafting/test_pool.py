@@ -9,12 +9,12 @@ import pytest
 
 from benchmarks.simulation.acceptance import demo_prompts
 from client.control.goodput import Goodput
-from client.control.policy import FixedBudget
+from client.control.policy import FixedPolicy
 from client.drafting.drafter import NoDrafter, TreeDrafter
-from client.drafting.loading import Wanted, load_drafter
+from client.drafting.loading import DraftOptions, load_drafter
 from client.drafting.pool import MOST_DRAFTERS, Drafters
 from client.drafting.sources.model import ModelSource
-from client.library.jobs import JobMaker
+from client.library.jobs import GenerationFactory
 from client.options import Options
 from client.target import Target, load_target
 from swarm.demo import DRAFT, TARGET
@@ -28,7 +28,7 @@ def target() -> Target:
 
 @pytest.fixture
 def drafters(target: Target) -> Drafters:
-    made = load_drafter(TARGET, target, Wanted((DRAFT,), "cpu"))
+    made = load_drafter(TARGET, target, DraftOptions((DRAFT,), "cpu"))
     return Drafters(made.drafter, made.another)
 
 
@@ -66,13 +66,16 @@ def test_one_text_after_another_has_the_drafter_that_knows_most(drafters: Drafte
 
 def test_where_none_is_left_a_text_is_told_without_trees(drafters: Drafters, target: Target) -> None:
     with ThreadPoolExecutor(1) as drafting, ExitStack() as running:
-        jobs = [JobMaker(target, drafters, drafting, None).make("Once", Options()) for _ in range(MOST_DRAFTERS + 1)]
+        jobs = [
+            GenerationFactory(target, drafters, drafting, None).make("Once", Options())
+            for _ in range(MOST_DRAFTERS + 1)
+        ]
         for job in jobs:
             running.enter_context(job.drafted_for())
         assert len({id(job.drafter) for job in jobs}) == MOST_DRAFTERS + 1
         assert all(isinstance(job.budget, Goodput) for job in jobs[:-1])
         assert isinstance(jobs[-1].drafter, NoDrafter)
-        assert jobs[-1].budget == FixedBudget(0)
+        assert jobs[-1].budget == FixedPolicy(0)
     with drafters.lend() as free:
         assert free is drafters.first
 

@@ -19,7 +19,7 @@ from client.drafting.search.calibration import Calibration
 from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Source
 from client.drafting.sources.model import ModelSource
-from client.drafting.sources.sibling_index import Siblings, Told, spot_of
+from client.drafting.sources.sibling_index import CrossBranchCache, Proposal, spot_of
 from client.drafting.sources.siblings import SiblingSource
 from swarm.demo import TARGET
 from swarm.inference.ragged_batch import RaggedModel
@@ -42,7 +42,7 @@ def texts(target: RaggedModel, sources: Sequence[Source]) -> list[Run]:
 
 
 def test_sampled_text_takes_fewer_sweeps_and_stays_the_same(target: RaggedModel, draft: RaggedModel) -> None:
-    siblings = Siblings()
+    siblings = CrossBranchCache()
     plain = texts(target, [])
     alone, told = texts(target, [model_source(draft)]), texts(target, [SiblingSource(siblings), model_source(draft)])
     assert [run.tokens for run in plain] == [run.tokens for run in alone] == [run.tokens for run in told]
@@ -52,7 +52,7 @@ def test_sampled_text_takes_fewer_sweeps_and_stays_the_same(target: RaggedModel,
 
 def test_greedy_text_takes_fewer_sweeps_and_a_text_told_again_as_many(target: RaggedModel, draft: RaggedModel) -> None:
     """What another text told is forgotten: a benchmark that tells a text twice measures the same twice."""
-    siblings, prompts, size = Siblings(), demo_prompts(3, tokens=64), Size(64, 64)
+    siblings, prompts, size = CrossBranchCache(), demo_prompts(3, tokens=64), Size(64, 64)
     alone, told, again = 0, 0, 0
     for prompt in prompts:
         plain = generate(target, NoDrafter(), prompt, Sampling(), Size(size.new_tokens, 0))
@@ -60,26 +60,26 @@ def test_greedy_text_takes_fewer_sweeps_and_a_text_told_again_as_many(target: Ra
             generate(target, TreeDrafter(sources), prompt, Sampling(), size)
             for sources in (
                 [model_source(draft)],
-                [SiblingSource(Siblings()), model_source(draft)],
+                [SiblingSource(CrossBranchCache()), model_source(draft)],
                 [SiblingSource(siblings), model_source(draft)],
                 [SiblingSource(siblings), model_source(draft)],
             )
         ]
         assert all(run.tokens == plain.tokens for run in runs)
-        siblings.votes = Siblings().votes  # whom to believe is kept, and not what this is about
+        siblings.votes = CrossBranchCache().votes  # whom to believe is kept, and not what this is about
         alone, told, again = alone + runs[0].sweeps, told + runs[1].sweeps, again + runs[3].sweeps
     assert told < alone
     assert again > 0.8 * told, "or it was remembered"
 
 
 def test_news_change_the_tree_that_grows_and_cost_no_pass(draft: RaggedModel) -> None:
-    siblings, source = Siblings(), model_source(draft)
+    siblings, source = CrossBranchCache(), model_source(draft)
     drafter, sampling = TreeDrafter([SiblingSource(siblings), source]), Sampling(seed=5, temperature=1.0)
     sequence = demo_prompts(1, tokens=64)[0]
     before = drafter.grow(sequence, 16, 8, sampling)
     surprise = next(token for token in range(VOCAB) if token not in before.tokens)
     for last in range(8):  # contexts that begin differently, and all say the same
-        siblings.learn({0: Told(spot_of([*sequence[:-4], last, *sequence[-3:]], len(sequence)))}, {}, {0: surprise})
+        siblings.learn({0: Proposal(spot_of([*sequence[:-4], last, *sequence[-3:]], len(sequence)))}, {}, {0: surprise})
     ran = source.session.state.next_id
     after = drafter.grow(sequence, 16, 8, sampling)
     assert surprise in after.tokens
@@ -106,7 +106,7 @@ def test_a_full_pipe_stays_exact_and_hears_its_dead_branches(
     monkeypatch.setattr(SiblingSource, "is_stale", counted)
     speeds = []
     for _ in range(2):
-        siblings = Siblings()
+        siblings = CrossBranchCache()
         drafter = TreeDrafter([SiblingSource(siblings), model_source(draft)])
         cast = Cast(partial(VirtualDrafter, drafter, FAR), target)
         speeds.append(run(texts, FAR, Goodput(128), tokenizer, cast))

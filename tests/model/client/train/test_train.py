@@ -16,14 +16,14 @@ from safetensors.torch import load_file
 import client.train.command
 import client.train.head
 import client.train.samples
-from client.drafting.loading import Wanted, load_drafter
+from client.drafting.loading import DraftOptions, load_drafter
 from client.drafting.sources.redrafter import ReDrafterSource
 from client.target import load_target
 from client.train.checkpoint import keep
 from client.train.command import check, train_draft
 from client.train.head import HELD_OUT_LINES, Schedule
 from client.train.options import TrainDraft
-from client.train.samples import Amount
+from client.train.samples import SampleAmount
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import ConfigError
 
@@ -78,7 +78,7 @@ def test_an_interrupted_training_ends_as_an_undisturbed_one(tmp_path: Path, monk
             trained(cut)
     assert len(load_file(cut.out / "samples.safetensors")["lines"]) == 20, "one batch of two was sampled"
     with monkeypatch.context() as patch:
-        patch.setattr("client.train.command.head.keep", interrupted)
+        patch.setattr("client.train.head.keep", interrupted)
         with pytest.raises(KeyboardInterrupt):
             trained(cut)
     assert (cut.out / "training.pt").exists()
@@ -87,7 +87,7 @@ def test_an_interrupted_training_ends_as_an_undisturbed_one(tmp_path: Path, monk
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert not (cut.out / "training.pt").exists()
-    made = load_drafter(TARGET, load_target(TARGET), Wanted((whole.out,), "cpu"))
+    made = load_drafter(TARGET, load_target(TARGET), DraftOptions((whole.out,), "cpu"))
     assert isinstance(made.drafter.sources[-1], ReDrafterSource), "what was trained can be named with --draft"  # type: ignore[attr-defined]
 
 
@@ -96,7 +96,7 @@ def test_a_model_goes_on_learning(tmp_path: Path) -> None:
     assert "loss" in said
     before, after = (load_file(folder / "model.safetensors") for folder in (DRAFT, tmp_path / "draft"))
     assert any(not torch.equal(before[name], after[name]) for name in before)
-    assert len(load_drafter(TARGET, load_target(TARGET), Wanted((tmp_path / "draft",), "cpu")).keeping) == 0
+    assert len(load_drafter(TARGET, load_target(TARGET), DraftOptions((tmp_path / "draft",), "cpu")).keeping) == 0
 
 
 def test_other_samples_or_another_training_are_not_gone_on_with(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_the_text_may_come_from_a_swarm(tmp_path: Path, monkeypatch: pytest.Monk
     class Elsewhere:
         at_once = 30
 
-        def make(self, amount: Amount, first: int, count: int) -> torch.Tensor:
+        def make(self, amount: SampleAmount, first: int, count: int) -> torch.Tensor:
             asked.append((first, count))
             return torch.full((count, amount.tokens), 7, dtype=torch.int32)
 

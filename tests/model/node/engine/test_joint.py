@@ -14,8 +14,8 @@ from node.model.span import SpanModel, load_span
 from swarm.errors import RemoteProtocolError
 from swarm.ids import TreeNodeId
 from swarm.inference.gumbel import gumbel_row
-from swarm.inference.kv_cache import Arena
-from swarm.inference.ragged_batch import RaggedModel, Work
+from swarm.inference.kv_cache import KvCache
+from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.inference.row_codec import decode_rows, encode_rows
 from swarm.layers import Span
 from swarm.protocol.hop_log import HopLog
@@ -33,7 +33,7 @@ class Hop:
 
     def __init__(self, model: SpanModel, seed: int, sampling: Sampling) -> None:
         self.model, self.sampling = model, sampling
-        self.arena, self._log = Arena(model.layout, 128), HopLog(LIMITS)
+        self.arena, self._log = KvCache(model.layout, 128), HopLog(LIMITS)
         self._role = HopRole(model.span, Codec.FP32, VOCAB, gumbel_row)
         self._random = torch.Generator().manual_seed(seed)
         self._tip: TreeNodeId | None = None
@@ -148,14 +148,14 @@ def test_where_a_shared_forward_fails_each_is_tried_alone(model: SpanModel, monk
 
 def test_a_forward_that_fails_leaves_no_node_behind(target: RaggedModel) -> None:
     """Nor do those before one that cannot be: its parent has no KV."""
-    first, second = Arena(target.layout, 16), Arena(target.layout, 16)
+    first, second = KvCache(target.layout, 16), KvCache(target.layout, 16)
     nodes = [TreeNodeId(0), TreeNodeId(1)]
-    good = Work(first, nodes, [None, nodes[0]], [0, 1], torch.tensor([5, 6]))
-    bad = Work(second, nodes, [None, TreeNodeId(9)], [0, 1], torch.tensor([5, 6]))
+    good = SessionRows(first, nodes, [None, nodes[0]], [0, 1], torch.tensor([5, 6]))
+    bad = SessionRows(second, nodes, [None, TreeNodeId(9)], [0, 1], torch.tensor([5, 6]))
     with pytest.raises(Exception, match="node 9 has no KV here"):
         target.forward([good, bad])
     assert first.slots.used == second.slots.used == 0
     first.check_integrity()
     rows = target.forward([good])
-    other = Work(second, nodes, [None, nodes[0]], [0, 1], torch.tensor([5, 6]))
+    other = SessionRows(second, nodes, [None, nodes[0]], [0, 1], torch.tensor([5, 6]))
     assert torch.equal(rows, target.forward([other]))

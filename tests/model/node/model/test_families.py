@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, dissect
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import Arena
-from swarm.inference.ragged_batch import Work
+from swarm.inference.kv_cache import KvCache
+from swarm.inference.ragged_batch import SessionRows
 from swarm.inference.tree_attention import FOLDED_ROWS
 from swarm.layers import Span
 from swarm.models.families import TESTED
@@ -44,17 +44,17 @@ def random_ids(count: int, seed: int) -> torch.Tensor:
     return torch.randint(3, 128, (count,), generator=torch.Generator().manual_seed(seed))
 
 
-def new_arenas(spans: list[SpanModel], sessions: int) -> list[list[Arena]]:
-    return [[Arena(model.layout, 64) for _ in range(sessions)] for model in spans]
+def new_arenas(spans: list[SpanModel], sessions: int) -> list[list[KvCache]]:
+    return [[KvCache(model.layout, 64) for _ in range(sessions)] for model in spans]
 
 
-def tree(arena: Arena, ids: torch.Tensor, first: int) -> Work:
+def tree(arena: KvCache, ids: torch.Tensor, first: int) -> SessionRows:
     """PARENTS below the tip of a chain whose last node is `first - 1`."""
     positions: list[int] = []
     for parent in PARENTS:
         positions.append(first if parent is None else positions[parent] + 1)
     parents = [TreeNodeId(first - 1 if parent is None else first + parent) for parent in PARENTS]
-    return Work(arena, [TreeNodeId(first + offset) for offset in range(len(PARENTS))], parents, positions, ids)
+    return SessionRows(arena, [TreeNodeId(first + offset) for offset in range(len(PARENTS))], parents, positions, ids)
 
 
 def path_to(offset: int) -> list[int]:

@@ -14,8 +14,8 @@ from node.model.span import dissect, load_span, shared_parts
 from swarm.demo import TARGET
 from swarm.errors import NotEnoughSpace
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import Arena
-from swarm.inference.ragged_batch import RaggedModel, Work
+from swarm.inference.kv_cache import KvCache
+from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.layers import Span
 from tests.model.tiny import save_sharded, tiny_model
 
@@ -26,8 +26,8 @@ def run(model: RaggedModel) -> torch.Tensor:
     ids = tuple(TreeNodeId(number) for number in range(ROWS))
     rows = torch.randn(ROWS, model.hidden_size, generator=torch.Generator().manual_seed(1))
     is_first = model.span.start == 0
-    work = Work(
-        Arena(model.layout, ROWS),
+    work = SessionRows(
+        KvCache(model.layout, ROWS),
         ids,
         (None, *ids[:-1]),
         range(ROWS),

@@ -10,7 +10,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 from node.model.span import dissect
-from swarm.inference.kv_cache import Arena
+from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import load_whole
 from tests.model.tiny import SPANS, chain, load_alone, reference, run_chain, save_sharded, tiny_config
 
@@ -26,11 +26,11 @@ def test_the_language_part_of_a_model_with_eyes_is_served_and_drafts(family: str
     save_sharded(whole, tmp_path / "whole")
     models = [load_alone(tmp_path / "whole", span, tmp_path / str(span)) for span in SPANS]
     ids = torch.arange(3, 19)
-    arenas = [[Arena(model.layout, 32)] for model in models]
+    arenas = [[KvCache(model.layout, 32)] for model in models]
     logits = models[-1].logits(run_chain(models, arenas, [chain(arenas[0][0], ids)]))
     assert (logits - reference(whole, ids)).abs().max() <= 1e-5
     draft = load_whole(tmp_path / "whole", torch.float32)
-    drafted = draft.logits(draft.forward([chain(Arena(draft.layout, 32), ids)]))
+    drafted = draft.logits(draft.forward([chain(KvCache(draft.layout, 32), ids)]))
     assert (drafted - reference(whole, ids)).abs().max() <= 1e-5
 
 

@@ -18,12 +18,12 @@ from node.model.checkpoint import open_checkpoint
 from node.model.loading import load
 from node.model.offload import Offload, OffloadedSpan, held_weights, load_offloaded
 from node.model.span import SpanModel, dissect, load_span
-from node.model.weight_streaming import MOMENTS_KEPT, Moment, overlaps
+from node.model.weight_streaming import MOMENTS_KEPT, TraceEvent, overlaps
 from swarm.demo import TARGET
 from swarm.errors import ConfigError, NotEnoughSpace
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import Arena
-from swarm.inference.ragged_batch import Work
+from swarm.inference.kv_cache import KvCache
+from swarm.inference.ragged_batch import SessionRows
 from swarm.layers import Span
 from tests.devices import DEVICES
 from tests.model.tiny import chain, save_sharded, tiny_model
@@ -43,30 +43,30 @@ def offloaded(
 
 def sweeps(model: SpanModel) -> list[torch.Tensor]:
     """A prompt, and a tree below it: the rows, and the logits where there is a head."""
-    arena = Arena(model.layout, 64)
+    arena = KvCache(model.layout, 64)
     ids = torch.arange(3, 19)
     prompt = chain(arena, ids)
     nodes = [TreeNodeId(16 + number) for number in range(5)]
     parents, positions = [None, nodes[0], nodes[0], nodes[1], None], [16, 17, 17, 18, 16]
-    tree = Work(arena, nodes, parents, positions, ids[:5])
+    tree = SessionRows(arena, nodes, parents, positions, ids[:5])
     if model.span.start:
         rows = torch.randn(21, model.hidden_size, generator=torch.Generator().manual_seed(1)).to(model.dtype)
-        prompt = Work(arena, prompt.node_ids, prompt.parents, prompt.positions, rows=rows[:16])
-        tree = Work(arena, nodes, parents, positions, rows=rows[16:])
+        prompt = SessionRows(arena, prompt.node_ids, prompt.parents, prompt.positions, rows=rows[:16])
+        tree = SessionRows(arena, nodes, parents, positions, rows=rows[16:])
     first = model.forward([prompt])
     arena.commit(prompt.node_ids, [])
     found = [first, model.forward([tree])]
     return [*found, model.logits(found[1])] if model.span.end == model.num_layers else found
 
 
-class Watched(deque[Moment]):
+class Watched(deque[TraceEvent]):
     """Moments for which one can wait."""
 
     def __init__(self) -> None:
         super().__init__(maxlen=MOMENTS_KEPT)
         self._changed = threading.Condition()
 
-    def append(self, moment: Moment) -> None:
+    def append(self, moment: TraceEvent) -> None:
         with self._changed:
             super().append(moment)
             self._changed.notify_all()

@@ -32,8 +32,8 @@ from node.model.span import SpanModel, dissect, load_span
 from swarm.demo import PASSAGES, TARGET
 from swarm.errors import LayersError, UnknownModel, UnsupportedModel
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import Arena
-from swarm.inference.ragged_batch import Hole, Work, load_whole
+from swarm.inference.kv_cache import KvCache
+from swarm.inference.ragged_batch import PassThroughLayer, SessionRows, load_whole
 from swarm.layers import Span
 from swarm.models.families import TESTED, causal_lm_class, max_positions
 from tests.model.tiny import SPANS, chain, load_alone, reference, run_chain, save_sharded, tiny_model
@@ -86,7 +86,7 @@ def test_a_tree_nodes_logits_are_those_of_its_path_run_alone(dtype: torch.dtype,
     model = load_whole(TARGET, dtype)
     alone = cast("Any", AutoModelForCausalLM).from_pretrained(TARGET, dtype=dtype)
     prompt, rng = passage(0, 48), random.Random(1)
-    arena = Arena(model.layout, 128)
+    arena = KvCache(model.layout, 128)
     prefill = chain(arena, prompt)
     model.forward([prefill])
     arena.commit(prefill.node_ids, [])
@@ -95,7 +95,7 @@ def test_a_tree_nodes_logits_are_those_of_its_path_run_alone(dtype: torch.dtype,
     first = len(prompt)
     nodes = [TreeNodeId(first + offset) for offset in range(len(parents))]
     above = [None if parent is None else nodes[parent] for parent in parents]
-    logits = model.logits(model.forward([Work(arena, nodes, above, positions, tokens)]))
+    logits = model.logits(model.forward([SessionRows(arena, nodes, above, positions, tokens)]))
     for offset, got in enumerate(logits):
         text = torch.cat([prompt, tokens[path_to(parents, offset)]])
         assert (got - reference(alone, text)[-1]).abs().max() <= tolerance
@@ -109,10 +109,10 @@ def test_sub_ranges_of_one_span_make_the_whole(
     rows: torch.Tensor | None = None
     for start, end in itertools.pairwise(cuts):
         sub = Span(start, end)
-        arena = Arena(demo.layout.within(sub), len(ids))
+        arena = KvCache(demo.layout.within(sub), len(ids))
         assert [layer.index for layer in arena.layout.layers] == list(range(start, end))
         work = chain(arena, ids)
-        rows = demo.forward([Work(arena, work.node_ids, work.parents, work.positions, ids, rows)], sub)
+        rows = demo.forward([SessionRows(arena, work.node_ids, work.parents, work.positions, ids, rows)], sub)
     assert rows is not None
     assert (demo.logits(rows) - reference(hugging_face, ids)).abs().max() <= 2e-5
 
@@ -128,8 +128,8 @@ def test_a_sub_range_runs_only_its_own_layers(demo: SpanModel, monkeypatch: pyte
 
     monkeypatch.setitem(cast("Any", AttentionInterface)._global_mapping, "canopy", recording)
     sub = Span(3, 6)
-    arena = Arena(demo.layout.within(sub), 4)
-    demo.forward([Work(arena, [TreeNodeId(0)], [None], [0], rows=torch.zeros(1, demo.hidden_size))], sub)
+    arena = KvCache(demo.layout.within(sub), 4)
+    demo.forward([SessionRows(arena, [TreeNodeId(0)], [None], [0], rows=torch.zeros(1, demo.hidden_size))], sub)
     assert ran == [3, 4, 5]
     demo.logits(torch.zeros(2, demo.hidden_size))
     assert ran == [3, 4, 5], "the head runs no layer"
@@ -137,7 +137,7 @@ def test_a_sub_range_runs_only_its_own_layers(demo: SpanModel, monkeypatch: pyte
 
 def test_a_forward_sees_only_new_nodes(demo: SpanModel) -> None:
     forwards, rows_in = demo.forwards, demo.rows_in
-    arena = Arena(demo.layout, 64)
+    arena = KvCache(demo.layout, 64)
     demo.forward([chain(arena, torch.arange(30))])
     hidden = demo.forward([chain(arena, torch.arange(3), first=30)])
     assert hidden.shape == (3, demo.hidden_size)
@@ -148,14 +148,14 @@ def test_only_the_first_chunk_of_a_prefill_is_a_plain_triangle(
     demo: SpanModel, hugging_face: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     causal: list[bool] = []
-    is_causal = swarm.inference.tree_attention.Part.is_causal
+    is_causal = swarm.inference.tree_attention.SessionRange.is_causal
 
-    def recording(part: swarm.inference.tree_attention.Part, window: int | None) -> bool:
+    def recording(part: swarm.inference.tree_attention.SessionRange, window: int | None) -> bool:
         causal.append(is_causal(part, window))
         return causal[-1]
 
-    monkeypatch.setattr(swarm.inference.tree_attention.Part, "is_causal", recording)
-    ids, arena = passage(3, 44), Arena(demo.layout, 44)
+    monkeypatch.setattr(swarm.inference.tree_attention.SessionRange, "is_causal", recording)
+    ids, arena = passage(3, 44), KvCache(demo.layout, 44)
     first, second = chain(arena, ids[:22]), chain(arena, ids[22:], first=22)
     rows = demo.forward([first])
     arena.commit(first.node_ids, [])
@@ -180,11 +180,11 @@ def test_the_head_runs_in_bounded_chunks_with_the_same_result(demo: SpanModel, m
 
 def test_works_of_one_forward_may_belong_to_one_session(demo: SpanModel) -> None:
     ids = passage(2, 20)
-    together, apart = Arena(demo.layout, 20), Arena(demo.layout, 20)
+    together, apart = KvCache(demo.layout, 20), KvCache(demo.layout, 20)
     whole = demo.logits(demo.forward([chain(together, ids)]))
     nodes = [TreeNodeId(node) for node in range(20)]
-    first = Work(apart, nodes[:8], [None, *nodes[:7]], range(8), ids[:8])
-    second = Work(apart, nodes[8:], nodes[7:19], range(8, 20), ids[8:])
+    first = SessionRows(apart, nodes[:8], [None, *nodes[:7]], range(8), ids[:8])
+    second = SessionRows(apart, nodes[8:], nodes[7:19], range(8, 20), ids[8:])
     assert (demo.logits(demo.forward([first, second])) - whole).abs().max() <= 2e-5
 
 
@@ -196,7 +196,7 @@ def test_bfloat16_spans_stay_near_the_whole(family: str, tmp_path: Path) -> None
     assert {(model.dtype, model.layout.dtype) for model in models} == {(torch.bfloat16, torch.bfloat16)}
     assert models[0].numeric_class == "cpu-bfloat16"
     ids = torch.arange(3, 19)
-    arenas = [[Arena(model.layout, 32)] for model in models]
+    arenas = [[KvCache(model.layout, 32)] for model in models]
     logits = models[-1].logits(run_chain(models, arenas, [chain(arenas[0][0], ids)]))
     assert logits.dtype == torch.float32
     assert (logits - reference(whole, ids)).abs().max() <= 0.1
@@ -208,7 +208,7 @@ def test_layers_outside_a_span_hold_nothing(demo: SpanModel) -> None:
     held = {name.rpartition(".layers.")[2].partition(".")[0] for name, _ in middle.model.named_parameters()}
     assert held == {"4", "5", "6", "7"}
     assert middle.weight_bytes == 4 * anatomy.weights_in(Span(4, 8)) < demo.weight_bytes / 2
-    assert isinstance(cast("Any", middle.model).model.layers[3], Hole)
+    assert isinstance(cast("Any", middle.model).model.layers[3], PassThroughLayer)
 
 
 def test_a_span_beyond_the_model_is_refused() -> None:
@@ -290,7 +290,7 @@ def test_a_tested_family_needs_no_proof(tmp_path: Path, self_tests: list[str]) -
 def test_an_untested_family_that_comes_out_different_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if its window were forgotten."""
     monkeypatch.setattr(
-        swarm.inference.tree_attention.Part, "mask", lambda part, _window, like: part.visible.to(like.device)
+        swarm.inference.tree_attention.SessionRange, "mask", lambda part, _window, like: part.visible.to(like.device)
     )
     with pytest.raises(UnsupportedModel, match=r"starcoder2: not a tested family, and its self-test is .* off"):
         prove(make_config("starcoder2", sliding_window=4096), node.model.span._load)
@@ -359,7 +359,7 @@ def test_a_bad_moment_while_a_machine_measures_itself_makes_no_size_alone_slow(d
         layout, span, num_layers = demo.layout, demo.span, demo.num_layers
         hidden_size, dtype, device = demo.hidden_size, demo.dtype, demo.device
 
-        def forward(self, work: list[Work]) -> torch.Tensor:
+        def forward(self, work: list[SessionRows]) -> torch.Tensor:
             now_ms[0] += usual[len(work[0].node_ids)] * (10 if len(rows) in slow else 1)
             rows.append(len(work[0].node_ids))
             return torch.zeros(rows[-1], 1)
@@ -380,7 +380,7 @@ def test_a_card_sees_trees_of_many_sizes_below_a_token_before_it_is_measured(
     seen: list[tuple[int, int]] = []
     forward = model.forward
 
-    def noted(works: list[Work]) -> torch.Tensor:
+    def noted(works: list[SessionRows]) -> torch.Tensor:
         made = forward(works)
         seen.append((len(works[0].node_ids), works[0].arena.slots.used))
         return made

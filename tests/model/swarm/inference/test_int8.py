@@ -22,8 +22,8 @@ from swarm import wire
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import ConfigError
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import Arena
-from swarm.inference.ragged_batch import RaggedModel, Work
+from swarm.inference.kv_cache import KvCache
+from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.inference.row_codec import decode_rows, encode_rows
 from swarm.layers import Span
 from swarm.protocol.messages import Codec, Fault, FaultKind, Frame, Open, Ready, RouteHop, Rows, SweepFrame
@@ -48,7 +48,7 @@ class Chain:
     def __init__(self, model: RaggedModel, codec: Codec) -> None:
         self._model = model
         self._codec = codec
-        self._spans = [(span, Arena(model.layout.within(span), 512)) for span in map(Span.parse, SPANS)]
+        self._spans = [(span, KvCache(model.layout.within(span), 512)) for span in map(Span.parse, SPANS)]
 
     def logits(self, ids: tuple[int, ...], parents: list[int | None] | None = None) -> torch.Tensor:
         """Append nodes, a chain unless parents (by offset) are given, and commit nothing."""
@@ -64,7 +64,7 @@ class Chain:
             if rows is not None:
                 rows = decode_rows(encode_rows(rows, self._codec), rows.dtype)
             entering = torch.tensor(ids) if rows is None else None
-            rows = self._model.forward([Work(arena, nodes, known, positions, entering, rows)], span)
+            rows = self._model.forward([SessionRows(arena, nodes, known, positions, entering, rows)], span)
         assert rows is not None
         return self._model.logits(rows)
 

@@ -11,8 +11,8 @@ import torch
 from swarm.demo import TARGET
 from swarm.errors import LocalProtocolError
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import Arena, KvLayout, LayerKv
-from swarm.inference.ragged_batch import RaggedModel, Work, load_whole
+from swarm.inference.kv_cache import KvCache, KvLayout, LayerKv
+from swarm.inference.ragged_batch import RaggedModel, SessionRows, load_whole
 from swarm.layers import Span
 from tests.model.tiny import chain
 
@@ -24,9 +24,9 @@ def model() -> RaggedModel:
     return load_whole(TARGET, torch.float32)
 
 
-def numbered(count: int) -> Arena:
+def numbered(count: int) -> KvCache:
     """An arena whose row i holds the number i everywhere: nodes 0…count-1, all below the root."""
-    arena = Arena(LAYOUT, 16)
+    arena = KvCache(LAYOUT, 16)
     arena.append([TreeNodeId(node) for node in range(count)], [None] * count, [0] * count)
     for layer in LAYOUT.layers:
         numbers = torch.arange(float(count))[None, :, None]
@@ -35,7 +35,7 @@ def numbered(count: int) -> Arena:
     return arena
 
 
-def held(arena: Arena, layer: int) -> list[float]:
+def held(arena: KvCache, layer: int) -> list[float]:
     """What `numbered` rows are now, keys and values agreeing."""
     keys, values = arena.view(layer, arena.slots.used)
     assert torch.equal(keys[..., :1].expand_as(keys), keys)
@@ -45,7 +45,7 @@ def held(arena: Arena, layer: int) -> list[float]:
 
 def test_a_layout_counts_bytes_per_layer_used() -> None:
     assert LAYOUT.bytes_per_token == 4 * (2 * (4 + 6) + 8)
-    assert Arena(LAYOUT.within(Span(4, 9)), 2).bytes_per_token == 4 * 8
+    assert KvCache(LAYOUT.within(Span(4, 9)), 2).bytes_per_token == 4 * 8
 
 
 def test_a_commit_moves_rows_to_the_front_and_keeps_their_order() -> None:
@@ -78,7 +78,7 @@ class Tree:
         return path
 
 
-def grow(model: RaggedModel, arena: Arena, tree: Tree, rng: random.Random) -> None:
+def grow(model: RaggedModel, arena: KvCache, tree: Tree, rng: random.Random) -> None:
     """Run 1 to 8 new nodes below random live nodes or the tip."""
     nodes = [TreeNodeId(len(tree.tokens) + offset) for offset in range(rng.randint(1, 8))]
     for node in nodes:
@@ -87,10 +87,10 @@ def grow(model: RaggedModel, arena: Arena, tree: Tree, rng: random.Random) -> No
         tree.tokens[node] = rng.randrange(3, 4_000)
     positions = [len(tree.text) + len(tree.path(node)) - 1 for node in nodes]
     ids = torch.tensor([tree.tokens[node] for node in nodes])
-    model.forward([Work(arena, nodes, [tree.parents[node] for node in nodes], positions, ids)])
+    model.forward([SessionRows(arena, nodes, [tree.parents[node] for node in nodes], positions, ids)])
 
 
-def commit(arena: Arena, tree: Tree, rng: random.Random) -> None:
+def commit(arena: KvCache, tree: Tree, rng: random.Random) -> None:
     """Commit the path to a random live node; what is below it stays live."""
     tip = rng.choice(arena.slots.ids)
     path = tree.path(tip)
@@ -102,7 +102,7 @@ def commit(arena: Arena, tree: Tree, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_after_random_commits_and_truncations_the_kv_is_a_plain_prefills(model: RaggedModel, seed: int) -> None:
-    rng, arena, tree = random.Random(seed), Arena(model.layout, 160), Tree()
+    rng, arena, tree = random.Random(seed), KvCache(model.layout, 160), Tree()
     for _ in range(12):
         grow(model, arena, tree, rng)
         commit(arena, tree, rng)
@@ -113,7 +113,7 @@ def test_after_random_commits_and_truncations_the_kv_is_a_plain_prefills(model: 
         assert arena.slots.committed == len(tree.text)
     arena.truncate(len(tree.text))
     assert len(tree.text) > 3, "the text is too short to say anything"
-    plain = Arena(model.layout, len(tree.text))
+    plain = KvCache(model.layout, len(tree.text))
     model.forward([chain(plain, torch.tensor(tree.text))])
     assert arena.slots.positions.tolist() == plain.slots.positions.tolist() == list(range(len(tree.text)))
     for layer in model.layout.layers:

@@ -14,15 +14,15 @@ from transformers import LlamaConfig
 import swarm.inference.tree_attention
 from swarm.errors import UnsupportedModel
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_cache import Arena, KvLayout, LayerKv
-from swarm.inference.tree_attention import FOLDED_ROWS, Part, Step, attend, use_canopy
+from swarm.inference.kv_cache import KvCache, KvLayout, LayerKv
+from swarm.inference.tree_attention import FOLDED_ROWS, AttentionStep, SessionRange, attend, use_canopy
 
 HEADS, KV_HEADS, KEY, VALUE = 6, 2, 8, 12
 LAYOUT = KvLayout((LayerKv(0, KV_HEADS, KEY, VALUE),), torch.float32, torch.device("cpu"))
 MODULE = cast("torch.nn.Module", SimpleNamespace(layer_idx=0))
 
 
-def append(arena: Arena, count: int, tree: bool = False, is_prefill: bool = False) -> Part:
+def append(arena: KvCache, count: int, tree: bool = False, is_prefill: bool = False) -> SessionRange:
     """New nodes of one session: a chain, or a tree in which node i hangs below node i // 2."""
     used = arena.slots.used
     nodes = [TreeNodeId(used + offset) for offset in range(count)]
@@ -33,7 +33,7 @@ def append(arena: Arena, count: int, tree: bool = False, is_prefill: bool = Fals
         parents.append(None if above < 0 else nodes[above])
         positions.append(used if above < 0 else positions[above] + 1)
     visible = arena.append(nodes, parents, positions)
-    return Part(arena, 0, count, visible, torch.from_numpy(arena.slots.positions), is_prefill)
+    return SessionRange(arena, 0, count, visible, torch.from_numpy(arena.slots.positions), is_prefill)
 
 
 def tensors(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -43,7 +43,7 @@ def tensors(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return query, key, value
 
 
-def by_hand(part: Part, query: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
+def by_hand(part: SessionRange, query: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
     keys, values = part.arena.view(0, part.used)
     keys, values = (tensor.repeat_interleave(HEADS // KV_HEADS, 0) for tensor in (keys, values))
     scores = query[0] @ keys.transpose(1, 2) * options.get("scaling", KEY**-0.5)
@@ -60,11 +60,11 @@ def by_hand(part: Part, query: torch.Tensor, options: dict[str, Any]) -> torch.T
 
 
 @pytest.fixture
-def session() -> Arena:
+def session() -> KvCache:
     """Twelve committed tokens."""
-    arena = Arena(LAYOUT, 256)
+    arena = KvCache(LAYOUT, 256)
     part = append(arena, 12)
-    attend(MODULE, *tensors(12, seed=0), None, canopy=Step([part]))
+    attend(MODULE, *tensors(12, seed=0), None, canopy=AttentionStep([part]))
     arena.commit([TreeNodeId(node) for node in range(12)], [])
     return arena
 
@@ -82,11 +82,11 @@ OPTIONS = [
 @pytest.mark.parametrize("rows", [1, 7, 40])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options) or "plain")
 def test_a_trees_rows_attend_to_their_ancestors_and_the_committed(
-    session: Arena, options: dict[str, Any], rows: int
+    session: KvCache, options: dict[str, Any], rows: int
 ) -> None:
     part = append(session, rows, tree=True)
     query, key, value = tensors(rows, seed=1)
-    output, _ = attend(MODULE, query, key, value, None, canopy=Step([part]), **options)
+    output, _ = attend(MODULE, query, key, value, None, canopy=AttentionStep([part]), **options)
     assert output.shape == (1, rows, HEADS, VALUE)
     assert (output[0] - by_hand(part, query, options)).abs().max() <= 1e-5
 
@@ -109,28 +109,30 @@ def fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_a_prefill_shorter_than_the_window_needs_no_mask(
     fused_calls: list[dict[str, Any]], window: int | None, is_causal: bool
 ) -> None:
-    part = append(Arena(LAYOUT, 64), 40, is_prefill=True)
+    part = append(KvCache(LAYOUT, 64), 40, is_prefill=True)
     query, key, value = tensors(40, seed=2)
-    output, _ = attend(MODULE, query, key, value, None, canopy=Step([part]), sliding_window=window)
+    output, _ = attend(MODULE, query, key, value, None, canopy=AttentionStep([part]), sliding_window=window)
     assert [call["is_causal"] for call in fused_calls] == [is_causal]
     assert (fused_calls[0]["attn_mask"] is None) == is_causal
     assert (output[0] - by_hand(part, query, {"sliding_window": window})).abs().max() <= 1e-5
 
 
-def test_few_rows_fold_the_heads_of_a_group_into_one_product(session: Arena, fused_calls: list[dict[str, Any]]) -> None:
+def test_few_rows_fold_the_heads_of_a_group_into_one_product(
+    session: KvCache, fused_calls: list[dict[str, Any]]
+) -> None:
     part = append(session, FOLDED_ROWS, tree=True)
-    attend(MODULE, *tensors(FOLDED_ROWS, seed=3), None, canopy=Step([part]))
+    attend(MODULE, *tensors(FOLDED_ROWS, seed=3), None, canopy=AttentionStep([part]))
     assert fused_calls[0]["query"] == (1, KV_HEADS, HEADS // KV_HEADS * FOLDED_ROWS, KEY)
 
 
-def test_the_mask_is_made_once_for_all_layers_of_a_step(session: Arena) -> None:
+def test_the_mask_is_made_once_for_all_layers_of_a_step(session: KvCache) -> None:
     part = append(session, 20, tree=True)
     like = torch.zeros(1)
     assert part.bias(None, like) is part.bias(None, like)
     assert part.bias(5, like) is part.bias(5, like) is not part.bias(None, like)
 
 
-def test_the_explicit_path_takes_few_rows_at_a_time(session: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_explicit_path_takes_few_rows_at_a_time(session: KvCache, monkeypatch: pytest.MonkeyPatch) -> None:
     part = append(session, 20, tree=True)
     query, key, value = tensors(20, seed=4)
     sizes: list[int] = []
@@ -142,7 +144,7 @@ def test_the_explicit_path_takes_few_rows_at_a_time(session: Arena, monkeypatch:
 
     monkeypatch.setattr(torch.Tensor, "softmax", recording)
     monkeypatch.setattr(swarm.inference.tree_attention, "SCORES_BYTES", 4 * HEADS * part.used * 8)
-    output, _ = attend(MODULE, query, key, value, None, canopy=Step([part]), softcap=3.0)
+    output, _ = attend(MODULE, query, key, value, None, canopy=AttentionStep([part]), softcap=3.0)
     assert sizes == [8, 8, 4]
     assert (output[0] - by_hand(part, query, {"softcap": 3.0})).abs().max() <= 1e-5
 
@@ -155,7 +157,7 @@ def test_a_class_that_does_not_pass_the_step_on_is_refused(step: dict[str, Any])
 
 def test_a_class_that_brings_its_own_mask_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="does not go through AttentionInterface"):
-        attend(MODULE, *tensors(1, seed=5), torch.zeros(1, 1, 1, 1), canopy=Step())
+        attend(MODULE, *tensors(1, seed=5), torch.zeros(1, 1, 1, 1), canopy=AttentionStep())
 
 
 def test_attention_that_is_planned_anew_for_every_shape_is_left_alone() -> None:

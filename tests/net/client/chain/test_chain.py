@@ -34,7 +34,7 @@ from swarm.protocol.messages import (
     Sweep,
     SweepFrame,
 )
-from swarm.routing.costs import HOP_MS, Prospect
+from swarm.routing.costs import HOP_MS, RouteForecast
 from swarm.transport.link import WARM_UP_BYTES, WARM_UP_PINGS, Link
 from tests.net.raw import Sweeps, attach, counters, dial, opening, raw_link, raw_replies, route_of
 from tests.net.running import (
@@ -124,7 +124,7 @@ async def test_each_hop_sees_each_sweep_once_and_only_its_new_nodes(nodes: int, 
 
 
 async def test_goodput_begins_with_what_routing_promises(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Prospect] = []
+    told: list[RouteForecast] = []
     monkeypatch.setattr(Goodput, "expect", lambda _, __, prospect: told.append(prospect))
     await running.client.generate(prompt(0), max_new_tokens=2)
     (prospect,) = told

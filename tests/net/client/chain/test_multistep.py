@@ -22,8 +22,8 @@ from node.session.hop_session import HopSession
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.multistep_sampling import picks
 from swarm.protocol.messages import Sweep
-from swarm.protocol.proposal import Guess
-from swarm.routing.costs import Prospect
+from swarm.protocol.proposal import DraftDistribution
+from swarm.routing.costs import RouteForecast
 from swarm.transport import liveness as watch
 from tests.net.running import engine_of, prompt
 from tests.swarm_here import SwarmHere, swarm_here
@@ -31,7 +31,7 @@ from tests.swarm_here import SwarmHere, swarm_here
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 
 NEW_TOKENS = 24
-FAR = Prospect(links_ms=5_000, compute_ms=10, row_ms=0.1, hops=2)
+FAR = RouteForecast(links_ms=5_000, compute_ms=10, row_ms=0.1, hops=2)
 STRUCK = 6
 """The sweep that waits in a machine when it dies."""
 REPLAYED = 0
@@ -59,12 +59,16 @@ async def client(here: SwarmHere) -> AsyncIterator[AsyncSwarm]:
 
 
 @pytest.fixture
-def arrived(monkeypatch: pytest.MonkeyPatch) -> list[Guess | None]:
+def arrived(monkeypatch: pytest.MonkeyPatch) -> list[DraftDistribution | None]:
     """What the tail was told was drawn, node by node."""
-    seen: list[Guess | None] = []
+    seen: list[DraftDistribution | None] = []
 
     def recording(
-        probs: torch.Tensor, positions: Sequence[int], guesses: Sequence[Guess | None], seed: int, sequence: int
+        probs: torch.Tensor,
+        positions: Sequence[int],
+        guesses: Sequence[DraftDistribution | None],
+        seed: int,
+        sequence: int,
     ) -> list[int]:
         seen.extend(guesses)
         return picks(probs, positions, guesses, seed, sequence)
@@ -84,7 +88,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("far")
 @pytest.mark.parametrize("nodes", [12, None])
 async def test_draws_reach_the_tail_and_trees_are_walked(
-    nodes: int | None, client: AsyncSwarm, arrived: list[Guess | None]
+    nodes: int | None, client: AsyncSwarm, arrived: list[DraftDistribution | None]
 ) -> None:
     result = await client.generate(
         prompt(0, 60), max_new_tokens=NEW_TOKENS, temperature=1.0, seed=4, nodes=nodes, multistep=True
@@ -97,13 +101,15 @@ async def test_draws_reach_the_tail_and_trees_are_walked(
     assert any(guess is None for guess in arrived), "leaves have none"
 
 
-async def test_plain_decoding_by_it_needs_no_draft(client: AsyncSwarm, arrived: list[Guess | None]) -> None:
+async def test_plain_decoding_by_it_needs_no_draft(client: AsyncSwarm, arrived: list[DraftDistribution | None]) -> None:
     result = await client.generate(prompt(1), max_new_tokens=6, temperature=1.0, seed=4, nodes=0, multistep=True)
     assert result.stats.acceptance_length == 1.0
     assert arrived == [None] * len(result.stats.sweeps)
 
 
-async def test_greedy_picks_are_the_same_by_either_rule(client: AsyncSwarm, arrived: list[Guess | None]) -> None:
+async def test_greedy_picks_are_the_same_by_either_rule(
+    client: AsyncSwarm, arrived: list[DraftDistribution | None]
+) -> None:
     texts = [
         (await client.generate(prompt(2), max_new_tokens=12, nodes=6, multistep=multistep)).tokens
         for multistep in (False, True)
@@ -112,7 +118,7 @@ async def test_greedy_picks_are_the_same_by_either_rule(client: AsyncSwarm, arri
     assert not arrived
 
 
-async def test_it_is_off_by_default(client: AsyncSwarm, arrived: list[Guess | None]) -> None:
+async def test_it_is_off_by_default(client: AsyncSwarm, arrived: list[DraftDistribution | None]) -> None:
     result = await client.generate(prompt(3), max_new_tokens=6, temperature=1.0, seed=1, nodes=6)
     assert result.stats.reproducible
     assert not arrived
@@ -128,7 +134,7 @@ async def test_it_goes_on_after_a_death_with_a_sweep_in_flight(
     without the draws what its snapshot holds, which has the same law (`swarm.inference.multistep_sampling`), and with
     them afterwards.
     """
-    sent, told, arrived = dict[int, Sweep](), defaultdict[int, list[Guess | None]](list), asyncio.Event()
+    sent, told, arrived = dict[int, Sweep](), defaultdict[int, list[DraftDistribution | None]](list), asyncio.Event()
     send, run, struck = Chain.send, HopSession.next_run, list[str]()
 
     def sending(chain: Chain, sweep: Sweep) -> None:
@@ -136,7 +142,11 @@ async def test_it_goes_on_after_a_death_with_a_sweep_in_flight(
         send(chain, sweep)
 
     def recording(
-        probs: torch.Tensor, positions: Sequence[int], guesses: Sequence[Guess | None], seed: int, sequence: int
+        probs: torch.Tensor,
+        positions: Sequence[int],
+        guesses: Sequence[DraftDistribution | None],
+        seed: int,
+        sequence: int,
     ) -> list[int]:
         told[sequence] += guesses
         return picks(probs, positions, guesses, seed, sequence)

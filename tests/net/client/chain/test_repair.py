@@ -16,14 +16,14 @@ import client.chain.reply_stream
 import client.decode.loop
 import client.library.jobs
 from client import Result
-from client.control.policy import Choice
+from client.control.policy import SpeculationPlan
 from client.decode.draft_worker import IsAwaited
-from client.decode.loop import Job
+from client.decode.loop import GenerationState
 from client.drafting.search.tree import DraftTree
 from client.options import GenerateOptions
 from node.session.hop_session import HopSession
 from node.session.reply_buffer import ReplyBuffer
-from node.session.upstream import UpstreamSide
+from node.session.upstream import UpstreamStream
 from swarm.discovery.node_record import NodeRecord
 from swarm.errors import RegistryError
 from swarm.protocol.messages import Ping, Reply, Reroute
@@ -108,8 +108,8 @@ async def test_a_death_while_the_client_drafts(
     draft, count = client.decode.loop._draft, 0
 
     async def interrupted(
-        job: Job, route: Hashable, room: int, is_awaited: IsAwaited
-    ) -> tuple[DraftTree, Choice, float]:
+        job: GenerationState, route: Hashable, room: int, is_awaited: IsAwaited
+    ) -> tuple[DraftTree, SpeculationPlan, float]:
         nonlocal count
         count += 1
         if count == 4:
@@ -364,7 +364,7 @@ async def test_a_lost_reroute_is_followed_by_a_newer_one(nodes: Mortals, monkeyp
     reroute = HopSession.reroute
     lost: list[int] = []
 
-    def losing(hop: HopSession, upstream: UpstreamSide, message: Reroute) -> None:
+    def losing(hop: HopSession, upstream: UpstreamStream, message: Reroute) -> None:
         if lost:
             reroute(hop, upstream, message)
         else:

@@ -20,9 +20,9 @@ import client.decode.loop
 import swarm.transport.liveness
 from client import AsyncSwarm
 from client.control.goodput import Goodput
-from client.control.policy import Busy, Choice
+from client.control.policy import Occupancy, SpeculationPlan
 from client.decode.hidden_rows import Observe
-from client.decode.loop import Job
+from client.decode.loop import GenerationState
 from client.decode.walk import Walk
 from client.drafting.search.local_session import LocalSession
 from client.options import Options
@@ -94,7 +94,7 @@ class Listener:
 
 
 async def tokens_of(swarm: AsyncSwarm, listener: Listener, **options: Any) -> tuple[int, ...]:  # noqa: ANN401
-    job: Job = swarm._jobs.make(IDS, Options(max_new_tokens=NEW, **options))
+    job: GenerationState = swarm._jobs.make(IDS, Options(max_new_tokens=NEW, **options))
     job.observe = listener.observe
     result = None
     async for piece in swarm._once(job):
@@ -137,13 +137,15 @@ async def test_the_accepted_paths_rows_are_the_whole_models(
 async def test_rows_of_trees_that_grow_while_sweeps_are_in_flight(
     running: Running, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Goodput, "plan", lambda *_: Choice(3, 1e9, "small"))
+    monkeypatch.setattr(Goodput, "plan", lambda *_: SpeculationPlan(3, 1e9, "small"))
     monkeypatch.setattr(Goodput, "more", lambda *_: 4)
     monkeypatch.setattr(Goodput, "least", lambda *_: 0.0)
-    monkeypatch.setattr(Goodput, "busy", lambda *_: Busy())
+    monkeypatch.setattr(Goodput, "busy", lambda *_: Occupancy())
     monkeypatch.setattr(Goodput, "patience_ms", lambda *_: math.inf)  # while drafting is late rows are not handed over
     monkeypatch.setattr(client.chain.chain.Chain, "has_answer", False)
-    monkeypatch.setattr(Goodput, "further", lambda _, route, chances, ahead: Choice(len(chances), 1e9, "deeper"))
+    monkeypatch.setattr(
+        Goodput, "further", lambda _, route, chances, ahead: SpeculationPlan(len(chances), 1e9, "deeper")
+    )
     grow, further = Walk.grow, list[int]()
 
     def grown(self: Walk, tokens: Sequence[int], parents: Sequence[TreeNodeId]) -> Sweep:

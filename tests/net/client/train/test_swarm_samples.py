@@ -13,7 +13,7 @@ from anyio.from_thread import start_blocking_portal
 import client.train.samples
 import client.train.swarm_samples
 from client.target import load_target
-from client.train.samples import Amount, LocalSampler, load_for_training, sampled_lines
+from client.train.samples import LocalSampler, SampleAmount, load_for_training, sampled_lines
 from client.train.swarm_samples import SwarmSampler
 from swarm.demo import TARGET
 from swarm.errors import ContextFull
@@ -21,7 +21,7 @@ from tests.swarm_here import swarm_here
 
 pytestmark = pytest.mark.timeout(60)
 
-FEW = Amount(lines=6, tokens=20, seed=5)
+FEW = SampleAmount(lines=6, tokens=20, seed=5)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import node.membership.joining
 import node.membership.rebalance
 import node.serve
 from node.config import ServeConfig
-from node.membership.joining import Seats, joiners_choice
+from node.membership.joining import SpanReservation, joiners_choice
 from node.membership.rebalance import Rebalance
 from node.model.checkpoint import Checkpoint
 from node.model.loading import load
@@ -66,7 +66,7 @@ async def reserve(registry: Registry, together: asyncio.Barrier) -> tuple[Span |
         if len(announced) == 1:
             await together.wait()
 
-    seats = Seats(registry, MODEL, announce)
+    seats = SpanReservation(registry, MODEL, announce)
     return await seats.reserve(joiners_choice(registry.peer_id, 6, MODEL)), announced
 
 

@@ -18,7 +18,7 @@ from benchmarks.recovery.garbage import ENDING, GOING_ON, Kind, Model
 from node.serve import Node
 from node.session.hop_session import HopSession
 from swarm.demo import TARGET
-from swarm.inference.kv_cache import Arena
+from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
 from swarm.protocol.messages import RouteHop
 from tests.net.bystander import WORDS, right_picks
@@ -38,7 +38,7 @@ def victim_of(first: Node, second: Node) -> Victim:
 def held() -> list[object]:
     """Sessions and KV that anything refers to."""
     gc.collect()
-    return [thing for thing in gc.get_objects() if type(thing) in (HopSession, Arena)]
+    return [thing for thing in gc.get_objects() if type(thing) in (HopSession, KvCache)]
 
 
 @pytest.fixture

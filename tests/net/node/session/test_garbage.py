@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from node.serve import Node
-from node.session.context import Workshop
+from node.session.context import NodeContext
 from swarm import wire
 from swarm.discovery.address_proof import HELLO_METHOD
 from swarm.ids import SessionId, TreeNodeId
@@ -204,15 +204,15 @@ async def test_sessions_of_no_size_are_refused(limits: tuple[int, int, int], nod
 
 async def test_a_sweep_before_ready_is_refused(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     gate = asyncio.Event()
-    dial = Workshop.dial
+    dial = NodeContext.dial
 
     async def gated(
-        shop: Workshop, fingerprint: str, hop: RouteHop, records: Iterable[bytes], stuck: grpc.aio.Channel | None
+        shop: NodeContext, fingerprint: str, hop: RouteHop, records: Iterable[bytes], stuck: grpc.aio.Channel | None
     ) -> tuple[grpc.aio.Channel, bool]:
         await gate.wait()
         return await dial(shop, fingerprint, hop, records, stuck)
 
-    monkeypatch.setattr(Workshop, "dial", gated)
+    monkeypatch.setattr(NodeContext, "dial", gated)
     sweep = SweepFrame(Sweeps().chain(WORDS))
     async with raw_link(nodes[0], fitting(nodes), sweep) as link:
         assert (await link.until(Fault)).field == "sequence"

@@ -17,7 +17,7 @@ from client.options import GenerateOptions
 from node.engine.scheduler import StepCost
 from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
-from node.session.upstream import UpstreamSide
+from node.session.upstream import UpstreamStream
 from swarm.demo import TARGET
 from swarm.errors import Busy, ContextFull, GenerationInterrupted, RouteError
 from swarm.ids import TreeNodeId
@@ -89,7 +89,7 @@ async def test_only_the_newest_upstream_is_heard(running: Running) -> None:
             assert old.call.done()
             hop = first.sessions.find(opened.session)
             assert hop is not None
-            hop.receive(UpstreamSide(), two)  # as if it had been read already when its stream was fenced
+            hop.receive(UpstreamStream(), two)  # as if it had been read already when its stream was fenced
             assert hop.log.received.sequence == 1
             assert {answer.sequence for answer in old.heard if isinstance(answer, Ack)} <= {0, 1}
             for generation in (1, 2):
@@ -117,7 +117,7 @@ async def test_an_orphan_waits_for_its_upstream(running: Running, monkeypatch: p
     monkeypatch.setattr(node.session.lease, "ORPHAN_S", 1.0)
     detach, detached, loop = HopSession.detach, asyncio.Event(), asyncio.get_running_loop()
 
-    def watched(hop: HopSession, upstream: UpstreamSide) -> None:
+    def watched(hop: HopSession, upstream: UpstreamStream) -> None:
         detach(hop, upstream)
         detached.set()
 

@@ -22,17 +22,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import node.serve
 from node.telemetry.outbox import MAX_EVENTS, Outbox
-from node.telemetry.publisher import Address, Pace, Publisher
+from node.telemetry.publisher import Address, PublishIntervals, TelemetryPublisher
 from swarm.demo import DRAFT, TARGET
 from swarm.layers import Span
 from swarm.telemetry.broker_address import parse_broker
-from swarm.telemetry.messages import Event, EventKind, Metrics, Part, Presence, Stamp, Status, Will
+from swarm.telemetry.messages import Event, EventKind, MessageKind, Metrics, Presence, Stamp, Status, Will
 from tests.net.brokers import CONNACK, Ear, ear_at, free_port, liar, mosquitto, wire_to
 from tests.swarm_here import swarm_here
 from tests.telling import PRINT, identity, metrics, status
 
 needs_mosquitto = pytest.mark.needs_program("mosquitto", "mosquitto")
-QUICK = Pace(
+QUICK = PublishIntervals(
     metrics_s=0.05, status_s=30.0, answer_s=0.5, first_wait_s=0.02, longest_wait_s=0.05, leave_s=1.0, jitter=lambda: 0.5
 )
 
@@ -64,9 +64,9 @@ class Speaker:
                 await self._said.wait()
 
 
-def publisher(speaker: Speaker, url: str, pace: Pace = QUICK, ca: Path | None = None) -> Publisher:
+def publisher(speaker: Speaker, url: str, pace: PublishIntervals = QUICK, ca: Path | None = None) -> TelemetryPublisher:
     address = Address(parse_broker(url, ca), "canopy", PRINT, identity(0))
-    return Publisher(address, speaker, speaker.outbox, speaker.say, pace)
+    return TelemetryPublisher(address, speaker, speaker.outbox, speaker.say, pace)
 
 
 def born(body: object) -> bool:
@@ -85,7 +85,7 @@ async def test_a_node_is_born_speaks_and_leaves(tmp_path: Path) -> None:
             async with publisher(speaker, f"mqtt://127.0.0.1:{port}"):
                 await ear.until(born)
                 speaker.state = Presence.SERVING
-                speaker.outbox.want(Part.STATUS)
+                speaker.outbox.want(MessageKind.STATUS)
                 speaker.outbox.tell(EventKind.JOINED, "serves layers 0…3 of 12")
                 await ear.until(lambda body: isinstance(body, Status) and body.state is Presence.SERVING)
                 await ear.until(lambda body: isinstance(body, Event))
@@ -181,7 +181,7 @@ async def test_a_broker_that_talks_to_a_node_is_left_alone() -> None:
 
 async def test_a_node_leaves_a_mute_broker_in_time() -> None:
     speaker = Speaker()
-    pace = Pace(leave_s=0.1)
+    pace = PublishIntervals(leave_s=0.1)
     async with liar() as broker:
         async with publisher(speaker, f"mqtt://127.0.0.1:{broker.port}", pace):
             await broker.until_visits(1)
@@ -238,7 +238,9 @@ async def test_tls_and_a_password(tmp_path: Path) -> None:
 async def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Ear, str]]:
     """A broker and an ear for a whole node, which speaks quickly."""
     port = free_port()
-    monkeypatch.setattr(node.serve, "Publisher", partial(Publisher, pace=replace(QUICK, metrics_s=0.5)))
+    monkeypatch.setattr(
+        node.serve, "TelemetryPublisher", partial(TelemetryPublisher, pace=replace(QUICK, metrics_s=0.5))
+    )
     with mosquitto(tmp_path, port):
         async with ear_at(port) as ear:
             yield ear, f"mqtt://127.0.0.1:{port}"

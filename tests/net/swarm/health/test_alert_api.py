@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
-from swarm.health.alerts.rules import Change, Step
+from swarm.health.alerts.rules import AlertTransition, Change
 from swarm.health.state.overview import Overview
 from swarm.health.tasks.history import History
-from swarm.health.tasks.publisher import Publisher
-from swarm.health.tasks.recorder import Clerk
+from swarm.health.tasks.publisher import StatePublisher
+from swarm.health.tasks.recorder import HealthLoop
 from swarm.health.web.alert_api import alert_routes
 from swarm.health.web.api import make_app
 from swarm.ids import PeerId
@@ -36,7 +36,7 @@ class Keeper:
         self.now = NOW
         self.told: list[Change] = []
         overview = Overview(["/ip4/x"], "canopy", NOW)
-        self.clerk = Clerk(overview, Publisher(), history, lambda: self.now, self.told.extend)
+        self.clerk = HealthLoop(overview, StatePublisher(), history, lambda: self.now, self.told.extend)
 
     def hear(self, span: Span) -> None:
         body = status(at=self.now, span=span, model=ServedModel(NAME, PRINT, 12))
@@ -51,7 +51,7 @@ class Keeper:
 
 
 @asynccontextmanager
-async def served(clerk: Clerk, page: Path) -> AsyncIterator[int]:
+async def served(clerk: HealthLoop, page: Path) -> AsyncIterator[int]:
     app = make_app(clerk.publisher, clerk.points, page)
     app.include_router(alert_routes(clerk))
     server = make_server(app)
@@ -125,7 +125,7 @@ async def test_a_restart_tells_nobody_what_was_told(tmp_path: Path) -> None:
         keeper = Keeper(history)
         await keeper.clerk.load()
         keeper.be(5, Span(0, 4))
-        assert [change.step for change in keeper.told] == [Step.BEGAN]
+        assert [change.step for change in keeper.told] == [AlertTransition.BEGAN]
         await keeper.clerk._write()  # no polite end: it is kept as soon as it is told
     async with History.open(tmp_path / "h") as history:
         again = Keeper(history)
@@ -137,4 +137,4 @@ async def test_a_restart_tells_nobody_what_was_told(tmp_path: Path) -> None:
         assert again.told == []
         again.be(25, Span(0, 12))
         (ended,) = again.told
-        assert (ended.step, ended.alert.occurrence) == (Step.ENDED, keeper.told[0].alert.occurrence)
+        assert (ended.step, ended.alert.occurrence) == (AlertTransition.ENDED, keeper.told[0].alert.occurrence)

@@ -13,17 +13,19 @@ from dataclasses import dataclass, field
 import pytest
 
 from node.telemetry.outbox import Outbox
-from node.telemetry.publisher import Address, Pace, Publisher
+from node.telemetry.publisher import Address, PublishIntervals, TelemetryPublisher
 from swarm.health.broker.supervisor import Checks, EmbeddedBroker
 from swarm.health.state.assessment import LinkState
 from swarm.health.state.mqtt_feed import Feed
 from swarm.health.state.overview import Overview
 from swarm.runtime.tasks import TaskScope
-from swarm.telemetry.guard import Believed, TelemetryGuard
+from swarm.telemetry.guard import AcceptedMessage, TelemetryGuard
 from swarm.telemetry.messages import Metrics, Presence, Stamp, Status
 from tests.telling import PRINT, identity, metrics, status
 
-PACE = Pace(metrics_s=0.1, answer_s=0.5, first_wait_s=0.05, longest_wait_s=0.1, leave_s=1.0, jitter=lambda: 0.5)
+PACE = PublishIntervals(
+    metrics_s=0.1, answer_s=0.5, first_wait_s=0.05, longest_wait_s=0.1, leave_s=1.0, jitter=lambda: 0.5
+)
 
 
 class Speaker:
@@ -46,7 +48,7 @@ class Observatory:
     born: int = 0
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def heard(self, one: Believed, now: float) -> None:
+    def heard(self, one: AcceptedMessage, now: float) -> None:
         self.born += isinstance(one.body, Status) and one.body.is_birth
         self.overview.knowledge.believe(one.peer, one.fingerprint, one.body, now)
         self._news.set()
@@ -76,7 +78,7 @@ async def observatory() -> AsyncIterator[Observatory]:
         scope.spawn(Feed(TelemetryGuard(), "canopy", made.heard, made.changed).run(broker.own_address))
         await made.until(lambda: made.overview.broker.state is LinkState.CONNECTED)
         address = Address(broker.address, "canopy", PRINT, identity(0))
-        async with Publisher(address, Speaker(), Outbox(), lambda _: None, PACE):
+        async with TelemetryPublisher(address, Speaker(), Outbox(), lambda _: None, PACE):
             await made.until(lambda: made.born == 1)
             yield made
 

@@ -28,7 +28,7 @@ from swarm.health.state.model import Knowledge
 from swarm.health.state.mqtt_feed import Feed
 from swarm.health.state.node import Condition
 from swarm.health.state.overview import Overview
-from swarm.health.tasks.publisher import MAX_READERS, Publisher
+from swarm.health.tasks.publisher import MAX_READERS, StatePublisher
 from swarm.health.web.api import make_app
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
@@ -67,7 +67,7 @@ async def ask(port: int, path: str, method: str = "GET", *headers: str) -> Answe
 
 
 @asynccontextmanager
-async def served(publisher: Publisher, page: Path) -> AsyncIterator[int]:
+async def served(publisher: StatePublisher, page: Path) -> AsyncIterator[int]:
     """The API on a free port."""
 
     async def points(model: str, window: str) -> dict[str, object]:
@@ -92,7 +92,7 @@ async def served(publisher: Publisher, page: Path) -> AsyncIterator[int]:
 async def test_http_serves_everything_read_only_under_a_strict_policy(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<!doctype html><title>page</title>")
     (tmp_path / "app.js").write_text("export {};")
-    publisher = Publisher()
+    publisher = StatePublisher()
     publisher.publish({"v": 1, "name": "<script>\ud800"})
     async with served(publisher, tmp_path) as port:
         state = await ask(port, "/api/v1/state")
@@ -122,7 +122,7 @@ async def test_http_serves_everything_read_only_under_a_strict_policy(tmp_path: 
 
 
 async def test_the_stream_brings_the_newest_state_only_and_signs_of_life(tmp_path: Path) -> None:
-    publisher = Publisher()
+    publisher = StatePublisher()
     publisher.publish({"v": 1})
     async with served(publisher, tmp_path) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -141,7 +141,7 @@ async def test_the_stream_brings_the_newest_state_only_and_signs_of_life(tmp_pat
 
 
 async def test_a_quiet_stream_shows_that_it_lives() -> None:
-    publisher = Publisher()
+    publisher = StatePublisher()
     frames = publisher.frames(heartbeat_s=0.01)
     assert (await anext(frames)).startswith(b": ")
     publisher.close()

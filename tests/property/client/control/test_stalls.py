@@ -12,7 +12,7 @@ from benchmarks.control.replay import run
 from benchmarks.simulation.chain import HOPS, Costs, RecordedTail, VirtualChain
 from benchmarks.simulation.clock import Clock
 from client.control.goodput import Goodput
-from client.control.policy import FixedBudget
+from client.control.policy import FixedPolicy
 from client.decode.text_stream import FastTokenizer
 from swarm.demo import TARGET
 from swarm.ids import TreeNodeId
@@ -34,7 +34,7 @@ def test_stalls_do_not_end_speculation(tokenizer: FastTokenizer) -> None:
     parts = []
     for seed in range(6):
         text = recorded(seed, 0.8)
-        plain = run([text], STALLS, FixedBudget(0), tokenizer)
+        plain = run([text], STALLS, FixedPolicy(0), tokenizer)
         parts.append(run([text], STALLS, Goodput(512), tokenizer).tokens_per_s / plain.tokens_per_s)
     assert min(parts) >= 1
     assert fmean(parts) >= 1.45

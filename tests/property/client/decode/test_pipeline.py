@@ -25,17 +25,17 @@ from benchmarks.simulation.profiles import PROFILES
 from benchmarks.simulation.recorded import Pair, Recorded, RecordedSearch, picks_of, prompts_of, record
 from client.chain.answers import Answer
 from client.control.goodput import Goodput
-from client.control.policy import Ahead, Choice, FixedBudget, Spent
-from client.decode.loop import Job
+from client.control.policy import FixedPolicy, PipelineState, SpeculationPlan, SweepMeasurement
+from client.decode.loop import GenerationState
 from client.decode.text_stream import FastTokenizer
 from client.drafting.drafter import NONE, ModelDrafter, expansions
 from client.drafting.search.local_session import LocalSession
-from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
 from swarm.demo import DRAFT, TARGET
-from swarm.inference.ragged_batch import Scores, load_whole
+from swarm.inference.ragged_batch import HeadOutput, load_whole
 from swarm.protocol.messages import Sampling, Sweep
-from swarm.routing.costs import LINK_MBIT_PER_S, Prospect
+from swarm.routing.costs import LINK_MBIT_PER_S, RouteForecast
 
 PROMPT, NEW, VOCABULARY = 40, 60, 900
 ROUNDS = 4
@@ -86,13 +86,13 @@ def tree(rng: random.Random, text: Sequence[int], length: int, knows: float) -> 
 class Reckless(Goodput):
     """Sends whatever may be right, as deep as the credits allow: what it costs does not matter."""
 
-    def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> int:
+    def more(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
         """A few."""
         return min(room, 1 + self.cost_of(route).sweeps % 7)
 
-    def further(self, route: Hashable, chances: Sequence[float], ahead: Ahead) -> Choice:
+    def further(self, route: Hashable, chances: Sequence[float], ahead: PipelineState) -> SpeculationPlan:
         """All, whenever one of them is more likely than not."""
-        return Choice(len(chances) if max(chances, default=0.0) > 0.5 else 0, 1e9, "deeper")
+        return SpeculationPlan(len(chances) if max(chances, default=0.0) > 0.5 else 0, 1e9, "deeper")
 
 
 @pytest.mark.parametrize("knows", [0.0, 0.5, 0.9, 1.0])
@@ -101,7 +101,7 @@ async def test_the_text_is_the_plain_one(seed: int, knows: float, tokenizer: Fas
     """`tell` compares the text; and tokens came from below nodes that were not verified when they were sent."""
     text = recorded(seed, knows)
     for costs in (NEAR, FAR):
-        for budget in (FixedBudget(0), FixedBudget(9), FixedBudget(7, 3), Goodput(24), Reckless(5)):
+        for budget in (FixedPolicy(0), FixedPolicy(9), FixedPolicy(7, 3), Goodput(24), Reckless(5)):
             _, _, sizes = await tell(text, costs, budget, tokenizer)
             assert len(sizes) > 0
 
@@ -109,7 +109,7 @@ async def test_the_text_is_the_plain_one(seed: int, knows: float, tokenizer: Fas
 async def test_a_walk_that_stays_inside_what_is_on_its_way_costs_no_trip(tokenizer: FastTokenizer) -> None:
     """With a draft that is always right the text comes faster than one trip per tree."""
     text = recorded(1, 1.0)
-    count, alone_s, _ = await tell(text, FAR, FixedBudget(5), tokenizer)
+    count, alone_s, _ = await tell(text, FAR, FixedPolicy(5), tokenizer)
     again, pipe_s, _ = await tell(text, FAR, Reckless(5), tokenizer)
     assert pipe_s / again < 0.7 * alone_s / count
 
@@ -120,13 +120,13 @@ def test_the_full_pipe_never_loses_to_plain_decoding(profile: str, tokenizer: Fa
     costs = PROFILES[profile]
     for knows in (0.0, 0.4, 0.9):
         texts = [recorded(seed, knows) for seed in range(3)]
-        plain = run(texts, costs, FixedBudget(0), tokenizer).tokens_per_s
+        plain = run(texts, costs, FixedPolicy(0), tokenizer).tokens_per_s
         pipe, alone = (_settled(texts, costs, control, tokenizer) for control in (Goodput(32), OneAtATime(32)))
         assert pipe >= 0.97 * plain
         assert pipe >= 0.95 * alone
 
 
-def said(costs: Costs, mbit: float) -> Prospect:
+def said(costs: Costs, mbit: float) -> RouteForecast:
     """What routing says, where it takes the links for so fast."""
     return replace(costs, mbit=mbit).prospect()
 
@@ -140,7 +140,7 @@ def test_links_that_take_longer_than_machines_are_not_flooded(
     cast = Cast(promise=Costs.prospect if mbit is None else partial(said, mbit=mbit))
     for knows in (0.4, 0.9):
         texts = [recorded(seed, knows) for seed in range(3)]
-        plain = run(texts, costs, FixedBudget(0), tokenizer).tokens_per_s
+        plain = run(texts, costs, FixedPolicy(0), tokenizer).tokens_per_s
         alone, pipe = (
             run(texts, costs, control, tokenizer, cast).tokens_per_s for control in (OneAtATime(32), Goodput(32))
         )
@@ -154,7 +154,7 @@ def test_links_that_take_longer_than_machines_are_not_flooded(
 def test_a_slow_draft_costs_nothing(costs: Costs, pass_ms: float, knows: float, tokenizer: FastTokenizer) -> None:
     """Where plain decoding is best, replies do not wait for a draft that takes longer than a trip."""
     texts, slow = [recorded(seed, knows) for seed in range(3)], replace(costs, pass_ms=pass_ms)
-    plain = run(texts, slow, FixedBudget(0), tokenizer).tokens_per_s
+    plain = run(texts, slow, FixedPolicy(0), tokenizer).tokens_per_s
     assert _settled(texts, slow, Goodput(32), tokenizer) >= 0.97 * plain
 
 
@@ -212,7 +212,7 @@ def test_a_search_of_a_recorded_tree_knows_more_with_every_pass() -> None:
     search = RecordedSearch(whole, (), set())
     before = 0
     for passes in range(6):
-        part = search.go_on(30, 3, Worth(go_on=partial(operator.gt, min(passes, 1))))
+        part = search.go_on(30, 3, StopRule(go_on=partial(operator.gt, min(passes, 1))))
         assert before <= len(part) <= 30
         assert all(parent is None or parent < node for node, parent in enumerate(part.parents))
         assert part.depth <= min(search.passes, 3)
@@ -234,7 +234,7 @@ def test_a_search_of_a_recorded_tree_expands_as_many_nodes_in_a_pass_as_a_drafte
 def test_the_passes_of_a_drafter_are_noted_tree_by_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     draft, score, passes = load_whole(DRAFT, torch.float32), LocalSession.score, list[int]()
 
-    def count(self: LocalSession, sweep: Sweep, last: int) -> Scores:
+    def count(self: LocalSession, sweep: Sweep, last: int) -> HeadOutput:
         passes.append(len(sweep.tokens))
         return score(self, sweep, last)
 
@@ -296,7 +296,7 @@ def test_what_drafting_takes_is_counted(tokenizer: FastTokenizer) -> None:
     texts = [recorded(seed, 0.8) for seed in range(3)]
     free = replace(NEAR, pass_ms=0.0)
     speeds = [
-        run(texts, costs, FixedBudget(8), tokenizer).tokens_per_s
+        run(texts, costs, FixedPolicy(8), tokenizer).tokens_per_s
         for costs in (
             free,
             replace(free, pass_ms=4.0),
@@ -308,7 +308,7 @@ def test_what_drafting_takes_is_counted(tokenizer: FastTokenizer) -> None:
     assert all(speed < speeds[0] for speed in speeds[1:4])
     assert speeds[2] < speeds[1], "a pass has a row at least"
     assert speeds[0] > speeds[4], "what a reply taught is learned before the next tree grows"
-    slow = run(texts, replace(free, learn_ms=1e3), FixedBudget(8), tokenizer).tokens_per_s
+    slow = run(texts, replace(free, learn_ms=1e3), FixedPolicy(8), tokenizer).tokens_per_s
     assert slow < speeds[1], "nobody hears its reply before one has learned"
 
 
@@ -318,7 +318,7 @@ async def test_a_tree_grows_by_what_the_reply_before_it_taught(tokenizer: FastTo
 
     class Noting(RecordedDrafter):
         def grow(
-            self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+            self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
         ) -> DraftTree:
             events.append("grow")
             return super().grow(sequence, nodes, depth, sampling, worth)
@@ -328,18 +328,18 @@ async def test_a_tree_grows_by_what_the_reply_before_it_taught(tokenizer: FastTo
 
     text = recorded(2, 0.5)
     cast = Cast(lambda clock: Noting(text, FAR, clock))
-    await tell(text, FAR, FixedBudget(8), tokenizer, cast)
+    await tell(text, FAR, FixedPolicy(8), tokenizer, cast)
     assert len(events) > 20
     assert events[:20] == ["grow", "learn"] * 10
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[GenerationState]:
     """All that a replay makes."""
-    made: list[Job] = []
+    made: list[GenerationState] = []
 
-    def kept(*given: Any, **named: Any) -> Job:  # noqa: ANN401 - a job's own
-        made.append(Job(*given, **named))
+    def kept(*given: Any, **named: Any) -> GenerationState:  # noqa: ANN401 - a job's own
+        made.append(GenerationState(*given, **named))
         return made[-1]
 
     monkeypatch.setattr("benchmarks.control.replay.Job", kept)
@@ -349,7 +349,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 @pytest.mark.parametrize("paces", [(1.0, 1.0, 1.0), (6.0, 1.0, 1.0), (1.0, 1.0, 6.0)])
 @pytest.mark.parametrize("is_said", [True, False])
 def test_nothing_is_sent_before_every_hop_can_take_it(
-    *, is_said: bool, paces: tuple[float, ...], tokenizer: FastTokenizer, jobs: list[Job]
+    *, is_said: bool, paces: tuple[float, ...], tokenizer: FastTokenizer, jobs: list[GenerationState]
 ) -> None:
     """With drafts that cost nothing there is always more to send; what waits at a hop can no longer be chosen.
 
@@ -364,10 +364,10 @@ def test_nothing_is_sent_before_every_hop_can_take_it(
     assert fmean(hop.queue_ms for hop in parts) < 0.5 * fmean(hop.compute_ms for hop in parts)
 
 
-def test_who_shares_one_core_is_slower(tokenizer: FastTokenizer, jobs: list[Job]) -> None:
+def test_who_shares_one_core_is_slower(tokenizer: FastTokenizer, jobs: list[GenerationState]) -> None:
     texts = [recorded(seed, 0.8) for seed in range(3)]
     speeds = [
-        run(texts, replace(NEAR, cores=cores, handling_ms=handling), FixedBudget(8, 3), tokenizer).tokens_per_s
+        run(texts, replace(NEAR, cores=cores, handling_ms=handling), FixedPolicy(8, 3), tokenizer).tokens_per_s
         for cores, handling in ((None, 0.0), (4, 0.0), (1, 0.0), (1, 20.0))
     ]
     assert speeds[0] == speeds[1], "four things can go on at once: a draft and three hops"
@@ -384,7 +384,7 @@ async def test_uplinks_that_are_far_slower_than_said_are_known_from_the_prompt(t
 
         read, row_ms = 0, 0.0
 
-        def spent(self, route: Hashable, spent: Spent) -> None:
+        def spent(self, route: Hashable, spent: SweepMeasurement) -> None:
             super().spent(route, spent)
             if spent.is_prompt:
                 self.read, self.row_ms = self.read + spent.nodes + 1, self.cost_of(route).links.b
@@ -393,7 +393,7 @@ async def test_uplinks_that_are_far_slower_than_said_are_known_from_the_prompt(t
     cast = Cast(promise=lambda costs: replace(costs, mbit=LINK_MBIT_PER_S).prospect())
     for seed in range(3):
         text, budget = recorded(seed, 0.3), Told(64)
-        plain, plain_s, _ = await tell(text, slow, FixedBudget(0), tokenizer)
+        plain, plain_s, _ = await tell(text, slow, FixedPolicy(0), tokenizer)
         ours, ours_s, _ = await tell(text, slow, budget, tokenizer, cast)
         assert budget.read == PROMPT - 1
         assert budget.row_ms == pytest.approx(2 * slow.transfer_ms(1), rel=0.1)

@@ -18,12 +18,12 @@ from benchmarks.simulation.chain import Costs, RecordedTail, VirtualChain
 from benchmarks.simulation.clock import Clock
 from benchmarks.simulation.recorded import Recorded
 from client.control.goodput import Goodput
-from client.control.policy import Budget, FixedBudget
-from client.decode.loop import Job, decode
+from client.control.policy import FixedPolicy, SpeculationPolicy
+from client.decode.loop import GenerationState, decode
 from client.decode.text_stream import FastTokenizer, TextStream
 from client.decode.walk import Walk
 from client.drafting.drafter import NONE
-from client.drafting.search.stopping import EVERYTHING, Worth
+from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
 from swarm.demo import TARGET
 from swarm.protocol.messages import Credits, Sampling
@@ -55,7 +55,7 @@ class Draft:
         self._text = text
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
     ) -> DraftTree:
         self.grown += 1
         return DraftTree(tuple(self._text[len(sequence) :][:1]), (None,), (0.9,), rounds=1)
@@ -72,7 +72,7 @@ class Stuck(Draft):
         self.asked, self.go = threading.Event(), threading.Event()
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
     ) -> DraftTree:
         tree, is_first = super().grow(sequence, nodes, depth, sampling, worth), self.grown == 1
         self.asked.set()
@@ -84,7 +84,7 @@ class Greedy(Draft):
     """Asks for more memory than there is."""
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
     ) -> DraftTree:
         if self.grown == 3:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -92,8 +92,8 @@ class Greedy(Draft):
 
 
 async def made(
-    text: Recorded, draft: Draft, budget: Budget, tokenizer: FastTokenizer, credits: Credits = AMPLE
-) -> tuple[Job, list[int]]:
+    text: Recorded, draft: Draft, budget: SpeculationPolicy, tokenizer: FastTokenizer, credits: Credits = AMPLE
+) -> tuple[GenerationState, list[int]]:
     """The text, told by this draft, and when how many tokens were there: after each reply."""
     clock = Clock()
     chain = Ready(RecordedTail(text, credits), Costs(1, 1_000), clock, credits)
@@ -102,7 +102,9 @@ async def made(
     limits = Limits(VOCABULARY, credits.window_tokens, credits.sweeps, credits.nodes)
     counts: list[int] = []
     with ThreadPoolExecutor(1) as drafting:
-        job = Job(text.prompt, text.sampling, budget, 512, NEW, stream, draft, drafting, clock=time.perf_counter)
+        job = GenerationState(
+            text.prompt, text.sampling, budget, 512, NEW, stream, draft, drafting, clock=time.perf_counter
+        )
         async for _ in decode(job, chain, Walk(limits, text.sampling)):
             counts.append(len(stream.tokens))
             if isinstance(draft, Stuck) and len(stream.tokens) >= NEW // 2:
@@ -129,7 +131,7 @@ async def test_whoever_asks_for_trees_waits_for_them(tokenizer: FastTokenizer) -
     text = recorded(1, 0.9)
     draft = Stuck(text.tokens)
     async with asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(made(text, draft, FixedBudget(1), tokenizer))
+        waiting = tasks.create_task(made(text, draft, FixedPolicy(1), tokenizer))
         assert await asyncio.to_thread(draft.asked.wait, 60)
         await asyncio.sleep(0.2)
         assert not waiting.done()
@@ -142,7 +144,7 @@ async def test_a_draft_without_memory_is_given_up(tokenizer: FastTokenizer, capl
     text = recorded(2, 0.9)
     draft = Greedy(text.tokens)
     with caplog.at_level(logging.WARNING):
-        job, _ = await made(text, draft, FixedBudget(1), tokenizer)
+        job, _ = await made(text, draft, FixedPolicy(1), tokenizer)
     assert [sweep.nodes for sweep in job.sweeps][:3] == [1, 1, 1]
     assert not any(sweep.nodes for sweep in job.sweeps[3:])
     assert [record.message for record in caplog.records] == [

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.simulation.fake_chain import ForgetfulLog, GlancingLog, Machine, Writer, pick, rows_of
 from swarm.errors import ProtocolError
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_slots import Slots
+from swarm.inference.kv_slots import KvSlots
 from swarm.layers import Span
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import Reply, Sweep, SweepFrame
@@ -185,19 +185,19 @@ def test_skipping_a_living_node_is_noticed() -> None:
 
 
 def test_an_uncle_in_place_of_the_parent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    append = Slots.append
+    append = KvSlots.append
 
-    def to_an_uncle(slots: Slots, ids: list[TreeNodeId], parents: list[Parent], positions: list[int]) -> object:
+    def to_an_uncle(slots: KvSlots, ids: list[TreeNodeId], parents: list[Parent], positions: list[int]) -> object:
         """Depths stay right, so that only the text can tell."""
         place = dict(zip([*slots.ids, *ids], [*slots.positions[slots.committed :].tolist(), *positions], strict=True))
         oldest = {position: node for node, position in sorted(place.items(), reverse=True)}
         return append(slots, ids, [parent and oldest[place[parent]] for parent in parents], positions)
 
-    monkeypatch.setattr(Slots, "append", to_an_uncle)
+    monkeypatch.setattr(KvSlots, "append", to_an_uncle)
     assert failures(None, because="another text") > 3
 
 
 def test_a_wrong_order_of_rows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = Slots.commit
-    monkeypatch.setattr(Slots, "commit", lambda slots, path, survivors: commit(slots, path, survivors)[::-1])
+    commit = KvSlots.commit
+    monkeypatch.setattr(KvSlots, "commit", lambda slots, path, survivors: commit(slots, path, survivors)[::-1])
     assert failures(None) > 20

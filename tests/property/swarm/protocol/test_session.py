@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from swarm.errors import ProtocolError
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_slots import Slots
+from swarm.inference.kv_slots import KvSlots
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import Sweep, SweepFrame
 from swarm.protocol.session import Limits, SessionState
@@ -172,7 +172,7 @@ class Memory:
     """The ids that lie in a session's KV rows, moved exactly as the slots say."""
 
     def __init__(self) -> None:
-        self.slots = Slots(capacity=200)
+        self.slots = KvSlots(capacity=200)
         self.rows = np.full(200, -1)
 
     def commit(self, path: Path, survivors: Path) -> None:

@@ -11,7 +11,7 @@ from functools import cache
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swarm.telemetry.guard import Believed, Reason, Refused, TelemetryGuard
+from swarm.telemetry.guard import AcceptedMessage, Reason, RejectedMessage, TelemetryGuard
 from swarm.telemetry.messages import Body, Presence, Will, seal_body
 from tests.telling import NEW, NOW, event, identity, metrics, status, topic, will
 
@@ -95,8 +95,8 @@ def mutated(chance: random.Random) -> Message:
     return place, payload
 
 
-def check(answer: Believed | Refused, believed: Counter[tuple[str, Body]]) -> None:
-    if isinstance(answer, Refused):
+def check(answer: AcceptedMessage | RejectedMessage, believed: Counter[tuple[str, Body]]) -> None:
+    if isinstance(answer, RejectedMessage):
         return
     assert (answer.peer, answer.body) in said().values(), "nobody said that"
     believed[answer.peer, answer.body] += 1
@@ -114,7 +114,7 @@ def test_only_what_was_signed_is_believed_and_once() -> None:
             place, payload = mutated(chance)
             answer = guard.accept(place, payload, chance.random() < 0.2, NOW + chance.uniform(-10, 30))
             check(answer, believed)
-            total[answer.reason if isinstance(answer, Refused) else None] += 1
+            total[answer.reason if isinstance(answer, RejectedMessage) else None] += 1
         assert sum(guard.counts.values()) + sum(believed.values()) == MESSAGES
         assert len(guard) <= 2
 
@@ -129,7 +129,7 @@ def test_only_what_was_signed_is_believed_and_once() -> None:
 @given(place=st.text(max_size=200), payload=st.binary(max_size=300), now=st.floats(allow_nan=False))
 @example("canopy/v1/" + "a" * 64 + "/x/status", b"{}", NOW)
 def test_noise_is_refused(place: str, payload: bytes, now: float) -> None:
-    assert isinstance(TelemetryGuard().accept(place, payload, False, now), Refused)
+    assert isinstance(TelemetryGuard().accept(place, payload, False, now), RejectedMessage)
 
 
 @settings(max_examples=200)
@@ -137,4 +137,4 @@ def test_noise_is_refused(place: str, payload: bytes, now: float) -> None:
 def test_no_time_confuses_the_guard(now: float, retained: bool, which: int) -> None:
     (place, payload), (_, body) = list(said().items())[which]
     answer = TelemetryGuard().accept(place, payload, retained, now)
-    assert isinstance(answer, Refused) or abs(now - body.stamp.at) <= 180
+    assert isinstance(answer, RejectedMessage) or abs(now - body.stamp.at) <= 180

@@ -45,8 +45,8 @@ from swarm.protocol.messages import (
     Upstream,
     Want,
 )
-from swarm.protocol.proposal import Guess
-from swarm.wire.frames import FrameLimits, Joiner, split
+from swarm.protocol.proposal import DraftDistribution
+from swarm.wire.frames import FrameAssembler, FrameLimits, split
 
 naturals = st.integers(0, 2**63 - 1)
 words = st.integers(0, 2**32 - 1)
@@ -83,11 +83,11 @@ def rows_of(draw: st.DrawFn, count: int) -> Rows:
 
 
 @st.composite
-def guesses(draw: st.DrawFn, offset: int) -> Guess:
+def guesses(draw: st.DrawFn, offset: int) -> DraftDistribution:
     some = tuple(draw(st.lists(tokens, min_size=1, max_size=4, unique=True)))
     weights = st.floats(min_value=2.0**-100, max_value=1.0, width=32)
     shares = tuple(draw(st.lists(weights, min_size=len(some), max_size=len(some))))
-    return Guess(offset, some, shares, tuple(draw(st.lists(st.integers(0, len(some) - 1), max_size=5))))
+    return DraftDistribution(offset, some, shares, tuple(draw(st.lists(st.integers(0, len(some) - 1), max_size=5))))
 
 
 @st.composite
@@ -194,7 +194,7 @@ DECODERS: tuple[Callable[[bytes], object], ...] = (
 
 
 def joined(parts: list[bytes]) -> Frame:
-    joiner = Joiner()
+    joiner = FrameAssembler()
     messages = [joiner.feed(part) for part in parts]
     assert all(message is None for message in messages[:-1])
     last = messages[-1]
@@ -230,7 +230,7 @@ def decode_with_everything(data: bytes) -> None:
         with contextlib.suppress(RemoteProtocolError):
             decode(data)
     with contextlib.suppress(RemoteProtocolError):
-        Joiner(FrameLimits(1 << 16, 1 << 16)).feed(data)
+        FrameAssembler(FrameLimits(1 << 16, 1 << 16)).feed(data)
 
 
 @given(st.binary(max_size=200))

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 import client.chain.reroutes
-from client.chain.reroutes import Detours
+from client.chain.reroutes import Rerouter
 from swarm.errors import RegistryError, RouteError
 from swarm.protocol.messages import RouteHop
 from swarm.routing.route import Route
@@ -41,7 +41,7 @@ async def test_a_slow_directory_is_waited_for_briefly_and_asked_once(monkeypatch
     monkeypatch.setattr(client.chain.reroutes, "FRESH_S", 0.02)
     directory = Directory()
     async with TaskScope() as scope:
-        detours = Detours(directory)
+        detours = Rerouter(directory)
         for _ in range(3):
             with pytest.raises(RouteError, match="nobody serves layers 4…7"):
                 await detours.fresh(scope, (), ())
@@ -56,7 +56,7 @@ async def test_a_slow_directory_is_waited_for_briefly_and_asked_once(monkeypatch
 async def test_one_more_try_does_not_wait_for_the_directory_which_is_asked_meanwhile() -> None:
     directory = Directory()
     async with TaskScope() as scope:
-        detours = Detours(directory)
+        detours = Rerouter(directory)
         for _ in range(2):
             with pytest.raises(RouteError, match="nobody serves layers 4…7"):
                 await detours.again(scope, (), ())
@@ -72,7 +72,7 @@ async def test_a_directory_that_is_down_ends_no_session() -> None:
     directory.is_down = True
     directory.answer.set()
     async with TaskScope() as scope:
-        detours = Detours(directory)
+        detours = Rerouter(directory)
         for look in (detours.known((), ()), detours.fresh(scope, (), ())):
             with pytest.raises(RouteError, match="did not answer"):
                 await look

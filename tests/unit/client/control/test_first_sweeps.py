@@ -7,38 +7,40 @@ from dataclasses import replace
 import pytest
 
 from client.control.goodput import FIRST_SIZE, FIRST_TREES, Goodput
-from client.control.latency_model import CLAIMED_ROWS, GROWTH, RouteCost
-from client.control.policy import Ahead, Choice, Spent
+from client.control.latency_model import CLAIMED_ROWS, GROWTH, LatencyModel
+from client.control.policy import PipelineState, SpeculationPlan, SweepMeasurement
 from client.drafting.search.tree import DraftTree
-from swarm.routing.costs import Prospect
+from swarm.routing.costs import RouteForecast
 
 ROUTE = "route"
-FAR = Prospect(links_ms=400, compute_ms=21, row_ms=0.4, hops=3)
-NEAR = Prospect(links_ms=4, compute_ms=21, row_ms=0.3, hops=3)
+FAR = RouteForecast(links_ms=400, compute_ms=21, row_ms=0.4, hops=3)
+NEAR = RouteForecast(links_ms=4, compute_ms=21, row_ms=0.3, hops=3)
 TREE = tuple(0.8 / (1 + place) for place in range(16))
 DRAFT_MS = 8.0
 
 
-def spent(prospect: Prospect, nodes: int, factor: float = 1.0, *, brought: float = 0.0, alone: bool = True) -> Spent:
+def spent(
+    prospect: RouteForecast, nodes: int, factor: float = 1.0, *, brought: float = 0.0, alone: bool = True
+) -> SweepMeasurement:
     """A sweep, where hops are `factor` times as slow as was promised."""
     computed_ms = factor * (prospect.compute_ms + prospect.row_ms * nodes)
     total_ms = prospect.links_ms + prospect.waiting_ms + computed_ms
-    return Spent(
+    return SweepMeasurement(
         nodes, total_ms, prospect.waiting_ms, computed_ms, prospect.hops, promised=1.0, brought=brought, alone=alone
     )
 
 
-def drafted(control: Goodput, draft_ms: float = DRAFT_MS, *, has_read: bool = False) -> Choice:
+def drafted(control: Goodput, draft_ms: float = DRAFT_MS, *, has_read: bool = False) -> SpeculationPlan:
     """The next tree was planned and drafted."""
     planned = control.plan(ROUTE, 0.0, 512)
     control.drafted(0.0, DraftTree((0,) * 16, (None,) * 16, TREE, 2, has_read=has_read), planned, draft_ms)
     return planned
 
 
-def further(control: Goodput, chances: tuple[float, ...]) -> Choice:
+def further(control: Goodput, chances: tuple[float, ...]) -> SpeculationPlan:
     """What another sweep would carry while the first is on its way."""
     control.least(ROUTE, 0.0)  # which values time
-    return control.further(ROUTE, chances, Ahead(1, 0.0))
+    return control.further(ROUTE, chances, PipelineState(1, 0.0))
 
 
 def test_what_routing_promises_fills_the_pipe_from_the_first_trip_on_and_only_where_trips_are_long() -> None:
@@ -48,7 +50,7 @@ def test_what_routing_promises_fills_the_pipe_from_the_first_trip_on_and_only_wh
         control.expect(ROUTE, prospect)
         assert control.plan(ROUTE, 0.0, 512).nodes == FIRST_SIZE, "nobody knows what the draft is worth"
         drafted(control)
-        assert control.more(ROUTE, 0.0, 512, Ahead(1, 0.0)) > 0
+        assert control.more(ROUTE, 0.0, 512, PipelineState(1, 0.0)) > 0
         sent[prospect] = further(control, (0.12,) * 4).nodes
     assert sent == {FAR: 4, NEAR: 0}
 
@@ -66,15 +68,15 @@ def test_a_first_tree_carries_no_node_that_costs_more_than_it_may_bring() -> Non
 
 def test_without_a_promise_the_first_further_sweeps_are_small_and_must_be_worth_it() -> None:
     control = Goodput(512)
-    assert control.more(ROUTE, 0.0, 512, Ahead(1, 0.0)) == 0, "nothing was drafted"
+    assert control.more(ROUTE, 0.0, 512, PipelineState(1, 0.0)) == 0, "nothing was drafted"
     drafted(control)
-    assert control.more(ROUTE, 0.0, 512, Ahead(1, 0.0)) == FIRST_SIZE
+    assert control.more(ROUTE, 0.0, 512, PipelineState(1, 0.0)) == FIRST_SIZE
     assert further(control, (0.02,) * 16).nodes == 0
     assert further(control, (0.5,) * 16).nodes > 0
 
 
 def test_promises_end_with_the_first_measurement() -> None:
-    cost = RouteCost(replace(FAR, waiting_ms=30))
+    cost = LatencyModel(replace(FAR, waiting_ms=30))
     assert cost.sweep_ms(0) == pytest.approx(400 + 21 + 30)
     assert cost.slot_ms(1) == pytest.approx((21 + 30) / 3), "the hops share it"
     cost.learn(spent(NEAR, 8))
@@ -84,7 +86,7 @@ def test_promises_end_with_the_first_measurement() -> None:
 @pytest.mark.parametrize("factor", [1 / 3, 3.0])
 def test_machines_that_are_slower_than_they_promise_are_so_with_every_row(factor: float) -> None:
     """Else a claim of three times too much made small sweeps seem to cost nothing, and they queued at the first hop."""
-    cost = RouteCost(NEAR)
+    cost = LatencyModel(NEAR)
     cost.learn(spent(NEAR, 16, factor))
     for nodes in (0, 4, 64):
         assert cost.compute.at(nodes + 1) == pytest.approx(spent(NEAR, nodes, factor).computed_ms, rel=0.02)
@@ -92,20 +94,20 @@ def test_machines_that_are_slower_than_they_promise_are_so_with_every_row(factor
 
 def test_who_shares_forwards_learns_nothing_of_how_wrong_claims_are() -> None:
     """A sweep that shares them pays a part of what one row costs, and all of what its others do."""
-    cost = RouteCost(NEAR)
+    cost = LatencyModel(NEAR)
     for nodes in (12, 12, 16):
         cost.learn(replace(spent(NEAR, nodes), waited_ms=40, computed_ms=7 + NEAR.row_ms * nodes))
     assert cost.compute.b == pytest.approx(NEAR.row_ms)
 
 
 def test_who_waits_for_its_own_kind_shares_nothing() -> None:
-    cost = RouteCost(NEAR)
+    cost = LatencyModel(NEAR)
     cost.learn(replace(spent(NEAR, 16, 1 / 3, alone=False), waited_ms=60))
     assert cost.compute.b == pytest.approx(NEAR.row_ms / 3, rel=0.1)
 
 
 def test_a_sweep_that_met_its_own_kind_is_a_guess_until_one_was_alone() -> None:
-    cost = RouteCost()
+    cost = LatencyModel()
     cost.learn(spent(replace(FAR, links_ms=500), 16, alone=False))
     assert cost.sweep_ms(16) == pytest.approx(500 + spent(FAR, 16).computed_ms)
     cost.learn(spent(replace(FAR, links_ms=450), 16, alone=False))
@@ -192,7 +194,9 @@ def test_rows_that_are_said_to_cost_nothing_are_tried_by_and_by() -> None:
     control.expect(ROUTE, replace(NEAR, row_ms=0.0))
     sent: list[int] = []
     for _ in range(6):
-        assert control.more(ROUTE, 0.0, 2048, Ahead(1, 0.0)) <= max(GROWTH * (max(sent, default=0) + 1), CLAIMED_ROWS)
+        assert control.more(ROUTE, 0.0, 2048, PipelineState(1, 0.0)) <= max(
+            GROWTH * (max(sent, default=0) + 1), CLAIMED_ROWS
+        )
         planned = control.plan(ROUTE, 0.0, 2048)
         chances = tuple(0.9 / (1 + place) for place in range(planned.nodes))
         control.drafted(0.0, DraftTree((0,) * len(chances), (None,) * len(chances), chances, 2), planned, 1.0)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from client.control.goodput import SIZES, Goodput
-from client.control.policy import Ahead, Choice, FixedBudget, Spent
-from client.control.regression import Line
-from client.drafting.search.stopping import Worth
+from client.control.policy import FixedPolicy, PipelineState, SpeculationPlan, SweepMeasurement
+from client.control.regression import Regression
+from client.drafting.search.stopping import StopRule
 from client.drafting.search.tree import DraftTree
-from swarm.routing.costs import Prospect
+from swarm.routing.costs import RouteForecast
 
 ROUTE = "route"
 
@@ -35,11 +35,11 @@ class World:
     round_nodes: int = 16
     others: float = 0.0
 
-    def sweep(self, nodes: int) -> Spent:
+    def sweep(self, nodes: int) -> SweepMeasurement:
         """What a sweep takes; `others` sweeps like it wait at the hops as well."""
         compute = self.forward_ms + self.node_ms * (nodes + 1)
         links = self.links_ms + self.row_ms * (nodes + 1)
-        return Spent(nodes, links + compute * (1 + self.others), compute * self.others, compute)
+        return SweepMeasurement(nodes, links + compute * (1 + self.others), compute * self.others, compute)
 
     def draft_ms(self, nodes: int) -> float:
         """What drafting takes."""
@@ -84,7 +84,7 @@ def run(control: Goodput, world: World, sweeps: int, rng: random.Random) -> tupl
     """Expected tokens per millisecond, and the chosen sizes."""
     tokens = time_ms = 0.0
     sizes = []
-    prospect = Prospect(2 * world.links_ms, world.forward_ms / 2, world.node_ms / 2)
+    prospect = RouteForecast(2 * world.links_ms, world.forward_ms / 2, world.node_ms / 2)
     control.expect(ROUTE, prospect)  # machines claim what they do, not very well
     for _ in range(sweeps):
         planned = control.plan(ROUTE, 0.0, 256)
@@ -98,14 +98,14 @@ def run(control: Goodput, world: World, sweeps: int, rng: random.Random) -> tupl
             time_ms += world.draft_ms(drafted)
         spent = world.sweep(nodes)
         shaken = rng.uniform(0.95, 1.05) * rng.choice([1] * 30 + [5])
-        seen = Spent(nodes, spent.total_ms * shaken, spent.waited_ms * shaken, spent.computed_ms * shaken)
+        seen = SweepMeasurement(nodes, spent.total_ms * shaken, spent.waited_ms * shaken, spent.computed_ms * shaken)
         control.spent(ROUTE, seen)
         tokens, time_ms = tokens + 1 + sum(world.chances[:nodes]), time_ms + spent.total_ms
         sizes.append(nodes)
     return tokens / time_ms, sizes
 
 
-def draft(world: World, planned: int, worth: Worth) -> int:
+def draft(world: World, planned: int, worth: StopRule) -> int:
     """A draft that goes on in rounds until the tree is full, or not worth more of them."""
     nodes = 0
     while nodes < planned:
@@ -183,13 +183,13 @@ def test_routes_and_room_are_bounded() -> None:
     for number in range(100):
         control.spent(number, WORLDS["25 ms, passages"].sweep(8))
     assert len(control._routes) <= 8
-    control.drafted(0.0, DraftTree((0,) * 16, (None,) * 16, PASSAGES[:16], 1), Choice(16, None, ""), 1.0)
+    control.drafted(0.0, DraftTree((0,) * 16, (None,) * 16, PASSAGES[:16], 1), SpeculationPlan(16, None, ""), 1.0)
     assert control.plan(99, 0.0, 5).nodes <= 5
     assert control.plan(99, 0.0, 0).nodes == 0
 
 
-def fitted(points: Sequence[tuple[float, float]]) -> Line:
-    line = Line()
+def fitted(points: Sequence[tuple[float, float]]) -> Regression:
+    line = Regression()
     for x, y in points:
         line.learn(x, y)
     return line
@@ -222,7 +222,7 @@ def test_a_new_level_is_believed_when_it_comes_several_times() -> None:
 
 def test_a_slope_that_is_wrong_is_found_out_though_most_sweeps_are_plain_and_bear_it_out() -> None:
     """A link of two was slow, both were taken for it: rows stayed twice too dear for text after text."""
-    line = Line(130.0)
+    line = Regression(130.0)
     for _ in range(20):
         line.learn(1, 210.0)
     assert line.b == pytest.approx(130.0)
@@ -244,7 +244,7 @@ def test_stalls_of_trees_are_kept_out_however_many_plain_sweeps_come_between_the
 def known(world: World) -> Goodput:
     """A controller that has seen trees of all sizes on a route."""
     control = Goodput(256)
-    control.drafted(0.0, DraftTree((0,) * 64, (None,) * 64, PASSAGES[:64], 4), Choice(64, None, ""), 24.0)
+    control.drafted(0.0, DraftTree((0,) * 64, (None,) * 64, PASSAGES[:64], 4), SpeculationPlan(64, None, ""), 24.0)
     for nodes in (0, 4, 16, 64, 128) * 20:
         control.spent(ROUTE, replace(world.sweep(nodes), hops=3, promised=1.0, brought=1.0))
     return control
@@ -253,7 +253,7 @@ def known(world: World) -> Goodput:
 def test_a_large_tree_travels_in_parts_where_rows_are_dear_on_the_wire() -> None:
     """A hop works on one part while the next one travels; where forwards alone cost, cutting only adds to them."""
     sure = (0.99,) * 128
-    planned = Choice(128, None, "planned")
+    planned = SpeculationPlan(128, None, "planned")
     slow, near = known(WORLDS["slow uplink, passages"]), known(World(6, 0.002, 30, 0.02, 6, PASSAGES))
     cut = slow.cut(ROUTE, 0.0, sure, planned)
     assert cut.nodes == 128
@@ -269,7 +269,7 @@ def test_a_large_tree_travels_in_parts_where_rows_are_dear_on_the_wire() -> None
 
 def test_a_round_that_pays_for_a_sweep_of_its_own_waits_until_the_tree_is_on_its_way() -> None:
     """Far away another sweep costs little beside the trip; next door it costs a good part of it."""
-    planned = Choice(64, None, "planned")
+    planned = SpeculationPlan(64, None, "planned")
     far, near = (known(WORLDS[name]).worth(ROUTE, 0.0, planned) for name in ("100 ms, passages", "near, passages"))
     assert far.alone < 0.3 < near.alone
 
@@ -287,14 +287,14 @@ def test_another_sweep_carries_what_is_worth_its_slot(name: str, first: float) -
         return brought - rate * (cost.price_ms(nodes) + chances[0] * cost.later_ms * nodes)
 
     best = max(range(1, len(chances) + 1), key=gain)
-    choice = control.further(ROUTE, chances, Ahead(2, 7.0))
+    choice = control.further(ROUTE, chances, PipelineState(2, 7.0))
     if gain(best) <= 0:
         assert choice.nodes == 0
     else:
         assert choice.nodes == (cost.chunk(best) if best > 16 else best)
         assert chances[best - 1] > least
         assert choice.predicted_ms == pytest.approx(7 + cost.sweep_ms(choice.nodes - 1))
-    assert control.further(ROUTE, (), Ahead(2, 7.0)).nodes == 0
+    assert control.further(ROUTE, (), PipelineState(2, 7.0)).nodes == 0
 
 
 @pytest.mark.parametrize(("brought", "is_dearer"), [(1.5, False), (0.5, True)])
@@ -318,8 +318,8 @@ def test_another_sweep_is_sent_where_it_pays_and_in_parts_where_rows_are_dear_on
     for world, parts in ((WORLDS["slow uplink, passages"], True), (World(6, 0.002, 30, 0.02, 6, PASSAGES), False)):
         control = known(world)
         control.least(ROUTE, 0.0)
-        assert control.further(ROUTE, doubtful, Ahead(1, 0.0)).nodes == 0
-        chosen = control.further(ROUTE, sure, Ahead(1, 0.0)).nodes
+        assert control.further(ROUTE, doubtful, PipelineState(1, 0.0)).nodes == 0
+        chosen = control.further(ROUTE, sure, PipelineState(1, 0.0)).nodes
         assert (8 <= chosen <= 48) if parts else chosen == 96
 
 
@@ -346,7 +346,7 @@ def test_under_load_another_sweep_pays_for_those_who_wait_behind_it_at_every_hop
 
 def test_what_others_time_is_worth_follows_from_whole_trees_also_where_small_ones_are_sent() -> None:
     """Trees that end early, because the rest can go later, would else make everybody's time cheap, and so more go."""
-    choice = Choice(64, None, "")
+    choice = SpeculationPlan(64, None, "")
     few = DraftTree(tuple(range(8)), (None,) * 8, (0.2,) * 8, rounds=1)
     priced = []
     for is_settled in (True, False):
@@ -380,6 +380,11 @@ def test_links_that_become_late_while_machines_are_busy_are_load_too() -> None:
 
 def test_drafting_goes_on_while_the_first_hop_is_busy() -> None:
     control = known(WORLDS["25 ms, passages"])  # a round takes 6 ms
-    assert [control.has_time(Ahead(1, busy_ms)) for busy_ms in (0.0, 5.0, 7.0, 1e9)] == [False, False, True, True]
-    fixed = FixedBudget(16, 3)
-    assert [fixed.more(ROUTE, 0.0, 100, Ahead(sweeps, 0.0)) for sweeps in (1, 2, 3)] == [16, 16, 0]
+    assert [control.has_time(PipelineState(1, busy_ms)) for busy_ms in (0.0, 5.0, 7.0, 1e9)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    fixed = FixedPolicy(16, 3)
+    assert [fixed.more(ROUTE, 0.0, 100, PipelineState(sweeps, 0.0)) for sweeps in (1, 2, 3)] == [16, 16, 0]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from client.demo.link_shape import Ends, Interface, Link, LinkShape, matching
+from client.demo.link_shape import EmulatedLink, Ends, Interface, LinkShape, matching
 from swarm.errors import ConfigError
 
 PACKET_BYTES = 1_250
@@ -18,11 +18,11 @@ def never() -> float:
     raise AssertionError("a draw without losses and jitter")
 
 
-def link(shape: LinkShape, chance: Callable[[], float] = never) -> Link:
-    return Link(shape, Interface(), Interface(), chance)
+def link(shape: LinkShape, chance: Callable[[], float] = never) -> EmulatedLink:
+    return EmulatedLink(shape, Interface(), Interface(), chance)
 
 
-def delivered(one: Link, sent_s: Sequence[float]) -> list[float | None]:
+def delivered(one: EmulatedLink, sent_s: Sequence[float]) -> list[float | None]:
     """When packets sent at these times, in order, are there."""
     due = [one.depart(now_s, PACKET_BYTES) for now_s in sent_s]
     return [None if due_s is None else one.arrive(due_s, PACKET_BYTES) for due_s in due]
@@ -40,13 +40,13 @@ def test_packets_follow_each_other_at_the_rate() -> None:
 
 def test_links_share_the_interface_of_their_sender() -> None:
     shape, out = LinkShape(mbit=10), Interface()
-    one, other = (Link(shape, out, Interface(), never) for _ in range(2))
+    one, other = (EmulatedLink(shape, out, Interface(), never) for _ in range(2))
     assert [one.depart(1.0, PACKET_BYTES), other.depart(1.0, PACKET_BYTES)] == pytest.approx([1.001, 1.002])
 
 
 def test_links_share_the_interface_of_their_receiver() -> None:
     near_in = Interface()
-    near, far = (Link(LinkShape(delay_ms, mbit=10), Interface(), near_in, never) for delay_ms in (1, 100))
+    near, far = (EmulatedLink(LinkShape(delay_ms, mbit=10), Interface(), near_in, never) for delay_ms in (1, 100))
     due = {name: one.depart(1.0, PACKET_BYTES) for name, one in (("far", far), ("near", near))}
     assert due == pytest.approx({"far": 1.101, "near": 1.002})
     assert near.arrive(1.002, PACKET_BYTES) == pytest.approx(1.002), "what comes from afar later does not hold it up"
@@ -62,7 +62,7 @@ def test_the_queue_is_bounded_where_packets_leave() -> None:
 
 def test_the_queue_is_bounded_where_packets_arrive() -> None:
     near_in = Interface()
-    links = [Link(LinkShape(mbit=10, queue_ms=3), Interface(), near_in, never) for _ in range(6)]
+    links = [EmulatedLink(LinkShape(mbit=10, queue_ms=3), Interface(), near_in, never) for _ in range(6)]
     times = [one.arrive(1.001, PACKET_BYTES) for one in links]
     assert times[:4] == pytest.approx([1.001, 1.002, 1.003, 1.004])
     assert times[4:] == [None, None]

@@ -13,7 +13,7 @@ from rich.console import Console
 from client.library.conversation import Message
 from client.library.session import Piece
 from client.stats import Result, Stats
-from client.terminal.chat import Talk
+from client.terminal.chat import ChatTerminal
 from swarm.errors import GenerationInterrupted
 
 STATS = Stats(
@@ -59,10 +59,10 @@ class FakeChat:
         self.history.clear()
 
 
-def talk(*lines: str, seed: int | None = None) -> tuple[str, FakeChat, Talk]:
+def talk(*lines: str, seed: int | None = None) -> tuple[str, FakeChat, ChatTerminal]:
     out = io.StringIO()
     chat = FakeChat()
-    talk = Talk(cast("Any", chat), Console(file=out, width=200), seed)
+    talk = ChatTerminal(cast("Any", chat), Console(file=out, width=200), seed)
     talk.run(iter(lines))
     return out.getvalue(), chat, talk
 

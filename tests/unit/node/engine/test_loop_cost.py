@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.engine.loop_cost import NEAR_S, Handling
+from node.engine.loop_cost import NEAR_S, LoopCost
 
 
 class Clocks:
@@ -21,7 +21,7 @@ class Clocks:
 
 def test_it_is_what_the_loop_computes_beside_forwards() -> None:
     clocks = Clocks()
-    handling = Handling(lambda: clocks.cpu_s, lambda: clocks.now_s)
+    handling = LoopCost(lambda: clocks.cpu_s, lambda: clocks.now_s)
     clocks.pass_(cpu_ms=5_000)
     handling.swept()
     assert handling.mean_ms == 0, "what was before the first sweep is not its"
@@ -35,7 +35,7 @@ def test_it_is_what_the_loop_computes_beside_forwards() -> None:
 
 def test_what_passes_between_sweeps_that_are_far_apart_is_not_theirs() -> None:
     clocks = Clocks()
-    handling = Handling(lambda: clocks.cpu_s, lambda: clocks.now_s)
+    handling = LoopCost(lambda: clocks.cpu_s, lambda: clocks.now_s)
     for _ in range(20):
         handling.swept()
         clocks.pass_(cpu_ms=40, idle_ms=NEAR_S * 1e3)

@@ -11,7 +11,7 @@ from typing import ClassVar, cast
 import pytest
 
 import node.engine.scheduler
-from node.engine.scheduler import Ahead, Engine, StepCost
+from node.engine.scheduler import Engine, PendingWork, StepCost
 from node.engine.sweep_run import SweepRun
 from swarm.layers import Span
 
@@ -64,10 +64,10 @@ class FakeSession:
         self.span, self.error = SPAN, cast("Exception | None", None)
         self._clock, self._shape, self._run = clock, (rows, row_ms, base_ms), cast("FakeRun | None", None)
 
-    def ahead(self) -> Ahead | None:
+    def ahead(self) -> PendingWork | None:
         if not self.left:
             return None
-        return Ahead(self.span, self._shape[0] if self._run is None else self._run.remaining)
+        return PendingWork(self.span, self._shape[0] if self._run is None else self._run.remaining)
 
     def next_run(self) -> SweepRun | None:
         if self._run is None and self.left:

@@ -10,8 +10,8 @@ from itertools import chain
 import pytest
 import torch
 
-from client.chain.peer_latency import KEPT_S, Nearby
-from node.membership.peer_latency import DELAY_KEPT_S, RATE_KEPT_S, Neighbours, Probes
+from client.chain.peer_latency import KEPT_S, PeerLatency
+from node.membership.peer_latency import DELAY_KEPT_S, RATE_KEPT_S, PeerDelays, Probes
 from swarm.discovery.node_record import MAX_DELAYS, NodeRecord, NodeState
 from swarm.ids import PeerId
 from swarm.layers import Span
@@ -45,9 +45,9 @@ class Network:
         self.rates.append(one.peer)
         return 12.5
 
-    def node(self) -> Neighbours:
+    def node(self) -> PeerDelays:
         probes = Probes(self.measure, self.rate, lambda: self.now)
-        return Neighbours(PeerId("me"), Model(), lambda: self.worked_ms, probes)
+        return PeerDelays(PeerId("me"), Model(), lambda: self.worked_ms, probes)
 
 
 async def test_only_those_who_may_follow_are_asked() -> None:
@@ -127,7 +127,7 @@ def test_a_client_asks_first_and_last_machines_alike() -> None:
 
 async def test_a_client_asks_once_a_minute_and_passes_over_the_silent() -> None:
     network = Network({"a": 7.0})
-    nearby = Nearby(random.Random(1), network.measure, lambda: network.now)
+    nearby = PeerLatency(random.Random(1), network.measure, lambda: network.now)
     records = [record("a", 0, 6), record("dead", 0, 6)]
     await nearby.measure(records, 6)
     network.now = KEPT_S - 1

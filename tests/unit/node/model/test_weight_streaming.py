@@ -11,7 +11,16 @@ from contextlib import closing, contextmanager
 import pytest
 import torch
 
-from node.model.weight_streaming import MOMENTS_KEPT, PIECE_BYTES, SLOTS, Belt, HostLane, Moment, Pace, overlaps
+from node.model.weight_streaming import (
+    MOMENTS_KEPT,
+    PIECE_BYTES,
+    SLOTS,
+    HostCopyStream,
+    RateLimiter,
+    TraceEvent,
+    WeightStreamer,
+    overlaps,
+)
 
 CPU = torch.device("cpu")
 
@@ -22,25 +31,25 @@ def store(layers: int, size: int = 100, first: int = 0) -> dict[int, torch.Tenso
 
 
 @contextmanager
-def belt_of(data: dict[int, torch.Tensor], bytes_per_s: float | None = None) -> Iterator[Belt]:
-    with closing(Belt(data, CPU, bytes_per_s)) as belt:
+def belt_of(data: dict[int, torch.Tensor], bytes_per_s: float | None = None) -> Iterator[WeightStreamer]:
+    with closing(WeightStreamer(data, CPU, bytes_per_s)) as belt:
         yield belt
 
 
-class Watched(deque[Moment]):
+class Watched(deque[TraceEvent]):
     """Moments that say when reading of a layer begins."""
 
     def __init__(self, layers: int) -> None:
         super().__init__(maxlen=MOMENTS_KEPT)
         self.begun = [threading.Event() for _ in range(layers)]
 
-    def append(self, moment: Moment) -> None:
+    def append(self, moment: TraceEvent) -> None:
         super().append(moment)
         if moment[0] == "read":
             self.begun[moment[1]].set()
 
 
-def sweep(belt: Belt, layers: range) -> list[tuple[int, int]]:
+def sweep(belt: WeightStreamer, layers: range) -> list[tuple[int, int]]:
     """What each layer found on entering: its bytes' value and their number."""
     found = []
     for index in layers:
@@ -104,7 +113,7 @@ def test_reading_the_next_layer_begins_before_computing_this_one_ends() -> None:
 
 
 def test_overlap_is_not_seen_where_there_is_none() -> None:
-    one_by_one: list[Moment] = []
+    one_by_one: list[TraceEvent] = []
     for index in range(3):
         one_by_one += [("read", index), ("ready", index), ("run", index), ("done", index)]
     assert overlaps(one_by_one) == 0
@@ -115,7 +124,7 @@ def test_a_layer_that_could_not_be_read_is_read_again_when_it_is_asked_for_again
     with belt_of(store(3)) as belt:
         lane, broken = belt._lane, [True]
 
-        class Failing(HostLane):
+        class Failing(HostCopyStream):
             def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
                 if broken[0]:
                     raise OSError("the disk is gone")
@@ -131,7 +140,7 @@ def test_a_layer_that_could_not_be_read_is_read_again_when_it_is_asked_for_again
 
 def test_closing_ends_a_slow_read_and_whoever_waits_for_it() -> None:
     data = store(2, size=4 * PIECE_BYTES)
-    belt = Belt(data, CPU, bytes_per_s=1.0)
+    belt = WeightStreamer(data, CPU, bytes_per_s=1.0)
     with ThreadPoolExecutor(1) as computing:
         waiting = computing.submit(belt.enter, 0)
         belt.close()
@@ -145,7 +154,7 @@ def test_a_rate_is_kept_and_idle_time_is_not_saved_up() -> None:
     def wait(seconds: float) -> None:
         now[0] += seconds
 
-    pace = Pace(1_000.0, lambda: now[0], wait)
+    pace = RateLimiter(1_000.0, lambda: now[0], wait)
     for _ in range(5):
         pace.spent(100)
     assert now[0] == pytest.approx(100.5)
@@ -155,5 +164,5 @@ def test_a_rate_is_kept_and_idle_time_is_not_saved_up() -> None:
     now[0] += 0.05  # reading itself took time
     pace.spent(100)
     assert now[0] == pytest.approx(160.85)
-    Pace(None, lambda: now[0], wait).spent(1 << 40)
+    RateLimiter(None, lambda: now[0], wait).spent(1 << 40)
     assert now[0] == pytest.approx(160.85)

@@ -12,15 +12,15 @@ import torch
 
 from node.config import ServeConfig
 from node.model.device import Device
-from node.telemetry.counters import Tally
-from node.telemetry.outbox import MAX_EVENTS, Due, Happening, Outbox
-from node.telemetry.report import Portrait, Scene, Subject, Troubles
+from node.telemetry.counters import NodeCounters
+from node.telemetry.outbox import MAX_EVENTS, Due, Outbox, PendingEvent
+from node.telemetry.report import NodeDescription, NodeReport, NodeSnapshot, Troubles
 from swarm.discovery.node_record import NodeState
 from swarm.errors import ConfigError
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from swarm.protocol.messages import Counters
-from swarm.telemetry.messages import EventKind, Part, Presence, Stamp, seal_body
+from swarm.telemetry.messages import EventKind, MessageKind, Presence, Stamp, seal_body
 from tests.telling import NOW, PRINT, identity, topic
 
 GOOD = ServeConfig(layers="0-4", host="127.0.0.1")
@@ -38,11 +38,11 @@ class Stage:
     """A node without a node."""
 
     def __init__(self) -> None:
-        self.timer, self.tally, self.outbox = Timer(), Tally(), Outbox()
-        self.scene = Scene(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.123456),), 2, 100, 4_096, 0.0)
+        self.timer, self.tally, self.outbox = Timer(), NodeCounters(), Outbox()
+        self.scene = NodeSnapshot(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.123456),), 2, 100, 4_096, 0.0)
         model = ModelIdentity("demo-target", PRINT, "c" * 64, "w" * 64, "t" * 64, 12)
-        subject = Subject(model, None, Device(torch.device("cpu")), self.tally, lambda: self.scene)
-        self.portrait = Portrait(subject, self.outbox, self.timer)
+        subject = NodeDescription(model, None, Device(torch.device("cpu")), self.tally, lambda: self.scene)
+        self.portrait = NodeReport(subject, self.outbox, self.timer)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ async def everything(outbox: Outbox) -> list[Due]:
             return found
         found.append(due)
         outbox.said(due)
-        if outbox.leaving and due is Part.STATUS:
+        if outbox.leaving and due is MessageKind.STATUS:
             return found
 
 
@@ -114,24 +114,24 @@ async def test_trouble_is_told_seldom_and_added_up(stage: Stage) -> None:
     stage.tally.errors = 5
     troubles.tell(stage.outbox)
     assert await everything(stage.outbox) == [
-        Happening(EventKind.ERROR, "errors in sessions: 3"),
-        Happening(EventKind.RESTORED, "sessions restored here: 1"),
+        PendingEvent(EventKind.ERROR, "errors in sessions: 3"),
+        PendingEvent(EventKind.RESTORED, "sessions restored here: 1"),
     ]
     stage.timer.now_s += 60
     troubles.tell(stage.outbox)
-    assert await everything(stage.outbox) == [Happening(EventKind.ERROR, "errors in sessions: 2")]
+    assert await everything(stage.outbox) == [PendingEvent(EventKind.ERROR, "errors in sessions: 2")]
 
 
 async def test_what_waits_is_bounded_and_the_oldest_gives_way() -> None:
     outbox = Outbox()
     for number in range(1_000):
-        outbox.want(Part.METRICS)
-        outbox.want(Part.STATUS)
+        outbox.want(MessageKind.METRICS)
+        outbox.want(MessageKind.STATUS)
         outbox.tell(EventKind.ERROR, str(number))
     waiting = await everything(outbox)
-    assert waiting[0] is Part.STATUS
-    assert waiting[1:-1] == [Happening(EventKind.ERROR, str(number)) for number in range(1_000 - MAX_EVENTS, 1_000)]
-    assert waiting[-1] is Part.METRICS
+    assert waiting[0] is MessageKind.STATUS
+    assert waiting[1:-1] == [PendingEvent(EventKind.ERROR, str(number)) for number in range(1_000 - MAX_EVENTS, 1_000)]
+    assert waiting[-1] is MessageKind.METRICS
     assert outbox.dropped == 1_000 - MAX_EVENTS
 
 
@@ -148,11 +148,11 @@ async def test_an_event_waits_until_it_was_said() -> None:
 
 async def test_the_last_word_is_the_status() -> None:
     outbox = Outbox()
-    outbox.want(Part.STATUS)
-    outbox.want(Part.METRICS)
+    outbox.want(MessageKind.STATUS)
+    outbox.want(MessageKind.METRICS)
     outbox.tell(EventKind.LEFT, "left the swarm")
     outbox.leave()
-    assert await everything(outbox) == [Happening(EventKind.LEFT, "left the swarm"), Part.STATUS]
+    assert await everything(outbox) == [PendingEvent(EventKind.LEFT, "left the swarm"), MessageKind.STATUS]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_broker_is_an_url() -> None:
 
 
 def test_counters_of_the_wire_are_what_they_were() -> None:
-    counters = Tally(sweeps=3, errors=1, tokens=9, bytes_in=4).counters(5, 6)
+    counters = NodeCounters(sweeps=3, errors=1, tokens=9, bytes_in=4).counters(5, 6)
     assert counters == Counters(sweeps=3, errors=1, forwards=5, rows_in_forwards=6)
 
 

@@ -17,7 +17,7 @@ from swarm.inference.int8 import LARGEST, SMALLEST
 from swarm.inference.row_codec import decode_rows, encode_rows
 from swarm.protocol.messages import Codec, Rows, Sweep, SweepFrame
 from swarm.wire import PART_BYTES, encode_frame, encode_part
-from swarm.wire.frames import FrameLimits, Joiner, split
+from swarm.wire.frames import FrameAssembler, FrameLimits, split
 from tests.devices import DEVICES
 
 WIDTHS = [1, 31, 32, 33, 192, 8192]
@@ -225,7 +225,7 @@ def frame_of(rows: Rows) -> SweepFrame:
 @pytest.mark.parametrize("announced", [64 * 8192, 64 * 8704 - 1, 64 * 8192 * 4])
 def test_nothing_is_allocated_for_another_size_than_the_header_says(announced: int) -> None:
     head = encode_frame(frame_of(Rows(Codec.INT8, 64, 8192, b"")))
-    joiner = Joiner()
+    joiner = FrameAssembler()
     with pytest.raises(RemoteProtocolError, match=f"{announced} bytes announced, the header says {64 * 8704}"):
         joiner.feed(encode_part(len(head), announced, (head,)))
 
@@ -235,7 +235,7 @@ def test_many_rows_through_parts() -> None:
     sent = encode_rows(values, Codec.INT8)
     parts = list(split(frame_of(sent)))
     assert len(parts) == sent.size_bytes // PART_BYTES + 1
-    joiner = Joiner(FrameLimits(rows_bytes=sent.size_bytes))
+    joiner = FrameAssembler(FrameLimits(rows_bytes=sent.size_bytes))
     message = [joiner.feed(part) for part in parts][-1]
     assert isinstance(message, SweepFrame)
     assert message.rows is not None

@@ -9,28 +9,28 @@ import pytest
 
 from swarm.errors import LocalProtocolError
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_slots import Slots
+from swarm.inference.kv_slots import KvSlots
 
 
 def ids(*nodes: int) -> list[TreeNodeId]:
     return [TreeNodeId(node) for node in nodes]
 
 
-def grown() -> Slots:
+def grown() -> KvSlots:
     """Committed: one row. Live: 1 and 2 below the tip, 3 below 1, 4 below 3, 5 below 2."""
-    slots = Slots(capacity=12)
+    slots = KvSlots(capacity=12)
     slots.append(ids(0), [None], [0])
     slots.commit(ids(0), [])
     slots.append(ids(1, 2, 3, 4, 5), [None, None, *ids(1, 3, 2)], [1, 1, 2, 3, 2])
     return slots
 
 
-def seen(mask: Sequence[bool], slots: Slots) -> list[int]:
+def seen(mask: Sequence[bool], slots: KvSlots) -> list[int]:
     return [node for node, sees in zip(slots.ids, mask, strict=True) if sees]
 
 
 def test_new_nodes_see_their_ancestors_and_themselves() -> None:
-    slots = Slots(capacity=12)
+    slots = KvSlots(capacity=12)
     assert slots.append(ids(0), [None], [0]).tolist() == [[True]]
     slots.commit(ids(0), [])
     mask = slots.append(ids(1, 2, 3, 4, 5), [None, None, *ids(1, 3, 2)], [1, 1, 2, 3, 2])
@@ -69,7 +69,7 @@ def test_truncation_frees_every_live_row() -> None:
 
 
 def test_freed_slots_can_be_used_again() -> None:
-    slots = Slots(capacity=4)
+    slots = KvSlots(capacity=4)
     for node in range(20):
         slots.append(ids(2 * node, 2 * node + 1), [None, None], [1 - (node == 0)] * 2)
         slots.commit(ids(2 * node), [])
@@ -87,7 +87,7 @@ def test_freed_slots_can_be_used_again() -> None:
         ("parents", lambda slots: slots.append(ids(6, 7), ids(5, 9), [3, 3])),
     ],
 )
-def test_misuse_is_refused_and_changes_nothing(field: str, break_it: Callable[[Slots], object]) -> None:
+def test_misuse_is_refused_and_changes_nothing(field: str, break_it: Callable[[KvSlots], object]) -> None:
     slots = grown()
     with pytest.raises(LocalProtocolError) as caught:
         break_it(slots)
@@ -105,7 +105,7 @@ def test_the_integrity_check_sees_a_wrong_position() -> None:
 
 
 def test_a_wide_tree_and_a_long_chain_fit() -> None:
-    slots = Slots(capacity=4096)
+    slots = KvSlots(capacity=4096)
     nodes = ids(*range(2048))
     mask = slots.append(nodes, [None, *nodes[:-1]], list(range(2048)))
     assert np.array_equal(mask, np.tril(np.ones((2048, 2048), dtype=np.bool_)))

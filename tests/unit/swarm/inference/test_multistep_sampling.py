@@ -20,7 +20,7 @@ import torch
 
 from client.decode.walk import Walk
 from client.drafting.drafter import TreeDrafter
-from client.drafting.search.sampled_children import DRAWS, PRIOR, Draws
+from client.drafting.search.sampled_children import DRAWS, PRIOR, SampledChildren
 from client.drafting.search.source import Search, Source
 from client.drafting.search.tree import DraftTree
 from node.model.span import SpanModel
@@ -32,7 +32,7 @@ from swarm.inference.gumbel import MULTISTEP_DOMAIN, PICK_DOMAIN, gumbel, unifor
 from swarm.inference.multistep_sampling import by_offset, draft_probs_of, emit, guess, picks
 from swarm.inference.sampling import target_probs
 from swarm.protocol.messages import Codec, Reply, Sampling, Sweep, SweepFrame
-from swarm.protocol.proposal import TOP, Guess
+from swarm.protocol.proposal import TOP, DraftDistribution
 from swarm.protocol.session import Limits
 from swarm.wire.v1 import node_pb2 as pb
 from tests.unit.swarm.inference.test_sampling_law import LEVEL, chi_square_odds
@@ -48,7 +48,9 @@ DRAFTS = {
 TRIALS = 4_000
 
 
-def emitted(draft: list[float], make: Callable[[Guess], Guess] = lambda made: made) -> list[int]:
+def emitted(
+    draft: list[float], make: Callable[[DraftDistribution], DraftDistribution] = lambda made: made
+) -> list[int]:
     """One pick after another, after guesses that `make` may tamper with."""
     rng, draft_probs = np.random.default_rng(5), torch.tensor(draft, dtype=torch.float64)
     probs = torch.tensor(TARGET, dtype=torch.float64)
@@ -104,7 +106,7 @@ class TableSource(Source):
 
     def __init__(self, *, tampers: bool = False) -> None:
         """tampers: says that it drew its best token each time."""
-        self.draws, self.tampers = Draws(), tampers
+        self.draws, self.tampers = SampledChildren(), tampers
 
     def begin(self, search: Search) -> bool:
         self.draws.begin()
@@ -198,7 +200,7 @@ def test_a_guess_stands_at_the_node_whose_children_were_drawn() -> None:
             assert all(made.weights == pytest.approx(weights_at(cut, made)) for made in cut.guesses)
 
 
-def weights_at(tree: DraftTree, made: Guess) -> list[float]:
+def weights_at(tree: DraftTree, made: DraftDistribution) -> list[float]:
     """The draft's probabilities after a guess's node, by the order of its tokens."""
     path, at = list[int](), made.offset - 1 if made.offset else None
     while at is not None:
@@ -230,7 +232,7 @@ def test_few_tokens_left_by_filters_are_all_there_is_to_draw() -> None:
     assert all(0 <= draw < 2 for draw in made.draws)
 
 
-GOOD = Guess(0, (4, 9), (0.5, 0.25), (0, 1, 0))
+GOOD = DraftDistribution(0, (4, 9), (0.5, 0.25), (0, 1, 0))
 
 
 @pytest.mark.parametrize(
@@ -248,7 +250,7 @@ GOOD = Guess(0, (4, 9), (0.5, 0.25), (0, 1, 0))
         (replace(GOOD, draws=(0,) * 17), "at most 16"),
     ],
 )
-def test_a_guess_that_cannot_be_is_refused(bad: Guess, complaint: str) -> None:
+def test_a_guess_that_cannot_be_is_refused(bad: DraftDistribution, complaint: str) -> None:
     assert complaint in (bad.complaint(10) or "")
     assert GOOD.complaint(10) is None
 
@@ -268,7 +270,7 @@ def test_numbers_of_one_seed_are_others_in_every_sweep_and_others_than_picks() -
 
 
 def test_drawing_learns_which_draw_is_picked() -> None:
-    draws = Draws()
+    draws = SampledChildren()
     for _ in range(500):
         draws.learn((5, 6), 6)
     assert draws._right[1] / draws._tried[1] > 0.9

@@ -14,7 +14,7 @@ from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.ids import TreeNodeId
 from swarm.inference.row_codec import DTYPES, all_finite, check_width, decode_rows, encode_rows, lossless_codec
 from swarm.protocol.messages import Codec, Rows, Sweep, SweepFrame
-from swarm.wire.frames import Joiner, split
+from swarm.wire.frames import FrameAssembler, split
 from tests.devices import DEVICES
 
 SHAPES = st.tuples(st.integers(0, 5), st.integers(1, 7))
@@ -117,7 +117,7 @@ def test_2048_rows_of_8192_through_parts(dtype: torch.dtype) -> None:
     values = torch.arange(2048 * 8192, dtype=torch.int32).view(2048, 8192).remainder_(251).to(dtype)
     parents = (None, *map(TreeNodeId, range(2047)))
     sweep = Sweep(1, 0, TreeNodeId(0), tuple(range(2048)), parents, TreeNodeId(0))
-    joiner = Joiner()
+    joiner = FrameAssembler()
     messages = [joiner.feed(part) for part in split(SweepFrame(sweep, rows=encode_rows(values, lossless_codec(dtype))))]
     message = messages[-1]
     assert isinstance(message, SweepFrame)

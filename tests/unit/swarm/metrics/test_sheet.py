@@ -27,7 +27,7 @@ from swarm.health.state.totals import MOST_SWEEPS_PER_S, TotalsBook
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.metrics.histogram import BOUNDS_S, Histogram
-from swarm.metrics.sheet import Figure, Kind, Sheet
+from swarm.metrics.sheet import MetricFamily, MetricKind, MetricSet
 from swarm.telemetry.messages import ServedModel
 from tests.measured import SHAKY, TORN, WHOLE, MeasuredHealth, MeasuredNode
 from tests.telling import NOW, metrics, status
@@ -245,8 +245,8 @@ def test_a_histogram_counts_all_once(many_ms: list[float]) -> None:
 
 
 def test_a_figure_is_used_as_it_was_described() -> None:
-    gauge, info = Figure("one", "Text.", ("kind",)), Figure("two_info", "Text.", ("fact",), Kind.INFO)
-    sheet = Sheet((gauge, info))
+    gauge, info = MetricFamily("one", "Text.", ("kind",)), MetricFamily("two_info", "Text.", ("fact",), MetricKind.INFO)
+    sheet = MetricSet((gauge, info))
     sheet.set(gauge, None, "left out")
     assert not samples(sheet.collect())
     for wrong in (
@@ -255,8 +255,8 @@ def test_a_figure_is_used_as_it_was_described() -> None:
         lambda: sheet.describe(gauge, {"kind": "x"}),
         lambda: sheet.describe(info, {"other": "x"}),
         lambda: sheet.spread(gauge, Histogram()),
-        lambda: Sheet((gauge, gauge)),
-        lambda: Sheet((Figure("sweeps", "Text.", kind=Kind.COUNTER),)),
+        lambda: MetricSet((gauge, gauge)),
+        lambda: MetricSet((MetricFamily("sweeps", "Text.", kind=MetricKind.COUNTER),)),
     ):
         with pytest.raises(AssertionError):
             wrong()
@@ -276,7 +276,7 @@ ROW = re.compile(r"\| `([a-z_]+)` \| (\w+) \| (.*?) \| (.+?) \|")
     ("heading", "figures"),
     [("## `swarm health`", swarm.health.metrics.exporter.FIGURES), ("## `node serve`", node.telemetry.metrics.FIGURES)],
 )
-def test_the_document_lists_exactly_what_is_exported(heading: str, figures: tuple[Figure, ...]) -> None:
+def test_the_document_lists_exactly_what_is_exported(heading: str, figures: tuple[MetricFamily, ...]) -> None:
     _, _, rest = DOCUMENT.read_text().partition(f"{heading}\n")
     listed = {found.groups() for line in rest.partition("\n## ")[0].splitlines() if (found := ROW.match(line))}
     wanted = {

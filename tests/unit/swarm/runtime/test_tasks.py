@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from swarm.runtime.tasks import Held, TaskScope, relay
+from swarm.runtime.tasks import HeldContext, TaskScope, relay
 
 
 async def forever() -> None:
@@ -104,7 +104,7 @@ async def context(said: list[str], fault: Exception | None = None) -> AsyncItera
 async def test_a_held_context_is_open_until_it_is_closed_from_any_task() -> None:
     said: list[str] = []
     async with TaskScope() as scope:
-        held: Held[str] = Held(scope)
+        held: HeldContext[str] = HeldContext(scope)
         assert await held.open(context(said)) == "value"
         assert said == ["in"]
         async with asyncio.TaskGroup() as group:
@@ -115,7 +115,7 @@ async def test_a_held_context_is_open_until_it_is_closed_from_any_task() -> None
 async def test_a_context_that_cannot_be_entered_says_why_to_who_opens_it() -> None:
     async with TaskScope() as scope:
         with pytest.raises(KeyError, match="no entry"):
-            await Held[str](scope).open(context([], KeyError("no entry")))
+            await HeldContext[str](scope).open(context([], KeyError("no entry")))
 
 
 async def test_a_cancelled_opening_leaves_the_context() -> None:
@@ -128,7 +128,7 @@ async def test_a_cancelled_opening_leaves_the_context() -> None:
             yield value
 
     async with TaskScope() as scope:
-        held: Held[str] = Held(scope)
+        held: HeldContext[str] = HeldContext(scope)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(held.open(slow()), 0.01)
         await held.close()

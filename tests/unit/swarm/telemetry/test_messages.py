@@ -13,7 +13,7 @@ import pytest
 from swarm.errors import ConfigError
 from swarm.layers import Span
 from swarm.telemetry.fields import TelemetryError
-from swarm.telemetry.guard import Believed, Reason, Refused, TelemetryGuard
+from swarm.telemetry.guard import AcceptedMessage, Reason, RejectedMessage, TelemetryGuard
 from swarm.telemetry.messages import Body, Presence, ServedModel, Signed, Stamp, check_prefix, open_payload, seal_body
 from tests.telling import NEW, NOW, OLD, PRINT, event, identity, metrics, status, topic, will
 
@@ -33,8 +33,8 @@ def hear(guard: TelemetryGuard) -> Hear:
         payload = seal_body(body, topic(body, who), identity(who))
         before = dict(guard.counts)
         answer = guard.accept(topic(body, who), payload, retained, body.stamp.at if now is None else now)
-        if isinstance(answer, Believed):
-            assert answer == Believed(identity(who).peer_id, PRINT, body)
+        if isinstance(answer, AcceptedMessage):
+            assert answer == AcceptedMessage(identity(who).peer_id, PRINT, body)
             assert guard.counts == before
             return None
         assert answer.peer == identity(who).peer_id
@@ -183,7 +183,7 @@ def test_a_refused_message_changes_nothing(hear: Hear, guard: TelemetryGuard) ->
     for body, now in ((status(NOW + 500, nonce=NEW), NOW), (status(NOW, seq=99), NOW + 400), (metrics(), NOW + 400)):
         assert hear(body, now) is Reason.SKEWED
     payload = seal_body(status(NOW + 1, nonce=NEW), topic(status()), identity(0))
-    assert guard.accept(topic(status()), payload.replace(b"serving", b"joining"), False, NOW + 1) == Refused(
+    assert guard.accept(topic(status()), payload.replace(b"serving", b"joining"), False, NOW + 1) == RejectedMessage(
         Reason.FORGED
     )
     assert hear(metrics()) is None
@@ -262,13 +262,13 @@ BAD: Mapping[str, tuple[Reason, Callable[[], bytes]]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_what_no_node_says_is_refused_and_counted(case: str, guard: TelemetryGuard) -> None:
     reason, payload = BAD[case]
-    assert guard.accept(topic(status()), payload(), False, NOW) == Refused(reason)
+    assert guard.accept(topic(status()), payload(), False, NOW) == RejectedMessage(reason)
     assert guard.counts == dict.fromkeys(Reason, 0) | {reason: 1}
     assert len(guard) == 0
 
 
 def test_a_later_version_may_add_fields(guard: TelemetryGuard) -> None:
-    assert isinstance(guard.accept(topic(status()), odd(humour=3), False, NOW), Believed)
+    assert isinstance(guard.accept(topic(status()), odd(humour=3), False, NOW), AcceptedMessage)
 
 
 @pytest.mark.parametrize(
@@ -293,38 +293,40 @@ def test_a_later_version_may_add_fields(guard: TelemetryGuard) -> None:
 def test_other_topics_are_refused(old: str, new: str, guard: TelemetryGuard) -> None:
     wrong = topic(status()).replace(old, new, 1)
     assert wrong != topic(status())
-    assert guard.accept(wrong, envelope(), False, NOW) == Refused(Reason.MALFORMED)
+    assert guard.accept(wrong, envelope(), False, NOW) == RejectedMessage(Reason.MALFORMED)
 
 
 def test_a_message_counts_on_its_own_topic_only(guard: TelemetryGuard) -> None:
-    assert guard.accept(topic(status(), who=1), envelope(), False, NOW) == Refused(Reason.FORGED)
-    assert guard.accept(topic(status(), fingerprint="cd" * 32), envelope(), False, NOW) == Refused(Reason.FORGED)
-    assert guard.accept(topic(metrics()), envelope(), False, NOW) == Refused(Reason.FORGED)
+    assert guard.accept(topic(status(), who=1), envelope(), False, NOW) == RejectedMessage(Reason.FORGED)
+    assert guard.accept(topic(status(), fingerprint="cd" * 32), envelope(), False, NOW) == RejectedMessage(
+        Reason.FORGED
+    )
+    assert guard.accept(topic(metrics()), envelope(), False, NOW) == RejectedMessage(Reason.FORGED)
 
 
 def test_one_peer_cannot_fill_the_memory(guard: TelemetryGuard) -> None:
-    def say(number: int) -> Believed | Refused:
+    def say(number: int) -> AcceptedMessage | RejectedMessage:
         fingerprint = f"{number:064x}"
         body = status(model=ServedModel("m", fingerprint, 12))
         place = topic(body, fingerprint=fingerprint)
         return guard.accept(place, seal_body(body, place, identity(0)), False, NOW)
 
     answers = [say(number) for number in range(10)]
-    assert [isinstance(answer, Believed) for answer in answers] == [True] * 8 + [False] * 2
+    assert [isinstance(answer, AcceptedMessage) for answer in answers] == [True] * 8 + [False] * 2
     assert guard.counts[Reason.CROWDED] == 2
 
 
 def test_peers_are_bounded_and_the_silent_are_forgotten() -> None:
     guard = TelemetryGuard(max_peers=1)
 
-    def say(body: Body, who: int) -> Believed | Refused:
+    def say(body: Body, who: int) -> AcceptedMessage | RejectedMessage:
         return guard.accept(topic(body, who), seal_body(body, topic(body, who), identity(who)), False, body.stamp.at)
 
-    assert isinstance(say(status(), 0), Believed)
-    assert say(status(NOW + 600), 1) == Refused(Reason.CROWDED, identity(1).peer_id, PRINT)
-    assert isinstance(say(status(NOW + 800), 1), Believed)
+    assert isinstance(say(status(), 0), AcceptedMessage)
+    assert say(status(NOW + 600), 1) == RejectedMessage(Reason.CROWDED, identity(1).peer_id, PRINT)
+    assert isinstance(say(status(NOW + 800), 1), AcceptedMessage)
     assert len(guard) == 1
-    assert say(status(NOW + 801, seq=2), 0) == Refused(Reason.CROWDED, identity(0).peer_id, PRINT)
+    assert say(status(NOW + 801, seq=2), 0) == RejectedMessage(Reason.CROWDED, identity(0).peer_id, PRINT)
 
 
 def test_a_flood_is_cut_and_ebbs(hear: Hear) -> None:

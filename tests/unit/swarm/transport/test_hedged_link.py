@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.session.hedge_compare import MOST_DIFFERENT, ROWS, SWEEPS, TwinRows
-from node.session.upstream import UpstreamSide
-from node.session.upstreams import Upstreams
-from node.telemetry.counters import Tally
+from node.session.hedge_compare import MOST_DIFFERENT, ROWS, SWEEPS, HedgeRows
+from node.session.upstream import UpstreamStream
+from node.session.upstreams import UpstreamSet
+from node.telemetry.counters import NodeCounters
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.errors import HopClosed, RemoteProtocolError
 from swarm.ids import ModelIdentity, PeerId, SessionId, TreeNodeId
@@ -74,7 +74,7 @@ def test_a_hedge_outside_the_route_is_refused() -> None:
     assert refused.value.field == "hedge"
 
 
-class Side(UpstreamSide):
+class Side(UpstreamStream):
     """One that notes what it is told."""
 
     def __init__(self) -> None:
@@ -86,11 +86,11 @@ class Side(UpstreamSide):
 
 
 @pytest.fixture
-def streams() -> Upstreams:
-    return Upstreams(C, Tally(), lambda parts: Ack(0, parts))
+def streams() -> UpstreamSet:
+    return UpstreamSet(C, NodeCounters(), lambda parts: Ack(0, parts))
 
 
-async def test_both_twins_of_the_newest_generation_are_heard(streams: Upstreams) -> None:
+async def test_both_twins_of_the_newest_generation_are_heard(streams: UpstreamSet) -> None:
     one, two = Side(), Side()
     assert streams.attach(one, to_c(B, 0, PAIR[B]), 0, CREDITS)
     assert not streams.attach(two, to_c(X, 0, PAIR[X]), 0, CREDITS), "the twin brings no new generation"
@@ -100,7 +100,7 @@ async def test_both_twins_of_the_newest_generation_are_heard(streams: Upstreams)
     assert [side.heard.count(Ready(0, CREDITS)) for side in (one, two)] == [1, 1]
 
 
-async def test_a_twin_that_comes_late_is_told_what_the_other_was(streams: Upstreams) -> None:
+async def test_a_twin_that_comes_late_is_told_what_the_other_was(streams: UpstreamSet) -> None:
     one, two = Side(), Side()
     streams.attach(one, to_c(B, 0, PAIR[B]), 0, CREDITS)
     streams.be_ready(CREDITS)
@@ -108,7 +108,7 @@ async def test_a_twin_that_comes_late_is_told_what_the_other_was(streams: Upstre
     assert Ready(0, CREDITS) in two.heard
 
 
-async def test_a_stranger_of_the_same_generation_is_refused(streams: Upstreams) -> None:
+async def test_a_stranger_of_the_same_generation_is_refused(streams: UpstreamSet) -> None:
     streams.attach(Side(), to_c(B, 3, PAIR[B]), 0, CREDITS)
     with pytest.raises(HopClosed, match="generation 3 is not newer"):
         streams.attach(Side(), to_c(X, 3, None), 0, CREDITS)
@@ -116,7 +116,7 @@ async def test_a_stranger_of_the_same_generation_is_refused(streams: Upstreams) 
         streams.attach(Side(), to_c(X, 2, PAIR[X]), 0, CREDITS)
 
 
-async def test_a_newer_generation_without_a_twin_ends_the_twins_stream(streams: Upstreams) -> None:
+async def test_a_newer_generation_without_a_twin_ends_the_twins_stream(streams: UpstreamSet) -> None:
     one, two = Side(), Side()
     streams.attach(one, to_c(B, 0, PAIR[B]), 0, CREDITS)
     streams.attach(two, to_c(X, 0, PAIR[X]), 0, CREDITS)
@@ -126,7 +126,7 @@ async def test_a_newer_generation_without_a_twin_ends_the_twins_stream(streams: 
     assert two.ended.is_set()
 
 
-async def test_a_new_route_that_comes_by_the_twin_first_keeps_the_others_stream(streams: Upstreams) -> None:
+async def test_a_new_route_that_comes_by_the_twin_first_keeps_the_others_stream(streams: UpstreamSet) -> None:
     one, two = Side(), Side()
     streams.attach(one, to_c(B, 0, None), 0, CREDITS)
     assert streams.attach(two, to_c(X, 1, PAIR[X]), 0, CREDITS)
@@ -145,7 +145,7 @@ ROWS_OF_ONE = torch.randn(20, 64, generator=torch.Generator().manual_seed(1))
 
 
 def test_equal_rows_do_not_differ_and_are_compared_once() -> None:
-    rows = TwinRows()
+    rows = HedgeRows()
     rows.keep(frame(1, ROWS_OF_ONE))
     assert rows.compare(frame(1, ROWS_OF_ONE)) == 0.0
     assert rows.compare(frame(1, ROWS_OF_ONE)) is None
@@ -154,7 +154,7 @@ def test_equal_rows_do_not_differ_and_are_compared_once() -> None:
 
 @pytest.mark.parametrize(("factor", "is_reported"), [(1 + 1e-5, False), (1 + 1e-2, True)])
 def test_rounding_is_no_difference(factor: float, is_reported: bool) -> None:
-    rows = TwinRows()
+    rows = HedgeRows()
     rows.keep(frame(1, ROWS_OF_ONE))
     difference = rows.compare(frame(1, ROWS_OF_ONE * factor))
     assert difference is not None
@@ -162,14 +162,14 @@ def test_rounding_is_no_difference(factor: float, is_reported: bool) -> None:
 
 
 def test_a_value_that_is_no_number_differs() -> None:
-    rows = TwinRows()
+    rows = HedgeRows()
     rows.keep(frame(1, ROWS_OF_ONE))
     assert rows.compare(frame(1, torch.full_like(ROWS_OF_ONE, math.nan))) == math.inf
 
 
 def test_only_nodes_that_both_ran_are_compared() -> None:
     """One of them left out what had died by then."""
-    rows = TwinRows()
+    rows = HedgeRows()
     rows.keep(frame(1, ROWS_OF_ONE[:3]))
     assert rows.compare(frame(1, ROWS_OF_ONE[[0, 2]], (True, False, True))) == 0.0
     rows.keep(frame(2, ROWS_OF_ONE[:1], (True, False)))
@@ -177,7 +177,7 @@ def test_only_nodes_that_both_ran_are_compared() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    rows = TwinRows()
+    rows = HedgeRows()
     for sequence in range(1, SWEEPS + 3):
         rows.keep(frame(sequence, ROWS_OF_ONE))
     assert len(rows._kept) == SWEEPS

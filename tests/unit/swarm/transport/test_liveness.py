@@ -9,14 +9,14 @@ from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.protocol.messages import Attached, RouteHop
 from swarm.transport.link import Link
-from swarm.transport.liveness import ROUND_TRIPS, SILENCE_S, Watch, pause
+from swarm.transport.liveness import ROUND_TRIPS, SILENCE_S, LivenessWatch, pause
 
 RTT_S = 0.05
 LIMIT_S = ROUND_TRIPS * RTT_S + SILENCE_S
 
 
 def test_what_is_receipted_is_never_silent() -> None:
-    watch = Watch()
+    watch = LivenessWatch()
     assert not watch.is_silent(1e9, RTT_S), "nothing was written"
     watch.write(10.0)
     watch.receipt(1, 10.1)
@@ -24,14 +24,14 @@ def test_what_is_receipted_is_never_silent() -> None:
 
 
 def test_a_part_without_receipt_is_silence_after_the_limit() -> None:
-    watch = Watch()
+    watch = LivenessWatch()
     watch.write(10.0)
     assert not watch.is_silent(10.0 + LIMIT_S - 0.001, RTT_S)
     assert watch.is_silent(10.0 + LIMIT_S + 0.001, RTT_S)
 
 
 def test_each_receipt_of_a_large_frame_is_progress() -> None:
-    watch = Watch()
+    watch = LivenessWatch()
     for _ in range(5):
         watch.write(10.0)
     for parts in range(1, 5):
@@ -42,7 +42,7 @@ def test_each_receipt_of_a_large_frame_is_progress() -> None:
 
 def test_writing_on_and_stale_or_impossible_receipts_are_no_progress() -> None:
     """A peer that is deaf in one direction hears nothing new, whatever it says again and again."""
-    watch = Watch()
+    watch = LivenessWatch()
     watch.write(10.0)
     watch.receipt(1, 10.0)
     watch.write(11.0)
@@ -55,7 +55,7 @@ def test_writing_on_and_stale_or_impossible_receipts_are_no_progress() -> None:
 
 def test_time_in_which_this_side_did_not_run_is_excused() -> None:
     """A lid that was closed for an hour makes nobody silent."""
-    watch = Watch()
+    watch = LivenessWatch()
     watch.write(10.0)
     watch.excuse(3_600.0)
     assert not watch.is_silent(3_610.0 + LIMIT_S - 0.001, RTT_S)

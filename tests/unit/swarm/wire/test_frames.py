@@ -10,7 +10,7 @@ from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.ids import TreeNodeId
 from swarm.protocol.messages import Close, Codec, Frame, Ping, Reply, Rows, Sampling, Snapshot, Sweep, SweepFrame
 from swarm.wire import PART_BYTES, encode_frame, encode_part
-from swarm.wire.frames import PART_OVERHEAD_BYTES, FrameLimits, Joiner, split
+from swarm.wire.frames import PART_OVERHEAD_BYTES, FrameAssembler, FrameLimits, split
 
 MIB = 1 << 20
 
@@ -26,7 +26,7 @@ def frame_of(count: int, width: int, codec: Codec = Codec.FP32) -> SweepFrame:
     return SweepFrame(sweep_of(count), rows=Rows(codec, count, width, data))
 
 
-def join(joiner: Joiner, frame: Frame) -> Frame | None:
+def join(joiner: FrameAssembler, frame: Frame) -> Frame | None:
     message = None
     for part in split(frame):
         assert message is None
@@ -40,7 +40,7 @@ def test_2048_rows_of_8192(codec: Codec) -> None:
     parts = list(split(frame))
     assert len(parts) == 2048 * 8192 * codec.item_bytes // MIB + 1
     assert max(map(len, parts)) <= PART_BYTES + PART_OVERHEAD_BYTES
-    assert join(Joiner(), frame) == frame
+    assert join(FrameAssembler(), frame) == frame
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
@@ -48,7 +48,7 @@ def test_frames_that_end_near_a_parts_border(extra: int) -> None:
     size = PART_BYTES - len(encode_frame(frame_of(1, 520_000, Codec.BF16))) + 2 * extra
     frame = frame_of(1, size // 2, Codec.BF16)
     assert len(list(split(frame))) == (2 if extra > 0 else 1)
-    assert join(Joiner(), frame) == frame
+    assert join(FrameAssembler(), frame) == frame
 
 
 def test_a_head_larger_than_a_part() -> None:
@@ -60,11 +60,11 @@ def test_a_head_larger_than_a_part() -> None:
         rows=Rows(Codec.BF16, count, 1, bytes(2 * count)),
     )
     assert len(encode_frame(snapshot)) > MIB
-    assert join(Joiner(), snapshot) == snapshot
+    assert join(FrameAssembler(), snapshot) == snapshot
 
 
 def test_one_joiner_takes_many_messages() -> None:
-    joiner = Joiner()
+    joiner = FrameAssembler()
     reply = Reply(1, 0, ((TreeNodeId(0), 1),), row_ids=(TreeNodeId(0),), rows=Rows(Codec.FP16, 1, 2, b"abcd"))
     frames: list[Frame] = [Ping(1), frame_of(3, 4), Close("done"), frame_of(300, 1000), SweepFrame(sweep_of(0)), reply]
     assert [join(joiner, frame) for frame in frames] == frames
@@ -73,27 +73,27 @@ def test_one_joiner_takes_many_messages() -> None:
 
 def test_rows_of_no_nodes() -> None:
     frame = SweepFrame(sweep_of(1), kept=(False,), rows=Rows(Codec.BF16, 0, 8, b""))
-    assert join(Joiner(), frame) == frame
+    assert join(FrameAssembler(), frame) == frame
 
 
 @pytest.mark.parametrize("announced", [31, 33, 0])
 def test_an_announcement_that_differs_from_the_header(announced: int) -> None:
     head = encode_frame(frame_of(2, 4))
     with pytest.raises(RemoteProtocolError, match="32"):
-        Joiner().feed(encode_part(len(head), announced, [head]))
+        FrameAssembler().feed(encode_part(len(head), announced, [head]))
 
 
 def test_rows_announced_for_a_message_that_has_none() -> None:
     head = encode_frame(Ping(1))
     with pytest.raises(RemoteProtocolError, match="rows"):
-        Joiner().feed(encode_part(len(head), 4, [head, b"abcd"]))
+        FrameAssembler().feed(encode_part(len(head), 4, [head, b"abcd"]))
 
 
 @pytest.mark.parametrize("limits", [FrameLimits(head_bytes=8), FrameLimits(rows_bytes=31)])
 def test_frames_over_the_limit(limits: FrameLimits) -> None:
     head = encode_frame(frame_of(2, 4))
     with pytest.raises(RemoteProtocolError, match="limits"):
-        Joiner(limits).feed(encode_part(len(head), 32, [head]))
+        FrameAssembler(limits).feed(encode_part(len(head), 32, [head]))
 
 
 def test_nothing_is_allocated_for_a_lie() -> None:
@@ -102,9 +102,9 @@ def test_nothing_is_allocated_for_a_lie() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(RemoteProtocolError):
-            Joiner(FrameLimits(rows_bytes=128 * MIB)).feed(encode_part(len(head), 256 * MIB, [head]))
+            FrameAssembler(FrameLimits(rows_bytes=128 * MIB)).feed(encode_part(len(head), 256 * MIB, [head]))
         with pytest.raises(RemoteProtocolError):
-            Joiner(FrameLimits(rows_bytes=512 * MIB)).feed(encode_part(len(head), 255 * MIB, [head]))
+            FrameAssembler(FrameLimits(rows_bytes=512 * MIB)).feed(encode_part(len(head), 255 * MIB, [head]))
         assert tracemalloc.get_traced_memory()[1] < MIB
     finally:
         tracemalloc.stop()
@@ -113,8 +113,8 @@ def test_nothing_is_allocated_for_a_lie() -> None:
 def test_parts_out_of_place() -> None:
     first, *rest = split(frame_of(300, 1000))
     with pytest.raises(RemoteProtocolError, match="no frame"):
-        Joiner().feed(rest[0])
-    joiner = Joiner()
+        FrameAssembler().feed(rest[0])
+    joiner = FrameAssembler()
     joiner.feed(first)
     with pytest.raises(RemoteProtocolError, match="inside another"):
         joiner.feed(first)
@@ -123,7 +123,7 @@ def test_parts_out_of_place() -> None:
 @pytest.mark.parametrize("data", [b"", b"x" * 1_000_000], ids=["none", "too much"])
 def test_continuations_of_the_wrong_size(data: bytes) -> None:
     first, _ = split(frame_of(300, 1000))
-    joiner = Joiner()
+    joiner = FrameAssembler()
     joiner.feed(first)
     with pytest.raises(RemoteProtocolError, match="part"):
         joiner.feed(encode_part(0, 0, [data]))
@@ -131,7 +131,7 @@ def test_continuations_of_the_wrong_size(data: bytes) -> None:
 
 def test_a_part_that_is_too_large() -> None:
     with pytest.raises(RemoteProtocolError, match="1 MiB"):
-        Joiner().feed(encode_part(5, 2 * MIB, [bytes(2 * MIB)]))
+        FrameAssembler().feed(encode_part(5, 2 * MIB, [bytes(2 * MIB)]))
 
 
 def test_values_that_are_not_what_the_rows_say_are_our_mistake() -> None:

@@ -28,6 +28,7 @@ from swarm.errors import ConfigError, IdentityError, RegistryError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 
+ROOT = Path(__file__).parents[5]
 MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40)
 NONCE = bytes(range(16))
 LOCAL = DhtConfig(host="127.0.0.1")
@@ -124,9 +125,9 @@ async def test_a_hostile_peer_cannot_touch_anothers_record_or_stay_for_long() ->
     async with DhtRegistry.open(LOCAL) as one:
         record = record_of(one, Span(0, 4))
         await one.announce(record)
-        command = [str(Path(__file__).parents[3] / "hostile.py"), one.join_addresses()[0]]
+        command = ["-m", "tests.net.hostile", one.join_addresses()[0]]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, seal(record, one.identity).hex(), stdout=asyncio.subprocess.PIPE
+            sys.executable, *command, seal(record, one.identity).hex(), stdout=asyncio.subprocess.PIPE, cwd=ROOT
         )
         output, _ = await process.communicate()
         taken = json.loads(output.splitlines()[-1])

@@ -15,9 +15,9 @@ from client.drafting.sources.sibling_index import (
     LATE_PICKS,
     MOST_LENGTH,
     PRIOR,
-    Siblings,
-    Spot,
-    Told,
+    Context,
+    CrossBranchCache,
+    Proposal,
     spot_of,
 )
 from client.drafting.sources.siblings import LEAST_SURE, SURE, SiblingSource
@@ -26,16 +26,16 @@ from swarm.protocol.messages import Sampling
 GREEDY, COUPLED = Sampling(), Sampling(seed=7, temperature=1.0)
 
 
-def taught(*contexts: tuple[list[int], int], text: tuple[int, ...] = (1, 2, 3)) -> Siblings:
+def taught(*contexts: tuple[list[int], int], text: tuple[int, ...] = (1, 2, 3)) -> CrossBranchCache:
     """Siblings of a text, behind which each of these contexts stood whole and was followed by a pick."""
-    siblings = Siblings()
+    siblings = CrossBranchCache()
     siblings.follow(text, COUPLED)
     for context, pick in contexts:
-        siblings.learn({0: Told(spot_of(context, len(context)))}, {}, {0: pick})
+        siblings.learn({0: Proposal(spot_of(context, len(context)))}, {}, {0: pick})
     return siblings
 
 
-def proposed(siblings: Siblings, context: list[int], position: int | None = None) -> dict[int, float]:
+def proposed(siblings: CrossBranchCache, context: list[int], position: int | None = None) -> dict[int, float]:
     at = len(context) if position is None else position
     return dict(siblings.propose(spot_of(context, at), 1.0)[1])
 
@@ -65,7 +65,7 @@ def test_contexts_that_disagree_share_what_they_are_believed() -> None:
 
 def test_the_longest_common_ending_is_bounded_and_may_reach_into_the_text() -> None:
     assert spot_of([9] * 20, 20).ending == (9,) * MOST_LENGTH
-    assert spot_of([4], 1) == Spot(1, (4,))
+    assert spot_of([4], 1) == Context(1, (4,))
     siblings = taught(([1], 5), text=(1,))
     assert list(proposed(siblings, [1])) == [5]
 
@@ -97,7 +97,7 @@ def test_it_learns_how_far_it_is_to_be_believed() -> None:
         siblings.learn({0: told}, {0: 99}, {})
         siblings.follow((0,), COUPLED)
         siblings.follow((1, 2, 3), COUPLED)
-        siblings.learn({0: Told(spot_of([1, 2, 3, 50], 4))}, {}, {0: 60})
+        siblings.learn({0: Proposal(spot_of([1, 2, 3, 50], 4))}, {}, {0: 60})
     assert proposed(siblings, [1, 2, 3, 51])[60] < before / 5
 
 
@@ -106,8 +106,8 @@ def test_however_many_picks_come_a_bounded_number_is_kept(monkeypatch: pytest.Mo
     rng = random.Random(3)
     siblings = taught()
     for _ in range(50):
-        seen: dict[int | None, Told] = {
-            node: Told(spot_of([1, 2, 3, rng.randrange(9), rng.randrange(9)], 5)) for node in range(8)
+        seen: dict[int | None, Proposal] = {
+            node: Proposal(spot_of([1, 2, 3, rng.randrange(9), rng.randrange(9)], 5)) for node in range(8)
         }
         siblings.learn(seen, {}, {node: rng.randrange(50) for node in range(8)})
         assert siblings.picks <= 100
@@ -115,16 +115,16 @@ def test_however_many_picks_come_a_bounded_number_is_kept(monkeypatch: pytest.Mo
     assert len(proposed(siblings, [1, 2, 3, 4, 5])) <= CHILDREN
 
 
-def told_greedily(*contexts: tuple[list[int], int]) -> Siblings:
+def told_greedily(*contexts: tuple[list[int], int]) -> CrossBranchCache:
     """Siblings of a greedy text, behind which these contexts were followed by picks."""
-    siblings = Siblings()
+    siblings = CrossBranchCache()
     siblings.follow((1, 2, 3), GREEDY)
     for context, pick in contexts:
-        siblings.learn({0: Told(spot_of(context, len(context)))}, {}, {0: pick})
+        siblings.learn({0: Proposal(spot_of(context, len(context)))}, {}, {0: pick})
     return siblings
 
 
-def greedily(siblings: Siblings, context: list[int], position: int = 900) -> dict[int, float]:
+def greedily(siblings: CrossBranchCache, context: list[int], position: int = 900) -> dict[int, float]:
     return dict(siblings.propose(spot_of(context, position), 0.0)[1])
 
 
@@ -134,7 +134,7 @@ def test_a_greedy_pick_is_proposed_after_its_context_wherever_and_whenever_that_
     siblings.follow((1, 2, 3, 51, 52, 53), GREEDY)
     assert siblings.picks == 0, "nothing is ahead any more"
     assert list(greedily(siblings, [2, 3, 50])) == [60]
-    siblings.learn({0: Told(spot_of([2, 3, 51], 4))}, {}, {0: 61})
+    siblings.learn({0: Proposal(spot_of([2, 3, 51], 4))}, {}, {0: 61})
     assert list(greedily(siblings, [2, 3, 51])) == [61], "late replies tell as much"
     siblings.follow((1, 2, 3, 51, 52, 53, 54), Sampling(seed=8))
     assert list(greedily(siblings, [2, 3, 50])) == [60], "the next turn of a chat draws another seed"
@@ -167,12 +167,12 @@ def test_of_greedy_contexts_those_that_came_longest_ago_fall_out(monkeypatch: py
 def test_the_latest_contexts_with_one_ending_vote() -> None:
     siblings = told_greedily(*[([number, 50], 60) for number in range(40)])
     for number in range(LATE_PICKS):
-        siblings.learn({0: Told(spot_of([100 + number, 50], 2))}, {}, {0: 61})
+        siblings.learn({0: Proposal(spot_of([100 + number, 50], 2))}, {}, {0: 61})
     assert list(greedily(siblings, [999, 50])) == [61]
 
 
 def drafter() -> TreeDrafter:
-    return TreeDrafter([SiblingSource(Siblings())])
+    return TreeDrafter([SiblingSource(CrossBranchCache())])
 
 
 def verified(drafting: TreeDrafter, text: list[int], picks: dict[int | None, int], tree: DraftTree) -> list[int]:
@@ -185,7 +185,7 @@ def test_a_drafter_goes_on_with_what_its_dead_branches_told() -> None:
     drafting, text = drafter(), [1, 2, 3]
     tree = drafting.grow(text, 8, 8, COUPLED)
     assert len(tree) == 0, "nothing is known yet"
-    seen: dict[int | None, Told] = {0: Told(spot_of([*text, 50], 4)), 1: Told(spot_of([*text, 50, 60], 5))}
+    seen: dict[int | None, Proposal] = {0: Proposal(spot_of([*text, 50], 4)), 1: Proposal(spot_of([*text, 50, 60], 5))}
     source = drafting.sources[0]
     assert isinstance(source, SiblingSource)
     source._siblings.learn(seen, {}, {0: 60, 1: 70})
@@ -196,12 +196,12 @@ def test_a_drafter_goes_on_with_what_its_dead_branches_told() -> None:
 
 
 def test_what_is_sure_goes_on_at_once() -> None:
-    source = SiblingSource(Siblings())
+    source = SiblingSource(CrossBranchCache())
     text, chain = [1, 2, 3], list(range(50, 90))
     source._siblings.follow(tuple(text), GREEDY)
     for end in range(1, len(chain)):
         spot = spot_of([*text, *chain[:end]], len(text) + end)
-        source._siblings.learn({0: Told(spot)}, {}, {0: chain[end]})
+        source._siblings.learn({0: Proposal(spot)}, {}, {0: chain[end]})
     search = Search((*text, chain[0]), 40, GREEDY, TokenTree(chain[0], 64, 40))
     source.begin(search)
     chances = dict(zip(search.tree.tokens, search.tree.chances, strict=True))
@@ -209,10 +209,12 @@ def test_what_is_sure_goes_on_at_once() -> None:
     *on, last = list(chances.values())
     assert 3 < len(on) < len(chain) - 2
     assert min(on) >= LEAST_SURE > last, "as far as the path is likely, and one more"
-    unsure = SiblingSource(Siblings())
+    unsure = SiblingSource(CrossBranchCache())
     unsure._siblings.follow(tuple(text), GREEDY)
     for number, pick in ((1, 61), (2, 62)):
-        unsure._siblings.learn({0: Told(spot_of([number, 50], 2)), 1: Told(spot_of([pick], 4))}, {}, {0: pick, 1: 70})
+        unsure._siblings.learn(
+            {0: Proposal(spot_of([number, 50], 2)), 1: Proposal(spot_of([pick], 4))}, {}, {0: pick, 1: 70}
+        )
     search = Search((*text, 50), 32, GREEDY, TokenTree(50, 64, 32))
     unsure.begin(search)
     assert sorted(search.tree.tokens) == [50, 61, 62], "of two that contradict each other none goes on"
@@ -220,11 +222,11 @@ def test_what_is_sure_goes_on_at_once() -> None:
 
 
 def test_going_on_is_bounded_by_the_tree_and_leaves_no_node_unasked() -> None:
-    source, text = SiblingSource(Siblings()), (1, 2, 3)
+    source, text = SiblingSource(CrossBranchCache()), (1, 2, 3)
     source._siblings.follow(text, GREEDY)
     chain = [3, *range(50, 90)]
     for end in range(1, len(chain)):
-        source._siblings.learn({0: Told(spot_of([1, 2, *chain[:end]], end + 2))}, {}, {0: chain[end]})
+        source._siblings.learn({0: Proposal(spot_of([1, 2, *chain[:end]], end + 2))}, {}, {0: chain[end]})
     tree = TokenTree(3, 4, 40)
     search = Search(text, 40, GREEDY, tree)
     source.begin(search)
@@ -236,11 +238,11 @@ def test_going_on_is_bounded_by_the_tree_and_leaves_no_node_unasked() -> None:
 
 
 def test_a_search_begins_anew_when_many_picks_came() -> None:
-    source = SiblingSource(Siblings())
+    source = SiblingSource(CrossBranchCache())
     drafting, text = TreeDrafter([source]), [1, 2, 3]
     drafting.grow(text, 8, 8, COUPLED)
     assert not source.is_stale()
-    source._siblings.learn({0: Told(spot_of(text, 3))}, {}, {0: 9})
+    source._siblings.learn({0: Proposal(spot_of(text, 3))}, {}, {0: 9})
     assert source.is_stale()
     assert drafting.grow(text, 8, 8, COUPLED).tokens == (9,)
     assert not source.is_stale()

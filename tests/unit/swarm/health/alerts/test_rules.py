@@ -18,17 +18,17 @@ from swarm.health.alerts.rules import (
     PATIENCE,
     Alert,
     AlertBook,
+    AlertKind,
+    AlertTransition,
     Change,
     Finding,
-    Kind,
     Severity,
-    Step,
 )
 from swarm.health.state.assessment import LinkState
 from swarm.health.state.model import FRESH_S, KEPT_S
-from swarm.health.state.node import Model
+from swarm.health.state.node import ReportedModel
 from swarm.health.state.overview import Overview
-from swarm.health.state.probe_results import Comparison, Probe
+from swarm.health.state.probe_results import Probe, ReplicaComparison
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.telemetry.guard import Reason
@@ -37,29 +37,29 @@ from tests.telling import NOW, PRINT, metrics, status, will
 
 A, B = PeerId("QmSomebodyAAAAAAAA"), PeerId("QmSomebodyBBBBBBBB")
 WHOLE = Span(0, 12)
-MODEL = Model("demo-target", PRINT, 12)
+MODEL = ReportedModel("demo-target", PRINT, 12)
 IDENTITY = ModelIdentity("demo-target", PRINT, "b2" * 16, "c3" * 16, "d4" * 16, 12)
 
 
 def gap(text: str = "demo: nobody serves layers 4…7", severity: Severity = Severity.CRITICAL) -> Finding:
-    return Finding(Kind.GAP, severity, PRINT, text, model="demo", fix="node serve demo --layers 4-8")
+    return Finding(AlertKind.GAP, severity, PRINT, text, model="demo", fix="node serve demo --layers 4-8")
 
 
-def steps(changes: list[Change]) -> list[Step]:
+def steps(changes: list[Change]) -> list[AlertTransition]:
     return [change.step for change in changes]
 
 
 def test_what_becomes_worse_is_told_once_and_stays_one_alert() -> None:
     book = AlertBook()
-    mild, bad = (Finding(Kind.PROBE, one, PRINT, one.value) for one in (Severity.WARNING, Severity.CRITICAL))
+    mild, bad = (Finding(AlertKind.PROBE, one, PRINT, one.value) for one in (Severity.WARNING, Severity.CRITICAL))
     told = [
         step for second, finding in enumerate((mild, bad, bad, mild, bad)) for step in book.update([finding], second)
     ]
-    assert steps(told) == [Step.BEGAN, Step.WORSE]
+    assert steps(told) == [AlertTransition.BEGAN, AlertTransition.WORSE]
     assert len({change.alert.occurrence for change in told}) == 1
     assert len({change.id for change in told}) == 2
     (ended,) = [change for now in (10.0, 1_000.0) for change in book.update([], now)]
-    assert (ended.step, ended.worst) == (Step.ENDED, Severity.CRITICAL)
+    assert (ended.step, ended.worst) == (AlertTransition.ENDED, Severity.CRITICAL)
 
 
 def test_what_flaps_slowly_soon_is_one_alert() -> None:
@@ -69,13 +69,13 @@ def test_what_flaps_slowly_soon_is_one_alert() -> None:
         now = float(second)
         told += book.update([gap()] if second % 40 < 15 else [], now)  # 25 s without it: more than it takes to end
     assert 2 <= len(told) <= 8, steps(told)
-    for second in range(3_600, 3_600 + int(16 * PATIENCE[Kind.GAP].clear_s) + 2):
+    for second in range(3_600, 3_600 + int(16 * PATIENCE[AlertKind.GAP].clear_s) + 2):
         told += book.update([], float(second))
-    assert told[-1].step is Step.ENDED
+    assert told[-1].step is AlertTransition.ENDED
     later = now + 2 * FLAP_S
     begun = [book.update([gap()], later + second) for second in (0, 3)][1]
     ended = [book.update([], later + second) for second in (4, 24)][1]
-    assert (steps(begun), steps(ended)) == ([Step.BEGAN], [Step.ENDED]), "long ago is forgiven"
+    assert (steps(begun), steps(ended)) == ([AlertTransition.BEGAN], [AlertTransition.ENDED]), "long ago is forgiven"
 
 
 def test_what_cannot_be_judged_is_held_then_forgotten() -> None:
@@ -85,7 +85,7 @@ def test_what_cannot_be_judged_is_held_then_forgotten() -> None:
     assert book.update([], 10.0, lambda _: True) == []
     assert book.update([], 9.0 + HELD_S, lambda _: True) == []
     assert book.open()[0].quiet_since is None
-    assert steps(book.update([], 10.0 + HELD_S, lambda _: True)) == [Step.FORGOTTEN]
+    assert steps(book.update([], 10.0 + HELD_S, lambda _: True)) == [AlertTransition.FORGOTTEN]
 
 
 def test_a_restart_tells_nobody_again() -> None:
@@ -101,7 +101,7 @@ def test_a_restart_tells_nobody_again() -> None:
     assert again.update([], NOW + 60, lambda _: True) == [], "not known yet"
     assert again.update([gap("still")], NOW + 70) == []
     assert again.open()[0].occurrence == book.open()[0].occurrence
-    assert [steps(again.update([], NOW + second)) for second in (80, 100)] == [[], [Step.ENDED]]
+    assert [steps(again.update([], NOW + second)) for second in (80, 100)] == [[], [AlertTransition.ENDED]]
     load_book(again, "nonsense")
     load_book(again, {"v": 1, "open": 7, "changes": {}})
 
@@ -110,7 +110,7 @@ def test_what_is_shown_is_bounded_and_newest_first() -> None:
     book = AlertBook()
     for number in range(MAX_CHANGES):
         for second in (0, 3):
-            book.update([Finding(Kind.GAP, Severity.CRITICAL, f"{number:032x}", "gap")], 1e4 * number + second)
+            book.update([Finding(AlertKind.GAP, Severity.CRITICAL, f"{number:032x}", "gap")], 1e4 * number + second)
         book.update([], 1e4 * number + 1_000)
         book.update([], 1e4 * number + 2_000)
     shown = alerts_shown(book, 7.0)
@@ -121,11 +121,11 @@ def test_what_is_shown_is_bounded_and_newest_first() -> None:
 
 def changes(count: int, text: str = "<b>&</b>\x00\ud800 ]]>") -> list[Change]:
     alert = Alert(gap(text), NOW)
-    return [Change(alert, Step.BEGAN, NOW + number, Severity.CRITICAL) for number in range(count)]
+    return [Change(alert, AlertTransition.BEGAN, NOW + number, Severity.CRITICAL) for number in range(count)]
 
 
 def test_the_feed_is_rss_that_any_reader_can_read() -> None:
-    ended = Change(Alert(gap(), NOW), Step.ENDED, NOW + 60, Severity.CRITICAL)
+    ended = Change(Alert(gap(), NOW), AlertTransition.ENDED, NOW + 60, Severity.CRITICAL)
     data = rss([*changes(MAX_ITEMS + 5), ended], "https://h/", "https://h/alerts.rss?a=1&b=2", "canopy")
     root = Xml.fromstring(data)
     (channel,) = root
@@ -248,7 +248,7 @@ def test_a_model_in_two_halves_of_different_classes_is_a_gap() -> None:
     other.overview.assess(NOW)
     other.overview.assess(NOW + 4)
     (alert,) = other.overview.alerts.open()
-    assert alert.finding.kind is Kind.GAP
+    assert alert.finding.kind is AlertKind.GAP
     assert "cpu-float32, cuda-bfloat16" in alert.finding.text
 
 
@@ -264,9 +264,9 @@ def test_probes_that_fail_differ_or_cannot_be_made(swarm: Swarm) -> None:
     assert swarm.be(400) == ["probe/M ended"]
     assert probed(None) == ["probe/M/unknown began"]
     assert [probed(True), swarm.be(400)] == [[], ["probe/M/unknown ended"]]
-    overview.compared(MODEL, Comparison(A, (B,), False, 64))
+    overview.compared(MODEL, ReplicaComparison(A, (B,), False, 64))
     assert swarm.be(5) == ["probe/M/difference began"]
-    overview.compared(MODEL, Comparison(A, (B,), True, 64))
+    overview.compared(MODEL, ReplicaComparison(A, (B,), True, 64))
     assert swarm.be(400) == ["probe/M/difference ended"]
 
 

@@ -15,7 +15,7 @@ import pytest
 import tyro
 
 from swarm.errors import ConfigError
-from swarm.health.alerts.rules import Alert, Change, Finding, Kind, Severity, Step
+from swarm.health.alerts.rules import Alert, AlertKind, AlertTransition, Change, Finding, Severity
 from swarm.health.alerts.webhook import MAX_WAITING, Webhook, WebhookPace, message, parse_receiver, sign
 from swarm.health.options import Health
 from swarm.runtime.tasks import TaskScope
@@ -25,8 +25,10 @@ SECRET_PATH = "T0KEN-in-the-path"
 PACE = WebhookPace(answer_s=0.3, tries=3, first_wait_s=0.01, longest_wait_s=0.02, between_s=0.0, jitter=lambda: 0.5)
 
 
-def change(text: str = "demo: gap", step: Step = Step.BEGAN, severity: Severity = Severity.CRITICAL) -> Change:
-    finding = Finding(Kind.GAP, severity, PRINT, text, model="demo", fix="node serve demo --layers 4-8")
+def change(
+    text: str = "demo: gap", step: AlertTransition = AlertTransition.BEGAN, severity: Severity = Severity.CRITICAL
+) -> Change:
+    finding = Finding(AlertKind.GAP, severity, PRINT, text, model="demo", fix="node serve demo --layers 4-8")
     return Change(Alert(finding, NOW), step, NOW + 3, severity)
 
 
@@ -64,7 +66,7 @@ def test_the_message_is_a_line_for_chats_and_values_for_programs() -> None:
     assert (sent["step"], sent["worst"], sent["swarm"]) == ("began", "critical", "canopy")
     assert (sent["alert"]["model"], sent["alert"]["model_name"]) == (PRINT, "demo")
     assert sent["alert"]["text"] == "<!channel> @here & <http://x|y>"
-    assert message(change(step=Step.ENDED), "canopy")["text"] == "🟢 over: demo: gap"
+    assert message(change(step=AlertTransition.ENDED), "canopy")["text"] == "🟢 over: demo: gap"
 
 
 @dataclass
@@ -134,7 +136,9 @@ def status(line: str, *fields: str) -> bytes:
 async def test_it_arrives_signed_in_order_and_only_what_is_bad_enough(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with receiving() as server, webhook(server.port) as made:
-        made.offer([change("one"), change("no", severity=Severity.INFO), change("two"), change("one", Step.ENDED)])
+        made.offer(
+            [change("one"), change("no", severity=Severity.INFO), change("two"), change("one", AlertTransition.ENDED)]
+        )
         await server.until(lambda: len(server.got) == 3)
     assert server.texts() == ["one", "two", "one"]
     fields, body = server.got[0]
@@ -148,8 +152,8 @@ async def test_it_arrives_signed_in_order_and_only_what_is_bad_enough(caplog: py
 async def test_an_alert_that_became_bad_enough_is_told_to_its_end() -> None:
     async with receiving() as server, webhook(server.port, Severity.CRITICAL) as made:
         mild = change("mild", severity=Severity.WARNING)
-        end = Change(mild.alert, Step.ENDED, NOW + 9, Severity.CRITICAL)
-        made.offer([mild, Change(mild.alert, Step.WORSE, NOW + 5, Severity.CRITICAL), end])
+        end = Change(mild.alert, AlertTransition.ENDED, NOW + 9, Severity.CRITICAL)
+        made.offer([mild, Change(mild.alert, AlertTransition.WORSE, NOW + 5, Severity.CRITICAL), end])
         await server.until(lambda: len(server.got) == 2)
     assert [json.loads(body)["step"] for _, body in server.got] == ["worse", "ended"]
 

@@ -16,7 +16,7 @@ from swarm.discovery.registry import RECORD_TTL_S
 from swarm.health.state.contributions import ServedBook
 from swarm.health.state.model import DISAGREE_S, FRESH_S, KEPT_S, RENEWED_S, SILENT_S, Knowledge
 from swarm.health.state.model_slots import MAX_MODELS
-from swarm.health.state.node import Condition, Node, Source
+from swarm.health.state.node import Condition, EvidenceSource, NodeView
 from swarm.health.state.overview import Overview
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
@@ -46,7 +46,7 @@ def record(peer: PeerId, announced_at: float = NOW, **other: object) -> NodeReco
     return replace(usual, **other)  # type: ignore[arg-type]
 
 
-def node(knowledge: Knowledge, now: float, peer: PeerId = A) -> Node:
+def node(knowledge: Knowledge, now: float, peer: PeerId = A) -> NodeView:
     _, nodes = knowledge.nodes(now)[PRINT]
     return next(one for one in nodes if one.peer == peer)
 
@@ -58,7 +58,7 @@ def told(knowledge: Knowledge, at: float = NOW, peer: PeerId = A, **other: Any) 
 def test_telemetry_alone_is_believed_while_it_comes_then_stale_then_gone() -> None:
     knowledge = Knowledge()
     told(knowledge)
-    assert (node(knowledge, NOW).condition, node(knowledge, NOW).source) == (Condition.SERVING, Source.MQTT)
+    assert (node(knowledge, NOW).condition, node(knowledge, NOW).source) == (Condition.SERVING, EvidenceSource.MQTT)
     knowledge.believe(A, PRINT, metrics(), NOW + 10)
     assert node(knowledge, NOW + 10 + FRESH_S).condition is Condition.SERVING
     late = NOW + 10 + FRESH_S + 1
@@ -102,7 +102,7 @@ def test_who_falls_silent_to_the_broker_alone_comes_back_by_its_next_record() ->
     assert node(knowledge, NOW + SILENT_S).condition is Condition.OFFLINE
     later = NOW + SILENT_S + RENEWED_S + 1
     knowledge.listed(PRINT, [record(A, announced_at=later)], later)
-    assert (node(knowledge, later).condition, node(knowledge, later).source) == (Condition.SERVING, Source.DHT)
+    assert (node(knowledge, later).condition, node(knowledge, later).source) == (Condition.SERVING, EvidenceSource.DHT)
 
 
 def test_silence_counts_only_while_somebody_listens() -> None:
@@ -122,7 +122,12 @@ def test_a_dht_record_alone_is_believed_until_it_expires() -> None:
     knowledge = Knowledge()
     knowledge.listed(PRINT, [record(A)], NOW)
     seen = node(knowledge, NOW)
-    assert (seen.condition, seen.source, seen.device, seen.kv_free) == (Condition.SERVING, Source.DHT, None, 1_000)
+    assert (seen.condition, seen.source, seen.device, seen.kv_free) == (
+        Condition.SERVING,
+        EvidenceSource.DHT,
+        None,
+        1_000,
+    )
     assert node(knowledge, NOW + RECORD_TTL_S).condition is Condition.STALE
 
 
@@ -141,7 +146,7 @@ def test_both_sources_are_merged_and_telemetry_knows_more() -> None:
     told(knowledge, name="attic")
     knowledge.believe(A, PRINT, metrics(kv_tokens_free=7), NOW)
     seen = node(knowledge, NOW)
-    assert (seen.source, seen.name, seen.kv_free, seen.busy) == (Source.BOTH, "attic", 7, 0.25)
+    assert (seen.source, seen.name, seen.kv_free, seen.busy) == (EvidenceSource.BOTH, "attic", 7, 0.25)
 
 
 def test_a_will_counts_at_once_although_the_dht_still_lists_the_node() -> None:
@@ -163,7 +168,7 @@ def test_a_node_that_lost_only_its_broker_is_back_with_its_next_record() -> None
     knowledge.believe(A, PRINT, will(), NOW + 2)
     knowledge.listed(PRINT, [record(A, announced_at=NOW + 20)], NOW + 21)
     seen = node(knowledge, NOW + 21)
-    assert (seen.condition, seen.source) == (Condition.SERVING, Source.DHT)
+    assert (seen.condition, seen.source) == (Condition.SERVING, EvidenceSource.DHT)
 
 
 def test_a_new_birth_ends_being_offline() -> None:

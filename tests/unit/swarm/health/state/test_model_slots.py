@@ -7,10 +7,10 @@ from dataclasses import replace
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import RECORD_TTL_S
 from swarm.health.state.model import MAX_NODES, Knowledge
-from swarm.health.state.model_slots import MAX_MODELS, NEW_PER_LOOK, PROVED_S, TRIAL_S, Slots, Standing
+from swarm.health.state.model_slots import MAX_MODELS, NEW_PER_LOOK, PROVED_S, TRIAL_S, ModelSlots, Standing
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
-from swarm.telemetry.guard import Believed, TelemetryGuard
+from swarm.telemetry.guard import AcceptedMessage, TelemetryGuard
 from swarm.telemetry.messages import ServedModel, seal_body
 from tests.telling import NOW, PRINT, identity, status, topic
 
@@ -75,7 +75,7 @@ def test_a_real_model_keeps_its_slot_whatever_strangers_do() -> None:
 
 
 def test_listed_ones_that_nobody_proved_take_turns() -> None:
-    slots = Slots()
+    slots = ModelSlots()
     for number in range(MAX_MODELS):
         slots.enter(made_up(number), True, NOW + number)
     assert slots.enter(REAL, True, NOW + 100) == (False, None)
@@ -86,7 +86,7 @@ def test_listed_ones_that_nobody_proved_take_turns() -> None:
 
 
 def test_proved_ones_do_not_take_turns() -> None:
-    slots = Slots()
+    slots = ModelSlots()
     for number in range(MAX_MODELS):
         slots.enter(made_up(number), True, NOW)
         slots.prove(made_up(number), NOW)
@@ -95,14 +95,14 @@ def test_proved_ones_do_not_take_turns() -> None:
 
 
 def test_what_was_proved_outlives_a_restart_and_not_for_ever() -> None:
-    slots, again = Slots(), Slots()
+    slots, again = ModelSlots(), ModelSlots()
     slots.prove(REAL, NOW)
     for number in range(MAX_MODELS):
         again.enter(made_up(number), True, NOW)
     again.load(slots.dump() | {"bad": None, 7: 7.0})
     assert again.enter(REAL, False, NOW + 1) == (True, made_up(0))
     assert again.standing(REAL) is Standing.PROVED
-    late = Slots()
+    late = ModelSlots()
     late.load(slots.dump())
     late.enter(REAL, False, NOW + PROVED_S)
     assert late.standing(REAL) is Standing.TOLD
@@ -110,7 +110,7 @@ def test_what_was_proved_outlives_a_restart_and_not_for_ever() -> None:
 
 
 def test_looks_at_the_directory_reach_everybody_in_turn() -> None:
-    slots = Slots()
+    slots = ModelSlots()
     real = record(REAL).model
     strangers = [replace(real, fingerprint=made_up(number), name=f"!{number}") for number in range(3 * MAX_MODELS)]
     models = [*strangers, real]
@@ -151,7 +151,7 @@ def test_the_guard_lets_in_whom_the_dht_lists_although_strangers_fill_it() -> No
     def hear(who: int, at: float) -> bool:
         body = status(at=at)
         where = topic(body, who)
-        return isinstance(guard.accept(where, seal_body(body, where, identity(who)), False, at), Believed)
+        return isinstance(guard.accept(where, seal_body(body, where, identity(who)), False, at), AcceptedMessage)
 
     assert [hear(who, NOW + who) for who in (0, 1)] == [True, True]
     assert hear(3, NOW + 3) is False

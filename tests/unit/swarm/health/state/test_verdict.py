@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.health.alerts.rules import AlertBook, Finding, Kind, Severity
-from swarm.health.state.assessment import Link, LinkState
+from swarm.health.alerts.rules import AlertBook, AlertKind, Finding, Severity
+from swarm.health.state.assessment import LinkState, SourceStatus
 from swarm.health.state.model import Knowledge
-from swarm.health.state.node import Condition, Model, Node, Source
+from swarm.health.state.node import Condition, EvidenceSource, NodeView, ReportedModel
 from swarm.health.state.overview import Overview
-from swarm.health.state.probe_results import Comparison, HopProbe, Probe
+from swarm.health.state.probe_results import HopProbe, Probe, ReplicaComparison
 from swarm.health.state.verdict import Grade, Verdict, judge
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.telemetry.guard import Reason
 from tests.telling import NOW, PRINT, status
 
-MODEL = Model("demo-target", PRINT, 12)
+MODEL = ReportedModel("demo-target", PRINT, 12)
 JOIN = ["/ip4/192.0.2.1/tcp/31337/p2p/QmPeer"]
 
 
-def node(start: int, end: int, number: int = 0, **other: object) -> Node:
+def node(start: int, end: int, number: int = 0, **other: object) -> NodeView:
     usual: dict[str, object] = {
         "peer": PeerId(f"QmNode{start:02}{end:02}{number:08}"),
         "model": MODEL,
         "span": Span(start, end),
         "condition": Condition.SERVING,
-        "source": Source.BOTH,
+        "source": EvidenceSource.BOTH,
         "device": "cpu",
         "numeric_class": "cpu-float32",
         "version": "0.1.0",
@@ -43,14 +43,14 @@ def node(start: int, end: int, number: int = 0, **other: object) -> Node:
         "probed_ms": None,
         "agrees": None,
     }
-    return Node(**{**usual, **other})  # type: ignore[arg-type]
+    return NodeView(**{**usual, **other})  # type: ignore[arg-type]
 
 
 THIRDS = [node(0, 4), node(4, 8), node(8, 12)]
 TWICE = [*THIRDS, node(0, 12, 1)]
 
 
-def verdict(nodes: list[Node], failures: int = 0) -> Verdict:
+def verdict(nodes: list[NodeView], failures: int = 0) -> Verdict:
     return judge(MODEL, nodes, failures, JOIN)
 
 
@@ -100,7 +100,7 @@ def test_broker_and_dht_that_disagree_count() -> None:
     assert verdict([*TWICE[1:], node(0, 4, 3, disagrees=True), THIRDS[0]]).grade is Grade.DEGRADED
 
 
-def finding(text: str = "broken", kind: Kind = Kind.GAP) -> Finding:
+def finding(text: str = "broken", kind: AlertKind = AlertKind.GAP) -> Finding:
     return Finding(kind, Severity.CRITICAL, PRINT, text)
 
 
@@ -120,7 +120,7 @@ def test_an_alert_begins_after_a_while_and_flapping_stays_one_alert() -> None:
 
 def test_the_worst_alert_comes_first() -> None:
     book = AlertBook()
-    found = [Finding(Kind.PROBE, severity, None, "", severity.value) for severity in Severity]
+    found = [Finding(AlertKind.PROBE, severity, None, "", severity.value) for severity in Severity]
     book.update(found, 0.0)
     assert [alert.finding.severity for alert in book.open()] == list(reversed(Severity))
 
@@ -150,9 +150,9 @@ def test_a_probe_is_kept_beside_the_claims_for_the_whole_span() -> None:
     believe(overview.knowledge, peer, Span(0, 12), NOW)
     hop = HopProbe(peer, (0, 6), 1.0, 0.5, 4.0)
     overview.probed(MODEL, Probe(ok=True, hops=(hop,), return_ms=1.0), NOW)
-    overview.compared(MODEL, Comparison(peer, (), None, 0))
+    overview.compared(MODEL, ReplicaComparison(peer, (), None, 0))
     assert overview.assess(NOW)[0].nodes[0].agrees is None
-    overview.compared(MODEL, Comparison(peer, (), True, 64))
+    overview.compared(MODEL, ReplicaComparison(peer, (), True, 64))
     shown = overview.state(overview.assess(NOW), NOW)["models"][0]
     assert (shown["nodes"][0]["probed_ms"], shown["nodes"][0]["agrees"]) == (8.0, True)
     assert shown["probe"]["hops"][0]["span"] == [0, 6]
@@ -168,7 +168,7 @@ def test_sources_and_clocks_have_alerts_too() -> None:
     overview.assess(NOW + 20)
     kinds = {alert["kind"] for alert in overview.state([], NOW)["alerts"]}
     assert kinds == {"broker", "dht", "clock"}
-    assert not Link(LinkState.DOWN).become(LinkState.DOWN, NOW)
+    assert not SourceStatus(LinkState.DOWN).become(LinkState.DOWN, NOW)
 
 
 def believe(knowledge: Knowledge, peer: str, span: Span, now: float) -> None:

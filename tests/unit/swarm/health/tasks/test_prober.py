@@ -11,7 +11,7 @@ import pytest
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.health.options import Health
 from swarm.health.service import check
-from swarm.health.state.node import Node
+from swarm.health.state.node import NodeView
 from swarm.health.state.overview import Overview
 from swarm.health.tasks.prober import AGAIN_S, PROBE_TOKENS, SETTLE_S, Prober
 from swarm.ids import PeerId
@@ -60,7 +60,7 @@ class World:
         await self.prober.probe(*due)
         assert not self.says
 
-    def node(self, number: int) -> Node:
+    def node(self, number: int) -> NodeView:
         _, nodes = self.overview.knowledge.nodes(self.now)[PRINT]
         return next(node for node in nodes if node.peer == f"QmNode{number}")
 

@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from benchmarks.operations import page_states
-from swarm.health.tasks.publisher import Publisher
+from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.web.api import make_app
 from swarm.health.web.badge import badge
 
@@ -52,7 +52,7 @@ def test_any_label_is_text_in_a_well_formed_picture(label: str) -> None:
 
 
 def test_badges_over_http() -> None:
-    publisher = Publisher()
+    publisher = StatePublisher()
 
     async def points(_model: str, _window: str) -> dict[str, object]:
         return {}
@@ -82,7 +82,7 @@ def test_the_pages_files_are_asked_for_again_each_time() -> None:
     async def points(_model: str, _window: str) -> dict[str, object]:
         return {}
 
-    with TestClient(make_app(Publisher(), points)) as client:
+    with TestClient(make_app(StatePublisher(), points)) as client:
         first = client.get("/page/app.js")
         assert (first.status_code, first.headers["cache-control"]) == (200, "no-cache")
         again = client.get("/page/app.js", headers={"if-none-match": first.headers["etag"]})

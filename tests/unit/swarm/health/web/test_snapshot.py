@@ -16,7 +16,7 @@ from benchmarks.operations import page_states
 from swarm.errors import ConfigError
 from swarm.health.options import Health
 from swarm.health.service import check
-from swarm.health.web.snapshot import FOLDERS, Snapshot, check_folder, write
+from swarm.health.web.snapshot import FOLDERS, PageSnapshot, check_folder, write
 from swarm.health.web.snapshot_job import keep_snapshot
 from swarm.runtime.tasks import TaskScope
 
@@ -25,8 +25,8 @@ async def points(_fingerprint: str, window: str) -> Mapping[str, Any]:
     return page_states.history(window)
 
 
-async def taken(state: page_states.State) -> Snapshot:
-    return await Snapshot.take(state, points)
+async def taken(state: page_states.State) -> PageSnapshot:
+    return await PageSnapshot.take(state, points)
 
 
 def files(folder: Path) -> set[str]:
