@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from client.library.session import Piece
     from client.library.sync import Chat, Swarm
     from client.options import Options
-    from client.stats import Result, Stats, SweepStats
+    from client.stats import Result, Stats, SweepMeasurement
 
 __all__ = [
     "AsyncChat",
@@ -30,7 +30,7 @@ __all__ = [
     "Result",
     "Stats",
     "Swarm",
-    "SweepStats",
+    "SweepMeasurement",
 ]
 
 _HOMES = {
@@ -43,7 +43,7 @@ _HOMES = {
     "Result": "client.stats",
     "Stats": "client.stats",
     "Swarm": "client.library.sync",
-    "SweepStats": "client.stats",
+    "SweepMeasurement": "client.stats",
 }
 
 

@@ -195,13 +195,13 @@ class IdStream:
         return ""
 
 
-def _job(options: Any, drafter: Any, drafting: ThreadPoolExecutor, budget: Any, chunk: int) -> Any:  # noqa: ANN401
-    from client.decode.loop import GenerationState
+def _job(options: Any, drafter: Any, drafting: ThreadPoolExecutor, policy: Any, chunk: int) -> Any:  # noqa: ANN401
+    from client.decode.state import GenerationState
 
     return GenerationState(
         prompt=PROMPT,
         sampling=options.sampling(),
-        budget=budget,
+        policy=policy,
         chunk=chunk,
         max_new_tokens=options.max_new_tokens,
         text=IdStream(options.max_new_tokens),  # type: ignore[arg-type]

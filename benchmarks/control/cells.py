@@ -241,15 +241,15 @@ def compare(costs: Costs, real: Speeds, replays: Sequence[Speeds]) -> Found:
 
 def replayed(texts: Sequence[Recorded], costs: Costs) -> Speeds:
     """Each way of making the texts, with draft and target that run as the real ones do."""
-    budgets: dict[str, SpeculationPolicy] = {
+    policies: dict[str, SpeculationPolicy] = {
         PLAIN: FixedPolicy(0),
         FIXED: FixedPolicy(FIXED_NODES),
         CHOSEN: Goodput(MOST_NODES),
     }
-    return {way: _told(texts, costs, budget)[WARM_PAIRS:] for way, budget in budgets.items()}
+    return {way: _told(texts, costs, policy)[WARM_PAIRS:] for way, policy in policies.items()}
 
 
-def _told(texts: Sequence[Recorded], costs: Costs, budget: SpeculationPolicy) -> list[float]:
+def _told(texts: Sequence[Recorded], costs: Costs, policy: SpeculationPolicy) -> list[float]:
     """Speeds of texts one after another, by one client that begins knowing nothing."""
     drafter = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu")).drafter
     assert isinstance(drafter, TreeDrafter)
@@ -259,7 +259,7 @@ def _told(texts: Sequence[Recorded], costs: Costs, budget: SpeculationPolicy) ->
     for text in texts:
         if text.prompt == texts[0].prompt:
             drafter.forget()  # all of them were told, as for the real client
-        speeds.append(run([text], costs, budget, tokenizer, cast).tokens_per_s)
+        speeds.append(run([text], costs, policy, tokenizer, cast).tokens_per_s)
     return speeds
 
 

@@ -29,7 +29,7 @@ from client.drafting.loading import DraftOptions, LoadedDrafter, Name, load_draf
 from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
 from client.library.aio import AsyncSwarm
-from client.stats import Result, SweepStats
+from client.stats import Result, SweepMeasurement
 from client.target import Target
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
@@ -71,11 +71,11 @@ class TimedDrafter(CountedDrafter):
         self.learned: list[float] = []
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT
     ) -> DraftTree:
         """As ever."""
         began_s = time.thread_time()
-        tree = super().grow(sequence, nodes, depth, sampling, worth)
+        tree = super().grow(sequence, nodes, depth, sampling, stop_rule)
         self.grown.append((1e3 * (time.thread_time() - began_s), self.passes, self.rows, len(tree)))
         return tree
 
@@ -160,7 +160,7 @@ def _told(result: Result) -> dict[str, Any]:
     return {"tokens": list(result.tokens), "tokens_per_s": result.stats.tokens_per_s, "sweeps": sweeps}
 
 
-def _sweep(sweep: SweepStats) -> dict[str, Any]:
+def _sweep(sweep: SweepMeasurement) -> dict[str, Any]:
     return {
         "rows": sweep.nodes + (not sweep.is_part),
         "is_part": sweep.is_part,

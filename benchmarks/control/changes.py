@@ -76,11 +76,11 @@ def tell(texts: Sequence[Recorded], networks: Sequence[Costs]) -> list[float]:
     """Each text's speed, all by one client, over each network in turn; routing promises what the first one is."""
     drafter = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu")).drafter
     assert isinstance(drafter, TreeDrafter)
-    budget, tokenizer, speeds = Goodput(MOST_NODES), AutoTokenizer.from_pretrained(TARGET), list[float]()
+    policy, tokenizer, speeds = Goodput(MOST_NODES), AutoTokenizer.from_pretrained(TARGET), list[float]()
     for place, text in enumerate(texts):
         costs = networks[place * len(networks) // len(texts)]
         cast = Cast(partial(VirtualDrafter, drafter, costs), whole_target())
-        speeds.append(run([text], costs, budget, tokenizer, cast).tokens_per_s)
+        speeds.append(run([text], costs, policy, tokenizer, cast).tokens_per_s)
     return speeds
 
 

@@ -46,7 +46,7 @@ def promised(links: float, compute: float, row: float) -> Promise:
     """A promise that is so many times the truth."""
 
     def promise(costs: Costs) -> RouteForecast:
-        true = costs.prospect()
+        true = costs.forecast()
         rows_ms = (row * true.row_ms, row * true.link_row_ms)
         return RouteForecast(links * true.links_ms, compute * true.compute_ms, *rows_ms, hops=true.hops)
 
@@ -105,7 +105,7 @@ def measure(name: tuple[str, str, float], texts: Sequence[Recorded]) -> Cell:
     """All ways of one cell."""
     costs, tokenizer = PROFILES[name[0]], AutoTokenizer.from_pretrained(TARGET)
 
-    def each(way: Callable[[], SpeculationPolicy], promise: Promise = Costs.prospect) -> list[tuple[int, float]]:
+    def each(way: Callable[[], SpeculationPolicy], promise: Promise = Costs.forecast) -> list[tuple[int, float]]:
         cast = Cast(promise=promise)
         return [asyncio.run(tell(text, costs, way(), tokenizer, cast))[:2] for text in texts]
 

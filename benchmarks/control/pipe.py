@@ -125,10 +125,10 @@ def whole_target() -> RaggedModel:
 def tell(
     texts: Sequence[Recorded],
     costs: Costs,
-    budget: SpeculationPolicy,
+    policy: SpeculationPolicy,
     *,
     siblings: bool = True,
-    promise: Callable[[Costs], RouteForecast | None] = Costs.prospect,
+    promise: Callable[[Costs], RouteForecast | None] = Costs.forecast,
 ) -> Told:
     """All texts through one client, whose drafter is the usual one, with or without what dead branches told.
 
@@ -137,7 +137,7 @@ def tell(
     drafter = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu", siblings=siblings)).drafter
     assert isinstance(drafter, TreeDrafter)
     cast = Cast(partial(VirtualDrafter, drafter, costs), whole_target(), promise)
-    return run(texts, costs, budget, AutoTokenizer.from_pretrained(TARGET), cast)
+    return run(texts, costs, policy, AutoTokenizer.from_pretrained(TARGET), cast)
 
 
 def measure(name: tuple[str, str, float], options: Options) -> Cell:

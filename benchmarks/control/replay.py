@@ -35,7 +35,8 @@ from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import KINDS, TREE, Pair, Recorded, prompts_of, record
 from client.control.goodput import Goodput
 from client.control.policy import SWEEPS_IN_FLIGHT, FixedPolicy, PipelineState, SpeculationPlan, SpeculationPolicy
-from client.decode.loop import GenerationState, decode
+from client.decode.loop import Generation
+from client.decode.state import GenerationState
 from client.decode.text_stream import TextStream
 from client.decode.walk import Walk
 from client.drafting.drafter import Drafter
@@ -90,19 +91,19 @@ class Told:
 class OneAtATime(Goodput):
     """The same controller, which waits for each sweep."""
 
-    def more(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
+    def max_nodes(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
         """None."""
         return 0
 
-    def worth(self, route: Hashable, temperature: float, planned: SpeculationPlan) -> StopRule:
+    def stop_rule(self, route: Hashable, temperature: float, planned: SpeculationPlan) -> StopRule:
         """Nothing can follow later."""
-        return replace(super().worth(route, temperature, planned), alone=math.inf)
+        return replace(super().stop_rule(route, temperature, planned), per_sweep=math.inf)
 
-    def cut(
+    def trim(
         self, route: Hashable, temperature: float, chances: Sequence[float], planned: SpeculationPlan
     ) -> SpeculationPlan:
         """All at once."""
-        return replace(super().cut(route, temperature, chances, planned), chunk=None)
+        return replace(super().trim(route, temperature, chances, planned), chunk=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +115,14 @@ class Cast:
 
     drafter: Callable[[Clock], Drafter] | None = None
     target: RaggedModel | None = None
-    promise: Callable[[Costs], RouteForecast | None] = Costs.prospect
+    promise: Callable[[Costs], RouteForecast | None] = Costs.forecast
 
 
 RECORDED = Cast()
 
 
 async def tell(
-    recorded: Recorded, costs: Costs, budget: SpeculationPolicy, tokenizer: object, cast: Cast = RECORDED
+    recorded: Recorded, costs: Costs, policy: SpeculationPolicy, tokenizer: object, cast: Cast = RECORDED
 ) -> tuple[int, float, list[int]]:
     """Make one text again: tokens after the first reply, virtual seconds after it, and the tree sizes.
 
@@ -135,7 +136,7 @@ async def tell(
     job = GenerationState(
         recorded.prompt,
         recorded.sampling,
-        budget,
+        policy,
         PREFILL_CHUNK,
         new,
         text,
@@ -148,9 +149,9 @@ async def tell(
     walk = Walk(Limits(VOCABULARY, credits.window_tokens, credits.sweeps, credits.nodes), recorded.sampling)
     promise = cast.promise(costs)
     if promise is not None:
-        budget.expect(chain.route_key, promise)
+        policy.expect(chain.route_key, promise)
     first: tuple[int, float] | None = None
-    async for _ in decode(job, chain, walk):
+    async for _ in Generation(job, chain, walk).run():
         if first is None and text.tokens:
             first = len(text.tokens), clock.seconds()
     assert tuple(text.tokens) == recorded.tokens[len(recorded.prompt) :], "another text"
@@ -159,13 +160,13 @@ async def tell(
 
 
 def run(
-    texts: Sequence[Recorded], costs: Costs, budget: SpeculationPolicy, tokenizer: object, cast: Cast = RECORDED
+    texts: Sequence[Recorded], costs: Costs, policy: SpeculationPolicy, tokenizer: object, cast: Cast = RECORDED
 ) -> Told:
     """All prompts of a cell, one after another, through one way."""
     tokens = seconds = 0.0
     sizes: list[int] = []
     for recorded in texts:
-        count, took_s, used = asyncio.run(tell(recorded, costs, budget, tokenizer, cast))
+        count, took_s, used = asyncio.run(tell(recorded, costs, policy, tokenizer, cast))
         tokens, seconds, sizes = tokens + count, seconds + took_s, sizes + used
     return Told(tokens / seconds, median(sizes), sum(sizes) / tokens)
 
@@ -258,7 +259,7 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], pool: Pool, options: O
 def _free(texts: Sequence[Recorded], costs: Costs, tokenizer: object) -> float:
     """Tokens per second where nothing takes time but the delay: whole trees at once, or ever further ones."""
     free = Costs(costs.delay_ms, math.inf, forward_ms=0.0, row_ms=0.0, pass_ms=0.0)
-    return max(run(texts, free, budget, tokenizer).tokens_per_s for budget in FREE_WAYS)
+    return max(run(texts, free, policy, tokenizer).tokens_per_s for policy in FREE_WAYS)
 
 
 def _oracle_note(texts: Sequence[Recorded], networks: Mapping[str, Costs], tokenizer: object) -> str:
@@ -267,8 +268,8 @@ def _oracle_note(texts: Sequence[Recorded], networks: Mapping[str, Costs], token
     said = []
     for network, costs in networks.items():
         alone, pipe = (
-            run(known, costs, budget, tokenizer).tokens_per_s
-            for budget in (FixedPolicy(ORACLE_NODES), FixedPolicy(ORACLE_NODES, IN_FLIGHT[-1]))
+            run(known, costs, policy, tokenizer).tokens_per_s
+            for policy in (FixedPolicy(ORACLE_NODES), FixedPolicy(ORACLE_NODES, IN_FLIGHT[-1]))
         )
         said.append(f"{network} {alone:.0f} and {pipe:.0f}")
     return (

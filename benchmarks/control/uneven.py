@@ -25,9 +25,10 @@ from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import prompts_of, write
 from client.control.goodput import Goodput
-from client.control.policy import FixedPolicy, SweepMeasurement
+from client.control.policy import FixedPolicy
 from client.library.jobs import MOST_NODES
-from swarm.protocol.messages import Sampling
+from client.stats import SweepMeasurement
+from swarm.protocol.messages import HopTime, Sampling
 from swarm.routing.costs import RouteForecast
 
 EVEN, IDLE = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)
@@ -77,13 +78,20 @@ class Cell:
 class Alike(Goodput):
     """Takes all hops for alike."""
 
-    def expect(self, route: Hashable, prospect: RouteForecast) -> None:
+    def expect(self, route: Hashable, forecast: RouteForecast) -> None:
         """No more of a promise than what holds for all of them."""
-        super().expect(route, replace(prospect, busiest=0.0))
+        super().expect(route, replace(forecast, bottleneck_share=0.0))
 
-    def spent(self, route: Hashable, spent: SweepMeasurement) -> None:
+    def observe_sweep(self, route: Hashable, spent: SweepMeasurement) -> None:
         """No more of a sweep either."""
-        super().spent(route, replace(spent, each_waited_ms=(), each_computed_ms=()))
+        super().observe_sweep(route, _evened(spent))
+
+
+def _evened(sweep: SweepMeasurement) -> SweepMeasurement:
+    """As if every hop had waited and computed as long as the others."""
+    count = max(len(sweep.hops), 1)
+    hop = HopTime(sweep.waited_ms / count, sweep.computed_ms / count, 0.0, 0.0)
+    return replace(sweep, hops=tuple(replace(hop, link_ms=real.link_ms) for real in sweep.hops))
 
 
 def measure(name: tuple[str, str, str, float], options: Options) -> Cell:

@@ -75,7 +75,7 @@ class Cell:
 
 def assumed(costs: Costs) -> RouteForecast:
     """What routing says of links that nobody measured."""
-    return replace(costs, mbit=LINK_MBIT_PER_S).prospect()
+    return replace(costs, mbit=LINK_MBIT_PER_S).forecast()
 
 
 def measure(name: tuple[str, float], options: Options) -> Cell:
@@ -85,13 +85,13 @@ def measure(name: tuple[str, float], options: Options) -> Cell:
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
     texts = write(whole_target(), given, samplings, options.new_tokens)
     told = partial(tell, costs=costs)
-    fixed = {f"{size} × {count}": told(texts, budget=FixedPolicy(size, count)).tokens_per_s for size, count in FIXED}
-    chosen = told(texts, budget=Goodput(MOST_NODES))
+    fixed = {f"{size} × {count}": told(texts, policy=FixedPolicy(size, count)).tokens_per_s for size, count in FIXED}
+    chosen = told(texts, policy=Goodput(MOST_NODES))
     first = {
-        word: sum(told([text], budget=Goodput(MOST_NODES), promise=promise).tokens_per_s for text in texts) / len(texts)
-        for word, promise in (("true", Costs.prospect), ("assumed", assumed))
+        word: sum(told([text], policy=Goodput(MOST_NODES), promise=promise).tokens_per_s for text in texts) / len(texts)
+        for word, promise in (("true", Costs.forecast), ("assumed", assumed))
     }
-    plain = told(texts, budget=FixedPolicy(0)).tokens_per_s
+    plain = told(texts, policy=FixedPolicy(0)).tokens_per_s
     return Cell(name, plain, fixed, chosen.tokens_per_s, chosen.nodes, first)
 
 

@@ -200,16 +200,16 @@ def replay(
     texts: Sequence[Told],
     tokenizer: object,
     costs: Costs = PROFILE,
-    budget: SpeculationPolicy | None = None,
+    policy: SpeculationPolicy | None = None,
 ) -> tuple[float, float]:
     """Tokens per virtual second, and the median tree; a controller that begins knowing nothing chooses by default."""
-    budget = budget or Goodput(MOST_NODES)
+    policy = policy or Goodput(MOST_NODES)
     tokens, seconds = 0, 0.0
     sizes: list[int] = []
     for told in texts:
         recorded = Recorded(told.tokens[: told.prompt], told.tokens, told.sampling, {})
         cast = Cast(partial(TimedDrafter, drafter, told))
-        count, took_s, used = asyncio.run(tell(recorded, costs, budget, tokenizer, cast))
+        count, took_s, used = asyncio.run(tell(recorded, costs, policy, tokenizer, cast))
         tokens, seconds, sizes = tokens + count, seconds + took_s, sizes + used
     return tokens / seconds, median(sizes)
 

@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,13 +19,11 @@ import grpc.aio
 import torch
 from transformers import AutoTokenizer
 
-import client.decode.loop
 import client.library.jobs
 from benchmarks.emulation.swarm import covered
 from client.chain.chain import Chain
 from client.control.policy import SpeculationPlan
-from client.decode.draft_worker import IsAwaited
-from client.decode.loop import GenerationState
+from client.decode.loop import Generation
 from client.decode.text_stream import TextStream
 from client.drafting.search.tree import DraftTree
 from client.library.aio import AsyncSwarm
@@ -66,7 +64,7 @@ class Reporter(logging.Handler):
 
     def watch(self) -> None:
         """Be told of sweeps, drafting, tokens and routes."""
-        send, begin, draft = Chain.send, Chain.begin, client.decode.loop._draft
+        send, begin, draft = Chain.send, Chain.begin, Generation._grow_tree
         push, route = TextStream.push, SessionOpener.route
 
         def noted_send(chain: Chain, sweep: Sweep) -> None:
@@ -78,11 +76,9 @@ class Reporter(logging.Handler):
             self.chains[:] = [chain]
             self.say("begin", hops=[str(hop.peer) for hop in chain.route.hops])
 
-        async def noted_draft(
-            job: GenerationState, route: Hashable, room: int, is_awaited: IsAwaited
-        ) -> tuple[DraftTree, SpeculationPlan, float]:
+        async def noted_draft(generation: Generation, room: int) -> tuple[DraftTree, SpeculationPlan, float]:
             self.say("draft")
-            return await draft(job, route, room, is_awaited)
+            return await draft(generation, room)
 
         def noted_push(text: TextStream, tokens: Sequence[int]) -> str:
             if tokens:
@@ -93,7 +89,7 @@ class Reporter(logging.Handler):
             return await route(opener, avoid=avoid | self.absent)  # a text begins without those who lie dead
 
         Chain.send, Chain.begin = noted_send, noted_begin  # type: ignore[method-assign, assignment]
-        client.decode.loop._draft = noted_draft
+        Generation._grow_tree = noted_draft  # type: ignore[method-assign, assignment]
         TextStream.push, SessionOpener.route = noted_push, present  # type: ignore[method-assign, assignment]
         logger = logging.getLogger("client.chain.chain")
         logger.setLevel(logging.INFO)

@@ -36,7 +36,8 @@ from benchmarks.sheet import Sheet
 from benchmarks.simulation.acceptance import demo_prompts
 from client.chain.chain import Chain, open_chain
 from client.control.policy import SWEEPS_IN_FLIGHT
-from client.decode.loop import PREFILLS_IN_FLIGHT, GenerationState, decode
+from client.decode.loop import PREFILLS_IN_FLIGHT, Generation
+from client.decode.state import GenerationState
 from client.decode.walk import Walk
 from client.drafting.drafter import NoDrafter
 from client.drafting.pool import Drafters
@@ -166,7 +167,7 @@ def _limits(opener: SessionOpener, chain: Chain) -> Limits:
 
 
 async def _run(job: GenerationState, chain: Exposed, walk: Walk) -> None:
-    async for _ in decode(job, chain, walk):
+    async for _ in Generation(job, chain, walk).run():
         pass
 
 

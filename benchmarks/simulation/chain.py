@@ -85,15 +85,15 @@ class Costs:
 
     def plain_ms(self) -> float:
         """Of a sweep without a tree, with nobody else there."""
-        prospect = self.prospect()
-        return prospect.links_ms + prospect.compute_ms + prospect.link_row_ms
+        forecast = self.forecast()
+        return forecast.links_ms + forecast.compute_ms + forecast.link_row_ms
 
-    def prospect(self) -> RouteForecast:
+    def forecast(self) -> RouteForecast:
         """What routing would say of a chain of such machines."""
         links_ms, link_row_ms = (HOPS + 1) * self.delay_ms, (HOPS - 1) * self.transfer_ms(1)
         each_ms = [self.compute_ms(1, hop) for hop in range(HOPS)]
-        row_ms, busiest = self.row_ms * sum(self.paces), max(self.paces) / sum(self.paces)
-        return RouteForecast(links_ms, sum(each_ms), row_ms, link_row_ms, hops=HOPS, busiest=busiest)
+        row_ms, bottleneck_share = self.row_ms * sum(self.paces), max(self.paces) / sum(self.paces)
+        return RouteForecast(links_ms, sum(each_ms), row_ms, link_row_ms, hops=HOPS, bottleneck_share=bottleneck_share)
 
     def transfer_ms(self, rows: int) -> float:
         """Of hidden rows over one link."""
@@ -291,7 +291,7 @@ class RecordedDrafter:
         self._search: RecordedSearch | None = None
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT
     ) -> DraftTree:
         """The recorded tree's best part; a search goes on where it was."""
         length, costs, search = len(sequence), self._costs, self._search
@@ -300,7 +300,7 @@ class RecordedDrafter:
             expanded = search.below(passed) if search is not None and passed else set[tuple[int, ...]]()
             tree, without_model = self._recorded.trees[length], self._recorded.looked_up.get(length, ())
             search = RecordedSearch(tree, without_model, expanded, self._pass)
-        tree = search.go_on(nodes, depth, worth)
+        tree = search.go_on(nodes, depth, stop_rule)
         self._clock.take(costs.grow_ms + costs.node_ms * len(tree), CLIENT)
         self._clock.wait(costs.turn_ms)
         self._length, self._search = length, search
@@ -323,10 +323,10 @@ class VirtualDrafter(CountedDrafter):
         self._clock = clock
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT
     ) -> DraftTree:
         """What it grows."""
-        tree, costs = super().grow(sequence, nodes, depth, sampling, worth), self._costs
+        tree, costs = super().grow(sequence, nodes, depth, sampling, stop_rule), self._costs
         self._clock.take(costs.grow_ms + costs.node_ms * len(tree), CLIENT)
         self._clock.wait(costs.turn_ms)
         return tree

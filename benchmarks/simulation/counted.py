@@ -21,11 +21,11 @@ class CountedDrafter(TreeDrafter):
         self.passes = self.rows = 0
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT
     ) -> DraftTree:
         """As ever."""
         self.passes = self.rows = 0
-        return super().grow(sequence, nodes, depth, sampling, worth)
+        return super().grow(sequence, nodes, depth, sampling, stop_rule)
 
     def _begin(self, search: Search) -> Search:
         first = self._model.session.state.next_id

@@ -159,11 +159,11 @@ class RecordedSearch:
         paths = (self._paths[node] for node in self._expanded | self._free)
         return {path[len(tokens) :] for path in paths if path[: len(tokens)] == tokens}
 
-    def go_on(self, nodes: int, depth: int, worth: StopRule = NO_LIMIT) -> DraftTree:
+    def go_on(self, nodes: int, depth: int, stop_rule: StopRule = NO_LIMIT) -> DraftTree:
         """The tree of these limits, after as many further passes as are worth it now."""
         chances, past = self._tree.chances, 0
         while True:
-            best = self._best(nodes, depth, worth.least)
+            best = self._best(nodes, depth, stop_rule.min_probability)
             waiting = [node for node in best if node not in self._expanded and len(self._paths[node]) < depth]
             chosen = waiting[: expansions(nodes)]
             if free := [node for node in chosen if node in self._free]:
@@ -171,7 +171,7 @@ class RecordedSearch:
                 continue
             promise = sum(chances[node] for node in chosen)
             is_settled = not chosen
-            if is_settled or not worth.per_round <= promise < worth.alone or not worth.go_on(past):
+            if is_settled or not stop_rule.per_round <= promise < stop_rule.per_sweep or not stop_rule.go_on(past):
                 return self._cut(best, is_settled=is_settled)
             self._expand(chosen)
             self._pass(len(chosen))

@@ -27,7 +27,7 @@ from benchmarks.simulation.acceptance import demo_prompts
 from benchmarks.speed.bare import PAUSE_S, Bare, Rig
 from client.demo.link_shape import LinkShape
 from client.library.aio import AsyncSwarm
-from client.stats import SweepStats
+from client.stats import SweepMeasurement
 from swarm.demo import DRAFT, TARGET
 from swarm.layers import Span
 from swarm.runtime.library_logging import quiet_libraries
@@ -49,12 +49,12 @@ class Options:
     json: Path | None = None
 
 
-async def measure(options: Options, console: Console) -> tuple[dict[int, list[SweepStats]], dict[int, Bare]]:
+async def measure(options: Options, console: Console) -> tuple[dict[int, list[SweepMeasurement]], dict[int, Bare]]:
     """Sweeps by tree size, and the bare parts of each size."""
     rig = Rig([Span.parse(span) for span in SPANS])
     rig.load()
     rig.teach([0.0])
-    sweeps: dict[int, list[SweepStats]] = defaultdict(list)
+    sweeps: dict[int, list[SweepMeasurement]] = defaultdict(list)
     prompts = demo_prompts(options.rounds)
     with tempfile.TemporaryDirectory(prefix="canopy-hop-") as temporary:
         async with local_swarm(Path(temporary)) as (peer, nodes):
@@ -70,7 +70,7 @@ async def measure(options: Options, console: Console) -> tuple[dict[int, list[Sw
     return sweeps, {size: rig.result(size, 0.0) for size in options.nodes}
 
 
-def sheet(sweeps: dict[int, list[SweepStats]], bare: dict[int, Bare], options: Options) -> Sheet:
+def sheet(sweeps: dict[int, list[SweepMeasurement]], bare: dict[int, Bare], options: Options) -> Sheet:
     """The table."""
     made = Sheet(
         "hop",
@@ -104,7 +104,7 @@ def sheet(sweeps: dict[int, list[SweepStats]], bare: dict[int, Bare], options: O
     return made
 
 
-def _per_hop(sweeps: Sequence[SweepStats], name: str) -> float:
+def _per_hop(sweeps: Sequence[SweepMeasurement], name: str) -> float:
     return float(median(sum(getattr(hop, name) for hop in sweep.hops) for sweep in sweeps)) / len(SPANS)
 
 

@@ -62,11 +62,11 @@ class FreeDrafter:
         self._trees = recorded.trees
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT
     ) -> DraftTree:
         """The recorded tree's best part."""
         tree = self._trees[len(sequence)]
-        worthy = bisect_right(tree.chances, -worth.least, key=lambda chance: -chance)
+        worthy = bisect_right(tree.chances, -stop_rule.min_probability, key=lambda chance: -chance)
         return shallow(tree.first(min(nodes, worthy)), depth)
 
     def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree
+from client.stats import SweepMeasurement
 from swarm.routing.costs import RouteForecast
 
 SWEEPS_IN_FLIGHT = 64
@@ -17,11 +18,15 @@ SWEEPS_IN_FLIGHT = 64
 
 @dataclass(frozen=True, slots=True)
 class SpeculationPlan:
-    """How many nodes, and why.
+    """How many nodes the next sweep carries, and why.
 
-    predicted_ms: of the sweep, without its drafting, None where nobody predicts. is_whole: so many are drafted,
-    to learn what they promise, whatever that takes. is_trial: and sent, to learn what they cost. chunk: nodes of the
-    first sweep, where they travel in several; None: all of them.
+    Attributes:
+        nodes: tree nodes below the pending token (K); 0 is plain decoding.
+        predicted_ms: of the sweep, without its drafting; None where nobody predicts.
+        reason: for `--explain`.
+        is_whole: so many are drafted whatever that takes, to learn what they promise.
+        is_trial: and all of them are sent, to learn what they cost.
+        chunk: nodes of the first sweep, where they travel in several; None: all of them.
     """
 
     nodes: int
@@ -34,9 +39,13 @@ class SpeculationPlan:
 
 @dataclass(frozen=True, slots=True)
 class PipelineState:
-    """What is on its way. sweeps: unanswered. busy_ms: until another would wait at no hop, as far as predicted.
+    """What is on its way.
 
-    reply_ms: until the next reply is due, below 0 where it is late; infinite where nobody can tell. nodes: of them all.
+    Attributes:
+        sweeps: sweeps that are unanswered.
+        busy_ms: until another sweep would wait at no hop, as far as predicted.
+        reply_ms: until the next reply is due, below 0 where it is late; infinite where nobody can tell.
+        nodes: tree nodes of all of them.
     """
 
     sweeps: int
@@ -47,45 +56,15 @@ class PipelineState:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """What a sweep keeps busy. slot_ms: a hop, or the link behind it. through_ms: all of them, one after another."""
+    """What a sweep keeps busy, in milliseconds.
 
-    slot_ms: float = 0.0
-    through_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class SweepMeasurement:
-    """What a sweep took, in milliseconds, and brought.
-
-    nodes: K. waited, computed: at all `hops` together, with what they compute for messages. promised, brought: tokens
-    from its tree, the sum of the nodes' chances and what came of them. alone: whether it met none of its own kind at
-    any hop. network: one way over all links, as pings say that it took at best lately; 0 where one is not known.
-    sent: when, by any clock; None where what a generation before left was on its way. first: until it left the first
-    hop. behind: how many of our sweeps were unanswered when it was sent, the last of them right before. is_prompt:
-    whether it carried a part of the prompt, `nodes` + 1 tokens of it. each_waited, each_computed: hop by hop; empty
-    where nobody says.
+    Attributes:
+        service_interval_ms: one hop, or the link behind it: so soon may another sweep follow.
+        through_ms: all hops and links, one after another.
     """
 
-    nodes: int
-    total_ms: float
-    waited_ms: float
-    computed_ms: float
-    hops: int = 1
-    promised: float = 0.0
-    brought: float = 0.0
-    alone: bool = True
-    network_ms: float = 0.0
-    sent_ms: float | None = None
-    first_ms: float = 0.0
-    behind: int = 0
-    is_prompt: bool = False
-    each_waited_ms: tuple[float, ...] = ()
-    each_computed_ms: tuple[float, ...] = ()
-
-    @property
-    def links_ms(self) -> float:
-        """All that no hop computed or waited for."""
-        return max(self.total_ms - self.waited_ms - self.computed_ms, 0.0)
+    service_interval_ms: float = 0.0
+    through_ms: float = 0.0
 
 
 class SpeculationPolicy(Protocol):
@@ -96,7 +75,7 @@ class SpeculationPolicy(Protocol):
         """Most nodes of a tree."""
         ...
 
-    def expect(self, route: Hashable, prospect: RouteForecast) -> None:
+    def expect(self, route: Hashable, forecast: RouteForecast) -> None:
         """What sweeps should cost on a route, as its machines claim; counts until something is measured."""
         ...
 
@@ -104,7 +83,7 @@ class SpeculationPolicy(Protocol):
         """How many nodes below the pending token to draft, at most `room`, which is at least 1; 0 is plain decoding."""
         ...
 
-    def worth(self, route: Hashable, temperature: float, planned: SpeculationPlan) -> StopRule:
+    def stop_rule(self, route: Hashable, temperature: float, planned: SpeculationPlan) -> StopRule:
         """What a node and a round of drafting must bring."""
         ...
 
@@ -112,37 +91,37 @@ class SpeculationPolicy(Protocol):
         """For how long a sweep should wait for a tree of so many nodes, or a reply for one that grows."""
         ...
 
-    def cut(
-        self, route: Hashable, temperature: float, chances: Sequence[float], planned: SpeculationPlan
+    def trim(
+        self, route: Hashable, temperature: float, probabilities: Sequence[float], planned: SpeculationPlan
     ) -> SpeculationPlan:
-        """How many of a tree's nodes to send, given their chances, which fall."""
+        """How many of a tree's nodes to send, given their acceptance probabilities, which fall."""
         ...
 
-    def more(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
+    def max_nodes(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
         """Most further nodes that another sweep may have while some are on their way; 0 to wait for those."""
         ...
 
-    def least(self, route: Hashable, temperature: float) -> float:
-        """A node of a lower chance is not worth being in another sweep."""
+    def min_probability(self, route: Hashable, temperature: float) -> float:
+        """A node less likely to be accepted is not worth being in another sweep."""
         ...
 
     def has_time(self, ahead: PipelineState) -> bool:
         """Whether another round of drafting fits before hops can take another sweep."""
         ...
 
-    def busy(self, route: Hashable, nodes: int) -> Occupancy:
-        """For how long so many nodes keep hops busy."""
+    def occupancy(self, route: Hashable, nodes: int) -> Occupancy:
+        """What so many nodes keep busy."""
         ...
 
-    def further(self, route: Hashable, chances: Sequence[float], ahead: PipelineState) -> SpeculationPlan:
+    def extend(self, route: Hashable, probabilities: Sequence[float], ahead: PipelineState) -> SpeculationPlan:
         """How many of such nodes, best first, another sweep is to carry; 0 where none is worth the hops' time."""
         ...
 
-    def drafted(self, temperature: float, tree: DraftTree, planned: SpeculationPlan, draft_ms: float) -> None:
+    def observe_draft(self, temperature: float, tree: DraftTree, planned: SpeculationPlan, draft_ms: float) -> None:
         """A tree was drafted."""
         ...
 
-    def spent(self, route: Hashable, spent: SweepMeasurement) -> None:
+    def observe_sweep(self, route: Hashable, sweep: SweepMeasurement) -> None:
         """A sweep came back."""
         ...
 
@@ -154,14 +133,14 @@ class FixedPolicy:
     most: int
     in_flight: int = 1
 
-    def expect(self, route: Hashable, prospect: RouteForecast) -> None:
+    def expect(self, route: Hashable, forecast: RouteForecast) -> None:
         """Nothing is weighed."""
 
     def plan(self, route: Hashable, temperature: float, room: int) -> SpeculationPlan:
         """`most`, as far as there is room."""
         return SpeculationPlan(min(self.most, room), None, "as asked")
 
-    def worth(self, route: Hashable, temperature: float, planned: SpeculationPlan) -> StopRule:
+    def stop_rule(self, route: Hashable, temperature: float, planned: SpeculationPlan) -> StopRule:
         """Whatever is drafted is sent."""
         return NO_LIMIT
 
@@ -169,17 +148,17 @@ class FixedPolicy:
         """Whatever is asked for is waited for."""
         return math.inf
 
-    def cut(
-        self, route: Hashable, temperature: float, chances: Sequence[float], planned: SpeculationPlan
+    def trim(
+        self, route: Hashable, temperature: float, probabilities: Sequence[float], planned: SpeculationPlan
     ) -> SpeculationPlan:
         """All of it."""
-        return SpeculationPlan(len(chances), None, "as asked")
+        return SpeculationPlan(len(probabilities), None, "as asked")
 
-    def more(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
+    def max_nodes(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
         """As many again, until as many sweeps as asked are on their way."""
         return min(self.most, room) if ahead.sweeps < self.in_flight else 0
 
-    def least(self, route: Hashable, temperature: float) -> float:
+    def min_probability(self, route: Hashable, temperature: float) -> float:
         """Whatever is drafted is sent."""
         return 0.0
 
@@ -187,16 +166,16 @@ class FixedPolicy:
         """Nothing is predicted."""
         return False
 
-    def busy(self, route: Hashable, nodes: int) -> Occupancy:
+    def occupancy(self, route: Hashable, nodes: int) -> Occupancy:
         """Nothing is predicted."""
         return Occupancy()
 
-    def further(self, route: Hashable, chances: Sequence[float], ahead: PipelineState) -> SpeculationPlan:
+    def extend(self, route: Hashable, probabilities: Sequence[float], ahead: PipelineState) -> SpeculationPlan:
         """Whatever there is."""
-        return SpeculationPlan(len(chances), None, "as asked")
+        return SpeculationPlan(len(probabilities), None, "as asked")
 
-    def drafted(self, temperature: float, tree: DraftTree, planned: SpeculationPlan, draft_ms: float) -> None:
+    def observe_draft(self, temperature: float, tree: DraftTree, planned: SpeculationPlan, draft_ms: float) -> None:
         """Nothing is learned."""
 
-    def spent(self, route: Hashable, spent: SweepMeasurement) -> None:
+    def observe_sweep(self, route: Hashable, sweep: SweepMeasurement) -> None:
         """Nothing is learned."""

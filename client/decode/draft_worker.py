@@ -1,4 +1,4 @@
-"""A generation and the drafting thread: who asks it for what, and for how long it is waited for.
+"""A generation's drafting thread: who asks it for what, and for how long it is waited for.
 
 A pass of a draft cannot be ended, so what takes too long is left to itself, and the text goes on without it meanwhile.
 """
@@ -11,18 +11,15 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from client.control.policy import FixedPolicy, SpeculationPlan
+from client.decode.pipeline import SendWindow
+from client.decode.state import GenerationState
 from client.drafting.drafter import NoDrafter
 from client.drafting.search.stopping import StopRule
 from client.drafting.search.tree import DraftTree
-
-if TYPE_CHECKING:
-    from client.decode.loop import GenerationState
-    from client.decode.pipeline import SendWindow
 
 MOST_LESSONS = 64
 """Replies that are kept for a drafter that has no time to learn from them."""
@@ -35,13 +32,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A tree that is wanted. patience_ms: for how long what waits for it can bear that. planned: why it is to be."""
+    """A tree that is wanted.
+
+    Attributes:
+        nodes: at most.
+        depth: levels, at most.
+        stop_rule: when drafting on is not worth it.
+        patience_ms: for how long what waits for the tree can bear that.
+        plan: why it is to be; None for a tree that goes on below what is on its way.
+    """
 
     nodes: int
     depth: int
-    worth: StopRule
+    stop_rule: StopRule
     patience_ms: float
-    planned: SpeculationPlan | None = None
+    plan: SpeculationPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,52 +59,85 @@ class DraftResult:
 
 @dataclass(frozen=True, slots=True)
 class PendingDraft:
-    """Drafting, or learning, that took too long to be waited for. planned: as in what was wished for."""
+    """Drafting, or learning, that took too long to be waited for. plan: that of the request."""
 
     asked: asyncio.Future[DraftResult] | asyncio.Future[None]
-    planned: SpeculationPlan | None = None
+    plan: SpeculationPlan | None = None
 
 
-async def grow(job: GenerationState, wish: DraftRequest, is_awaited: IsAwaited) -> DraftResult | None:
-    """A tree, made on the drafting thread; None where that took longer than what waits for it can bear.
+class DraftWorker:
+    """Asks the drafter of one generation, on its own thread, one thing at a time."""
 
-    Then it is left to itself: until it is done, the text goes on without a draft.
-    """
-    drafter, clock, sequence, started_s = job.drafter, job.clock, job.sequence, job.clock()
+    def __init__(self, state: GenerationState) -> None:
+        self._state = state
+        self._pending: PendingDraft | None = None
 
-    def grown() -> DraftResult:
-        tree = drafter.grow(sequence, wish.nodes, wish.depth, job.sampling, wish.worth)
-        return DraftResult(tree, (clock() - started_s) * 1e3)
+    @property
+    def is_busy(self) -> bool:
+        """Whether drafting goes on that was not waited for; what one that has ended says is noted."""
+        if self._pending is None:
+            return False
+        if not self._pending.asked.done():
+            return True
+        pending, self._pending = self._pending, None
+        with self._going_on_without():
+            result = pending.asked.result()
+            if result is not None and pending.plan is not None:
+                temperature = self._state.sampling.temperature
+                self._state.policy.observe_draft(temperature, result.tree, pending.plan, result.took_ms)
+        return False
 
-    asked = asyncio.get_running_loop().run_in_executor(job.drafting, grown)
-    if not await _is_in_time(asked, wish.patience_ms, is_awaited):
-        job.late = PendingDraft(asked, wish.planned)
-        return None
-    with _going_on_without(job):
-        return asked.result()
-    return DraftResult(DraftTree(), 0.0)
+    async def grow(self, request: DraftRequest, is_awaited: IsAwaited) -> DraftResult | None:
+        """A tree, made on the drafting thread; None where that took longer than what waits for it can bear.
 
+        Then it is left to itself: until it is done, the text goes on without a draft.
+        """
+        state = self._state
+        drafter, clock, sequence, started_s = state.drafter, state.clock, state.sequence, state.clock()
 
-async def learn(job: GenerationState, pipe: SendWindow) -> None:
-    """Hand the picks after trees' nodes and roots to the drafter that grew them, on its own thread, if it is idle."""
-    if is_drafting(job):
-        pipe.lessons = [lesson for lesson in pipe.lessons if lesson[0].tree][-MOST_LESSONS:]
-        return
-    while pipe.lessons:
-        flight, reply, passed = pipe.lessons.pop(0)
-        picks: dict[int | None, int] = {}
-        others: dict[int | None, int] = {}
-        for node, token in reply.picks:
-            if node in flight.places:
-                (picks if node in passed else others)[flight.places[node]] = token
-        if flight.tree and (picks or others):
-            loop, drafter = asyncio.get_running_loop(), job.drafter
-            asked = loop.run_in_executor(job.drafting, drafter.learn, flight.tree, picks, others)
-            if not await _is_in_time(asked, job.budget.patience_ms(flight.route, 0)):
-                job.late = PendingDraft(asked)
-                return
-            with _going_on_without(job):
-                asked.result()
+        def grown() -> DraftResult:
+            tree = drafter.grow(sequence, request.nodes, request.depth, state.sampling, request.stop_rule)
+            return DraftResult(tree, (clock() - started_s) * 1e3)
+
+        asked = asyncio.get_running_loop().run_in_executor(state.drafting, grown)
+        if not await _is_in_time(asked, request.patience_ms, is_awaited):
+            self._pending = PendingDraft(asked, request.plan)
+            return None
+        with self._going_on_without():
+            return asked.result()
+        return DraftResult(DraftTree(), 0.0)
+
+    async def learn(self, window: SendWindow) -> None:
+        """Hand the picks after trees' nodes and roots to the drafter that grew them, on its thread, if it is idle."""
+        if self.is_busy:
+            window.lessons = [lesson for lesson in window.lessons if lesson[0].tree][-MOST_LESSONS:]
+            return
+        state = self._state
+        while window.lessons:
+            sweep, reply, passed = window.lessons.pop(0)
+            picks: dict[int | None, int] = {}
+            others: dict[int | None, int] = {}
+            for node, token in reply.picks:
+                if node in sweep.places:
+                    (picks if node in passed else others)[sweep.places[node]] = token
+            if sweep.tree and (picks or others):
+                loop, drafter = asyncio.get_running_loop(), state.drafter
+                asked = loop.run_in_executor(state.drafting, drafter.learn, sweep.tree, picks, others)
+                if not await _is_in_time(asked, state.policy.patience_ms(sweep.route, 0)):
+                    self._pending = PendingDraft(asked)
+                    return
+                with self._going_on_without():
+                    asked.result()
+
+    @contextmanager
+    def _going_on_without(self) -> Iterator[None]:
+        """A draft that finds no memory is given up; the text is the target's alone."""
+        try:
+            yield
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            reason = str(error).partition("\n")[0]
+            logger.warning("the draft ran out of memory, the text goes on without it: %s", reason)
+            self._state.drafter, self._state.policy = NoDrafter(), FixedPolicy(0)
 
 
 async def _at_once() -> bool:
@@ -115,27 +153,3 @@ async def _is_in_time(
         if await is_awaited():
             return False
     return True
-
-
-def is_drafting(job: GenerationState) -> bool:
-    """Whether drafting goes on that was not waited for; what one that has ended says is noted."""
-    if job.late is None:
-        return False
-    if not job.late.asked.done():
-        return True
-    late, job.late = job.late, None
-    with _going_on_without(job):
-        grown = late.asked.result()
-        if grown is not None and late.planned is not None:
-            job.budget.drafted(job.sampling.temperature, grown.tree, late.planned, grown.took_ms)
-    return False
-
-
-@contextmanager
-def _going_on_without(job: GenerationState) -> Iterator[None]:
-    """A draft that finds no memory is given up; the text is the target's alone."""
-    try:
-        yield
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        logger.warning("the draft ran out of memory, the text goes on without it: %s", str(error).partition("\n")[0])
-        job.drafter, job.budget = NoDrafter(), FixedPolicy(0)

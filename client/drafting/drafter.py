@@ -37,11 +37,11 @@ class Drafter(Protocol):
     """Anything that guesses what comes next; a bad guess costs time, never text."""
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT
     ) -> DraftTree:
         """The best tree of at most `nodes` nodes in `depth` levels below the last token of `sequence`.
 
-        sequence: every certain token, prompt and emitted ones, the pending one last. worth: where to stop before.
+        sequence: every certain token, prompt and emitted ones, the pending one last. stop_rule: where to stop before.
         """
         ...
 
@@ -64,7 +64,7 @@ class NoDrafter:
     """Plain decoding: no tree at all."""
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT
     ) -> DraftTree:
         """An empty tree."""
         return DraftTree()
@@ -92,7 +92,7 @@ class TreeDrafter:
             source.observe(sequence, rows)
 
     def grow(
-        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: StopRule = NO_LIMIT
+        self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT
     ) -> DraftTree:
         """The best tree of at most `nodes` nodes in `depth` levels below the last token of `sequence`."""
         levels = min(depth, MAX_LEVELS)
@@ -102,14 +102,14 @@ class TreeDrafter:
         try:
             with torch.inference_mode():
                 key = tuple(sequence), levels, sampling
-                if search is None or search.key != key or self._is_stale(search, worth):
-                    tree = TokenTree(sequence[-1], nodes, levels, worth.least)
+                if search is None or search.key != key or self._is_stale(search, stop_rule):
+                    tree = TokenTree(sequence[-1], nodes, levels, stop_rule.min_probability)
                     search = self._begin(Search(tuple(sequence), levels, sampling, tree))
                 else:
-                    search.tree.widen(nodes, worth.least)
+                    search.tree.widen(nodes, stop_rule.min_probability)
                     for source in self.sources:
                         source.widen(search)
-                is_settled = self._go_on(search, worth)
+                is_settled = self._go_on(search, stop_rule)
         except BaseException:
             self.forget()
             raise
@@ -137,9 +137,9 @@ class TreeDrafter:
         search.is_early = any(source.wants_rows and not did for source, did in zip(self.sources, passed, strict=True))
         return search
 
-    def _is_stale(self, search: Search, worth: StopRule) -> bool:
+    def _is_stale(self, search: Search, stop_rule: StopRule) -> bool:
         """Whether it would say other things if it began now, or what was left out is wanted after all."""
-        return worth.least < search.tree.unwanted or any(source.is_stale() for source in self.sources)
+        return stop_rule.min_probability < search.tree.unwanted or any(source.is_stale() for source in self.sources)
 
     def _remember(self, search: Search) -> None:
         """Expand at once what takes no pass because every source that needs one has it from an earlier search."""
@@ -152,7 +152,7 @@ class TreeDrafter:
             for source in self.sources:
                 source.expand(search, chosen)
 
-    def _go_on(self, search: Search, worth: StopRule) -> bool:
+    def _go_on(self, search: Search, stop_rule: StopRule) -> bool:
         """Expand the best nodes until the tree is settled, which it returns, or no further round is worth it now."""
         tree, passes = search.tree, 0
         while chosen := tree.frontier(expansions(tree.nodes)):
@@ -161,7 +161,7 @@ class TreeDrafter:
                 chosen = free
             else:
                 promise = sum(tree.chances[node] for node in chosen)
-                if not worth.per_round <= promise < worth.alone or not worth.go_on(passes):
+                if not stop_rule.per_round <= promise < stop_rule.per_sweep or not stop_rule.go_on(passes):
                     tree.put_back(chosen)
                     return False
             has_passed = self._round(search, chosen)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from client.decode.loop import GenerationState
+from client.decode.state import GenerationState
 from client.drafting.loading import DraftOptions, load_drafter
 from client.drafting.pool import Drafters
 from client.drafting.search.calibration_store import default_calibration_folder

@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self, Unpack
 
-from client.decode.loop import GenerationState
+from client.decode.state import GenerationState
 from client.library.conversation import Conversation, Message
 from client.library.jobs import GenerationFactory
 from client.library.session import Piece, Session, SessionOpener

@@ -9,7 +9,7 @@ from operator import index
 
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
-from client.decode.loop import GenerationState
+from client.decode.state import GenerationState
 from client.decode.text_stream import TextStream
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.pool import Drafters
@@ -69,9 +69,9 @@ class GenerationFactory:
                 f"{limit}; shorten one of them"
             )
         nodes = self.nodes if options.nodes is None else options.nodes
-        budget: SpeculationPolicy = self.goodput if nodes is None else FixedPolicy(nodes)
+        policy: SpeculationPolicy = self.goodput if nodes is None else FixedPolicy(nodes)
         if isinstance(self.drafters.first, NoDrafter):
-            budget = FixedPolicy(0)
+            policy = FixedPolicy(0)
         text = TextStream(
             target.tokenizer,
             ids,
@@ -83,7 +83,7 @@ class GenerationFactory:
         return GenerationState(
             prompt=ids,
             sampling=sampling,
-            budget=budget,
+            policy=policy,
             chunk=PREFILL_CHUNK,
             max_new_tokens=options.max_new_tokens,
             text=text,

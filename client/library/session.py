@@ -19,7 +19,8 @@ from client.chain.chain import Chain, open_chain
 from client.chain.peer_latency import PeerLatency
 from client.chain.refusals import RETRY_S, Refusals
 from client.control.policy import SWEEPS_IN_FLIGHT
-from client.decode.loop import PREFILLS_IN_FLIGHT, GenerationState, decode
+from client.decode.loop import PREFILLS_IN_FLIGHT, Generation
+from client.decode.state import GenerationState
 from client.decode.walk import Walk
 from client.library.jobs import PREFILL_CHUNK
 from client.options import CodecChoice
@@ -84,10 +85,10 @@ class Session:
         repaired = len(self.chain.repairs)
         first_token = started
         last = ""
-        job.budget.expect(self.chain.route_key, self.chain.route.prospect)
+        job.policy.expect(self.chain.route_key, self.chain.route.forecast)
         try:
             with job.drafted_for():
-                async for text in decode(job, self.chain, self.walk):
+                async for text in Generation(job, self.chain, self.walk).run():
                     if first_token == started and len(job.text.tokens) > job.resumed_tokens:
                         first_token = job.clock()
                     if text and not job.text.stopped:

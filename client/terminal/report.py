@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from client.stats import Stats, SweepStats
+from client.stats import Stats, SweepMeasurement
 
 
 def summary(stats: Stats) -> str:
@@ -61,7 +61,7 @@ def explanation(stats: Stats) -> Table:
     return table
 
 
-def _hop_cells(sweeps: Sequence[SweepStats], index: int) -> list[str]:
+def _hop_cells(sweeps: Sequence[SweepMeasurement], index: int) -> list[str]:
     hops = [sweep.hops[index] for sweep in sweeps if index < len(sweep.hops)]
     columns = ([h.link_ms for h in hops], [h.queue_ms for h in hops], [h.compute_ms for h in hops])
     return [_median(column) for column in (*columns, [h.other_ms for h in hops])]

@@ -4,7 +4,7 @@
     weight of a place: 1 where no earlier draft has the target's likeliest token on top, FOUND elsewhere
 
 Drafts that draft together need not know of each other: the later one hears what the earlier ones said
-(`client.drafting.search.ranking`) and learns what that is worth. SpecInfer leaves out the places that were found
+(`client.drafting.search.ranking`) and learns what that is stop_rule. SpecInfer leaves out the places that were found
 altogether; a little of them keeps the draft's chances sound there, which trees with several candidates of each draft
 need.
 

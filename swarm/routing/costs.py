@@ -51,9 +51,15 @@ Bools = NDArray[np.bool_]
 class RouteForecast:
     """What sweeps over a route should take before any was measured, in milliseconds.
 
-    links: all delays together. waiting: behind others, at all `hops` together. compute: of a sweep without a tree, at
-    all hops together. row: what one more node adds there. link_row: what it adds on links, all of them together.
-    busiest: the part of `compute` and `waiting` that one hop has at most, 0 where nobody says: then they are alike.
+    Attributes:
+        links_ms: all delays together.
+        compute_ms: of a sweep without a tree, at all hops together.
+        row_ms: what one more node adds there.
+        link_row_ms: what one more node adds on links, all of them together.
+        waiting_ms: behind others, at all hops together.
+        hops: how many.
+        bottleneck_share: the part of `compute_ms` and `waiting_ms` that one hop has at most; 0 where nobody says, then
+            they are alike.
     """
 
     links_ms: float
@@ -62,7 +68,7 @@ class RouteForecast:
     link_row_ms: float = 0.0
     waiting_ms: float = 0.0
     hops: int = 1
-    busiest: float = 0.0
+    bottleneck_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

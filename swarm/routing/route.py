@@ -40,7 +40,7 @@ __all__ = ["Route", "RouteQuery", "best_route", "hedged", "no_route", "runner_up
 class Route:
     """A chain: its hops with the layers that each computes, where they listen, and what a sweep should take.
 
-    costs: per hop. return_ms: from the tail to the client. prospect: what its sweeps should take by their size. gap_ms:
+    costs: per hop. return_ms: from the tail to the client. forecast: what its sweeps should take by their size. gap_ms:
     the very best chain may be faster by this at most. hedge, twin: the hop that a second machine stands in for too, and
     that machine.
     """
@@ -49,7 +49,7 @@ class Route:
     records: tuple[NodeRecord, ...]
     costs: tuple[HopCost, ...]
     return_ms: float
-    prospect: RouteForecast
+    forecast: RouteForecast
     gap_ms: float = 0.0
     hedge: Hedge | None = None
     twin: NodeRecord | None = None
@@ -173,10 +173,10 @@ def _route(candidates: Sequence[Candidate], found: Found, query: RouteQuery) -> 
     waits_ms = [wait_ms(record, sweep_ms(record, 1)) for record in chosen]
     each_ms, row_ms = _compute_ms(hops, chosen)
     compute_ms, waiting_ms = sum(each_ms), sum(waits_ms)
-    busiest = max(own + wait for own, wait in zip(each_ms, waits_ms, strict=True)) / (compute_ms + waiting_ms)
+    bottleneck_share = max(own + wait for own, wait in zip(each_ms, waits_ms, strict=True)) / (compute_ms + waiting_ms)
     link_row_ms = sum(transfer_ms(record, replace(query, nodes=0)) for record in chosen[:-1])
-    prospect = RouteForecast(links_ms, compute_ms, row_ms, link_row_ms, waiting_ms, len(hops), busiest)
-    return Route(tuple(hops), tuple(chosen), tuple(costs), return_ms, prospect, found.gap_ms)
+    forecast = RouteForecast(links_ms, compute_ms, row_ms, link_row_ms, waiting_ms, len(hops), bottleneck_share)
+    return Route(tuple(hops), tuple(chosen), tuple(costs), return_ms, forecast, found.gap_ms)
 
 
 def _compute_ms(hops: Sequence[RouteHop], records: Sequence[NodeRecord]) -> tuple[list[float], float]:

@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 from benchmarks.simulation.acceptance import answer
 from client.chain.answers import Answer
 from client.control.policy import FixedPolicy, SpeculationPolicy
-from client.decode.loop import GenerationState, decode
+from client.decode.loop import Generation
+from client.decode.state import GenerationState
 from client.decode.text_stream import TextStream
 from client.decode.walk import Walk
 from client.drafting.drafter import Drafter
@@ -51,11 +52,11 @@ class ChainHere:
 
 @asynccontextmanager
 async def decoding(
-    target: RaggedModel, drafter: Drafter, prompt: list[int], sampling: Sampling, budget: SpeculationPolicy = FIXED
+    target: RaggedModel, drafter: Drafter, prompt: list[int], sampling: Sampling, policy: SpeculationPolicy = FIXED
 ) -> AsyncIterator[tuple[GenerationState, AsyncIterator[str]]]:
     """The client's own loop over 24 tokens."""
     text = TextStream(AutoTokenizer.from_pretrained(TARGET), prompt, stop=(), eos_ids=frozenset(), max_new_tokens=24)
     chain = ChainHere(target, Credits(window_tokens=256, sweeps=4, nodes=256))
     with ThreadPoolExecutor(1) as drafting:
-        job = GenerationState(tuple(prompt), sampling, budget, 512, 24, text, drafter, drafting)
-        yield job, decode(job, chain, Walk(chain.limits, Sampling()))
+        job = GenerationState(tuple(prompt), sampling, policy, 512, 24, text, drafter, drafting)
+        yield job, Generation(job, chain, Walk(chain.limits, Sampling())).run()

@@ -13,16 +13,19 @@ def _always(_rounds: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """When drafting on is not worth it.
+    """When drafting on is not worth it; costs are in tokens, as the running goodput values time.
 
-    least: tokens; a node of a lower chance will not be sent. per_round: tokens that another round of drafting costs.
-    alone: tokens that another sweep costs; a round that should bring more can wait until this tree is on its way.
-    go_on: asked before each round, given how many there were since drafting began: whether there is time for it.
+    Attributes:
+        min_probability: a node less likely to be accepted will not be sent.
+        per_round: tokens that another round of drafting costs.
+        per_sweep: tokens that another sweep costs; a round that should bring more can wait until this tree is on its
+            way.
+        go_on: asked before each round, given how many there were since drafting began: whether there is time for it.
     """
 
-    least: float = 0.0
+    min_probability: float = 0.0
     per_round: float = 0.0
-    alone: float = math.inf
+    per_sweep: float = math.inf
     go_on: Callable[[int], bool] = _always
 
 

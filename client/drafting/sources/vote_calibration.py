@@ -1,4 +1,4 @@
-"""What votes are worth: how often the target picks what places voted for that have an ending in common. Pure.
+"""What votes are stop_rule: how often the target picks what places voted for that have an ending in common. Pure.
 
 One cell per length of the ending, number of votes, share of them, and range of temperatures; each learns online from
 the target's picks and begins with a guess.

@@ -22,8 +22,9 @@ import client.library.jobs
 from client import AsyncSwarm, Result
 from client.chain.chain import Chain
 from client.control.goodput import Goodput
-from client.control.policy import Occupancy, SpeculationPlan, SweepMeasurement
+from client.control.policy import Occupancy, SpeculationPlan
 from client.drafting.search.stopping import NO_LIMIT
+from client.stats import SweepMeasurement
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.protocol.messages import Sampling
 from tests.oracle import oracle_scores
@@ -246,7 +247,7 @@ async def test_trees_that_travel_in_parts_leave_the_plain_text(
 async def test_what_goodput_chooses_by_itself_leaves_the_plain_text(
     three: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spent, learn = list[SweepMeasurement](), Goodput.spent
+    spent, learn = list[SweepMeasurement](), Goodput.observe_sweep
 
     def noted(goodput: Goodput, route: Hashable, what: SweepMeasurement) -> None:
         spent.append(what)

@@ -165,9 +165,9 @@ def test_what_was_left_out_is_searched_for_where_it_is_wanted_after_all(
     draft: RaggedModel, prompts: list[list[int]]
 ) -> None:
     drafter, fresh = (ModelDrafter(draft, VOCAB, 512) for _ in range(2))
-    drafter.grow(prompts[0], 64, 16, WARM, StopRule(least=0.2))
-    wanted = fresh.grow(prompts[0], 64, 16, WARM, StopRule(least=0.01))
-    found = drafter.grow(prompts[0], 64, 16, WARM, StopRule(least=0.01))
+    drafter.grow(prompts[0], 64, 16, WARM, StopRule(min_probability=0.2))
+    wanted = fresh.grow(prompts[0], 64, 16, WARM, StopRule(min_probability=0.01))
+    found = drafter.grow(prompts[0], 64, 16, WARM, StopRule(min_probability=0.01))
     assert (found.tokens, found.parents) == (wanted.tokens, wanted.parents)
     assert min(found.chances) < 0.2 * UNWANTED
 

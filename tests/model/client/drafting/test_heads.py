@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.simulation.acceptance import Size, demo_prompts, generate
 from client.control.goodput import FIRST_TREES, Goodput
-from client.control.policy import SweepMeasurement
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.heads.files import load_head, read_head_config, save_head
 from client.drafting.heads.modules import HeadConfig, make_head
@@ -37,6 +36,7 @@ from swarm.errors import ConfigError, IncompatibleDraft, SwarmError, Unsupported
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Sampling
 from tests.hub_here import MODEL, HubHere, Repo
+from tests.measurements import measured
 
 GREEDY, WARM = Sampling(), Sampling(seed=5, temperature=1.0)
 NEW = 20
@@ -166,13 +166,13 @@ def test_without_a_row_near_enough_a_head_says_nothing(folder: Path, prompts: li
 
 def test_a_controller_is_not_put_off_by_a_tree_that_came_too_early() -> None:
     goodput = Goodput(64)
-    goodput.spent("route", SweepMeasurement(0, 100.0, 0.0, 10.0))
+    goodput.observe_sweep("route", measured(0, 100.0, 0.0, 10.0))
     first = goodput.plan("route", 0.0, 64)
-    goodput.drafted(0.0, DraftTree(is_early=True), first, 1.0)
+    goodput.observe_draft(0.0, DraftTree(is_early=True), first, 1.0)
     assert goodput.plan("route", 0.0, 64).nodes == first.nodes > 0
     for _ in range(FIRST_TREES):
         assert goodput.plan("route", 0.0, 64).nodes > 0, "one tree that had little to hope for ends nothing"
-        goodput.drafted(0.0, DraftTree(), first, 1.0)
+        goodput.observe_draft(0.0, DraftTree(), first, 1.0)
     assert goodput.plan("route", 0.0, 64).nodes == 0, "some do"
 
 

@@ -73,9 +73,9 @@ def test_where_none_is_left_a_text_is_told_without_trees(drafters: Drafters, tar
         for job in jobs:
             running.enter_context(job.drafted_for())
         assert len({id(job.drafter) for job in jobs}) == MOST_DRAFTERS + 1
-        assert all(isinstance(job.budget, Goodput) for job in jobs[:-1])
+        assert all(isinstance(job.policy, Goodput) for job in jobs[:-1])
         assert isinstance(jobs[-1].drafter, NoDrafter)
-        assert jobs[-1].budget == FixedPolicy(0)
+        assert jobs[-1].policy == FixedPolicy(0)
     with drafters.lend() as free:
         assert free is drafters.first
 

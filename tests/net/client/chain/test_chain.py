@@ -125,12 +125,12 @@ async def test_each_hop_sees_each_sweep_once_and_only_its_new_nodes(nodes: int, 
 
 async def test_goodput_begins_with_what_routing_promises(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[RouteForecast] = []
-    monkeypatch.setattr(Goodput, "expect", lambda _, __, prospect: told.append(prospect))
+    monkeypatch.setattr(Goodput, "expect", lambda _, __, forecast: told.append(forecast))
     await running.client.generate(prompt(0), max_new_tokens=2)
-    (prospect,) = told
-    assert prospect.hops == 3
-    assert prospect.compute_ms > 0
-    assert 0 < prospect.links_ms < 4 * HOP_MS, "delays were measured"
+    (forecast,) = told
+    assert forecast.hops == 3
+    assert forecast.compute_ms > 0
+    assert 0 < forecast.links_ms < 4 * HOP_MS, "delays were measured"
 
 
 async def test_replies_come_from_the_tail_and_from_no_other_hop(

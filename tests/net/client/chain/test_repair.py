@@ -7,18 +7,16 @@ own are not counted), and how many sweeps were sent again to a machine that had 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 import client.chain.chain
 import client.chain.reply_stream
-import client.decode.loop
 import client.library.jobs
 from client import Result
 from client.control.policy import SpeculationPlan
-from client.decode.draft_worker import IsAwaited
-from client.decode.loop import GenerationState
+from client.decode.loop import Generation
 from client.drafting.search.tree import DraftTree
 from client.options import GenerateOptions
 from node.session.hop_session import HopSession
@@ -105,20 +103,18 @@ async def test_a_death_while_the_client_drafts(
 ) -> None:
     """Nothing is in flight: the next sweep goes over the repaired chain."""
     plain = await nodes.undisturbed(IDS, **SAMPLED)
-    draft, count = client.decode.loop._draft, 0
+    draft, count = Generation._grow_tree, 0
 
-    async def interrupted(
-        job: GenerationState, route: Hashable, room: int, is_awaited: IsAwaited
-    ) -> tuple[DraftTree, SpeculationPlan, float]:
+    async def interrupted(generation: Generation, room: int) -> tuple[DraftTree, SpeculationPlan, float]:
         nonlocal count
         count += 1
         if count == 4:
             await nodes.announce(*SPARES)
             await nodes.kill(victim)
             await nodes.until_missed()
-        return await draft(job, route, room, is_awaited)
+        return await draft(generation, room)
 
-    monkeypatch.setattr(client.decode.loop, "_draft", interrupted)
+    monkeypatch.setattr(Generation, "_grow_tree", interrupted)
     with nodes.counted() as found:
         result = await nodes.client.generate(IDS, **SAMPLED)
     assert result.tokens == plain

@@ -22,7 +22,7 @@ from client import AsyncSwarm
 from client.control.goodput import Goodput
 from client.control.policy import Occupancy, SpeculationPlan
 from client.decode.hidden_rows import Observe
-from client.decode.loop import GenerationState
+from client.decode.state import GenerationState
 from client.decode.walk import Walk
 from client.drafting.search.local_session import LocalSession
 from client.options import Options

@@ -25,13 +25,14 @@ from benchmarks.simulation.profiles import PROFILES
 from benchmarks.simulation.recorded import Pair, Recorded, RecordedSearch, picks_of, prompts_of, record
 from client.chain.answers import Answer
 from client.control.goodput import Goodput
-from client.control.policy import FixedPolicy, PipelineState, SpeculationPlan, SweepMeasurement
-from client.decode.loop import GenerationState
+from client.control.policy import FixedPolicy, PipelineState, SpeculationPlan
+from client.decode.state import GenerationState
 from client.decode.text_stream import FastTokenizer
 from client.drafting.drafter import NONE, ModelDrafter, expansions
 from client.drafting.search.local_session import LocalSession
 from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
+from client.stats import SweepMeasurement
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import HeadOutput, load_whole
 from swarm.protocol.messages import Sampling, Sweep
@@ -86,11 +87,11 @@ def tree(rng: random.Random, text: Sequence[int], length: int, knows: float) -> 
 class Reckless(Goodput):
     """Sends whatever may be right, as deep as the credits allow: what it costs does not matter."""
 
-    def more(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
+    def max_nodes(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
         """A few."""
         return min(room, 1 + self.cost_of(route).sweeps % 7)
 
-    def further(self, route: Hashable, chances: Sequence[float], ahead: PipelineState) -> SpeculationPlan:
+    def extend(self, route: Hashable, chances: Sequence[float], ahead: PipelineState) -> SpeculationPlan:
         """All, whenever one of them is more likely than not."""
         return SpeculationPlan(len(chances) if max(chances, default=0.0) > 0.5 else 0, 1e9, "deeper")
 
@@ -101,8 +102,8 @@ async def test_the_text_is_the_plain_one(seed: int, knows: float, tokenizer: Fas
     """`tell` compares the text; and tokens came from below nodes that were not verified when they were sent."""
     text = recorded(seed, knows)
     for costs in (NEAR, FAR):
-        for budget in (FixedPolicy(0), FixedPolicy(9), FixedPolicy(7, 3), Goodput(24), Reckless(5)):
-            _, _, sizes = await tell(text, costs, budget, tokenizer)
+        for policy in (FixedPolicy(0), FixedPolicy(9), FixedPolicy(7, 3), Goodput(24), Reckless(5)):
+            _, _, sizes = await tell(text, costs, policy, tokenizer)
             assert len(sizes) > 0
 
 
@@ -128,7 +129,7 @@ def test_the_full_pipe_never_loses_to_plain_decoding(profile: str, tokenizer: Fa
 
 def said(costs: Costs, mbit: float) -> RouteForecast:
     """What routing says, where it takes the links for so fast."""
-    return replace(costs, mbit=mbit).prospect()
+    return replace(costs, mbit=mbit).forecast()
 
 
 @pytest.mark.parametrize("costs", [Costs(20, 100, 40, 0.05, row_bytes=16_384), Costs(30, 2, 20, row_bytes=8_192)])
@@ -137,7 +138,7 @@ def test_links_that_take_longer_than_machines_are_not_flooded(
     costs: Costs, mbit: float | None, tokenizer: FastTokenizer
 ) -> None:
     """Rows of a large model over home links, whatever their rate was said to be: from a client's first texts on."""
-    cast = Cast(promise=Costs.prospect if mbit is None else partial(said, mbit=mbit))
+    cast = Cast(promise=Costs.forecast if mbit is None else partial(said, mbit=mbit))
     for knows in (0.4, 0.9):
         texts = [recorded(seed, knows) for seed in range(3)]
         plain = run(texts, costs, FixedPolicy(0), tokenizer).tokens_per_s
@@ -275,7 +276,7 @@ def test_who_is_alone_finds_no_load(profile: str, tokenizer: FastTokenizer) -> N
     """Neither behind the parts of its own prompt, nor behind sweeps of its own that a walk has left."""
     control = Goodput(64)
     run([recorded(seed, 0.9) for seed in range(3)], PROFILES[profile], control, tokenizer)
-    assert control.cost_of("virtual").crowd == pytest.approx(1, abs=0.01)
+    assert control.cost_of("virtual").sharers == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize("knows", [0.0, 0.9])
@@ -342,7 +343,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[GenerationState]:
         made.append(GenerationState(*given, **named))
         return made[-1]
 
-    monkeypatch.setattr("benchmarks.control.replay.Job", kept)
+    monkeypatch.setattr("benchmarks.control.replay.GenerationState", kept)
     return made
 
 
@@ -357,7 +358,9 @@ def test_nothing_is_sent_before_every_hop_can_take_it(
     """
     costs = replace(PROFILES["25 ms, 100 Mbit/s"], pass_ms=0.0, row_ms=1.0, paces=paces)
     texts, slowest = [recorded(seed, 0.9) for seed in range(4)], paces.index(max(paces))
-    cast = Cast(promise=lambda costs: replace(costs.prospect(), busiest=costs.prospect().busiest * is_said))
+    cast = Cast(
+        promise=lambda costs: replace(costs.forecast(), bottleneck_share=costs.forecast().bottleneck_share * is_said)
+    )
     run(texts, costs, Goodput(512), tokenizer, cast)
     parts = [sweep.hops[slowest] for job in jobs for sweep in job.sweeps if sweep.is_part]
     assert len(parts) > 40
@@ -384,17 +387,17 @@ async def test_uplinks_that_are_far_slower_than_said_are_known_from_the_prompt(t
 
         read, row_ms = 0, 0.0
 
-        def spent(self, route: Hashable, spent: SweepMeasurement) -> None:
-            super().spent(route, spent)
+        def observe_sweep(self, route: Hashable, spent: SweepMeasurement) -> None:
+            super().observe_sweep(route, spent)
             if spent.is_prompt:
-                self.read, self.row_ms = self.read + spent.nodes + 1, self.cost_of(route).links.b
+                self.read, self.row_ms = self.read + spent.nodes, self.cost_of(route).links.b
 
     slow = Costs(10, 0.5, 20, 0.1, 6, row_bytes=8_192)
-    cast = Cast(promise=lambda costs: replace(costs, mbit=LINK_MBIT_PER_S).prospect())
+    cast = Cast(promise=lambda costs: replace(costs, mbit=LINK_MBIT_PER_S).forecast())
     for seed in range(3):
-        text, budget = recorded(seed, 0.3), Told(64)
+        text, policy = recorded(seed, 0.3), Told(64)
         plain, plain_s, _ = await tell(text, slow, FixedPolicy(0), tokenizer)
-        ours, ours_s, _ = await tell(text, slow, budget, tokenizer, cast)
-        assert budget.read == PROMPT - 1
-        assert budget.row_ms == pytest.approx(2 * slow.transfer_ms(1), rel=0.1)
+        ours, ours_s, _ = await tell(text, slow, policy, tokenizer, cast)
+        assert policy.read == PROMPT - 1
+        assert policy.row_ms == pytest.approx(2 * slow.transfer_ms(1), rel=0.1)
         assert ours / ours_s > 0.9 * plain / plain_s

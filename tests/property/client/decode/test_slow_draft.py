@@ -19,7 +19,8 @@ from benchmarks.simulation.clock import Clock
 from benchmarks.simulation.recorded import Recorded
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
-from client.decode.loop import GenerationState, decode
+from client.decode.loop import Generation
+from client.decode.state import GenerationState
 from client.decode.text_stream import FastTokenizer, TextStream
 from client.decode.walk import Walk
 from client.drafting.drafter import NONE
@@ -92,20 +93,20 @@ class Greedy(Draft):
 
 
 async def made(
-    text: Recorded, draft: Draft, budget: SpeculationPolicy, tokenizer: FastTokenizer, credits: Credits = AMPLE
+    text: Recorded, draft: Draft, policy: SpeculationPolicy, tokenizer: FastTokenizer, credits: Credits = AMPLE
 ) -> tuple[GenerationState, list[int]]:
     """The text, told by this draft, and when how many tokens were there: after each reply."""
     clock = Clock()
     chain = Ready(RecordedTail(text, credits), Costs(1, 1_000), clock, credits)
-    budget.expect(chain.route_key, replace(Costs(1, 1_000).prospect(), links_ms=20.0))
+    policy.expect(chain.route_key, replace(Costs(1, 1_000).forecast(), links_ms=20.0))
     stream = TextStream(tokenizer, text.prompt, stop=(), eos_ids=frozenset(), max_new_tokens=NEW)
     limits = Limits(VOCABULARY, credits.window_tokens, credits.sweeps, credits.nodes)
     counts: list[int] = []
     with ThreadPoolExecutor(1) as drafting:
         job = GenerationState(
-            text.prompt, text.sampling, budget, 512, NEW, stream, draft, drafting, clock=time.perf_counter
+            text.prompt, text.sampling, policy, 512, NEW, stream, draft, drafting, clock=time.perf_counter
         )
-        async for _ in decode(job, chain, Walk(limits, text.sampling)):
+        async for _ in Generation(job, chain, Walk(limits, text.sampling)).run():
             counts.append(len(stream.tokens))
             if isinstance(draft, Stuck) and len(stream.tokens) >= NEW // 2:
                 draft.go.set()

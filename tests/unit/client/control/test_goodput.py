@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 import pytest
 
 from client.control.goodput import SIZES, Goodput
-from client.control.policy import FixedPolicy, PipelineState, SpeculationPlan, SweepMeasurement
+from client.control.policy import FixedPolicy, PipelineState, SpeculationPlan
 from client.control.regression import Regression
 from client.drafting.search.stopping import StopRule
 from client.drafting.search.tree import DraftTree
+from client.stats import SweepMeasurement
 from swarm.routing.costs import RouteForecast
+from tests.measurements import measured, over, waiting
 
 ROUTE = "route"
 
@@ -39,7 +41,7 @@ class World:
         """What a sweep takes; `others` sweeps like it wait at the hops as well."""
         compute = self.forward_ms + self.node_ms * (nodes + 1)
         links = self.links_ms + self.row_ms * (nodes + 1)
-        return SweepMeasurement(nodes, links + compute * (1 + self.others), compute * self.others, compute)
+        return measured(nodes, links + compute * (1 + self.others), compute * self.others, compute)
 
     def draft_ms(self, nodes: int) -> float:
         """What drafting takes."""
@@ -84,36 +86,36 @@ def run(control: Goodput, world: World, sweeps: int, rng: random.Random) -> tupl
     """Expected tokens per millisecond, and the chosen sizes."""
     tokens = time_ms = 0.0
     sizes = []
-    prospect = RouteForecast(2 * world.links_ms, world.forward_ms / 2, world.node_ms / 2)
-    control.expect(ROUTE, prospect)  # machines claim what they do, not very well
+    forecast = RouteForecast(2 * world.links_ms, world.forward_ms / 2, world.node_ms / 2)
+    control.expect(ROUTE, forecast)  # machines claim what they do, not very well
     for _ in range(sweeps):
         planned = control.plan(ROUTE, 0.0, 256)
         nodes = 0
         if planned.nodes:
-            drafted = draft(world, planned.nodes, control.worth(ROUTE, 0.0, planned))
+            drafted = draft(world, planned.nodes, control.stop_rule(ROUTE, 0.0, planned))
             chances = world.chances[:drafted]
             tree = DraftTree((0,) * drafted, (None,) * drafted, chances, world.rounds(drafted))
-            control.drafted(0.0, tree, planned, world.draft_ms(drafted) * rng.uniform(0.95, 1.05))
-            nodes = control.cut(ROUTE, 0.0, chances, planned).nodes
+            control.observe_draft(0.0, tree, planned, world.draft_ms(drafted) * rng.uniform(0.95, 1.05))
+            nodes = control.trim(ROUTE, 0.0, chances, planned).nodes
             time_ms += world.draft_ms(drafted)
         spent = world.sweep(nodes)
         shaken = rng.uniform(0.95, 1.05) * rng.choice([1] * 30 + [5])
-        seen = SweepMeasurement(nodes, spent.total_ms * shaken, spent.waited_ms * shaken, spent.computed_ms * shaken)
-        control.spent(ROUTE, seen)
+        seen = measured(nodes, spent.total_ms * shaken, spent.waited_ms * shaken, spent.computed_ms * shaken)
+        control.observe_sweep(ROUTE, seen)
         tokens, time_ms = tokens + 1 + sum(world.chances[:nodes]), time_ms + spent.total_ms
         sizes.append(nodes)
     return tokens / time_ms, sizes
 
 
-def draft(world: World, planned: int, worth: StopRule) -> int:
+def draft(world: World, planned: int, rule: StopRule) -> int:
     """A draft that goes on in rounds until the tree is full, or not worth more of them."""
     nodes = 0
     while nodes < planned:
         block = world.chances[nodes : nodes + world.round_nodes]
-        if nodes and (sum(block) < worth.per_round or block[0] < worth.least):
+        if nodes and (sum(block) < rule.per_round or block[0] < rule.min_probability):
             break
         nodes += world.round_nodes
-    return sum(chance >= worth.least for chance in world.chances[: min(nodes, planned)])
+    return sum(chance >= rule.min_probability for chance in world.chances[: min(nodes, planned)])
 
 
 def best_fixed(world: World) -> float:
@@ -169,11 +171,11 @@ def test_under_load_trees_shrink() -> None:
 def test_another_route_is_learned_apart_and_begins_with_what_the_last_one_taught() -> None:
     control = Goodput(64)
     for _ in range(50):
-        control.spent("a", WORLDS["25 ms, passages"].sweep(8))
+        control.observe_sweep("a", WORLDS["25 ms, passages"].sweep(8))
     first = control.cost_of("b").sweep_ms(8)
     assert first == pytest.approx(WORLDS["25 ms, passages"].sweep(8).total_ms, rel=0.05)
     for _ in range(3):
-        control.spent("b", WORLDS["near, passages"].sweep(8))
+        control.observe_sweep("b", WORLDS["near, passages"].sweep(8))
     assert control.cost_of("b").sweep_ms(8) == pytest.approx(WORLDS["near, passages"].sweep(8).total_ms, rel=0.35)
     assert control.cost_of("a").sweep_ms(8) == pytest.approx(first, rel=0.05)
 
@@ -181,9 +183,9 @@ def test_another_route_is_learned_apart_and_begins_with_what_the_last_one_taught
 def test_routes_and_room_are_bounded() -> None:
     control = Goodput(64)
     for number in range(100):
-        control.spent(number, WORLDS["25 ms, passages"].sweep(8))
+        control.observe_sweep(number, WORLDS["25 ms, passages"].sweep(8))
     assert len(control._routes) <= 8
-    control.drafted(0.0, DraftTree((0,) * 16, (None,) * 16, PASSAGES[:16], 1), SpeculationPlan(16, None, ""), 1.0)
+    control.observe_draft(0.0, DraftTree((0,) * 16, (None,) * 16, PASSAGES[:16], 1), SpeculationPlan(16, None, ""), 1.0)
     assert control.plan(99, 0.0, 5).nodes <= 5
     assert control.plan(99, 0.0, 0).nodes == 0
 
@@ -244,9 +246,11 @@ def test_stalls_of_trees_are_kept_out_however_many_plain_sweeps_come_between_the
 def known(world: World) -> Goodput:
     """A controller that has seen trees of all sizes on a route."""
     control = Goodput(256)
-    control.drafted(0.0, DraftTree((0,) * 64, (None,) * 64, PASSAGES[:64], 4), SpeculationPlan(64, None, ""), 24.0)
+    control.observe_draft(
+        0.0, DraftTree((0,) * 64, (None,) * 64, PASSAGES[:64], 4), SpeculationPlan(64, None, ""), 24.0
+    )
     for nodes in (0, 4, 16, 64, 128) * 20:
-        control.spent(ROUTE, replace(world.sweep(nodes), hops=3, promised=1.0, brought=1.0))
+        control.observe_sweep(ROUTE, replace(over(world.sweep(nodes), 3), expected_tokens=1.0, emitted=2))
     return control
 
 
@@ -255,23 +259,23 @@ def test_a_large_tree_travels_in_parts_where_rows_are_dear_on_the_wire() -> None
     sure = (0.99,) * 128
     planned = SpeculationPlan(128, None, "planned")
     slow, near = known(WORLDS["slow uplink, passages"]), known(World(6, 0.002, 30, 0.02, 6, PASSAGES))
-    cut = slow.cut(ROUTE, 0.0, sure, planned)
+    cut = slow.trim(ROUTE, 0.0, sure, planned)
     assert cut.nodes == 128
     assert cut.chunk is not None
     assert 8 <= cut.chunk <= 64
     cost = slow.cost_of(ROUTE)
     assert cost.chunk(128) == cut.chunk
-    in_parts = cost.sweep_ms(cut.chunk) + (-(-128 // cut.chunk) - 1) * cost.slot_ms(cut.chunk + 1)
+    in_parts = cost.sweep_ms(cut.chunk) + (-(-128 // cut.chunk) - 1) * cost.service_interval_ms(cut.chunk + 1)
     assert in_parts < 0.9 * cost.sweep_ms(128)
-    assert near.cut(ROUTE, 0.0, sure, planned).chunk is None
-    assert slow.cut(ROUTE, 0.0, sure[:8], planned).chunk is None
+    assert near.trim(ROUTE, 0.0, sure, planned).chunk is None
+    assert slow.trim(ROUTE, 0.0, sure[:8], planned).chunk is None
 
 
 def test_a_round_that_pays_for_a_sweep_of_its_own_waits_until_the_tree_is_on_its_way() -> None:
     """Far away another sweep costs little beside the trip; next door it costs a good part of it."""
     planned = SpeculationPlan(64, None, "planned")
-    far, near = (known(WORLDS[name]).worth(ROUTE, 0.0, planned) for name in ("100 ms, passages", "near, passages"))
-    assert far.alone < 0.3 < near.alone
+    far, near = (known(WORLDS[name]).stop_rule(ROUTE, 0.0, planned) for name in ("100 ms, passages", "near, passages"))
+    assert far.per_sweep < 0.3 < near.per_sweep
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -279,35 +283,40 @@ def test_a_round_that_pays_for_a_sweep_of_its_own_waits_until_the_tree_is_on_its
 def test_another_sweep_carries_what_is_worth_its_slot(name: str, first: float) -> None:
     """Against every other number of nodes; and in parts where many are worth it."""
     control, chances = known(WORLDS[name]), falling(first, 0.93)[:150]
-    least = control.least(ROUTE, 0.0)
+    least = control.min_probability(ROUTE, 0.0)
     cost, rate = control.cost_of(ROUTE), control._running
 
     def gain(nodes: int) -> float:
-        brought = sum(chances[:nodes]) * control._trust.part
-        return brought - rate * (cost.price_ms(nodes) + chances[0] * cost.later_ms * nodes)
+        brought = sum(chances[:nodes]) * control._correction.ratio
+        return brought - rate * (cost.price_ms(nodes) + chances[0] * cost.marginal_latency_ms * nodes)
 
     best = max(range(1, len(chances) + 1), key=gain)
-    choice = control.further(ROUTE, chances, PipelineState(2, 7.0))
+    choice = control.extend(ROUTE, chances, PipelineState(2, 7.0))
     if gain(best) <= 0:
         assert choice.nodes == 0
     else:
         assert choice.nodes == (cost.chunk(best) if best > 16 else best)
         assert chances[best - 1] > least
         assert choice.predicted_ms == pytest.approx(7 + cost.sweep_ms(choice.nodes - 1))
-    assert control.further(ROUTE, (), PipelineState(2, 7.0)).nodes == 0
+    assert control.extend(ROUTE, (), PipelineState(2, 7.0)).nodes == 0
 
 
-@pytest.mark.parametrize(("brought", "is_dearer"), [(1.5, False), (0.5, True)])
+@pytest.mark.parametrize(("accepted", "is_dearer"), [((1, 2), False), ((0, 1), True)])
 def test_what_comes_beyond_the_promise_makes_sweeps_worth_more_and_time_no_dearer(
-    brought: float, is_dearer: bool
+    accepted: tuple[int, int], is_dearer: bool
 ) -> None:
     """In a text that repeats itself more comes than was promised: the more reason to send on, not the less."""
     control, usual = known(WORLDS["100 ms, passages"]), known(WORLDS["100 ms, passages"])
     for world in (control, usual):
-        for _ in range(30):
+        for turn in range(30):
             sweep = WORLDS["100 ms, passages"].sweep(16)
-            world.spent(ROUTE, replace(sweep, hops=3, promised=1.0, brought=brought if world is control else 1.0))
-    ours, theirs = (world.least(ROUTE, 0.0) for world in (control, usual))
+            world.observe_sweep(
+                ROUTE,
+                replace(
+                    over(sweep, 3), expected_tokens=1.0, emitted=1 + (accepted[turn % 2] if world is control else 1)
+                ),
+            )
+    ours, theirs = (world.min_probability(ROUTE, 0.0) for world in (control, usual))
     assert ours > 1.03 * theirs if is_dearer else ours < 0.9 * theirs
     assert control._running <= usual._running * 1.001
 
@@ -317,18 +326,18 @@ def test_another_sweep_is_sent_where_it_pays_and_in_parts_where_rows_are_dear_on
     sure, doubtful = (0.9,) * 96, (0.001,) * 96
     for world, parts in ((WORLDS["slow uplink, passages"], True), (World(6, 0.002, 30, 0.02, 6, PASSAGES), False)):
         control = known(world)
-        control.least(ROUTE, 0.0)
-        assert control.further(ROUTE, doubtful, PipelineState(1, 0.0)).nodes == 0
-        chosen = control.further(ROUTE, sure, PipelineState(1, 0.0)).nodes
+        control.min_probability(ROUTE, 0.0)
+        assert control.extend(ROUTE, doubtful, PipelineState(1, 0.0)).nodes == 0
+        chosen = control.extend(ROUTE, sure, PipelineState(1, 0.0)).nodes
         assert (8 <= chosen <= 48) if parts else chosen == 96
 
 
 def test_what_waits_for_its_own_kind_teaches_nothing_of_links_and_load() -> None:
     control = known(WORLDS["25 ms, passages"])
     before = control.cost_of(ROUTE).sweep_ms(16), control.cost_of(ROUTE).load
-    behind = replace(WORLDS["25 ms, passages"].sweep(16), waited_ms=500.0, alone=False)
+    behind = replace(waiting(WORLDS["25 ms, passages"].sweep(16), 500.0), is_alone=False)
     for _ in range(20):
-        control.spent(ROUTE, replace(behind, total_ms=behind.total_ms + 900))
+        control.observe_sweep(ROUTE, replace(behind, total_ms=behind.total_ms + 900))
     assert (control.cost_of(ROUTE).sweep_ms(16), control.cost_of(ROUTE).load) == pytest.approx(before, rel=0.01)
 
 
@@ -336,11 +345,11 @@ def test_under_load_another_sweep_pays_for_those_who_wait_behind_it_at_every_hop
     """With nobody there it costs the slot that it takes."""
     idle, busy = World(100, 0.01, 15, 1.0, 6, PASSAGES), WORLDS["busy nodes"]  # six others, three hops
     alone, among = (known(world).cost_of(ROUTE) for world in (idle, busy))
-    assert alone.price_ms(8) == pytest.approx(alone.slot_ms(8))
+    assert alone.price_ms(8) == pytest.approx(alone.service_interval_ms(8))
     assert among.load == pytest.approx(7, rel=0.1)
-    assert among.load < among.dearness < among.load**2
-    waiting_ms = (among.dearness - 1) * among.compute.at(8)
-    own_ms = among.dearness * among.compute.at(8) / 3
+    assert among.load < among.shadow_price < among.load**2
+    waiting_ms = (among.shadow_price - 1) * among.compute.at(8)
+    own_ms = among.shadow_price * among.compute.at(8) / 3
     assert among.price_ms(8) == pytest.approx(own_ms + waiting_ms * 2 / 3, rel=0.01)
 
 
@@ -352,11 +361,11 @@ def test_what_others_time_is_worth_follows_from_whole_trees_also_where_small_one
     for is_settled in (True, False):
         control = known(WORLDS["busy nodes"])
         for _ in range(40):
-            control.drafted(0.0, replace(few, is_settled=is_settled), choice, 10.0)
-        priced.append((control.worth(ROUTE, 0.0, choice).alone, control.least(ROUTE, 0.0)))
+            control.observe_draft(0.0, replace(few, is_settled=is_settled), choice, 10.0)
+        priced.append((control.stop_rule(ROUTE, 0.0, choice).per_sweep, control.min_probability(ROUTE, 0.0)))
     assert all(left > whole for whole, left in zip(*priced, strict=True)), priced
     cost = known(WORLDS["busy nodes"]).cost_of(ROUTE)
-    waiting_ms = (cost.dearness - 1) * cost.compute.at(8)
+    waiting_ms = (cost.shadow_price - 1) * cost.compute.at(8)
     assert cost.price_ms(8, 3.0) - cost.price_ms(8) == pytest.approx(2 * waiting_ms)
     calm = known(World(100, 0.01, 15, 1.0, 0, PASSAGES)).cost_of(ROUTE)
     assert calm.price_ms(8, 3.0) == pytest.approx(calm.price_ms(8)), "where nobody waits nobody's time counts"
@@ -367,15 +376,15 @@ def test_links_that_become_late_while_machines_are_busy_are_load_too() -> None:
     world = WORLDS["25 ms, passages"]
     calm, crowded, moved = known(world), known(world), known(world)
     for _ in range(100):
-        calm.spent(ROUTE, replace(world.sweep(16), hops=3))
+        calm.observe_sweep(ROUTE, over(world.sweep(16), 3))
         late = world.sweep(16)
-        crowded.spent(ROUTE, replace(late, total_ms=late.total_ms + 50, hops=3))
-        moved.spent(ROUTE, replace(late, total_ms=late.total_ms + 400, hops=3))
+        crowded.observe_sweep(ROUTE, replace(over(late, 3), total_ms=late.total_ms + 50))
+        moved.observe_sweep(ROUTE, replace(over(late, 3), total_ms=late.total_ms + 400))
     calm_cost, crowded_cost, moved_cost = (control.cost_of(ROUTE) for control in (calm, crowded, moved))
-    assert calm_cost.crowd == pytest.approx(1, abs=0.01)
-    assert 2.5 < crowded_cost.crowd < 4.5
+    assert calm_cost.sharers == pytest.approx(1, abs=0.01)
+    assert 2.5 < crowded_cost.sharers < 4.5
     assert crowded_cost.price_ms(8) > 3 * calm_cost.price_ms(8)
-    assert moved_cost.crowd == pytest.approx(1, abs=0.01)
+    assert moved_cost.sharers == pytest.approx(1, abs=0.01)
 
 
 def test_drafting_goes_on_while_the_first_hop_is_busy() -> None:
@@ -387,4 +396,4 @@ def test_drafting_goes_on_while_the_first_hop_is_busy() -> None:
         True,
     ]
     fixed = FixedPolicy(16, 3)
-    assert [fixed.more(ROUTE, 0.0, 100, PipelineState(sweeps, 0.0)) for sweeps in (1, 2, 3)] == [16, 16, 0]
+    assert [fixed.max_nodes(ROUTE, 0.0, 100, PipelineState(sweeps, 0.0)) for sweeps in (1, 2, 3)] == [16, 16, 0]

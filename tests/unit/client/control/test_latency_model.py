@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 
 import pytest
 
 from client.control.latency_model import FIRST_ROWS, PINGS_MS, USUAL_SWEEPS, LatencyModel
-from client.control.policy import SWEEPS_IN_FLIGHT, SweepMeasurement
+from client.control.policy import SWEEPS_IN_FLIGHT
+from client.stats import SweepMeasurement
 from swarm.routing.costs import RouteForecast
+from tests.measurements import measured, pinged
 
 ROW_MS, CLAIMED_MS, NOISE_MS = 0.25, 0.3, 12.0
 SIZES = (16, 12, 8, 6, 4, 8, 3, 6)
-PINGED = SweepMeasurement(16, total_ms=120, waited_ms=0, computed_ms=20, hops=3, network_ms=100)
+PINGED = measured(16, total_ms=120, waited_ms=0, computed_ms=20, hops=3, network_ms=100)
 
 
 def taught(seed: int, sweeps: int, row_ms: float = ROW_MS) -> LatencyModel:
@@ -25,9 +28,7 @@ def taught(seed: int, sweeps: int, row_ms: float = ROW_MS) -> LatencyModel:
         nodes = SIZES[number % len(SIZES)]
         computed_ms = 12 + row_ms * (nodes + 1) + rng.gauss(0, NOISE_MS)
         cost.learn(
-            SweepMeasurement(
-                nodes=nodes, total_ms=40 + 5 * computed_ms, waited_ms=4 * computed_ms, computed_ms=computed_ms
-            )
+            measured(nodes=nodes, total_ms=40 + 5 * computed_ms, waited_ms=4 * computed_ms, computed_ms=computed_ms)
         )
     return cost
 
@@ -55,26 +56,27 @@ def test_a_slot_is_at_least_its_share_of_a_trip() -> None:
         share_ms = cost.sweep_ms(0) / SWEEPS_IN_FLIGHT
         for nodes in (1, 2, 8, 64):
             hop_ms = cost.compute.at(nodes) / 3
-            assert cost.slot_ms(nodes) == pytest.approx(max(hop_ms, share_ms))
-            assert cost.price_ms(nodes) == pytest.approx(cost.slot_ms(nodes))
-    assert cheap(400).slot_ms(2) > 3 * cheap(4).slot_ms(2)
+            assert cost.service_interval_ms(nodes) == pytest.approx(max(hop_ms, share_ms))
+            assert cost.price_ms(nodes) == pytest.approx(cost.service_interval_ms(nodes))
+    assert cheap(400).service_interval_ms(2) > 3 * cheap(4).service_interval_ms(2)
 
 
 def test_a_slot_is_the_slowest_hops() -> None:
     """As it is claimed, until sweeps say who computes how long; a single stall says little."""
     alike, claimed, told = (
-        LatencyModel(RouteForecast(100, 24, 0.3, hops=3, busiest=busiest)) for busiest in (0.0, 0.75, 0.25)
+        LatencyModel(RouteForecast(100, 24, 0.3, hops=3, bottleneck_share=bottleneck_share))
+        for bottleneck_share in (0.0, 0.75, 0.25)
     )
     for _ in range(USUAL_SWEEPS):
-        told.learn(SweepMeasurement(8, 124, 0, 24, 3, each_computed_ms=(3, 18, 3)))
-    told.learn(SweepMeasurement(8, 1100, 0, 1000, 3, each_computed_ms=(994, 3, 3)))
+        told.learn(measured(8, 124, 0, 24, 3, computes_ms=(3, 18, 3)))
+    told.learn(measured(8, 1100, 0, 1000, 3, computes_ms=(994, 3, 3)))
     for nodes in (1, 8, 64):
         even_ms = alike.compute.at(nodes) / 3
-        assert alike.slot_ms(nodes) == pytest.approx(even_ms)
-        assert claimed.slot_ms(nodes) == pytest.approx(even_ms * 3 * 0.75)
-        assert claimed.price_ms(nodes) == pytest.approx(claimed.slot_ms(nodes))
-        assert told.slot_ms(nodes) == pytest.approx(told.compute.at(nodes) * 0.75, rel=0.04)
-    assert claimed.least_ms() == pytest.approx(3 * 0.75 * alike.least_ms())
+        assert alike.service_interval_ms(nodes) == pytest.approx(even_ms)
+        assert claimed.service_interval_ms(nodes) == pytest.approx(even_ms * 3 * 0.75)
+        assert claimed.price_ms(nodes) == pytest.approx(claimed.service_interval_ms(nodes))
+        assert told.service_interval_ms(nodes) == pytest.approx(told.compute.at(nodes) * 0.75, rel=0.04)
+    assert claimed.node_price_ms() == pytest.approx(3 * 0.75 * alike.node_price_ms())
 
 
 def test_a_slot_is_that_of_the_hop_where_others_wait() -> None:
@@ -82,10 +84,10 @@ def test_a_slot_is_that_of_the_hop_where_others_wait() -> None:
     popular, shared = (LatencyModel(RouteForecast(100, 24, 0.0, hops=3)) for _ in range(2))
     for cost, waits_ms in ((popular, (0, 24, 0)), (shared, (8, 8, 8))):
         for _ in range(USUAL_SWEEPS):
-            cost.learn(SweepMeasurement(8, 148, 24, 24, 3, each_waited_ms=waits_ms, each_computed_ms=(8, 8, 8)))
+            cost.learn(measured(8, 148, 24, 24, 3, waits_ms=waits_ms, computes_ms=(8, 8, 8)))
     assert popular.load == shared.load == pytest.approx(2)
-    assert popular.slot_ms(8) == pytest.approx(8 + 24)
-    assert shared.slot_ms(8) == pytest.approx(8 + 8)
+    assert popular.service_interval_ms(8) == pytest.approx(8 + 24)
+    assert shared.service_interval_ms(8) == pytest.approx(8 + 8)
 
 
 def test_a_tree_is_not_cut_where_that_saves_less_than_a_parts_share_of_a_trip() -> None:
@@ -98,40 +100,40 @@ def test_a_node_that_fills_up_its_sweeps_share_of_a_trip_costs_something_all_the
     """Else drafting would go on for nodes of any chance."""
     cost = cheap(400)
     assert cost.price_ms(2) == cost.price_ms(1)
-    assert cost.least_ms() == pytest.approx(0.3 / 3)
+    assert cost.node_price_ms() == pytest.approx(0.3 / 3)
     busy = LatencyModel(RouteForecast(40, 12, CLAIMED_MS, waiting_ms=36, hops=3))
     assert busy.load == pytest.approx(4)
     for others in (1.0, 2.0):
-        assert busy.least_ms(others) == pytest.approx(busy.price_ms(40, others) - busy.price_ms(39, others))
+        assert busy.node_price_ms(others) == pytest.approx(busy.price_ms(40, others) - busy.price_ms(39, others))
 
 
-def waiting(cost: LatencyModel, waits_ms: list[float]) -> float:
+def load_after(cost: LatencyModel, waits_ms: list[float]) -> float:
     """The load that is believed in after such waits."""
     for wait_ms in waits_ms:
-        cost.learn(SweepMeasurement(8, total_ms=120 + wait_ms, waited_ms=wait_ms, computed_ms=20, hops=3))
+        cost.learn(measured(8, total_ms=120 + wait_ms, waited_ms=wait_ms, computed_ms=20, hops=3))
     return cost.load
 
 
 def test_a_load_that_went_away_is_forgotten_within_as_many_sweeps_as_are_compared() -> None:
     """With weights that fade, half of it was believed in after twenty-three sweeps, and a tenth after seventy-six."""
     cost = LatencyModel(RouteForecast(100, 20, 0.1, hops=3))
-    assert waiting(cost, [100.0] * 100) == pytest.approx(6)
-    assert waiting(cost, [0.0] * (USUAL_SWEEPS // 2)) == pytest.approx(3.5, rel=0.1)
-    assert waiting(cost, [0.0] * (USUAL_SWEEPS // 2)) == 1
+    assert load_after(cost, [100.0] * 100) == pytest.approx(6)
+    assert load_after(cost, [0.0] * (USUAL_SWEEPS // 2)) == pytest.approx(3.5, rel=0.1)
+    assert load_after(cost, [0.0] * (USUAL_SWEEPS // 2)) == 1
 
 
 def test_a_stall_is_no_crowd() -> None:
     """One machine that slept for ten seconds made a hundred sharers of two for whole texts."""
     cost = LatencyModel(RouteForecast(100, 20, 0.1, hops=3))
-    assert waiting(cost, [2.0] * 40) == pytest.approx(1.1)
-    assert waiting(cost, [10_000.0]) < 1.3
-    assert waiting(cost, [2.0] * USUAL_SWEEPS) == pytest.approx(1.1)
+    assert load_after(cost, [2.0] * 40) == pytest.approx(1.1)
+    assert load_after(cost, [10_000.0]) < 1.3
+    assert load_after(cost, [2.0] * USUAL_SWEEPS) == pytest.approx(1.1)
 
 
 def test_waits_that_differ_as_those_of_a_queue_do_all_count() -> None:
     rng, cost = random.Random(5), LatencyModel(RouteForecast(100, 20, 0.1, hops=3))
     waits_ms = [rng.expovariate(1 / 40) for _ in range(400)]
-    loads = [waiting(cost, [wait_ms]) for wait_ms in waits_ms][USUAL_SWEEPS:]
+    loads = [load_after(cost, [wait_ms]) for wait_ms in waits_ms][USUAL_SWEEPS:]
     assert fmean(loads) == pytest.approx(1 + fmean(waits_ms) / 20, rel=0.05)
 
 
@@ -143,20 +145,20 @@ def piped(
     held_ms: for how long a lost packet held what came after it, in the middle.
     """
     cost = LatencyModel(RouteForecast(delays_ms, 20, 0.1, 0.2, hops=3))
-    cost.learn(SweepMeasurement(1, total_ms=delays_ms + 20.6, waited_ms=0, computed_ms=20, hops=3))
+    cost.learn(measured(1, total_ms=delays_ms + 20.6, waited_ms=0, computed_ms=20, hops=3))
     free_ms, back_ms = 0.0, 0.0
     for number in range(30):
         left_ms = number * 10.0
         free_ms = max(free_ms, left_ms) + link_row_ms * rows
         back_ms = max(free_ms + link_row_ms * rows + delays_ms, back_ms, held_ms if number >= 10 else 0.0)
         cost.learn(
-            SweepMeasurement(
+            measured(
                 rows - 1,
                 total_ms=20 + back_ms - left_ms,
                 waited_ms=0,
                 computed_ms=20,
                 hops=3,
-                alone=False,
+                is_alone=False,
                 network_ms=delays_ms,
                 sent_ms=left_ms,
                 behind=behind if number else 0,
@@ -170,7 +172,7 @@ def test_a_link_that_sweeps_queue_for_is_found_out_by_how_late_they_are(link_row
     """None of them is alone, so none says what it would take by itself; a full pipe would be filled ever more."""
     cost = piped(link_row_ms, rows=20)
     assert cost.links.b == pytest.approx(2 * link_row_ms, rel=0.2)
-    assert cost.slot_ms(20) == pytest.approx(20 * link_row_ms, rel=0.2)
+    assert cost.service_interval_ms(20) == pytest.approx(20 * link_row_ms, rel=0.2)
     assert cost.load == 1
     assert piped(link_row_ms, rows=20, behind=0).links.b < link_row_ms, "where none was on its way it is none's queue"
 
@@ -187,9 +189,7 @@ def test_a_row_takes_no_more_on_links_than_any_sweep_left_for_it(link_row_ms: fl
         for number in range(40):
             rows = 8 + SIZES[number % len(SIZES)] // 4
             links_ms = 400 + link_row_ms * rows + rng.expovariate(1 / 15)
-            cost.learn(
-                SweepMeasurement(rows - 1, total_ms=20 + links_ms, waited_ms=0, computed_ms=20, hops=3, network_ms=400)
-            )
+            cost.learn(measured(rows - 1, total_ms=20 + links_ms, waited_ms=0, computed_ms=20, hops=3, network_ms=400))
             most_ms.append((links_ms - 400 + PINGS_MS) / rows)
         assert cost.links.b <= min(most_ms[-USUAL_SWEEPS:]) < link_row_ms + 1
         assert cost.links.at(10) == pytest.approx(400 + 10 * link_row_ms + 15, abs=10)
@@ -206,9 +206,7 @@ def test_delays_that_are_longer_than_said_are_no_slow_link() -> None:
         for number in range(30):
             sent_ms, is_alone = 10.0 * number, number > 5
             cost.learn(
-                SweepMeasurement(
-                    19, 224, 0, 20, 3, alone=is_alone, network_ms=network_ms, sent_ms=sent_ms, behind=number
-                )
+                measured(19, 224, 0, 20, 3, is_alone=is_alone, network_ms=network_ms, sent_ms=sent_ms, behind=number)
             )
         assert cost.links.b == pytest.approx(0.2, rel=0.2)
         assert cost.sweep_ms(19) == pytest.approx(224, rel=0.05)
@@ -216,24 +214,20 @@ def test_delays_that_are_longer_than_said_are_no_slow_link() -> None:
 
 def test_the_first_sweep_that_is_late_by_more_than_machines_explain_tells_of_its_bytes() -> None:
     """Where pings know the delays; else it may be those."""
-    first = SweepMeasurement(
-        19, total_ms=120 + 20 * 30, waited_ms=0, computed_ms=20, hops=3, network_ms=100, sent_ms=0.0
-    )
+    first = measured(19, total_ms=120 + 20 * 30, waited_ms=0, computed_ms=20, hops=3, network_ms=100, sent_ms=0.0)
     cost = LatencyModel(RouteForecast(100, 20, 0.1, 0.2, hops=3))
     cost.learn(first)
     assert cost.links.b == pytest.approx(30)
     assert cost.links.a == pytest.approx(100)
     unknown = LatencyModel(RouteForecast(100, 20, 0.1, 0.2, hops=3))
-    unknown.learn(replace(first, network_ms=0.0))
+    unknown.learn(pinged(first, 0.0))
     assert unknown.links.b == pytest.approx(0.2)
 
 
 def prompt(rows: int, links_ms: float, *, network_ms: float = 100) -> LatencyModel:
     """A prompt was read over links that are said to take .2 ms per row."""
     cost = LatencyModel(RouteForecast(100, 20, 0.1, 0.2, hops=3))
-    cost.learn_prompt(
-        SweepMeasurement(rows - 1, links_ms + 30, 0, 30, 3, network_ms=network_ms, sent_ms=0.0, is_prompt=True)
-    )
+    cost.learn_prompt(measured(rows - 1, links_ms + 30, 0, 30, 3, network_ms=network_ms, sent_ms=0.0, is_prompt=True))
     return cost
 
 
@@ -241,7 +235,7 @@ def test_a_prompt_tells_how_slow_links_are_before_a_tree_has_to() -> None:
     cost = prompt(100, 100 + 30 * 100)
     assert 15 < cost.links.b <= 30
     assert not cost.links.is_known, "it is no line"
-    cost.learn(SweepMeasurement(0, total_ms=150, waited_ms=0, computed_ms=20, hops=3, network_ms=100, sent_ms=9e3))
+    cost.learn(measured(0, total_ms=150, waited_ms=0, computed_ms=20, hops=3, network_ms=100, sent_ms=9e3))
     assert cost.links.b > 15
 
 
@@ -253,9 +247,9 @@ def test_a_prompt_for_which_tcp_begins_slowly_says_nothing_of_links() -> None:
 def test_without_pings_what_a_prompt_and_a_tree_behind_it_take_may_be_all_delay() -> None:
     """Three seconds each, where a tenth of one was claimed; the tree left while the prompt was on its way."""
     cost = LatencyModel(RouteForecast(100, 20, 0.1, 0.2, hops=2))
-    cost.learn_prompt(SweepMeasurement(99, 3030, 0, 30, 2, sent_ms=0.0, is_prompt=True))
+    cost.learn_prompt(measured(99, 3030, 0, 30, 2, sent_ms=0.0, is_prompt=True))
     assert cost.links.b == pytest.approx(0.2)
-    cost.learn(SweepMeasurement(8, 3020, 0, 20, 2, alone=False, sent_ms=300.0, behind=1))
+    cost.learn(measured(8, 3020, 0, 20, 2, is_alone=False, sent_ms=300.0, behind=1))
     assert cost.links.b < 1
 
 
@@ -268,20 +262,20 @@ def test_parts_of_a_prompt_wait_for_each_other() -> None:
     """Each row takes 15 ms on each of two links; a part is behind all that left before it."""
     cost = LatencyModel(RouteForecast(100, 20, 0.1, 0.2, hops=3))
     for behind, back_ms in enumerate((100 + 2 * 1500, 100 + 3 * 1500)):
-        part = SweepMeasurement(99, 30 + back_ms, 0, 30, 3, alone=False, network_ms=100, sent_ms=0.0, behind=behind)
-        cost.learn_prompt(replace(part, is_prompt=True))
+        behind_of = partial(measured, network_ms=100.0, sent_ms=0.0, is_alone=False)
+        cost.learn_prompt(behind_of(99, 30 + back_ms, 0, 30, 3, behind=behind, is_prompt=True))
         assert 15 < cost.links.b <= 30
     total_ms = 20 + 100 + 3 * 1500 + 9 * 15
-    cost.learn(SweepMeasurement(8, total_ms, 0, 20, 3, alone=False, network_ms=100, sent_ms=10.0, behind=2))
+    cost.learn(measured(8, total_ms, 0, 20, 3, is_alone=False, network_ms=100, sent_ms=10.0, behind=2))
     assert 15 < cost.links.b <= 45, "a tree behind them waited for rows, and did not take so long itself"
 
 
 def test_what_came_right_behind_other_rows_may_have_waited_for_them() -> None:
     """Where links are slower than said, a sweep is thought to be alone that is not."""
     cost = prompt(100, 100 + 30 * 100)
-    first = SweepMeasurement(8, 20 + 100 + 9 * 30, 0, 20, 3, network_ms=100, sent_ms=9_000.0)
-    cost.learn(replace(first, alone=False))
-    behind = SweepMeasurement(0, 20 + 100 + 9 * 30 + 15 - 10, 0, 20, 3, network_ms=100, sent_ms=9_010.0, behind=1)
+    first = measured(8, 20 + 100 + 9 * 30, 0, 20, 3, network_ms=100, sent_ms=9_000.0)
+    cost.learn(replace(first, is_alone=False))
+    behind = measured(0, 20 + 100 + 9 * 30 + 15 - 10, 0, 20, 3, network_ms=100, sent_ms=9_010.0, behind=1)
     cost.learn(behind)
     assert not cost.links.is_known or cost.links.a < 200
 
@@ -290,7 +284,7 @@ def test_until_links_were_measured_no_more_leaves_than_ten_times_slower_ones_tak
     quick, slow = (LatencyModel(RouteForecast(400, 20, 0.1, row_ms, hops=3)) for row_ms in (0.25, 4.0))
     assert quick.most_at_first == pytest.approx(quick.sweep_ms(0) / 2.5)
     assert slow.most_at_first == FIRST_ROWS
-    quick.learn(SweepMeasurement(16, total_ms=430, waited_ms=0, computed_ms=22, hops=3))
+    quick.learn(measured(16, total_ms=430, waited_ms=0, computed_ms=22, hops=3))
     assert quick.most_at_first == math.inf
 
 
@@ -310,9 +304,9 @@ def test_a_millisecond_is_as_dear_as_a_closed_queue_makes_it(clients: int, links
     at_ms = closed_queue_ms(clients, links_ms, compute_ms)
     cost = LatencyModel(RouteForecast(links_ms, compute_ms, 0.0))
     for _ in range(200):
-        cost.learn(SweepMeasurement(0, links_ms + at_ms, at_ms - compute_ms, compute_ms))
+        cost.learn(measured(0, links_ms + at_ms, at_ms - compute_ms, compute_ms))
     slower, faster = (closed_queue_ms(clients, links_ms, compute_ms + by) for by in (1e-3, -1e-3))
-    assert cost.dearness == pytest.approx((slower - faster) / 2e-3, rel=0.06)
+    assert cost.shadow_price == pytest.approx((slower - faster) / 2e-3, rel=0.06)
 
 
 def test_a_network_that_became_slower_is_no_load_once_pings_say_so() -> None:
@@ -322,22 +316,22 @@ def test_a_network_that_became_slower_is_no_load_once_pings_say_so() -> None:
         cost.learn(PINGED)
     for _ in range(USUAL_SWEEPS):
         cost.learn(slower)
-    assert cost.crowd > 2.5, "nothing says yet that nobody else is there"
-    cost.learn(replace(slower, network_ms=140.0))
-    assert cost.crowd == pytest.approx(1, abs=0.01)
+    assert cost.sharers > 2.5, "nothing says yet that nobody else is there"
+    cost.learn(pinged(slower, 140.0))
+    assert cost.sharers == pytest.approx(1, abs=0.01)
     for _ in range(USUAL_SWEEPS):
-        cost.learn(replace(slower, total_ms=slower.total_ms + 40, network_ms=140.0))
-    assert cost.crowd > 2.5, "later than that network"
+        cost.learn(replace(pinged(slower, 140.0), total_ms=slower.total_ms + 40))
+    assert cost.sharers > 2.5, "later than that network"
 
 
 def test_pings_that_are_not_known_yet_or_better_by_now_excuse_nothing() -> None:
     for before_ms, now_ms in ((0.0, 140.0), (140.0, 100.0), (140.0, 0.0)):
         cost = LatencyModel()
         for _ in range(100):
-            cost.learn(replace(PINGED, network_ms=before_ms))
+            cost.learn(pinged(PINGED, before_ms))
         for _ in range(USUAL_SWEEPS):
-            cost.learn(replace(PINGED, total_ms=PINGED.total_ms + 40, network_ms=now_ms))
-        assert cost.crowd > 2.5
+            cost.learn(replace(pinged(PINGED, now_ms), total_ms=PINGED.total_ms + 40))
+        assert cost.sharers > 2.5
 
 
 @pytest.mark.parametrize("row_ms", [0.0, 0.3])
@@ -346,13 +340,13 @@ def test_who_is_alone_finds_no_crowd_however_rough_the_network(row_ms: float) ->
     cost, draw = LatencyModel(), random.Random(5)
     for sweep, nodes in enumerate((0, 64, 16, 48) * 20):
         links_ms = 100 + row_ms * (nodes + 1) + draw.uniform(0, 4) + 40 * (sweep % 10 == 9)
-        cost.learn(SweepMeasurement(nodes, links_ms + 20, 0.0, 20.0, hops=3))
-    assert cost.crowd == pytest.approx(1, abs=0.05)
+        cost.learn(measured(nodes, links_ms + 20, 0.0, 20.0, hops=3))
+    assert cost.sharers == pytest.approx(1, abs=0.05)
 
 
 def stalled(nodes: int, computed_ms: float = 930.0) -> SweepMeasurement:
     """A sweep of which hops say that they computed for so long."""
-    return SweepMeasurement(nodes, total_ms=100 + computed_ms, waited_ms=0, computed_ms=computed_ms, hops=3)
+    return measured(nodes, total_ms=100 + computed_ms, waited_ms=0, computed_ms=computed_ms, hops=3)
 
 
 def test_a_stall_far_beyond_what_machines_claim_counts_when_it_comes_again() -> None:
@@ -387,8 +381,7 @@ def test_a_sweep_that_takes_a_fraction_of_what_those_before_took_shows_that_they
 def test_what_waited_for_a_sweep_of_ours_that_stalled_met_no_crowd(sent_ms: float, is_crowd: bool) -> None:
     """It seemed to be alone: the one before it should have been over."""
     cost = LatencyModel(RouteForecast(100, 24, 0.3, hops=3))
-    first, zero_ms = stalled(16, 924.0), (0.0, 0.0, 0.0)
-    cost.learn(replace(first, sent_ms=0.0, each_waited_ms=zero_ms, each_computed_ms=(908.0, 8.0, 8.0)))
-    later = SweepMeasurement(8, total_ms=1_024, waited_ms=890, computed_ms=24, hops=3, sent_ms=sent_ms)
-    cost.learn(replace(later, each_waited_ms=(890.0, 0.0, 0.0), each_computed_ms=(8.0, 8.0, 8.0)))
+    cost.learn(measured(16, 1_024, 0, 924, 3, computes_ms=(908.0, 8.0, 8.0), sent_ms=0.0))
+    waits_ms, computes_ms = (890.0, 0.0, 0.0), (8.0, 8.0, 8.0)
+    cost.learn(measured(8, 1_024, 890, 24, 3, waits_ms=waits_ms, computes_ms=computes_ms, sent_ms=sent_ms))
     assert (cost.load > 1.5) == is_crowd

@@ -192,11 +192,13 @@ def test_a_route_says_what_sweeps_should_take_by_their_size() -> None:
     query = replace(QUERY, delays_ms={PeerId("a"): 3.0, PeerId("b"): 5.0}, nodes=63)
     route = best_route([first, last], query)
     assert [str(hop.span) for hop in route.hops] == ["0-4", "4-6"]
-    prospect = route.prospect
-    assert (prospect.links_ms, prospect.compute_ms, prospect.hops) == (58.0, 24.0 + 2 * MESSAGES_MS, 2)
-    assert [prospect.row_ms, prospect.link_row_ms] == pytest.approx([1.0, 0.1])
-    assert prospect.busiest == pytest.approx((20.0 + MESSAGES_MS) / (prospect.compute_ms + prospect.waiting_ms))
-    assert prospect.waiting_ms == pytest.approx(wait_ms(last, 8.0)), "behind sweeps as small as it is"
+    forecast = route.forecast
+    assert (forecast.links_ms, forecast.compute_ms, forecast.hops) == (58.0, 24.0 + 2 * MESSAGES_MS, 2)
+    assert [forecast.row_ms, forecast.link_row_ms] == pytest.approx([1.0, 0.1])
+    assert forecast.bottleneck_share == pytest.approx(
+        (20.0 + MESSAGES_MS) / (forecast.compute_ms + forecast.waiting_ms)
+    )
+    assert forecast.waiting_ms == pytest.approx(wait_ms(last, 8.0)), "behind sweeps as small as it is"
 
 
 @pytest.mark.parametrize(("saved_ms", "chain"), [(2.0, ["a", "c"]), (3.0, ["b", "a", "c"])])

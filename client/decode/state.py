@@ -1,0 +1,89 @@
+"""One generation's state: what to continue, how, and what came of it. Owns no network and no task."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from client.control.policy import FixedPolicy, SpeculationPolicy
+from client.decode.hidden_rows import Observe
+from client.decode.text_stream import TextStream
+from client.drafting.drafter import Drafter, NoDrafter, TreeDrafter
+from client.stats import SweepMeasurement
+from swarm.errors import Unfinished
+from swarm.protocol.messages import Sampling
+
+
+@dataclass(slots=True)
+class GenerationState:
+    """One generation.
+
+    Attributes:
+        prompt: token ids.
+        sampling: how the tail picks.
+        policy: chooses how many nodes a sweep carries.
+        chunk: most nodes of a sweep that carries a part of the prompt.
+        max_new_tokens: after so many tokens it ends in any case.
+        text: decides where the output ends; holds the tokens so far.
+        drafter: grows trees; replaced while one is lent, or given up for good where it finds no memory.
+        drafting: the thread that it drafts on.
+        options: what it was asked for, so that it can go on later.
+        resumed_tokens: tokens that were in `text` from the start.
+        clock: seconds.
+        observe: who gets the target's hidden rows; None asks for none.
+        lend: lends a drafter while it runs.
+        kept_tokens: of the prompt, those that the session held already.
+        prefill_sweeps: sweeps that carried a part of the prompt.
+        sweeps: what every decode sweep took and brought.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    policy: SpeculationPolicy
+    chunk: int
+    max_new_tokens: int
+    text: TextStream
+    drafter: Drafter
+    drafting: Executor
+    options: Mapping[str, Any] = field(default_factory=dict)
+    resumed_tokens: int = 0
+    clock: Callable[[], float] = time.perf_counter
+    observe: Observe | None = None
+    lend: Callable[[], AbstractContextManager[Drafter]] | None = None
+    kept_tokens: int = 0
+    prefill_sweeps: int = 0
+    sweeps: list[SweepMeasurement] = field(default_factory=list)
+
+    @property
+    def nodes(self) -> int:
+        """Most tree nodes of a sweep, its pending token not counted."""
+        return self.policy.most if self.max_new_tokens > 1 else 0
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """Every certain token."""
+        return (*self.prompt, *self.text.tokens)
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.max_new_tokens - len(self.text.tokens)
+
+    @contextmanager
+    def drafted_for(self) -> Iterator[None]:
+        """While it runs it has a drafter that nobody else has, where one can be lent; where none is left, no trees."""
+        with nullcontext(self.drafter) if self.lend is None else self.lend() as drafter:
+            if isinstance(drafter, NoDrafter):
+                self.policy = FixedPolicy(0)
+            if isinstance(drafter, TreeDrafter) and drafter.wants_rows:
+                self.observe = drafter.observe
+            self.drafter = drafter
+            yield
+
+    def unfinished(self) -> Unfinished:
+        """What it takes to go on later."""
+        return Unfinished(self.prompt, {**self.options, "seed": self.sampling.seed}, tuple(self.text.tokens))
