@@ -121,12 +121,12 @@ class Repair:
 class Stats:
     """One generation.
 
-    reused_tokens: of the prompt, those that the session held already, which did not travel again.
-    sweeps: decode sweeps; prefill ones, which bring no token, are counted apart. Acceptance length is tokens per tree,
-    the target's own token included (plain decoding scores 1.00): the parts in which a tree travels count as one sweep.
-    twins: second machines of hops (hedging). repairs: changes of route meanwhile. differences: what was reported when
-    two such machines did not compute the same.
-    reproducible: whether text depends on model, prompt and seed alone (fp32, a lossless codec, no multi-step sampling).
+    reused_tokens: of the prompt, those that the session held already, which did not travel again. sweeps: decode
+    sweeps; prefill ones, which bring no token, are counted apart. Acceptance length is tokens per tree, the target's
+    own token included (plain decoding scores 1.00): the parts in which a tree travels count as one sweep. replicas:
+    second machines of hops (hedging). repairs: changes of route meanwhile. differences: what was reported when two such
+    machines did not compute the same. reproducible: whether text depends on model, prompt and seed alone (fp32, a
+    lossless codec, no multi-step sampling).
     """
 
     tokens: int
@@ -140,7 +140,7 @@ class Stats:
     total_s: float
     sweeps: tuple[SweepMeasurement, ...]
     hops: tuple[str, ...]
-    twins: tuple[str, ...] = ()
+    replicas: tuple[str, ...] = ()
     repairs: tuple[Repair, ...] = ()
     differences: tuple[str, ...] = ()
 

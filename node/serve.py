@@ -28,7 +28,7 @@ from node.engine.measure import measure_sweeps, step_cost
 from node.engine.scheduler import Engine
 from node.membership.duplicate_identity import check_alone, check_still_alone
 from node.membership.joining import SpanReservation, joiners_choice
-from node.membership.model_mismatch import compare_twins
+from node.membership.model_mismatch import check_same_model
 from node.membership.peer_latency import PeerDelays
 from node.membership.rebalance import Rebalance
 from node.model.checkpoint import Checkpoint, open_called
@@ -306,7 +306,7 @@ class Node:
         self.identity: ModelIdentity = await asyncio.to_thread(
             model_identity, checkpoint.folder, checkpoint.name, checkpoint.hub.commit if checkpoint.hub else None
         )
-        note = compare_twins(self.identity, known, must_match=config.model is None)
+        note = check_same_model(self.identity, known, must_match=config.model is None)
         if note is not None:
             self._say(note)
         return checkpoint

@@ -19,7 +19,7 @@ SwarmError
 │  ├─ Busy                         has no room for this session
 │  ├─ HopClosed                    gone, or gave the session up
 │  ├─ HopLeaving                   leaves soon, and serves until the session has moved
-│  └─ TwinsDiffer                  does not compute what its twin computes
+│  └─ ReplicasDiffer                  does not compute what its replica computes
 ├─ RouteError(missing)             nobody serves some layers
 ├─ SessionError
 │  ├─ SessionExpired               the swarm no longer holds this session

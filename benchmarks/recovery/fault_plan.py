@@ -134,7 +134,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One strike, its undisturbed twin and the struck text.
+    """One strike, its undisturbed replica and the struck text.
 
     struck_at: None when the text ended before. stolen: of the CPU time, what a virtual machine's host took meanwhile.
     """
@@ -180,7 +180,7 @@ class Outcome:
 
 
 def read_outcomes(measured: dict[str, Any]) -> list[Outcome]:
-    """Outcomes from the JSON that a run wrote; where a text was the same, its undisturbed twin's tokens are its own."""
+    """Outcomes from the JSON that a run wrote; where a text was the same, the undisturbed text's tokens are its own."""
     found = []
     for words in measured["outcomes"]:
         strike = words["strike"]
@@ -188,10 +188,10 @@ def read_outcomes(measured: dict[str, Any]) -> list[Outcome]:
         told, plain = words["told"], _arrivals(words["plain_arrivals"])
         arrivals = _arrivals(told["arrivals"])
         ours = Told(told["began"], tuple(told["tokens"]), arrivals, told["repairs"], told["error"], told["paths"])
-        twin_first_s = ours.first_s - (words["pause_s"] or 0.0) if arrivals else 0.0
-        twin = Told(plain[0][0] - twin_first_s, ours.tokens if words["same"] else (), plain)
+        replica_first_s = ours.first_s - (words["pause_s"] or 0.0) if arrivals else 0.0
+        replica = Told(plain[0][0] - replica_first_s, ours.tokens if words["same"] else (), plain)
         struck_at = None if words["struck_at_s"] is None else words["struck_at_s"] + ours.began
-        found.append(Outcome(Strike(**(strike | named)), twin, ours, struck_at, words["stolen"]))
+        found.append(Outcome(Strike(**(strike | named)), replica, ours, struck_at, words["stolen"]))
     return found
 
 

@@ -171,7 +171,7 @@ class Talker:
         rng = self.rng
         field = rng.choice(
             ("sequence", "committed", "first_id", "picks_from", "acked", "commit_to", "truncate_to", "generation")
-            + (("token", "parent", "twins") if sweep.tokens else ("crowd",))
+            + (("token", "parent", "replicas") if sweep.tokens else ("crowd",))
         )
         place = rng.randrange(len(sweep.tokens) or 1)
         match field:
@@ -181,7 +181,7 @@ class Talker:
             case "parent":
                 parent = TreeNodeId(rng.choice((sweep.first_id + place, sweep.first_id + place + 1, 0, *HUGE[2:])))
                 return replace(sweep, parents=_put(sweep.parents, place, parent))
-            case "twins":
+            case "replicas":
                 return replace(sweep, tokens=(7,) * len(sweep.tokens), parents=(None,) * len(sweep.tokens))
             case "crowd":
                 count = rng.choice((NODES + 1, 500))

@@ -61,7 +61,7 @@ async def measure(job: Job) -> dict[str, list[dict[str, Any]]]:
                 swarm._opener = replace(opener, hedge=hedge)
                 result = await swarm.generate(prompt, max_new_tokens=job.new_tokens, nodes=job.nodes)
                 stats = result.stats
-                assert bool(stats.twins) == hedge, "it is the way that it should be"
+                assert bool(stats.replicas) == hedge, "it is the way that it should be"
                 if number:  # the first round warms up
                     found[name].append(
                         {

@@ -17,7 +17,7 @@ class Victims:
         self.spared: tuple[str, ...] = ()
 
     def next(self, listed: frozenset[str]) -> str:
-        """One of those that are not spared and have a twin among the listed ones."""
+        """One of those that are not spared and have a replica among the listed ones."""
         able = [
             name
             for name in sorted(listed - set(self.spared))

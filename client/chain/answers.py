@@ -154,6 +154,6 @@ class Answers:
         first = self._first.pop(reply.sequence, {})
         for node, token in reply.picks:
             if first.get(node, token) != token:
-                reason = f"picked token {token} where its twin picked {first[node]}"
+                reason = f"picked token {token} where its replica picked {first[node]}"
                 self._on_trouble(ReplicasDiffer(stream.tail.peer, str(stream.tail.span), reason))
                 return

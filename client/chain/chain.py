@@ -59,7 +59,7 @@ class Chain:
     """A running session; made by `open_chain`.
 
     wait_s: how long a machine is waited for that is missing, or is lost again and again before an answer comes.
-    repairs: what was repaired so far. differences: between twins.
+    repairs: what was repaired so far. differences: between replicas.
     """
 
     def __init__(self, dialer: Dialer, route: Route, want: Open, detour: FindDetour, wait_s: float = 60.0) -> None:
@@ -146,7 +146,9 @@ class Chain:
     def on_fault(self, fault: Fault) -> None:
         """A hop reports trouble; reports of older generations are stale (R1)."""
         if fault.generation >= self.generation:
-            span = next((str(hop.span) for hop in (*self.route.hops, *self.route.twins) if hop.peer == fault.peer), "?")
+            span = next(
+                (str(hop.span) for hop in (*self.route.hops, *self.route.replicas) if hop.peer == fault.peer), "?"
+            )
             self.on_trouble(error_of(fault, span))
 
     def on_trouble(self, error: SwarmError) -> None:
@@ -161,7 +163,7 @@ class Chain:
                 self._leaving.add(error.peer)
             case HopError():
                 self._suspects[error.peer] = (time.monotonic(), error)
-                if error.peer not in self._twins():  # without it the chain goes on as it is
+                if error.peer not in self._replicas():  # without it the chain goes on as it is
                     self._trouble = error
             case _:
                 self._trouble = error
@@ -275,8 +277,8 @@ class Chain:
             unwanted = self._suspected(SUSPECT_S, HopError) | self._leaving
             silent, gone = self._suspected(RETRY_S, HopTimeout), self._suspected(RETRY_S, Unreachable)
             keep = [hop for hop in self.route.hops if hop.peer not in unwanted]
-            spans = {hop.span for hop in keep}  # of two twins, the other one goes on where one is lost
-            keep += [hop for hop in self.route.twins if hop.peer not in unwanted and hop.span not in spans]
+            spans = {hop.span for hop in keep}  # of two replicas, the other one goes on where one is lost
+            keep += [hop for hop in self.route.replicas if hop.peer not in unwanted and hop.span not in spans]
             ways: list[tuple[set[str], FindRoute]] = [(unwanted, known)]
             if silent & again:
                 ways.append((gone | silent - again, partial(self._detours.again, self._scope)))
@@ -314,13 +316,13 @@ class Chain:
     def _peers(self) -> set[str]:
         return {hop.peer for hop in self.route.hops}
 
-    def _twins(self) -> set[str]:
-        return {hop.peer for hop in self.route.twins}
+    def _replicas(self) -> set[str]:
+        return {hop.peer for hop in self.route.replicas}
 
     def _moving(self) -> set[str]:
-        """Machines of this route that leave, and a twin that was lost."""
-        lost = self._twins() & self._suspected(SUSPECT_S, HopError)
-        return lost | self._leaving & (self._peers() | self._twins())
+        """Machines of this route that leave, and a replica that was lost."""
+        lost = self._replicas() & self._suspected(SUSPECT_S, HopError)
+        return lost | self._leaving & (self._peers() | self._replicas())
 
     def _lost(self) -> set[str]:
         """Machines of this route about which trouble was reported in this generation."""
@@ -342,7 +344,7 @@ class Chain:
 
     def _follow_tail(self, scope: TaskScope) -> ReplyStream:
         route, last = self.route, self.route.hops[-1]
-        tails = [last, *(hop for hop in route.twins if hop.span == last.span)]
+        tails = [last, *(hop for hop in route.replicas if hop.span == last.span)]
         acked = self._journal.state.acked if self._journal is not None else 0
         channels = [self._dialer.channel(route.address(hop.peer), self._answers.stuck(hop)) for hop in tails]
         return self._answers.follow(scope, list(zip(tails, channels, strict=True)), self.generation, acked)
@@ -350,7 +352,7 @@ class Chain:
     def _hold_survivors(self, scope: TaskScope) -> None:
         """Hops behind a gap would take their client for dead (R9)."""
         held = wire.encode_hold(Hold(self._session, self.generation, HOLD_TTL_S))
-        for hop in (*self.route.hops, *self.route.twins):
+        for hop in (*self.route.hops, *self.route.replicas):
             if hop.peer not in self._suspects:
                 scope.spawn(_tell(self._dialer.channel(self.route.address(hop.peer)), held))
 

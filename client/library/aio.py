@@ -1,4 +1,4 @@
-"""The client library, async: connect to a swarm, generate, stream. `client.library.sync` is its blocking twin.
+"""The client library, async: connect to a swarm, generate, stream. `client.library.sync` is its blocking replica.
 
 A generation runs in a task of its own and hands pieces over through a bounded queue, so a reader that stops reading
 stops it too, and a reader may live in any task.

@@ -125,7 +125,7 @@ class Session:
             total_s=total_s,
             sweeps=tuple(job.sweeps),
             hops=tuple(f"{hop.peer[-8:]} {hop.span}" for hop in route.hops),
-            twins=tuple(f"{hop.peer[-8:]} {hop.span}" for hop in route.twins),
+            replicas=tuple(f"{hop.peer[-8:]} {hop.span}" for hop in route.replicas),
             repairs=tuple(self.chain.repairs[repaired:]),
             differences=tuple(self.chain.differences),
         )

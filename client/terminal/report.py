@@ -42,8 +42,8 @@ def waterfall(stats: Stats) -> Table:
     table.add_row("client → hop 0", _median([sweep.first_link_ms for sweep in sweeps]), "", "", "")
     for index, name in enumerate(stats.hops):
         table.add_row(f"hop {index}: {name}", *_hop_cells(sweeps, index))
-    for name in stats.twins:
-        table.add_row(f"twin: {name}", "", "", "", "")
+    for name in stats.replicas:
+        table.add_row(f"replica: {name}", "", "", "", "")
     table.add_row("not accounted for", _median([sweep.other_ms for sweep in sweeps]), "", "", "")
     table.add_row("whole sweep", _median([sweep.total_ms for sweep in sweeps]), "", "", "", style="bold")
     return table

@@ -21,14 +21,14 @@ MOST_DIFFERENT = {Codec.FP32: 1e-3, Codec.FP16: 0.02, Codec.BF16: 0.1, Codec.INT
 
 
 class HedgeRows:
-    """Rows of late sweeps as the faster twin sent them."""
+    """Rows of late sweeps as the faster replica sent them."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, dict[TreeNodeId, bytes]] = OrderedDict()
 
     def keep(self, frame: SweepFrame) -> None:
         """A sweep came for the first time."""
-        assert frame.rows is not None, "who has a twin before it is not the first hop"
+        assert frame.rows is not None, "who has a replica before it is not the first hop"
         self._kept[frame.sweep.sequence] = _rows(frame, frame.rows)
         while len(self._kept) > SWEEPS:
             self._kept.popitem(last=False)

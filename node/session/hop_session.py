@@ -80,7 +80,7 @@ class HopSession:
         return self._role.span
 
     @property
-    def _is_twin(self) -> bool:
+    def _is_replica(self) -> bool:
         """Whether this hop is hedged: another machine gets the same sweeps."""
         hedge = self._attach.hedge
         return hedge is not None and hedge.index == self._attach.index
@@ -102,7 +102,7 @@ class HopSession:
         return self._closed.is_set()
 
     def attach(self, upstream: UpstreamStream, attach: Attach) -> None:
-        """Hear this stream from now on, and no other (R3) but its twin's (H2); go on with its route.
+        """Hear this stream from now on, and no other (R3) but its replica's (H2); go on with its route.
 
         Raises:
             HopClosed: a newer generation holds the session.
@@ -146,8 +146,8 @@ class HopSession:
         """Take one sweep off the session's stream; a header that breaks the rules is refused and changes nothing."""
         if upstream not in self._upstreams or self.is_closed:
             return
-        if self._is_twin and not self.log.has_room(frame.sweep):
-            self.leave("fell too far behind its twin")
+        if self._is_replica and not self.log.has_room(frame.sweep):
+            self.leave("fell too far behind its replica")
             return
         if self._upstreams.skips(upstream, frame, self.log.received.sequence):
             return
@@ -170,7 +170,7 @@ class HopSession:
             self.replies.resend(frame.sweep.sequence)
 
     def restore(self, upstream: UpstreamStream, snapshot: Snapshot) -> None:
-        """Forget what was here and continue from a snapshot (R5), unless a twin brought as much already."""
+        """Forget what was here and continue from a snapshot (R5), unless a replica brought as much already."""
         if upstream not in self._upstreams or self.is_closed:
             return
         is_double = len(self._upstreams) > 1 and snapshot.sequence <= self.log.received.sequence

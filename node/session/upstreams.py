@@ -1,4 +1,4 @@
-"""Who brings one session's sweeps and hears of its trouble: one neighbour, or two twins (PROTOCOL R3, H2). No sweeps.
+"""Who brings one session's sweeps and hears of its trouble: one neighbour or two replicas (R3, H2).
 
 Each stream is known by its sender's peer id, "" for the client. Only the newest generation's streams are heard.
 """
@@ -39,7 +39,7 @@ class UpstreamSet:
         return len(self._by_sender)
 
     def attach(self, upstream: UpstreamStream, attach: Attach, received: int, credits: Credits) -> bool:
-        """Hear this stream; whether it brings a new generation, and not just a twin of the one that brought it.
+        """Hear this stream; whether it brings a new generation, and not just a replica of the one that brought it.
 
         Raises:
             HopClosed: a newer generation holds the session.
@@ -60,7 +60,7 @@ class UpstreamSet:
         return is_new
 
     def reroute(self, upstream: UpstreamStream, reroute: Reroute, index: int, credits: Credits) -> bool:
-        """Hear of a new route, in which this hop stands at `index`; whether it is new, and not what a twin brought."""
+        """Hear of a new route, in which this hop stands at `index`; whether it is news."""
         if reroute.generation <= self.heard:
             self._welcome(upstream, credits)
             return False
@@ -93,12 +93,12 @@ class UpstreamSet:
         self.send(Ready(self.heard, credits))
 
     def note(self, frame: SweepFrame) -> None:
-        """A sweep came for the first time: its twin's is compared with it."""
+        """A sweep came for the first time: its replica's is compared with it."""
         if len(self) > 1:
             self._rows.keep(frame)
 
     def is_double(self, upstream: UpstreamStream, frame: SweepFrame) -> bool:
-        """Whether a sweep came again only because a twin brings it too (H3); rows that differ are reported once."""
+        """Whether a sweep came again only because a replica brings it too (H3); rows that differ are reported once."""
         difference = self._rows.compare(frame)
         if difference is None:
             return False
@@ -108,17 +108,17 @@ class UpstreamSet:
             self._tally.differences += 1
             if self._told_in < self.heard:
                 self._told_in = self.heard
-                reason = f"its rows differ from its twin's by {difference:.1e} of the largest value"
+                reason = f"its rows differ from its replica's by {difference:.1e} of the largest value"
                 self.report(ReplicasDiffer(self._sender(upstream), "?", reason))
         return True
 
     def skips(self, upstream: UpstreamStream, frame: SweepFrame, received: int) -> bool:
-        """Whether one of two twins left sweeps out, and is heard no more (H4)."""
+        """Whether one of two replicas left sweeps out, and is heard no more (H4)."""
         if len(self) < 2 or frame.sweep.sequence <= received + 1:
             return False
         sender = self._sender(upstream)
         self.drop(upstream)
-        self.report(HopClosed(sender, "?", "fell out of step with its twin"))
+        self.report(HopClosed(sender, "?", "fell out of step with its replica"))
         return True
 
     def _keep(self, expected: Collection[str]) -> None:
@@ -129,6 +129,6 @@ class UpstreamSet:
         return next(sender for sender, known in self._by_sender.items() if known is upstream)
 
     def _welcome(self, upstream: UpstreamStream, credits: Credits) -> None:
-        """Tell one of two twins what the other was told."""
+        """Tell one of two replicas what the other was told."""
         if self.ready_for == self.heard:
             upstream.send(Ready(self.heard, credits))

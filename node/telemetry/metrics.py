@@ -72,8 +72,8 @@ TOTALS: Final[Mapping[str, MetricFamily]] = {
         ("catch_ups", "catch_up_sweeps", "Sweeps sent again to a next hop that lacked them."),
         ("restores", "restores", "Snapshots of sessions taken over."),
         ("restored_nodes", "restored_tree_nodes", "Tokens and tree nodes in those snapshots."),
-        ("doubles", "double_sweeps", "Sweeps that a twin had brought already."),
-        ("differences", "differing_sweeps", "Sweeps in which twins computed different rows."),
+        ("doubles", "double_sweeps", "Sweeps that a replica had brought already."),
+        ("differences", "differing_sweeps", "Sweeps in which replicas computed different rows."),
     )
 }
 

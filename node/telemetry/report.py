@@ -64,7 +64,7 @@ class Troubles:
     KINDS: Final = (
         ("errors", EventKind.ERROR, "errors in sessions"),
         ("restores", EventKind.RESTORED, "sessions restored here"),
-        ("differences", EventKind.DIFFERENCE, "sweeps in which twins differed"),
+        ("differences", EventKind.DIFFERENCE, "sweeps in which replicas differed"),
     )
 
     def __init__(self, tally: NodeCounters, timer: Callable[[], float] = time.monotonic) -> None:

@@ -161,16 +161,16 @@ class Open:
 class Hedge:
     """A second machine for one hop of a route: it gets every sweep too, and whoever is first is heard (H1).
 
-    index: the hop's place in the route. twin: the machine that stands there in the other route.
+    index: the hop's place in the route. replica: the machine that stands there in the other route.
     """
 
     index: int
-    twin: PeerId
+    replica: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """First message on a link: this stream is the session's upstream from now on (R3), beside its twin's (H2).
+    """First message on a link: this stream is the session's upstream from now on (R3), beside its replica's (H2).
 
     records: signed records of machines of the route, so that no hop need ask the directory where the next one is.
     """
@@ -359,7 +359,7 @@ class Counters:
     """What a node has done since it started: numbers that only rise.
 
     replays, catch_ups: snapshots and sweeps sent again to a new hop. restores, restored_nodes: snapshots taken.
-    replay_us: of their forwards. doubles: sweeps that had come from a twin. differences: those with other rows.
+    replay_us: of their forwards. doubles: sweeps that had come from a replica. differences: those with other rows.
     """
 
     sweeps: int = 0

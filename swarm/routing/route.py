@@ -41,8 +41,8 @@ class Route:
     """A chain: its hops with the layers that each computes, where they listen, and what a sweep should take.
 
     costs: per hop. return_ms: from the tail to the client. forecast: what its sweeps should take by their size. gap_ms:
-    the very best chain may be faster by this at most. hedge, twin: the hop that a second machine stands in for too, and
-    that machine.
+    the very best chain may be faster by this at most. hedge, replica: the hop that a second machine stands in for too,
+    and that machine.
     """
 
     hops: tuple[RouteHop, ...]
@@ -52,22 +52,22 @@ class Route:
     forecast: RouteForecast
     gap_ms: float = 0.0
     hedge: Hedge | None = None
-    twin: NodeRecord | None = None
+    replica: NodeRecord | None = None
 
     @property
-    def twins(self) -> tuple[RouteHop, ...]:
+    def replicas(self) -> tuple[RouteHop, ...]:
         """The second machine with the layers that it computes, if there is one."""
-        return () if self.hedge is None else (RouteHop(self.hedge.twin, self.hops[self.hedge.index].span),)
+        return () if self.hedge is None else (RouteHop(self.hedge.replica, self.hops[self.hedge.index].span),)
 
     @property
     def sealed(self) -> tuple[bytes, ...]:
         """The signed records of all its machines."""
-        everybody = self.records if self.twin is None else (*self.records, self.twin)
+        everybody = self.records if self.replica is None else (*self.records, self.replica)
         return tuple(record.sealed for record in everybody if record.sealed)
 
     def address(self, peer: PeerId) -> str:
         """`host:port` of a machine of the chain, from its signed record."""
-        everybody = self.records if self.twin is None else (*self.records, self.twin)
+        everybody = self.records if self.replica is None else (*self.records, self.replica)
         return next(record.address for record in everybody if record.peer == peer)
 
     @property
@@ -134,8 +134,8 @@ def hedged(route: Route, records: Iterable[NodeRecord], query: RouteQuery) -> Ro
             if one.span.contains(hop.span) and (can_join(one, query) or RouteHop(one.peer, hop.span) in held)
         ]
         if fitting:
-            twin = min(fitting, key=cost_ms)
-            return replace(route, hedge=Hedge(place, twin.peer), twin=twin)
+            replica = min(fitting, key=cost_ms)
+            return replace(route, hedge=Hedge(place, replica.peer), replica=replica)
     return route
 
 

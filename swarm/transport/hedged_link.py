@@ -15,16 +15,16 @@ from swarm.transport.link import Sent, uncounted
 from swarm.transport.successor import Dial, Successor, SuccessorListener
 
 
-def twin_route(route: Sequence[RouteHop], hedge: Hedge) -> tuple[RouteHop, ...]:
-    """The route in which the twin stands in its hop's place."""
+def replica_route(route: Sequence[RouteHop], hedge: Hedge) -> tuple[RouteHop, ...]:
+    """The route in which the replica stands in its hop's place."""
     span = route[hedge.index].span
-    return (*route[: hedge.index], RouteHop(hedge.twin, span), *route[hedge.index + 1 :])
+    return (*route[: hedge.index], RouteHop(hedge.replica, span), *route[hedge.index + 1 :])
 
 
 def senders(route: Sequence[RouteHop], index: int, hedge: Hedge | None) -> tuple[str, ...]:
-    """Who may send a hop its sweeps: the one before it and, where that is hedged, its twin; "" is the client."""
+    """Who may send a hop its sweeps: the one before it and, where that is hedged, its replica; "" is the client."""
     before = "" if index == 0 else route[index - 1].peer
-    return (before, hedge.twin) if hedge is not None and hedge.index == index - 1 else (before,)
+    return (before, hedge.replica) if hedge is not None and hedge.index == index - 1 else (before,)
 
 
 class Successors:
@@ -32,7 +32,7 @@ class Successors:
 
     def __init__(self, scope: TaskScope, dial: Dial, owner: SuccessorListener, sent: Sent = uncounted) -> None:
         self._one = Successor(scope, dial, owner, sent)
-        self._twin = Successor(scope, dial, owner, sent)
+        self._replica = Successor(scope, dial, owner, sent)
 
     @property
     def rtt_ms(self) -> float:
@@ -42,36 +42,36 @@ class Successors:
     def follow(self, attach: Attach) -> None:
         """Go on with this route, where the successor stands at `attach.index`; who is known keeps the stream."""
         hop, hedge = attach.route[attach.index], attach.hedge
-        if self._twin.hop == hop:
-            self._one, self._twin = self._twin, self._one
+        if self._replica.hop == hop:
+            self._one, self._replica = self._replica, self._one
         self._one.follow(attach)
         if hedge is None or hedge.index != attach.index:
-            self._twin.leave()
+            self._replica.leave()
         else:
             other = Hedge(hedge.index, hop.peer)
-            self._twin.follow(replace(attach, route=twin_route(attach.route, hedge), hedge=other))
+            self._replica.follow(replace(attach, route=replica_route(attach.route, hedge), hedge=other))
 
     def push(self, frame: SweepFrame) -> None:
         """Send a sweep that the journal holds already."""
         self._one.push(frame)
-        self._twin.push(frame)
+        self._replica.push(frame)
 
     def sync(self) -> None:
         """Send what they lack."""
         self._one.sync()
-        self._twin.sync()
+        self._replica.sync()
 
     def desync(self) -> None:
         """The owner begins again from a snapshot."""
         self._one.desync()
-        self._twin.desync()
+        self._replica.desync()
 
     def close(self, reason: str | None) -> None:
         """Leave, and say that the session is over; say nothing where the chain goes on elsewhere."""
         self._one.close(reason)
-        self._twin.close(reason)
+        self._replica.close(reason)
 
     async def gone(self) -> None:
         """Wait until every stream that was left has ended."""
         await self._one.gone()
-        await self._twin.gone()
+        await self._replica.gone()

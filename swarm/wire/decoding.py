@@ -347,10 +347,12 @@ def _records(records: Collection[bytes]) -> tuple[bytes, ...]:
 def _hedge(message: pb.Attach | pb.Reroute, route: Collection[RouteHop]) -> Hedge | None:
     if not message.HasField("hedge"):
         return None
-    twin = PeerId(checks.at_most(message.hedge.twin, PEER_CHARACTERS, "twin"))
-    if not twin or twin in {hop.peer for hop in route}:
-        raise RemoteProtocolError("twin", f"{twin or 'nobody'} is no second machine: it stands in the route itself")
-    return Hedge(checks.number(message.hedge.index, "hedge", len(route)), twin)
+    replica = PeerId(checks.at_most(message.hedge.replica, PEER_CHARACTERS, "replica"))
+    if not replica or replica in {hop.peer for hop in route}:
+        raise RemoteProtocolError(
+            "replica", f"{replica or 'nobody'} is no second machine: it stands in the route itself"
+        )
+    return Hedge(checks.number(message.hedge.index, "hedge", len(route)), replica)
 
 
 def _snapshot(snapshot: pb.Snapshot) -> Snapshot:

@@ -248,7 +248,7 @@ def _attach(attach: Attach) -> pb.Attach:
 
 
 def _hedge(hedge: Hedge | None) -> pb.Hedge | None:
-    return None if hedge is None else pb.Hedge(index=hedge.index, twin=hedge.twin)
+    return None if hedge is None else pb.Hedge(index=hedge.index, replica=hedge.replica)
 
 
 def _snapshot(snapshot: Snapshot) -> pb.Snapshot:

@@ -70,7 +70,7 @@ class _FaultKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FaultKind.V
     FAULT_KIND_DRAINING: _FaultKind.ValueType  # 9
     """The peer leaves soon: it serves on until the session has moved."""
     FAULT_KIND_DIFFERENT: _FaultKind.ValueType  # 10
-    """What the peer computes is not what its twin computes."""
+    """What the peer computes is not what its replica computes."""
 
 class FaultKind(_FaultKind, metaclass=_FaultKindEnumTypeWrapper): ...
 
@@ -86,7 +86,7 @@ FAULT_KIND_MODEL_MISMATCH: FaultKind.ValueType  # 8
 FAULT_KIND_DRAINING: FaultKind.ValueType  # 9
 """The peer leaves soon: it serves on until the session has moved."""
 FAULT_KIND_DIFFERENT: FaultKind.ValueType  # 10
-"""What the peer computes is not what its twin computes."""
+"""What the peer computes is not what its replica computes."""
 Global___FaultKind: _TypeAlias = FaultKind  # noqa: Y015
 
 @_typing.final
@@ -716,20 +716,20 @@ class Hedge(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INDEX_FIELD_NUMBER: _builtins.int
-    TWIN_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Of that hop in the route."""
-    twin: _builtins.str
+    replica: _builtins.str
     """Base58 peer id of the machine in its place in the other route, at most 128 characters."""
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
-        twin: _builtins.str = ...,
+        replica: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "twin", b"twin"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "replica", b"replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1341,7 +1341,7 @@ class Counters(_message.Message):
     replay_us: _builtins.int
     """Compute of those snapshots, in microseconds."""
     doubles: _builtins.int
-    """Sweeps that had come from a twin already, and those of them whose rows were not the twin's."""
+    """Sweeps that had come from a replica already, and those of them whose rows were not the replica's."""
     differences: _builtins.int
     def __init__(
         self,

@@ -39,7 +39,7 @@ PLACES = pytest.mark.parametrize("place", range(3), ids=CHAIN)
 def nodes(nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> Mortals:
     """With a client that hedges; the first chain is listed, and each test lists the second machines.
 
-    No sweep is sent before both of two twins are attached: to what comes later the rest is sent again, as it should.
+    No sweep is sent before both of two replicas are attached: to what comes later the rest is sent again, as it should.
     """
     nodes.client._opener = replace(nodes.client._opener, hedge=True)
     open_ = Chain.open
@@ -54,11 +54,11 @@ def nodes(nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> Mortals:
 
 
 async def has_both(nodes: Mortals, chain: Chain, place: int) -> bool:
-    """Whether who sends to two twins knows both to be attached, and each of them who comes behind it."""
+    """Whether who sends to two replicas knows both to be attached, and each of them who comes behind it."""
     await asyncio.sleep(0)
     hops = chain.route.hops
     sessions = {node.peer_id: node.sessions._open.get(chain._session) for node in nodes.nodes.values()}
-    behind = () if hops[place] == hops[-1] else (hops[place], *chain.route.twins)
+    behind = () if hops[place] == hops[-1] else (hops[place], *chain.route.replicas)
     senders = [sessions[PeerId(hop.peer)] for hop in (*hops[:place][-1:], *behind)]
     return all(map(is_followed, senders if place else (chain, *senders)))
 
@@ -67,13 +67,13 @@ def is_followed(sender: Chain | HopSession | None) -> bool:
     """Whether all whom it sends sweeps to are attached."""
     if sender is None or sender._next is None:
         return False
-    one, twin = sender._next._one._tie, sender._next._twin._tie
-    return one is not None and one.is_attached and (twin is None or twin.is_attached)
+    one, replica = sender._next._one._tie, sender._next._replica._tie
+    return one is not None and one.is_attached and (replica is None or replica.is_attached)
 
 
-def twin(nodes: Mortals) -> str:
+def replica(nodes: Mortals) -> str:
     """The name of the newest session's second machine."""
-    (hop,) = nodes.chains[-1].route.twins
+    (hop,) = nodes.chains[-1].route.replicas
     return next(name for name, node in nodes.nodes.items() if node.peer_id == hop.peer)
 
 
@@ -89,7 +89,7 @@ async def test_both_machines_work_and_the_text_is_the_plain_one(
     result = await nodes.client.generate(IDS, **options)
     assert result.tokens == plain
     sweeps = result.stats.prefill_sweeps + len(result.stats.sweeps)
-    assert len(result.stats.twins) == 1
+    assert len(result.stats.replicas) == 1
     assert (result.stats.repairs, result.stats.differences) == ((), ())
     for grew in grown(before, await counters(pair), "frames_in"):
         assert sweeps - 1 <= grew <= sweeps, "the slower one may be closed before its last sweep"
@@ -105,7 +105,7 @@ async def test_without_a_second_holder_the_chain_is_an_ordinary_one(nodes: Morta
     await nodes.unlist("b1")
     result = await nodes.client.generate(IDS, **GREEDY)
     assert result.tokens == plain
-    assert result.stats.twins == ()
+    assert result.stats.replicas == ()
 
 
 @MIXED
@@ -120,7 +120,7 @@ async def test_one_that_stops_working_holds_nobody_up(place: int, options: Gener
             result = await nodes.client.generate(IDS, **few)
             nodes.go_on(lagging)
         assert result.tokens == plain
-        assert {nodes.route()[place], twin(nodes)} == {f"a{place}", f"b{place}"}
+        assert {nodes.route()[place], replica(nodes)} == {f"a{place}", f"b{place}"}
         assert (result.stats.repairs, paths) == ((), {})
 
 
@@ -136,13 +136,13 @@ async def test_one_that_falls_too_far_behind_is_left(place: int, nodes: Mortals)
     nodes.go_on(f"a{place}")  # what it tries when it wakes up is another matter
     assert result.tokens == plain
     assert nodes.route()[place] == f"b{place}"
-    assert result.stats.twins == ()
+    assert result.stats.replicas == ()
     assert len(result.stats.repairs) == 1
     assert paths == {}
 
 
 @PLACES
-@pytest.mark.parametrize("victim", ["in the route", "twin"])
+@pytest.mark.parametrize("victim", ["in the route", "replica"])
 async def test_when_one_dies_the_other_goes_on_without_a_replay(victim: str, place: int, nodes: Mortals) -> None:
     plain = await nodes.undisturbed(IDS, **SAMPLED)
     await nodes.announce(f"b{place}")
@@ -151,18 +151,18 @@ async def test_when_one_dies_the_other_goes_on_without_a_replay(victim: str, pla
         async with asyncio.TaskGroup() as group:
             telling = group.create_task(nodes.client.generate(IDS, **SAMPLED))
             await stalled.wait()
-            dying = nodes.route()[place] if victim == "in the route" else twin(nodes)
+            dying = nodes.route()[place] if victim == "in the route" else replica(nodes)
             nodes.go_on(f"a{place}")
             await nodes.kill(dying)
     result = telling.result()
     assert result.tokens == plain
     assert dying not in nodes.route()
-    assert result.stats.twins == ()
+    assert result.stats.replicas == ()
     assert [repair.replaced for repair in result.stats.repairs] == [(nodes[dying].peer_id,)]
     assert paths == {}
 
 
-async def test_a_third_machine_takes_the_place_of_a_dead_twin(nodes: Mortals) -> None:
+async def test_a_third_machine_takes_the_place_of_a_dead_replica(nodes: Mortals) -> None:
     long = SAMPLED | {"max_new_tokens": 60}
     plain = await nodes.undisturbed(IDS, **long)
     await nodes.announce("b1")
@@ -179,7 +179,7 @@ async def test_a_third_machine_takes_the_place_of_a_dead_twin(nodes: Mortals) ->
             nodes.go_on("a2")
     result = telling.result()
     assert result.tokens == plain
-    assert twin(nodes) == "c1"
+    assert replica(nodes) == "c1"
     assert paths["c1"]["restores"] == 1
     assert "a2" not in {name for name, path in paths.items() if "restores" in path}, "it has all already"
 
@@ -205,7 +205,7 @@ async def test_when_the_machine_behind_both_dies_each_may_replay(place: int, nod
     assert result.tokens == plain
     assert nodes.route()[place + 1] == f"b{place + 1}"
     assert paths[f"b{place + 1}"]["restores"] >= 1
-    assert len(result.stats.twins) == 1
+    assert len(result.stats.replicas) == 1
 
 
 async def test_rows_that_differ_are_reported(nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ async def test_rows_that_differ_are_reported(nodes: Mortals, monkeypatch: pytest
     before = await counters([nodes["a2"]])
     result = await nodes.client.generate(IDS, **GREEDY)
     (line,) = result.stats.differences
-    assert "differ from its twin's by" in line
+    assert "differ from its replica's by" in line
     assert any(nodes[name].peer_id in line for name in ("a1", "b1"))
     (differences,) = grown(before, await counters([nodes["a2"]]), "differences")
     assert differences > 1, "reported once, counted each time"

@@ -31,18 +31,18 @@ from swarm.layers import Span
 MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40)
 DEAD = "127.0.0.1:9"
 
-Twins = Callable[[Path], AbstractAsyncContextManager[tuple[Registry, Registry]]]
+Duplicates = Callable[[Path], AbstractAsyncContextManager[tuple[Registry, Registry]]]
 
 
 @asynccontextmanager
-async def memory_twins(_: Path) -> AsyncIterator[tuple[Registry, Registry]]:
+async def memory_duplicates(_: Path) -> AsyncIterator[tuple[Registry, Registry]]:
     network, identity = MemoryNetwork(), Identity.ephemeral()
     async with MemoryRegistry(network, identity) as one, MemoryRegistry(network, identity) as two:
         yield one, two
 
 
 @asynccontextmanager
-async def dht_twins(folder: Path) -> AsyncIterator[tuple[Registry, Registry]]:
+async def dht_duplicates(folder: Path) -> AsyncIterator[tuple[Registry, Registry]]:
     """Copies of one file on two machines, where the file's lock does not reach."""
     paths = [folder / "one.key", folder / "two.key"]
     Identity.load_or_create(paths[0])
@@ -94,9 +94,9 @@ ELSEWHERE = "192.0.2.9:4242"
 """Where a node of these tests says that it listens."""
 
 
-@pytest.mark.parametrize("twins", [memory_twins, dht_twins])
-async def test_a_second_machine_under_one_identity_is_found_by_both(twins: Twins, tmp_path: Path) -> None:
-    async with twins(tmp_path) as (first, second), answering(first.identity) as address:
+@pytest.mark.parametrize("duplicates", [memory_duplicates, dht_duplicates])
+async def test_a_second_machine_under_one_identity_is_found_by_both(duplicates: Duplicates, tmp_path: Path) -> None:
+    async with duplicates(tmp_path) as (first, second), answering(first.identity) as address:
         assert first.peer_id == second.peer_id
         await check_alone(second, ELSEWHERE)
         own = record_of(first, address, sequence=7)
@@ -116,7 +116,7 @@ async def test_a_second_machine_under_one_identity_is_found_by_both(twins: Twins
 
 
 async def test_what_an_earlier_run_left_behind_is_no_namesake() -> None:
-    async with memory_twins(Path()) as (first, second), answering(Identity.ephemeral()) as strangers:
+    async with memory_duplicates(Path()) as (first, second), answering(Identity.ephemeral()) as strangers:
         for number, address in enumerate((DEAD, strangers)):
             await first.announce(record_of(first, address, after_s=number))
             await check_alone(second, ELSEWHERE)
@@ -124,7 +124,7 @@ async def test_what_an_earlier_run_left_behind_is_no_namesake() -> None:
 
 async def test_the_address_that_this_node_has_bound_itself_is_not_called() -> None:
     """Its socket does not answer yet: a node that starts again on its port would wait for itself."""
-    async with memory_twins(Path()) as (first, second), answering(first.identity) as address:
+    async with memory_duplicates(Path()) as (first, second), answering(first.identity) as address:
         await first.announce(record_of(first, address))
         await check_alone(second, address)
         with pytest.raises(IdentityError):
@@ -132,7 +132,7 @@ async def test_the_address_that_this_node_has_bound_itself_is_not_called() -> No
 
 
 async def test_of_two_that_began_together_exactly_one_gives_way() -> None:
-    async with memory_twins(Path()) as (first, second):
+    async with memory_duplicates(Path()) as (first, second):
         records = [record_of(first, "127.0.0.1:8"), record_of(second, "127.0.0.1:9", after_s=1)]
         for record in records:
             await first.announce(record)

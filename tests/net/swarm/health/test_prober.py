@@ -30,7 +30,7 @@ async def line(here: SwarmHere, compare: str | None = None) -> str:
 
 async def test_a_probe_measures_every_hop_and_finds_who_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     async with swarm_here(TARGET, ["0-6", "6-12", "6-12"]) as here:
-        first, tail, twin = (node.peer_id for node in here.nodes)
+        first, tail, replica = (node.peer_id for node in here.nodes)
         probe = read_probe(await line(here))
         assert probe.ok, probe.error
         assert probe.tokens == len(PROMPT) + 12
@@ -46,7 +46,7 @@ async def test_a_probe_measures_every_hop_and_finds_who_differs(monkeypatch: pyt
         canary = await generate(MemoryRegistry(here.network), model, ProbeSwarm((), model.fingerprint, tokens=12))
         assert canary.tokens == wanted.tokens
 
-        for peer, other in ((tail, twin), (twin, tail)):
+        for peer, other in ((tail, replica), (replica, tail)):
             comparison = read_comparison(await line(here, compare=peer))
             assert (comparison.agrees, comparison.others) == (True, (other,)), comparison.error
         alone = read_comparison(await line(here, compare=first))
@@ -56,7 +56,7 @@ async def test_a_probe_measures_every_hop_and_finds_who_differs(monkeypatch: pyt
         finish = HopSession.finish
 
         def wrong(hop: HopSession, run: SweepRun) -> None:
-            if hop._shop.peer == twin:
+            if hop._shop.peer == replica:
                 run.picks = [(one, token ^ 1) for one, token in run.picks]
             finish(hop, run)
 

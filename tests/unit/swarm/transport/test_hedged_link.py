@@ -1,4 +1,4 @@
-"""Hedging's pure parts: which routes and senders there are, whom a route takes as its twin, and when rows differ."""
+"""Hedging's pure parts: which routes and senders there are, whom a route takes as its replica, and when rows differ."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from swarm.protocol.messages import (
     SweepFrame,
 )
 from swarm.routing.route import RouteQuery, best_route, hedged
-from swarm.transport.hedged_link import senders, twin_route
+from swarm.transport.hedged_link import replica_route, senders
 from swarm.wire import decode_frame, encode_frame
 
 A, B, C, X = (PeerId(name) for name in "ABCX")
@@ -42,7 +42,7 @@ CREDITS = Credits(64, 4, 64)
 
 
 def to_c(sender: PeerId, generation: int, hedge: Hedge | None) -> Attach:
-    """An attach that the tail gets from B or from its twin."""
+    """An attach that the tail gets from B or from its replica."""
     route = (ROUTE[0], RouteHop(sender, Span(4, 8)), ROUTE[2])
     return Attach(SessionId(bytes(16)), generation, route, 2, OPEN, hedge)
 
@@ -51,8 +51,8 @@ PAIR = {B: Hedge(1, X), X: Hedge(1, B)}
 """The hedge as each of the two tells it."""
 
 
-def test_a_twin_stands_in_its_hops_place() -> None:
-    assert twin_route(ROUTE, HEDGE) == (ROUTE[0], RouteHop(X, Span(4, 8)), ROUTE[2])
+def test_a_replica_stands_in_its_hops_place() -> None:
+    assert replica_route(ROUTE, HEDGE) == (ROUTE[0], RouteHop(X, Span(4, 8)), ROUTE[2])
     assert senders(ROUTE, 0, HEDGE) == ("",)
     assert senders(ROUTE, 1, HEDGE) == (A,)
     assert senders(ROUTE, 2, HEDGE) == (B, X)
@@ -60,12 +60,12 @@ def test_a_twin_stands_in_its_hops_place() -> None:
     assert senders(ROUTE, 1, Hedge(0, X)) == (A, X)
 
 
-@pytest.mark.parametrize("twin", [A, B, C, ""])
-def test_a_twin_that_stands_in_the_route_itself_is_refused(twin: str) -> None:
-    frame = encode_frame(Attach(SessionId(bytes(16)), 0, ROUTE, 1, OPEN, Hedge(1, PeerId(twin))))
+@pytest.mark.parametrize("replica", [A, B, C, ""])
+def test_a_replica_that_stands_in_the_route_itself_is_refused(replica: str) -> None:
+    frame = encode_frame(Attach(SessionId(bytes(16)), 0, ROUTE, 1, OPEN, Hedge(1, PeerId(replica))))
     with pytest.raises(RemoteProtocolError) as refused:
         decode_frame(frame)
-    assert refused.value.field == "twin"
+    assert refused.value.field == "replica"
 
 
 def test_a_hedge_outside_the_route_is_refused() -> None:
@@ -90,17 +90,17 @@ def streams() -> UpstreamSet:
     return UpstreamSet(C, NodeCounters(), lambda parts: Ack(0, parts))
 
 
-async def test_both_twins_of_the_newest_generation_are_heard(streams: UpstreamSet) -> None:
+async def test_both_replicas_of_the_newest_generation_are_heard(streams: UpstreamSet) -> None:
     one, two = Side(), Side()
     assert streams.attach(one, to_c(B, 0, PAIR[B]), 0, CREDITS)
-    assert not streams.attach(two, to_c(X, 0, PAIR[X]), 0, CREDITS), "the twin brings no new generation"
+    assert not streams.attach(two, to_c(X, 0, PAIR[X]), 0, CREDITS), "the replica brings no new generation"
     assert one in streams
     assert two in streams
     streams.be_ready(CREDITS)
     assert [side.heard.count(Ready(0, CREDITS)) for side in (one, two)] == [1, 1]
 
 
-async def test_a_twin_that_comes_late_is_told_what_the_other_was(streams: UpstreamSet) -> None:
+async def test_a_replica_that_comes_late_is_told_what_the_other_was(streams: UpstreamSet) -> None:
     one, two = Side(), Side()
     streams.attach(one, to_c(B, 0, PAIR[B]), 0, CREDITS)
     streams.be_ready(CREDITS)
@@ -116,7 +116,7 @@ async def test_a_stranger_of_the_same_generation_is_refused(streams: UpstreamSet
         streams.attach(Side(), to_c(X, 2, PAIR[X]), 0, CREDITS)
 
 
-async def test_a_newer_generation_without_a_twin_ends_the_twins_stream(streams: UpstreamSet) -> None:
+async def test_a_newer_generation_without_a_replica_ends_the_replicas_stream(streams: UpstreamSet) -> None:
     one, two = Side(), Side()
     streams.attach(one, to_c(B, 0, PAIR[B]), 0, CREDITS)
     streams.attach(two, to_c(X, 0, PAIR[X]), 0, CREDITS)
@@ -126,7 +126,7 @@ async def test_a_newer_generation_without_a_twin_ends_the_twins_stream(streams: 
     assert two.ended.is_set()
 
 
-async def test_a_new_route_that_comes_by_the_twin_first_keeps_the_others_stream(streams: UpstreamSet) -> None:
+async def test_a_new_route_that_comes_by_the_replica_first_keeps_the_others_stream(streams: UpstreamSet) -> None:
     one, two = Side(), Side()
     streams.attach(one, to_c(B, 0, None), 0, CREDITS)
     assert streams.attach(two, to_c(X, 1, PAIR[X]), 0, CREDITS)
@@ -210,12 +210,12 @@ CHAIN = [record("a", 0, 4, 10.0), record("b", 4, 8, 30.0), record("c", 8, 12, 20
 QUERY = RouteQuery("demo", 12)
 
 
-def test_the_slowest_hop_that_can_have_one_gets_the_fastest_twin() -> None:
+def test_the_slowest_hop_that_can_have_one_gets_the_fastest_replica() -> None:
     spares = [record("d", 0, 4, 90.0), record("e", 8, 12, 60.0), record("f", 8, 12, 50.0)]
     route = hedged(best_route([*CHAIN, *spares], QUERY), [*CHAIN, *spares], QUERY)
     assert [hop.peer for hop in route.hops] == ["a", "b", "c"]
     assert route.hedge == Hedge(2, PeerId("f")), "b is slower, but nobody else has its layers"
-    assert route.twins == (RouteHop(PeerId("f"), Span(8, 12)),)
+    assert route.replicas == (RouteHop(PeerId("f"), Span(8, 12)),)
     assert route.address(PeerId("f")) == "192.0.2.1:1102"
 
 
@@ -229,13 +229,13 @@ def test_the_slowest_hop_that_can_have_one_gets_the_fastest_twin() -> None:
     ],
     ids=["other layers", "other class", "leaving", "full"],
 )
-def test_a_machine_that_does_not_fit_is_no_twin(spare: NodeRecord) -> None:
+def test_a_machine_that_does_not_fit_is_no_replica(spare: NodeRecord) -> None:
     query = replace(QUERY, kv_tokens=10)
     route = best_route(CHAIN, query)
     assert hedged(route, [*CHAIN, spare], query) == route
 
 
-def test_a_machine_to_avoid_is_no_twin_and_one_that_holds_the_session_comes_first() -> None:
+def test_a_machine_to_avoid_is_no_replica_and_one_that_holds_the_session_comes_first() -> None:
     spares = [record("d", 4, 8, 31.0), record("e", 4, 12, 65.0)]
     route = best_route(CHAIN, QUERY)
     query = replace(QUERY, avoid=frozenset({"d"}), replay_layer_ms=10.0)

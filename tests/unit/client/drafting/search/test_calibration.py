@@ -195,9 +195,9 @@ def test_it_learns_what_the_others_are_worth(temperature: float) -> None:
 
 
 def test_learning_is_a_function_of_its_lessons() -> None:
-    twins = [taught(np.random.default_rng(8), 2.0, 10) for _ in range(2)]
+    replicas = [taught(np.random.default_rng(8), 2.0, 10) for _ in range(2)]
     candidates = rows(np.random.default_rng(9), 5)
-    np.testing.assert_array_equal(twins[0].chances(candidates), twins[1].chances(candidates))
+    np.testing.assert_array_equal(replicas[0].chances(candidates), replicas[1].chances(candidates))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
