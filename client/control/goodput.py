@@ -8,7 +8,7 @@
 
 `plan` says how many nodes to draft, 0 where plain decoding is best; `cut` how many of a tree are worth sending: those
 whose chance exceeds what a node costs at the running goodput; `further` how many more are worth another sweep while
-some are on their way. Source: SmartSpec (arXiv 2406.14066), here per node of a tree; DESIGN §7.
+some are on their way. Source: SmartSpec (arXiv 2406.14066), here per node of a tree; docs/design/controller.md.
 """
 
 from __future__ import annotations

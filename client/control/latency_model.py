@@ -2,7 +2,7 @@
 
 links      all that no hop computes or waits for: a line in the sweep's rows
 compute    of the hops together, messages included: another one
-load       how many share that compute; with it follow prices (`client.control.goodput`, DESIGN §7)
+load       how many share that compute; with it follow prices (`client.control.goodput`, docs/design/controller.md)
 """
 
 from __future__ import annotations
