@@ -83,3 +83,10 @@ def test_files_and_benchmarks_exist(page: Path) -> None:
         assert (ROOT / named).exists(), f"{page.name}: {named}"
     for name in re.findall(r"python -m benchmarks (\w+)", " ".join(text.split())):
         module_of(name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose(page)):
+        if "://" not in target:
+            assert (page.parent / target).resolve().exists(), f"{page.name}: {target}"
