@@ -61,6 +61,18 @@ def test_a_design_page_has_four_parts_on_two_screens(page: Path) -> None:
         assert headings(page) == ["Problem", "Invariant", "Mechanism", "Limits"]
 
 
+def test_the_map_shows_the_levels_that_the_linter_keeps() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    levels = []
+    for layer in reversed(contracts[0]["layers"]):
+        groups = [group.split(":") for group in layer.replace(" ", "").split("|")]
+        levels.append([group[0].rpartition(".")[0] if len(group) > 1 else group[0] for group in groups])
+    rows = re.findall(r"^\| \d+ \| (`[\w.]+`.*) \|$", (ROOT / "docs/design/index.md").read_text("utf-8"), re.MULTILINE)
+    assert [re.findall(r"`([\w.]+)`", row) for row in rows] == levels
+
+
 def test_decisions_have_four_parts_and_stand_in_the_index() -> None:
     index = (ROOT / "docs/decisions/index.md").read_text(encoding="utf-8")
     assert re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", index) == [page.name for page in DECISIONS]
