@@ -134,7 +134,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One strike, its undisturbed replica and the struck text.
+    """One strike, its undisturbed run and the struck text.
 
     struck_at: None when the text ended before. stolen: of the CPU time, what a virtual machine's host took meanwhile.
     """

@@ -1,7 +1,7 @@
 """Machines that die, hang, are cut off, slow down or send garbage while a text is made: is it still the same text?
 
 Real processes on hosts of an emulated network with 25 ms and 100 Mbit/s per link: three holders per span, one client.
-Every strike has an undisturbed replica of the same prompt and seed. The plan is seeded and printed as it goes.
+Every strike has an undisturbed run of the same prompt and seed. The plan is seeded and printed as it goes.
 
     sudo python -m benchmarks faults --record
     sudo python -m benchmarks faults --strikes 9 --only KILL
@@ -101,7 +101,7 @@ class Bench:
         self._hops: list[Host] = []
 
     async def outcome(self, strike: Strike) -> Outcome:
-        """One strike, after its undisturbed replica if that was not made yet."""
+        """One strike, after its undisturbed run if that was not made yet."""
         await self._make_whole(3 if strike.phase is Phase.REPLAY else 2)
         if strike.text not in self._plain:
             self._plain[strike.text], _ = await self._tell(strike.text, None)

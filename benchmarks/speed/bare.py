@@ -59,7 +59,7 @@ class Bare:
     rested_ms: float = 0.0
 
     def floor_ms(self, shape: LinkShape) -> float:
-        """Delays of all links, bytes at their rate, compute and draft (DESIGN §11)."""
+        """Delays of all links, bytes at their rate, compute and draft (docs/benchmarks/index.md)."""
         wire_ms = sum(shape.transmit_s(size) for size in self.message_bytes) * 1e3
         return len(self.message_bytes) * shape.delay_ms + wire_ms + self.compute_ms + self.draft_ms
 

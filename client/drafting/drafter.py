@@ -1,4 +1,4 @@
-"""Drafters: grow a token tree under the pending token (DESIGN §6). Never decides what is accepted.
+"""Drafters: grow a token tree under the pending token (docs/design/drafting.md). Never decides what is accepted.
 
 What a tree is made of comes from sources (`client.drafting.search.source`): models, heads, look-up. They are asked
 about the same frontier and their candidates merge: one child per token per parent. A model weighs what was said before

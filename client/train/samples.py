@@ -1,8 +1,9 @@
 """Text that a target makes by itself, to train drafts on: sampled from generic starts, never from anybody's prompts.
 
 Every line begins with one random token (after the beginning-of-text token, where the tokenizer has one), and each pick
-is the one that any client of the target gets for the line's own seed (DESIGN §5). So the same seed gives the same
-lines, whatever was interrupted, here or through a swarm (`client.train.swarm_samples`); ends of text are passed over.
+is the one that any client of the target gets for the line's own seed (docs/design/session-protocol.md). So the same
+seed gives the same lines, whatever was interrupted, here or through a swarm (`client.train.swarm_samples`); ends of
+text are passed over.
 """
 
 from __future__ import annotations

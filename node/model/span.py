@@ -1,4 +1,6 @@
-"""The span loader: a Hugging Face causal LM with holes, of which this machine has only some layers (DESIGN §3).
+"""The span loader: a Hugging Face causal LM with holes, of which this machine has only some layers.
+
+Design: docs/design/span-loading.md.
 
 The class, the names of its tensors and its config stay what they are. Layers outside the span become holes, what only
 the first or the last machine needs becomes `MissingModule`, and `from_pretrained` does the rest on the span's tensors

@@ -17,7 +17,8 @@ SWEEPS = 64
 ROWS = 16
 """Of each sweep, so many rows are compared."""
 MOST_DIFFERENT = {Codec.FP32: 1e-3, Codec.FP16: 0.02, Codec.BF16: 0.1, Codec.INT8: 0.1}
-"""Relative to the largest value of the sweep's rows: far above what the order of additions changes (DESIGN §5)."""
+"""Relative to the largest value of the sweep's rows: far above what the order of additions changes
+(docs/decisions/0005-near-ties-stay.md)."""
 
 
 class HedgeRows:

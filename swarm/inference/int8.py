@@ -1,4 +1,4 @@
-"""Rows as int8 in blocks of 32 along the row (DESIGN §4): lossy, an opt-in, part of the numeric class. Values only.
+"""Rows as int8 in blocks of 32 along the row: lossy, an opt-in, part of the numeric class. Values only.
 
     row   = scales, bf16 little-endian, one per block ‖ values, int8 in [-127, 127], one per column
     block = 32 columns of one row; a row's last block may be shorter
@@ -6,7 +6,7 @@
 A scale is the block's largest magnitude / 127, rounded to bf16: fp32's range in two bytes. fp16 would lose a quiet
 row's digits, fp32 costs 6 % more bytes. The rounding moves the largest value to at most 127.25 scales, which is still
 127. Value × scale has 15 bits, so it is exact in float32 on every device, and decoded rows encode to the same bytes
-again. Nothing here looks beyond one row.
+again. Nothing here looks beyond one row. Design: docs/design/session-protocol.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a session's KV rows lie on one machine: bookkeeping only, no tensors (DESIGN §4, KV).
+"""Where a session's KV rows lie on one machine: bookkeeping only, no tensors (docs/design/span-loading.md).
 
     [0, n)      committed tokens, in order: slot = position
     [n, n + m)  live tree nodes, in the order of their ids

@@ -1,7 +1,8 @@
-"""Hidden rows as tensors and as bytes (DESIGN §4): fp32, fp16, bf16, int8 blocks. Owns values; no header and no I/O.
+"""Hidden rows as tensors and as bytes: fp32, fp16, bf16, int8 blocks. Owns values; no header and no I/O.
 
 Encoding into the tensor's own dtype is exact; a narrower one rounds to nearest, which belongs to the numeric class.
 Each row is encoded by itself: its bytes are the same whatever rows travel with it.
+Design: docs/design/session-protocol.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Picks: the token the target chooses after a tree node (DESIGN §5). Pure; owns no noise law and no tree.
+"""Picks: the token the target chooses after a tree node. Pure; owns no noise law and no tree.
 
 A pick is the argmax of `score = logit / T + g(seed, position, token)` over what the filters leave; g is Gumbel noise
 (`swarm.inference.gumbel`), so a pick is a draw from the filtered softmax that anyone who knows the seed can repeat.
@@ -6,6 +6,7 @@ Temperature 0 means no noise. Filters apply in the order top-k, top-p, min-p; ea
 id). All arithmetic behind the logits is float64, and every tie goes to the lowest id.
 
 Source: Maddison et al., "A* sampling", NeurIPS 2014, section 2 (the Gumbel-max trick).
+Design: docs/design/session-protocol.md.
 """
 
 from __future__ import annotations

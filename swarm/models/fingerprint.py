@@ -1,4 +1,4 @@
-"""Which model exactly: digests of config, weights and tokenizer, and the fingerprint over them (DESIGN §9).
+"""Which model exactly: digests of config, weights and tokenizer, and the fingerprint over them (docs/design/index.md).
 
 A client has no weights: it computes config and tokenizer digests alone and opens no weight file.
 """

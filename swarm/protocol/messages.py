@@ -38,7 +38,10 @@ class Codec(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the tail picks (DESIGN §5): temperature 0 is greedy, None is no filter, multistep another rule."""
+    """How the tail picks: temperature 0 is greedy, None is no filter, multistep another rule.
+
+    Design: docs/design/session-protocol.md.
+    """
 
     seed: int = 0
     temperature: float = 0.0

@@ -3,8 +3,9 @@
 What other sources said about a node counts too: their candidates join the draft's own, and the chances of all of them
 are the ranker's (`client.drafting.search.calibration`), which learns how far they are to be believed.
 
-Coupled, candidates rank by the target's own score, `logit / T + g`: the client knows the noise (DESIGN §5). Ranking by
+Coupled, candidates rank by the target's own score, `logit / T + g`: the client knows the noise. Ranking by
 probability alone is SpecExec's rule (arXiv 2406.02532, algorithm 2); it accepts less and is here to be compared with.
+Design: docs/design/drafting.md.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ FIRST_WINDOW_TOKENS = 2_048
 
 
 class ModelSource(Source):
-    """Candidates of a draft model, ranked by what the target's own score would be (DESIGN §5, coupling)."""
+    """Candidates of a draft model, ranked by what the target's own score would be (docs/design/drafting.md)."""
 
     weighs = True
 

@@ -1,7 +1,7 @@
-"""The product's claim (DESIGN §5): in fp32 the text depends on model, prompt, options and seed, and on nothing else.
+"""The product's claim: in fp32 the text depends on model, prompt, options and seed, and on nothing else.
 
 Strict token equality throughout, over real nodes and gRPC on loopback. References: Hugging Face's `generate`, and the
-oracle's few lines over Hugging Face's logits.
+oracle's few lines over Hugging Face's logits. Design: docs/design/session-protocol.md.
 """
 
 from __future__ import annotations

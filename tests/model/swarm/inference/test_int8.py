@@ -1,4 +1,4 @@
-"""Int8 rows between hops (DESIGN §4, §5): how far they move logits, what still holds, and that they are what travels.
+"""Int8 rows between hops: how far they move logits, what still holds, and that they are what travels.
 
 The demo target in three spans. Teacher-forced, with bounds: two runs that differ in shape agree to fp32's noise but for
 the rare value which that noise carries over a rounding border.
