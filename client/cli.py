@@ -22,6 +22,7 @@ from client.terminal.commands import Bench, Chat, Connection, Generate
 from client.terminal.notes import Notes, Streamed
 from client.train.options import TrainDraft
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
+from swarm.runtime.cli import plain_words
 
 if TYPE_CHECKING:
     from client.options import ConnectOptions
@@ -37,7 +38,9 @@ def main() -> None:
         "bench": Bench,
         "train-draft": TrainDraft,
     }
-    command = tyro.extras.subcommand_cli_from_dict(commands, prog="client", description="Use a swarm.")
+    command = tyro.extras.subcommand_cli_from_dict(
+        commands, prog="client", description="Use a swarm.", registry=plain_words()
+    )
     level, text = os.environ.get("CANOPY_LOG"), Streamed(sys.stdout)
     sys.stdout = cast("TextIO", text)
     handler = logging.StreamHandler()

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -28,6 +27,8 @@ from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, SwarmError, UnknownModel
 from swarm.health.options import Health
 from swarm.ids import ModelIdentity
+from swarm.runtime.cli import plain_words
+from swarm.runtime.cli_types import File, Host, Model, Peer, Port
 from swarm.top.options import Top
 
 BOOTSTRAP_PORT = 31_337
@@ -45,15 +46,16 @@ class Bootstrap:
         host: IP address to listen on; 0.0.0.0 is every one of this machine.
         port: TCP port; 0 takes any free one.
         identity: file with this peer's key, made if missing (default: bootstrap.key beside the machine's identity).
-        announce_address: IP address or name under which others reach this machine, where it differs.
-        join: another peer to join, e.g. a second bootstrap peer; may be repeated.
+        announce_address: IP address or name under which others reach this machine, where that differs
+            (default: as found).
+        join: multiaddress of another peer to join, e.g. a second bootstrap peer; may be repeated (default: none).
     """
 
-    host: str = "0.0.0.0"
-    port: int = BOOTSTRAP_PORT
-    identity: Path | None = None
-    announce_address: str | None = None
-    join: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    host: Host = "0.0.0.0"
+    port: Port = BOOTSTRAP_PORT
+    identity: File | None = None
+    announce_address: Host | None = None
+    join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,12 @@ class Status:
     """Print who serves what, and which layers nobody serves.
 
     Attributes:
-        model: name or fingerprint of one model; all of them if not given.
+        model: name or fingerprint of one model (default: all of them).
         join: multiaddress of a peer of the swarm; may be repeated.
     """
 
-    join: tyro.conf.UseAppendAction[tuple[str, ...]]
-    model: tyro.conf.Positional[str | None] = None
+    join: tyro.conf.UseAppendAction[tuple[Peer, ...]]
+    model: tyro.conf.Positional[Model | None] = None
 
 
 Command = (
@@ -82,7 +84,7 @@ Command = (
 
 def main() -> None:
     """Entry point."""
-    command = tyro.cli(Command, prog="swarm", description="Canopy's directory.")
+    command = tyro.cli(Command, prog="swarm", description="Canopy's directory.", registry=plain_words())
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     sys.exit(run(command))
 

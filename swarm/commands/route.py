@@ -18,6 +18,7 @@ from swarm.errors import ConfigError, UnknownModel
 from swarm.ids import ModelIdentity
 from swarm.routing.latency import chain_ends, measure_delays
 from swarm.routing.route import Route, RouteQuery, best_route, runner_up
+from swarm.runtime.cli_types import Count, Model, Peer
 
 _TITLES = ("peer", "name", "layers", "address", "delay in", "transfer in", "queue", "compute", "sum")
 _WORDS = 4
@@ -28,16 +29,16 @@ class ShowRoute:
     """Print the chain that a client on this machine would take now, and what a sweep should cost.
 
     Attributes:
-        model: name or fingerprint of one model; may be left out where the swarm serves only one.
+        model: name or fingerprint of one model (default: the only one of the swarm).
         join: multiaddress of a peer of the swarm; may be repeated.
         nodes: tree nodes per sweep (K); 0 is plain decoding.
-        avoid: a peer to do without, its id or how that ends; may be repeated.
+        avoid: a peer to do without, its id or how that ends; may be repeated (default: none).
     """
 
-    join: tyro.conf.UseAppendAction[tuple[str, ...]]
-    model: tyro.conf.Positional[str | None] = None
-    nodes: int = 16
-    avoid: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    join: tyro.conf.UseAppendAction[tuple[Peer, ...]]
+    model: tyro.conf.Positional[Model | None] = None
+    nodes: Count = 16
+    avoid: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
 
 
 async def route(command: ShowRoute, console: Console) -> None:
