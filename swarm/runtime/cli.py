@@ -7,16 +7,27 @@ with `swarm.runtime.cli_types`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Annotated, Any, Final, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 import tyro
-from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
 from swarm.runtime.cli_types import Word, headings_of
 
+_NUMBERS: Final[Mapping[type, str]] = {int: "a whole number", float: "a number"}
 _DEFAULT: Final = " (default: "
+_GROUP: Final = "under_"
+"""What tells a heading from an option of the same name."""
 _REPEATED: Final = "; may be repeated"
 
 
@@ -48,8 +59,8 @@ class _PlainWords:
             groups += held if any(is_dataclass(_bare(one.type)) for one in held) else [self._group(heading, held)]
 
         def make(**values: Any) -> Any:  # noqa: ANN401 - whatever the dataclass is
-            for heading in headings_of(options).keys() & values.keys():
-                values |= values.pop(heading)
+            for name in [name for name in values if name.startswith(_GROUP)]:
+                values |= values.pop(name)
             return plain.instantiate(**values)
 
         make.__doc__ = options.__doc__
@@ -58,15 +69,40 @@ class _PlainWords:
     def _group(self, heading: str, held: tuple[StructFieldSpec, ...]) -> StructFieldSpec:
         group = type(heading, (), {})
         self._groups[group] = StructConstructorSpec(dict, held)
-        kind: Any = Annotated[group, tyro.conf.OmitArgPrefixes]
-        return StructFieldSpec(name=heading, type=kind, default=tyro.MISSING_NONPROP, helptext="")
+        kind: Any = Annotated[group, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name=heading)]
+        return StructFieldSpec(name=f"{_GROUP}{heading}", type=kind, default=tyro.MISSING_NONPROP, helptext="")
 
 
 def plain_words() -> ConstructorRegistry:
     """What a command gives to `tyro.cli` as `registry`."""
     registry = ConstructorRegistry()
     registry.struct_rule(_PlainWords())
+    registry.primitive_rule(_number)
     return registry
+
+
+def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """A rule of tyro's for numbers and optional numbers: its own, with an error that does not speak of types."""
+    kinds = {_bare(one) for one in get_args(info.type)} if info.type_origin in (Union, UnionType) else {info.type}
+    number = next((one for one in (int, float) if one in kinds), None)
+    if number is None or kinds - {number, NoneType}:
+        return None
+
+    def read(words: list[str]) -> float | None:
+        if words == ["None"] and NoneType in kinds:
+            return None
+        try:
+            return number(words[0])
+        except ValueError:
+            raise ValueError(f"{words[0]!r} is not {_NUMBERS[number]}") from None
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="N" if number is int else "NUMBER",
+        instance_from_str=read,
+        is_instance=lambda value: value is None or (isinstance(value, int | number) and not isinstance(value, bool)),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 def _worded(field: StructFieldSpec) -> StructFieldSpec:

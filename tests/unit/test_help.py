@@ -152,7 +152,7 @@ def test_values_are_words(screen: Callable[..., Screen]) -> None:
         assert shown in text
 
 
-@headed(places=("folder", "peer"), generation=("options",), amounts=("count",))
+@headed(name=("folder", "peer"), generation=("options",), amounts=("count",))
 @dataclass(frozen=True)
 class Example:
     """An example.
@@ -185,12 +185,39 @@ def test_headings_change_nothing_of_what_is_read() -> None:
     assert parse("x", "--stop", "a", "b", "--no-is-dry").options.stop == ("a", "b")
 
 
-@pytest.mark.parametrize("words", [["x", "--count", "many"], [], ["x", "--places.folder", "/f"]])
+@pytest.mark.parametrize("words", [["x", "--count", "many"], [], ["x", "--name.folder", "/f"]])
 def test_what_cannot_be_is_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit):
         parse(*words)
 
 
+@pytest.mark.parametrize(
+    ("program", "words", "why"),
+    [
+        ("client", ["generate", "--nodes", "x"], "Error parsing --nodes: 'x' is not a whole number"),
+        ("client", ["chat", "--wait", "soon"], "Error parsing --wait: 'soon' is not a number"),
+        ("node", ["serve", "--layers", "0-4", "--port", "1.5"], "Error parsing --port: '1.5' is not a whole number"),
+    ],
+)
+def test_what_is_no_number_is_said_without_types(
+    program: str, words: list[str], why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", [program, *words])
+    with pytest.raises(SystemExit):
+        MAINS[program]()
+    said = capsys.readouterr().err
+    assert why in said
+    assert not TYPES.search(said)
+    assert "typing" not in said
+
+
+def test_none_and_numbers_are_read_as_ever() -> None:
+    assert parse("x", "--count", "None") == parse("x")
+    assert parse("x", "--temperature", "1e-1", "--top-p", "1", "--max-new-tokens", "1_000").options == Options(
+        max_new_tokens=1_000, temperature=0.1, top_p=1.0
+    )
+
+
 def test_a_heading_over_no_field_is_a_mistake_of_ours() -> None:
     with pytest.raises(TypeError, match="Example has no fodler"):
-        headed(places=("fodler",))(Example)
+        headed(name=("fodler",))(Example)
