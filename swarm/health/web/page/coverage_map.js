@@ -101,7 +101,7 @@ export class CoverageMap {
   drawBars(placed, { perLayer, size }) {
     keyed(this.bars, placed, ({ node }) => node.peer, createBar, (group, { node, lane }) => {
       const [bar, sign, label, title] = group.children;
-      const [start, end] = node.model.span;
+      const [start, end] = node.span;
       const length = Math.max((end - start) * perLayer - 2, 2);
       setAttribute(group, "class", `bar is-${known(node.state)}`);
       setAttribute(group, "transform", `translate(${(start * perLayer + 1).toFixed(1)} ${3 + lane * (size.height + size.gap)})`);
@@ -113,7 +113,7 @@ export class CoverageMap {
       const room = size.height < 14 ? 0 : Math.floor((length - size.glyph - 16) / CHARACTER_PX);
       setText(label, shortened(format.called(node), room));
       setAttributes(label, { x: size.glyph + 11, y: size.height / 2 });
-      setText(title, `${format.called(node)}: ${format.layers([node.model.span])}, ${node.state}`);
+      setText(title, `${format.called(node)}: ${format.layers([node.span])}, ${node.state}`);
     });
   }
 

@@ -17,9 +17,9 @@ export function pack(nodes) {
   const order = [...nodes].sort((a, b) => a.span[0] - b.span[0] || b.span[1] - a.span[1] || (a.peer < b.peer ? -1 : 1));
   const ends = [];
   const placed = order.map((node) => {
-    let lane = ends.findIndex((end) => end <= node.model.span[0]);
+    let lane = ends.findIndex((end) => end <= node.span[0]);
     if (lane === -1) lane = ends.length;
-    ends[lane] = node.model.span[1];
+    ends[lane] = node.span[1];
     return { node, lane };
   });
   return { placed, lanes: ends.length };

@@ -15,8 +15,8 @@ const uptime = (node, now) => (node.state === "offline" || !node.started_at ? nu
 const COLUMNS = [
   { id: "state", label: "State", key: (node) => NODE_STATES.indexOf(node.state) },
   { id: "name", label: "Node", key: (node) => format.called(node).toLowerCase() },
-  { id: "device", label: "Device", key: (node) => node.model.device ?? "", text: (node) => node.model.device ?? "–" },
-  { id: "span", label: "Layers", key: (node) => node.model.span[0] * 10_000 + node.model.span[1], text: (node) => format.span(node.model.span) },
+  { id: "device", label: "Device", key: (node) => node.device ?? "", text: (node) => node.device ?? "–" },
+  { id: "span", label: "Layers", key: (node) => node.span[0] * 10_000 + node.span[1], text: (node) => format.span(node.span) },
   { id: "class", label: "Numeric class", key: (node) => node.numeric_class ?? "", text: (node) => node.numeric_class ?? "–" },
   { id: "version", label: "Version", key: (node) => node.version ?? "", text: (node) => node.version ?? "–" },
   { id: "uptime", label: "Uptime", key: uptime, text: (node, now) => format.duration(uptime(node, now)) },
@@ -114,7 +114,7 @@ export class NodesTable {
 
   chosen() {
     const { key } = COLUMNS.find(({ id }) => id === this.sort.id);
-    const matches = (node) => [node.name, node.peer, node.model.device, node.state, node.numeric_class, node.version].some((text) => text?.toLowerCase().includes(this.query));
+    const matches = (node) => [node.name, node.peer, node.device, node.state, node.numeric_class, node.version].some((text) => text?.toLowerCase().includes(this.query));
     const nodes = this.query === "" ? this.model.nodes : this.model.nodes.filter(matches);
     return nodes
       .map((node) => ({ node, key: key(node, this.now) }))
