@@ -27,15 +27,16 @@ from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, SwarmError, UnknownModel
 from swarm.health.options import Health
 from swarm.ids import ModelIdentity
-from swarm.runtime.cli import plain_words
+from swarm.runtime.cli import fit, make_console, plain_words
 from swarm.runtime.cli_types import File, Host, Model, Peer, Port
 from swarm.top.options import Top
 
 BOOTSTRAP_PORT = 31_337
-PLAIN_WIDTH = 240
-"""Columns where no terminal says how many it has: addresses stay whole."""
-
 _TITLES = ("peer", "name", "layers", "state", "address", "ms per sweep (1/8/64)", "KV free/total", "class", "version")
+_WHOLE = frozenset(map(_TITLES.index, ("peer", "layers", "state", "address")))
+"""Columns whose cells are of no use in pieces."""
+_SHAREABLE = frozenset(map(_TITLES.index, ("class", "version")))
+"""Columns that are said once where a terminal is narrow and all nodes agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def main() -> None:
 
 def run(command: Bootstrap | Status | ShowRoute | ShowPlan | Health | Private | Top) -> int:
     """Carry out a command; the exit code."""
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    console = make_console(soft_wrap=True)
     try:
         match command:
             case Bootstrap():
@@ -199,16 +200,28 @@ def report(coverage: Coverage, join: Sequence[str], console: Console) -> None:
     """One model: its nodes, then what is missing. Names come from strangers, so nothing is read as markup."""
     model = coverage.model
     console.print(Text(f"{model.name} · fingerprint {model.fingerprint[:12]} · {model.num_layers} layers"))
-    table = Table()
-    for title in _TITLES:
-        table.add_column(title, overflow="fold")
-    for record in coverage.records:
-        table.add_row(*map(Text, _cells(record)))
+    rows = list(map(_cells, coverage.records))
+    table = _table(rows, range(len(_TITLES)))
+    if not fit(table, console):
+        shared = {column for column in _SHAREABLE if len({row[column] for row in rows}) == 1}
+        for column in sorted(shared):
+            console.print(Text(f"{_TITLES[column]} of all: {rows[0][column]}"))
+        table = _table(rows, [column for column in range(len(_TITLES)) if column not in shared])
+        fit(table, console)
     console.print(table, soft_wrap=False)
     if coverage.complete:
         console.print(Text("every layer is served"))
     for gap, line in zip(coverage.missing, fill_lines(coverage, join), strict=True):
         console.print(Text(f"nobody serves {gap.describe(model.num_layers)}; this fills the gap:\n{line}"))
+
+
+def _table(rows: Sequence[Sequence[str]], columns: Sequence[int]) -> Table:
+    table = Table()
+    for column in columns:
+        table.add_column(_TITLES[column], overflow="fold", no_wrap=column in _WHOLE)
+    for row in rows:
+        table.add_row(*(Text(row[column]) for column in columns))
+    return table
 
 
 def _cells(record: NodeRecord) -> list[str]:

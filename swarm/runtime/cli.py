@@ -1,18 +1,22 @@
-"""How every command reads its options and explains them: values in words, defaults in words, options under headings.
+"""How every command reads its options, explains them and prints: values and defaults in words, options under headings.
 
-Owns what tyro shows; a command owns what its options mean. Options are dataclasses whose kinds and headings are said
-with `swarm.runtime.cli_types`.
+Owns what tyro shows, and how wide; a command owns what its options mean. Options are dataclasses whose kinds and
+headings are said with `swarm.runtime.cli_types`.
 """
 
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 import tyro
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 from tyro.constructors import (
     ConstructorRegistry,
     PrimitiveConstructorSpec,
@@ -23,6 +27,9 @@ from tyro.constructors import (
 )
 
 from swarm.runtime.cli_types import Word, headings_of
+
+PLAIN_WIDTH: Final = 240
+"""Columns where no terminal says how many it has: cells stay whole."""
 
 _NUMBERS: Final[Mapping[type, str]] = {int: "a whole number", float: "a number"}
 _DEFAULT: Final = " (default: "
@@ -71,6 +78,22 @@ class _PlainWords:
         self._groups[group] = StructConstructorSpec(dict, held)
         kind: Any = Annotated[group, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name=heading)]
         return StructFieldSpec(name=f"{_GROUP}{heading}", type=kind, default=tyro.MISSING_NONPROP, helptext="")
+
+
+def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
+    """Where a command prints: as wide as its terminal, and wide enough for any table where there is none."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else PLAIN_WIDTH
+    return Console(stderr=stderr, highlight=False, soft_wrap=soft_wrap, width=width)
+
+
+def fit(table: Table, console: Console) -> bool:
+    """Leave the lines out of a table that is too wide for its terminal; whether it is."""
+    wide = console.options.update(width=PLAIN_WIDTH, max_width=PLAIN_WIDTH)
+    if Measurement.get(console, wide, table).maximum <= console.width:
+        return True
+    table.box, table.padding, table.pad_edge = None, (0, 1, 0, 0), False
+    return False
 
 
 def plain_words() -> ConstructorRegistry:
