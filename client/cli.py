@@ -22,6 +22,7 @@ from client.terminal.commands import Bench, ChatCommand, ConnectionOptions, Gene
 from client.terminal.notes import Notes, Streamed
 from client.train.options import TrainDraft
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
+from swarm.runtime.cli import make_console, plain_words
 
 if TYPE_CHECKING:
     from client.options import ConnectOptions
@@ -37,7 +38,9 @@ def main() -> None:
         "bench": Bench,
         "train-draft": TrainDraft,
     }
-    command = tyro.extras.subcommand_cli_from_dict(commands, prog="client", description="Use a swarm.")
+    command = tyro.extras.subcommand_cli_from_dict(
+        commands, prog="client", description="Use a swarm.", registry=plain_words()
+    )
     level, text = os.environ.get("CANOPY_LOG"), Streamed(sys.stdout)
     sys.stdout = cast("TextIO", text)
     handler = logging.StreamHandler()
@@ -109,7 +112,7 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
                 error.add_note(f"go on with the same command and: --resume {shlex.quote(str(path))}")
             raise
     print()  # noqa: T201
-    console = Console(stderr=True, highlight=False)
+    console = make_console(stderr=True)
     if command.explain and result is not None:
         console.print(report.explanation(result.stats))
     if command.stats and result is not None:
@@ -164,7 +167,7 @@ async def bench(command: Bench) -> int:
         _check_writable(command.json)
     quiet_libraries()
     settle()
-    console = Console(highlight=False)
+    console = make_console()
     measured = measuring.Measured(model=model, draft=", ".join(command.draft) or "none", options=command.options)
     async with AsyncSwarm.connect(model, **options) as swarm:
         prompts = measuring.cut(swarm, prompts, command.prompt_tokens)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from swarm.errors import ConfigError
 from swarm.protocol.messages import Sampling
+from swarm.runtime.cli_types import Count, Number, Probability, Text, headed
 
 if TYPE_CHECKING:
     from swarm.discovery.registry import Registry
@@ -31,30 +32,35 @@ CodecChoice = Literal["lossless", "int8"]
 """How hidden rows travel between hops: every bit of them, or in int8 blocks, which changes results."""
 
 
+@headed(
+    text=("max_new_tokens", "stop"),
+    sampling=("temperature", "top_k", "top_p", "min_p", "seed", "multistep"),
+    drafting=("nodes",),
+)
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to generate; defaults stand here only.
 
     Attributes:
         max_new_tokens: most tokens to emit.
-        temperature: 0 is greedy.
-        top_k: pick among the k best tokens.
-        top_p: pick among the best tokens that hold this much probability.
-        min_p: pick among tokens at least this fraction as probable as the best.
-        seed: the same seed gives the same text; drawn and reported if not given.
-        stop: strings that end the text, which is cut before them.
-        nodes: tree nodes per sweep (K); 0 is plain decoding. Left out: whatever pays most, chosen before each sweep.
+        temperature: 0 is greedy, 1 is the model's own distribution.
+        top_k: pick among the k best tokens (default: all).
+        top_p: pick among the best tokens that hold this much probability (default: all).
+        min_p: pick among tokens at least this fraction as probable as the best (default: all).
+        seed: the same seed gives the same text (default: drawn, and reported).
+        stop: strings that end the text, which is cut before them (default: none).
+        nodes: tree nodes per sweep (K); 0 is plain decoding (default: whatever pays most, chosen before each sweep).
         multistep: pick by multi-step speculative sampling: the same law, but a text that depends on the trees too.
     """
 
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    nodes: int | None = None
+    max_new_tokens: Count = 128
+    temperature: Number = 0.0
+    top_k: Count | None = None
+    top_p: Probability | None = None
+    min_p: Probability | None = None
+    seed: Count | None = None
+    stop: tuple[Text, ...] = ()
+    nodes: Count | None = None
     multistep: bool = False
 
     def sampling(self) -> Sampling:

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Self
 import tyro
 
 from swarm.errors import Busy, ConfigError, GenerationInterrupted, RegistryError, RouteError, SwarmError
+from swarm.runtime.cli import plain_words
+from swarm.runtime.cli_types import Count, Model, Peer
 
 if TYPE_CHECKING:
     from client.stats import Stats
@@ -46,15 +48,15 @@ class ProbeSwarm:
 
     Attributes:
         join: multiaddress of a peer of the swarm; may be repeated.
-        fingerprint: of the model.
+        fingerprint: fingerprint of the model.
         tokens: how many to generate.
-        compare: peer whose answers are compared with those of other holders of its layers.
+        compare: peer whose answers are compared with those of other holders of its layers (default: none).
     """
 
-    join: tyro.conf.UseAppendAction[tuple[str, ...]]
-    fingerprint: str
-    tokens: int = 16
-    compare: str | None = None
+    join: tyro.conf.UseAppendAction[tuple[Peer, ...]]
+    fingerprint: Model
+    tokens: Count = 16
+    compare: Peer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +316,7 @@ def _median(values: Sequence[float]) -> float:
 
 def main() -> None:
     """Entry point."""
-    command = tyro.cli(ProbeSwarm, prog="client.probe")
+    command = tyro.cli(ProbeSwarm, prog="client.probe", registry=plain_words())
     logging.basicConfig(level=os.environ.get("CANOPY_LOG", "ERROR"), stream=sys.stderr)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     print(json.dumps(asyncio.run(probe(command))))  # noqa: T201 - its answer

@@ -16,6 +16,7 @@ from rich.console import Console
 from node import nodejs
 from node.config import ServeConfig
 from swarm.errors import RegistryError, SwarmError
+from swarm.runtime.cli import plain_words
 
 
 def main() -> None:
@@ -24,7 +25,10 @@ def main() -> None:
     if mistaken is not None:
         sys.exit(_fail(mistaken, 2))
     config = tyro.extras.subcommand_cli_from_dict(
-        {"serve": ServeConfig}, prog="node", description="Host some layers of a large language model for a swarm."
+        {"serve": ServeConfig},
+        prog="node",
+        description="Host some layers of a large language model for a swarm.",
+        registry=plain_words(),
     )
     sys.exit(serve(config))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
@@ -14,6 +13,25 @@ from swarm.discovery.identity import default_identity_path
 from swarm.discovery.node_record import MAX_NAME_CHARACTERS, RecordError, split_address
 from swarm.errors import ConfigError
 from swarm.layers import Span
+from swarm.runtime.cli_types import (
+    Count,
+    Device,
+    File,
+    Folder,
+    Host,
+    HostPort,
+    Layers,
+    MegabytesPerSecond,
+    Model,
+    Name,
+    Peer,
+    Port,
+    Revision,
+    Seconds,
+    Text,
+    Url,
+    headed,
+)
 from swarm.runtime.cpu_threads import check_threads
 from swarm.telemetry.broker_address import BrokerAddress, parse_broker
 from swarm.telemetry.messages import DEFAULT_PREFIX, check_prefix
@@ -21,59 +39,66 @@ from swarm.telemetry.messages import DEFAULT_PREFIX, check_prefix
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
 
+@headed(
+    model=("layers", "num_layers", "revision", "dtype"),
+    machine=("device", "threads", "kv_tokens", "offload", "offload_folder", "offload_mb_per_s"),
+    swarm=("join", "identity", "name", "drain"),
+    network=("host", "port", "dht_port", "announce_address"),
+    monitoring=("mqtt", "mqtt_prefix", "mqtt_ca", "metrics_port", "metrics_host"),
+)
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
     """Serve some layers of a model to the swarm."""
 
-    layers: str
-    """Half-open range: 0-20 is layers 0…19; auto serves what the swarm needs most, and moves when that changes."""
-    model: Annotated[str | None, tyro.conf.Positional] = None
-    """Hub id or folder; default: CANOPY_MODEL, else the only model of the joined swarm."""
-    join: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Multiaddress of a peer of the swarm; may be given several times. Without one a new swarm begins."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub model."""
-    num_layers: int | None = None
-    """With --layers auto: how many layers to hold; default: as many as fit the device's memory."""
-    device: str = "auto"
+    layers: Layers
+    """Half-open range: 0-20 is layers 0…19; "auto" serves what the swarm needs most, and moves when that changes."""
+    model: Annotated[Model | None, tyro.conf.Positional] = None
+    """Hub id or folder (default: CANOPY_MODEL, else the only model of the joined swarm)."""
+    join: Annotated[tuple[Peer, ...], tyro.conf.UseAppendAction] = ()
+    """Multiaddress of a peer of the swarm; may be repeated (default: none, a new swarm begins)."""
+    revision: Revision | None = None
+    """Branch, tag or commit of a hub model (default: its main branch)."""
+    num_layers: Count | None = None
+    """With --layers auto: how many layers to hold (default: as many as fit the device's memory)."""
+    device: Device = "auto"
     """cpu, cuda, cuda:1 …; auto takes a GPU if there is one."""
     dtype: Dtype = "auto"
     """Compute type; auto is float32 on a CPU and the checkpoint's own on a GPU."""
-    threads: int | None = None
-    """CPU threads for computing; default: all cores. Give each of several nodes on one machine its share."""
-    kv_tokens: int | None = None
-    """KV cache in tokens, for all sessions together; default: from free memory."""
+    threads: Count | None = None
+    """CPU threads for computing; give each of several nodes on one machine its share (default: all cores)."""
+    kv_tokens: Count | None = None
+    """KV cache in tokens, for all sessions together (default: from free memory)."""
     offload: bool = False
     """Keep the layers' weights in host memory (a GPU) or in a mapped file (a CPU) and stream them through: two layers
     are held at a time, and a sweep takes as long as reading them all, however large its tree is."""
-    offload_folder: Path | None = None
-    """With --offload: map the weights from files in this folder, also for a GPU; default: the temporary folder."""
-    offload_mb_per_s: float | None = None
-    """With --offload: read no faster than so many MB (10⁶ bytes) a second."""
-    drain: float = 30.0
+    offload_folder: Folder | None = None
+    """With --offload: map the weights from files in this folder, also for a GPU (default: the temporary folder)."""
+    offload_mb_per_s: MegabytesPerSecond | None = None
+    """With --offload: read no faster than so many MB (10⁶ bytes) a second (default: as fast as it goes)."""
+    drain: Seconds = 30.0
     """Seconds for which a node that was told to stop serves on until its sessions moved; a second signal ends it."""
-    host: str = "0.0.0.0"
-    """Address to listen on."""
-    port: int = 0
+    host: Host = "0.0.0.0"
+    """IP address to listen on."""
+    port: Port = 0
     """TCP port of the node's gRPC service; 0 takes a free one."""
-    dht_port: int = 0
+    dht_port: Port = 0
     """TCP port of the DHT; 0 takes a free one."""
-    announce_address: str | None = None
-    """host:port under which other machines reach this node, when it differs (port forwarding)."""
-    identity: Path | None = None
-    """Identity file; default: one per machine, in the user's configuration folder."""
-    name: str | None = None
-    """A name shown to others; none is published unless given."""
-    mqtt: str | None = None
-    """MQTT broker for the swarm's health page: mqtt://host:port, or mqtts://user:password@host:port for TLS; default:
-    CANOPY_MQTT, else nothing is told."""
-    mqtt_prefix: str = DEFAULT_PREFIX
+    announce_address: HostPort | None = None
+    """Under which other machines reach this node, where that differs, as with port forwarding (default: as found)."""
+    identity: File | None = None
+    """Identity file (default: one per machine, in the user's configuration folder)."""
+    name: Name | None = None
+    """A name shown to others (default: none)."""
+    mqtt: Url | None = None
+    """MQTT broker for the swarm's health page: mqtt://host:port, or mqtts://user:password@host:port for TLS
+    (default: CANOPY_MQTT, else nothing is told)."""
+    mqtt_prefix: Text = DEFAULT_PREFIX
     """What the topics begin with."""
-    mqtt_ca: Path | None = None
-    """File of certificates to trust for an mqtts:// broker, instead of the system's."""
-    metrics_port: int | None = None
-    """Serve /metrics for Prometheus on this TCP port; 0 takes a free one. Off unless given."""
-    metrics_host: str = "127.0.0.1"
+    mqtt_ca: File | None = None
+    """File of certificates to trust for an mqtts:// broker (default: the system's)."""
+    metrics_port: Port | None = None
+    """Serve /metrics for Prometheus on this TCP port; 0 takes a free one (default: off)."""
+    metrics_host: Host = "127.0.0.1"
     """IP address on which the metrics are served: no password guards them."""
 
     @property

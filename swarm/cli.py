@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -28,13 +27,16 @@ from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, SwarmError, UnknownModel
 from swarm.health.options import Health
 from swarm.ids import ModelIdentity
+from swarm.runtime.cli import fit, make_console, plain_words
+from swarm.runtime.cli_types import File, Host, Model, Peer, Port
 from swarm.top.options import Top
 
 BOOTSTRAP_PORT = 31_337
-PLAIN_WIDTH = 240
-"""Columns where no terminal says how many it has: addresses stay whole."""
-
 _TITLES = ("peer", "name", "layers", "state", "address", "ms per sweep (1/8/64)", "KV free/total", "class", "version")
+_WHOLE = frozenset(map(_TITLES.index, ("peer", "layers", "state", "address")))
+"""Columns whose cells are of no use in pieces."""
+_SHAREABLE = frozenset(map(_TITLES.index, ("class", "version")))
+"""Columns that are said once where a terminal is narrow and all nodes agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +47,16 @@ class Bootstrap:
         host: IP address to listen on; 0.0.0.0 is every one of this machine.
         port: TCP port; 0 takes any free one.
         identity: file with this peer's key, made if missing (default: bootstrap.key beside the machine's identity).
-        announce_address: IP address or name under which others reach this machine, where it differs.
-        join: another peer to join, e.g. a second bootstrap peer; may be repeated.
+        announce_address: IP address or name under which others reach this machine, where that differs
+            (default: as found).
+        join: multiaddress of another peer to join, e.g. a second bootstrap peer; may be repeated (default: none).
     """
 
-    host: str = "0.0.0.0"
-    port: int = BOOTSTRAP_PORT
-    identity: Path | None = None
-    announce_address: str | None = None
-    join: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    host: Host = "0.0.0.0"
+    port: Port = BOOTSTRAP_PORT
+    identity: File | None = None
+    announce_address: Host | None = None
+    join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +64,12 @@ class ShowStatus:
     """Print who serves what, and which layers nobody serves.
 
     Attributes:
-        model: name or fingerprint of one model; all of them if not given.
+        model: name or fingerprint of one model (default: all of them).
         join: multiaddress of a peer of the swarm; may be repeated.
     """
 
-    join: tyro.conf.UseAppendAction[tuple[str, ...]]
-    model: tyro.conf.Positional[str | None] = None
+    join: tyro.conf.UseAppendAction[tuple[Peer, ...]]
+    model: tyro.conf.Positional[Model | None] = None
 
 
 Command = (
@@ -82,14 +85,14 @@ Command = (
 
 def main() -> None:
     """Entry point."""
-    command = tyro.cli(Command, prog="swarm", description="Canopy's directory.")
+    command = tyro.cli(Command, prog="swarm", description="Canopy's directory.", registry=plain_words())
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     sys.exit(run(command))
 
 
 def run(command: Bootstrap | ShowStatus | ShowRoute | ShowPlan | Health | Private | Top) -> int:
     """Carry out a command; the exit code."""
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    console = make_console(soft_wrap=True)
     try:
         match command:
             case Bootstrap():
@@ -197,16 +200,28 @@ def report(coverage: Coverage, join: Sequence[str], console: Console) -> None:
     """One model: its nodes, then what is missing. Names come from strangers, so nothing is read as markup."""
     model = coverage.model
     console.print(Text(f"{model.name} · fingerprint {model.fingerprint[:12]} · {model.num_layers} layers"))
-    table = Table()
-    for title in _TITLES:
-        table.add_column(title, overflow="fold")
-    for record in coverage.records:
-        table.add_row(*map(Text, _cells(record)))
+    rows = list(map(_cells, coverage.records))
+    table = _table(rows, range(len(_TITLES)))
+    if not fit(table, console):
+        shared = {column for column in _SHAREABLE if len({row[column] for row in rows}) == 1}
+        for column in sorted(shared):
+            console.print(Text(f"{_TITLES[column]} of all: {rows[0][column]}"))
+        table = _table(rows, [column for column in range(len(_TITLES)) if column not in shared])
+        fit(table, console)
     console.print(table, soft_wrap=False)
     if coverage.complete:
         console.print(Text("every layer is served"))
     for gap, line in zip(coverage.missing, fill_lines(coverage, join), strict=True):
         console.print(Text(f"nobody serves {gap.describe(model.num_layers)}; this fills the gap:\n{line}"))
+
+
+def _table(rows: Sequence[Sequence[str]], columns: Sequence[int]) -> Table:
+    table = Table()
+    for column in columns:
+        table.add_column(_TITLES[column], overflow="fold", no_wrap=column in _WHOLE)
+    for row in rows:
+        table.add_row(*(Text(row[column]) for column in columns))
+    return table
 
 
 def _cells(record: NodeRecord) -> list[str]:

@@ -281,7 +281,7 @@ def later(before: State, seconds: float = 0.5, **changes: object) -> State:
 
 
 def history(window: str) -> State:
-    """A month with two bad hours, one hour without records, and a probed speed that wanders."""
+    """Any window: a stretch that is broken a quarter of the time, one without records, a probed speed that wanders."""
     step, seconds = {"1h": (5, 3_600), "24h": (60, 86_400), "30d": (900, 30 * 86_400)}[window]
     draw, speed, points = random.Random(11), 18.0, []
     for place in range(seconds // step):
@@ -290,11 +290,13 @@ def history(window: str) -> State:
         if 0.3 < share < 0.33:
             continue
         verdict = "broken" if 0.62 < share < 0.64 else "degraded" if 0.58 < share < 0.68 else "serving"
+        mixed = {"serving": step * 0.75, "broken": step * 0.25} if verdict == "broken" else {verdict: step}
         known = None if verdict == "broken" else round(speed, 1)
         points.append(
             {
                 "at": AT - seconds + place * step,
                 "verdict": verdict,
+                "seconds": mixed,
                 "min_replicas": {"broken": 0, "degraded": 1}.get(verdict, 2),
                 "machines": 6,
                 "tokens_per_s": known,

@@ -231,7 +231,8 @@ def report(measured: Measured) -> Iterator[str | Table]:
     found = measured.comparison
     if found is not None:
         yield (
-            f"as asked against plain decoding: {found.speedup} × as fast, median of {found.pairs} pairs"
+            f"as asked against plain decoding: {found.speedup} × as fast, "
+            f"median of {found.pairs} pair{'' if found.pairs == 1 else 's'}"
             f"{'' if found.speedup.low is None else ' and its 95 % interval'}; "
             f"same text in {found.same_text} of {found.pairs}"
         )

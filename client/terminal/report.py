@@ -23,7 +23,8 @@ def summary(stats: Stats) -> str:
 
 def _sweeps(stats: Stats) -> str:
     parts = len(stats.sweeps) - stats.trees
-    return f"{stats.trees} sweeps" + (f" and {parts} further parts" if parts else "")
+    further = f" and {parts} further part{'s' if parts > 1 else ''}" if parts else ""
+    return f"{stats.trees} sweep{'' if stats.trees == 1 else 's'}{further}"
 
 
 def turn(stats: Stats) -> str:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import tyro
 
+from swarm.runtime.cli_types import Count, Device, File, Folder, Model, Number, Peer, headed
 
+
+@headed(
+    draft=("out", "kind", "start", "earlier", "depth"),
+    text=("join", "lines", "tokens", "samples"),
+    training=("steps", "batch", "rate", "seed", "device", "threads"),
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainDraft:
     """Train a draft for a target, on text that the target itself makes; an interrupted training goes on.
@@ -20,33 +26,36 @@ class TrainDraft:
         out: folder for the draft, to be named with --draft afterwards.
         kind: redrafter and dgf are small heads on the target's hidden rows; draft goes on training the model --start,
             and boost does too, but on what the drafts --earlier miss.
-        start: hub id or folder of a small model with the target's tokenizer, for --kind draft and boost.
-        earlier: hub id or folder of a draft that the new one is to complete, for --kind boost; may be repeated.
-        depth: residual blocks of a head.
+        start: hub id or folder of a small model with the target's tokenizer, for --kind draft and boost (default:
+            none).
+        earlier: hub id or folder of a draft that the new one is to complete, for --kind boost; may be repeated
+            (default: none).
+        depth: how many residual blocks a head has.
         lines: how many lines of text to sample; the last 16 are for measuring.
-        tokens: of each line.
-        samples: file of that text, made if it is not there (default: in --out); several trainings may share it.
-        steps: of training, each on --batch lines.
+        tokens: how many tokens a line has.
+        samples: file of that text, made if it is not there; several trainings may share it (default:
+            samples.safetensors in --out).
+        steps: how many steps to train, each on --batch lines.
         batch: lines in a step.
         rate: the highest learning rate.
-        seed: of the text and of everything else.
+        seed: seed of the text and of everything else.
         device: where to train, as torch calls it (default: the first CUDA card, or the CPU).
         threads: CPU threads (default: all cores).
     """
 
-    model: tyro.conf.Positional[str]
-    out: Path
-    join: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    model: tyro.conf.Positional[Model]
+    out: Folder
+    join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
     kind: Literal["redrafter", "dgf", "draft", "boost"] = "redrafter"
-    start: str | None = None
-    earlier: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    depth: int = 2
-    lines: int = 2_048
-    tokens: int = 128
-    samples: Path | None = None
-    steps: int = 400
-    batch: int = 8
-    rate: float = 3e-3
-    seed: int = 1
-    device: str | None = None
-    threads: int | None = None
+    start: Model | None = None
+    earlier: tyro.conf.UseAppendAction[tuple[Model, ...]] = ()
+    depth: Count = 2
+    lines: Count = 2_048
+    tokens: Count = 128
+    samples: File | None = None
+    steps: Count = 400
+    batch: Count = 8
+    rate: Number = 3e-3
+    seed: Count = 1
+    device: Device | None = None
+    threads: Count | None = None

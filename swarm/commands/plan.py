@@ -17,6 +17,7 @@ from swarm.errors import ConfigError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span, missing_layers
 from swarm.routing.placement import Layout, Newcomer, Plan, layout_of, plan_join, typical_capacity
+from swarm.runtime.cli_types import Count, Milliseconds, Model, Peer
 
 _YOU = PeerId("you")
 
@@ -26,16 +27,17 @@ class ShowPlan:
     """Print what a machine that joins would change: its layers, who holds what, the weakest layer.
 
     Attributes:
-        model: name or fingerprint of one model; may be left out where the swarm serves only one.
+        model: name or fingerprint of one model (default: the only one of the swarm).
         join: multiaddress of a peer of the swarm; may be repeated.
         num_layers: how many layers the machine would hold.
-        ms: milliseconds that it takes for one layer in plain decoding; left out: a typical machine of this swarm.
+        ms: milliseconds that it takes for one layer in plain decoding (default: as a typical machine of
+            this swarm).
     """
 
-    join: tyro.conf.UseAppendAction[tuple[str, ...]]
-    num_layers: int
-    model: tyro.conf.Positional[str | None] = None
-    ms: float | None = None
+    join: tyro.conf.UseAppendAction[tuple[Peer, ...]]
+    num_layers: Count
+    model: tyro.conf.Positional[Model | None] = None
+    ms: Milliseconds | None = None
 
     def check(self) -> None:
         """Refuse what no swarm could make right.

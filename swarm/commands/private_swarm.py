@@ -34,6 +34,7 @@ from swarm.commands.certificates import (
 )
 from swarm.discovery.identity import Identity, is_peer_id
 from swarm.errors import ConfigError
+from swarm.runtime.cli_types import Count, Folder, Host, Peer, Port
 
 MAX_NODES = 1_000
 HEALTH_USER = "health"
@@ -48,20 +49,20 @@ class Private:
     Attributes:
         folder: where they are kept; it holds every secret of the swarm.
         host: IP address or name under which nodes reach the broker; may be repeated, the first is told to nodes.
-        bootstrap_host: IP address or name of the bootstrap peer, where it differs from the broker's.
+        bootstrap_host: IP address or name of the bootstrap peer, where it differs (default: the broker's).
         nodes: how many nodes get an identity made here.
-        peer: peer id of a node that keeps its own identity; may be repeated.
+        peer: peer id of a node that keeps its own identity; may be repeated (default: none).
         broker_port: TCP port of the broker.
         bootstrap_port: TCP port of the bootstrap peer.
     """
 
-    folder: tyro.conf.Positional[Path]
-    host: tyro.conf.UseAppendAction[tuple[str, ...]]
-    bootstrap_host: str | None = None
-    nodes: int = 3
-    peer: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    broker_port: int = 8_883
-    bootstrap_port: int = 31_337
+    folder: tyro.conf.Positional[Folder]
+    host: tyro.conf.UseAppendAction[tuple[Host, ...]]
+    bootstrap_host: Host | None = None
+    nodes: Count = 3
+    peer: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
+    broker_port: Port = 8_883
+    bootstrap_port: Port = 31_337
 
     def check(self) -> None:
         """Refuse what cannot be.

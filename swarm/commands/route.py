@@ -18,9 +18,13 @@ from swarm.errors import ConfigError, UnknownModel
 from swarm.ids import ModelIdentity
 from swarm.routing.latency import chain_ends, measure_delays
 from swarm.routing.route import Route, RouteQuery, best_route, runner_up
+from swarm.runtime.cli import fit
+from swarm.runtime.cli_types import Count, Model, Peer
 
 _TITLES = ("peer", "name", "layers", "address", "delay in", "transfer in", "queue", "compute", "sum")
 _WORDS = 4
+_WHOLE = ("peer", "layers", "address")
+"""Columns whose cells are of no use in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +32,16 @@ class ShowRoute:
     """Print the chain that a client on this machine would take now, and what a sweep should cost.
 
     Attributes:
-        model: name or fingerprint of one model; may be left out where the swarm serves only one.
+        model: name or fingerprint of one model (default: the only one of the swarm).
         join: multiaddress of a peer of the swarm; may be repeated.
         nodes: tree nodes per sweep (K); 0 is plain decoding.
-        avoid: a peer to do without, its id or how that ends; may be repeated.
+        avoid: a peer to do without, its id or how that ends; may be repeated (default: none).
     """
 
-    join: tyro.conf.UseAppendAction[tuple[str, ...]]
-    model: tyro.conf.Positional[str | None] = None
-    nodes: int = 16
-    avoid: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    join: tyro.conf.UseAppendAction[tuple[Peer, ...]]
+    model: tyro.conf.Positional[Model | None] = None
+    nodes: Count = 16
+    avoid: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
 
 
 async def route(command: ShowRoute, console: Console) -> None:
@@ -64,7 +68,9 @@ async def show_route(command: ShowRoute, registry: Registry, console: Console) -
     query = replace(query, delays_ms=await measure_delays(asked))
     best = best_route(records, query)
     console.print(Text(f"{model.name} · {model.num_layers} layers · tree of {command.nodes} nodes"))
-    console.print(_table(best, model.num_layers), soft_wrap=False)
+    table = _table(best, model.num_layers)
+    fit(table, console)
+    console.print(table, soft_wrap=False)
     plain = best_route(records, replace(query, nodes=0))
     for line in _summary(best, plain, runner_up(records, query, best)):
         console.print(Text(line))
@@ -88,7 +94,8 @@ def _summary(best: Route, plain: Route, second: Route | None) -> list[str]:
 def _table(best: Route, num_layers: int) -> Table:
     table = Table()
     for number, title in enumerate(_TITLES):
-        table.add_column(title, overflow="fold", justify="right" if number >= _WORDS else "left")
+        is_word = number < _WORDS
+        table.add_column(title, overflow="fold", justify="left" if is_word else "right", no_wrap=title in _WHOLE)
     for hop, record, cost in zip(best.hops, best.records, best.costs, strict=True):
         cells = [short(hop.peer), record.name or "", hop.span.describe(num_layers).partition(" ")[2]]
         cells += [record.address, f"{'' if cost.is_measured else '≈ '}{cost.delay_ms:.1f}"]

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from swarm.health.alerts.rules import Severity
+from swarm.runtime.cli_types import Count, File, Folder, Host, Peer, Port, Seconds, Text, Url, headed
 from swarm.telemetry.messages import DEFAULT_PREFIX
 
 
+@headed(
+    swarm=("join",),
+    broker=("mqtt", "mqtt_ca", "prefix", "embedded_broker", "broker_host", "broker_port", "broker_passwords"),
+    page=("host", "port", "data", "snapshot", "url"),
+    probe=("probe_every", "probe_budget"),
+    alert=("webhook", "webhook_min"),
+)
 @dataclass(frozen=True, slots=True)
 class Health:
     """Watch a swarm: a live page with its verdict, history, probes and alerts, as one process.
 
     Attributes:
-        join: multiaddress of a peer of the swarm; may be repeated.
-        mqtt: broker to which nodes publish, mqtt://host:port or mqtts://user:password@host:port (default:
-            CANOPY_MQTT); without one the DHT alone is shown.
-        mqtt_ca: file of certificates to trust for an mqtts:// broker.
+        join: multiaddress of a peer of the swarm; may be repeated (default: none, the broker alone is heard).
+        mqtt: broker to which nodes publish, mqtt://host:port or mqtts://user:password@host:port; without one the
+            DHT alone is shown (default: CANOPY_MQTT).
+        mqtt_ca: file of certificates to trust for an mqtts:// broker (default: the system's).
         embedded_broker: run a broker in this program, to which nodes publish.
         broker_host: IP address on which the embedded broker listens.
         broker_port: TCP port on which it listens; 0 takes any free one.
-        broker_passwords: file with user:hash lines (argon2); without it everybody may publish, signed as ever.
+        broker_passwords: file with user:hash lines, argon2 (default: none, everybody may publish, signed as ever).
         prefix: first levels of the MQTT topics.
         host: IP address on which the page is served.
         port: TCP port on which it is served; 0 takes any free one.
@@ -35,25 +42,26 @@ class Health:
         webhook_secret: not an option: what signs the messages.
         probe_every: seconds between canary generations through each model; 0 probes never.
         probe_budget: most tokens that probes may cost in an hour, prompts included.
-        snapshot: folder into which the page is also written once a minute, as files for any static host.
-        url: with --snapshot: address of a health service that runs already, of which one snapshot is written.
+        snapshot: folder into which the page is also written every minute, as files for any static host (default: none).
+        url: with --snapshot: address of a health service that runs already, of which one snapshot is written
+            (default: this one).
     """
 
-    join: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    mqtt: str | None = None
-    mqtt_ca: Path | None = None
+    join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
+    mqtt: Url | None = None
+    mqtt_ca: File | None = None
     embedded_broker: bool = False
-    broker_host: str = "127.0.0.1"
-    broker_port: int = 1_883
-    broker_passwords: Path | None = None
-    prefix: str = DEFAULT_PREFIX
-    host: str = "127.0.0.1"
-    port: int = 8_080
-    data: Path | None = None
-    webhook: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    broker_host: Host = "127.0.0.1"
+    broker_port: Port = 1_883
+    broker_passwords: File | None = None
+    prefix: Text = DEFAULT_PREFIX
+    host: Host = "127.0.0.1"
+    port: Port = 8_080
+    data: File | None = None
+    webhook: tyro.conf.UseAppendAction[tuple[Url, ...]] = ()
     webhook_min: tyro.conf.EnumChoicesFromValues[Severity] = Severity.WARNING
     webhook_secret: Annotated[str | None, tyro.conf.Suppress] = field(default=None, repr=False)
-    probe_every: float = 300.0
-    probe_budget: int = 4_000
-    snapshot: Path | None = None
-    url: str | None = None
+    probe_every: Seconds = 300.0
+    probe_budget: Count = 4_000
+    snapshot: Folder | None = None
+    url: Url | None = None

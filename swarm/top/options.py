@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import tyro
 
+from swarm.runtime.cli_types import Model, Peer, Url
+
 DEFAULT_URL = "http://127.0.0.1:8080"
 
 
@@ -15,12 +17,12 @@ class Top:
 
     Attributes:
         url: address of a health service, as `swarm health` prints it (default: http://127.0.0.1:8080).
-        model: name or fingerprint of the model to show first, or its beginning; the worst one if not given.
+        model: name or fingerprint of the model to show first, or its beginning (default: the worst one).
         once: print one screen as plain text, and end.
-        join: multiaddress of a peer: show what the DHT alone knows, without a health service; may be repeated.
+        join: multiaddress of a peer; may be repeated. Shows what the DHT alone knows, without a health service.
     """
 
-    url: str | None = None
-    model: str | None = None
+    url: Url | None = None
+    model: Model | None = None
     once: bool = False
-    join: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()

@@ -119,7 +119,10 @@ def verdict(model: ModelShown, now: float, is_stale: bool) -> list[Text]:
 
 
 def _speed(probe: ProbeShown | None) -> str:
-    return "not probed yet" if probe is None else f"{number(probe.tokens_per_s)} tokens/s probed"
+    if probe is None:
+        return "not probed yet"
+    speed = probe.tokens_per_s
+    return "its last probe gave no speed" if speed is None else f"{number(speed)} tokens/s probed"
 
 
 def _why(model: ModelShown) -> str:

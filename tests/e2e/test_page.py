@@ -180,11 +180,27 @@ def test_probe_and_history_are_drawn(page: Page, server: PageServer) -> None:
     expect(page.locator("#probe .hops")).to_have_attribute("aria-label", re.compile("3 hops, 1.. ms in all"))
     strips = page.locator("#history .strip")
     expect(strips).to_have_count(2)
-    expect(strips.first).to_have_attribute(
-        "aria-label", re.compile(r"24 hours: 8\d\.\d\s%\sserving · \d\.\d\s%\sdegraded")
-    )
+    told = r"24 hours: 23 h 17 min recorded: 91\.2\s%\sserving · 8\.2\s%\sdegraded · 0\.5\s%\sbroken"
+    expect(strips.first).to_have_attribute("aria-label", re.compile(told))
     expect(strips.first.locator(".is-broken")).to_have_count(3)
     expect(strips.first.locator(".is-unknown")).to_have_count(2)
+
+
+@in_browser
+def test_a_minute_each_way_is_half_and_half(page: Page, server: PageServer) -> None:
+    mixed = {"at": page_states.AT - 60, "verdict": "broken", "seconds": {"serving": 60, "broken": 60}}
+    told = {"v": 1, "model": page_states.FINGERPRINT, "window": "30d", "step_s": 900, "points": [mixed]}
+    page.route("**/api/v1/history?*", lambda route: route.fulfill(json=told))
+    page.goto(server.url)
+    strip = page.locator("#history .strip").last
+    expect(strip).to_have_attribute(
+        "aria-label", re.compile(r"30 days: 2 min recorded: 50\.0\s%\sserving · 50\.0\s%\sbroken$")
+    )
+    expect(page.locator("#history .strip-share").last).to_have_text(re.compile(r"2 min recorded: 50\.0\s%\sserving"))
+    expect(strip.locator(".is-unknown")).to_have_count(89)
+    widths = [strip.locator(f"rect.is-{verdict}").get_attribute("width") for verdict in ("serving", "broken")]
+    assert widths[0] == widths[1]
+    expect(strip.locator("g:has(rect.is-broken) > title")).to_have_text(re.compile(r": 50\.0\s%\sserving · 50\.0\s%"))
 
 
 @in_browser

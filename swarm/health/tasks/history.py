@@ -1,7 +1,8 @@
 """How models fared, kept in SQLite over restarts: 5 s for an hour, a minute for a day, 15 minutes for 30 days.
 
-A sample is folded into its bucket of every resolution as it comes, so nothing has to be rolled up later. Rows are per
-model and not per node, and the number of models is bounded, so the file is too.
+A sample is folded into its bucket of every resolution as it comes, so nothing has to be rolled up later. A bucket keeps
+the worst verdict and, for each verdict, the seconds that it held: what is said of a month are shares of those. Rows are
+per model and not per node, and the number of models is bounded, so the file is too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 MAX_MODELS: Final = 128
 PRUNE_S: Final = 60.0
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,24 @@ class Window:
 
 
 WINDOWS: Final = {"1h": Window(5, 3_600), "24h": Window(60, 86_400), "30d": Window(900, 30 * 86_400)}
+SAMPLE_S: Final = WINDOWS["1h"].step_s
+"""How long a sample stands for a model, where nothing else is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One model at one moment; tokens_per_s and ttft_ms where a probe was made since the last sample."""
+    """One model at one moment.
+
+    Attributes:
+        fingerprint: which model.
+        grade: its verdict.
+        min_replicas: machines of the layer that the fewest hold.
+        machines: machines that serve it.
+        sweeps_per_s: sweeps through the whole model, where nodes tell.
+        tokens_per_s: speed of a probe, where one was made since the last sample.
+        ttft_ms: time to that probe's first token.
+        seconds: time for which the sample stands, up to its moment.
+    """
 
     fingerprint: str
     grade: Grade
@@ -48,6 +62,7 @@ class Sample:
     sweeps_per_s: float | None = None
     tokens_per_s: float | None = None
     ttft_ms: float | None = None
+    seconds: float = SAMPLE_S
 
 
 _SCHEMA = """
@@ -56,13 +71,28 @@ CREATE TABLE IF NOT EXISTS points (
     samples INTEGER NOT NULL, worst INTEGER NOT NULL, min_replicas INTEGER NOT NULL, machines REAL NOT NULL,
     sweeps_per_s REAL NOT NULL, sweeps_samples INTEGER NOT NULL,
     tokens_per_s REAL NOT NULL, ttft_ms REAL NOT NULL, probes INTEGER NOT NULL,
+    serving_s REAL NOT NULL, degraded_s REAL NOT NULL, broken_s REAL NOT NULL,
     PRIMARY KEY (model, step_s, at)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
+_FROM_VERSION_1 = f"""
+BEGIN;
+ALTER TABLE points ADD COLUMN serving_s REAL NOT NULL DEFAULT 0;
+ALTER TABLE points ADD COLUMN degraded_s REAL NOT NULL DEFAULT 0;
+ALTER TABLE points ADD COLUMN broken_s REAL NOT NULL DEFAULT 0;
+UPDATE points SET
+    serving_s = CASE worst WHEN 0 THEN min(step_s, samples * {SAMPLE_S}) ELSE 0 END,
+    degraded_s = CASE worst WHEN 1 THEN min(step_s, samples * {SAMPLE_S}) ELSE 0 END,
+    broken_s = CASE worst WHEN 2 THEN min(step_s, samples * {SAMPLE_S}) ELSE 0 END;
+PRAGMA user_version = 2;
+COMMIT;
+"""
+"""A bucket of version 1 knows the worst of its verdicts only, which then counts for all of its time."""
+
 _FOLD = """
-INSERT INTO points VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO points VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (model, step_s, at) DO UPDATE SET
     samples = samples + 1,
     worst = max(worst, excluded.worst),
@@ -72,11 +102,14 @@ ON CONFLICT (model, step_s, at) DO UPDATE SET
     sweeps_samples = sweeps_samples + excluded.sweeps_samples,
     tokens_per_s = tokens_per_s + excluded.tokens_per_s,
     ttft_ms = ttft_ms + excluded.ttft_ms,
-    probes = probes + excluded.probes
+    probes = probes + excluded.probes,
+    serving_s = serving_s + excluded.serving_s,
+    degraded_s = degraded_s + excluded.degraded_s,
+    broken_s = broken_s + excluded.broken_s
 """
 
 _READ = """
-SELECT at, worst, min_replicas, machines / samples,
+SELECT at, worst, serving_s, degraded_s, broken_s, min_replicas, machines / samples,
     CASE WHEN probes > 0 THEN tokens_per_s / probes END,
     CASE WHEN probes > 0 THEN ttft_ms / probes END,
     CASE WHEN sweeps_samples > 0 THEN sweeps_per_s / sweeps_samples END
@@ -163,9 +196,9 @@ class History:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")
             version = database.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, _VERSION):
+            if version not in (0, 1, _VERSION):
                 raise sqlite3.DatabaseError(f"it was made by another version ({version})")
-            database.executescript(_SCHEMA)
+            database.executescript(_FROM_VERSION_1 if version == 1 else _SCHEMA)
             database.execute(f"PRAGMA user_version = {_VERSION}")
         except BaseException:
             database.close()
@@ -208,13 +241,14 @@ class History:
             {
                 "at": at,
                 "verdict": grades[worst].value,
+                "seconds": {grade.value: round(held, 1) for grade, held in zip(grades, seconds, strict=True) if held},
                 "min_replicas": fewest,
                 "machines": round(machines, 1),
                 "tokens_per_s": _rounded(tokens_per_s),
                 "ttft_ms": _rounded(ttft_ms),
                 "sweeps_per_s": _rounded(sweeps_per_s),
             }
-            for at, worst, fewest, machines, tokens_per_s, ttft_ms, sweeps_per_s in rows
+            for at, worst, *seconds, fewest, machines, tokens_per_s, ttft_ms, sweeps_per_s in rows
         ]
         return {"v": 1, "model": fingerprint, "window": window, "step_s": wanted.step_s, "points": points}
 
@@ -238,6 +272,7 @@ def _folded(one: Sample) -> tuple[float, ...]:
         one.tokens_per_s or 0.0 if has_probe else 0.0,
         one.ttft_ms or 0.0 if has_probe else 0.0,
         int(has_probe),
+        *(one.seconds if one.grade is grade else 0.0 for grade in Grade),
     )
 
 

@@ -15,7 +15,7 @@ from swarm.health.alerts.rules import Change
 from swarm.health.state.assessment import Assessment
 from swarm.health.state.node import Condition, NodeView
 from swarm.health.state.overview import Overview
-from swarm.health.tasks.history import WINDOWS, History, Sample
+from swarm.health.tasks.history import SAMPLE_S, WINDOWS, History, Sample
 from swarm.health.tasks.publisher import StatePublisher
 
 logger = logging.getLogger(__name__)
@@ -111,9 +111,11 @@ class HealthLoop:
     async def _write(self) -> None:
         now = self.clock()
         try:
-            if not 0 <= now - self._sampled_at < WINDOWS["1h"].step_s:
+            since_s = now - self._sampled_at
+            if not 0 <= since_s < SAMPLE_S:
                 self._sampled_at = now
-                await self.history.add([self._sample(one) for one in self.found], now)
+                seconds = since_s if SAMPLE_S <= since_s <= 2 * SAMPLE_S else SAMPLE_S  # after a gap nobody looked
+                await self.history.add([self._sample(one, seconds) for one in self.found], now)
             if not 0 <= now - self._kept_at < KEEP_S:
                 self._kept_at = now
                 await self._keep()
@@ -123,7 +125,7 @@ class HealthLoop:
                 logger.warning("the history cannot be written (%s); going on without", error)
             self._is_failing = True
 
-    def _sample(self, one: Assessment) -> Sample:
+    def _sample(self, one: Assessment, seconds: float) -> Sample:
         fingerprint, log = one.model.fingerprint, one.log
         is_new = log.last is not None and log.last_at != self._probes.get(fingerprint)
         self._probes[fingerprint] = log.last_at
@@ -136,6 +138,7 @@ class HealthLoop:
             sweeps_per_s=_sweeps_per_s(one.nodes, one.model.num_layers),
             tokens_per_s=None if probe is None else probe.tokens_per_s,
             ttft_ms=None if probe is None else probe.ttft_ms,
+            seconds=seconds,
         )
 
 

@@ -71,7 +71,10 @@ def _add_api(app: FastAPI, publisher: StatePublisher, points: Points) -> None:
         model: Annotated[str, Query(pattern="^[0-9a-f]{8,128}$", description="the model's fingerprint")],
         window: Annotated[Window, Query(description="how far back")] = "24h",
     ) -> Response:
-        """A point every 5 s for an hour, every minute for a day, every 15 minutes for 30 days."""
+        """A point every 5 s for an hour, every minute for a day, every 15 minutes for 30 days.
+
+        `seconds` of a point: how long each verdict held, of the time that was recorded. `verdict` is the worst of them.
+        """
         try:
             return _json(await points(model, window))
         except KeyError as error:

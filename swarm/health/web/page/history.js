@@ -1,4 +1,4 @@
-// The last day and month: a strip of verdicts (the worst of each stretch) with the probed speed beneath.
+// The last day and month: shares of the time that was recorded, a strip of them, and the probed speed beneath.
 
 import { el, keyed, setAttribute, setAttributes, setHidden, setText, svg } from "./dom.js";
 import * as format from "./format.js";
@@ -11,30 +11,53 @@ const WINDOWS = [
 const HEIGHTS = { serving: 100, degraded: 66, broken: 33 }; // per cent: the strip reads without colour too
 const REFRESH_MS = 60_000;
 const ANSWER_MS = 5_000;
-const ORDER = ["broken", "degraded", "serving"];
+const VERDICTS = ["serving", "degraded", "broken"];
+const LEAST_SHOWN = 0.2; // of a cell: what held for a moment only is seen too
+const WHOLE = 0.99; // of a window: less is said
 
-// Fold points into equal cells that end now; a cell is as bad as its worst point.
-function fold(points, window, now) {
+const total = (seconds) => VERDICTS.reduce((sum, verdict) => sum + seconds[verdict], 0);
+
+// How long each verdict held. Where a point does not tell, its worst verdict counts for all of its time.
+function heldIn(points, step) {
+  const seconds = Object.fromEntries(VERDICTS.map((verdict) => [verdict, 0]));
+  for (const point of points) {
+    const told = point.seconds ?? { [point.verdict]: step };
+    for (const verdict of VERDICTS) if (Number.isFinite(told[verdict]) && told[verdict] > 0) seconds[verdict] += told[verdict];
+  }
+  return seconds;
+}
+
+// "50.0 % serving · 50.0 % broken", of the time that was recorded.
+function shares(seconds) {
+  const recorded = total(seconds);
+  const named = VERDICTS.filter((verdict) => seconds[verdict] > 0 || verdict === "serving");
+  return named.map((verdict) => `${format.share(seconds[verdict], recorded)} ${verdict}`.replaceAll(" ", "\u00a0")).join(" · ");
+}
+
+// Fold points into equal cells that end now.
+function fold(points, step, window, now) {
   const length = window.seconds / window.cells;
   const first = now - window.seconds;
-  const cells = Array.from({ length: window.cells }, (_, place) => ({ place, from: first + place * length, verdict: null, least: null, speeds: [] }));
+  const cells = Array.from({ length: window.cells }, (_, place) => ({ place, from: first + place * length, points: [], least: null, speeds: [] }));
   for (const point of points) {
     const cell = cells[Math.min(Math.floor((point.at - first) / length), window.cells - 1)];
-    if (cell === undefined || !ORDER.includes(point.verdict)) continue;
-    if (cell.verdict === null || ORDER.indexOf(point.verdict) < ORDER.indexOf(cell.verdict)) cell.verdict = point.verdict;
+    if (cell === undefined || !VERDICTS.includes(point.verdict)) continue;
+    cell.points.push(point);
     if (Number.isFinite(point.min_replicas)) cell.least = Math.min(cell.least ?? Infinity, point.min_replicas);
     if (Number.isFinite(point.tokens_per_s)) cell.speeds.push(point.tokens_per_s);
   }
-  for (const cell of cells) cell.speed = cell.speeds.length === 0 ? null : cell.speeds.reduce((a, b) => a + b, 0) / cell.speeds.length;
+  for (const cell of cells) {
+    cell.seconds = heldIn(cell.points, step);
+    cell.speed = cell.speeds.length === 0 ? null : cell.speeds.reduce((a, b) => a + b, 0) / cell.speeds.length;
+  }
   return cells;
 }
 
 function said(points, step, window) {
-  const n = (verdict) => points.filter((point) => point.verdict === verdict).length;
-  if (points.length === 0) return "nothing recorded yet";
-  const recorded = points.length * step;
-  const less = recorded < 0.9 * window.seconds ? `${format.duration(recorded)} recorded: ` : "";
-  return less + ORDER.toReversed().filter((verdict) => n(verdict) > 0 || verdict === "serving").map((verdict) => `${format.share(n(verdict), points.length)} ${verdict}`.replaceAll(" ", "\u00a0")).join(" · ");
+  const seconds = heldIn(points, step);
+  const recorded = total(seconds);
+  if (recorded === 0) return "nothing recorded yet";
+  return (recorded < WHOLE * window.seconds ? `${format.duration(recorded)} recorded: ` : "") + shares(seconds);
 }
 
 function ranged(speeds, points) {
@@ -63,7 +86,24 @@ function line(cells, most) {
 function tooltip(cell) {
   const speed = cell.speed === null ? "" : `, ${format.decimal(cell.speed)} tokens/s`;
   const least = cell.least === null ? "" : `, at least ${format.plural(cell.least, "machine")} per layer`;
-  return `${format.stamp(cell.from)}: ${cell.verdict ?? "not recorded"}${least}${speed}`;
+  const held = VERDICTS.filter((verdict) => cell.seconds[verdict] > 0);
+  const verdicts = held.length > 1 ? shares(cell.seconds) : (held[0] ?? "not recorded");
+  return `${format.stamp(cell.from)}: ${verdicts}${least}${speed}`;
+}
+
+// A bar for each verdict of a cell, side by side: as wide as its share of the recorded time, as high as it is good.
+function bars(cell, width) {
+  const recorded = total(cell.seconds);
+  if (recorded === 0) return [{ verdict: "unknown", x: 0, width, height: 8 }];
+  const held = VERDICTS.filter((verdict) => cell.seconds[verdict] > 0);
+  const weights = held.map((verdict) => Math.max(cell.seconds[verdict] / recorded, LEAST_SHOWN));
+  const unit = width / weights.reduce((a, b) => a + b, 0);
+  let x = 0;
+  return held.map((verdict, place) => {
+    const bar = { verdict, x, width: weights[place] * unit, height: HEIGHTS[verdict] };
+    x += bar.width;
+    return bar;
+  });
 }
 
 class Strip {
@@ -81,14 +121,14 @@ class Strip {
       this.speed);
   }
 
-  draw(points, now, text) {
-    const cells = fold(points, this.window, now);
+  draw(points, step, now, text) {
+    const cells = fold(points, step, this.window, now);
     const width = 100 / cells.length;
-    keyed(this.cells, cells, (cell) => cell.place, () => svg("g", {}, svg("rect"), svg("title")), (group, cell) => {
-      const height = HEIGHTS[cell.verdict] ?? 8;
-      setAttribute(group, "class", `is-${cell.verdict ?? "unknown"}`);
-      setAttributes(group.firstChild, { x: `${(cell.place * width).toFixed(3)}%`, width: `${(width * 0.8).toFixed(3)}%`, y: `${100 - height}%`, height: `${height}%` });
-      setText(group.lastChild, tooltip(cell));
+    keyed(this.cells, cells, (cell) => cell.place, () => svg("g", {}, svg("title"), svg("g")), (group, cell) => {
+      setText(group.firstChild, tooltip(cell));
+      keyed(group.lastChild, bars(cell, width * 0.8), (bar) => bar.verdict, (bar) => svg("rect", { class: `is-${bar.verdict}` }), (rect, bar) => {
+        setAttributes(rect, { x: `${(cell.place * width + bar.x).toFixed(3)}%`, width: `${bar.width.toFixed(3)}%`, y: `${100 - bar.height}%`, height: `${bar.height}%` });
+      });
     });
     const speeds = cells.map((cell) => cell.speed).filter((speed) => speed !== null);
     setText(this.share, text);
@@ -112,7 +152,7 @@ export class History {
     const { asked } = this;
     const fresh = asked !== null && asked.fingerprint === model.fingerprint && asked.verdict === model.verdict && performance.now() - asked.at < REFRESH_MS;
     if (fresh) return;
-    if (asked?.fingerprint !== model.fingerprint) for (const strip of this.strips) strip.draw([], now, "not read yet");
+    if (asked?.fingerprint !== model.fingerprint) for (const strip of this.strips) strip.draw([], 0, now, "not read yet");
     this.asked = { fingerprint: model.fingerprint, verdict: model.verdict, at: performance.now() };
     for (const strip of this.strips) this.ask(strip, model.fingerprint, now);
   }
@@ -124,7 +164,7 @@ export class History {
       if (!answer.ok && !none) throw new Error(`it answered ${answer.status}`);
       const { points, step_s: step } = none ? { points: [], step_s: 0 } : await answer.json();
       if (this.asked.fingerprint !== fingerprint) return;
-      strip.draw(points, now, said(points, step, strip.window));
+      strip.draw(points, step, now, said(points, step, strip.window));
       setText(this.trouble, "");
     } catch (error) {
       setText(this.trouble, `History could not be read: ${error.message}.`);

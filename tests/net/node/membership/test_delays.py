@@ -13,13 +13,13 @@ import pytest_asyncio
 from rich.console import Console
 
 import node.serve
-from swarm.cli import PLAIN_WIDTH
 from swarm.commands.route import ShowRoute, show_route
 from swarm.demo import TARGET
 from swarm.discovery.node_record import NodeRecord
 from swarm.errors import ConfigError, RouteError, UnknownModel
 from swarm.ids import PeerId
 from swarm.routing.latency import LIMIT_S, measure_delays, measure_rate
+from swarm.runtime.cli import PLAIN_WIDTH
 from tests.devices import DEVICE
 from tests.net.raw import info
 from tests.net.running import until

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from swarm.cli import PLAIN_WIDTH
 from swarm.commands.plan import ShowPlan, show_plan
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.errors import ConfigError, LayersError, UnknownModel
+from swarm.runtime.cli import PLAIN_WIDTH
 from tests.unit.swarm.discovery.test_coverage import JOIN, record
 
 LINE = f"node serve org/demo --layers auto --join {JOIN[0]} --num-layers 4\n"

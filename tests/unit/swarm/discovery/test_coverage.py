@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
-from swarm.cli import PLAIN_WIDTH, report
+from swarm.cli import report
 from swarm.discovery.coverage import cover, fill_lines, serve_line
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
+from swarm.runtime.cli import PLAIN_WIDTH
 
 MODEL = ModelIdentity("org/demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
 JOIN = ["/ip4/192.0.2.1/tcp/31337/p2p/QmPeer", "/ip4/127.0.0.1/tcp/31337/p2p/QmPeer"]
@@ -74,3 +76,23 @@ def test_the_report_says_it_all() -> None:
         f"nobody serves layers 4…11 of 12; this fills the gap:\nnode serve org/demo --layers 4-12 --join {JOIN[0]}\n"
         in text
     )
+
+
+def test_a_narrow_terminal_keeps_what_is_of_no_use_in_pieces_whole() -> None:
+    records = [record(0, 4), record(4, 8), record(8, 12)]
+    for width in (80, 100):
+        out = io.StringIO()
+        report(cover(MODEL, records), JOIN, Console(file=out, soft_wrap=True, width=width))
+        text = out.getvalue()
+        assert max(map(len, text.split("nobody serves")[0].splitlines())) <= width
+        for part in ("4…7 of 12", "serving", "192.0.2.7:5000", f"class of all: {records[0].numeric_class}"):
+            assert part in text
+
+
+def test_classes_that_differ_stay_in_the_table() -> None:
+    out = io.StringIO()
+    records = [record(0, 6), replace(record(6, 12), numeric_class="cuda-bf16")]
+    report(cover(MODEL, records), JOIN, Console(file=out, soft_wrap=True, width=80))
+    text = out.getvalue()
+    assert "class of all" not in text
+    assert "version of all" in text

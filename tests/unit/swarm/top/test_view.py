@@ -141,6 +141,17 @@ def test_the_verdict_says_what_is_missing_in_the_pages_words() -> None:
     assert "last known" in verdict(model, model.since, is_stale=True)[0].plain
 
 
+def test_a_probe_that_failed_gives_no_dash_for_a_speed() -> None:
+    state = page_states.broken()
+    for probe, said in (
+        (None, "not probed yet"),
+        ({"at": page_states.AT, "ok": False, "error": "nobody serves it"}, "its last probe gave no speed"),
+        ({"at": page_states.AT, "ok": True, "tokens_per_s": 9.87}, "9.9 tokens/s probed"),
+    ):
+        state["models"][0]["probe"] = probe
+        assert verdict(read(state).models[0], page_states.AT, is_stale=False)[2].plain.endswith(f" · {said}")
+
+
 def test_a_model_is_found_by_name_fingerprint_or_beginning_and_the_worst_is_the_first() -> None:
     state = read(page_states.several())
     names = [choose(state, wanted) for wanted in ("Qwen/Qwen3-32B", "c3" * 16, "c3c3", "openai", None)]

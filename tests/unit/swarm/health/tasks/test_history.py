@@ -15,6 +15,18 @@ from swarm.health.tasks.history import MAX_MODELS, History, Sample
 
 T = 1_800_000_000.0
 PRINT = "ab" * 16
+VERSION_1 = """
+CREATE TABLE points (
+    model TEXT NOT NULL, step_s INTEGER NOT NULL, at INTEGER NOT NULL,
+    samples INTEGER NOT NULL, worst INTEGER NOT NULL, min_replicas INTEGER NOT NULL, machines REAL NOT NULL,
+    sweeps_per_s REAL NOT NULL, sweeps_samples INTEGER NOT NULL,
+    tokens_per_s REAL NOT NULL, ttft_ms REAL NOT NULL, probes INTEGER NOT NULL,
+    PRIMARY KEY (model, step_s, at)
+) WITHOUT ROWID;
+CREATE TABLE kept (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+PRAGMA user_version = 1;
+"""
+"""How files were before a bucket said how long each verdict held."""
 
 
 def sample(grade: Grade = Grade.SERVING, machines: int = 3, **other: float) -> Sample:
@@ -39,6 +51,7 @@ async def test_a_sample_is_folded_into_every_resolution(tmp_path: Path) -> None:
             {
                 "at": T,
                 "verdict": "broken",
+                "seconds": {"serving": 10.0, "broken": 5.0},
                 "min_replicas": 0,
                 "machines": 3.0,
                 "tokens_per_s": 10.0,
@@ -47,6 +60,39 @@ async def test_a_sample_is_folded_into_every_resolution(tmp_path: Path) -> None:
             }
         ]
     )
+
+
+async def test_a_slot_tells_how_long_each_verdict_held_beside_the_worst(tmp_path: Path) -> None:
+    async with History.open(tmp_path / "health.sqlite3") as history:
+        for at in range(0, 120, 5):
+            await history.add([sample(Grade.SERVING if at < 60 else Grade.BROKEN)], T + at)
+        await history.add([sample(Grade.DEGRADED, seconds=7.25)], T + 1_200)
+        month = (await history.points(PRINT, "30d", T + 1_200))["points"]
+    assert [(point["verdict"], point["seconds"]) for point in month] == [
+        ("broken", {"serving": 60.0, "broken": 60.0}),
+        ("degraded", {"degraded": 7.2}),
+    ]
+
+
+async def test_a_file_of_the_version_before_is_read_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "health.sqlite3"
+    with sqlite3.connect(path) as database:
+        database.executescript(VERSION_1)
+        rows = [(PRINT, 900, T, 12, 0), (PRINT, 900, T + 900, 180, 2), (PRINT, 900, T + 1_800, 200, 1)]
+        database.executemany("INSERT INTO points VALUES (?, ?, ?, ?, ?, 2, 36.0, 6.0, 2, 20.0, 400.0, 2)", rows)
+        database.execute("INSERT INTO kept VALUES ('served', '[1]')")
+    database.close()
+    for again in range(2):
+        async with History.open(path) as history:
+            await history.add([sample()], T + 900 + again)
+            assert await history.kept("served") == [1]
+            month = (await history.points(PRINT, "30d", T + 1_800))["points"]
+    assert [(point["verdict"], point["seconds"]) for point in month] == [
+        ("serving", {"serving": 60.0}),
+        ("broken", {"serving": 10.0, "broken": 900.0}),
+        ("degraded", {"degraded": 900.0}),
+    ]
+    assert month[0]["tokens_per_s"] == 10.0
 
 
 async def test_it_survives_a_restart_and_forgets_what_is_too_old(tmp_path: Path) -> None:
