@@ -34,7 +34,7 @@ class Collector(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Scrape:
     made_s: float
     media_type: str
     text: bytes
@@ -49,7 +49,7 @@ class MetricsPage:
     ) -> None:
         self._look, self._in_thread, self._timer = look, in_thread, timer
         self._process = (ProcessCollector(registry=None), PlatformCollector(registry=None))
-        self._answers: dict[bool, _Answer] = {}
+        self._answers: dict[bool, _Scrape] = {}
         self._one_by_one = asyncio.Lock()
 
     def route(self) -> Route:
@@ -68,16 +68,16 @@ class MetricsPage:
             return Response(answer.packed, headers={**headers, "content-encoding": "gzip"})
         return Response(answer.text, headers=headers)
 
-    async def _make(self, wants_open: bool) -> _Answer:
+    async def _make(self, wants_open: bool) -> _Scrape:
         made_s, seen = self._timer(), self._look()
         if self._in_thread:
             return await asyncio.to_thread(self._write, made_s, seen, wants_open)
         return self._write(made_s, seen, wants_open)
 
-    def _write(self, made_s: float, seen: Collector, wants_open: bool) -> _Answer:
+    def _write(self, made_s: float, seen: Collector, wants_open: bool) -> _Scrape:
         encode, media_type = choose_encoder(_ACCEPTS[wants_open])
         text = encode(_Together((seen, *self._process)))
-        return _Answer(made_s, media_type, text, gzip.compress(text, compresslevel=1))
+        return _Scrape(made_s, media_type, text, gzip.compress(text, compresslevel=1))
 
 
 class _Together:

@@ -18,7 +18,7 @@ from textual.css.query import NoMatches
 from textual.widgets import Static
 
 from swarm.health.remote.state import ModelShown, State
-from swarm.top.feed import Watched
+from swarm.top.feed import LatestState
 from swarm.top.format import NONE, VERDICTS, clock, duration, line
 from swarm.top.layer_map import head, in_order, row
 from swarm.top.line_list import Lines
@@ -125,11 +125,11 @@ class TopApp(App[None]):
     ]
 
     def __init__(
-        self, source: Callable[[Watched], Coroutine[Any, Any, None]], state: State, wanted: str | None
+        self, source: Callable[[LatestState], Coroutine[Any, Any, None]], state: State, wanted: str | None
     ) -> None:
         super().__init__(ansi_color=True)
         self.theme = "ansi-dark"
-        self.watched = Watched(self.redraw)
+        self.watched = LatestState(self.redraw)
         self._source, self._first, self._wanted = source, state, wanted
         self._pane, self._sort, self._is_turned = 0, LAYERS, False
         self._said = ""
@@ -310,7 +310,7 @@ class TopApp(App[None]):
         self.query_one("#panes").set_class(is_shown, "hidden")
 
 
-def _top(watched: Watched) -> Text:
+def _top(watched: LatestState) -> Text:
     state = watched.state
     if state is None:
         return line(("Canopy", "bold"), "  ", ("connecting", "bold yellow"))

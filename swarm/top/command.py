@@ -16,7 +16,7 @@ from swarm.errors import ConfigError, RegistryError, UnknownModel
 from swarm.health.remote.client import TIMEOUT, service_url
 from swarm.health.remote.state import State
 from swarm.runtime.tasks import TaskScope
-from swarm.top.feed import Watched, ask, follow, look
+from swarm.top.feed import LatestState, ask, follow, look
 from swarm.top.format import plural
 from swarm.top.options import DEFAULT_URL, Top
 from swarm.top.view import choose, screen
@@ -45,7 +45,7 @@ async def top(command: Top, console: Console) -> None:
 
 
 async def _show(
-    command: Top, source: Callable[[Watched], Coroutine[Any, Any, None]], state: State, console: Console
+    command: Top, source: Callable[[LatestState], Coroutine[Any, Any, None]], state: State, console: Console
 ) -> None:
     if command.model is not None and choose(state, command.model) is None:
         names = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in state.models[:8]) or "none"
@@ -60,10 +60,10 @@ async def _show(
     await TopApp(source, state, command.model).run_async()
 
 
-async def _first(source: Callable[[Watched], Coroutine[Any, Any, None]]) -> State:
+async def _first(source: Callable[[LatestState], Coroutine[Any, Any, None]]) -> State:
     """The first state that a source brings."""
     came = asyncio.Event()
-    watched = Watched(came.set)
+    watched = LatestState(came.set)
     async with TaskScope() as scope:
         scope.spawn(source(watched), "first look")
         try:

@@ -1,7 +1,7 @@
 """Where `swarm top` has its state from: a health service's event stream, or the DHT alone. Draws nothing.
 
 A connection that breaks or falls silent is opened again with back-off; what is known meanwhile, and since when it was
-not renewed, is `Watched`'s to say.
+not renewed, is `LatestState`'s to say.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DHT_S: Final = 5.0
 
 
 @dataclass(slots=True)
-class Watched:
+class LatestState:
     """The newest state, and how fresh it is.
 
     changed: called after every change. trouble: what went wrong last, None while all is well.
@@ -80,7 +80,7 @@ async def ask(client: httpx2.AsyncClient, url: httpx2.URL) -> State:
         raise RegistryError(f"{url} is no health service of this version: {error}") from error
 
 
-async def follow(client: httpx2.AsyncClient, url: httpx2.URL, watched: Watched) -> None:
+async def follow(client: httpx2.AsyncClient, url: httpx2.URL, watched: LatestState) -> None:
     """Follow the event stream for ever."""
     chance = random.SystemRandom()
     pause_s = FIRST_PAUSE_S
@@ -99,7 +99,7 @@ async def follow(client: httpx2.AsyncClient, url: httpx2.URL, watched: Watched) 
         await asyncio.sleep(pause_s * chance.uniform(0.5, 1.0))
 
 
-async def _read(answer: httpx2.Response, watched: Watched) -> None:
+async def _read(answer: httpx2.Response, watched: LatestState) -> None:
     async for event in httpx2.EventSource(answer, MAX_ANSWER_BYTES):
         if event.event != "state":
             continue
@@ -109,7 +109,7 @@ async def _read(answer: httpx2.Response, watched: Watched) -> None:
             watched.fail(str(error))
 
 
-async def look(join: Sequence[str], watched: Watched) -> None:
+async def look(join: Sequence[str], watched: LatestState) -> None:
     """Ask the DHT for ever: verdicts and machines without load, probes or history."""
     from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
     from swarm.health.state.assessment import LinkState

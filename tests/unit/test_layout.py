@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,7 @@ PURE = (
     "swarm/telemetry/messages",
 )
 IMPURE = {"asyncio", "time", "datetime", "random", "secrets", "grpc", "socket", "threading", "subprocess", "hivemind"}
+MAX_FILES, MAX_LINES = 20, 500
 GENERATED = ROOT / "swarm" / "wire" / "v1"
 
 
@@ -112,3 +114,36 @@ def test_demo_data_is_where_the_package_says() -> None:
     for folder in (demo.TARGET, demo.DRAFT):
         assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
     assert len(demo.PASSAGES.read_text().splitlines()) == 48
+
+
+def _python_files() -> list[Path]:
+    folders = (*PACKAGES, "benchmarks", "examples", "tests", "tools")
+    return [path for folder in folders if (ROOT / folder).is_dir() for path in _sources(folder)]
+
+
+def test_no_folder_is_crowded_and_no_file_is_long() -> None:
+    crowded = Counter(path.parent for path in _python_files())
+    assert {str(folder.relative_to(ROOT)): count for folder, count in crowded.items() if count > MAX_FILES} == {}
+    lines = {path: len(path.read_text().splitlines()) for path in _python_files()}
+    assert {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > MAX_LINES} == {}
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    found = defaultdict(list)
+    for package in PACKAGES:
+        for path in _sources(package):
+            for item in ast.parse(path.read_text()).body:
+                if isinstance(item, ast.ClassDef):
+                    found[item.name.lstrip("_")].append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+
+
+def test_tests_mirror_the_packages() -> None:
+    """Below their cost, tests lie as what they test; what tests no package lies beside, under its folder's name."""
+    stray = {
+        str(path.relative_to(ROOT))
+        for cost in ("unit", "property", "net", "model")
+        for path in (ROOT / "tests" / cost).rglob("test_*.py")
+        if not (ROOT / path.parent.relative_to(ROOT / "tests" / cost)).is_dir()
+    }
+    assert stray == set()

@@ -143,7 +143,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class _Watched:
+class _AlertState:
     """worst: the highest severity that was told; None as long as it is no alert. flap: multiplies `clear_s`."""
 
     finding: Finding
@@ -162,7 +162,7 @@ class AlertBook:
     """All alerts that are open, and what began and ended lately, the oldest first."""
 
     changes: deque[Change] = field(default_factory=lambda: deque(maxlen=MAX_CHANGES))
-    _watched: dict[str, _Watched] = field(default_factory=dict)
+    _watched: dict[str, _AlertState] = field(default_factory=dict)
     _flaps: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def update(
@@ -181,7 +181,7 @@ class AlertBook:
             if watched is not None:
                 watched.finding, watched.missing_since, watched.blind_since = finding, None, None
             elif len(self._watched) < MAX_ALERTS:
-                self._watched[name] = _Watched(finding, now, self._flap(name, now))
+                self._watched[name] = _AlertState(finding, now, self._flap(name, now))
         changes = [
             change
             for name, watched in list(self._watched.items())
@@ -199,7 +199,7 @@ class AlertBook:
         """Go on after a restart: these are open, at their worst of that severity, and nobody need be told again."""
         for alert, worst in alerts:
             if len(self._watched) < MAX_ALERTS:
-                self._watched[alert.finding.id] = _Watched(alert.finding, alert.since, worst=worst)
+                self._watched[alert.finding.id] = _AlertState(alert.finding, alert.since, worst=worst)
         self.changes.extend(changes)
 
     def worst(self, alert: Alert) -> Severity:
@@ -232,7 +232,7 @@ class AlertBook:
         return Change(watched.alert(), step, now, watched.worst)
 
 
-def _found(watched: _Watched, now: float) -> Change | None:
+def _found(watched: _AlertState, now: float) -> Change | None:
     severity = watched.finding.severity
     if watched.worst is None:
         if now - watched.since < PATIENCE[watched.finding.kind].raise_s:

@@ -11,7 +11,7 @@ from textual.widgets import Static
 from benchmarks.operations import page_states
 from swarm.health.remote.state import State, read_state
 from swarm.top.app import PANES, TopApp
-from swarm.top.feed import STALE_S, Watched
+from swarm.top.feed import STALE_S, LatestState
 from swarm.top.layer_map import in_order
 from swarm.top.line_list import Lines
 
@@ -26,7 +26,7 @@ class Still:
     def __init__(self) -> None:
         self.now = 50.0
 
-    async def run(self, watched: Watched) -> None:
+    async def run(self, watched: LatestState) -> None:
         """Bring nothing."""
         await asyncio.Event().wait()
 

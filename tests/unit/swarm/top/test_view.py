@@ -13,7 +13,7 @@ from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.health.remote.client import service_url
 from swarm.health.remote.state import MAX_TEXT, State, harmless, read_state
 from swarm.layers import Span, name_layers
-from swarm.top.feed import STALE_S, Watched
+from swarm.top.feed import STALE_S, LatestState
 from swarm.top.format import duration, fitted
 from swarm.top.layer_map import GAP, LABEL, Columns, head, row
 from swarm.top.view import COLUMNS, choose, fitting, screen, sorted_nodes, table_head, table_row, verdict, waterfall
@@ -173,7 +173,7 @@ def test_a_state_that_is_told_again_renews_nothing() -> None:
     def changed() -> None:
         drawn[0] += 1
 
-    watched = Watched(changed, lambda: now[0])
+    watched = LatestState(changed, lambda: now[0])
     before = page_states.serving()
     watched.take(read(before))
     now[0] += STALE_S + 1
