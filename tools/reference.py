@@ -27,6 +27,7 @@ from swarm.health.web.api import make_app
 COLUMNS = 88
 """As wide as a block of text on a desktop page."""
 
+_FRONT_DOORS = ("Swarm", "AsyncSwarm", "Chat", "AsyncChat")
 _COMMAND = re.compile(r"^ +• ([a-z-]+) ", re.MULTILINE)
 _PROGRAMS: dict[str, Callable[[], None]] = {
     "client": client.cli.main,
@@ -79,9 +80,7 @@ def openapi() -> dict[str, Any]:
 def http_api(description: dict[str, Any]) -> str:
     """Every path of an OpenAPI description, with its parameters."""
     return "\n\n".join(
-        section
-        for path, methods in sorted(description["paths"].items())
-        for section in _path(path, methods["get"])
+        section for path, methods in sorted(description["paths"].items()) for section in _path(path, methods["get"])
     )
 
 
@@ -108,7 +107,8 @@ def _parameter(one: dict[str, Any]) -> str:
 
 def python_api() -> str:
     """A directive of mkdocstrings for every name that `client` exports."""
-    return "\n\n".join(f"::: client.{name}" for name in client.__all__)
+    names = sorted(client.__all__, key=lambda name: (name not in _FRONT_DOORS, name))
+    return "\n\n".join(f"::: client.{name}" for name in names)
 
 
 def error_tree() -> str:

@@ -1,9 +1,10 @@
 """`python -m tools.site`: build the documentation from docs/ into site/; whatever is wrong with it fails the build.
 
-docs/ is copied to build/docs. On the way generated parts are filled in (tools/reference.py), pages that lie elsewhere in
-the repository come along, and links to other files of the repository become links to its public address, or plain text
-where it has none. Zensical then builds the copy: it refuses dead links, dead anchors and a navigation that names no page.
-What it lets through is refused here: missing pictures, pages outside the navigation, lists that are no lists.
+docs/ is copied to build/docs. On the way, generated parts are filled in (tools/reference.py), and pages that lie
+elsewhere in the repository come along. Links to other files of the repository become links to its public address, or
+plain text where it has none. Zensical builds the copy; it refuses dead links, dead anchors and names in the navigation
+that are no pages. What it lets through is refused here: missing pictures, pages outside the navigation, lists that
+Markdown does not read as lists.
 """
 
 from __future__ import annotations
@@ -43,20 +44,22 @@ class SiteError(Exception):
     """The documentation is not as it must be; one line per fault."""
 
 
-def build(root: Path, site: Path) -> None:
-    """Build the documentation of a checkout.
+def build(root: Path) -> Path:
+    """Build the documentation of a checkout; the folder of the site.
 
     Raises:
         SiteError: dead links, pages outside the navigation and the like.
     """
-    staged = root / "build" / "docs"
-    shutil.rmtree(staged, ignore_errors=True)
+    staged, site = root / "build" / "docs", root / "site"
+    for old in (staged, site):
+        shutil.rmtree(old, ignore_errors=True)
     stage(root, staged)
     command = (sys.executable, "-m", "zensical", "build", "--strict", "--clean")
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SiteError(_plain(done.stdout + done.stderr))
     check(site)
+    return site
 
 
 def stage(root: Path, staged: Path) -> None:
@@ -231,11 +234,11 @@ def _plain(text: str) -> str:
 def main() -> int:
     """Build this checkout's documentation; the exit code."""
     try:
-        build(ROOT, ROOT / "site")
+        site = build(ROOT)
     except SiteError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the command line's own output
         return 1
-    print(f"{ROOT / 'site' / 'index.html'}")  # noqa: T201
+    print(f"{site / 'index.html'}")  # noqa: T201
     return 0
 
 
