@@ -1,4 +1,4 @@
-"""docs/guides/private-swarm.md done as it is written: each machine a network namespace with its own /etc and home folder.
+"""docs/guides/private-swarm.md as it is written: each machine a network namespace with its own /etc and home folder.
 
 Every machine has a public address; all but `cleo` are in the private network too. `scp` copies between home folders.
 """
