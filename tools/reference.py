@@ -107,8 +107,8 @@ def _parameter(one: dict[str, Any]) -> str:
 
 def python_api() -> str:
     """A directive of mkdocstrings for every name that `client` exports."""
-    names = sorted(client.__all__, key=lambda name: (name not in _FRONT_DOORS, name))
-    return "\n\n".join(f"::: client.{name}" for name in names)
+    others = [name for name in client.__all__ if name not in _FRONT_DOORS]
+    return "\n\n".join(f"::: client.{name}" for name in (*_FRONT_DOORS, *others))
 
 
 def error_tree() -> str:
