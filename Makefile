@@ -1,4 +1,5 @@
-# make demo | make test: each makes .venv first. PYTHON and TORCH_INDEX_URL choose the interpreter and the torch build.
+# make demo | make test | make docs: each makes .venv first. PYTHON and TORCH_INDEX_URL choose the interpreter and
+# the torch build.
 PYTHON ?= python3
 DELAY_MS ?= 25
 CPU_INDEX := https://download.pytorch.org/whl/cpu
@@ -7,7 +8,7 @@ STAMP := .venv/.installed
 
 export DELAY_MS TORCH_INDEX_URL
 
-.PHONY: install demo test protos
+.PHONY: install demo test docs protos
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -21,6 +22,9 @@ test: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
+
+docs: $(STAMP)
+	$(BIN)/python -m tools.site
 
 protos: $(STAMP)
 	$(BIN)/python tools/protos.py

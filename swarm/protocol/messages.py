@@ -1,4 +1,4 @@
-"""What client and hops say to each other, as typed values (PROTOCOL.md). Owns no bytes and no rules.
+"""What client and hops say to each other, as typed values (docs/reference/protocol.md). Owns no bytes and no rules.
 
 `swarm.wire` turns them into protobuf and back, `swarm.protocol.session` says which of them are legal.
 A parent of None is the tip: the last committed node after the sweep's own commit.

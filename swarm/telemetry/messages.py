@@ -1,4 +1,6 @@
-"""What a node tells the world over MQTT: topics, bodies, signatures, bounds. Pure; docs/TELEMETRY.md is its reference.
+"""What a node tells the world over MQTT: topics, bodies, signatures, bounds. Pure.
+
+Reference: docs/reference/telemetry.md.
 
 A payload is JSON: a body (itself JSON text), the node's public key, and a signature over domain, topic and body.
 Whether a body may be believed is `swarm.telemetry.guard`'s question. Owns no broker and no clock.

@@ -1,4 +1,4 @@
-"""docs/PRIVATE_SWARM.md done as it is written: each machine a network namespace with its own /etc and home folder.
+"""docs/guides/private-swarm.md as it is written: each machine a network namespace with its own /etc and home folder.
 
 Every machine has a public address; all but `cleo` are in the private network too. `scp` copies between home folders.
 """
@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GUIDE = ROOT / "docs" / "PRIVATE_SWARM.md"
+GUIDE = ROOT / "docs" / "guides" / "private-swarm.md"
 MACHINES = {"boot": 1, "watch": 5, "you": 7, "anna": 11, "ben": 12, "cleo": 13}
 STRANGERS = {"cleo"}
 MODULES = {"node": "node.cli", "client": "client.cli", "swarm": "swarm.cli"}

@@ -20,7 +20,7 @@ from tools.pictures import FOLDER, chain, commit, pipe, repair, tree
 
 ROOT = Path(__file__).parents[3]
 GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
-PAGES = [*GUIDES, ROOT / "docs/README.md"]
+PAGES = [*GUIDES, ROOT / "docs/index.md"]
 CONFIGS = (
     ServeConfig,
     Options,
@@ -29,7 +29,7 @@ CONFIGS = (
 )
 SHORTEST = 8
 """A shorter fragment of a message proves nothing."""
-OTHERS_OPTIONS = {"quick", "silent", "fail", "no-hardlinks"}
+OTHERS_OPTIONS = {"quick", "silent", "fail", "no-hardlinks", "now"}
 
 
 def options() -> set[str]:

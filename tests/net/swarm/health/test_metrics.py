@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,6 +34,7 @@ from tests.measured import MeasuredHealth, MeasuredNode
 from tests.net.swarm.health.test_service import Answer, ask
 from tests.swarm_here import swarm_here
 from tests.telling import identity
+from tools.reference import openapi
 
 OPEN = "accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
 
@@ -115,7 +117,8 @@ async def test_the_health_service_serves_them(tmp_path: Path, monkeypatch: pytes
         found = await scrape(port)
         assert (found["canopy_health_stream_readers"], found["canopy_health_probe_interval_seconds"]) == (0, 0)
         assert (found["canopy_health_info"], found["canopy_health_source_state"]) == (1, 2)
-        assert "/metrics" not in (await ask(port, "/api/v1/openapi.json")).body.decode()
+        assert "/metrics" not in (described := json.loads((await ask(port, "/api/v1/openapi.json")).body))["paths"]
+        assert described == openapi(), "the documentation describes another API"
 
 
 async def test_a_node_serves_them_while_it_serves() -> None:

@@ -32,7 +32,7 @@ from swarm.telemetry.messages import ServedModel
 from tests.measured import SHAKY, TORN, WHOLE, MeasuredHealth, MeasuredNode
 from tests.telling import NOW, metrics, status
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "METRICS.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "reference" / "metrics.md"
 Collected = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 

@@ -1,0 +1,125 @@
+"""The parts of docs/reference that the programs tell about themselves, as Markdown. Reads the programs; writes nothing.
+
+A page asks for a part with `<!-- generated: NAME -->`, which readers of the repository do not see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+from unittest.mock import patch
+
+import client
+import client.cli
+import node.cli
+import swarm.cli
+from swarm import errors
+from swarm.health.tasks.publisher import Publisher
+from swarm.health.web.alert_api import alert_routes
+from swarm.health.web.api import make_app
+
+COLUMNS = 88
+"""As wide as a block of text on a desktop page."""
+
+_FRONT_DOORS = ("Swarm", "AsyncSwarm", "Chat", "AsyncChat")
+_COMMAND = re.compile(r"^ +• ([a-z-]+) ", re.MULTILINE)
+_PROGRAMS: dict[str, Callable[[], None]] = {
+    "client": client.cli.main,
+    "node": node.cli.main,
+    "swarm": swarm.cli.main,
+}
+
+
+def parts() -> dict[str, Callable[[], str]]:
+    """Every part that a page may ask for, by name."""
+    programs = {f"cli {name}": lambda name=name: commands(name) for name in _PROGRAMS}
+    return {**programs, "http-api": lambda: http_api(openapi()), "python": python_api, "errors": error_tree}
+
+
+def help_text(program: str, *command: str) -> str:
+    """What `program command --help` prints, without a frame, as where a terminal knows ASCII alone."""
+    said = io.StringIO()
+    surroundings = {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", "TERM": "dumb"}
+    with (
+        patch.object(sys, "argv", [program, *command, "--help"]),
+        patch.dict(os.environ, surroundings),
+        contextlib.redirect_stdout(said),
+        contextlib.suppress(SystemExit),
+    ):
+        _PROGRAMS[program]()
+    return "\n".join(line.rstrip() for line in said.getvalue().strip().splitlines())
+
+
+def commands(program: str) -> str:
+    """A program's help, then that of each of its commands under a heading."""
+    first = help_text(program)
+    names = _COMMAND.findall(first)
+    if not names:
+        raise ValueError(f"{program} --help lists no command; it says:\n{first}")
+    sections = [f"## `{program} {name}`\n\n{_fenced(help_text(program, name))}" for name in names]
+    return "\n\n".join([_fenced(first), *sections])
+
+
+def openapi() -> dict[str, Any]:
+    """The health service's own description of its API, without a service."""
+
+    async def no_points(model: str, window: str) -> dict[str, Any]:
+        raise KeyError(model, window)
+
+    app = make_app(Publisher(), no_points)
+    app.include_router(alert_routes(cast("Any", None)))  # routes are described, never called
+    return app.openapi()
+
+
+def http_api(description: dict[str, Any]) -> str:
+    """Every path of an OpenAPI description, with its parameters."""
+    return "\n\n".join(
+        section for path, methods in sorted(description["paths"].items()) for section in _path(path, methods["get"])
+    )
+
+
+def _path(path: str, method: dict[str, Any]) -> Iterator[str]:
+    yield f"### `GET {path}`"
+    yield f"{method['summary']}. {method.get('description', '')}".strip()
+    rows = [_parameter(one) for one in method.get("parameters", ())]
+    if rows:
+        yield "\n".join(["| parameter | in | default | values | meaning |", "|---|---|---|---|---|", *rows])
+
+
+def _parameter(one: dict[str, Any]) -> str:
+    choices = [one["schema"], *one["schema"].get("anyOf", ())]
+    values = next((f"at most {choice['maxLength']} characters" for choice in choices if "maxLength" in choice), "text")
+    for choice in choices:
+        if "enum" in choice:
+            values = ", ".join(f"`{value}`" for value in choice["enum"])
+        if "pattern" in choice:
+            values = f"`{choice['pattern']}`"
+    default = one["schema"].get("default")
+    needed = "required" if one.get("required") else "none" if default is None else f"`{default}`"
+    return f"| `{one['name']}` | {one['in']} | {needed} | {values} | {one.get('description', '')} |"
+
+
+def python_api() -> str:
+    """A directive of mkdocstrings for every name that `client` exports."""
+    others = [name for name in client.__all__ if name not in _FRONT_DOORS]
+    return "\n\n".join(f"::: client.{name}" for name in (*_FRONT_DOORS, *others))
+
+
+def error_tree() -> str:
+    """The tree of errors as their module draws it, then a directive of mkdocstrings for each."""
+    drawn = inspect.getdoc(errors) or ""
+    names = [
+        name for name, value in vars(errors).items()
+        if inspect.isclass(value) and value.__module__ == errors.__name__
+    ]  # fmt: skip
+    return "\n\n".join([_fenced(drawn.partition("\n\n")[2]), *(f"::: swarm.errors.{name}" for name in names)])
+
+
+def _fenced(text: str) -> str:
+    return f"```text\n{text}\n```"
