@@ -20,7 +20,7 @@ import client.cli
 import node.cli
 import swarm.cli
 from swarm import errors
-from swarm.health.tasks.publisher import Publisher
+from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.web.alert_api import alert_routes
 from swarm.health.web.api import make_app
 
@@ -72,7 +72,7 @@ def openapi() -> dict[str, Any]:
     async def no_points(model: str, window: str) -> dict[str, Any]:
         raise KeyError(model, window)
 
-    app = make_app(Publisher(), no_points)
+    app = make_app(StatePublisher(), no_points)
     app.include_router(alert_routes(cast("Any", None)))  # routes are described, never called
     return app.openapi()
 
