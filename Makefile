@@ -13,7 +13,7 @@ export DELAY_MS TORCH_INDEX_URL
 install: $(STAMP)
 
 demo: $(STAMP)
-	@$(BIN)/python -m client.demo
+	@$(BIN)/client demo
 
 test: export OMP_NUM_THREADS = 1
 test: $(STAMP)

@@ -15,6 +15,7 @@ from swarm.discovery.node_record import MAX_NAME_CHARACTERS, RecordError, split_
 from swarm.errors import ConfigError
 from swarm.layers import Span
 from swarm.runtime.cpu_threads import check_threads
+from swarm.runtime.extras import require
 from swarm.telemetry.broker_address import BrokerAddress, parse_broker
 from swarm.telemetry.messages import DEFAULT_PREFIX, check_prefix
 
@@ -87,6 +88,8 @@ class ServeConfig:
         Raises:
             ConfigError: names the option and what to write.
         """
+        if self.metrics_port is not None:
+            require("metrics", "--metrics-port")
         if not self.is_auto:
             Span.parse(self.layers)
             if self.num_layers is not None:

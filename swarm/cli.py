@@ -28,6 +28,7 @@ from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, SwarmError, UnknownModel
 from swarm.health.options import Health
 from swarm.ids import ModelIdentity
+from swarm.runtime.extras import require
 from swarm.top.options import Top
 
 BOOTSTRAP_PORT = 31_337
@@ -101,10 +102,12 @@ def run(command: Bootstrap | Status | ShowRoute | ShowPlan | Health | Private | 
             case ShowPlan():
                 asyncio.run(plan(command, console))
             case Health():
+                require("health", "swarm health")
                 asyncio.run(_health(command, console))
             case Private():
                 private(command, console)
             case Top():
+                require("top", "swarm top")
                 asyncio.run(_top(command, console))
     except SwarmError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(Text(f"swarm: {error}"))

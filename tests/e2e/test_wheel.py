@@ -25,7 +25,7 @@ def test_the_wheel_is_three_packages_with_types_and_demo_models(tmp_path: Path) 
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
-    assert {name.partition("/")[0] for name in packed} == {*PACKAGES, "canopy_swarm-0.1.0.dist-info"}
+    assert {name.partition("/")[0] for name in packed} == {*PACKAGES, "canopy_swarm-0.2.0.dist-info"}
     here = {str(path.relative_to(tree)) for name in PACKAGES for path in (tree / name).rglob("*") if path.is_file()}
     assert here == {name for name in packed if ".dist-info/" not in name}
     assert {f"{name}/py.typed" for name in PACKAGES} <= here
