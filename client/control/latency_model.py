@@ -278,8 +278,8 @@ class RouteCost:
             return
         self.links.learn(rows, links_ms)
         self._trips.append(self._compare(rows, links_ms, spent))
-        lates = sorted(trip.late(self._network_ms) for trip in self._trips)
-        self._late = fmean(lates[: math.ceil(len(lates) * USUAL_PART)])
+        delays = sorted(trip.late(self._network_ms) for trip in self._trips)
+        self._late = fmean(delays[: math.ceil(len(delays) * USUAL_PART)])
         self._waits.append((spent.waited_ms, spent.computed_ms))
         if len(spent.each_waited_ms) == len(self._shares):
             self._queues.append(spent.each_waited_ms)
