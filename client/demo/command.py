@@ -9,8 +9,9 @@ import asyncio
 import os
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -44,10 +45,10 @@ class Demo:
         seed: the same seed gives the same text.
     """
 
-    delay_ms: float | None = None
-    tokens: int = 64
-    prompt: str = "It was a dark night, and the old captain"
-    seed: int = 11
+    delay_ms: Annotated[float | None, tyro.conf.arg(metavar="MS")] = None
+    tokens: Annotated[int, tyro.conf.arg(metavar="N")] = 64
+    prompt: Annotated[str, tyro.conf.arg(metavar="TEXT")] = "It was a dark night, and the old captain"
+    seed: Annotated[int, tyro.conf.arg(metavar="N")] = 11
 
 
 def run(command: Demo) -> int:
@@ -126,10 +127,11 @@ async def _stream(swarm: AsyncSwarm, command: Demo, console: Console | None, nod
 def _table(results: dict[str, Result], delay_ms: float, seed: int) -> Table:
     first, *_, plain = results.values()
     same = "yes" if all((one.tokens, one.text) == (plain.tokens, plain.text) for one in results.values()) else "NO"
-    speed = first.stats.tokens_per_s / plain.stats.tokens_per_s
+    plain_speed = plain.stats.tokens_per_s  # 0 for a text of one token
+    compared = f" · {first.stats.tokens_per_s / plain_speed:.2f} × as fast" if plain_speed else ""
     table = Table(
         title=f"{len(SPANS)} nodes on this machine, links with {delay_ms:g} ms artificial one-way delay",
-        caption=f"same text: {same} · {speed:.2f} × as fast · temperature {TEMPERATURE:g}, seed {seed}, fp32",
+        caption=f"same text: {same}{compared} · temperature {TEMPERATURE:g}, seed {seed}, fp32",
     )
     for title in ("", "tokens/s", "trees", "acceptance length", "ms per sweep"):
         table.add_column(title, justify="right" if title else "left")
