@@ -1,5 +1,4 @@
-# make demo | make test | make docs: each makes .venv first. PYTHON and TORCH_INDEX_URL choose the interpreter and
-# the torch build.
+# make help lists what there is. Each makes .venv first; PYTHON and TORCH_INDEX_URL choose the interpreter and torch build.
 PYTHON ?= python3
 DELAY_MS ?= 25
 CPU_INDEX := https://download.pytorch.org/whl/cpu
@@ -8,25 +7,33 @@ STAMP := .venv/.installed
 
 export DELAY_MS TORCH_INDEX_URL
 
-.PHONY: install demo test docs protos
+.PHONY: help install demo check test docs protos
 .DELETE_ON_ERROR:
 
-install: $(STAMP)
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(STAMP)
-	@$(BIN)/python -m client.demo
+install: $(STAMP) ## .venv with everything that developers need
 
-test: export OMP_NUM_THREADS = 1
-test: $(STAMP)
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
+demo: $(STAMP) ## a swarm on this machine: a text streams, a table compares; DELAY_MS is each link's delay
+	@$(BIN)/client demo
 
-docs: $(STAMP)
+LINT = $(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/typos && $(BIN)/mypy
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
+
+check test: export OMP_NUM_THREADS = 1
+check: $(STAMP) ## lint, spelling, types and the unit tests, among them the import levels: under a minute
+	$(LINT)
+	$(PYTEST) tests/unit
+
+test: $(STAMP) ## lint, spelling, types and all tests
+	$(LINT)
+	$(PYTEST)
+
+docs: $(STAMP) ## the documentation site, strictly, into site/
 	$(BIN)/python -m tools.site
 
-protos: $(STAMP)
+protos: $(STAMP) ## generate the wire messages from protos/ anew
 	$(BIN)/python tools/protos.py
 
 .venv/bin/python:

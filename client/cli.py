@@ -18,16 +18,19 @@ import tyro
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
+from client.demo import command as demo
+from client.demo.command import Demo
 from client.terminal.commands import Bench, ChatCommand, ConnectionOptions, Generate
 from client.terminal.notes import Notes, Streamed
 from client.train.options import TrainDraft
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
 from swarm.runtime.cli import make_console, plain_words
+from swarm.runtime.extras import require
 
 if TYPE_CHECKING:
     from client.options import ConnectOptions
 
-Command = Generate | ChatCommand | Bench | TrainDraft
+Command = Generate | ChatCommand | Bench | TrainDraft | Demo
 
 
 def main() -> None:
@@ -37,6 +40,7 @@ def main() -> None:
         "chat": ChatCommand,
         "bench": Bench,
         "train-draft": TrainDraft,
+        "demo": Demo,
     }
     command = tyro.extras.subcommand_cli_from_dict(
         commands, prog="client", description="Use a swarm.", registry=plain_words()
@@ -62,6 +66,8 @@ def run(command: Command) -> int:
                 return asyncio.run(bench(command))
             case TrainDraft():
                 train(command)
+            case Demo():
+                return demo.run(command)
             case _:
                 assert_never(command)
     except GenerationInterrupted as error:
@@ -151,6 +157,8 @@ def chat(command: ChatCommand) -> int:
 
 async def bench(command: Bench) -> int:
     """Measure prompt by prompt; 1 if a text differs where it must not."""
+    if command.plot is not None:
+        require("plot", "--plot")
     model, options = _connection(command)
     from client.bench import plot as plotting
     from client.bench import runner as measuring

@@ -33,6 +33,7 @@ from swarm.runtime.cli_types import (
     headed,
 )
 from swarm.runtime.cpu_threads import check_threads
+from swarm.runtime.extras import require
 from swarm.telemetry.broker_address import BrokerAddress, parse_broker
 from swarm.telemetry.messages import DEFAULT_PREFIX, check_prefix
 
@@ -112,6 +113,8 @@ class ServeConfig:
         Raises:
             ConfigError: names the option and what to write.
         """
+        if self.metrics_port is not None:
+            require("metrics", "--metrics-port")
         if not self.is_auto:
             Span.parse(self.layers)
             if self.num_layers is not None:

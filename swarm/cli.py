@@ -29,6 +29,7 @@ from swarm.health.options import Health
 from swarm.ids import ModelIdentity
 from swarm.runtime.cli import fit, make_console, plain_words
 from swarm.runtime.cli_types import File, Host, Model, Peer, Port
+from swarm.runtime.extras import require
 from swarm.top.options import Top
 
 BOOTSTRAP_PORT = 31_337
@@ -104,10 +105,12 @@ def run(command: Bootstrap | ShowStatus | ShowRoute | ShowPlan | Health | Privat
             case ShowPlan():
                 asyncio.run(plan(command, console))
             case Health():
+                require("health", "swarm health")
                 asyncio.run(_health(command, console))
             case Private():
                 private(command, console)
             case Top():
+                require("top", "swarm top")
                 asyncio.run(_top(command, console))
     except SwarmError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(Text(f"swarm: {error}"))

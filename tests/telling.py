@@ -39,7 +39,7 @@ def status(at: float = NOW, seq: int = 1, nonce: str = OLD, **other: Any) -> Sta
         "state": Presence.SERVING,
         "device": "cpu",
         "numeric_class": "cpu-float32",
-        "version": "0.1.0",
+        "version": "0.2.0",
         "name": None,
         "started_at": NOW - 100,
         "kv_tokens_total": 4_096,

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from client.demo.programs import _end_with_parent
+from client.demo.programs import end_with_parent
 from tools.guide import Block, Guide, GuideError, Step, is_shown, read
 from tools.network_lab import NETWORK, Village, obstacle, village
 
@@ -138,7 +138,7 @@ class Follower:
                 env=self._environment(host),
                 cwd=ROOT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
         return Running(process, log)
 

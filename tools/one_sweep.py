@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from client.demo.__main__ import _swarm, _wait_covered
+from client.demo.swarm import demo_swarm, wait_covered
 from client.drafting.drafter import NONE, Drafter
 from client.drafting.pool import Drafters
 from client.drafting.search.stopping import NO_LIMIT, StopRule
@@ -55,7 +55,7 @@ async def record() -> dict[str, Any]:
     """Run the demo's swarm and one text."""
     console = Console(stderr=True)
     async with (
-        _swarm(DELAY_MS, console) as peer,
+        demo_swarm(DELAY_MS, console) as peer,
         AsyncSwarm.connect(
             TARGET,
             peers=[peer],
@@ -67,7 +67,7 @@ async def record() -> dict[str, Any]:
             nodes=NODES,
         ) as swarm,
     ):
-        await _wait_covered(swarm, console)
+        await wait_covered(swarm, console)
         await swarm.generate(PROMPT, max_new_tokens=16, seed=SEED, temperature=TEMPERATURE)  # warms links and caches
         listener = Listener(swarm._jobs.drafters.first)
         swarm._jobs = replace(swarm._jobs, drafters=Drafters(listener))

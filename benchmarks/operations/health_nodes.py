@@ -46,7 +46,7 @@ class Simulated:
             state=state,
             device="NVIDIA GeForce RTX 3060",
             numeric_class="cuda-bfloat16",
-            version="0.1.0",
+            version="0.2.0",
             name=f"node {self.span}",
             started_at=self.started_at,
             kv_tokens_total=100_000,

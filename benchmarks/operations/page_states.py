@@ -40,7 +40,7 @@ def node(number: int, span: Sequence[int], name: str | None = None, **changes: o
         "state": "serving",
         "device": device,
         "numeric_class": "cpu-float32" if device == "cpu" else "cuda-bfloat16",
-        "version": "0.1.0",
+        "version": "0.2.0",
         "started_at": AT - draw.uniform(600, 400_000),
         "seen_at": AT - 2,
         "source": "both",

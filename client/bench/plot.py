@@ -107,12 +107,8 @@ def check(path: Path) -> None:
     """Refuse what could not be drawn after a long measurement.
 
     Raises:
-        ConfigError: no drawing library, another kind of file, or no such folder.
+        ConfigError: another kind of file, or no such folder.
     """
-    try:
-        import matplotlib  # noqa: F401 - only whether it is there
-    except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install 'canopy-swarm[plot]'") from None
     if path.suffix.lower() != ".png":
         raise ConfigError(f"--plot {path}: is drawn as PNG; let the name end with .png")
     if not path.absolute().parent.is_dir():

@@ -293,8 +293,8 @@ class LatencyModel:
             return
         self.links.learn(rows, links_ms)
         self._trips.append(self._compare(rows, links_ms, sweep))
-        lates = sorted(trip.late(self._network_ms) for trip in self._trips)
-        self._late = fmean(lates[: math.ceil(len(lates) * USUAL_PART)])
+        delays = sorted(trip.late(self._network_ms) for trip in self._trips)
+        self._late = fmean(delays[: math.ceil(len(delays) * USUAL_PART)])
         self._waits.append((sweep.waited_ms, sweep.computed_ms))
         if len(sweep.waits_ms) == len(self._shares):
             self._queues.append(sweep.waits_ms)

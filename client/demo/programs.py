@@ -63,7 +63,7 @@ async def start_program(
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,  # Ctrl-C reaches the demo alone, which ends them in order
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=end_with_parent if sys.platform == "linux" else None,
         )
     try:
         yield Running(process, log)
@@ -77,7 +77,7 @@ async def start_program(
             await process.wait()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """In the child before exec: a SIGTERM when the demo dies, however it dies."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

@@ -13,7 +13,7 @@ from tests.e2e.programs import environment, program, within
 
 def test_the_demo_streams_compares_and_cleans_up() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "client.demo"],
+        [sys.executable, "-m", "client.cli", "demo"],
         capture_output=True,
         text=True,
         timeout=110,

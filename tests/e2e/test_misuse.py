@@ -122,7 +122,7 @@ def announce(peer: str, *models: ModelIdentity) -> None:
                     address="127.0.0.1:9",
                     state=NodeState.SERVING,
                     numeric_class="cpu-float32",
-                    version="0.1.0",
+                    version="0.2.0",
                     name=None,
                     sweep_ms=(),
                     kv_tokens_free=1,

@@ -101,7 +101,7 @@ async def test_who_is_not_invited_stays_outside(
 ) -> None:
     good, ca = swarm.url("node-1"), swarm.folder / "ca.crt"
     secret = parse_broker(good, ca).password
-    url, says = good, "ot authorized"
+    url, says = good, "authorized"
     match wrong:
         case "authority":
             other = tmp_path_factory.mktemp("other")

@@ -219,5 +219,5 @@ def test_none_and_numbers_are_read_as_ever() -> None:
 
 
 def test_a_heading_over_no_field_is_a_mistake_of_ours() -> None:
-    with pytest.raises(TypeError, match="Example has no fodler"):
-        headed(name=("fodler",))(Example)
+    with pytest.raises(TypeError, match="Example has no foldr"):
+        headed(name=("foldr",))(Example)

@@ -166,7 +166,8 @@ def test_the_images_ask_whether_the_programs_are_alive() -> None:
 def test_an_image_runs_as_nobody_in_particular_and_is_pinned(name: str) -> None:
     text = (DEPLOY / "docker" / name).read_text()
     final = text.rpartition("COPY --from=build")[2]
-    assert "USER 10001:10001" in final
+    targets = final.split("FROM base AS ")[1:] or [final]
+    assert all(target.count("USER 10001:10001") == 1 for target in targets)
     assert "USER root" not in text
     assert "-c constraints.txt" in text
     sources = {word for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE) for word in line.split()}
@@ -223,3 +224,10 @@ def test_secrets_cannot_be_committed_or_sent_to_the_builder() -> None:
     assert "private/" in (DEPLOY / ".gitignore").read_text().splitlines()
     assert (ROOT / ".dockerignore").read_text().splitlines()[1] == "*"
     assert not [path for path in DEPLOY.rglob("*.key") if "private" not in path.parts]
+
+
+def test_images_install_the_extras_of_what_they_run() -> None:
+    base, *targets = DOCKERFILE.split("FROM base AS ")
+    assert "'.[metrics]'" in base
+    with_health = {target.partition("\n")[0] for target in targets if "'canopy-swarm[health]'" in target}
+    assert with_health == {"health"}

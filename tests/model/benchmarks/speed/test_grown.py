@@ -78,7 +78,7 @@ def test_layers_that_pass_by_are_held_against_resident_ones(grown: Path, monkeyp
         measure(grown, options, Console(quiet=True))
 
 
-def test_a_benchs_sweeps_leave_nothing_behind(grown: Path) -> None:
+def test_sweeps_of_a_bench_leave_nothing_behind(grown: Path) -> None:
     bench = Bench(load_span(open_checkpoint(grown), WHOLE, torch.float32), context=24, most_rows=16)
     first = bench.sweep(16)
     bench.sweep(7)

@@ -46,7 +46,7 @@ def joining(registry: Registry, span: Span, sequence: int) -> NodeRecord:
         address="127.0.0.1:9",
         state=NodeState.JOINING,
         numeric_class="cpu-float32",
-        version="0.1.0",
+        version="0.2.0",
         name=None,
         sweep_ms=(),
         kv_tokens_free=0,

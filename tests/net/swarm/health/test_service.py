@@ -296,7 +296,7 @@ async def test_the_directory_is_looked_at_again_and_again() -> None:
         address="192.0.2.7:5000",
         state=NodeState.SERVING,
         numeric_class="cpu-float32",
-        version="0.1.0",
+        version="0.2.0",
         name=None,
         sweep_ms=(),
         kv_tokens_free=1,

@@ -42,7 +42,7 @@ def record_of(registry: Registry, span: Span, name: str = "victim") -> NodeRecor
         address="127.0.0.1:5000",
         state=NodeState.SERVING,
         numeric_class="cpu/fp32",
-        version="0.1.0",
+        version="0.2.0",
         name=name,
         sweep_ms=((1, 1.0),),
         kv_tokens_free=1,
@@ -121,7 +121,7 @@ async def test_a_client_reads_and_one_dead_peer_of_two_does_not_matter() -> None
         assert await one.dial_back("127.0.0.1:1", NONCE) is None, "a client is not asked"
 
 
-async def test_a_hostile_peer_cannot_touch_anothers_record_or_stay_for_long() -> None:
+async def test_a_hostile_peer_cannot_touch_the_record_of_another_or_stay_for_long() -> None:
     async with DhtRegistry.open(LOCAL) as one:
         record = record_of(one, Span(0, 4))
         await one.announce(record)

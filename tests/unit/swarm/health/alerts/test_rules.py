@@ -149,7 +149,7 @@ def test_the_feed_is_rss_that_any_reader_can_read() -> None:
 # What is found, from telemetry and records as they come
 
 
-def record(peer: PeerId, at: float, span: Span = WHOLE, version: str = "0.1.0") -> NodeRecord:
+def record(peer: PeerId, at: float, span: Span = WHOLE, version: str = "0.2.0") -> NodeRecord:
     return NodeRecord(
         peer=peer,
         model=IDENTITY,
@@ -200,7 +200,7 @@ class Swarm:
             found = [record(one.peer, self.now, one.span, one.version) for one in self.records.values()]
             self.overview.knowledge.listed(PRINT, found, self.now)
 
-    def add(self, peer: PeerId, span: Span = WHOLE, version: str = "0.1.0") -> None:
+    def add(self, peer: PeerId, span: Span = WHOLE, version: str = "0.2.0") -> None:
         self.records[peer] = record(peer, self.now, span, version)
         self.telling[peer] = span
 
@@ -271,8 +271,8 @@ def test_probes_that_fail_differ_or_cannot_be_made(swarm: Swarm) -> None:
 
 
 def test_versions_that_differ(swarm: Swarm) -> None:
-    swarm.records[B] = record(B, swarm.now, version="0.2.0")
-    del swarm.telling[B]  # its status would say 0.1.0
+    swarm.records[B] = record(B, swarm.now, version="0.3.0")
+    del swarm.telling[B]  # its status would say 0.2.0
     assert swarm.be(200) == ["stale/M/telemetry began", "version/M began"]
     swarm.records[B] = record(B, swarm.now)
     assert swarm.be(200) == ["version/M ended"]

@@ -30,7 +30,7 @@ def record(fingerprint: str, peer: PeerId = A, name: str = "real") -> NodeRecord
         address="192.0.2.7:5000",
         state=NodeState.SERVING,
         numeric_class="cpu-float32",
-        version="0.1.0",
+        version="0.2.0",
         name=None,
         sweep_ms=(),
         kv_tokens_free=1,

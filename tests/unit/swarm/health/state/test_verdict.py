@@ -29,7 +29,7 @@ def node(start: int, end: int, number: int = 0, **other: object) -> NodeView:
         "source": EvidenceSource.BOTH,
         "device": "cpu",
         "numeric_class": "cpu-float32",
-        "version": "0.1.0",
+        "version": "0.2.0",
         "name": None,
         "started_at": NOW,
         "seen_at": NOW,
