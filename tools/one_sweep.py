@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from client.demo.__main__ import _swarm, _wait_covered
 from client.drafting.drafter import NONE, Drafter
@@ -24,6 +23,7 @@ from client.library.aio import AsyncSwarm
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
+from swarm.runtime.console import open_console
 
 PROMPT, TOKENS, NODES, SEED, TEMPERATURE, DELAY_MS = "It was a dark night, and the old captain", 24, 12, 11, 0.7, 25.0
 OUT = Path("docs/img/sweep.json")
@@ -53,7 +53,7 @@ class Listener:
 
 async def record() -> dict[str, Any]:
     """Run the demo's swarm and one text."""
-    console = Console(stderr=True)
+    console = open_console(sys.stderr)
     async with (
         _swarm(DELAY_MS, console) as peer,
         AsyncSwarm.connect(
