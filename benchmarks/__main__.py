@@ -12,6 +12,8 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from swarm.runtime.console import open_console
+
 PROGRAMS: Final = {
     "control": ("cells", "changes", "cold", "first_texts", "pipe", "replay", "uneven", "wide_rows"),
     "drafting": ("boost", "calibration", "codec", "drafters", "near_ties"),
@@ -64,7 +66,7 @@ def _list(console: Console) -> None:
 def main() -> None:
     """Entry point."""
     if len(sys.argv) < 2 or sys.argv[1] in {"-h", "--help"}:
-        _list(Console())
+        _list(open_console())
         return
     name, options = sys.argv[1], sys.argv[2:]
     try:

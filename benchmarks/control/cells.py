@@ -49,6 +49,7 @@ from client.library.jobs import MOST_NODES
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
+from swarm.runtime.console import open_console
 from swarm.runtime.library_logging import quiet_libraries
 
 CELLS = (
@@ -82,7 +83,7 @@ class Options:
     again: Path | None = None
     """Results of an earlier run, to be replayed once more instead of measuring anew."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -309,7 +310,7 @@ def main() -> None:
     """Measure, record, replay, print."""
     options = tyro.cli(Options)
     quiet_libraries()
-    console = Console(width=210)
+    console = open_console()
     networks = dict.fromkeys(name for name, _, _ in CELLS)
     if options.again is None:
         raw = {name: asyncio.run(measure(name, options, console)) for name in networks}

@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import harmonic_mean
 
 import tyro
-from rich.console import Console
 from transformers import AutoTokenizer
 
 from benchmarks.control.pipe import whole_target
@@ -32,6 +31,7 @@ from client.library.jobs import MOST_NODES
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
+from swarm.runtime.console import open_console
 
 CHANGES = {
     "25 → 40 ms": (Costs(25, 100), Costs(40, 100)),
@@ -54,7 +54,7 @@ class Options:
     temperatures: tuple[float, ...] = (0.0, 1.0)
     changes: tuple[str, ...] = tuple(CHANGES)
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -125,7 +125,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     one_core()
-    console = Console(width=150)
+    console = open_console()
     work = [partial(measure, *name, options) for name in product(options.changes, options.temperatures)]
     cells = all_cells(work, console)
     sheet(cells, options).finish(console, record=options.record, path=options.json)

@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import harmonic_mean
 
 import tyro
-from rich.console import Console
 
 from benchmarks.control.pipe import tell, whole_target
 from benchmarks.control.replay import all_cells, one_core
@@ -27,6 +26,7 @@ from client.control.goodput import Goodput
 from client.control.policy import Budget, FixedBudget
 from client.library.jobs import MOST_NODES
 from swarm.protocol.messages import Sampling
+from swarm.runtime.console import open_console
 
 FIXED = ((16, 1), (64, 1), (16, 8), (32, 16))
 """Trees of so many nodes, so many in flight."""
@@ -48,7 +48,7 @@ class Options:
     networks: tuple[str, ...] = ("25 ms, 100 Mbit/s",)
     stalls_ms: tuple[float, ...] = (0.0, 100.0, 300.0)
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -115,7 +115,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     one_core()
-    console = Console(width=160)
+    console = open_console()
     names = product(options.networks, options.temperatures, options.stalls_ms)
     cells = all_cells([partial(measure, name, options) for name in names], console)
     sheet(cells, options).finish(console, record=options.record, path=options.json)

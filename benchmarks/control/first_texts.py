@@ -20,7 +20,6 @@ from pathlib import Path
 
 import torch
 import tyro
-from rich.console import Console
 from rich.progress import track
 from transformers import AutoTokenizer
 
@@ -36,6 +35,7 @@ from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import load_whole
 from swarm.protocol.messages import Sampling
 from swarm.routing.costs import Prospect
+from swarm.runtime.console import open_console
 
 WRONG = 3.0
 
@@ -71,7 +71,7 @@ class Options:
     new_tokens: int = 64
     temperatures: tuple[float, ...] = (0.0, 1.0)
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -178,7 +178,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     one_core()
-    console = Console(width=170)
+    console = open_console()
     with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
         kinds = [(kind, temperature) for kind in KINDS for temperature in options.temperatures]
         recording = [pool.submit(texts_of, *kind, options) for kind in kinds]

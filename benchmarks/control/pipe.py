@@ -22,7 +22,6 @@ from statistics import harmonic_mean, mean
 
 import torch
 import tyro
-from rich.console import Console
 from transformers import AutoTokenizer
 
 from benchmarks.control.replay import DELAY_BOUND, Cast, OneAtATime, Told, all_cells, one_core, run
@@ -40,6 +39,7 @@ from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
 from swarm.routing.costs import Prospect
+from swarm.runtime.console import open_console
 
 SIZES = (32, 64, 128)
 SHIFTS_MS = (0.0, -0.1, 0.1, -0.2, 0.2)
@@ -66,7 +66,7 @@ class Options:
     measured: Path | None = None
     """Results of `benchmarks.control.cells`: forwards and drafting take what it saw at 25 ms, machine by machine."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -246,7 +246,7 @@ def main() -> None:
     if not 1 <= options.replays <= len(SHIFTS_MS):
         sys.exit(f"pipe: 1 to {len(SHIFTS_MS)} replays")
     one_core()
-    console = Console(width=180)
+    console = open_console()
     names = [
         (network, kind, temperature)
         for network in options.networks

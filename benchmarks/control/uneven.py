@@ -16,7 +16,6 @@ from itertools import product
 from pathlib import Path
 
 import tyro
-from rich.console import Console
 
 from benchmarks.control.pipe import tell, whole_target
 from benchmarks.control.replay import OneAtATime, all_cells, one_core
@@ -29,6 +28,7 @@ from client.control.policy import FixedBudget, Spent
 from client.library.jobs import MOST_NODES
 from swarm.protocol.messages import Sampling
 from swarm.routing.costs import Prospect
+from swarm.runtime.console import open_console
 
 EVEN, IDLE = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)
 CHAINS = {
@@ -53,7 +53,7 @@ class Options:
     networks: tuple[str, ...] = ("10 ms, 200 Mbit/s", "50 ms, 20 Mbit/s")
     chains: tuple[str, ...] = tuple(CHAINS)
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -143,7 +143,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     one_core()
-    console = Console(width=180)
+    console = open_console()
     names = product(options.networks, options.kinds, options.chains, options.temperatures)
     cells = all_cells([partial(measure, name, options) for name in names], console)
     sheet(cells, options).finish(console, record=options.record, path=options.json)

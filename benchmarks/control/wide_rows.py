@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import tyro
-from rich.console import Console
 
 from benchmarks.control.pipe import tell, whole_target
 from benchmarks.control.replay import all_cells, one_core
@@ -27,6 +26,7 @@ from client.control.policy import FixedBudget
 from client.library.jobs import MOST_NODES
 from swarm.protocol.messages import Sampling
 from swarm.routing.costs import LINK_MBIT_PER_S, Prospect
+from swarm.runtime.console import open_console
 
 LARGE, MEDIUM = 16_384, 8_192
 NETWORKS = {
@@ -52,7 +52,7 @@ class Options:
     temperatures: tuple[float, ...] = (0.0, 1.0)
     networks: tuple[str, ...] = tuple(NETWORKS)
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -135,7 +135,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     one_core()
-    console = Console(width=190)
+    console = open_console()
     names = [(network, temperature) for network in options.networks for temperature in options.temperatures]
     cells = all_cells([partial(measure, name, options) for name in names], console)
     sheet(cells, options).finish(console, record=options.record, path=options.json)

@@ -38,6 +38,7 @@ from client.train.samples import Amount, LocalSampler, load_for_training, sample
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
+from swarm.runtime.console import open_console
 from swarm.runtime.library_logging import quiet_libraries
 
 WINDOW = 2_048
@@ -76,7 +77,7 @@ class Options:
     temperatures: tuple[float, ...] = (0.0, 1.0)
     threads: int = 1
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -185,7 +186,7 @@ def main() -> None:
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
     quiet_libraries()
-    console = Console()
+    console = open_console()
     with tempfile.TemporaryDirectory(prefix="canopy-boost-") as temporary:
         folders = train(options, Path(temporary), console)
         cells = measure(options, folders, console)

@@ -33,6 +33,7 @@ from client.drafting.search.calibration import Calibration, Candidates, ChanceMo
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
+from swarm.runtime.console import open_console
 
 LESSON_SEED = 1_011
 LESSON_NODES = 16
@@ -54,7 +55,7 @@ class Options:
     cold: bool = False
     """Learn while measuring, from nothing, instead of before."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
     """Write the table here as JSON too."""
 
@@ -191,7 +192,7 @@ def main() -> None:
     """Measure, print, and fail if any text differs from plain decoding's."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
-    console = Console(width=160)
+    console = open_console()
     bench = Bench(options, console, load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32))
     cells = bench.measure()
     sheet(cells).finish(console, record=options.record, path=options.json)

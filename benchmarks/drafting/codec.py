@@ -36,6 +36,7 @@ from swarm.inference.row_codec import decode_rows, encode_rows, lossless_codec
 from swarm.layers import Span
 from swarm.protocol.messages import Codec, Sampling, Sweep
 from swarm.protocol.session import Limits
+from swarm.runtime.console import open_console
 
 ROWS, WIDTH, DEMO_WIDTH = 64, 8192, 192
 LINK_BITS_PER_MS = 100e3
@@ -60,7 +61,7 @@ class Options:
     """How often each timed step is run."""
     threads: int = 1
     record: bool = False
-    """Write the tables into BENCHMARKS.md and the measurements beside it."""
+    """Write the tables into docs/benchmarks and the measurements beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +244,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
-    console = Console()
+    console = open_console()
     found_costs, found = costs(options), outcomes(options, console)
     found_effects = [effect(codec, found[Codec.FP32], outcome) for codec, outcome in found.items()]
     for sheet in sheets(found_costs, found_effects):

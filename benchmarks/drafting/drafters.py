@@ -56,6 +56,7 @@ from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
 from swarm.protocol.session import Limits
+from swarm.runtime.console import open_console
 
 PROFILE = Costs(25, 100)
 SIZES = (16, 64)
@@ -91,7 +92,7 @@ class Options:
     ranked_prompts: int = 6
     """Passages on which the two rankings are compared."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
     """Write the measurements here too."""
 
@@ -296,7 +297,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     torch.set_num_threads(1)
-    console = Console(width=150)
+    console = open_console()
     shop = Workshop()
     made = sheet(shop, options, console)
     ranked(shop, options, made, console)

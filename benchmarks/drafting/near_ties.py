@@ -18,7 +18,6 @@ from statistics import mean, median
 
 import torch
 import tyro
-from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
@@ -30,6 +29,7 @@ from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.inference.sampling import ranking_scores
 from swarm.protocol.messages import Sampling
 from swarm.protocol.session import Limits, Parent
+from swarm.runtime.console import open_console
 
 SWEEP = 33
 NEAR = 0.05
@@ -46,7 +46,7 @@ class Options:
     """Of each position at temperature 1."""
     threads: int = 1
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
-    console = Console()
+    console = open_console()
     target, tokenizer = load_whole(TARGET, torch.float32), Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     lines = PASSAGES.read_text(encoding="utf-8").splitlines()[: options.passages]
     found = {0.0: Margins(), 1.0: Margins()}

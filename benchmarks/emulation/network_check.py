@@ -23,6 +23,7 @@ from benchmarks.emulation.network import Kind, Network, Plan, open_network
 from benchmarks.sheet import Sheet
 from client.demo.link_shape import LinkShape
 from swarm.errors import SwarmError
+from swarm.runtime.console import open_console
 
 PINGS = 21
 PING = bytes(8)
@@ -78,7 +79,7 @@ class Options:
     seed: int = 0
     mtu: int = 1500
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
     """Write the values here too."""
 
@@ -238,7 +239,7 @@ async def _run(options: Options, console: Console) -> bool:
 def main() -> None:
     """Entry point; fails if a value is off."""
     try:
-        good = asyncio.run(_run(tyro.cli(Options, config=CHOICES), Console()))
+        good = asyncio.run(_run(tyro.cli(Options, config=CHOICES), open_console()))
     except (SwarmError, OSError) as error:
         print(f"network: {error}", file=sys.stderr)  # noqa: T201 - the command line's own output
         sys.exit(1)

@@ -38,6 +38,7 @@ from swarm.errors import ConfigError
 from swarm.health.state.model_slots import MAX_MODELS
 from swarm.health.state.verdict import Grade
 from swarm.health.tasks.history import WINDOWS, History, Sample
+from swarm.runtime.console import open_console
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.messages import METRICS_S, Presence
 
@@ -61,7 +62,7 @@ class Options:
     most: int = MAX_MODELS
     """Models of the largest history."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -345,7 +346,7 @@ async def measure(options: Options, console: Console) -> tuple[dict[int, Measure
 
 def main() -> None:
     """Entry point."""
-    options, console = tyro.cli(Options, description=__doc__), Console()
+    options, console = tyro.cli(Options, description=__doc__), open_console()
     try:
         runs, most = asyncio.run(measure(options, console))
     except ConfigError as error:

@@ -19,6 +19,7 @@ from rich.console import Console
 from benchmarks.operations import page_states
 from benchmarks.operations.page_server import PageServer
 from benchmarks.sheet import Sheet
+from swarm.runtime.console import open_console
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -37,7 +38,7 @@ class Options:
     updates: int = 10
     """After each opening."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -130,7 +131,7 @@ def _spread(values: list[float]) -> str:
 
 def main() -> None:
     """Entry point."""
-    options, console = tyro.cli(Options, description=__doc__), Console()
+    options, console = tyro.cli(Options, description=__doc__), open_console()
     if not Path(CHROMIUM).exists():
         sys.exit(f"page_load: needs {CHROMIUM}; on Debian: apt-get install chromium")
     if options.repeats < 1 or not options.nodes:

@@ -39,6 +39,7 @@ from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeState
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
+from swarm.runtime.console import open_console
 from swarm.runtime.library_logging import quiet_libraries
 from swarm.telemetry.broker_address import parse_broker
 
@@ -60,7 +61,7 @@ class Options:
     seconds: float = 60.0
     """How long the publisher alone is watched."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -188,7 +189,7 @@ def main() -> None:
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     quiet_libraries()
-    console = Console()
+    console = open_console()
     asyncio.run(run(options, console)).finish(console, record=options.record, path=options.json)
 
 

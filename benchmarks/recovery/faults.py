@@ -48,6 +48,7 @@ from benchmarks.recovery.fault_plan import (
 )
 from benchmarks.sheet import Sheet
 from client.demo.link_shape import LinkShape
+from swarm.runtime.console import open_console
 
 TREE = 8
 CHUNK, LONG_CHUNK = 64, 256
@@ -85,7 +86,7 @@ class Options:
     logs: Path | None = None
     """Keep the programs' logs in this folder."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
     again: Path | None = None
     """Strike nothing: make the table of measurements that were written before."""
@@ -320,7 +321,7 @@ def _said(outcome: Outcome) -> str:
 def main() -> None:
     """Strike, print, and fail if a text differs."""
     options = tyro.cli(Options)
-    console = Console()
+    console = open_console()
     if options.again is not None:
         made = table(read_outcomes(json.loads(options.again.read_text())), options, LINKS)
     else:

@@ -28,7 +28,6 @@ import grpc.aio
 import psutil
 import torch
 import tyro
-from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from benchmarks.recovery.frame_flood import Broken, Tally, Victim, fuzz
@@ -40,6 +39,7 @@ from swarm.demo import TARGET
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.protocol.messages import NodeInfo, RouteHop
+from swarm.runtime.console import open_console
 
 PROMPT = (2565, 591, 572, 289, 663, 281)
 NEW_TOKENS = 8
@@ -63,7 +63,7 @@ class Options:
     limit_s: float = 900.0
     """Give up after so many seconds."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
     """Write the numbers here as JSON too."""
 
@@ -269,7 +269,7 @@ def sheet(siege: Siege, seconds: float) -> Sheet:
 def main() -> None:
     """Run and report; the exit status says whether the nodes withstood it."""
     options = tyro.cli(Options)
-    console = Console(soft_wrap=True, highlight=False)
+    console = open_console(soft_wrap=True)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         first = stack.enter_context(serve(SPANS[0], None, Path(name)))
         second = stack.enter_context(serve(SPANS[1], first.join, Path(name)))

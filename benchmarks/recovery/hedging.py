@@ -31,6 +31,7 @@ from client.demo.link_shape import LinkShape
 from client.demo.programs import start_program
 from swarm.demo import TARGET
 from swarm.errors import RegistryError
+from swarm.runtime.console import open_console
 
 MIDDLE = 1
 STUTTERER, CLIENT = len(SPANS) + 1, len(SPANS) + 2
@@ -53,7 +54,7 @@ class Options:
     kind: Kind | None = None
     """tun needs root; left out: the best that this machine allows."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -124,7 +125,7 @@ def _texts(runs: Sequence[dict[str, Any]]) -> list[list[int]]:
 def main() -> None:
     """Measure, print, and fail if a text differs."""
     options = tyro.cli(Options)
-    console = Console()
+    console = open_console()
     network, found = asyncio.run(measure(options, console))
     sheet(found, options, network).finish(console, record=options.record, path=options.json)
     if any(_texts(runs) != _texts(found[STUTTERING]) for runs in found.values()):

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 import tyro
-from rich.console import Console
 
 import swarm.protocol.hop_log
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.repair_world import World
 from swarm.errors import SwarmError
+from swarm.runtime.console import open_console
 
 BLOCK = 250
 
@@ -31,7 +31,7 @@ class Options:
     first: int = 0
     processes: int = 2
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
 
 
 def run_block(seeds: range) -> tuple[Counter[str], list[tuple[int, str]]]:
@@ -63,7 +63,7 @@ def sheet(seen: Counter[str], failed: list[tuple[int, str]], schedules: int) -> 
 
 def main() -> None:
     """Run, print, and fail if a schedule did."""
-    options, console = tyro.cli(Options), Console()
+    options, console = tyro.cli(Options), open_console()
     last = options.first + options.schedules
     blocks = [range(start, min(start + BLOCK, last)) for start in range(options.first, last, BLOCK)]
     seen: Counter[str] = Counter()

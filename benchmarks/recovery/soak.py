@@ -30,6 +30,7 @@ from benchmarks.recovery.soak_client import Told
 from benchmarks.recovery.soak_swarm import Death, Stage, Work, staged
 from benchmarks.sheet import Sheet
 from swarm.errors import SwarmError
+from swarm.runtime.console import open_console
 from swarm.runtime.tasks import TaskScope
 
 LOOK_S = 2.0
@@ -55,7 +56,7 @@ class Options:
     between_s: float = 15.0
     """Least time from one kill to the next."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -225,7 +226,7 @@ def main() -> None:
     """Soak, print, and say by the exit status whether all went well."""
     options = tyro.cli(Options)
     torch.set_num_threads(1)
-    console = Console()
+    console = open_console()
     try:
         found = asyncio.run(soak(options, console))
     except SwarmError as error:

@@ -22,6 +22,7 @@ from rich.progress import track
 from benchmarks.sheet import Sheet
 from swarm.ids import PeerId
 from swarm.routing.placement import Layout, Newcomer, after, petals_span, plan_join
+from swarm.runtime.console import open_console
 
 SMALL_LAYERS = 12
 LARGE_LAYERS = 80
@@ -39,7 +40,7 @@ class Options:
     """Machines of the large swarms."""
     seed: int = 0
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -194,7 +195,7 @@ def _mean_and_tail(values: Sequence[float]) -> str:
 def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
-    console = Console()
+    console = open_console()
     sheet(options, console).finish(console, record=options.record, path=options.json)
 
 

@@ -22,6 +22,7 @@ from swarm.discovery.node_record import MAX_DELAYS, NodeRecord, NodeState
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.routing.route import Route, RouteQuery, best_route
+from swarm.runtime.console import open_console
 
 CLIENTS = 200
 HOLDERS = 10
@@ -40,7 +41,7 @@ class Options:
     repeats: int = 20
     seed: int = 1
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -169,7 +170,7 @@ def sheet(found: dict[str, list[Found]], taken: Counter[PeerId], options: Option
 def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
-    console = Console()
+    console = open_console()
     made = sheet(measure(options, console), spread(options), options)
     made.finish(console, record=options.record, path=options.json)
 

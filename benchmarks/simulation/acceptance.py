@@ -37,6 +37,7 @@ from swarm.inference.row_codec import encode_rows, lossless_codec
 from swarm.inference.sampling import pick
 from swarm.protocol.messages import Reply, Sampling, Sweep
 from swarm.protocol.session import Limits
+from swarm.runtime.console import open_console
 
 PROMPT_TOKENS = 96
 FIRST_SEED = 11
@@ -61,7 +62,7 @@ class Options:
     new_tokens: int = 48
     threads: int = 1
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
     """Write the table here as JSON too."""
 
@@ -197,7 +198,7 @@ def main() -> None:
     """Measure, print, and fail if any text differs from plain decoding's."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
-    console = Console()
+    console = open_console()
     cells = measure(options, console)
     sheet(cells).finish(console, record=options.record, path=options.json)
     if any(cell.same_text < cell.prompts for cell in cells):

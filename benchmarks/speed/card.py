@@ -32,6 +32,7 @@ from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import Arena
 from swarm.inference.ragged_batch import Work
 from swarm.layers import Span
+from swarm.runtime.console import open_console
 from swarm.runtime.library_logging import quiet_libraries
 
 COPY_BYTES = 2 << 30
@@ -55,7 +56,7 @@ class Options:
     folder: Path | None = None
     """Of a model that was grown before, or where one is to be."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -217,7 +218,7 @@ def main() -> None:
     if options.shape not in SHAPES:
         sys.exit(f"card: no shape {options.shape!r}; there are {', '.join(SHAPES)}")
     quiet_libraries()
-    console = Console(width=160)
+    console = open_console()
     with grown_model(options.folder, options.shape, DTYPES[options.dtype], options.device) as folder:
         lines, known = measure(folder, options, console)
     sheet(lines, known, options).finish(console, record=options.record, path=options.json)

@@ -37,6 +37,7 @@ from client.demo.link_shape import LinkShape
 from client.library.aio import AsyncSwarm
 from node.model.loading import DTYPES
 from swarm.demo import DRAFT
+from swarm.runtime.console import open_console
 from swarm.runtime.library_logging import quiet_libraries
 
 NODES = 3
@@ -61,7 +62,7 @@ class Options:
     folder: Path | None = None
     """Of a model that was grown before, or where one is to be."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -190,7 +191,7 @@ def main() -> None:
         Path(job.result).write_text(json.dumps(asyncio.run(tell(job))), encoding="utf-8")
         return
     options = tyro.cli(Options)
-    console = Console(width=140)
+    console = open_console()
     if options.shape not in SHAPES or set(options.networks) - PROFILES.keys():
         sys.exit(f"card_swarm: shapes are {', '.join(SHAPES)}; networks {', '.join(PROFILES)}")
     sheet(asyncio.run(run(options, console)), options).finish(console, record=options.record, path=options.json)

@@ -22,12 +22,12 @@ from statistics import median
 
 import psutil
 import tyro
-from rich.console import Console
 
 from benchmarks.emulation.swarm import local_swarm
 from benchmarks.sheet import Sheet
 from client.demo.programs import Running, start_program
 from swarm.demo import DRAFT, TARGET
+from swarm.runtime.console import open_console
 
 PROMPT = "It was a dark night, and the old captain"
 MIB = 2**20
@@ -44,7 +44,7 @@ class Options:
     """Of starting a whole swarm."""
     idle_s: float = 60.0
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -174,7 +174,7 @@ async def measure(options: Options) -> Sheet:
 def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
-    asyncio.run(measure(options)).finish(Console(), record=options.record, path=options.json)
+    asyncio.run(measure(options)).finish(open_console(), record=options.record, path=options.json)
 
 
 if __name__ == "__main__":

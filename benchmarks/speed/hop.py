@@ -30,6 +30,7 @@ from client.library.aio import AsyncSwarm
 from client.stats import SweepStats
 from swarm.demo import DRAFT, TARGET
 from swarm.layers import Span
+from swarm.runtime.console import open_console
 from swarm.runtime.library_logging import quiet_libraries
 
 LOOPBACK = LinkShape()
@@ -45,7 +46,7 @@ class Options:
     rounds: int = 12
     new_tokens: int = 48
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -113,7 +114,7 @@ def main() -> None:
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     quiet_libraries()
-    console = Console()
+    console = open_console()
     found = asyncio.run(measure(options, console))
     sheet(*found, options).finish(console, record=options.record, path=options.json)
 

@@ -32,6 +32,7 @@ from client.demo.link_shape import LinkShape
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import load_whole
 from swarm.protocol.messages import Sampling
+from swarm.runtime.console import open_console
 from swarm.runtime.library_logging import quiet_libraries
 
 TREE = 64
@@ -54,7 +55,7 @@ class Options:
     mbit: float = 200.0
     kind: Kind | None = None
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -117,7 +118,7 @@ def main() -> None:
     """Record, measure, print."""
     options = tyro.cli(Options)
     quiet_libraries()
-    console = Console(width=150)
+    console = open_console()
     found = asyncio.run(measure(options, record_texts(options), console))
     sheet(found, options).finish(console, record=options.record, path=options.json)
 

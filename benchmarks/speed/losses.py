@@ -25,6 +25,7 @@ from benchmarks.sheet import Sheet
 from benchmarks.speed.losses_worker import CHOSEN, PLAIN, Job
 from client.bench.paired_ratio import median_of, ratios
 from client.demo.link_shape import LinkShape
+from swarm.runtime.console import open_console
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Options:
     seed: int = 0
     """Of losses and jitter."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -107,7 +108,7 @@ async def _run(options: Options, console: Console) -> dict[float, list[dict[str,
 def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
-    console = Console(width=150)
+    console = open_console()
     sheet(asyncio.run(_run(options, console)), options).finish(console, record=options.record, path=options.json)
 
 

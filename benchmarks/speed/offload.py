@@ -35,6 +35,7 @@ from client.demo.programs import start_program
 from client.library.aio import AsyncSwarm
 from client.stats import Stats
 from swarm.demo import DRAFT, TARGET
+from swarm.runtime.console import open_console
 from swarm.runtime.library_logging import quiet_libraries
 
 CHOSEN = -1
@@ -54,7 +55,7 @@ class Options:
     mb_per_s: float = 80.0
     """The store's rate; the demo target's layers are 18.9 MB in fp32: 236 ms."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -232,7 +233,7 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     quiet_libraries()
-    console = Console()
+    console = open_console()
     runs = asyncio.run(measure(options, console))
     sheet(runs, options).finish(console, record=options.record, path=options.json)
 

@@ -15,7 +15,6 @@ from statistics import median
 
 import torch
 import tyro
-from rich.console import Console
 
 from benchmarks.sheet import Sheet
 from node.engine.sweep_run import HopRole, SweepRun
@@ -30,6 +29,7 @@ from swarm.layers import Span
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import Rows, Sampling, Sweep, SweepFrame
 from swarm.protocol.session import Limits
+from swarm.runtime.console import open_console
 from swarm.runtime.library_logging import quiet_libraries
 
 CONTEXT = 120
@@ -51,7 +51,7 @@ class Options:
     dtype: str = "float32"
     threads: int = 1
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
 
 
@@ -142,7 +142,7 @@ def main() -> None:
             )
             cells.append(f"{shared_ms / count:.2f} ({alone_ms / shared_ms:.2f})")
         sheet.rows.append((str(nodes), *cells))
-    sheet.finish(Console(width=150), record=options.record, path=options.json)
+    sheet.finish(open_console(), record=options.record, path=options.json)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from benchmarks.speed.worker import Job
 from client.bench.paired_ratio import Median, median_of, ratios
 from client.demo.link_shape import LinkShape
 from swarm.errors import ConfigError
+from swarm.runtime.console import open_console
 
 PLAIN = "Canopy, plain"
 COLUMNS = (
@@ -66,7 +67,7 @@ class Options:
     kind: Kind | None = None
     """tun needs root; left out: the best that this machine allows."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it; other profiles stay as they were recorded."""
+    """Write the table into docs/benchmarks and the measurements beside it. Profiles that were not run keep their rows."""
     json: Path | None = None
 
 
@@ -219,7 +220,7 @@ def _recorded() -> dict[str, Any]:
 def main() -> None:
     """Measure, print, and fail if a text differs where it must not."""
     options = tyro.cli(Options)
-    console = Console()
+    console = open_console()
     made = asyncio.run(run(options, console))
     made.finish(console, record=options.record, path=options.json)
     if any(row[-1] == "NO" for row in made.rows):
