@@ -1,10 +1,10 @@
-"""Does the virtual-clock replay tell the truth? Six of its cells again, with real nodes over the emulated network.
+"""Does the replay in virtual time predict the speed of real nodes?
 
-The cells were named before the first run. Plain decoding and what goodput chooses go in turns, and another client makes
-the same texts with trees of one size; then they are replayed with the costs that were seen: a hop's forward and what a
-row adds, what drafting and messages take of the cores that everything here shares, what a sweep takes beyond all that.
-Each is replayed with several delays around the one that was seen, since a single replay hangs on which node just goes
-with a sweep.
+Six cells of the grid again, with real nodes over the emulated network. Plain decoding and what the controller chooses
+go in turns, and another client makes the same texts with trees of one size. Then the cells are replayed with the costs
+that were seen: a hop's forward and what a row adds, what drafting and messages take of the cores that everything here
+shares, what a sweep takes beyond all that. Each cell is replayed with several delays around the one that was seen,
+because a single replay depends on which node just goes with a sweep.
 
     sudo python -m benchmarks cells --record
 """

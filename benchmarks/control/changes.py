@@ -1,7 +1,8 @@
-"""A network that changes under a client: what it has then of one that never knew another network. In virtual time.
+"""How fast is a client after its network changed, beside one that never knew another network?
 
-As `benchmarks.control.pipe`: the real decode loop and controller, draft and target run themselves. Half of the texts
-are told over one network, the others over another; beside it a client that tells all of them over the second one.
+As in `benchmarks.control.pipe`, the real decode loop and controller run in virtual time, and draft and target run
+themselves. Half of the texts go over one network, the others over another. A second client sends all texts over the
+second network.
 
     python -m benchmarks changes --record
 """

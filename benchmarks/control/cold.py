@@ -1,7 +1,8 @@
-"""First texts on machines that stall: each new size of a sweep takes a hop long, once, in virtual time.
+"""How fast are first texts on machines that stall once for every new size of a sweep?
 
-A card that loads its kernels when they are used first, or plans its attention anew for each shape, is such a machine.
-As `benchmarks.control.pipe`, but every text is a new client's, over machines that have only decoded plainly before.
+A stall takes a hop long, and happens once per size. A GPU that loads its kernels at first use, or plans its attention
+anew for each shape, is such a machine. As in `benchmarks.control.pipe`, but every text is a new client's, over machines
+that have only decoded plainly before.
 
     python -m benchmarks cold --record
 """

@@ -1,8 +1,8 @@
-"""What a client loses with its first text, of whose draft and route it knows nothing but what routing promises.
+"""How fast is the first text of a client that knows nothing of its draft and its route?
 
-As `benchmarks.control.replay`, but every prompt is a new client's: its draft's chances, its look-up's votes and its
-controller begin anew. Beside it one client that tells all of them, and clients to whom routing promised nothing, or too
-much.
+As in `benchmarks.control.replay`, but every prompt is a new client's: its acceptance probabilities, the calibration of
+its look-up and its controller begin anew. It knows only what routing forecasts. Beside it: one client that generates
+all texts, and clients with no forecast or a wrong one.
 
     python -m benchmarks first_texts --record
 """

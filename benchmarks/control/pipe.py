@@ -1,9 +1,9 @@
-"""Is a full pipe worth its nodes? Against one sweep at a time at its best, where the delay binds.
+"""How much faster are many sweeps in flight than one at a time, where the delay binds?
 
-As `benchmarks.control.replay`, but draft and target run themselves, and only time is virtual: what the target picks
-behind dead branches, which hangs on what was sent, is known here as it is in a swarm. A client begins each cell with
-nothing but what routing promises. Which node goes first hangs on fractions of a millisecond, and so does what becomes
-of a text, so a cell is replayed several times: with delays that differ a little, and with other seeds.
+As in `benchmarks.control.replay`, but draft and target run themselves, and only time is virtual. What the target picks
+behind dead branches depends on what was sent; it is known here as it is in a swarm. A client begins each cell with the
+forecast of routing alone. Which node goes first depends on fractions of a millisecond, and a whole text depends on
+that. So a cell is replayed several times, with slightly different delays and with other seeds.
 
     python -m benchmarks pipe --record
     python -m benchmarks pipe --measured benchmarks/results/cells.json     # with what things took on real nodes

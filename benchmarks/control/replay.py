@@ -1,9 +1,10 @@
-"""Is the tree size that goodput chooses the right one? Recorded texts and trees replayed over simulated networks.
+"""Does the controller choose the right tree size and number of sweeps in flight?
 
-The real decode loop and the real controller run against a chain and a draft that take virtual time only, so a whole
-grid of networks, kinds of text and temperatures is a matter of minutes, and the same again each time. The controller
-begins each cell with what routing promises, which is true here (`benchmarks.control.first_texts` has promises that are
-not); its prompts follow one another. Cells share the machine's cores.
+Recorded texts and trees are replayed over simulated networks. The real decode loop and the real controller run against
+a chain and a draft that take virtual time only. So a whole grid of networks, kinds of text and temperatures takes
+minutes, and gives the same result each time. The controller begins each cell with the forecast of routing, which is
+true here (`benchmarks.control.first_texts` has wrong ones). The prompts of a cell follow one another. Cells share the
+machine's cores.
 
     python -m benchmarks replay --record
 """

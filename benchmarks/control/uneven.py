@@ -1,8 +1,7 @@
-"""Machines that are not alike, in virtual time: what one that is slower, or popular, leaves of a full pipe.
+"""How fast is a chain with one slow or busy machine?
 
-As `benchmarks.control.pipe`, with one machine of three that takes six times as long as each of the others, or where
-four other sweeps wait before each of ours. Beside what is chosen, what was before goodput knew which hop is the
-busiest: as if all three were alike.
+As in `benchmarks.control.pipe`, in virtual time. One machine of three takes six times as long as each of the others, or
+four other sweeps wait there before each of ours. Beside what is chosen: a controller that takes all hops for alike.
 
     python -m benchmarks uneven --record
 """

@@ -1,7 +1,7 @@
-"""Large models over home links, in virtual time: rows that take links longer than they take machines.
+"""Does the controller choose well where hidden rows take links longer than they take machines?
 
-As `benchmarks.control.pipe`, with rows of 8 and 16 KiB (4,096 and 8,192 values of two bytes; the demo pair's own have
-768 bytes), slower machines, and rates from a fibre's to an old telephone line's. Also a client's first text where
+As in `benchmarks.control.pipe`, with rows of 8 and 16 KiB (4,096 and 8,192 values of two bytes; the demo pair's own
+have 768 bytes), slower machines, and rates from a fibre's to an old telephone line's. Also a client's first text where
 nobody measured the machines' links, which routing then takes for 100 Mbit/s.
 
     python -m benchmarks wide_rows --record

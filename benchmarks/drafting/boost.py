@@ -1,9 +1,10 @@
-"""Whether a boost-tuned pair of drafts accepts more than two copies that were trained alike (SpecInfer).
+"""Does a boost-tuned pair of drafts get more accepted than two drafts trained alike?
 
-From the demo draft and text sampled from the demo target drafts are trained, with as many steps each: one; copies of it
-in other orders; and, in the same orders, such as learn what the first misses. Pairs then draft in one tree, on passages
-that nobody trained on: with one candidate of each draft below a node, as SpecInfer merges its drafts' sequences, and
-with eight, as Canopy's trees have. Every text is compared with plain decoding's.
+Drafts are trained from the demo draft and from text sampled from the demo target, with as many steps each: one draft;
+copies of it with the text in other orders; and, in the same orders, drafts that learn what the first one misses
+(SpecInfer). Pairs then draft in one tree, on passages that nobody trained on: with one candidate of each draft below a
+node, as SpecInfer merges its drafts' sequences, and with eight, as Canopy's trees have. Every text is compared with
+plain decoding's.
 
     python -m benchmarks boost --record
 """

@@ -1,9 +1,9 @@
-"""What learned chances gain over the fixed prior, with the demo pair, in one process and without a network.
+"""How much do learned acceptance probabilities gain over a fixed prior?
 
-The protocol is that of `benchmarks.simulation.acceptance`; both sides decode the same prompts with the same seeds, and
-every text is compared with plain decoding's. The calibration learns on the passages between those that are measured,
-with other seeds and 16 tree nodes, and is then frozen; `--cold` measures a first use instead: nothing is known, and it
-learns while it is measured.
+The demo pair, in one process and without a network. The protocol is that of `benchmarks.simulation.acceptance`; both
+sides decode the same prompts with the same seeds, and every text is compared with plain decoding's. The calibration
+learns on the passages between those that are measured, with other seeds and 16 tree nodes, and is then frozen. `--cold`
+measures a first use instead: nothing is known, and it learns while it is measured.
 
     python -m benchmarks calibration --json calibration.json
 

@@ -1,9 +1,10 @@
-"""What the codecs of hidden rows cost and change: bytes, time, logits, text. In one process, on the bundled demo pair.
+"""What do the codecs of hidden rows cost, and what do they change in logits and texts?
 
-Time: median of encoding and of decoding 64 rows of 8192 of a compute dtype. Link: what those rows take on a line of
-100 Mbit/s, and what that saves against the dtype's lossless codec; computed. Quality: the fp32 target in three spans
-whose rows pass through the codec, against the lossless one. Logits are teacher-forced over whole held-out passages;
-texts are greedy, from the first 96 tokens of every second passage, once plain and once with trees of 16.
+In one process, on the bundled demo pair. Time: median of encoding and of decoding 64 rows of 8192 of a compute dtype.
+Link: what those rows take on a line of 100 Mbit/s, and what that saves against the dtype's lossless codec; computed.
+Quality: the fp32 target in three spans whose rows pass through the codec, against the lossless one. Logits are
+teacher-forced over whole held-out passages; texts are greedy, from the first 96 tokens of every second passage, once
+plain and once with trees of 16.
 
     python -m benchmarks codec --prompts 4
 """

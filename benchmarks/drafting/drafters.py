@@ -1,7 +1,7 @@
-"""Every drafter, alone and together, on texts of the demo target: what it gets accepted, and what that costs.
+"""What does each drafter get accepted, alone and with others, and what does it cost?
 
-    told      the target's own text and hidden rows, made once per prompt
-    followed  a drafter grows its tree at the pending token, and the text goes on as far as it is in the tree
+    texts       the target's own text and hidden rows, made once per prompt
+    following   a drafter grows its tree at the pending token, and the text goes on as far as it is in the tree
 
 A drafter learns from the picks along the text, as a client would; picks off the text, which a client also gets, are
 not taught. Draft times are CPU times of the one thread that drafts. Tokens/s: the real decode loop and controller in

@@ -1,8 +1,9 @@
-"""How often may fp32's last bits turn a text? In one process, on the bundled demo pair.
+"""How often can the last bits of fp32 change a picked token?
 
-How a sum is rounded hangs on the shape of a forward: a token alone and the same token in a tree have logits that differ
-by some millionths. Where the two best scores lie closer than that, the pick may fall either way. Held-out passages are
-run token by token and in sweeps of 33 rows; every position is picked with several seeds.
+In one process, on the bundled demo pair. How a sum is rounded depends on the shape of a forward: a token alone and the
+same token in a tree have logits that differ by some millionths. Where the two best scores lie closer than that, the
+pick may fall either way. Held-out passages are run token by token and in sweeps of 33 rows; every position is picked
+with several seeds.
 
     python -m benchmarks near_ties --record
 

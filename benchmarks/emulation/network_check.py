@@ -1,6 +1,7 @@
-"""An emulated network measured beside its nominal values: one-way delay and goodput per direction, and the round trip.
+"""Does the emulated network have the delays and rates that were asked for?
 
-One TCP connection does it all: both of its ends are in this process, so one clock times each way by itself.
+One-way delay and goodput per direction, and the round trip, beside their nominal values. One TCP connection does it
+all: both of its ends are in this process, so one clock times each way by itself.
 """
 
 from __future__ import annotations

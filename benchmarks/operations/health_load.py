@@ -1,6 +1,6 @@
-"""What `swarm health` costs with a thousand nodes, in one model and in eight, on top of thirty days of history.
+"""What does `swarm health` cost with 1,000 nodes and a history of 30 days?
 
-python -m benchmarks health_load --record
+    python -m benchmarks health_load --record
 
 A real mosquitto and a real bootstrap peer; the nodes are simulated in this process, each with a key of its own.
 """

@@ -1,4 +1,4 @@
-"""How soon the health page can be used, and what an update costs it, by the number of nodes.
+"""How soon can the health page be used, and what does an update cost it?
 
 python -m benchmarks page_load --record
 """

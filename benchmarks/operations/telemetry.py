@@ -1,7 +1,8 @@
-"""What telemetry costs a node that serves: tokens/s and CPU time with and without it, by pair, and the publisher alone.
+"""What does telemetry cost a node that serves?
 
-Two nodes serve the whole demo model, each to a swarm of its own, one of them with --mqtt and a real mosquitto (Debian
-package). Texts alternate between them, and nodes are started anew several times, as no two processes are equally fast.
+Tokens/s and CPU time with and without it, by pair, and the publisher alone. Two nodes serve the whole demo model, each
+to a swarm of its own, one of them with --mqtt and a real mosquitto (Debian package). Texts alternate between them, and
+nodes are started anew several times, because no two processes are equally fast.
 
     python -m benchmarks telemetry --record
 """

@@ -1,4 +1,4 @@
-"""Steps per second when hops lose their sessions by chance: starting again, no cache at all, and Canopy's repair.
+"""How fast is decoding when hops lose sessions at random, beside restarting and no cache?
 
 The form of the fault-tolerance table of "Distributed Inference and Fine-tuning of Large Language Models Over The
 Internet" (arXiv 2312.08361): a failure is a hop that loses all it holds of the session, and lives on. Nodes and the

@@ -1,7 +1,7 @@
-"""Machines that die, hang, are cut off, slow down or send garbage while a text is made: is it still the same text?
+"""Is a text still the same when machines die, hang, are cut off or send garbage?
 
-Real processes on hosts of an emulated network with 25 ms and 100 Mbit/s per link: three holders per span, one client.
-Every strike has an undisturbed twin of the same prompt and seed. The plan is seeded and printed as it goes.
+Real processes on hosts of an emulated network with 25 ms and 100 Mbit/s per link: three replicas per span, one client.
+Every fault has an undisturbed run of the same prompt and seed beside it. The plan is seeded and printed as it goes.
 
     sudo python -m benchmarks faults --record
     sudo python -m benchmarks faults --strikes 9 --only KILL

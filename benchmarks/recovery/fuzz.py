@@ -1,4 +1,4 @@
-"""Garbage against live nodes: they serve on, every answer is typed, and their memory is flat.
+"""Do nodes survive garbage, with typed answers and flat memory?
 
 Starts two nodes on loopback, sends them well-formed, half-right and senseless frames in every role of a chain, and has
 texts generated before, meanwhile and after, which must be Hugging Face's. Memory is each node's anonymous resident set

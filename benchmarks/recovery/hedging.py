@@ -1,7 +1,8 @@
-"""Hedging: what two holders of the same layers are worth where one of them stutters.
+"""What does a second replica bring where one of the two stutters?
 
-Real programs on hosts of an emulated network: three spans, and a second holder of the middle one, of whose forwards
-some wait for a while. The same prompts go over the steady holder, over the stuttering one, and over both, in turns.
+Real programs on hosts of an emulated network: three spans, and a second replica of the middle one, some of whose
+forwards wait for a while. The same prompts go over the steady replica, over the stuttering one, and over both, in
+turns.
 
     sudo python -m benchmarks hedging --record
 """

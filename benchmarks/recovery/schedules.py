@@ -1,7 +1,9 @@
-"""How often which fault was survived: `python -m benchmarks schedules [--schedules N] [--first SEED] [--record]`.
+"""Does a chain's repair keep the text under random schedules of faults?
 
-Runs the repair rules' simulation (`tests/property/repair_world.py`) in two processes; a table by kind of fault, and
-every seed that failed. Pure code: no sockets, no clock.
+Runs the simulation of the repair rules (`benchmarks/simulation/repair_world.py`) in two processes. The table counts
+events by kind; every seed that failed is printed. Pure code: no sockets, no clock.
+
+    python -m benchmarks schedules --record
 """
 
 from __future__ import annotations

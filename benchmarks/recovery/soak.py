@@ -1,9 +1,9 @@
-"""Soak: a swarm whose machines are killed again and again, while clients compare every text with its undisturbed self.
+"""Does every text stay right while machines are killed again and again?
 
-Real programs on loopback: a bootstrap peer, two holders of each span, clients in processes of their own. A holder is
-ended by kill -9 as soon as the last victim is listed again, and not sooner than some seconds after the last kill; it
-starts again with the same identity, port and layers. Nobody kills a span's last holder, until the end: then all
-holders of one span die at once, as a case apart.
+Real programs on loopback: a bootstrap peer, two replicas of each span, clients in processes of their own. A replica is
+ended by kill -9 as soon as the last killed one is listed again, and not sooner than some seconds after the last kill.
+It starts again with the same identity, port and layers. A span's last replica is never killed, until the end: then all
+replicas of one span die at once, as a case apart.
 
     python -m benchmarks soak --record
 """

@@ -1,6 +1,7 @@
-"""How good placement is: machines join one after another, and the weakest layer's rate is set beside the best possible.
+"""How close to the best possible is the placement of machines that join one by one?
 
-Small swarms against every assignment of spans there is, large ones against the fluid bound and Petals' greedy rule.
+The weakest layer's rate is set beside the best possible. Small swarms: every assignment of spans there is. Large ones:
+the fluid bound and Petals' greedy rule.
 
     python -m benchmarks placement --record
 """

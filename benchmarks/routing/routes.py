@@ -1,6 +1,8 @@
-"""How long a route takes to find, how good it is, and how clients spread: swarms of random machines, nothing runs.
+"""How long does finding a route take, how good is it, and how do clients spread?
 
-python -m benchmarks routing --record
+Swarms of random machines; no node runs.
+
+    python -m benchmarks routing --record
 """
 
 from __future__ import annotations

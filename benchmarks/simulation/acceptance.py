@@ -1,8 +1,8 @@
-"""Acceptance length of the bundled demo pair, in one process and without a network.
+"""How many tokens does one sweep of the demo pair emit?
 
-The protocol: every second held-out passage, its first 96 tokens as the prompt, 48 new tokens, seeds 11, 12, …; fp32.
-Acceptance length = tokens emitted per sweep, the target's own last token included and prefill left out, averaged over
-the prompts. Every text is compared with plain decoding's.
+In one process and without a network. The protocol: every second held-out passage, its first 96 tokens as the prompt, 48
+new tokens, seeds 11, 12, …; fp32. Acceptance length = tokens emitted per sweep, the target's own last token included
+and prefill left out, averaged over the prompts. Every text is compared with plain decoding's.
 
     python -m benchmarks acceptance --prompts 4 --nodes 16
 """

@@ -1,8 +1,8 @@
-"""What a sweep's forward takes on a GPU, with all layers in its memory and with layers that pass by from the host's.
+"""What does a sweep's forward take on a GPU, with resident and with streamed weights?
 
-One process, no network: a whole model of a large one's shape (`benchmarks.speed.grown`), so many tokens of context, and
-rows of a tree below them. The floor is what must be read, weights and KV, at the rate at which this card copies. Layers
-that pass by must give the same rows, on a card bit for bit, sweep after sweep, or the program fails.
+One process, no network: a whole model of a large one's shape (`benchmarks.speed.grown`), a context of so many tokens,
+and the rows of a tree below them. The floor is what must be read, weights and KV, at the rate at which this GPU copies.
+Streamed layers must give the same rows as resident ones, on a GPU bit for bit, sweep after sweep, or the program fails.
 
     python -m benchmarks card --record          # on a machine with a GPU
     python -m benchmarks card --device cpu --shape tiny --dtype float32

@@ -1,8 +1,9 @@
-"""Three nodes that share a GPU, a large model's layers between them, over the emulated network: what trees are worth.
+"""What are trees worth for a large model on three nodes that share a GPU?
 
-The model has a large one's shape and the demo target's text (`benchmarks.speed.grown`), so forwards, rows and links are
-those of a large model, and drafts guess as they do for the demo pair. Every prompt goes through all ways, in turns. In
-bfloat16 the last bits hang on how many rows are computed together, so texts of two ways may part; how many did is said.
+The nodes share the model's layers, over the emulated network. The model has a large one's shape and the demo target's
+text (`benchmarks.speed.grown`), so forwards, rows and links are those of a large model, and drafts guess as they do for
+the demo pair. Every prompt goes through all methods, in turns. In bfloat16 the last bits depend on how many rows are
+computed together, so texts of two methods may differ; the table says how many do.
 
     python -m benchmarks card_swarm --record          # on a machine with a GPU; as root, for the emulated network
     python -m benchmarks card_swarm --device cpu --shape tiny --dtype float32 --pairs 2

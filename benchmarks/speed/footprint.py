@@ -1,4 +1,4 @@
-"""What Canopy costs beside its computing: start to the first token, a client's memory, an idle node's CPU.
+"""How long does start-up take, and how much memory and idle CPU does Canopy need?
 
 Programs are started as a user would start them, on loopback. Memory is the proportional set size (PSS) summed over a
 program and all its descendants; the nodes beside it share pages with it and so lower that, hence the second figure,

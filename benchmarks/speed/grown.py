@@ -1,4 +1,4 @@
-"""The demo target grown to the shape of a large model: it computes as much, and still writes what the demo pair writes.
+"""Makes a model with a large model's shape that still writes the demo target's text.
 
 A large model with random weights shows what a forward takes, and nothing of speculation: no draft guesses it. Here the
 demo target's weights lie within those of a large Llama; all others are random where they meet only zeros, and zero

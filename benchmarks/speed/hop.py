@@ -1,7 +1,7 @@
-"""What a hop costs beyond its forward: three nodes on loopback, without delay, against the same forwards timed bare.
+"""What does a hop cost beyond its forward?
 
-Trees of several sizes are measured in turns, and the bare parts between them. What is left over is divided by the hops
-and set beside what the nodes say of themselves.
+Three nodes on loopback, without delay, against the same forwards timed bare. Trees of several sizes are measured in
+turns, and the bare parts between them. What is left over is divided by the hops and set beside what the nodes report.
 
     python -m benchmarks hop --record
 """

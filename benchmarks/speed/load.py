@@ -1,6 +1,7 @@
-"""One chain under load: 1, 4 and 16 clients without speculation, with trees of 16 nodes, and with what goodput chooses.
+"""How fast are 1, 4 and 16 clients on one chain?
 
-Drafts are recorded ones, so that drafting does not use the nodes' cores. Aggregate tokens per second, ways in turns.
+Without speculation, with trees of 16 nodes, and with what the controller chooses, in turns; all clients' tokens per
+second together. Drafts are recorded ones, so that drafting does not use the nodes' cores.
 
     sudo python -m benchmarks load --record
 """

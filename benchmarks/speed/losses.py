@@ -1,7 +1,8 @@
-"""What lost packets cost: texts over an emulated network whose links lose more and more of what they carry.
+"""What do lost packets cost?
 
-Every program runs on a host of its own. Nobody dies here: each repair is a false alarm, of a machine whose packets were
-lost several times in a row. Plain decoding and what goodput chooses go in turns, and must make the same text.
+Texts go over an emulated network whose links lose more and more of what they carry. Every program runs on a host of its
+own. No machine fails here: each repair is a false alarm, of a machine whose packets were lost several times in a row.
+Plain decoding and what the controller chooses go in turns, and must make the same text.
 
     sudo python -m benchmarks losses --record
 """

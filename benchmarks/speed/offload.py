@@ -1,4 +1,4 @@
-"""What a large tree brings where a sweep's price is reading the weights: tokens/s against K, one node, offloaded.
+"""How much does a large tree bring where every sweep reads the weights again?
 
 One node holds the whole demo target on loopback, once with its layers streamed through a rate limiter, so that a plain
 sweep takes a fixed time, and once resident. The same prompts and seeds run with every tree size in turns.

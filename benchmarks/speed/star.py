@@ -1,6 +1,7 @@
-"""The baseline: Petals' topology and its linear speculation, greedy, built from our parts so that anyone can repeat it.
+"""Serves layers for the baseline: Petals' topology and its linear speculation.
 
-The client itself goes from server to server, there and back, so a step over S servers costs 2·S one-way trips:
+Greedy, and built from our parts so that anyone can repeat it. The client itself goes from server to server, there and
+back, so a step over S servers costs 2·S one-way trips:
 
     client ─ids─▶ first ─rows─▶ client ─rows─▶ next ─rows─▶ client ─rows─▶ last ─picks─▶ client
 

@@ -1,6 +1,7 @@
-"""Sweeps of several sessions that wait at a hop: in one forward, and one after the other.
+"""How much does one forward for the sweeps of several sessions save?
 
-What a hop computes per sweep (commit, forward, head and picks or encoded rows), without messages and without a network.
+The time is what a hop computes per sweep (commit, forward, head and picks or encoded rows), without messages and
+without a network. Beside it: the same sweeps one after the other.
 
     python -m benchmarks together --record
 """

@@ -1,7 +1,8 @@
-"""Plain decoding, trees, a star and one machine alone over emulated wide-area networks: text speed, and sweep by floor.
+"""How fast are plain decoding, trees, a star and one machine over wide-area networks?
 
-Every program runs on a host of its own. Per profile and pair, one prompt goes through every way, in turns; the parts of
-the floor are timed bare between the pairs. Ratios are medians over pairs with 95 % intervals.
+Every program runs on a host of its own of an emulated network. Per profile and pair, one prompt goes through every
+method, in turns; the parts of a sweep's floor are timed bare between the pairs. Ratios are medians over pairs with 95 %
+intervals.
 
     sudo python -m benchmarks wide_area --record
 """
@@ -67,7 +68,7 @@ class Options:
     kind: Kind | None = None
     """tun needs root; left out: the best that this machine allows."""
     record: bool = False
-    """Write the table into docs/benchmarks and the measurements beside it. Profiles that were not run keep their rows."""
+    """Write the table into docs/benchmarks and the measurements beside it. Profiles that do not run keep their rows."""
     json: Path | None = None
 
 
