@@ -69,7 +69,16 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of the table; `same_text` counts the prompts whose text was the plain one."""
+    """One cell of the table.
+
+    Attributes:
+        temperature: Of sampling.
+        nodes: Tree nodes per sweep (K).
+        acceptance: Mean acceptance length over the prompts.
+        reference: What the prototype measured, if it measured this cell.
+        same_text: Prompts whose text is plain decoding's.
+        prompts: All prompts.
+    """
 
     temperature: float
     nodes: int
@@ -81,7 +90,12 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much to generate, and with how many tree nodes per sweep."""
+    """How much to generate.
+
+    Attributes:
+        new_tokens: New tokens.
+        nodes: Tree nodes per sweep (K).
+    """
 
     new_tokens: int
     nodes: int
@@ -89,9 +103,13 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One generation: its tokens, and how many were emitted by how many sweeps after prefill.
+    """One generation.
 
-    guesses: of every tree node its chance, and whether it was accepted.
+    Attributes:
+        tokens: The new tokens.
+        emitted: Tokens emitted after prefill.
+        sweeps: Sweeps after prefill.
+        guesses: Of every tree node: its acceptance probability, and whether it was accepted.
     """
 
     tokens: tuple[int, ...]

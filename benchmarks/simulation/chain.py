@@ -41,22 +41,31 @@ ROW_BYTES = 768
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What things take. delay_ms: one way. row_bytes: of a hidden row. forward_ms, row_ms: of a hop's forward.
+    """What things take. All times are milliseconds.
 
-    pass_ms, pass_row_ms: of the draft's model, a pass and each row of it. grow_ms, node_ms: beside passes, each time
-    that a tree grows and for each node that it has then. turn_ms: until the drafter has heard of it, and the loop of
-    the tree. learn_ms: from a reply, before the next one is heard.
-
-    others: sweeps of other clients, as large as this one, that a sweep waits behind, hop by hop. wait_ms: between a
-    sweep's arrival at a hop and its forward, with nothing in the way.
-
-    cores: that all machines share, None where each has its own; a machine's program computes on one at a time.
-    handling_ms: what they compute for a sweep beside forwards and drafts, messages above all: it takes the cores'
-    time, and is part of the delays otherwise. handling_row_ms: what they compute for each further row, which is part
-    of nothing else. other_ms: what each hop says that messages took of it, which is in `handling_ms` or the delays.
-
-    first_ms: what a hop's first forward with so many rows, up to the next power of two, takes beside all that, such as
-    a card that loads kernels when they are used first; one row it had before.
+    Attributes:
+        delay_ms: One way of a link.
+        mbit: A link's rate, in Mbit/s.
+        forward_ms: A hop's forward, without its rows.
+        row_ms: Each row of a hop's forward.
+        pass_ms: A pass of the draft's model.
+        pass_row_ms: Each row of such a pass.
+        grow_ms: Beside passes: each time that a tree grows.
+        node_ms: Beside passes: each node that a tree has when it grows.
+        turn_ms: Until the drafter has a request, and the loop its tree.
+        learn_ms: What the drafter learns from a reply, before the next one is read.
+        others: Sweeps of other clients, as large as this one, that a sweep waits behind, hop by hop.
+        wait_ms: From a sweep's arrival at a hop to its forward, with nothing in the way.
+        cores: Cores that all machines share; None where each machine has its own. One program computes on one core at a
+            time.
+        handling_ms: What machines compute for a sweep beside forwards and drafts, messages above all. It takes time of
+            the shared cores; without shared cores it is part of the delays.
+        handling_row_ms: What they compute for each further row. It is part of nothing else.
+        other_ms: What each hop reports as the time of messages. It is part of `handling_ms` or of the delays.
+        row_bytes: Bytes of a hidden row.
+        first_ms: What a hop's first forward of each size takes in addition, as on a GPU that loads kernels at first
+            use. Sizes are powers of two of rows. One row has run before.
+        paces: How many times as long as the mean hop each hop computes.
     """
 
     delay_ms: float
@@ -80,28 +89,28 @@ class Costs:
     paces: tuple[float, ...] = (1.0,) * HOPS
 
     def compute_ms(self, rows: int, hop: int = 0) -> float:
-        """Of one hop's forward."""
+        """One hop's forward."""
         return self.paces[hop] * (self.forward_ms + self.row_ms * rows)
 
     def plain_ms(self) -> float:
-        """Of a sweep without a tree, with nobody else there."""
+        """A sweep without a tree, with nobody else there."""
         prospect = self.prospect()
         return prospect.links_ms + prospect.compute_ms + prospect.link_row_ms
 
     def prospect(self) -> Prospect:
-        """What routing would say of a chain of such machines."""
+        """What routing forecasts for a chain of such machines."""
         links_ms, link_row_ms = (HOPS + 1) * self.delay_ms, (HOPS - 1) * self.transfer_ms(1)
         each_ms = [self.compute_ms(1, hop) for hop in range(HOPS)]
         row_ms, busiest = self.row_ms * sum(self.paces), max(self.paces) / sum(self.paces)
         return Prospect(links_ms, sum(each_ms), row_ms, link_row_ms, hops=HOPS, busiest=busiest)
 
     def transfer_ms(self, rows: int) -> float:
-        """Of hidden rows over one link."""
+        """Hidden rows over one link."""
         return rows * self.row_bytes * 8 / (self.mbit * 1e3)
 
 
 class AtOnce(Executor):
-    """Runs what it is given where it is given it: virtual time does not pass meanwhile by itself."""
+    """Runs what it is given at once, in the caller's thread. Virtual time does not pass meanwhile."""
 
     def submit(self, work: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:  # noqa: ANN401 - Executor's
         """Run it now."""
@@ -115,7 +124,20 @@ class AtOnce(Executor):
 
 @dataclass(slots=True)
 class Flight:
-    """A sweep on its way. arrived_ms, started_ms, compute_ms: at the hop where it is."""
+    """A sweep on its way. Times are of the virtual clock.
+
+    Attributes:
+        sequence: Its number.
+        rows: Its nodes.
+        picks: The tail's picks after them.
+        sent_ms: When the client sent it.
+        arrived_ms: When it arrived at the hop where it is.
+        started_ms: When its forward began there.
+        compute_ms: What that forward takes.
+        times: What each hop reports so far.
+        is_back: Its reply has arrived.
+        back_ms: When that was.
+    """
 
     sequence: int
     rows: int
@@ -131,7 +153,13 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A hop: its program, which hears and says one thing at a time; its model; and the link behind it."""
+    """A hop: three things that each do one thing at a time.
+
+    Attributes:
+        program: Reads and writes messages.
+        model: Computes forwards.
+        link: Carries rows to the next hop.
+    """
 
     program: Line = field(default_factory=Line)
     model: Line = field(default_factory=Line)
@@ -315,7 +343,7 @@ class RecordedDrafter:
 
 
 class VirtualDrafter(CountedDrafter):
-    """A real drafter; what it ran takes virtual time, and no other."""
+    """A real drafter. What its model ran takes virtual time, and nothing else does."""
 
     def __init__(self, drafter: TreeDrafter, costs: Costs, clock: Clock) -> None:
         super().__init__(drafter)

@@ -25,6 +25,7 @@ PRIME = 1_000_003
 
 
 def first_state(layer: int) -> int:
+    """A layer's state before the first token."""
     return 7 + layer
 
 
@@ -36,7 +37,7 @@ def fold(state: int, values: Sequence[int]) -> int:
 
 
 def pick(value: int) -> int:
-    """The head: the token picked where the last layer gives this value."""
+    """The head: the token that is picked where the last layer gives this value."""
     return (value >> 3) % VOCAB
 
 
@@ -53,7 +54,7 @@ def plain_decoding(prompt: Sequence[int], length: int) -> list[int]:
 
 
 class Machine:
-    """One hop's KV: what came into each of its layers at each slot."""
+    """One hop's span of the fake target, with its KV cache."""
 
     def __init__(self, limits: Limits, span: Span) -> None:
         self.slots = Slots(limits.window_tokens + limits.nodes)
@@ -93,12 +94,16 @@ class Machine:
 
 
 def rows_of(values: Sequence[int]) -> Rows:
+    """Hidden rows on the wire: one value per row, in four bytes."""
     data = b"".join(value.to_bytes(ROW_BYTES, "little") for value in values)
     return Rows(Codec.FP32, len(values), ROW_BYTES // Codec.FP32.item_bytes, data)
 
 
 class Writer:
-    """A client that makes legal sweeps at random, several ahead of the replies, and sometimes turns to another chat."""
+    """A client that makes legal sweeps at random.
+
+    It sends several sweeps ahead of the replies, and sometimes begins another turn.
+    """
 
     def __init__(self, chance: random.Random, widest: int) -> None:
         self.chance = chance
@@ -112,17 +117,19 @@ class Writer:
 
     @property
     def can_send(self) -> bool:
+        """Whether the window has room for a sweep."""
         if self._can_send is None:  # asked for at every step
             self._can_send = self.walk.room > 0
         return self._can_send
 
     @property
     def must_send(self) -> bool:
-        """Whether nobody but the client can go on."""
+        """Whether only the client can go on."""
         return bool(self.left) or self.walk.pending is not None
 
     @property
     def can_restart(self) -> bool:
+        """Whether another turn may begin now."""
         return bool(self.text) and self.walk.in_flight < self.limits.sweeps
 
     def sweep(self) -> Sweep:
@@ -149,10 +156,16 @@ class Writer:
         return commit, kept
 
     def accept(self, reply: Reply) -> None:
+        """Take the tokens of a reply."""
         self._can_send = None
         self.text += self.walk.accept(reply)
 
     def check_text(self) -> None:
+        """Compare the text so far with the oracle's.
+
+        Raises:
+            AssertionError: it is another one.
+        """
         text = [*self.prompt, *self.text]
         assert text == plain_decoding(self.prompt, len(text)), "another text than plain decoding's"
 
@@ -186,7 +199,7 @@ class Writer:
 
 
 class GlancingLog(HopLog):
-    """Looks into its queue only now and then, as a hop may whose look-ahead is bounded."""
+    """Looks into its queue only now and then, as a hop with a bounded look-ahead may."""
 
     def __init__(self, limits: Limits, chance: random.Random) -> None:
         super().__init__(limits)

@@ -35,9 +35,14 @@ TREE = 1024
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One text. tokens: prompt and what followed.
+    """One text and its trees.
 
-    trees: by the length of the text before their root's next token. looked_up: which of their nodes need no model.
+    Attributes:
+        prompt: Tokens of the prompt.
+        tokens: The prompt and what followed it.
+        sampling: How it was sampled.
+        trees: The draft's tree at each length of the text, below the root's next token.
+        looked_up: The nodes of those trees that need no model.
     """
 
     prompt: tuple[int, ...]
@@ -49,7 +54,13 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The models, a draft that has learned, and how many new tokens a text gets."""
+    """What texts are recorded with.
+
+    Attributes:
+        target: The model that picks.
+        draft: The model that drafts. It has learned already.
+        new_tokens: New tokens of each text.
+    """
 
     target: RaggedModel
     draft: RaggedModel
@@ -120,8 +131,11 @@ def _at_once(_rows: int) -> None:
 class RecordedSearch:
     """What a draft knows of a recorded tree after so many passes of its model: a search that may go on.
 
-    The look-up's candidates are there at once, and what an earlier search found below the same text; a pass expands the
-    best nodes whose children might be among the best. rows: of each pass.
+    Candidates of the look-up are there at once, and so is what an earlier search found below the same text. A pass
+    expands the best nodes whose children might be among the best.
+
+    Attributes:
+        rows: Rows of each pass.
     """
 
     def __init__(
@@ -131,9 +145,13 @@ class RecordedSearch:
         expanded: AbstractSet[tuple[int, ...]],
         passing: Callable[[int], None] = _at_once,
     ) -> None:
-        """expanded: tokens below the root that lead to what an earlier search expanded; the root itself is ().
+        """Begin at the root.
 
-        passing: told of each pass, with its rows.
+        Args:
+            tree: The recorded tree.
+            looked_up: Its nodes that need no model.
+            expanded: What an earlier search expanded, as tokens below the root; the root itself is ().
+            passing: Called at each pass, with its rows.
         """
         self._tree = tree
         self._paths: list[tuple[int, ...]] = []

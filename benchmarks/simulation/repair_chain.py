@@ -44,7 +44,15 @@ Up = Attached | Ready | Reply
 
 
 class Around(Protocol):
-    """What surrounds the machines: the network, chance, and what is counted."""
+    """What surrounds the machines: the network, the dice, the counters.
+
+    Attributes:
+        chance: All that happens by chance is drawn from it.
+        seen: How often each kind of event occurred.
+        writer: The client's sweeps and text.
+        hops: Every machine there ever was, by its peer id.
+        history: Committed and live nodes after each sweep, by its sequence number: what a restored hop must have.
+    """
 
     chance: random.Random
     seen: Counter[str]
@@ -53,7 +61,7 @@ class Around(Protocol):
     history: dict[int, tuple[list[TreeNodeId], list[TreeNodeId]]]
 
     def connect(self, source: Sender, place: RouteHop) -> Stream:
-        """A new stream to a machine."""
+        """Open a stream to a machine."""
 
     def make_log(self, limits: Limits) -> HopLog:
         """A new session's log."""
@@ -63,7 +71,16 @@ class Around(Protocol):
 class Stream:
     """One connection: to a successor, or to the tail for replies.
 
-    is_fenced: the other side does not hear it any more. is_noticed: its source knows that it is of no use.
+    Attributes:
+        source: Who opened it.
+        target: The machine that it leads to.
+        place: That machine and its span, as the route names them.
+        down: Messages on their way to the target.
+        up: Answers on their way to the source.
+        is_attached: The target has answered Attach.
+        is_fenced: The target does not read it any more.
+        is_cut: Nothing that is sent from now on arrives.
+        is_noticed: The source knows that it is of no use.
     """
 
     source: Sender
@@ -77,15 +94,17 @@ class Stream:
     is_noticed: bool = False
 
     def send(self, message: Down) -> None:
+        """Put a message on its way to the target."""
         if not self.is_cut:
             self.down.append(message)
 
     def answer(self, message: Up) -> None:
+        """Put a message on its way to the source."""
         if not self.is_cut:
             self.up.append(message)
 
     def cut(self, chance: random.Random) -> None:
-        """Both directions lose what is in flight from some point on."""
+        """Lose what is in flight, from some point on, in both directions."""
         self.is_cut = True
         for queue in (self.down, self.up):
             for _ in range(chance.randint(0, len(queue))):
@@ -95,7 +114,10 @@ class Stream:
 class Sender:
     """What the client and every hop have in common: a journal and a successor.
 
-    owes: the successor lacks what follows `reached`, the last sequence that it has received or that is on its way.
+    Attributes:
+        index: Its place in the route; the client's is -1.
+        owes: Whether the successor lacks what follows `reached`.
+        reached: The last sequence number that the successor has received, or that is on its way to it.
     """
 
     index = -1
@@ -111,7 +133,7 @@ class Sender:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the journal is behind the rules' state at the moment."""
+        """Whether the journal is behind the state of the rules just now."""
         return False
 
     def follow(self) -> None:
@@ -126,7 +148,7 @@ class Sender:
         self.link.send(Attach(SESSION, self.generation, self.route, self.index + 1, OPEN))
 
     def hear(self, stream: Stream, message: Up) -> None:
-        """What the successor says."""
+        """Take what the successor says."""
         if stream is not self.link:
             return
         match message:
@@ -139,9 +161,11 @@ class Sender:
                 pass
 
     def on_ready(self) -> None:
+        """The whole chain behind has the new route."""
         raise NotImplementedError
 
     def ask(self) -> None:
+        """Have the journal filled again, because it was dropped."""
         raise NotImplementedError
 
     def sync(self) -> None:
@@ -179,7 +203,7 @@ class Hop(Sender):
         self.begin(span)
 
     def begin(self, span: Span) -> None:
-        """A session that nothing is known of yet."""
+        """Begin a session of which nothing is known yet."""
         limits = self.world.writer.limits
         self.span = span
         self.log = self.world.make_log(limits)
@@ -196,27 +220,31 @@ class Hop(Sender):
 
     @property
     def is_tail(self) -> bool:
+        """Whether it has the last layer."""
         return self.span.end == LAYERS
 
     @property
     def is_replaying(self) -> bool:
+        """Whether it runs, or will run, sweeps of a replay."""
         return self.log.is_replaying or (self.running is not None and self.running.is_replay)
 
     @property
     def is_busy(self) -> bool:
+        """Whether a sweep runs, or the log is in a replay."""
         return self.running is not None or self.log.is_replaying
 
     # What comes from upstream
 
     def hears(self, stream: Stream) -> bool:
-        """Whether the session's sweeps come from here (R3)."""
+        """Whether the session's sweeps come from this stream (R3)."""
         return stream is self.upstream
 
     def received(self) -> int | None:
-        """What Attach is answered with (R4); a hop that can replay nothing wants a replay itself (R8)."""
+        """The answer to Attach (R4). A hop that can replay nothing wants a replay itself (R8)."""
         return None if self.journal.is_dropped else self.log.received.sequence or None
 
     def receive(self, stream: Stream, message: Down) -> None:
+        """Take a message from upstream."""
         match message:
             case Attach():
                 self.attach(stream, message)
@@ -237,6 +265,7 @@ class Hop(Sender):
                 self.reroute(message)
 
     def attach(self, stream: Stream, attach: Attach) -> None:
+        """Take a new predecessor, unless its generation is old (R3)."""
         if attach.generation <= self.generation:
             stream.is_fenced = True
             self.world.seen["stale Attach"] += 1
@@ -256,11 +285,13 @@ class Hop(Sender):
         self.go_on(attach.generation, attach.route, attach.index)
 
     def reroute(self, reroute: Reroute) -> None:
+        """Take a new route from the predecessor that is there already."""
         here = RouteHop(self.peer, self.span)
         if reroute.generation > self.generation and here in reroute.route:
             self.go_on(reroute.generation, reroute.route, reroute.route.index(here))
 
     def go_on(self, generation: int, route: Route, index: int) -> None:
+        """Pass a new route on; the tail answers that it is ready."""
         self.generation, self.route, self.index = generation, route, index
         if not self.is_tail:
             self.follow()
@@ -270,6 +301,7 @@ class Hop(Sender):
             self.repeat(sequence)  # R6
 
     def restore(self, snapshot: Snapshot) -> None:
+        """Take a snapshot as the state, and check it against what was sent."""
         self.log.restore(snapshot)
         state = self.log.executed
         assert (list(map(id_of, state.committed)), [*state.live]) == self.world.history[state.sequence], (
@@ -284,9 +316,11 @@ class Hop(Sender):
     # Work
 
     def start(self) -> None:
+        """Begin the next sweep."""
         self.running = self.log.next_work()
 
     def finish(self) -> None:
+        """End the sweep that runs: answer it, or pass its rows on."""
         work, self.running = self.running, None
         assert work is not None
         sweep, nodes, values = work.frame.sweep, work.nodes, self.machine.execute(work)
@@ -307,7 +341,7 @@ class Hop(Sender):
             self.push(SweepFrame(sweep, kept, rows))
 
     def answer(self, work: SweepWork, wanted: dict[TreeNodeId, int]) -> None:
-        """The tail's picks of a sweep, or of a part of a replay (R6)."""
+        """Answer a sweep, or a part of a replay, with the tail's picks (R6)."""
         if not work.is_replay:
             self.reply(Reply(work.frame.sweep.sequence, self.generation, tuple(wanted.items())))
             return
@@ -318,23 +352,26 @@ class Hop(Sender):
                 self.reply(reply)
 
     def reply(self, reply: Reply) -> None:
+        """Keep a reply until it is acknowledged, and send it."""
         acked = self.log.received.acked
         self.replies = {sequence: kept for sequence, kept in self.replies.items() if sequence > acked}
         self.replies[reply.sequence] = reply
         self.repeat(reply.sequence)
 
     def repeat(self, sequence: int) -> None:
+        """Send a kept reply, if somebody reads replies."""
         if self.sink is not None and sequence in self.replies:
             self.sink.answer(self.replies[sequence])
 
     # What goes upstream
 
     def on_ready(self) -> None:
+        """Tell the predecessor."""
         if self.upstream is not None:
             self.upstream.answer(Ready(self.generation, Credits(0, 0, 0)))
 
     def ask(self) -> None:
-        """It needs a replay before it can give one (R8)."""
+        """Ask for a replay, which it needs before it can give one (R8)."""
         if self.upstream is not None and not self.has_asked:
             self.has_asked = True
             self.upstream.answer(Attached(self.generation, None))
@@ -342,11 +379,12 @@ class Hop(Sender):
 
 
 def id_of(token: CommittedToken) -> TreeNodeId:
+    """A committed token's node."""
     return token.id
 
 
 class Client(Sender):
-    """The predecessor of hop 0."""
+    """The client: the predecessor of hop 0, and the reader of the tail's replies."""
 
     def __init__(self, world: Around, writer: Writer) -> None:
         super().__init__(world)
@@ -363,6 +401,7 @@ class Client(Sender):
         self.follow()
 
     def on_ready(self) -> None:
+        """The route stands; read its replies."""
         self.is_ready = True
         self.follow_tail()
 
@@ -377,6 +416,7 @@ class Client(Sender):
             self.world.seen["reply streams"] += 1
 
     def hear(self, stream: Stream, message: Up) -> None:
+        """Take a reply, or what the successor says."""
         if not isinstance(message, Reply):
             super().hear(stream, message)
         elif stream is self.replies:

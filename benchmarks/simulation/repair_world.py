@@ -28,7 +28,18 @@ NOTICE_CHANCE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What happens in a schedule, and what its hops are: tests take rules away here."""
+    """What happens in a schedule, and what its hops are. Tests take rules away here.
+
+    Attributes:
+        new_tokens: The schedule ends when the text has so many.
+        faults: At most so many faults, beside those that follow from them.
+        zombies_return: Machines that were left may be used again, with their old state.
+        repetitions: Probability that a sweep arrives twice.
+        make_hop: The class of hops.
+        make_log: The log of a new session; by default one that looks into its queue, always or now and then.
+        restarts: At most so many further turns.
+        has_deadline: The client repairs again when a route is not ready in time (R7).
+    """
 
     new_tokens: int = 5
     faults: int = 4
@@ -44,7 +55,7 @@ USUAL = Plan()
 
 
 class World:
-    """One schedule."""
+    """One schedule, from a seed."""
 
     def __init__(self, seed: int, plan: Plan = Plan()) -> None:
         self.chance = random.Random(seed)
@@ -69,6 +80,11 @@ class World:
     # The run
 
     def run(self) -> None:
+        """Run until the text has its length.
+
+        Raises:
+            AssertionError: the text is another one, or no end is in sight.
+        """
         while len(self.writer.text) < self.plan.new_tokens:
             self.now += 1
             assert self.now < MOST_STEPS, "stuck: no end in sight"
@@ -78,6 +94,7 @@ class World:
         self.seen["generations"] += self.client.generation
 
     def step(self) -> None:
+        """Let one thing happen: a repair that is due, a fault, a restart or an ordinary event."""
         if not self.client.is_ready and self.now >= self.deadline and self.plan.has_deadline:
             self.seen["deadlines"] += 1
             self.repair(self.dead())  # R7
@@ -96,6 +113,7 @@ class World:
             self.act()
 
     def act(self) -> None:
+        """Let one ordinary event happen: a message arrives, a sweep begins or ends, the client sends."""
         able: list[Callable[[], None]] = []
         for stream in self.streams:
             if stream.down or stream.up:
@@ -118,9 +136,11 @@ class World:
             self.notice()
 
     def send(self) -> None:
+        """The client sends its next sweep."""
         self.dispatch(self.writer.sweep())
 
     def restart(self) -> None:
+        """The client begins another turn."""
         self.restarts -= 1
         commit, _ = self.writer.restart()
         if commit is not None:
@@ -129,6 +149,7 @@ class World:
         self.seen["restarts during repair"] += not self.client.is_ready
 
     def dispatch(self, sweep: Sweep) -> None:
+        """Send a sweep, and note the state that it leads to."""
         state = self.writer.walk.state
         self.history[sweep.sequence] = (list(map(id_of, state.committed)), [*state.live])
         self.client.journal.note(sweep)
@@ -139,7 +160,7 @@ class World:
     # Streams
 
     def connect(self, source: Sender, place: RouteHop) -> Stream:
-        """A new stream; what lies behind it may be dead."""
+        """Open a stream. What lies behind it may be dead."""
         stream = Stream(source, self.hops[place.peer], place)
         stream.is_cut = not stream.target.is_alive
         self.streams = [old for old in self.streams if old.down or old.up or not old.is_noticed]
@@ -147,7 +168,7 @@ class World:
         return stream
 
     def deliver(self, stream: Stream) -> None:
-        """One message arrives, on the one side or the other."""
+        """Let one message arrive, on the one side or the other."""
         if stream.down and (not stream.up or self.chance.random() < 0.5):
             message = stream.down.popleft()
             if not self.is_lost(message) and stream.target.is_alive:
@@ -169,20 +190,21 @@ class World:
         return True
 
     def end(self, stream: Stream) -> None:
-        """Whoever opened the stream learns that it is over."""
+        """Tell who opened the stream that it is over."""
         stream.is_noticed = True
         stream.cut(self.chance)
 
     # Faults
 
     def fault(self) -> None:
+        """Let one fault happen."""
         kind = self.chance.choice(
             (self.kill, self.kill, self.kill, self.mistake, self.mistake, self.cut, self.lose, self.overflow)
         )
         kind()
 
     def kill(self) -> None:
-        """One machine or several die, the ones that are being brought in rather than others."""
+        """One machine dies, or several; rather those that are in a replay."""
         route = [self.hops[place.peer] for place in self.client.route]
         count = self.chance.choice((1, 1, 1, 2, len(route)))
         victims = {hop.peer: hop for hop in self.chance.choices(route, self.weights(), k=count) if hop.is_alive}
@@ -211,6 +233,7 @@ class World:
         ]
 
     def phase(self, hop: Hop) -> str:
+        """What a machine was doing when it was killed."""
         if hop.is_replaying:
             return "in replay"
         if not self.client.is_ready:
@@ -220,7 +243,7 @@ class World:
         return "at work" if hop.running is not None or len(hop.log) else "idle"
 
     def mistake(self) -> None:
-        """Machines are taken for dead and go on."""
+        """Machines are taken for dead, and go on."""
         places = set(
             self.chance.choices(range(len(self.client.route)), self.weights(), k=self.chance.choice((1, 1, 2)))
         )
@@ -228,18 +251,20 @@ class World:
         self.repair(places)
 
     def cut(self) -> None:
+        """A stream of the chain is cut."""
         streams = [stream for stream in self.chain() if not stream.is_cut]
         if streams:
             self.chance.choice(streams).cut(self.chance)
             self.seen["cut streams"] += 1
 
     def lose(self) -> None:
+        """The next message of a repair gets lost. In half of the cases a repair begins at once."""
         self.loses_next = True
         if self.chance.random() < 0.5:
             self.repair(set())
 
     def overflow(self) -> None:
-        """A machine has no memory for its journal any more; mostly, this is needed soon."""
+        """A machine has no memory for its journal any more. Mostly the journal is needed soon."""
         hops = [self.hops[place.peer] for place in self.client.route[:-1]]
         hops = [hop for hop in hops if hop.is_alive and not hop.journal.is_dropped]
         if hops:
@@ -255,11 +280,12 @@ class World:
         return [stream for stream in (*(sender.link for sender in senders), self.client.replies) if stream is not None]
 
     def dead(self) -> set[int]:
-        """Which places of the route are found dead; not all at once."""
+        """Which places of the route are found dead; not all of them at once."""
         lost = {place for place, hop in enumerate(self.client.route) if not self.hops[hop.peer].is_alive}
         return {place for place in lost if self.chance.random() < 0.8}
 
     def is_broken(self) -> bool:
+        """Whether a stream is cut or a machine is dead."""
         return any(stream.is_cut for stream in self.chain()) or any(
             not self.hops[place.peer].is_alive for place in self.client.route
         )
@@ -292,7 +318,7 @@ class World:
         self.go(tuple(route))
 
     def instead(self, start: int, lost: Span, taken: set[PeerId]) -> list[RouteHop]:
-        """One machine or two for these layers."""
+        """One machine or two for the layers of a lost one."""
         self.seen["two became one"] += start < lost.start
         middle = self.chance.randint(start, lost.end) if self.chance.random() < 0.3 else start
         self.seen["one became two"] += start < middle < lost.end
@@ -304,6 +330,7 @@ class World:
         return found
 
     def go(self, route: Route) -> None:
+        """Give the client a new route."""
         self.deadline = self.now + self.chance.randint(60, 400)
         self.client.take(route)
 
@@ -319,12 +346,14 @@ class World:
         return self.fresh(span).peer
 
     def fresh(self, span: Span) -> Hop:
+        """A machine that nobody has used yet."""
         hop = self.plan.make_hop(self, span)
         self.hops[hop.peer] = hop
         self.living.append(hop)
         return hop
 
     def make_log(self, limits: Limits) -> HopLog:
+        """The log of a new session."""
         if self.plan.make_log is not None:
             return self.plan.make_log(limits, self.chance)
         return HopLog(limits) if self.looks_far else GlancingLog(limits, self.chance)
