@@ -78,20 +78,32 @@ class Options:
     prompts: int = 24
     """Of a kind; of code-like and of repetitive text there are twelve, which are told twice then."""
     pairs: int = 25
+    """Prompts that go through all methods."""
     new_tokens: int = 64
+    """New tokens of each text."""
     kind: Kind | None = None
+    """tun needs root; left out: the best that this machine allows."""
     again: Path | None = None
     """Results of an earlier run, to be replayed once more instead of measuring anew."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A cell. Speeds: tokens per second by way, real and replayed; ratios of chosen over plain: medians over pairs.
+    """One cell. Speeds are tokens per second, by method.
 
-    A replayed text's speed is the harmonic mean over the replays; single_ratios: the ratio by each of those alone.
+    A replayed text's speed is the harmonic mean over the replays.
+
+    Attributes:
+        costs: What the cell's runs showed of the machine and the network.
+        real: Speeds of real nodes.
+        virtual: Speeds of the replays.
+        ratio: Chosen over plain on real nodes: the median over pairs.
+        virtual_ratio: The same of the replays.
+        single_ratios: The same of each replay by itself.
     """
 
     costs: Costs

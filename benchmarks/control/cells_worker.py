@@ -44,9 +44,16 @@ WAYS: dict[str, dict[str, Any]] = {PLAIN: {"nodes": 0}, CHOSEN: {}, FIXED: {"nod
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to measure. cells: kinds of text and temperatures. prompts: of each kind, taken in turn for the pairs.
+    """What to measure. Each pair has a seed of its own.
 
-    A pair's seed is its own. root: the process that all programs of this benchmark descend from.
+    Attributes:
+        peer: A bootstrap peer's address.
+        cells: Kinds of text, and temperatures.
+        prompts: Prompts of each kind, taken in turn for the pairs.
+        pairs: Pairs of each cell.
+        new_tokens: New tokens of each text.
+        result: The file for the measurements.
+        root: The process that all programs of this benchmark descend from.
     """
 
     peer: str
@@ -61,8 +68,10 @@ class Job:
 class TimedDrafter(CountedDrafter):
     """Notes the CPU time of what it does.
 
-    grown: of each tree, each time, milliseconds, passes of the model, rows that it ran, and nodes that there are now.
-    learned: milliseconds.
+    Attributes:
+        grown: Of each tree, each time: milliseconds, passes of the model, rows that it ran, and nodes that the tree has
+            then.
+        learned: Milliseconds of each lesson.
     """
 
     def __init__(self, drafter: TreeDrafter) -> None:
@@ -73,20 +82,20 @@ class TimedDrafter(CountedDrafter):
     def grow(
         self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, worth: Worth = EVERYTHING
     ) -> DraftTree:
-        """As ever."""
+        """Grow a tree, and note its time."""
         began_s = time.thread_time()
         tree = super().grow(sequence, nodes, depth, sampling, worth)
         self.grown.append((1e3 * (time.thread_time() - began_s), self.passes, self.rows, len(tree)))
         return tree
 
     def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
-        """As ever."""
+        """Learn, and note the time."""
         began_s = time.thread_time()
         super().learn(tree, picks, others)
         self.learned.append(1e3 * (time.thread_time() - began_s))
 
     def told(self) -> dict[str, Any]:
-        """What was noted since this was asked last."""
+        """What was noted since the last call."""
         grown, learned, self.grown, self.learned = self.grown, self.learned, [], []
         return {
             "grown": [(round(ms, 2), *what) for ms, *what in grown],

@@ -52,16 +52,27 @@ class Options:
     prompts: int = 12
     """Passages; half of them before the change."""
     new_tokens: int = 64
+    """New tokens of each text."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     changes: tuple[str, ...] = tuple(CHANGES)
+    """Which changes, by name."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One change. changed, settled: tokens per virtual second of each text after it, by the two clients."""
+    """One change. Speeds are tokens per virtual second of each text after it.
+
+    Attributes:
+        name: The change.
+        temperature: Of sampling.
+        changed: Speeds of the client whose network changed.
+        settled: Speeds of the client that had the second network from the beginning.
+    """
 
     name: str
     temperature: float

@@ -44,18 +44,29 @@ class Options:
     """Measure first texts on machines that stall."""
 
     prompts: int = 6
+    """How many prompts."""
     new_tokens: int = 64
+    """New tokens of each text."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     networks: tuple[str, ...] = ("25 ms, 100 Mbit/s",)
+    """Which networks."""
     stalls_ms: tuple[float, ...] = (0.0, 100.0, 300.0)
+    """How long a stall takes."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell: network, temperature, stall; tokens per virtual second of each text, by way."""
+    """One cell.
+
+    Attributes:
+        name: Network, temperature, and the stall in milliseconds.
+        speeds: Tokens per virtual second of each text, by method.
+    """
 
     name: tuple[str, float, float]
     speeds: dict[str, list[float]]
@@ -71,12 +82,12 @@ class Cell:
 
     @property
     def least_of_plain(self) -> float:
-        """The least that a single text had."""
+        """The least that a single text has of plain decoding's speed."""
         return min(a / b for a, b in zip(self.speeds[CHOSEN], self.speeds[PLAIN], strict=True))
 
 
 def measure(name: tuple[str, float, float], options: Options) -> Cell:
-    """All ways of one cell."""
+    """All methods of one cell."""
     network, temperature, stall_ms = name
     costs, given = replace(PROFILES[network], first_ms=stall_ms), prompts_of("passages", options.prompts)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]

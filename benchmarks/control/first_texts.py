@@ -43,7 +43,7 @@ Promise = Callable[[Costs], Prospect | None]
 
 
 def promised(links: float, compute: float, row: float) -> Promise:
-    """A promise that is so many times the truth."""
+    """A forecast that is so many times the truth."""
 
     def promise(costs: Costs) -> Prospect:
         true = costs.prospect()
@@ -69,17 +69,28 @@ class Options:
     prompts: int = 6
     """Of each kind."""
     new_tokens: int = 64
+    """New tokens of each text."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell, in tokens per virtual second. least: of one text, first, as a part of what plain decoding makes of it.
+    """One cell. Speeds are tokens per virtual second.
 
-    misled: first texts, by what was promised.
+    Attributes:
+        name: Network, kind of text, temperature.
+        plain: Plain decoding.
+        best: The best fixed choice: tree size and sweeps in flight.
+        fixed: Its speed.
+        first: First texts, each by a new client.
+        later: One client that generates all texts.
+        least: The least that a single first text has of plain decoding's speed.
+        misled: First texts with a wrong forecast, by its name.
     """
 
     name: tuple[str, str, float]
@@ -102,7 +113,7 @@ def texts_of(kind: str, temperature: float, options: Options) -> list[Recorded]:
 
 
 def measure(name: tuple[str, str, float], texts: Sequence[Recorded]) -> Cell:
-    """All ways of one cell."""
+    """All methods of one cell."""
     costs, tokenizer = PROFILES[name[0]], AutoTokenizer.from_pretrained(TARGET)
 
     def each(way: Callable[[], Budget], promise: Promise = Costs.prospect) -> list[tuple[int, float]]:

@@ -54,9 +54,13 @@ class Options:
     prompts: int = 12
     """Of each kind, as far as there are so many."""
     new_tokens: int = 96
+    """New tokens of each text."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     kinds: tuple[str, ...] = ("passages", "repetitive")
+    """Kinds of text."""
     networks: tuple[str, ...] = DELAY_BOUND
+    """Which networks."""
     sizes: tuple[int, ...] = SIZES
     """Of fixed trees, one at a time."""
     replays: int = 3
@@ -68,30 +72,41 @@ class Options:
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way through a cell: a number per replay."""
+    """One method in one cell: a number per replay.
+
+    Attributes:
+        tokens_per_s: Tokens per virtual second.
+        nodes_per_token: Tree nodes sent per token.
+    """
 
     tokens_per_s: tuple[float, ...]
     nodes_per_token: tuple[float, ...]
 
     @property
     def speed(self) -> float:
-        """Of all replays together, which have as many tokens each."""
+        """The speed of all replays together, which have equally many tokens."""
         return harmonic_mean(self.tokens_per_s)
 
     def over(self, other: Way) -> list[float]:
-        """How many times as fast as another way, replay by replay."""
+        """How many times as fast as another method, replay by replay."""
         return [one / that for one, that in zip(self.tokens_per_s, other.tokens_per_s, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell. fixed: one sweep at a time, by the size of its trees. chosen: as goodput chooses, one at a time.
+    """One cell.
 
-    pipe, deaf: full, and without siblings, which is told once.
+    Attributes:
+        name: Network, kind of text, temperature.
+        fixed: One sweep at a time with trees of one size, by that size.
+        chosen: One sweep at a time with trees that the controller chooses.
+        pipe: What the controller chooses, with many sweeps in flight.
+        deaf: The same without reuse of picks across branches, replayed once.
     """
 
     name: tuple[str, str, float]
@@ -107,12 +122,12 @@ class Cell:
 
     @property
     def of_best(self) -> float:
-        """The full pipe's speed over those trees'."""
+        """The speed of many sweeps in flight over that of the best fixed size."""
         return self.pipe.speed / self.fixed[self.best].speed
 
     @property
     def of_chosen(self) -> float:
-        """The full pipe's speed over what goodput makes of one sweep at a time."""
+        """The speed of many sweeps in flight over one at a time, both as the controller chooses."""
         return self.pipe.speed / self.chosen.speed
 
 
@@ -130,9 +145,9 @@ def tell(
     siblings: bool = True,
     promise: Callable[[Costs], Prospect | None] = Costs.prospect,
 ) -> Told:
-    """All texts through one client, whose drafter is the usual one, with or without what dead branches told.
+    """Replay all texts through one client, with the usual drafter.
 
-    promise: what routing says of the chain.
+    siblings says whether picks of dead branches are reused; promise is what routing forecasts for the chain.
     """
     drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu", siblings=siblings)).drafter
     assert isinstance(drafter, TreeDrafter)
@@ -141,7 +156,7 @@ def tell(
 
 
 def measure(name: tuple[str, str, float], options: Options) -> Cell:
-    """All ways of one cell."""
+    """All methods of one cell."""
     network, kind, temperature = name
     costs, given = PROFILES[network], prompts_of(kind, options.prompts)
     if options.measured is not None:

@@ -69,8 +69,11 @@ class Options:
     prompts: int = 12
     """Of each kind, as far as there are so many."""
     new_tokens: int = 96
+    """New tokens of each text."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     networks: tuple[str, ...] = tuple(PROFILES)
+    """Which networks."""
     forward_ms: float = Costs(0, 1).forward_ms
     """Of a hop, beside what its rows add."""
     pass_ms: float = Costs(0, 1).pass_ms
@@ -78,11 +81,18 @@ class Options:
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one way made of one cell's prompts: tokens per virtual second, the median tree size, nodes per token."""
+    """What one method made of one cell's prompts.
+
+    Attributes:
+        tokens_per_s: Tokens per virtual second.
+        nodes: The median tree size.
+        nodes_per_token: Tree nodes sent per token.
+    """
 
     tokens_per_s: float
     nodes: float
@@ -90,10 +100,10 @@ class Told:
 
 
 class OneAtATime(Goodput):
-    """The same controller, which waits for each sweep."""
+    """The same controller, with one sweep in flight."""
 
     def more(self, route: Hashable, temperature: float, room: int, ahead: Ahead) -> int:
-        """None."""
+        """No further sweep."""
         return 0
 
     def worth(self, route: Hashable, temperature: float, planned: Choice) -> Worth:
@@ -101,15 +111,18 @@ class OneAtATime(Goodput):
         return replace(super().worth(route, temperature, planned), alone=math.inf)
 
     def cut(self, route: Hashable, temperature: float, chances: Sequence[float], planned: Choice) -> Choice:
-        """All at once."""
+        """Send all of a tree at once."""
         return replace(super().cut(route, temperature, chances, planned), chunk=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Who plays. drafter: made of a clock, which it moves. target: it picks behind dead branches too.
+    """What a replay runs with. Recorded picks and trees by default; picks behind dead branches are token 0 then.
 
-    Recorded ones by default; their picks behind dead branches are token 0. promise: what routing says of the chain.
+    Attributes:
+        drafter: Makes a drafter that moves this clock.
+        target: A model that picks, behind dead branches too.
+        promise: What routing forecasts for the chain.
     """
 
     drafter: Callable[[Clock], Drafter] | None = None
@@ -159,7 +172,7 @@ async def tell(
 
 
 def run(texts: Sequence[Recorded], costs: Costs, budget: Budget, tokenizer: object, cast: Cast = RECORDED) -> Told:
-    """All prompts of a cell, one after another, through one way."""
+    """All prompts of a cell, one after another, by one method."""
     tokens = seconds = 0.0
     sizes: list[int] = []
     for recorded in texts:
@@ -181,7 +194,15 @@ def oracle(recorded: Recorded) -> Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of the grid: its row, and what the notes say of it. Parts: of plain, of the best fixed, of one alone."""
+    """One cell of the grid.
+
+    Attributes:
+        row: Its row of the table.
+        of_plain: The controller's speed over plain decoding's.
+        of_best: The same over the best fixed choice's.
+        of_alone: The same over one sweep at a time.
+        bound: A note: how fast it could be if only the delay took time; None where the delay does not bind.
+    """
 
     row: tuple[str, ...]
     of_plain: float

@@ -46,19 +46,35 @@ class Options:
     """Measure chains of machines that are not alike."""
 
     prompts: int = 6
+    """How many prompts."""
     new_tokens: int = 64
+    """New tokens of each text."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     kinds: tuple[str, ...] = ("passages",)
+    """Kinds of text."""
     networks: tuple[str, ...] = ("10 ms, 200 Mbit/s", "50 ms, 20 Mbit/s")
+    """Which networks."""
     chains: tuple[str, ...] = tuple(CHAINS)
+    """Which chains, by name."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Tokens per virtual second of one cell: network, text, chain, temperature."""
+    """One cell. Speeds are tokens per virtual second.
+
+    Attributes:
+        name: Network, kind of text, chain, temperature.
+        plain: Plain decoding.
+        fixed: Fixed choices, by their name.
+        alone: One sweep at a time, as the controller chooses.
+        alike: What a controller chooses that takes all hops for alike.
+        chosen: What the controller chooses.
+    """
 
     name: tuple[str, str, str, float]
     plain: float
@@ -74,19 +90,19 @@ class Cell:
 
 
 class Alike(Goodput):
-    """Takes all hops for alike."""
+    """A controller that takes all hops for alike."""
 
     def expect(self, route: Hashable, prospect: Prospect) -> None:
-        """No more of a promise than what holds for all of them."""
+        """Of a forecast, keep what holds for all hops."""
         super().expect(route, replace(prospect, busiest=0.0))
 
     def spent(self, route: Hashable, spent: Spent) -> None:
-        """No more of a sweep either."""
+        """Of a sweep, too."""
         super().spent(route, replace(spent, each_waited_ms=(), each_computed_ms=()))
 
 
 def measure(name: tuple[str, str, str, float], options: Options) -> Cell:
-    """All ways of one cell."""
+    """All methods of one cell."""
     network, kind, chain, temperature = name
     paces, others = CHAINS[chain]
     costs, given = replace(PROFILES[network], paces=paces, others=others), prompts_of(kind, options.prompts)

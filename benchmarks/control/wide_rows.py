@@ -49,16 +49,29 @@ class Options:
     prompts: int = 4
     """Passages."""
     new_tokens: int = 64
+    """New tokens of each text."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     networks: tuple[str, ...] = tuple(NETWORKS)
+    """Which networks."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Tokens per virtual second of one cell. first: of each text by a client of its own, by what it was promised."""
+    """One cell. Speeds are tokens per virtual second.
+
+    Attributes:
+        name: Network, temperature.
+        plain: Plain decoding.
+        fixed: Fixed choices, by their name.
+        chosen: What the controller chooses.
+        nodes: Its median tree size.
+        first: The mean of first texts, each by a new client, by what routing forecasts.
+    """
 
     name: tuple[str, float]
     plain: float
@@ -74,12 +87,12 @@ class Cell:
 
 
 def assumed(costs: Costs) -> Prospect:
-    """What routing says of links that nobody measured."""
+    """What routing forecasts for links that nobody measured."""
     return replace(costs, mbit=LINK_MBIT_PER_S).prospect()
 
 
 def measure(name: tuple[str, float], options: Options) -> Cell:
-    """All ways of one cell."""
+    """All methods of one cell."""
     network, temperature = name
     costs, given = NETWORKS[network], prompts_of("passages", options.prompts)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]

@@ -51,7 +51,12 @@ WAYS = {"one, trained on": None, "two, trained alike": "alike", "boost-tuned pai
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of trees. candidates: of each draft below a node. nodes: K."""
+    """The shape of trees.
+
+    Attributes:
+        candidates: Candidates of each draft below a node.
+        nodes: Tree nodes (K).
+    """
 
     candidates: int
     nodes: int
@@ -65,26 +70,46 @@ class Options:
     """Measure boost-tuning."""
 
     steps: int = 300
+    """Training steps of each draft."""
     batch: int = 8
+    """Lines of a training step."""
     rate: float = 1e-3
+    """Learning rate."""
     lines: int = 2_048
+    """Lines sampled for training."""
     tokens: int = 128
+    """Tokens of a line."""
     seeds: tuple[int, ...] = (2, 3)
     """Orders in which second drafts are trained."""
     samples: Path | None = None
     """File of the sampled text, made if it is not there; default: made anew."""
     prompts: int = 12
+    """How many prompts."""
     new_tokens: int = 48
+    """New tokens of each text."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     threads: int = 1
+    """Threads of torch."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Mean acceptance length of one set of drafts; seed: of the second one."""
+    """Mean acceptance length of one set of drafts.
+
+    Attributes:
+        way: Which set.
+        seed: Of the second draft; None where there is one.
+        temperature: Of sampling.
+        shape: Of the trees.
+        acceptance: Tokens per sweep.
+        same_text: Texts that are plain decoding's.
+        texts: All texts.
+    """
 
     way: str
     seed: int | None

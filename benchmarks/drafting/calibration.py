@@ -48,10 +48,13 @@ class Options:
     prompts: int = 24
     """How many of the 24 prompts, and how many others to learn from."""
     temperatures: tuple[float, ...] = (0.0, 0.6, 1.0)
+    """Of sampling; 0 is greedy."""
     nodes: tuple[int, ...] = (4, 16, 64)
     """Tree nodes below the pending token."""
     new_tokens: int = 48
+    """New tokens of each text."""
     threads: int = 1
+    """Threads of torch."""
     cold: bool = False
     """Learn while measuring, from nothing, instead of before."""
     record: bool = False
@@ -62,7 +65,14 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One way to get chances in one cell. tenths: (predicted, realised, nodes) of each tenth that holds nodes."""
+    """One kind of acceptance probabilities in one cell.
+
+    Attributes:
+        acceptance: Tokens per sweep.
+        predicted: What the drafter expected.
+        error: Expected calibration error of the tree nodes' probabilities.
+        tenths: (predicted, realised, nodes) of each tenth that holds nodes.
+    """
 
     acceptance: float
     predicted: float
@@ -72,7 +82,18 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Both sides; `gain` is the mean paired difference in acceptance length, with its 95 % bootstrap interval."""
+    """Both sides of one cell.
+
+    Attributes:
+        temperature: Of sampling.
+        nodes: Tree nodes (K).
+        prior: With fixed probabilities.
+        learned: With learned ones.
+        gain: The mean paired difference in acceptance length.
+        interval: Its 95 % bootstrap interval.
+        same_text: Texts that are plain decoding's, of both sides.
+        texts: All texts.
+    """
 
     temperature: float
     nodes: int
@@ -100,7 +121,14 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The demo pair, and how to run it over prompts."""
+    """Runs the demo pair over prompts.
+
+    Attributes:
+        options: Of the program.
+        console: Where progress is shown.
+        target: The model that picks.
+        draft: The model that drafts.
+    """
 
     options: Options
     console: Console

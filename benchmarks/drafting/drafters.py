@@ -89,17 +89,25 @@ class Options:
     prompts: int = 3
     """Of each kind of text."""
     new_tokens: int = 64
+    """New tokens of each text."""
     ranked_prompts: int = 6
     """Passages on which the two rankings are compared."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
-    """Write the measurements here too."""
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One text of the target. tokens: prompt and what followed; rows: [tokens, width], hidden."""
+    """One text of the target.
+
+    Attributes:
+        prompt: Tokens of the prompt.
+        tokens: The prompt and what followed it.
+        sampling: How it was sampled.
+        rows: Hidden rows: [tokens, width].
+    """
 
     prompt: int
     tokens: tuple[int, ...]
@@ -109,7 +117,12 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What a drafter made of some texts: tokens per sweep, and milliseconds of drafting per sweep."""
+    """What a drafter made of some texts.
+
+    Attributes:
+        acceptance: Tokens per sweep.
+        draft_ms: Milliseconds of drafting per sweep.
+    """
 
     acceptance: float
     draft_ms: float

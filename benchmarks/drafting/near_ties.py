@@ -43,16 +43,23 @@ class Options:
     """Measure near ties."""
 
     passages: int = 24
+    """How many passages."""
     seeds: int = 8
     """Of each position at temperature 1."""
     threads: int = 1
+    """Threads of torch."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
 
 
 @dataclass(slots=True)
 class Margins:
-    """Of every pick: between its two best scores, token by token, and between the same two in sweeps."""
+    """Of every pick: the margin between its two best scores.
+
+    Attributes:
+        alone: Token by token.
+        in_sweeps: Between the same two tokens in sweeps.
+    """
 
     alone: list[float] = field(default_factory=list)
     in_sweeps: list[float] = field(default_factory=list)

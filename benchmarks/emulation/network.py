@@ -45,7 +45,14 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to build; every link starts with the same shape."""
+    """What to build. Every link begins with the same shape.
+
+    Attributes:
+        hosts: How many hosts.
+        shape: Of every link.
+        seed: Of losses and jitter.
+        mtu: Of every interface, in bytes.
+    """
 
     hosts: int
     shape: LinkShape
@@ -64,7 +71,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a TUN network has done so far: `dropped` counts full queues, losses and cuts."""
+    """What a TUN network has done so far.
+
+    Attributes:
+        packets: Packets carried.
+        dropped: Packets dropped by full queues, losses and cuts.
+        cpu_s: CPU seconds of the process that carries them.
+    """
 
     packets: int
     dropped: int

@@ -47,7 +47,16 @@ CHOICES = (tyro.conf.EnumChoicesFromValues,)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One value beside what it should be; `low` and `high` are what is accepted."""
+    """One value beside what it should be.
+
+    Attributes:
+        what: Its name.
+        unit: Of all four values.
+        nominal: What was asked for.
+        measured: What was measured.
+        low: The least that is accepted.
+        high: The most that is accepted.
+    """
 
     what: str
     unit: str
@@ -69,16 +78,21 @@ class Options:
     kind: Kind | None = None
     """tun needs root; proxy needs nothing; left out: the best that this machine allows."""
     hosts: int = 2
+    """How many hosts."""
     delay_ms: float = 25.0
     """One way."""
     mbit: float | None = 100.0
     """Per interface and direction; None: unlimited."""
     jitter_ms: float = 0.0
+    """Largest extra delay of a packet."""
     loss: float = 0.0
     """Fraction of packets, TUN alone; the rate is not measured then."""
     queue_ms: float = 100.0
+    """Length of each link's queue."""
     seed: int = 0
+    """Of all that is random."""
     mtu: int = 1500
+    """Of every interface, in bytes."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
@@ -87,7 +101,14 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One direction of a connection."""
+    """One direction of a connection.
+
+    Attributes:
+        name: For a person.
+        shape: Of its link.
+        writer: At the near end.
+        reader: At the far end.
+    """
 
     name: str
     shape: LinkShape

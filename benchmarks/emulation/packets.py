@@ -40,7 +40,14 @@ Waiting = tuple[float, int, Link, int, bytes, bool]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the process is started with."""
+    """What the process is started with.
+
+    Attributes:
+        hosts: How many hosts.
+        shape: Of every link, at the beginning.
+        mtu: Of every interface, in bytes.
+        seed: Of losses and jitter.
+    """
 
     hosts: int
     shape: LinkShape

@@ -22,7 +22,13 @@ COVER_ATTEMPTS = 60
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """A swarm that is up. peer: where to join. nodes: its programs. star: addresses of star servers, if wanted."""
+    """A swarm that is up.
+
+    Attributes:
+        peer: The bootstrap peer's address.
+        nodes: Its programs, one per span.
+        star: Addresses of star servers, if there are any.
+    """
 
     peer: str
     nodes: tuple[Running, ...]
@@ -31,7 +37,13 @@ class Hosted:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What nodes serve, one per span. options: of every `node serve`."""
+    """What nodes serve, one per span.
+
+    Attributes:
+        model: The folder of the model.
+        spans: Layers of each node.
+        options: Further options of every `node serve`.
+    """
 
     model: Path = TARGET
     spans: tuple[str, ...] = SPANS

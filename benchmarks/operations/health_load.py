@@ -54,7 +54,9 @@ class Options:
     """Measure the health service under load."""
 
     nodes: int = 1_000
+    """How many nodes."""
     seconds: float = 60.0
+    """Seconds that count."""
     readers: int = 20
     """Readers of the live stream."""
     models: tuple[int, ...] = (1, 8)
@@ -64,11 +66,28 @@ class Options:
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(slots=True)
 class Measured:
-    """What was seen in one run. shown_ms: from saying something new to reading it in the stream."""
+    """What was seen in one run.
+
+    Attributes:
+        cpu_cores: CPU seconds of the health process per second.
+        pss_bytes: Its memory at the end (PSS).
+        tree_pss_bytes: The same with its DHT processes.
+        state_bytes: One state in the live stream.
+        query_ms: Times of HTTP requests, by path.
+        frames: States that readers got.
+        gaps_ms: From one state to the next, at one reader.
+        shown_ms: From a node's new state to its arrival in the stream.
+        messages: Signed messages that were heard.
+        refused: Refused messages, by reason.
+        nodes_shown: Nodes in the last state.
+        history_bytes: The history file before the run.
+        is_over: Tells all tasks to end.
+    """
 
     cpu_cores: float = 0.0
     pss_bytes: int = 0

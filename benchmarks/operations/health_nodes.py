@@ -16,7 +16,16 @@ LAYERS, SPAN = 80, 8
 
 @dataclass(slots=True)
 class Simulated:
-    """One node that only talks."""
+    """A node that only publishes.
+
+    Attributes:
+        identity: Its key.
+        span: Its layers.
+        fingerprint: Of its model.
+        nonce: Of this start.
+        started_at: Time of day of this start, in seconds.
+        seq: The number of its last message.
+    """
 
     identity: Identity
     span: Span

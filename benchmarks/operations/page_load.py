@@ -33,6 +33,7 @@ class Options:
     """Measure the page in headless Chromium on this machine."""
 
     nodes: tuple[int, ...] = (10, 100, 1_000)
+    """Sizes of the swarm, each in turn."""
     repeats: int = 10
     """Of opening the page, each in a browser context of its own."""
     updates: int = 10
@@ -40,11 +41,20 @@ class Options:
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(slots=True)
 class Measured:
-    """Milliseconds, one list per quantity; state_bytes: of one state."""
+    """Milliseconds of each opening or update.
+
+    Attributes:
+        state_bytes: One state.
+        interactive_ms: Until the page can be used.
+        opening_cpu_ms: CPU time of the page's main thread until then.
+        update_ms: Until the page shows a new state.
+        update_cpu_ms: CPU time of that thread for it.
+    """
 
     state_bytes: int = 0
     interactive_ms: list[float] = field(default_factory=list)

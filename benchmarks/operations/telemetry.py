@@ -59,16 +59,25 @@ class Options:
     nodes: int = 16
     """Tree nodes per sweep."""
     new_tokens: int = 96
+    """New tokens of each text."""
     seconds: float = 60.0
     """How long the publisher alone is watched."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One generated text: its speed, and what the node's process and the wall clock spent on it."""
+    """One generated text.
+
+    Attributes:
+        way: With or without telemetry.
+        tokens_per_s: Its speed.
+        cpu_s: CPU seconds of the node's process for it.
+        wall_s: Wall-clock seconds for it.
+    """
 
     way: str
     tokens_per_s: float
@@ -110,7 +119,13 @@ async def measure_pairs(options: Options, url: str, folder: Path, console: Conso
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A node and the swarm that it makes."""
+    """A node, and the swarm of which it is the only one.
+
+    Attributes:
+        way: With or without telemetry.
+        swarm: A client of it.
+        process: The node's process.
+    """
 
     way: str
     swarm: AsyncSwarm

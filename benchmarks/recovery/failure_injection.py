@@ -23,7 +23,15 @@ from swarm.protocol.messages import Credits, RouteHop, Sweep
 
 @dataclass(slots=True)
 class Mishaps:
-    """Draws in every step, for each hop, whether it loses its sessions."""
+    """Makes hops lose their sessions at random.
+
+    Attributes:
+        nodes: The nodes, by peer id.
+        chance: Probability that a hop loses its sessions, in each step.
+        rng: Decides.
+        steps: Steps so far.
+        losses: Losses so far.
+    """
 
     nodes: Mapping[str, Node]
     chance: float
@@ -42,7 +50,12 @@ class Mishaps:
 
 @dataclass(frozen=True, slots=True)
 class Exposed:
-    """A chain whose sweeps are steps."""
+    """A chain whose sweeps are the steps in which hops lose sessions.
+
+    Attributes:
+        chain: The chain.
+        mishaps: What makes them lose.
+    """
 
     chain: Chain
     mishaps: Mishaps

@@ -33,7 +33,16 @@ SLOW = LinkShape(delay_ms=1_000, mbit=1)
 
 @dataclass(slots=True)
 class Host:
-    """One node's machine. peer: its id, once it serves. is_dead: it was killed, or will be after this text."""
+    """One node's machine.
+
+    Attributes:
+        number: Its number in the network.
+        span: Its layers.
+        stack: Ends the node's program.
+        program: The node's program.
+        peer: Its peer id, once it serves.
+        is_dead: It was killed, or will be after this text.
+    """
 
     number: int
     span: str

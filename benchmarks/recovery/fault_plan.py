@@ -52,7 +52,14 @@ OTHER_PHASES = (Phase.PREFILL, Phase.SWEEP)
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What is generated. number: which prompt. Two strikes with the same text share its undisturbed run."""
+    """What is generated. Two faults with the same text share its undisturbed run.
+
+    Attributes:
+        number: Which prompt.
+        prompt_tokens: Its length.
+        temperature: Of sampling.
+        seed: Of sampling.
+    """
 
     number: int
     prompt_tokens: int
@@ -62,10 +69,17 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """One fault. sweep: the decode sweep that triggers it, or what comes before it. delay_ms: from there.
+    """One fault, at a known phase of a text.
 
-    before: in `REPLAY`, the position that is killed first; the fault comes `again_ms` after the first new route. In
-    `DRAIN` the victim itself is told to leave first.
+    Attributes:
+        fault: What happens.
+        phase: What the session does then.
+        position: Which hop it happens to.
+        text: What is generated.
+        sweep: The decode sweep that triggers it, or what comes before it.
+        delay_ms: From the trigger to the fault.
+        before: In `REPLAY`: the position that is killed first. In `DRAIN` the hop itself is told to leave first.
+        again_ms: In `REPLAY`: from the first new route to the fault.
     """
 
     fault: Fault
@@ -114,9 +128,15 @@ def _strike(one: tuple[Fault, Phase, int], place: int, number: int, chance: rand
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One generation as the client saw it; times of one clock, in seconds.
+    """One generation as the client saw it. Times are seconds of one clock.
 
-    arrivals: (when, how many tokens) per reply that brought some. paths: recovery counters by node that grew.
+    Attributes:
+        began: When it began.
+        tokens: Its tokens.
+        arrivals: (when, how many tokens) of each reply that brought some.
+        repairs: What the client reports of its repairs.
+        error: Why it ended early.
+        paths: Recovery counters that grew, by node.
     """
 
     began: float
@@ -134,9 +154,14 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One strike, its undisturbed twin and the struck text.
+    """One fault, the undisturbed text and the disturbed one.
 
-    struck_at: None when the text ended before. stolen: of the CPU time, what a virtual machine's host took meanwhile.
+    Attributes:
+        strike: The fault.
+        plain: The undisturbed text.
+        told: The disturbed text.
+        struck_at: When the fault happened; None if the text ended before.
+        stolen: Share of the CPU time that a virtual machine's host took meanwhile.
     """
 
     strike: Strike

@@ -67,21 +67,35 @@ class Options:
     chances: tuple[float, ...] = (0.0, 1e-4, 1e-3, 1e-2)
     """For each hop, in each step, to lose its sessions."""
     prompt_tokens: int = 64
+    """Tokens of the prompt."""
     new_tokens: int = 128
+    """New tokens of each text."""
     repeats: int = 9
+    """Texts of each cell."""
     limit_s: float = 60.0
     """A text that takes longer is given up; its steps count for nothing, its time does."""
     delay_ms: float = 0.0
     """One way, on each link."""
     seed: int = 0
+    """Of all that is random."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One text. tokens: none if it was given up. steps: sweeps that were sent for it."""
+    """One text.
+
+    Attributes:
+        way: By which method.
+        chance: Probability of a loss, per hop and step.
+        tokens: Its tokens; none if it was given up.
+        seconds: Wall-clock time.
+        steps: Sweeps that were sent for it.
+        losses: Losses that it met.
+    """
 
     way: str
     chance: float
@@ -194,7 +208,13 @@ Tell = Callable[[tuple[int, ...], int, Mishaps], Awaitable[list[int]]]
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What the runs share."""
+    """What the runs share.
+
+    Attributes:
+        nodes: The nodes, by peer id.
+        prompt: Tokens of the prompt.
+        options: Of the program.
+    """
 
     nodes: dict[str, Node]
     prompt: tuple[int, ...]

@@ -79,6 +79,7 @@ class Options:
     strikes: int = 108
     """How many deadly ones at least; 54 combinations of position, phase and fault, each equally often."""
     seed: int = 0
+    """Of all that is random."""
     only: tuple[Fault, ...] = ()
     """Only these faults."""
     kind: Kind | None = None
@@ -88,6 +89,7 @@ class Options:
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
     again: Path | None = None
     """Strike nothing: make the table of measurements that were written before."""
 

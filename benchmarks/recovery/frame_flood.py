@@ -34,7 +34,16 @@ class Broken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """The node under attack, which holds all layers, and one behind it, which holds the second half."""
+    """The node under attack, and one behind it.
+
+    Attributes:
+        address: Of the node, which holds all layers.
+        peer: Its peer id.
+        behind: The node behind it, which holds the second half.
+        behind_address: Its address.
+        model: What both serve.
+        num_layers: Layers of the model.
+    """
 
     address: str
     peer: PeerId
@@ -61,7 +70,13 @@ class Victim:
 
 @dataclass(slots=True)
 class Tally:
-    """What was sent and what came back."""
+    """What was sent, and what came back.
+
+    Attributes:
+        sent: Frames, by kind.
+        answers: Answers, by kind.
+        endings: Ends of streams, by status.
+    """
 
     sent: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)

@@ -59,7 +59,9 @@ class Options:
     """Send garbage to live nodes."""
 
     frames: int = 100_000
+    """How many frames."""
     seed: int = 1
+    """The same seed sends the same frames."""
     limit_s: float = 900.0
     """Give up after so many seconds."""
     record: bool = False
@@ -70,7 +72,14 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One node's process at one moment."""
+    """One node's process at one moment.
+
+    Attributes:
+        frames: Frames sent until then.
+        anonymous_bytes: Its anonymous memory.
+        files: Open files.
+        threads: Threads.
+    """
 
     frames: int
     anonymous_bytes: int
@@ -80,7 +89,13 @@ class Sample:
 
 @dataclass(slots=True)
 class Watched:
-    """A node's process and what it looked like over time."""
+    """A node's process over time.
+
+    Attributes:
+        span: Its layers.
+        process: The process.
+        samples: What it looked like.
+    """
 
     span: str
     process: psutil.Process
@@ -117,7 +132,16 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A running `node serve`."""
+    """A running `node serve`.
+
+    Attributes:
+        span: Its layers.
+        process: The process.
+        log: Its output.
+        address: Where it listens.
+        peer: Its peer id.
+        join: An address for others to join.
+    """
 
     span: str
     process: subprocess.Popen[bytes]

@@ -73,7 +73,13 @@ WEIGHTS = (16, 46, 8, 14, 8, 8)
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What the nodes serve."""
+    """What the nodes serve.
+
+    Attributes:
+        fingerprint: Of the model.
+        width: Values of a hidden row.
+        vocab_size: Tokens of its vocabulary.
+    """
 
     fingerprint: str
     width: int
@@ -82,7 +88,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Which hop of a route the node under attack is."""
+    """Which hop of a route the node under attack is.
+
+    Attributes:
+        route: The route.
+        index: Its place in the route.
+    """
 
     route: tuple[RouteHop, ...]
     index: int

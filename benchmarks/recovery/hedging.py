@@ -44,12 +44,15 @@ class Options:
     """Measure hedging."""
 
     rounds: int = 12
+    """Texts over each route."""
     new_tokens: int = 96
+    """New tokens of each text."""
     nodes: int = 0
     """Tree nodes per sweep (K); 0, plain decoding, has the most sweeps."""
     chance: float = 0.05
     """With which a forward of the stuttering holder waits."""
     stall_ms: float = 250.0
+    """How long such a forward waits."""
     delay_ms: float = 10.0
     """One way, on each link."""
     kind: Kind | None = None
@@ -57,6 +60,7 @@ class Options:
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 async def measure(options: Options, console: Console) -> tuple[str, dict[str, list[dict[str, Any]]]]:

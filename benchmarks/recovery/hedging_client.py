@@ -26,7 +26,17 @@ from swarm.runtime.library_logging import quiet_libraries
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """steady, stuttering: peer ids of the two holders of the middle layers."""
+    """What to measure.
+
+    Attributes:
+        peer: A bootstrap peer's address.
+        steady: Peer id of the steady replica of the middle span.
+        stuttering: Peer id of the stuttering one.
+        rounds: Texts over each route.
+        new_tokens: New tokens of each text.
+        nodes: Tree nodes per sweep (K).
+        result: The file for the measurements.
+    """
 
     peer: str
     steady: str

@@ -30,8 +30,11 @@ class Options:
     """What to run."""
 
     schedules: int = 10_000
+    """How many schedules."""
     first: int = 0
+    """The first seed."""
     processes: int = 2
+    """Processes that share the work."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
 

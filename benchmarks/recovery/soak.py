@@ -45,12 +45,15 @@ class Options:
     """Kill the machines of a swarm that clients use."""
 
     minutes: float = 10.0
+    """How long machines are killed."""
     seed: int = 0
     """Of the choice of victims."""
     clients: int = 4
+    """How many clients."""
     texts: int = 4
     """Per client: prompts, of which every second is sampled at temperature 1 and the others are greedy."""
     new_tokens: int = 96
+    """New tokens of each text."""
     nodes: int = 8
     """Tree nodes per sweep (K)."""
     between_s: float = 15.0
@@ -58,11 +61,23 @@ class Options:
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of it. slopes: MB per minute of those that lived on. apart: the deaths of a whole span, and when."""
+    """What came of a soak.
+
+    Attributes:
+        texts: All texts of all clients.
+        deaths: The kills of single nodes.
+        apart: The kills of a whole span at the end.
+        apart_at: Time of day of those.
+        slopes: Growth of memory in MB per minute, of programs that are not killed any more.
+        memory: (seconds, bytes) of each program over time.
+        programs: Programs started.
+        wrong: What went wrong with programs.
+    """
 
     texts: Sequence[Told]
     deaths: Sequence[Death]

@@ -33,7 +33,16 @@ AFTER_ERROR_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to tell. number: of this client; no two tell the same."""
+    """What to generate.
+
+    Attributes:
+        peer: A bootstrap peer's address.
+        number: Of this client; no two clients have the same texts.
+        texts: How many different texts.
+        new_tokens: New tokens of each text.
+        nodes: Tree nodes per sweep (K).
+        result: The file for the measurements.
+    """
 
     peer: str
     number: int
@@ -45,9 +54,19 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One text; the first ones of a client are the references. Times of day in seconds.
+    """One text. Times of day are in seconds.
 
-    first_s: until its first piece. pause_s: the longest time between two pieces. error: why it ended early.
+    Attributes:
+        case: Which of the client's texts.
+        is_reference: It is the first one of its case, with which later ones are compared.
+        is_same: It has the reference's tokens.
+        tokens: How many new tokens it has.
+        started_at: When it began.
+        ended_at: When it ended.
+        first_s: Until its first piece.
+        pause_s: The longest time between two pieces.
+        repairs: Repairs of its chain.
+        error: Why it ended early.
     """
 
     case: int

@@ -29,7 +29,14 @@ GONE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the clients do, over and over. texts: per client. nodes: tree nodes per sweep (K)."""
+    """What the clients do, over and over.
+
+    Attributes:
+        clients: How many clients.
+        texts: Different texts of each client.
+        new_tokens: New tokens of each text.
+        nodes: Tree nodes per sweep (K).
+    """
 
     clients: int
     texts: int
@@ -39,7 +46,13 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """One kill; seconds since the first one could come. listed_s: from the kill until it was listed again."""
+    """One kill. Times are seconds since the first kill could come.
+
+    Attributes:
+        name: Which node.
+        at_s: When it was killed.
+        listed_s: From the kill until it is listed again.
+    """
 
     name: str
     at_s: float
@@ -48,7 +61,16 @@ class Death:
 
 @dataclass(slots=True)
 class Holder:
-    """A node that dies and comes back as the same peer."""
+    """A node that is killed and comes back as the same peer.
+
+    Attributes:
+        name: Its name.
+        command: How it is started.
+        folder: Where its logs lie.
+        lives: How often it was started.
+        peer: Its peer id, once it serves.
+        running: Its program.
+    """
 
     name: str
     command: Sequence[str]
@@ -60,11 +82,11 @@ class Holder:
 
     @property
     def life(self) -> str:
-        """Which one of its lives this is."""
+        """Which of its runs this is, for a person."""
         return f"{self.name}, life {self.lives}"
 
     async def start(self) -> None:
-        """Begin a life."""
+        """Start it."""
         self.lives += 1
         program = start_program(f"{self.name}-{self.lives}", self.command, self.folder)
         self.running = await self._held.enter_async_context(program)
@@ -94,7 +116,20 @@ class Holder:
 
 @dataclass(slots=True)
 class Stage:
-    """A swarm that is up. wrong: whatever went wrong with its programs. over: the lives that ended."""
+    """A swarm that is up.
+
+    Attributes:
+        holders: Its nodes, by name.
+        bootstrap: The bootstrap peer's program.
+        clients: The clients' programs, by name.
+        results: The clients' measurements.
+        registry: The directory, as a client sees it.
+        watch: Memory and processes of all programs.
+        began: Time of day when the first kill could come.
+        deaths: Kills so far.
+        over: Runs of nodes that ended.
+        wrong: What went wrong with programs.
+    """
 
     holders: dict[str, Holder]
     bootstrap: Running

@@ -40,14 +40,21 @@ class Options:
     large: tuple[int, ...] = (100, 300, 1_000)
     """Machines of the large swarms."""
     seed: int = 0
+    """Of all that is random."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """A random swarm in order of arrival: how many layers each machine holds, and its layers per second."""
+    """A random swarm in order of arrival.
+
+    Attributes:
+        num_layers: Layers of the model.
+        machines: Of each machine: how many layers it holds, and its layers per second.
+    """
 
     num_layers: int
     machines: tuple[tuple[int, float], ...]
@@ -55,7 +62,14 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """Over all assignments of spans: the fastest weakest layer; with the fewest holes and singles first, the same."""
+    """The best over all assignments of spans.
+
+    Attributes:
+        fastest: The rate of the weakest layer.
+        singles: The fewest layers with one holder, after the fewest uncovered layers.
+        fastest_in_order: The rate of the weakest layer among the assignments with the fewest uncovered and single
+            layers.
+    """
 
     fastest: float
     singles: int
@@ -64,7 +78,14 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """What joining one after another led to."""
+    """What joining one after another led to.
+
+    Attributes:
+        layout: Who holds what.
+        moves: Moves of all machines.
+        most_moves: The most moves for one join.
+        decision_ms: Of each decision.
+    """
 
     layout: Layout
     moves: int

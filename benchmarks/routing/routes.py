@@ -35,21 +35,34 @@ class Options:
     """Measure routing."""
 
     layers: int = 80
+    """Layers of the model."""
     peers: int = 1_000
+    """Machines of each swarm."""
     least: int = 4
     """Fewest layers of a span."""
     most: int = 20
+    """The most layers of a machine."""
     swarms: int = 5
+    """How many random swarms."""
     repeats: int = 20
+    """How often each is measured."""
     seed: int = 1
+    """Of all that is random."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terrain:
-    """Where machines stand, `across_ms` from side to side, and which speeds they have."""
+    """Where machines stand, and how fast they are.
+
+    Attributes:
+        name: For a person.
+        across_ms: One-way delay from side to side.
+        layer_ms: Times per layer that machines may have.
+    """
 
     name: str
     across_ms: float
@@ -64,7 +77,14 @@ TERRAINS = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One route, and the milliseconds that each repeat took to find it."""
+    """One route.
+
+    Attributes:
+        times_ms: Milliseconds of each search for it.
+        hops: Its hops.
+        sweep_ms: Its cost.
+        gap_ms: How much cheaper a chain may be at most.
+    """
 
     times_ms: tuple[float, ...]
     hops: int

@@ -57,10 +57,13 @@ class Options:
     prompts: int = 24
     """How many of the 24 prompts."""
     temperatures: tuple[float, ...] = (0.0, 0.6, 1.0)
+    """Of sampling; 0 is greedy."""
     nodes: tuple[int, ...] = (4, 16, 64)
     """Tree nodes below the pending token."""
     new_tokens: int = 48
+    """New tokens of each text."""
     threads: int = 1
+    """Threads of torch."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None

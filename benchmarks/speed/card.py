@@ -46,23 +46,38 @@ class Options:
     """Measure a card."""
 
     shape: str = "8B"
+    """Dimensions of the model, by name."""
     device: str = "cuda"
+    """Where it runs."""
     dtype: str = "bfloat16"
+    """Of the model's weights."""
     rows: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 512)
     """A sweep's: the pending token and its tree."""
     context: int = 1_024
+    """Tokens in the KV cache."""
     repeats: int = 15
+    """Sweeps of each size, with resident weights."""
     offloaded_repeats: int = 5
+    """The same with streamed weights."""
     folder: Path | None = None
     """Of a model that was grown before, or where one is to be."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Sweeps of so many rows, medians. head_ms: of the forward, the head and all rows' best tokens."""
+    """Sweeps of one size: medians in milliseconds.
+
+    Attributes:
+        rows: Rows of a sweep.
+        forward_ms: The forward of a resident model.
+        head_ms: The forward, the head and all rows' best tokens.
+        floor_ms: Reading weights and KV.
+        offloaded_ms: The forward with streamed layers.
+    """
 
     rows: int
     forward_ms: float

@@ -50,14 +50,23 @@ class Options:
     """Measure a swarm on one card."""
 
     shape: str = "8B"
+    """Dimensions of the model, by name."""
     device: str = "cuda"
+    """Where it runs."""
     dtype: str = "bfloat16"
+    """Of the model's weights."""
     networks: tuple[str, ...] = ("1 ms, 1 Gbit/s", "25 ms, 100 Mbit/s")
+    """Which networks."""
     trees: tuple[int, ...] = (16, 64)
+    """Sizes of fixed trees."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     codec: str = "lossless"
+    """Of hidden rows."""
     pairs: int = 6
+    """Prompts that go through all methods."""
     new_tokens: int = 48
+    """New tokens of each text."""
     kind: Kind | None = None
     """tun needs root; left out: the best that this machine allows."""
     folder: Path | None = None
@@ -65,11 +74,23 @@ class Options:
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The client's part."""
+    """The client's part.
+
+    Attributes:
+        model: The folder of the model.
+        peer: A bootstrap peer's address.
+        trees: Sizes of fixed trees.
+        temperatures: Of sampling.
+        codec: Of hidden rows.
+        pairs: Prompts.
+        new_tokens: New tokens of each text.
+        result: The file for the measurements.
+    """
 
     model: str
     peer: str
@@ -83,7 +104,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a network's runs told. kind: of emulated network."""
+    """What one network's runs gave.
+
+    Attributes:
+        kind: Of emulated network.
+        runs: All texts.
+    """
 
     kind: str
     runs: list[dict[str, Any]]

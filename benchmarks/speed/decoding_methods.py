@@ -26,7 +26,14 @@ LINEAR = (4, 10)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One prompt and how to continue it."""
+    """One prompt and how to continue it.
+
+    Attributes:
+        prompt: Its tokens.
+        temperature: Of sampling.
+        seed: Of sampling.
+        new_tokens: How many to generate.
+    """
 
     prompt: tuple[int, ...]
     temperature: float
@@ -36,9 +43,15 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One measured text. tokens_per_s: after the first ones.
+    """One measured text.
 
-    sweep_ms: each decode sweep, its draft included; none of sweeps that travel together.
+    Attributes:
+        tokens: Its new tokens.
+        tokens_per_s: Tokens after the first ones, per second after them.
+        first_s: Until the first tokens.
+        total_s: Until the last one.
+        sweep_ms: Of each decode sweep, its draft included; none where several sweeps are in flight.
+        acceptance_length: Tokens per sweep.
     """
 
     tokens: tuple[int, ...]
@@ -51,7 +64,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way. nodes: tree nodes per sweep, None where there are no sweeps of ours. sampled: knows temperatures."""
+    """One method to generate a text.
+
+    Attributes:
+        name: For a person.
+        nodes: Tree nodes per sweep; None where there are no sweeps of ours.
+        sampled: It knows temperatures.
+        run: Generates a text.
+    """
 
     name: str
     nodes: int | None

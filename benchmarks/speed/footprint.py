@@ -43,14 +43,21 @@ class Options:
     repeats: int = 5
     """Of starting a whole swarm."""
     idle_s: float = 60.0
+    """Seconds of idling."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Seconds since the first program was started."""
+    """Seconds since the first program was started.
+
+    Attributes:
+        nodes_listed_s: Until all nodes are listed.
+        first_token_s: Until a client's first token.
+    """
 
     nodes_listed_s: float
     first_token_s: float
@@ -58,7 +65,13 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """MiB over a program and its descendants: PSS, as if alone, and the PSS of each process by name."""
+    """Memory of a program and its descendants, in MiB.
+
+    Attributes:
+        pss: Proportional set size.
+        alone: The same if nobody else shared pages.
+        parts: The proportional set size of each process, by name.
+    """
 
     pss: float
     alone: float

@@ -38,7 +38,17 @@ SCALE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A Llama's dimensions."""
+    """A Llama's dimensions, as in its configuration.
+
+    Attributes:
+        hidden_size: Values of a hidden row.
+        intermediate_size: Values within an MLP.
+        num_hidden_layers: Layers.
+        num_attention_heads: Query heads.
+        num_key_value_heads: Key heads.
+        head_dim: Values of a head.
+        vocab_size: Tokens.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -63,10 +73,13 @@ class Options:
     """Grow the demo target."""
 
     folder: tyro.conf.Positional[Path]
+    """Where the model is written."""
     shape: str = "8B"
+    """Dimensions of the model, by name."""
     device: str = "cpu"
     """Where weights are drawn."""
     dtype: str = "bfloat16"
+    """Of the model's weights."""
 
 
 @contextmanager
@@ -130,7 +143,14 @@ def _check(shape: Shape, small: dict[str, int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """What is grown: shape, the demo target's configuration and its weights."""
+    """What a grown model is made of.
+
+    Attributes:
+        shape: The dimensions to reach.
+        small: The demo target's configuration.
+        weights: The demo target's weights.
+        device: Where weights are made.
+    """
 
     shape: Shape
     small: dict[str, int]

@@ -44,10 +44,13 @@ class Options:
     nodes: tuple[int, ...] = (0, 16, 64)
     """Tree nodes per sweep (K)."""
     rounds: int = 12
+    """Rounds of each."""
     new_tokens: int = 48
+    """New tokens of each text."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 async def measure(options: Options, console: Console) -> tuple[dict[int, list[SweepStats]], dict[int, Bare]]:

@@ -47,17 +47,27 @@ class Options:
     """Measure one chain under load."""
 
     loads: tuple[int, ...] = (1, 4, 16)
+    """Numbers of clients, each in turn."""
     rounds: int = 6
+    """Rounds of each."""
     warm_s: float = 2.0
+    """Seconds before those, which do not count."""
     seconds: float = 5.0
+    """Seconds that count."""
     prompts: int = 8
+    """How many prompts."""
     new_tokens: int = 64
+    """New tokens of each text."""
     delay_ms: float = 10.0
+    """One way, on each link."""
     mbit: float = 200.0
+    """Rate of each link."""
     kind: Kind | None = None
+    """tun needs root; left out: the best that this machine allows."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 def record_texts(options: Options) -> list[Recorded]:

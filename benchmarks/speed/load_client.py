@@ -44,7 +44,17 @@ WAYS: dict[str, int | None] = {"off": 0, "K = 16": 16, "chosen": None}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to measure: so many clients at a time, each for `warm_s` and then for `seconds` that count."""
+    """What to measure.
+
+    Attributes:
+        peer: A bootstrap peer's address.
+        texts: The file with recorded texts and trees.
+        loads: Numbers of clients, each in turn.
+        rounds: Rounds of each.
+        warm_s: Seconds that do not count.
+        seconds: Seconds that count.
+        result: The file for the measurements.
+    """
 
     peer: str
     texts: str
@@ -91,7 +101,17 @@ def shallow(tree: DraftTree, depth: int) -> DraftTree:
 
 @dataclass(slots=True)
 class Client:
-    """One client and what it learned. tokens: emitted so far. sizes: K of its sweeps."""
+    """One client and what it has learned.
+
+    Attributes:
+        opener: Opens sessions.
+        texts: What it generates, in turn.
+        nodes: Its fixed tree size; None: the controller chooses.
+        goodput: Its controller.
+        tokens: Tokens so far.
+        texts_told: Texts so far.
+        sizes: Tree size of each sweep.
+    """
 
     opener: SessionOpener
     texts: Sequence[Recorded]

@@ -36,11 +36,17 @@ class Options:
     losses: tuple[float, ...] = (0.0, 0.002, 0.01, 0.03)
     """Chances of each packet to vanish."""
     delay_ms: float = 25.0
+    """One way, on each link."""
     mbit: float = 100.0
+    """Rate of each link."""
     jitter_ms: float = 5.0
+    """Largest extra delay of a packet."""
     pairs: int = 12
+    """Texts at each loss rate, plain and as the controller chooses."""
     new_tokens: int = 96
+    """New tokens of each text."""
     temperature: float = 0.0
+    """Of sampling; 0 is greedy."""
     spares: int = 0
     """Machines that could take each one's place."""
     seed: int = 0
@@ -48,6 +54,7 @@ class Options:
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 async def measure(loss: float, options: Options, console: Console) -> list[dict[str, Any]]:

@@ -29,7 +29,15 @@ WAYS: dict[str, int | None] = {PLAIN: 0, CHOSEN: None}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to measure: passages, one per pair."""
+    """What to measure.
+
+    Attributes:
+        peer: A bootstrap peer's address.
+        temperature: Of sampling.
+        pairs: Passages, one per pair.
+        new_tokens: New tokens of each text.
+        result: The file for the measurements.
+    """
 
     peer: str
     temperature: float

@@ -50,18 +50,36 @@ class Options:
     nodes: tuple[int, ...] = (0, 1, 4, 16, 64, 256, 1_024, 2_048)
     """Tree nodes per sweep (K)."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     prompts: int = 3
+    """How many prompts."""
     new_tokens: int = 32
+    """New tokens of each text."""
     mb_per_s: float = 80.0
     """The store's rate; the demo target's layers are 18.9 MB in fp32: 236 ms."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One text."""
+    """One text.
+
+    Attributes:
+        offloaded: Its layers were streamed.
+        nodes: Tree nodes per sweep (K), or `CHOSEN`.
+        temperature: Of sampling.
+        tokens: Its tokens.
+        tokens_per_s: Its speed.
+        sweeps: Its sweeps.
+        sweep_ms: Median sweep.
+        draft_ms: Median drafting per sweep.
+        mean_nodes: Mean tree size.
+        acceptance_length: Tokens per sweep.
+        repairs: Repairs of its chain.
+    """
 
     offloaded: bool
     nodes: int

@@ -42,23 +42,35 @@ class Options:
     """Measure what sharing forwards saves."""
 
     model: str = str(TARGET)
+    """The folder of the model."""
     layers: str = "8-12"
     """Of the demo target's 12: the tail's four."""
     nodes: tuple[int, ...] = (0, 4, 16, 64)
     """Tree nodes of every sweep (K)."""
     sessions: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Numbers of sessions, each in turn."""
     repeats: int = 15
+    """How often each is measured."""
     device: str = "cpu"
+    """Where it runs."""
     dtype: str = "float32"
+    """Of the model's weights."""
     threads: int = 1
+    """Threads of torch."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(slots=True)
 class Session:
-    """One session of a hop, whose client grows a binary tree and always goes on with its first node."""
+    """One session of a hop, whose client grows a binary tree and always goes on with its first node.
+
+    Attributes:
+        model: The hop's span.
+        seed: Of its tokens.
+    """
 
     model: SpanModel
     seed: int

@@ -42,7 +42,13 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One kind of network, and how much is measured on it."""
+    """One kind of network, and how much is measured on it.
+
+    Attributes:
+        shape: Of every link.
+        new_tokens: New tokens of each text.
+        star: The star is measured too.
+    """
 
     shape: LinkShape
     new_tokens: int
@@ -63,18 +69,36 @@ class Options:
     """Measure the wide-area table."""
 
     profiles: tuple[str, ...] = tuple(PROFILES)
+    """Which networks, by name."""
     pairs: int = 10
+    """Prompts that go through all methods."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     kind: Kind | None = None
     """tun needs root; left out: the best that this machine allows."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it. Profiles that do not run keep their rows."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row of the table."""
+    """One row of the table.
+
+    Attributes:
+        profile: The network.
+        way: The method.
+        temperature: Of sampling.
+        tokens_per_s: Median speed.
+        acceptance_length: Mean tokens per sweep.
+        sweep_ms: Median sweep.
+        floor_ms: Its floor.
+        over_floor: Sweep over floor.
+        ms_per_hop: What a sweep takes beyond its floor, per hop.
+        against_plain: Speed over plain decoding's.
+        same_text: All texts are plain decoding's; None where that is not asked.
+    """
 
     profile: str
     way: str

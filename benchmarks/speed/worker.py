@@ -33,7 +33,15 @@ BARE_REPEATS = 8
 class Job:
     """What to measure.
 
-    star: addresses of star servers, none if they are not compared. bare: whether to time the parts of the floor.
+    Attributes:
+        peer: A bootstrap peer's address.
+        spans: Layers of each node.
+        star: Addresses of star servers; none if they are not compared.
+        one_machine: Whether one machine with the whole model is measured too.
+        temperatures: Of sampling.
+        pairs: Prompts.
+        new_tokens: New tokens of each text.
+        result: The file for the measurements.
     """
 
     peer: str
