@@ -29,16 +29,16 @@ import tyro
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from benchmarks.control.cells_worker import CHOSEN, FIXED, FIXED_NODES, PLAIN, WAYS, Job
+from benchmarks.control.cells_worker import CHOSEN, FIXED, FIXED_NODES, METHODS, PLAIN, Job
 from benchmarks.control.pipe import whole_target
-from benchmarks.control.replay import Cast, one_core, run
+from benchmarks.control.replay import ReplaySetup, one_core, replay_texts
 from benchmarks.emulation.client_process import run_part
-from benchmarks.emulation.network import Kind, Plan, open_network
+from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.swarm import SPANS, hosted_swarm
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.chain import HOPS, Costs, VirtualDrafter
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
-from benchmarks.simulation.recorded import Recorded, prompts_of, write
+from benchmarks.simulation.recorded import RecordedText, generate_texts, prompts_of
 from client.bench.paired_ratio import Median, median_of, ratios
 from client.control.goodput import Goodput
 from client.control.policy import Budget, FixedBudget
@@ -81,7 +81,7 @@ class Options:
     """Prompts that go through all methods."""
     new_tokens: int = 64
     """New tokens of each text."""
-    kind: Kind | None = None
+    kind: NetworkKind | None = None
     """tun needs root; left out: the best that this machine allows."""
     again: Path | None = None
     """Results of an earlier run, to be replayed once more instead of measuring anew."""
@@ -92,7 +92,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CellResult:
     """One cell. Speeds are tokens per second, by method.
 
     A replayed text's speed is the harmonic mean over the replays.
@@ -127,7 +127,7 @@ async def measure(network: str, options: Options, console: Console) -> list[Run]
         folder = Path(temporary)
         shape = LinkShape(delay_ms=costs.delay_ms, mbit=costs.mbit)
         async with (
-            open_network(Plan(len(SPANS) + 2, shape), options.kind) as net,
+            open_network(NetworkPlan(len(SPANS) + 2, shape), options.kind) as net,
             hosted_swarm(net, folder) as hosted,
         ):
             console.print(f"{network}: {net.kind} network ({net.reason})")
@@ -228,7 +228,7 @@ def _further_rows(run: Run) -> int:
     return int(sum(sweep["rows"] - 1 for sweep in run["sweeps"]))
 
 
-def check_texts(runs: Sequence[Run], texts: Sequence[Recorded]) -> None:
+def check_texts(runs: Sequence[Run], texts: Sequence[RecordedText]) -> None:
     """Make sure that all runs told the recorded texts.
 
     Raises:
@@ -239,10 +239,10 @@ def check_texts(runs: Sequence[Run], texts: Sequence[Recorded]) -> None:
         assert tuple(one["tokens"]) == recorded.tokens[len(recorded.prompt) :][: len(one["tokens"])], "another text"
 
 
-def compare(costs: Costs, real: Speeds, replays: Sequence[Speeds]) -> Found:
+def compare(costs: Costs, real: Speeds, replays: Sequence[Speeds]) -> CellResult:
     """One cell: real speeds, and the replays' with the costs that were seen."""
-    virtual = {way: [harmonic_mean(of) for of in zip(*(one[way] for one in replays), strict=True)] for way in WAYS}
-    return Found(
+    virtual = {way: [harmonic_mean(of) for of in zip(*(one[way] for one in replays), strict=True)] for way in METHODS}
+    return CellResult(
         costs,
         {way: harmonic_mean(of) for way, of in real.items()},
         {way: harmonic_mean(of) for way, of in virtual.items()},
@@ -252,31 +252,31 @@ def compare(costs: Costs, real: Speeds, replays: Sequence[Speeds]) -> Found:
     )
 
 
-def replayed(texts: Sequence[Recorded], costs: Costs) -> Speeds:
+def replayed(texts: Sequence[RecordedText], costs: Costs) -> Speeds:
     """Each way of making the texts, with draft and target that run as the real ones do."""
     budgets: dict[str, Budget] = {
         PLAIN: FixedBudget(0),
         FIXED: FixedBudget(FIXED_NODES),
         CHOSEN: Goodput(MOST_NODES),
     }
-    return {way: _told(texts, costs, budget)[WARM_PAIRS:] for way, budget in budgets.items()}
+    return {way: _speeds_of(texts, costs, budget)[WARM_PAIRS:] for way, budget in budgets.items()}
 
 
-def _told(texts: Sequence[Recorded], costs: Costs, budget: Budget) -> list[float]:
+def _speeds_of(texts: Sequence[RecordedText], costs: Costs, budget: Budget) -> list[float]:
     """Speeds of texts one after another, by one client that begins knowing nothing."""
     drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu")).drafter
     assert isinstance(drafter, TreeDrafter)
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    cast = Cast(partial(VirtualDrafter, drafter, costs), whole_target())
+    cast = ReplaySetup(partial(VirtualDrafter, drafter, costs), whole_target())
     speeds: list[float] = []
     for text in texts:
         if text.prompt == texts[0].prompt:
             drafter.forget()  # all of them were told, as for the real client
-        speeds.append(run([text], costs, budget, tokenizer, cast).tokens_per_s)
+        speeds.append(replay_texts([text], costs, budget, tokenizer, cast).tokens_per_s)
     return speeds
 
 
-def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet:
+def sheet(found: dict[tuple[str, str, float], CellResult], options: Options) -> Sheet:
     """The table."""
     made = Sheet(
         "cells",
@@ -337,12 +337,12 @@ def main() -> None:
             prompts = prompts_of(kind, options.prompts)
             told = [prompts[pair % len(prompts)] for pair in range(options.pairs)]
             samplings = [Sampling(FIRST_SEED + pair, temperature) for pair in range(options.pairs)]
-            texts = write(whole_target(), told, samplings, options.new_tokens)
+            texts = generate_texts(whole_target(), told, samplings, options.new_tokens)
             runs = [one for one in raw[name] if (one["kind"], one["temperature"]) == (kind, temperature)]
             check_texts(runs, texts)
             counted = [one for one in runs if one["pair"] >= WARM_PAIRS]
             costs = costs_of(counted, drafting_of(counted, machine), PROFILES[name])
-            real = {way: [one["tokens_per_s"] for one in counted if one["way"] == way] for way in WAYS}
+            real = {way: [one["tokens_per_s"] for one in counted if one["way"] == way] for way in METHODS}
             shifted = [replace(costs, delay_ms=costs.delay_ms + shift_ms) for shift_ms in SHIFTS_MS]
             found[cell] = compare(costs, real, list(pool.map(partial(replayed, texts), shifted)))
             sheet({cell: found[cell]}, options).show(console)

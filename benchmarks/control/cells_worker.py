@@ -39,7 +39,7 @@ from swarm.runtime.library_logging import quiet_libraries
 IDLE_S = 5.0
 PLAIN, FIXED, CHOSEN = "plain", "fixed", "chosen"
 FIXED_NODES = 32
-WAYS: dict[str, dict[str, Any]] = {PLAIN: {"nodes": 0}, CHOSEN: {}, FIXED: {"nodes": FIXED_NODES}}
+METHODS: dict[str, dict[str, Any]] = {PLAIN: {"nodes": 0}, CHOSEN: {}, FIXED: {"nodes": FIXED_NODES}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +134,14 @@ async def measure(job: Job, drafters: Sequence[TimedDrafter]) -> list[dict[str, 
                     for way in ways if pair % 2 == 0 else reversed(ways):
                         before_ms = cpu_ms(job.root)
                         result = await swarm.generate(
-                            prompts[place], max_new_tokens=job.new_tokens, **sampling, **WAYS[way]
+                            prompts[place], max_new_tokens=job.new_tokens, **sampling, **METHODS[way]
                         )
                         took = {"cpu_ms": cpu_ms(job.root) - before_ms, "idle": idle}
                         speed = f"{result.stats.tokens_per_s:.1f} tokens/s"
                         print(f"{kind}, T {temperature:g}, pair {pair}, {way}: {speed}", flush=True)  # noqa: T201
                         runs.append(
                             {"kind": kind, "temperature": temperature, "pair": pair, "way": way}
-                            | _told(result)
+                            | _numbers_of(result)
                             | took
                             | drafters[-1].told()
                         )
@@ -164,7 +164,7 @@ def cpu_ms(root: int) -> float:
     return took_s * 1e3
 
 
-def _told(result: Result) -> dict[str, Any]:
+def _numbers_of(result: Result) -> dict[str, Any]:
     sweeps = [_sweep(sweep) for sweep in result.stats.sweeps]
     return {"tokens": list(result.tokens), "tokens_per_s": result.stats.tokens_per_s, "sweeps": sweeps}
 

@@ -20,11 +20,11 @@ import tyro
 from transformers import AutoTokenizer
 
 from benchmarks.control.pipe import whole_target
-from benchmarks.control.replay import Cast, all_cells, one_core, run
+from benchmarks.control.replay import ReplaySetup, all_cells, one_core, replay_texts
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.chain import Costs, VirtualDrafter
 from benchmarks.simulation.profiles import FIRST_SEED
-from benchmarks.simulation.recorded import Recorded, prompts_of, write
+from benchmarks.simulation.recorded import RecordedText, generate_texts, prompts_of
 from client.control.goodput import Goodput
 from client.drafting.drafter import TreeDrafter
 from client.drafting.loading import Wanted, load_drafter
@@ -84,15 +84,15 @@ class Cell:
         return harmonic_mean(self.changed[first:last]) / harmonic_mean(self.settled[first:last])
 
 
-def tell(texts: Sequence[Recorded], networks: Sequence[Costs]) -> list[float]:
+def speeds_of(texts: Sequence[RecordedText], networks: Sequence[Costs]) -> list[float]:
     """Each text's speed, all by one client, over each network in turn; routing promises what the first one is."""
     drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu")).drafter
     assert isinstance(drafter, TreeDrafter)
     budget, tokenizer, speeds = Goodput(MOST_NODES), AutoTokenizer.from_pretrained(TARGET), list[float]()
     for place, text in enumerate(texts):
         costs = networks[place * len(networks) // len(texts)]
-        cast = Cast(partial(VirtualDrafter, drafter, costs), whole_target())
-        speeds.append(run([text], costs, budget, tokenizer, cast).tokens_per_s)
+        cast = ReplaySetup(partial(VirtualDrafter, drafter, costs), whole_target())
+        speeds.append(replay_texts([text], costs, budget, tokenizer, cast).tokens_per_s)
     return speeds
 
 
@@ -101,8 +101,8 @@ def measure(name: str, temperature: float, options: Options) -> Cell:
     before, after = CHANGES[name]
     given = prompts_of("passages", options.prompts)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
-    texts = write(whole_target(), given, samplings, options.new_tokens)
-    changed, settled = tell(texts, (before, after)), tell(texts, (after,))
+    texts = generate_texts(whole_target(), given, samplings, options.new_tokens)
+    changed, settled = speeds_of(texts, (before, after)), speeds_of(texts, (after,))
     half = -(-len(texts) // 2)
     return Cell(name, temperature, tuple(changed[half:]), tuple(settled[half:]))
 

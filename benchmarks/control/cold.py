@@ -18,11 +18,11 @@ from statistics import harmonic_mean
 
 import tyro
 
-from benchmarks.control.pipe import tell, whole_target
+from benchmarks.control.pipe import replay_with_draft, whole_target
 from benchmarks.control.replay import all_cells, one_core
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
-from benchmarks.simulation.recorded import prompts_of, write
+from benchmarks.simulation.recorded import generate_texts, prompts_of
 from client.control.goodput import Goodput
 from client.control.policy import Budget, FixedBudget
 from client.library.jobs import MOST_NODES
@@ -32,7 +32,7 @@ from swarm.runtime.console import open_console
 FIXED = ((16, 1), (64, 1), (16, 8), (32, 16))
 """Trees of so many nodes, so many in flight."""
 PLAIN, CHOSEN = "plain", "chosen"
-WAYS: dict[str, Callable[[], Budget]] = {
+METHODS: dict[str, Callable[[], Budget]] = {
     PLAIN: partial(FixedBudget, 0),
     **{f"{size} × {count}": partial(FixedBudget, size, count) for size, count in FIXED},
     CHOSEN: partial(Goodput, MOST_NODES),
@@ -78,7 +78,7 @@ class Cell:
     @property
     def best(self) -> str:
         """The fastest fixed choice."""
-        return max((way for way in WAYS if way not in (PLAIN, CHOSEN)), key=self.speed)
+        return max((way for way in METHODS if way not in (PLAIN, CHOSEN)), key=self.speed)
 
     @property
     def least_of_plain(self) -> float:
@@ -91,8 +91,14 @@ def measure(name: tuple[str, float, float], options: Options) -> Cell:
     network, temperature, stall_ms = name
     costs, given = replace(PROFILES[network], first_ms=stall_ms), prompts_of("passages", options.prompts)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
-    texts = write(whole_target(), given, samplings, options.new_tokens)
-    return Cell(name, {way: [tell([text], costs, make()).tokens_per_s for text in texts] for way, make in WAYS.items()})
+    texts = generate_texts(whole_target(), given, samplings, options.new_tokens)
+    return Cell(
+        name,
+        {
+            way: [replay_with_draft([text], costs, make()).tokens_per_s for text in texts]
+            for way, make in METHODS.items()
+        },
+    )
 
 
 def sheet(cells: list[Cell], options: Options) -> Sheet:

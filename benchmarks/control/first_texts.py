@@ -23,11 +23,11 @@ import tyro
 from rich.progress import track
 from transformers import AutoTokenizer
 
-from benchmarks.control.replay import IN_FLIGHT, SIZES, Cast, one_core, run, tell
+from benchmarks.control.replay import IN_FLIGHT, SIZES, ReplaySetup, one_core, replay_text, replay_texts
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
-from benchmarks.simulation.recorded import KINDS, Pair, Recorded, prompts_of, record
+from benchmarks.simulation.recorded import KINDS, ModelPair, RecordedText, prompts_of, record_trees
 from client.control.goodput import Goodput
 from client.control.policy import Budget, FixedBudget
 from client.library.jobs import MOST_NODES
@@ -39,10 +39,10 @@ from swarm.runtime.console import open_console
 
 WRONG = 3.0
 
-Promise = Callable[[Costs], Prospect | None]
+Forecast = Callable[[Costs], Prospect | None]
 
 
-def promised(links: float, compute: float, row: float) -> Promise:
+def wrong_forecast(links: float, compute: float, row: float) -> Forecast:
     """A forecast that is so many times the truth."""
 
     def promise(costs: Costs) -> Prospect:
@@ -53,12 +53,12 @@ def promised(links: float, compute: float, row: float) -> Promise:
     return promise
 
 
-PROMISES: dict[str, Promise] = {
+FORECASTS: dict[str, Forecast] = {
     "nothing": lambda _: None,
-    "far, rows dear": promised(WRONG, 1 / WRONG, WRONG),
-    "near, all dear": promised(1 / WRONG, WRONG, WRONG),
-    "all cheap": promised(1 / WRONG, 1 / WRONG, 1 / WRONG),
-    "rows free": promised(1, 1, 0),
+    "far, rows dear": wrong_forecast(WRONG, 1 / WRONG, WRONG),
+    "near, all dear": wrong_forecast(1 / WRONG, WRONG, WRONG),
+    "all cheap": wrong_forecast(1 / WRONG, 1 / WRONG, 1 / WRONG),
+    "rows free": wrong_forecast(1, 1, 0),
 }
 
 
@@ -103,22 +103,22 @@ class Cell:
     misled: dict[str, float]
 
 
-def texts_of(kind: str, temperature: float, options: Options) -> list[Recorded]:
+def texts_of(kind: str, temperature: float, options: Options) -> list[RecordedText]:
     """Texts and trees, each of a draft that has learned nothing before."""
-    pair = Pair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
-    made: list[Recorded] = []
+    pair = ModelPair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
+    made: list[RecordedText] = []
     for place, prompt in enumerate(prompts_of(kind, options.prompts)):
-        made += record(pair, [prompt], [Sampling(FIRST_SEED + place, temperature)])
+        made += record_trees(pair, [prompt], [Sampling(FIRST_SEED + place, temperature)])
     return made
 
 
-def measure(name: tuple[str, str, float], texts: Sequence[Recorded]) -> Cell:
+def measure(name: tuple[str, str, float], texts: Sequence[RecordedText]) -> Cell:
     """All methods of one cell."""
     costs, tokenizer = PROFILES[name[0]], AutoTokenizer.from_pretrained(TARGET)
 
-    def each(way: Callable[[], Budget], promise: Promise = Costs.prospect) -> list[tuple[int, float]]:
-        cast = Cast(promise=promise)
-        return [asyncio.run(tell(text, costs, way(), tokenizer, cast))[:2] for text in texts]
+    def each(way: Callable[[], Budget], promise: Forecast = Costs.prospect) -> list[tuple[int, float]]:
+        cast = ReplaySetup(promise=promise)
+        return [asyncio.run(replay_text(text, costs, way(), tokenizer, cast))[:2] for text in texts]
 
     fixed = {
         (size, flights): speed(each(partial(FixedBudget, size, flights)))
@@ -134,9 +134,9 @@ def measure(name: tuple[str, str, float], texts: Sequence[Recorded]) -> Cell:
         best,
         fixed[best],
         speed(first),
-        run(texts, costs, fresh(), tokenizer).tokens_per_s,
+        replay_texts(texts, costs, fresh(), tokenizer).tokens_per_s,
         min(speed([ours]) / speed([theirs]) for ours, theirs in zip(first, plain, strict=True)),
-        {said: speed(each(fresh, promise)) for said, promise in PROMISES.items()},
+        {said: speed(each(fresh, promise)) for said, promise in FORECASTS.items()},
     )
 
 
@@ -153,7 +153,7 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
         (
             *("network, text", "T", "plain", "best fixed (K × in flight)"),
             *("first texts", "of plain", "of best fixed"),
-            *("one client's, of best fixed", *(f"promised {said}" for said in PROMISES)),
+            *("one client's, of best fixed", *(f"promised {said}" for said in FORECASTS)),
         ),
     )
     for cell in cells:
@@ -164,11 +164,11 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
                 f"{cell.fixed:.1f} ({cell.best[0]} × {cell.best[1]})",
                 *(f"{cell.first:.1f}", f"{cell.first / cell.plain:.2f}"),
                 *(f"{cell.first / cell.fixed:.2f}", f"{cell.later / cell.fixed:.2f}"),
-                *(f"{cell.misled[said] / cell.first - 1:+.0%}" for said in PROMISES),
+                *(f"{cell.misled[said] / cell.first - 1:+.0%}" for said in FORECASTS),
             )
         )
     of_best = min(cell.first / cell.fixed for cell in cells)
-    wrong = ", ".join(f"{said} {min(cell.misled[said] / cell.first - 1 for cell in cells):+.0%}" for said in PROMISES)
+    wrong = ", ".join(f"{said} {min(cell.misled[said] / cell.first - 1 for cell in cells):+.0%}" for said in FORECASTS)
     made.notes.append(
         f"Least of the best fixed choice: {of_best:.2f}; least of plain that a single text had: "
         f"{min(cell.least for cell in cells):.2f}. {options.prompts} prompts of each kind, {options.new_tokens} new "

@@ -24,11 +24,19 @@ import torch
 import tyro
 from transformers import AutoTokenizer
 
-from benchmarks.control.replay import DELAY_BOUND, Cast, OneAtATime, Told, all_cells, one_core, run
+from benchmarks.control.replay import (
+    DELAY_BOUND,
+    OneAtATime,
+    ReplayResult,
+    ReplaySetup,
+    all_cells,
+    one_core,
+    replay_texts,
+)
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.chain import Costs, VirtualDrafter
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
-from benchmarks.simulation.recorded import Recorded, prompts_of, write
+from benchmarks.simulation.recorded import RecordedText, generate_texts, prompts_of
 from client.control.goodput import Goodput
 from client.control.policy import Budget, FixedBudget
 from client.drafting.drafter import TreeDrafter
@@ -76,7 +84,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class MethodRuns:
     """One method in one cell: a number per replay.
 
     Attributes:
@@ -92,7 +100,7 @@ class Way:
         """The speed of all replays together, which have equally many tokens."""
         return harmonic_mean(self.tokens_per_s)
 
-    def over(self, other: Way) -> list[float]:
+    def over(self, other: MethodRuns) -> list[float]:
         """How many times as fast as another method, replay by replay."""
         return [one / that for one, that in zip(self.tokens_per_s, other.tokens_per_s, strict=True)]
 
@@ -110,10 +118,10 @@ class Cell:
     """
 
     name: tuple[str, str, float]
-    fixed: dict[int, Way]
-    chosen: Way
-    pipe: Way
-    deaf: Way
+    fixed: dict[int, MethodRuns]
+    chosen: MethodRuns
+    pipe: MethodRuns
+    deaf: MethodRuns
 
     @property
     def best(self) -> int:
@@ -137,22 +145,22 @@ def whole_target() -> RaggedModel:
     return load_whole(TARGET, torch.float32)
 
 
-def tell(
-    texts: Sequence[Recorded],
+def replay_with_draft(
+    texts: Sequence[RecordedText],
     costs: Costs,
     budget: Budget,
     *,
     siblings: bool = True,
     promise: Callable[[Costs], Prospect | None] = Costs.prospect,
-) -> Told:
+) -> ReplayResult:
     """Replay all texts through one client, with the usual drafter.
 
     siblings says whether picks of dead branches are reused; promise is what routing forecasts for the chain.
     """
     drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu", siblings=siblings)).drafter
     assert isinstance(drafter, TreeDrafter)
-    cast = Cast(partial(VirtualDrafter, drafter, costs), whole_target(), promise)
-    return run(texts, costs, budget, AutoTokenizer.from_pretrained(TARGET), cast)
+    cast = ReplaySetup(partial(VirtualDrafter, drafter, costs), whole_target(), promise)
+    return replay_texts(texts, costs, budget, AutoTokenizer.from_pretrained(TARGET), cast)
 
 
 def measure(name: tuple[str, str, float], options: Options) -> Cell:
@@ -163,19 +171,19 @@ def measure(name: tuple[str, str, float], options: Options) -> Cell:
         costs = measured(options.measured, costs)
     if options.row_ms is not None:
         costs = replace(costs, row_ms=options.row_ms)
-    ways: dict[object, list[Told]] = {}
+    ways: dict[object, list[ReplayResult]] = {}
     for turn, shift_ms in enumerate(SHIFTS_MS[: options.replays]):
         shifted, seed = replace(costs, delay_ms=costs.delay_ms + shift_ms), FIRST_SEED + turn * len(given)
         samplings = [Sampling(seed + place, temperature) for place in range(len(given))]
-        texts = write(whole_target(), given, samplings, options.new_tokens)
+        texts = generate_texts(whole_target(), given, samplings, options.new_tokens)
         for size in options.sizes:
-            ways.setdefault(size, []).append(tell(texts, shifted, FixedBudget(size)))
-        ways.setdefault("chosen", []).append(tell(texts, shifted, OneAtATime(MOST_NODES)))
-        ways.setdefault("pipe", []).append(tell(texts, shifted, Goodput(MOST_NODES)))
+            ways.setdefault(size, []).append(replay_with_draft(texts, shifted, FixedBudget(size)))
+        ways.setdefault("chosen", []).append(replay_with_draft(texts, shifted, OneAtATime(MOST_NODES)))
+        ways.setdefault("pipe", []).append(replay_with_draft(texts, shifted, Goodput(MOST_NODES)))
         if turn == 0:
-            ways["deaf"] = [tell(texts, shifted, Goodput(MOST_NODES), siblings=False)]
+            ways["deaf"] = [replay_with_draft(texts, shifted, Goodput(MOST_NODES), siblings=False)]
     found = {
-        way: Way(tuple(one.tokens_per_s for one in told), tuple(one.nodes_per_token for one in told))
+        way: MethodRuns(tuple(one.tokens_per_s for one in told), tuple(one.nodes_per_token for one in told))
         for way, told in ways.items()
     }
     fixed = {size: found[size] for size in options.sizes}

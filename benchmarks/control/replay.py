@@ -30,10 +30,10 @@ from rich.progress import track
 from transformers import AutoTokenizer
 
 from benchmarks.sheet import Sheet
-from benchmarks.simulation.chain import AtOnce, Costs, ModelTail, RecordedDrafter, RecordedTail, VirtualChain
+from benchmarks.simulation.chain import Costs, InlineExecutor, ModelTail, RecordedDrafter, RecordedTail, VirtualChain
 from benchmarks.simulation.clock import Clock
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
-from benchmarks.simulation.recorded import KINDS, TREE, Pair, Recorded, prompts_of, record
+from benchmarks.simulation.recorded import KINDS, TREE, ModelPair, RecordedText, prompts_of, record_trees
 from client.control.goodput import Goodput
 from client.control.policy import SWEEPS_IN_FLIGHT, Ahead, Budget, Choice, FixedBudget
 from client.decode.loop import Job, decode
@@ -85,7 +85,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReplayResult:
     """What one method made of one cell's prompts.
 
     Attributes:
@@ -116,7 +116,7 @@ class OneAtATime(Goodput):
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class ReplaySetup:
     """What a replay runs with. Recorded picks and trees by default; picks behind dead branches are token 0 then.
 
     Attributes:
@@ -130,11 +130,11 @@ class Cast:
     promise: Callable[[Costs], Prospect | None] = Costs.prospect
 
 
-RECORDED = Cast()
+RECORDED = ReplaySetup()
 
 
-async def tell(
-    recorded: Recorded, costs: Costs, budget: Budget, tokenizer: object, cast: Cast = RECORDED
+async def replay_text(
+    recorded: RecordedText, costs: Costs, budget: Budget, tokenizer: object, cast: ReplaySetup = RECORDED
 ) -> tuple[int, float, list[int]]:
     """Make one text again: tokens after the first reply, virtual seconds after it, and the tree sizes.
 
@@ -153,7 +153,7 @@ async def tell(
         new,
         text,
         RecordedDrafter(recorded, costs, clock) if cast.drafter is None else cast.drafter(clock),
-        AtOnce(),
+        InlineExecutor(),
         clock=clock.seconds,
     )
     tail = RecordedTail(recorded, credits) if cast.target is None else ModelTail(cast.target, credits)
@@ -171,17 +171,19 @@ async def tell(
     return len(text.tokens) - first[0], clock.seconds() - first[1], [sweep.nodes for sweep in job.sweeps]
 
 
-def run(texts: Sequence[Recorded], costs: Costs, budget: Budget, tokenizer: object, cast: Cast = RECORDED) -> Told:
+def replay_texts(
+    texts: Sequence[RecordedText], costs: Costs, budget: Budget, tokenizer: object, cast: ReplaySetup = RECORDED
+) -> ReplayResult:
     """All prompts of a cell, one after another, by one method."""
     tokens = seconds = 0.0
     sizes: list[int] = []
     for recorded in texts:
-        count, took_s, used = asyncio.run(tell(recorded, costs, budget, tokenizer, cast))
+        count, took_s, used = asyncio.run(replay_text(recorded, costs, budget, tokenizer, cast))
         tokens, seconds, sizes = tokens + count, seconds + took_s, sizes + used
-    return Told(tokens / seconds, median(sizes), sum(sizes) / tokens)
+    return ReplayResult(tokens / seconds, median(sizes), sum(sizes) / tokens)
 
 
-def oracle(recorded: Recorded) -> Recorded:
+def oracle(recorded: RecordedText) -> RecordedText:
     """The same text with a draft that knows it, at no cost."""
     trees = {}
     for length in recorded.trees:
@@ -211,16 +213,16 @@ class Cell:
     bound: str | None
 
 
-def replay_cell(name: tuple[str, str, float], costs: Costs, texts: Sequence[Recorded]) -> Cell:
+def replay_cell(name: tuple[str, str, float], costs: Costs, texts: Sequence[RecordedText]) -> Cell:
     """Every fixed choice, the controller that waits for each sweep, and the one that does not."""
     (network, kind, temperature), tokenizer = name, AutoTokenizer.from_pretrained(TARGET)
     fixed = {
-        (size, flights): run(texts, costs, FixedBudget(size, flights), tokenizer)
+        (size, flights): replay_texts(texts, costs, FixedBudget(size, flights), tokenizer)
         for size in SIZES
         for flights in (IN_FLIGHT if size else (1,))
     }
     plain, best = fixed[0, 1].tokens_per_s, max(fixed, key=lambda size: fixed[size].tokens_per_s)
-    alone, ours = (run(texts, costs, kind_of(MOST_NODES), tokenizer) for kind_of in (OneAtATime, Goodput))
+    alone, ours = (replay_texts(texts, costs, kind_of(MOST_NODES), tokenizer) for kind_of in (OneAtATime, Goodput))
     alone = max(alone, *(fixed[size, 1] for size in SIZES), key=lambda told: told.tokens_per_s)
     others = plain, fixed[best].tokens_per_s, alone.tokens_per_s
     of_plain, of_best, of_alone = (ours.tokens_per_s / other for other in others)
@@ -235,7 +237,7 @@ def replay_cell(name: tuple[str, str, float], costs: Costs, texts: Sequence[Reco
     return Cell(row, of_plain, of_best, of_alone, bound)
 
 
-def sheet(texts: dict[tuple[str, float], list[Recorded]], pool: Pool, options: Options, console: Console) -> Sheet:
+def sheet(texts: dict[tuple[str, float], list[RecordedText]], pool: Pool, options: Options, console: Console) -> Sheet:
     """The table."""
     made = Sheet(
         "replay",
@@ -274,19 +276,19 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], pool: Pool, options: O
     return made
 
 
-def _free(texts: Sequence[Recorded], costs: Costs, tokenizer: object) -> float:
+def _free(texts: Sequence[RecordedText], costs: Costs, tokenizer: object) -> float:
     """Tokens per second where nothing takes time but the delay: whole trees at once, or ever further ones."""
     free = Costs(costs.delay_ms, math.inf, forward_ms=0.0, row_ms=0.0, pass_ms=0.0)
-    return max(run(texts, free, budget, tokenizer).tokens_per_s for budget in FREE_WAYS)
+    return max(replay_texts(texts, free, budget, tokenizer).tokens_per_s for budget in FREE_WAYS)
 
 
-def _oracle_note(texts: Sequence[Recorded], networks: Mapping[str, Costs], tokenizer: object) -> str:
+def _oracle_note(texts: Sequence[RecordedText], networks: Mapping[str, Costs], tokenizer: object) -> str:
     """What a draft that is always right gives with small trees."""
     known = [oracle(recorded) for recorded in texts]
     said = []
     for network, costs in networks.items():
         alone, pipe = (
-            run(known, costs, budget, tokenizer).tokens_per_s
+            replay_texts(known, costs, budget, tokenizer).tokens_per_s
             for budget in (FixedBudget(ORACLE_NODES), FixedBudget(ORACLE_NODES, IN_FLIGHT[-1]))
         )
         said.append(f"{network} {alone:.0f} and {pipe:.0f}")
@@ -296,14 +298,14 @@ def _oracle_note(texts: Sequence[Recorded], networks: Mapping[str, Costs], token
     )
 
 
-def record_kind(kind: str, temperature: float, options: Options) -> list[Recorded]:
+def record_kind(kind: str, temperature: float, options: Options) -> list[RecordedText]:
     """Texts and trees of one kind and temperature."""
-    pair = Pair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
+    pair = ModelPair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
     prompts = prompts_of(kind, options.prompts)
-    return record(pair, prompts, [Sampling(FIRST_SEED + place, temperature) for place in range(len(prompts))])
+    return record_trees(pair, prompts, [Sampling(FIRST_SEED + place, temperature) for place in range(len(prompts))])
 
 
-def record_all(pool: Pool, options: Options, console: Console) -> dict[tuple[str, float], list[Recorded]]:
+def record_all(pool: Pool, options: Options, console: Console) -> dict[tuple[str, float], list[RecordedText]]:
     """Texts and trees of every kind and temperature."""
     keys = [(kind, temperature) for kind in KINDS for temperature in options.temperatures]
     work = [pool.submit(record_kind, *key, options) for key in keys]

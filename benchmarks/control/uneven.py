@@ -16,12 +16,12 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.control.pipe import tell, whole_target
+from benchmarks.control.pipe import replay_with_draft, whole_target
 from benchmarks.control.replay import OneAtATime, all_cells, one_core
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
-from benchmarks.simulation.recorded import prompts_of, write
+from benchmarks.simulation.recorded import generate_texts, prompts_of
 from client.control.goodput import Goodput
 from client.control.policy import FixedBudget, Spent
 from client.library.jobs import MOST_NODES
@@ -89,7 +89,7 @@ class Cell:
         return max(self.fixed, key=self.fixed.__getitem__)
 
 
-class Alike(Goodput):
+class UniformHops(Goodput):
     """A controller that takes all hops for alike."""
 
     def expect(self, route: Hashable, prospect: Prospect) -> None:
@@ -107,14 +107,14 @@ def measure(name: tuple[str, str, str, float], options: Options) -> Cell:
     paces, others = CHAINS[chain]
     costs, given = replace(PROFILES[network], paces=paces, others=others), prompts_of(kind, options.prompts)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
-    texts = write(whole_target(), given, samplings, options.new_tokens)
-    told = partial(tell, texts, costs)
+    texts = generate_texts(whole_target(), given, samplings, options.new_tokens)
+    told = partial(replay_with_draft, texts, costs)
     return Cell(
         name,
         told(FixedBudget(0)).tokens_per_s,
         {f"{size} × {count}": told(FixedBudget(size, count)).tokens_per_s for size, count in FIXED},
         told(OneAtATime(MOST_NODES)).tokens_per_s,
-        told(Alike(MOST_NODES)).tokens_per_s,
+        told(UniformHops(MOST_NODES)).tokens_per_s,
         told(Goodput(MOST_NODES)).tokens_per_s,
     )
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.control.pipe import tell, whole_target
+from benchmarks.control.pipe import replay_with_draft, whole_target
 from benchmarks.control.replay import all_cells, one_core
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.profiles import FIRST_SEED
-from benchmarks.simulation.recorded import prompts_of, write
+from benchmarks.simulation.recorded import generate_texts, prompts_of
 from client.control.goodput import Goodput
 from client.control.policy import FixedBudget
 from client.library.jobs import MOST_NODES
@@ -96,8 +96,8 @@ def measure(name: tuple[str, float], options: Options) -> Cell:
     network, temperature = name
     costs, given = NETWORKS[network], prompts_of("passages", options.prompts)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
-    texts = write(whole_target(), given, samplings, options.new_tokens)
-    told = partial(tell, costs=costs)
+    texts = generate_texts(whole_target(), given, samplings, options.new_tokens)
+    told = partial(replay_with_draft, costs=costs)
     fixed = {f"{size} × {count}": told(texts, budget=FixedBudget(size, count)).tokens_per_s for size, count in FIXED}
     chosen = told(texts, budget=Goodput(MOST_NODES))
     first = {

@@ -50,7 +50,7 @@ WAYS = {"one, trained on": None, "two, trained alike": "alike", "boost-tuned pai
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TreeShape:
     """The shape of trees.
 
     Attributes:
@@ -62,7 +62,7 @@ class Shape:
     nodes: int
 
 
-SHAPES = (Shape(1, 8), Shape(1, 16), Shape(8, 16), Shape(8, 64))
+SHAPES = (TreeShape(1, 8), TreeShape(1, 16), TreeShape(8, 16), TreeShape(8, 64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Cell:
     way: str
     seed: int | None
     temperature: float
-    shape: Shape
+    shape: TreeShape
     acceptance: float
     same_text: int
     texts: int
@@ -190,7 +190,7 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
         ],
         measured={"cells": [asdict(cell) for cell in cells]},
     )
-    found: dict[tuple[str, float, Shape], list[float]] = defaultdict(list)
+    found: dict[tuple[str, float, TreeShape], list[float]] = defaultdict(list)
     for cell in cells:
         found[cell.way, cell.temperature, cell.shape].append(cell.acceptance)
     for name in WAYS:

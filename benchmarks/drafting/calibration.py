@@ -120,7 +120,7 @@ class Frozen:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class PairRunner:
     """Runs the demo pair over prompts.
 
     Attributes:
@@ -221,7 +221,7 @@ def main() -> None:
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
     console = open_console()
-    bench = Bench(options, console, load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32))
+    bench = PairRunner(options, console, load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32))
     cells = bench.measure()
     sheet(cells).finish(console, record=options.record, path=options.json)
     if any(cell.same_text < cell.texts for cell in cells):

@@ -189,7 +189,7 @@ def generate(target: RaggedModel, drafter: Drafter, prompt: list[int], codec: Co
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CodecOutput:
     """What the target does with one codec.
 
     Attributes:
@@ -203,7 +203,7 @@ class Outcome:
     trees: list[list[int]]
 
 
-def outcomes(options: Options, console: Console) -> dict[Codec, Outcome]:
+def outcomes(options: Options, console: Console) -> dict[Codec, CodecOutput]:
     """Logits and texts with every codec, the lossless one first."""
     target, draft = load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32)
     drafter = ModelDrafter(draft, target.vocab_size, draft.max_positions or 2048)
@@ -212,14 +212,14 @@ def outcomes(options: Options, console: Console) -> dict[Codec, Outcome]:
     passages = [tokenizer.encode(json.loads(line)["text"]).ids for line in lines]
     found = {}
     for codec in (Codec.FP32, Codec.BF16, Codec.INT8):
-        outcome = found[codec] = Outcome([teacher_forced(target, text, codec) for text in passages], [], [])
+        outcome = found[codec] = CodecOutput([teacher_forced(target, text, codec) for text in passages], [], [])
         for prompt in track(demo_prompts(options.prompts), f"texts with {codec.value} rows", console=console):
             outcome.plain.append(generate(target, NoDrafter(), prompt, codec, options.new_tokens))
             outcome.trees.append(generate(target, drafter, prompt, codec, options.new_tokens))
     return found
 
 
-def effect(codec: Codec, lossless: Outcome, changed: Outcome) -> Effect:
+def effect(codec: Codec, lossless: CodecOutput, changed: CodecOutput) -> Effect:
     """How an outcome differs from the lossless one."""
     rows = list(zip(torch.cat(lossless.logits), torch.cat(changed.logits), strict=True))
     texts = list(zip(lossless.plain, changed.plain, strict=True))

@@ -27,12 +27,12 @@ from rich.console import Console
 from rich.progress import track
 from transformers import AutoTokenizer
 
-from benchmarks.control.replay import Cast, tell
+from benchmarks.control.replay import ReplaySetup, replay_text
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.acceptance import Size, generate
 from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.clock import Clock
-from benchmarks.simulation.recorded import KINDS, Recorded, picks_of, prompts_of
+from benchmarks.simulation.recorded import KINDS, RecordedText, picks_of, prompts_of
 from client.control.goodput import Goodput
 from client.control.policy import Budget, FixedBudget
 from client.drafting.drafter import MAX_LEVELS, NONE, NoDrafter, TreeDrafter
@@ -99,7 +99,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TargetText:
     """One text of the target.
 
     Attributes:
@@ -116,7 +116,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class DrafterScore:
     """What a drafter made of some texts.
 
     Attributes:
@@ -131,7 +131,7 @@ class Followed:
 class TimedDrafter:
     """A real drafter in virtual time, which has the hidden row that the reply before would have brought."""
 
-    def __init__(self, drafter: TreeDrafter, told: Told, clock: Clock) -> None:
+    def __init__(self, drafter: TreeDrafter, told: TargetText, clock: Clock) -> None:
         self._drafter = drafter
         self._told = told
         self._clock = clock
@@ -153,7 +153,7 @@ class TimedDrafter:
         self._drafter.learn(tree, picks)
 
 
-class Workshop:
+class DrafterFactory:
     """The models, loaded once, and the sources made of them, each of which begins knowing nothing."""
 
     def __init__(self) -> None:
@@ -182,16 +182,16 @@ class Workshop:
         return TreeDrafter([made[name]() for name in names])
 
 
-def text_of(target: RaggedModel, prompt: Sequence[int], sampling: Sampling, new_tokens: int) -> Told:
+def text_of(target: RaggedModel, prompt: Sequence[int], sampling: Sampling, new_tokens: int) -> TargetText:
     """The target's text and its hidden rows."""
     plain = generate(target, NoDrafter(), list(prompt), sampling, Size(new_tokens, 0))
     tokens = (*prompt, *plain.tokens)
     session = LocalSession(target, Limits(target.vocab_size, len(tokens), sweeps=1, nodes=len(tokens)))
     chain = [None, *(TreeNodeId(place) for place in range(len(tokens) - 1))]
-    return Told(len(prompt), tokens, sampling, session.run(session.next(tokens, chain)))
+    return TargetText(len(prompt), tokens, sampling, session.run(session.next(tokens, chain)))
 
 
-def follow(drafter: TreeDrafter, texts: Sequence[Told], nodes: int) -> Followed:
+def follow(drafter: TreeDrafter, texts: Sequence[TargetText], nodes: int) -> DrafterScore:
     """Let a drafter guess along the texts, one after the other."""
     lengths, spent_ms = [], []
     for told in texts:
@@ -206,12 +206,12 @@ def follow(drafter: TreeDrafter, texts: Sequence[Told], nodes: int) -> Followed:
             drafter.observe(told.tokens[: after - 1], told.rows[length - 1 : after - 1])
             length, sweeps = after, sweeps + 1
         lengths.append((length - before) / sweeps)
-    return Followed(mean(lengths), mean(spent_ms))
+    return DrafterScore(mean(lengths), mean(spent_ms))
 
 
 def replay(
     drafter: TreeDrafter,
-    texts: Sequence[Told],
+    texts: Sequence[TargetText],
     tokenizer: object,
     costs: Costs = PROFILE,
     budget: Budget | None = None,
@@ -221,14 +221,14 @@ def replay(
     tokens, seconds = 0, 0.0
     sizes: list[int] = []
     for told in texts:
-        recorded = Recorded(told.tokens[: told.prompt], told.tokens, told.sampling, {})
-        cast = Cast(partial(TimedDrafter, drafter, told))
-        count, took_s, used = asyncio.run(tell(recorded, costs, budget, tokenizer, cast))
+        recorded = RecordedText(told.tokens[: told.prompt], told.tokens, told.sampling, {})
+        cast = ReplaySetup(partial(TimedDrafter, drafter, told))
+        count, took_s, used = asyncio.run(replay_text(recorded, costs, budget, tokenizer, cast))
         tokens, seconds, sizes = tokens + count, seconds + took_s, sizes + used
     return tokens / seconds, median(sizes)
 
 
-def sheet(shop: Workshop, options: Options, console: Console) -> Sheet:
+def sheet(shop: DrafterFactory, options: Options, console: Console) -> Sheet:
     """The table of all drafters."""
     made = Sheet(
         "drafters",
@@ -263,7 +263,7 @@ def sheet(shop: Workshop, options: Options, console: Console) -> Sheet:
     return made
 
 
-def ranked(shop: Workshop, options: Options, made: Sheet, console: Console) -> None:
+def ranked(shop: DrafterFactory, options: Options, made: Sheet, console: Console) -> None:
     """SpecExec's ranking, by draft probability, against the coupled one."""
     gains = []
     for temperature in track((0.6, 1.0), "rankings", console=console):
@@ -279,7 +279,7 @@ def ranked(shop: Workshop, options: Options, made: Sheet, console: Console) -> N
     made.measured["rankings"] = gains
 
 
-def heterogeneous(shop: Workshop, options: Options, made: Sheet, console: Console) -> None:
+def heterogeneous(shop: DrafterFactory, options: Options, made: Sheet, console: Console) -> None:
     """Dovetail's setting: the draft is quick and the target verifies where every node costs much."""
     texts = _texts(shop, "passages", 0.0, options.prompts, options.new_tokens)
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
@@ -295,12 +295,12 @@ def heterogeneous(shop: Workshop, options: Options, made: Sheet, console: Consol
         made.measured.setdefault("devices", []).append(found)
 
 
-def _shown(found: Followed) -> tuple[str, str, str]:
+def _shown(found: DrafterScore) -> tuple[str, str, str]:
     gained = (found.acceptance - 1) / max(found.draft_ms, 1e-3)
     return f"{found.acceptance:.2f}", f"{found.draft_ms:.1f}", f"{gained:.3f}"
 
 
-def _texts(shop: Workshop, kind: str, temperature: float, count: int, new_tokens: int) -> list[Told]:
+def _texts(shop: DrafterFactory, kind: str, temperature: float, count: int, new_tokens: int) -> list[TargetText]:
     prompts = prompts_of(kind, count)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(prompts))]
     return [text_of(shop.target, *case, new_tokens) for case in zip(prompts, samplings, strict=True)]
@@ -311,7 +311,7 @@ def main() -> None:
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     console = open_console()
-    shop = Workshop()
+    shop = DrafterFactory()
     made = sheet(shop, options, console)
     ranked(shop, options, made, console)
     heterogeneous(shop, options, made, console)

@@ -34,12 +34,12 @@ BURST = 64
 PACKET_BYTES = 1 << 16
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 
-Waiting = tuple[float, int, Link, int, bytes, bool]
+QueuedPacket = tuple[float, int, Link, int, bytes, bool]
 """Due time, number (a tie-break), link, receiver's device, packet, whether it has passed the receiver's interface."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class CarrierSetup:
     """What the process is started with.
 
     Attributes:
@@ -55,7 +55,7 @@ class Setup:
     seed: int
 
     @classmethod
-    def from_json(cls, text: str) -> Setup:
+    def from_json(cls, text: str) -> CarrierSetup:
         """The inverse of `json.dumps(asdict(setup))`."""
         fields = json.loads(text)
         return cls(**{**fields, "shape": LinkShape(**fields["shape"])})
@@ -73,7 +73,7 @@ class Carrier:
         self.packets = 0
         self.dropped = 0
         self._devices = devices
-        self._waiting: list[Waiting] = []
+        self._waiting: list[QueuedPacket] = []
         self._numbers = itertools.count()
         self._cut: set[Ends] = set()
         outgoing = [Interface() for _ in devices]
@@ -180,7 +180,7 @@ def _prefer() -> None:
 
 def main() -> None:
     """Entry point."""
-    setup = Setup.from_json(sys.argv[1])
+    setup = CarrierSetup.from_json(sys.argv[1])
     try:
         hosts = [make_host(address(host), setup.mtu) for host in range(setup.hosts)]
     except (OSError, subprocess.CalledProcessError) as error:

@@ -21,7 +21,7 @@ COVER_ATTEMPTS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Hosted:
+class RunningSwarm:
     """A swarm that is up.
 
     Attributes:
@@ -36,7 +36,7 @@ class Hosted:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServeOptions:
     """What nodes serve, one per span.
 
     Attributes:
@@ -50,13 +50,13 @@ class Served:
     options: tuple[str, ...] = ("--device", "cpu")
 
 
-DEMO = Served()
+DEMO = ServeOptions()
 
 
 @asynccontextmanager
 async def hosted_swarm(
-    net: Network, folder: Path, served: Served = DEMO, *, star: bool = False
-) -> AsyncIterator[Hosted]:
+    net: Network, folder: Path, served: ServeOptions = DEMO, *, star: bool = False
+) -> AsyncIterator[RunningSwarm]:
     """Start it; leaving ends every program.
 
     Raises:
@@ -83,7 +83,7 @@ async def hosted_swarm(
             *(node.wait_for("serving at") for node in nodes), *(one.wait_for("star at") for one in stars)
         )
         addresses = tuple(f"{net.bind_address(host)[0]}:{STAR_PORT}" for host in range(1, len(stars) + 1))
-        yield Hosted(peer, tuple(nodes), addresses)
+        yield RunningSwarm(peer, tuple(nodes), addresses)
 
 
 @asynccontextmanager

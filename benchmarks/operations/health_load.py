@@ -30,7 +30,7 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.operations.health_nodes import Simulated, simulate
+from benchmarks.operations.health_nodes import SimulatedNode, simulate
 from benchmarks.sheet import Sheet
 from client.demo.programs import start_program
 from swarm.discovery.identity import Identity
@@ -70,7 +70,7 @@ class Options:
 
 
 @dataclass(slots=True)
-class Measured:
+class HealthRun:
     """What was seen in one run.
 
     Attributes:
@@ -140,7 +140,7 @@ def mosquitto(folder: Path, port: int) -> Iterator[None]:
         process.wait()
 
 
-async def talk(nodes: list[Simulated], port: int, ready: asyncio.Event, measured: Measured) -> None:
+async def publish_all(nodes: list[SimulatedNode], port: int, ready: asyncio.Event, measured: HealthRun) -> None:
     """Be some of the nodes: everybody says something every 5 s, evenly spread."""
     async with aiomqtt.Client("127.0.0.1", port, timeout=PATIENCE_S) as client:
         for node in nodes:
@@ -156,7 +156,7 @@ async def talk(nodes: list[Simulated], port: int, ready: asyncio.Event, measured
             await asyncio.sleep(max(started + said * METRICS_S / len(nodes) - time.monotonic(), 0.0))
 
 
-async def read(url: str, measured: Measured, watched: str, told: dict[str, float], first: bool) -> None:
+async def read(url: str, measured: HealthRun, watched: str, told: dict[str, float], first: bool) -> None:
     """Read the live stream; the first reader also looks at one node."""
     host, _, rest = url.removeprefix("http://").partition("/")
     name, _, port = host.partition(":")
@@ -180,7 +180,7 @@ async def read(url: str, measured: Measured, watched: str, told: dict[str, float
         writer.close()
 
 
-def _look(line: bytes, watched: str, told: dict[str, float], measured: Measured) -> None:
+def _look(line: bytes, watched: str, told: dict[str, float], measured: HealthRun) -> None:
     where = line.find(watched.encode())
     state = line.find(b'"state":"', where)
     shown = line[state + 9 : state + 25].partition(b'"')[0].decode()
@@ -188,7 +188,7 @@ def _look(line: bytes, watched: str, told: dict[str, float], measured: Measured)
         measured.shown_ms.append((time.monotonic() - told.pop(shown)) * 1e3)
 
 
-async def change(node: Simulated, port: int, told: dict[str, float], measured: Measured) -> None:
+async def change(node: SimulatedNode, port: int, told: dict[str, float], measured: HealthRun) -> None:
     """Let one node change its state again and again."""
     async with aiomqtt.Client("127.0.0.1", port, timeout=PATIENCE_S) as client:
         while not measured.is_over:
@@ -213,7 +213,7 @@ def queries(url: str, prints: list[str], turn: int) -> dict[str, str]:
     return {"/api/v1/state": f"{url}api/v1/state", **history, "/api/v1/alerts": f"{url}api/v1/alerts"}
 
 
-async def load(options: Options, nodes: list[Simulated], folder: Path, measured: Measured) -> None:
+async def load(options: Options, nodes: list[SimulatedNode], folder: Path, measured: HealthRun) -> None:
     """Run everything for a while, and look at the health service's process."""
     port = free_port()
     with mosquitto(folder, port):
@@ -228,14 +228,14 @@ async def load(options: Options, nodes: list[Simulated], folder: Path, measured:
 
 
 async def _run(
-    options: Options, nodes: list[Simulated], where: tuple[int, str, psutil.Process], measured: Measured
+    options: Options, nodes: list[SimulatedNode], where: tuple[int, str, psutil.Process], measured: HealthRun
 ) -> None:
     port, url, process = where
     told: dict[str, float] = {}
     async with TaskScope() as scope:
         ready = [asyncio.Event() for _ in range(CONNECTIONS)]
         for number, event in enumerate(ready):
-            scope.spawn(talk(nodes[1 + number :: CONNECTIONS], port, event, measured))
+            scope.spawn(publish_all(nodes[1 + number :: CONNECTIONS], port, event, measured))
         for event in ready:
             await event.wait()
         for number in range(options.readers):
@@ -257,7 +257,7 @@ async def _run(
         measured.is_over = True
 
 
-async def _ask(options: Options, url: str, prints: list[str], measured: Measured) -> dict[str, Any]:
+async def _ask(options: Options, url: str, prints: list[str], measured: HealthRun) -> dict[str, Any]:
     """Ask everything again and again; the last state."""
     started, turn, state = time.monotonic(), 0, b"{}"
     while time.monotonic() - started < options.seconds:
@@ -297,7 +297,7 @@ def size_of(path: Path) -> int:
     return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
 
 
-def sheet(options: Options, runs: dict[int, Measured], most: tuple[int, float]) -> Sheet:
+def sheet(options: Options, runs: dict[int, HealthRun], most: tuple[int, float]) -> Sheet:
     """The table. most: size and slowest query of a history of as many models as there can be."""
     made = Sheet(
         "health_load",
@@ -343,15 +343,15 @@ def _cells(values: list[float]) -> tuple[str, str]:
     return f"{median(values):.0f}", f"{quantiles(values, n=20, method='inclusive')[-1]:.0f}"
 
 
-async def measure(options: Options, console: Console) -> tuple[dict[int, Measured], tuple[int, float]]:
+async def measure(options: Options, console: Console) -> tuple[dict[int, HealthRun], tuple[int, float]]:
     """Every run, and the largest history."""
-    runs: dict[int, Measured] = {}
+    runs: dict[int, HealthRun] = {}
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         made = (threads.submit(Identity.ephemeral) for _ in range(options.nodes))
         keys = [one.result() for one in track(list(made), "keys", console=console)]
     with tempfile.TemporaryDirectory(prefix="canopy-health-") as name:
         for count in options.models:
-            folder, run, prints = Path(name) / str(count), Measured(), fingerprints(count)
+            folder, run, prints = Path(name) / str(count), HealthRun(), fingerprints(count)
             folder.mkdir()
             await thirty_days(prints, options.nodes, folder / "health.sqlite3", console)
             run.history_bytes = size_of(folder / "health.sqlite3")

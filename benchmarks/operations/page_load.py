@@ -45,7 +45,7 @@ class Options:
 
 
 @dataclass(slots=True)
-class Measured:
+class PageTimes:
     """Milliseconds of each opening or update.
 
     Attributes:
@@ -69,7 +69,7 @@ def thread_ms(chrome: CDPSession) -> float:
     return next(float(metric["value"]) for metric in metrics if metric["name"] == "ThreadTime") * 1e3
 
 
-def open_once(browser: Browser, server: PageServer, states: list[page_states.State], measured: Measured) -> None:
+def open_once(browser: Browser, server: PageServer, states: list[page_states.State], measured: PageTimes) -> None:
     """Open the page with the first state, click, and bring it the others."""
     with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
         page = context.new_page()
@@ -90,9 +90,9 @@ def open_once(browser: Browser, server: PageServer, states: list[page_states.Sta
         measured.update_cpu_ms.append((thread_ms(chrome) - opened_ms) / max(len(states) - 1, 1))
 
 
-def measure(options: Options, console: Console) -> dict[int, Measured]:
+def measure(options: Options, console: Console) -> dict[int, PageTimes]:
     """All sizes in turns, so that what else the machine does meets each of them."""
-    found = {count: Measured() for count in options.nodes}
+    found = {count: PageTimes() for count in options.nodes}
     states = {count: _states(count, options.updates) for count in options.nodes}
     for count, measured in found.items():
         measured.state_bytes = len(json.dumps(states[count][0]))
@@ -115,7 +115,7 @@ def _states(nodes: int, updates: int) -> list[page_states.State]:
     return found
 
 
-def sheet(options: Options, found: dict[int, Measured]) -> Sheet:
+def sheet(options: Options, found: dict[int, PageTimes]) -> Sheet:
     """The table."""
     made = Sheet(
         "page_load",
@@ -129,7 +129,7 @@ def sheet(options: Options, found: dict[int, Measured]) -> Sheet:
     slowest = max(median(measured.interactive_ms) for measured in found.values())
     made.notes = [f"Asked: interactive in {LIMIT_MS:,} ms; the slowest median is {slowest:,.0f} ms."]
     made.measured = {
-        str(count): {name: getattr(one, name) for name in Measured.__slots__} for count, one in found.items()
+        str(count): {name: getattr(one, name) for name in PageTimes.__slots__} for count, one in found.items()
     }
     return made
 

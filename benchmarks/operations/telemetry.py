@@ -69,7 +69,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextCost:
     """One generated text.
 
     Attributes:
@@ -102,9 +102,9 @@ async def broker(folder: Path) -> AsyncIterator[str]:
         await process.wait()
 
 
-async def measure_pairs(options: Options, url: str, folder: Path, console: Console) -> list[Text]:
+async def measure_pairs(options: Options, url: str, folder: Path, console: Console) -> list[TextCost]:
     """Texts by both nodes in turns; each pair begins with the other one."""
-    texts: list[Text] = []
+    texts: list[TextCost] = []
     prompts = demo_prompts(options.rounds)
     for start in range(options.starts):
         async with AsyncExitStack() as stack:
@@ -118,7 +118,7 @@ async def measure_pairs(options: Options, url: str, folder: Path, console: Conso
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServingNode:
     """A node, and the swarm of which it is the only one.
 
     Attributes:
@@ -131,16 +131,16 @@ class Served:
     swarm: AsyncSwarm
     process: psutil.Process
 
-    async def text(self, options: Options, prompt: Sequence[int]) -> Text:
+    async def text(self, options: Options, prompt: Sequence[int]) -> TextCost:
         """Generate one, and look at the node's CPU time around it."""
         before, began = self.process.cpu_times(), time.perf_counter()
         result = await self.swarm.generate(prompt, max_new_tokens=options.new_tokens, nodes=options.nodes)
         wall_s, after = time.perf_counter() - began, self.process.cpu_times()
         cpu_s = after.user + after.system - before.user - before.system
-        return Text(self.way, result.stats.tokens_per_s, cpu_s, wall_s)
+        return TextCost(self.way, result.stats.tokens_per_s, cpu_s, wall_s)
 
 
-async def _serve(stack: AsyncExitStack, way: str, url: str, folder: Path) -> Served:
+async def _serve(stack: AsyncExitStack, way: str, url: str, folder: Path) -> ServingNode:
     serve = ["node.cli", "serve", str(TARGET), "--layers", "0-12", "--host", "127.0.0.1", "--threads", "1"]
     serve += ["--identity", str(folder / f"{way}.key"), *(["--mqtt", url] if way == WAYS[1] else [])]
     node = await stack.enter_async_context(start_program(way, serve, folder))
@@ -149,7 +149,7 @@ async def _serve(stack: AsyncExitStack, way: str, url: str, folder: Path) -> Ser
     connecting = AsyncSwarm.connect(TARGET, peers=[peer], draft=DRAFT, threads=1, calibration=None)
     swarm = await stack.enter_async_context(connecting)
     await covered(swarm)
-    return Served(way, swarm, psutil.Process(node.process.pid))
+    return ServingNode(way, swarm, psutil.Process(node.process.pid))
 
 
 async def measure_publisher(url: str, seconds: float) -> float:
@@ -167,7 +167,7 @@ async def measure_publisher(url: str, seconds: float) -> float:
         return (time.process_time() - cpu_s) / (time.monotonic() - began_s)
 
 
-def sheet(texts: list[Text], publisher: float, options: Options) -> Sheet:
+def sheet(texts: list[TextCost], publisher: float, options: Options) -> Sheet:
     """The table."""
     by_way = {way: [text for text in texts if text.way == way] for way in WAYS}
     speeds = {way: [text.tokens_per_s for text in some] for way, some in by_way.items()}

@@ -22,7 +22,7 @@ from swarm.protocol.messages import Credits, RouteHop, Sweep
 
 
 @dataclass(slots=True)
-class Mishaps:
+class FailureInjector:
     """Makes hops lose their sessions at random.
 
     Attributes:
@@ -49,7 +49,7 @@ class Mishaps:
 
 
 @dataclass(frozen=True, slots=True)
-class Exposed:
+class FailingChain:
     """A chain whose sweeps are the steps in which hops lose sessions.
 
     Attributes:
@@ -58,7 +58,7 @@ class Exposed:
     """
 
     chain: Chain
-    mishaps: Mishaps
+    mishaps: FailureInjector
 
     @property
     def credits(self) -> Credits:

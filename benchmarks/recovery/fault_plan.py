@@ -51,7 +51,7 @@ OTHER_PHASES = (Phase.PREFILL, Phase.SWEEP)
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class FaultText:
     """What is generated. Two faults with the same text share its undisturbed run.
 
     Attributes:
@@ -68,7 +68,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
+class PlannedFault:
     """One fault, at a known phase of a text.
 
     Attributes:
@@ -85,7 +85,7 @@ class Strike:
     fault: Fault
     phase: Phase
     position: int
-    text: Text
+    text: FaultText
     sweep: int
     delay_ms: float
     before: int
@@ -98,7 +98,7 @@ class Strike:
         return f"{self.fault} · {POSITIONS[self.position]} · {self.phase} · {text}"
 
 
-def plan(strikes: int, seed: int, only: Sequence[Fault] = ()) -> list[Strike]:
+def plan(strikes: int, seed: int, only: Sequence[Fault] = ()) -> list[PlannedFault]:
     """At least `strikes` deadly ones, each combination equally often, and each other fault a few times; shuffled."""
     chance = random.Random(seed)
     deadly = [fault for fault in DEADLY if not only or fault in only]
@@ -108,14 +108,14 @@ def plan(strikes: int, seed: int, only: Sequence[Fault] = ()) -> list[Strike]:
     others = [fault for fault in OTHERS if not only or fault in only]
     wanted += [(one, 0) for one in itertools.product(others, OTHER_PHASES, range(len(POSITIONS)))]
     chance.shuffle(wanted)
-    return [_strike(one, place, number, chance) for place, (one, number) in enumerate(wanted)]
+    return [_planned(one, place, number, chance) for place, (one, number) in enumerate(wanted)]
 
 
-def _strike(one: tuple[Fault, Phase, int], place: int, number: int, chance: random.Random) -> Strike:
+def _planned(one: tuple[Fault, Phase, int], place: int, number: int, chance: random.Random) -> PlannedFault:
     fault, phase, position = one
     greedy = (number + position + list(Phase).index(phase) + list(Fault).index(fault)) % 2 == 0
     tokens = LONG_TOKENS if place % LONG_EVERY == 0 else PROMPT_TOKENS
-    text = Text(chance.randrange(PROMPTS), tokens, 0.0 if greedy else 1.0, SEED)
+    text = FaultText(chance.randrange(PROMPTS), tokens, 0.0 if greedy else 1.0, SEED)
     arrival_ms = ONE_WAY_MS * (position + 1)
     window_ms = {
         Phase.DRAFTING: (0.0, 10.0),
@@ -123,11 +123,11 @@ def _strike(one: tuple[Fault, Phase, int], place: int, number: int, chance: rand
         Phase.REPLAY: (0.0, 60.0),
     }.get(phase, (0.0, 100.0))
     sweep, delay_ms = chance.randint(*SWEEPS), chance.uniform(*window_ms)
-    return Strike(fault, phase, position, text, sweep, delay_ms, chance.randrange(3), chance.uniform(0, 80))
+    return PlannedFault(fault, phase, position, text, sweep, delay_ms, chance.randrange(3), chance.uniform(0, 80))
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ObservedText:
     """One generation as the client saw it. Times are seconds of one clock.
 
     Attributes:
@@ -153,7 +153,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FaultOutcome:
     """One fault, the undisturbed text and the disturbed one.
 
     Attributes:
@@ -164,9 +164,9 @@ class Outcome:
         stolen: Share of the CPU time that a virtual machine's host took meanwhile.
     """
 
-    strike: Strike
-    plain: Told
-    told: Told
+    strike: PlannedFault
+    plain: ObservedText
+    told: ObservedText
     struck_at: float | None
     stolen: float = 0.0
 
@@ -204,19 +204,21 @@ class Outcome:
         return max(pauses, default=None)
 
 
-def read_outcomes(measured: dict[str, Any]) -> list[Outcome]:
+def read_outcomes(measured: dict[str, Any]) -> list[FaultOutcome]:
     """Outcomes from the JSON that a run wrote; where a text was the same, its undisturbed twin's tokens are its own."""
     found = []
     for words in measured["outcomes"]:
         strike = words["strike"]
-        named = {"fault": Fault(strike["fault"]), "phase": Phase(strike["phase"]), "text": Text(**strike["text"])}
+        named = {"fault": Fault(strike["fault"]), "phase": Phase(strike["phase"]), "text": FaultText(**strike["text"])}
         told, plain = words["told"], _arrivals(words["plain_arrivals"])
         arrivals = _arrivals(told["arrivals"])
-        ours = Told(told["began"], tuple(told["tokens"]), arrivals, told["repairs"], told["error"], told["paths"])
+        ours = ObservedText(
+            told["began"], tuple(told["tokens"]), arrivals, told["repairs"], told["error"], told["paths"]
+        )
         twin_first_s = ours.first_s - (words["pause_s"] or 0.0) if arrivals else 0.0
-        twin = Told(plain[0][0] - twin_first_s, ours.tokens if words["same"] else (), plain)
+        twin = ObservedText(plain[0][0] - twin_first_s, ours.tokens if words["same"] else (), plain)
         struck_at = None if words["struck_at_s"] is None else words["struck_at_s"] + ours.began
-        found.append(Outcome(Strike(**(strike | named)), twin, ours, struck_at, words["stolen"]))
+        found.append(FaultOutcome(PlannedFault(**(strike | named)), twin, ours, struck_at, words["stolen"]))
     return found
 
 
@@ -230,7 +232,7 @@ def percentile(values: Sequence[float], part: float) -> float:
     return ordered[min(int(part * len(ordered)), len(ordered) - 1)]
 
 
-def cell(outcomes: Sequence[Outcome]) -> str:
+def cell(outcomes: Sequence[FaultOutcome]) -> str:
     """Same texts of all that were struck, and the median and worst pause."""
     outcomes = [one for one in outcomes if one.struck_at is not None]
     if not outcomes:
@@ -241,7 +243,7 @@ def cell(outcomes: Sequence[Outcome]) -> str:
     return f"{same}/{len(outcomes)}{shown}"
 
 
-def summary(outcomes: Sequence[Outcome]) -> str:
+def summary(outcomes: Sequence[FaultOutcome]) -> str:
     """Same texts of all that were struck, and the median and 95th percentile of the pauses."""
     outcomes = [one for one in outcomes if one.struck_at is not None]
     pauses = [one.recovery_s for one in outcomes if one.recovery_s is not None]

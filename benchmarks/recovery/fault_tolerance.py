@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.emulation.swarm import SPANS
-from benchmarks.recovery.failure_injection import Exposed, Mishaps, nodes_here
+from benchmarks.recovery.failure_injection import FailingChain, FailureInjector, nodes_here
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.acceptance import demo_prompts
 from client.chain.chain import Chain, open_chain
@@ -115,21 +115,21 @@ async def no_detour(avoid: Collection[str], keep: Sequence[RouteHop], *, within_
     raise RouteError("the chain is broken", [])
 
 
-class Ways:
+class RecoveryMethods:
     """Three ways to make the same text."""
 
     def __init__(self, opener: SessionOpener, drafting: ThreadPoolExecutor) -> None:
         self._opener = opener
         self._jobs = JobMaker(opener.target, Drafters(NoDrafter()), drafting, 0)
 
-    async def canopy(self, prompt: tuple[int, ...], new_tokens: int, mishaps: Mishaps) -> list[int]:
+    async def canopy(self, prompt: tuple[int, ...], new_tokens: int, mishaps: FailureInjector) -> list[int]:
         """One session, repaired."""
         job = self._job(prompt, new_tokens)
         async with self._opener.open(len(prompt) + new_tokens, 0) as session:
-            await _run(job, Exposed(session.chain, mishaps), session.walk)
+            await _run(job, FailingChain(session.chain, mishaps), session.walk)
         return job.text.tokens
 
-    async def restart(self, prompt: tuple[int, ...], new_tokens: int, mishaps: Mishaps) -> list[int]:
+    async def restart(self, prompt: tuple[int, ...], new_tokens: int, mishaps: FailureInjector) -> list[int]:
         """Session after session, until one lasts."""
         while True:
             job = self._job(prompt, new_tokens)
@@ -137,12 +137,12 @@ class Ways:
                 async with self._fragile(len(prompt) + new_tokens) as chain:
                     walk = Walk(_limits(self._opener, chain), GREEDY)
                     chain.begin(walk.state)
-                    await _run(job, Exposed(chain, mishaps), walk)
+                    await _run(job, FailingChain(chain, mishaps), walk)
                 return job.text.tokens
             except SwarmError:
                 continue
 
-    async def cache_less(self, prompt: tuple[int, ...], new_tokens: int, mishaps: Mishaps) -> list[int]:
+    async def cache_less(self, prompt: tuple[int, ...], new_tokens: int, mishaps: FailureInjector) -> list[int]:
         """Every step cuts off all that the hops hold and sends the whole sequence."""
         made: list[int] = []
         while len(made) < new_tokens:
@@ -150,7 +150,7 @@ class Ways:
                 async with self._fragile(len(prompt) + new_tokens) as chain:
                     state = SessionState(_limits(self._opener, chain))
                     chain.begin(state)
-                    exposed = Exposed(chain, mishaps)
+                    exposed = FailingChain(chain, mishaps)
                     while len(made) < new_tokens:
                         sweep = whole_sweep((*prompt, *made), state)
                         state.apply(sweep)
@@ -180,7 +180,7 @@ def _limits(opener: SessionOpener, chain: Chain) -> Limits:
     return Limits(opener.target.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)
 
 
-async def _run(job: Job, chain: Exposed, walk: Walk) -> None:
+async def _run(job: Job, chain: FailingChain, walk: Walk) -> None:
     async for _ in decode(job, chain, walk):
         pass
 
@@ -203,11 +203,11 @@ def whole_sweep(sequence: tuple[int, ...], state: SessionState) -> Sweep:
     )
 
 
-Tell = Callable[[tuple[int, ...], int, Mishaps], Awaitable[list[int]]]
+Generate = Callable[[tuple[int, ...], int, FailureInjector], Awaitable[list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class ToleranceBench:
     """What the runs share.
 
     Attributes:
@@ -220,10 +220,10 @@ class Bench:
     prompt: tuple[int, ...]
     options: Options
 
-    async def run(self, name: str, tell: Tell, chance: float, number: int) -> Run:
+    async def run(self, name: str, tell: Generate, chance: float, number: int) -> Run:
         """One text by one way; number: of the repeat, which all ways meet with the same luck."""
         options = self.options
-        mishaps = Mishaps(self.nodes, chance, random.Random(f"{options.seed}/{chance}/{number}"))
+        mishaps = FailureInjector(self.nodes, chance, random.Random(f"{options.seed}/{chance}/{number}"))
         started, tokens = time.perf_counter(), []
         try:
             async with asyncio.timeout(options.limit_s):
@@ -239,8 +239,8 @@ async def measure(options: Options, console: Console) -> list[Run]:
     prompt = tuple(demo_prompts(1, tokens=options.prompt_tokens)[0])
     with tempfile.TemporaryDirectory(prefix="canopy-faults-") as temporary, ThreadPoolExecutor(1) as drafting:
         async with nodes_here(Path(temporary), SPANS, options.delay_ms) as (network, nodes), Dialer() as dialer:
-            ways = Ways(await _opener(network, nodes[0], dialer), drafting)
-            bench = Bench({node.peer_id: node for node in nodes}, prompt, options)
+            ways = RecoveryMethods(await _opener(network, nodes[0], dialer), drafting)
+            bench = ToleranceBench({node.peer_id: node for node in nodes}, prompt, options)
             all_ways = {"restart": ways.restart, "cache-less": ways.cache_less, "Canopy": ways.canopy}
             for name, tell in all_ways.items():
                 await bench.run(name, tell, 0.0, 0)  # warm

@@ -23,7 +23,7 @@ import psutil
 import tyro
 from rich.console import Console
 
-from benchmarks.emulation.network import Kind, Plan, open_network
+from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.swarm import SPANS
 from benchmarks.recovery.fault_hosts import Client, Host, Hosts, open_client, open_hosts
 from benchmarks.recovery.fault_plan import (
@@ -36,11 +36,11 @@ from benchmarks.recovery.fault_plan import (
     POSITIONS,
     SWEEPS,
     Fault,
-    Outcome,
+    FaultOutcome,
+    FaultText,
+    ObservedText,
     Phase,
-    Strike,
-    Text,
-    Told,
+    PlannedFault,
     cell,
     plan,
     read_outcomes,
@@ -82,7 +82,7 @@ class Options:
     """Of all that is random."""
     only: tuple[Fault, ...] = ()
     """Only these faults."""
-    kind: Kind | None = None
+    kind: NetworkKind | None = None
     """tun needs root; left out: the best that this machine allows."""
     logs: Path | None = None
     """Keep the programs' logs in this folder."""
@@ -94,16 +94,16 @@ class Options:
     """Strike nothing: make the table of measurements that were written before."""
 
 
-class Bench:
+class FaultBench:
     """Strikes one after another."""
 
     def __init__(self, hosts: Hosts, client: Client) -> None:
         self._hosts = hosts
         self._client = client
-        self._plain: dict[Text, Told] = {}
+        self._plain: dict[FaultText, ObservedText] = {}
         self._hops: list[Host] = []
 
-    async def outcome(self, strike: Strike) -> Outcome:
+    async def outcome(self, strike: PlannedFault) -> FaultOutcome:
         """One strike, after its undisturbed twin if that was not made yet."""
         await self._make_whole(3 if strike.phase is Phase.REPLAY else 2)
         if strike.text not in self._plain:
@@ -118,14 +118,14 @@ class Bench:
                 break
             strike = replace(strike, sweep=SWEEPS[0])  # the text ended first: earlier, then
             await self._make_whole(3 if strike.phase is Phase.REPLAY else 2)
-        return Outcome(strike, self._plain[strike.text], told, struck_at, stolen)
+        return FaultOutcome(strike, self._plain[strike.text], told, struck_at, stolen)
 
     async def _make_whole(self, holders: int) -> None:
         """Every span has so many living holders."""
         if any(self._hosts.holders(span) < holders for span in SPANS):
             await self._hosts.revive()
 
-    async def _tell(self, text: Text, strike: Strike | None) -> tuple[Told, float | None]:
+    async def _tell(self, text: FaultText, strike: PlannedFault | None) -> tuple[ObservedText, float | None]:
         await self._client.send(
             {
                 "prompt": text.number,
@@ -139,26 +139,26 @@ class Bench:
                 "absent": self._hosts.dead,
             }
         )
-        script = Script(strike, self._hosts, self._prefills(text)) if strike is not None else None
+        script = FaultTrigger(strike, self._hosts, self._prefills(text)) if strike is not None else None
         while (event := await self._client.event())["event"] != "told":
             if script is not None:
                 await script.hear(event)
         arrivals = tuple((when, count) for when, count in event["arrivals"])
-        told = Told(
+        told = ObservedText(
             event["began"], tuple(event["tokens"]), arrivals, tuple(event["repairs"]), event["error"], event["paths"]
         )
         return told, script.struck_at if script is not None else None
 
     @staticmethod
-    def _prefills(text: Text) -> int:
+    def _prefills(text: FaultText) -> int:
         chunk = LONG_CHUNK if text.prompt_tokens == LONG_TOKENS else CHUNK
         return -(-(text.prompt_tokens - 1) // chunk)
 
 
-class Script:
+class FaultTrigger:
     """Strikes when the client says that it does what the strike waits for."""
 
-    def __init__(self, strike: Strike, hosts: Hosts, prefills: int) -> None:
+    def __init__(self, strike: PlannedFault, hosts: Hosts, prefills: int) -> None:
         self.struck_at: float | None = None
         self._strike = strike
         self._hosts = hosts
@@ -231,7 +231,7 @@ async def _until(when: float) -> None:
     await asyncio.sleep(max(when - time.monotonic(), 0.0))
 
 
-def sheet(outcomes: Sequence[Outcome], options: Options, network: str) -> Sheet:
+def sheet(outcomes: Sequence[FaultOutcome], options: Options, network: str) -> Sheet:
     """The table."""
     made = Sheet(
         "faults",
@@ -241,7 +241,7 @@ def sheet(outcomes: Sequence[Outcome], options: Options, network: str) -> Sheet:
         measured={"seed": options.seed, "outcomes": [_plain(one) for one in outcomes]},
     )
 
-    def of(wanted: Callable[[Strike], bool]) -> list[Outcome]:
+    def of(wanted: Callable[[PlannedFault], bool]) -> list[FaultOutcome]:
         return [one for one in outcomes if wanted(one.strike)]
 
     for phase in Phase:
@@ -259,7 +259,7 @@ def sheet(outcomes: Sequence[Outcome], options: Options, network: str) -> Sheet:
     return made
 
 
-def _plain(outcome: Outcome) -> dict[str, Any]:
+def _plain(outcome: FaultOutcome) -> dict[str, Any]:
     strike = outcome.strike
     return {
         "strike": asdict(strike),
@@ -276,25 +276,25 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
 async def run(options: Options, console: Console) -> Sheet:
     """All strikes."""
     strikes = plan(options.strikes, options.seed, options.only)
-    outcomes: list[Outcome] = []
+    outcomes: list[FaultOutcome] = []
     with tempfile.TemporaryDirectory(prefix="canopy-faults-") as temporary:
         folder = options.logs or Path(temporary)
         folder.mkdir(exist_ok=True)
-        async with open_network(Plan(len(SPANS) * 3 + 2, LINK), options.kind) as net:
+        async with open_network(NetworkPlan(len(SPANS) * 3 + 2, LINK), options.kind) as net:
             console.print(f"{net.kind} network ({net.reason}), {len(strikes)} strikes, seed {options.seed}")
             async with open_hosts(net, folder) as hosts, open_client(hosts, net, folder) as client:
-                bench = Bench(hosts, client)
+                bench = FaultBench(hosts, client)
                 for number, strike in enumerate(strikes, 1):
                     outcomes.append(await bench.outcome(strike))
-                    console.print(f"{number:3} {_said(outcomes[-1])}", soft_wrap=True, markup=False, highlight=False)
-            network = LINKS if net.kind is Kind.TUN else f"loopback ({net.reason})"
+                    console.print(f"{number:3} {_line_of(outcomes[-1])}", soft_wrap=True, markup=False, highlight=False)
+            network = LINKS if net.kind is NetworkKind.TUN else f"loopback ({net.reason})"
     made = table(outcomes, options, network)
     if hosts.failed_starts:
         made.notes.append(f"{hosts.failed_starts} restarts of victims failed and were tried again.")
     return made
 
 
-def table(outcomes: list[Outcome], options: Options, network: str) -> Sheet:
+def table(outcomes: list[FaultOutcome], options: Options, network: str) -> Sheet:
     """The table and what is to be said of the machine that it was made on."""
     made = sheet(outcomes, options, network)
     calm = [one for one in outcomes if one.stolen <= MOST_STOLEN]
@@ -310,7 +310,7 @@ def table(outcomes: list[Outcome], options: Options, network: str) -> Sheet:
     return made
 
 
-def _said(outcome: Outcome) -> str:
+def _line_of(outcome: FaultOutcome) -> str:
     times = (outcome.recovery_s, outcome.replay_s)
     recovery = "{:.2f} s beside {:.2f} s of replay".format(*times) if times[0] is not None else "-"
     same = "same" if outcome.is_same else outcome.told.error or "ANOTHER TEXT"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
-from benchmarks.recovery.garbage import ENDING, GOING_ON, WEIGHTS, Kind, Model, Role, Talker
+from benchmarks.recovery.garbage import ENDING, GOING_ON, WEIGHTS, FrameKind, GarbageWriter, Role, ServedModel
 from swarm import wire
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId, SessionId
@@ -33,7 +33,7 @@ class Broken(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Victim:
+class FloodTarget:
     """The node under attack, and one behind it.
 
     Attributes:
@@ -49,7 +49,7 @@ class Victim:
     peer: PeerId
     behind: RouteHop
     behind_address: str
-    model: Model
+    model: ServedModel
     num_layers: int
 
     def roles(self) -> list[tuple[Role, str]]:
@@ -69,7 +69,7 @@ class Victim:
 
 
 @dataclass(slots=True)
-class Tally:
+class FloodCounts:
     """What was sent, and what came back.
 
     Attributes:
@@ -107,7 +107,7 @@ class Tally:
 class Episode:
     """One session with one stream, from its attach to its end."""
 
-    def __init__(self, talker: Talker, tally: Tally) -> None:
+    def __init__(self, talker: GarbageWriter, tally: FloodCounts) -> None:
         self._talker = talker
         self._rng = talker.rng
         self._tally = tally
@@ -124,7 +124,7 @@ class Episode:
             reader = None if self._is_deaf else group.create_task(self._hear(call))
             try:
                 async with asyncio.timeout(PATIENCE_S):
-                    await self._write(call, Kind.ATTACH, self._talker.attach(right=self._is_deaf))
+                    await self._write(call, FrameKind.ATTACH, self._talker.attach(right=self._is_deaf))
                     if not self._is_deaf and self._rng.random() < 0.9:
                         await self._until(lambda: self._is_ready)
                     async with self._replies(to_tail):
@@ -145,7 +145,7 @@ class Episode:
             if self._is_over or call.done():
                 return
             # A write to an unread stream that the node has ended leaves a task of gRPC's behind, and a ping ends none.
-            kind = Kind.PING if self._is_deaf else self._rng.choices(GOING_ON, WEIGHTS)[0]
+            kind = FrameKind.PING if self._is_deaf else self._rng.choices(GOING_ON, WEIGHTS)[0]
             if self._has_replies and self._talker.must_wait and self._rng.random() < 0.9:
                 try:
                     async with asyncio.timeout(REPLY_S):
@@ -160,7 +160,7 @@ class Episode:
             await self._write(call, kind, self._talker.say(kind))
         match self._rng.randrange(3):
             case 0:
-                await self._write(call, Kind.VALID, list(split(Close("done"))))
+                await self._write(call, FrameKind.VALID, list(split(Close("done"))))
                 await self._half_close(call)
             case 1:
                 await self._half_close(call)
@@ -171,7 +171,7 @@ class Episode:
         with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             await call.done_writing()
 
-    async def _write(self, call: Stream, kind: Kind, parts: Sequence[bytes]) -> None:
+    async def _write(self, call: Stream, kind: FrameKind, parts: Sequence[bytes]) -> None:
         try:
             for part in parts:
                 self._tally.sent[kind] += 1
@@ -253,7 +253,7 @@ class Episode:
         self._changed.set()
 
 
-async def fuzz(victim: Victim, frames: int, seed: int, tally: Tally) -> None:
+async def fuzz(victim: FloodTarget, frames: int, seed: int, tally: FloodCounts) -> None:
     """Send so many frames in sessions side by side; the same seed says the same things.
 
     Raises:
@@ -270,7 +270,7 @@ async def fuzz(victim: Victim, frames: int, seed: int, tally: Tally) -> None:
         ):
             while tally.frames < frames:
                 role, tail = rng.choice(roles)
-                episode = Episode(Talker(rng, victim.model, role), tally)
+                episode = Episode(GarbageWriter(rng, victim.model, role), tally)
                 await episode.run(node, node if tail == victim.address else behind)
 
     try:

@@ -30,8 +30,8 @@ import torch
 import tyro
 from transformers import AutoModelForCausalLM
 
-from benchmarks.recovery.frame_flood import Broken, Tally, Victim, fuzz
-from benchmarks.recovery.garbage import Model
+from benchmarks.recovery.frame_flood import Broken, FloodCounts, FloodTarget, fuzz
+from benchmarks.recovery.garbage import ServedModel
 from benchmarks.sheet import Sheet
 from client import AsyncSwarm
 from swarm import wire
@@ -71,7 +71,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ProcessSample:
     """One node's process at one moment.
 
     Attributes:
@@ -88,7 +88,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Watched:
+class WatchedNode:
     """A node's process over time.
 
     Attributes:
@@ -99,7 +99,7 @@ class Watched:
 
     span: str
     process: psutil.Process
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[ProcessSample] = field(default_factory=list)
 
     def look(self, frames: int) -> None:
         """Take a sample."""
@@ -107,7 +107,7 @@ class Watched:
         anonymous = re.search(r"RssAnon:\s+(\d+) kB", status)
         assert anonymous is not None, status
         files, threads = self.process.num_fds(), self.process.num_threads()
-        self.samples.append(Sample(frames, int(anonymous[1]) << 10, files, threads))
+        self.samples.append(ProcessSample(frames, int(anonymous[1]) << 10, files, threads))
 
     @property
     def growth_bytes(self) -> float:
@@ -131,7 +131,7 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class ServedNode:
     """A running `node serve`.
 
     Attributes:
@@ -152,7 +152,7 @@ class Started:
 
 
 @contextmanager
-def serve(span: str, join: str | None, folder: Path) -> Iterator[Started]:
+def serve(span: str, join: str | None, folder: Path) -> Iterator[ServedNode]:
     """Run `node serve` on loopback until the block ends."""
     log = folder / f"{span}.log"
     command = [sys.executable, "-m", "node.cli", "serve", str(TARGET), "--layers", span, "--host", "127.0.0.1"]
@@ -161,7 +161,7 @@ def serve(span: str, join: str | None, folder: Path) -> Iterator[Started]:
         process = subprocess.Popen(command + (["--join", join] if join else []), stdout=output, stderr=output)
     try:
         said = _wait_for(r"serving at (\S+) as (\S+)[\s\S]*--join (\S+)", process, log)
-        yield Started(span, process, log, said[1], PeerId(said[2]), said[3])
+        yield ServedNode(span, process, log, said[1], PeerId(said[2]), said[3])
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=20)
@@ -190,12 +190,12 @@ def right_tokens() -> tuple[int, ...]:
     return tuple(ids[0].tolist()[len(PROMPT) :])
 
 
-class Siege:
+class FloodRun:
     """A run: fuzz, watch, and have texts generated beside."""
 
-    def __init__(self, options: Options, nodes: Sequence[Started], right: tuple[int, ...]) -> None:
-        self.tally = Tally()
-        self.watched = [Watched(node.span, psutil.Process(node.process.pid)) for node in nodes]
+    def __init__(self, options: Options, nodes: Sequence[ServedNode], right: tuple[int, ...]) -> None:
+        self.tally = FloodCounts()
+        self.watched = [WatchedNode(node.span, psutil.Process(node.process.pid)) for node in nodes]
         self.texts = 0
         self.options = options
         self._nodes = nodes
@@ -205,7 +205,9 @@ class Siege:
         """Raise `Broken` when a node does not withstand it."""
         await self.text(swarm)
         victim = await self._victim()
-        await fuzz(victim, self.options.frames // 50, self.options.seed + 1, Tally())  # caches fill, threads start
+        await fuzz(
+            victim, self.options.frames // 50, self.options.seed + 1, FloodCounts()
+        )  # caches fill, threads start
         self._look()
         async with asyncio.timeout(self.options.limit_s), self._beside(swarm):
             await fuzz(victim, self.options.frames, self.options.seed, self.tally)
@@ -225,12 +227,12 @@ class Siege:
             raise Broken(f"a text is {result.tokens}, and Hugging Face's is {self._right}")
         self.texts += 1
 
-    async def _victim(self) -> Victim:
+    async def _victim(self) -> FloodTarget:
         first, second = self._nodes
         about = await info(first.address)
-        model = Model(about.fingerprint, about.hidden_size, about.vocab_size)
+        model = ServedModel(about.fingerprint, about.hidden_size, about.vocab_size)
         behind = RouteHop(second.peer, Span.parse(second.span))
-        return Victim(first.address, first.peer, behind, second.address, model, about.num_layers)
+        return FloodTarget(first.address, first.peer, behind, second.address, model, about.num_layers)
 
     @asynccontextmanager
     async def _beside(self, swarm: AsyncSwarm) -> AsyncIterator[None]:
@@ -262,7 +264,7 @@ class Siege:
             watched.look(self.tally.frames)
 
 
-def sheet(siege: Siege, seconds: float) -> Sheet:
+def sheet(siege: FloodRun, seconds: float) -> Sheet:
     """What was sent, what came back, what the nodes look like."""
     tally = siege.tally
     made = Sheet(
@@ -297,7 +299,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         first = stack.enter_context(serve(SPANS[0], None, Path(name)))
         second = stack.enter_context(serve(SPANS[1], first.join, Path(name)))
-        siege = Siege(options, (first, second), right_tokens())
+        siege = FloodRun(options, (first, second), right_tokens())
         started, failure = time.monotonic(), None
         try:
             asyncio.run(_besiege(siege, first.join))
@@ -307,7 +309,7 @@ def main() -> None:
     sys.exit(failure)
 
 
-async def _besiege(siege: Siege, join: str) -> None:
+async def _besiege(siege: FloodRun, join: str) -> None:
     async with AsyncSwarm.connect(TARGET, peers=(join,)) as swarm:
         await siege.run(swarm)
 

@@ -22,7 +22,7 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from benchmarks.emulation.network import Kind, Plan, open_network
+from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.swarm import SPANS, hosted_swarm
 from benchmarks.recovery.fault_plan import percentile
 from benchmarks.recovery.hedging_client import Job
@@ -55,7 +55,7 @@ class Options:
     """How long such a forward waits."""
     delay_ms: float = 10.0
     """One way, on each link."""
-    kind: Kind | None = None
+    kind: NetworkKind | None = None
     """tun needs root; left out: the best that this machine allows."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
@@ -67,7 +67,7 @@ async def measure(options: Options, console: Console) -> tuple[str, dict[str, li
     """The kind of network, and runs by way."""
     with tempfile.TemporaryDirectory(prefix="canopy-hedging-") as temporary:
         folder = Path(temporary)
-        plan = Plan(CLIENT + 1, LinkShape(delay_ms=options.delay_ms, mbit=100))
+        plan = NetworkPlan(CLIENT + 1, LinkShape(delay_ms=options.delay_ms, mbit=100))
         async with open_network(plan, options.kind) as net, hosted_swarm(net, folder) as hosted:
             console.print(f"{net.kind} network ({net.reason})")
             span = SPANS[MIDDLE]

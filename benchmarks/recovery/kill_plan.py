@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 
 
-class Victims:
+class KillPlan:
     """The holders of some spans, in the order in which they are killed."""
 
     def __init__(self, spans: Mapping[str, str], seed: int) -> None:

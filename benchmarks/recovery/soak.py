@@ -24,10 +24,10 @@ import tyro
 from rich.console import Console
 from rich.status import Status
 
-from benchmarks.recovery.kill_plan import Victims
+from benchmarks.recovery.kill_plan import KillPlan
 from benchmarks.recovery.process_monitor import slope_per_min
-from benchmarks.recovery.soak_client import Told
-from benchmarks.recovery.soak_swarm import Death, Stage, Work, staged
+from benchmarks.recovery.soak_client import SoakText
+from benchmarks.recovery.soak_swarm import ClientLoad, Kill, SoakSwarm, open_soak_swarm
 from benchmarks.sheet import Sheet
 from swarm.errors import SwarmError
 from swarm.runtime.console import open_console
@@ -65,7 +65,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SoakResult:
     """What came of a soak.
 
     Attributes:
@@ -79,20 +79,20 @@ class Found:
         wrong: What went wrong with programs.
     """
 
-    texts: Sequence[Told]
-    deaths: Sequence[Death]
-    apart: Sequence[Death]
+    texts: Sequence[SoakText]
+    deaths: Sequence[Kill]
+    apart: Sequence[Kill]
     apart_at: float
     slopes: dict[str, float]
     memory: dict[str, list[tuple[float, float]]]
     programs: int
     wrong: Sequence[str]
 
-    def soaked(self) -> list[Told]:
+    def soaked(self) -> list[SoakText]:
         """The texts that ended before the case apart."""
         return [one for one in self.texts if not one.is_reference and one.ended_at <= self.apart_at]
 
-    def waited(self) -> list[Told]:
+    def waited(self) -> list[SoakText]:
         """The texts in work when a whole span died."""
         return [one for one in self.texts if one.started_at <= self.apart_at < one.ended_at]
 
@@ -109,18 +109,18 @@ class Found:
         return [*self.wrong, *told, *grown]
 
 
-async def soak(options: Options, console: Console) -> Found:
+async def soak(options: Options, console: Console) -> SoakResult:
     """The whole run.
 
     Raises:
         SwarmError: a program did not start, or was not listed in time.
     """
-    work = Work(options.clients, options.texts, options.new_tokens, options.nodes)
+    work = ClientLoad(options.clients, options.texts, options.new_tokens, options.nodes)
     length_s = options.minutes * 60
     with tempfile.TemporaryDirectory(prefix="canopy-soak-") as temporary, console.status("starting …") as status:
-        async with staged(Path(temporary), work) as stage, TaskScope() as scope:
+        async with open_soak_swarm(Path(temporary), work) as stage, TaskScope() as scope:
             watching = scope.spawn(_watch(stage, status))
-            victims = Victims({name: name.split()[-1] for name in stage.holders}, options.seed)
+            victims = KillPlan({name: name.split()[-1] for name in stage.holders}, options.seed)
             survivors = await _kill(stage, victims, options, console)
             count, apart_at = len(stage.deaths), time.time()
             memory = {name: list(stage.watch.memory[name]) for name in ("bootstrap", *stage.clients, *survivors)}
@@ -133,10 +133,10 @@ async def soak(options: Options, console: Console) -> Found:
     later = {name: [one for one in some if one[0] >= MEASURED_FROM * length_s] for name, some in memory.items()}
     slopes = {name: slope_per_min(some) for name, some in later.items()}
     deaths, apart = stage.deaths[:count], stage.deaths[count:]
-    return Found(texts, deaths, apart, apart_at, slopes, memory, len(stage.over), stage.wrong)
+    return SoakResult(texts, deaths, apart, apart_at, slopes, memory, len(stage.over), stage.wrong)
 
 
-async def _watch(stage: Stage, status: Status) -> None:
+async def _watch(stage: SoakSwarm, status: Status) -> None:
     """Look at all programs until cancelled."""
     while True:
         stage.look()
@@ -144,7 +144,7 @@ async def _watch(stage: Stage, status: Status) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-async def _kill(stage: Stage, victims: Victims, options: Options, console: Console) -> tuple[str, ...]:
+async def _kill(stage: SoakSwarm, victims: KillPlan, options: Options, console: Console) -> tuple[str, ...]:
     """Kill one holder after the other until the time is over; the lives that were spared."""
     survivors: tuple[str, ...] = ()
     length_s = options.minutes * 60
@@ -158,7 +158,7 @@ async def _kill(stage: Stage, victims: Victims, options: Options, console: Conso
     return survivors
 
 
-def _line(stage: Stage) -> str:
+def _line(stage: SoakSwarm) -> str:
     """What happened so far."""
     texts = [one for some in stage.told() for one in some if not one.is_reference]
     bad = sum(not one.is_same for one in texts)
@@ -167,14 +167,14 @@ def _line(stage: Stage) -> str:
     return f"{said}, longest pause {pause_s:.2f} s"
 
 
-def sheet(found: Found, options: Options) -> Sheet:
+def sheet(found: SoakResult, options: Options) -> Sheet:
     """The table."""
     return Sheet(
         "soak",
         f"{options.minutes:g} minutes, 6 nodes (2 holders per layer) and {options.clients} clients on loopback; K = "
         f"{options.nodes}, {options.new_tokens} tokens a text, greedy and temperature 1; seed {options.seed}",
         ("what", "measured", "asked for"),
-        [*_chains(found), *_upkeep(found), *_apart(found)],
+        [*_chains(found), *_processes(found), *_apart(found)],
         [
             "Memory: anonymous memory of a program and its descendants, every 2 s, least squares over the last 30 % of "
             "the time; nodes are those of each span that nobody killed any more after the first 20 %."
@@ -191,7 +191,7 @@ def sheet(found: Found, options: Options) -> Sheet:
     )
 
 
-def _chains(found: Found) -> list[tuple[str, str, str]]:
+def _chains(found: SoakResult) -> list[tuple[str, str, str]]:
     soaked = found.soaked()
     repaired = [one for one in soaked if one.repairs]
     pauses = sorted(one.pause_s for one in repaired) or [0.0]
@@ -207,7 +207,7 @@ def _chains(found: Found) -> list[tuple[str, str, str]]:
     ]
 
 
-def _upkeep(found: Found) -> list[tuple[str, str, str]]:
+def _processes(found: SoakResult) -> list[tuple[str, str, str]]:
     left_over = sum(one.startswith("left over") for one in found.wrong)
     rows = [("programs started; processes left over", f"{found.programs}; {left_over}", "0 left over")]
     for kind, name in (("surviving nodes", "life"), ("clients", "client"), ("the bootstrap peer", "bootstrap")):
@@ -216,7 +216,7 @@ def _upkeep(found: Found) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _apart(found: Found) -> list[tuple[str, str, str]]:
+def _apart(found: SoakResult) -> list[tuple[str, str, str]]:
     waited, span = found.waited(), found.apart[0].name.split()[-1]
     pause_s = max((one.pause_s for one in waited), default=0.0)
     return [
@@ -233,7 +233,7 @@ def _apart(found: Found) -> list[tuple[str, str, str]]:
     ]
 
 
-def _bad(texts: Sequence[Told]) -> int:
+def _bad(texts: Sequence[SoakText]) -> int:
     return sum(not one.is_same for one in texts)
 
 

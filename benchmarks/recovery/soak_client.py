@@ -53,7 +53,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SoakText:
     """One text. Times of day are in seconds.
 
     Attributes:
@@ -81,7 +81,7 @@ class Told:
     error: str | None = None
 
 
-async def tell(swarm: AsyncSwarm, prompt: tuple[int, ...], options: GenerateOptions) -> tuple[Result, float, float]:
+async def generate(swarm: AsyncSwarm, prompt: tuple[int, ...], options: GenerateOptions) -> tuple[Result, float, float]:
     """One text, when its first piece came, and the longest time between two pieces."""
     result: Result | None = None
     started = last = time.perf_counter()
@@ -96,7 +96,7 @@ async def tell(swarm: AsyncSwarm, prompt: tuple[int, ...], options: GenerateOpti
     return result, first_s, pause_s
 
 
-async def work(job: Job, say: Callable[[Told], None]) -> None:
+async def work(job: Job, say: Callable[[SoakText], None]) -> None:
     """Tell each text once for reference, then all of them until standard input closes."""
     prompts = [tuple(prompt) for prompt in demo_prompts((job.number + 1) * job.texts)[-job.texts :]]
     references: dict[int, tuple[int, ...]] = {}
@@ -110,15 +110,15 @@ async def work(job: Job, say: Callable[[Told], None]) -> None:
             options["temperature"] = float(case % 2)
             is_reference, began = case not in references, time.time()
             try:
-                result, first_s, pause_s = await tell(swarm, prompts[case], options)
+                result, first_s, pause_s = await generate(swarm, prompts[case], options)
             except SwarmError as error:
                 said = f"{type(error).__name__}: {error}"
-                say(Told(case, is_reference, False, 0, began, time.time(), 0.0, 0.0, 0, said))
+                say(SoakText(case, is_reference, False, 0, began, time.time(), 0.0, 0.0, 0, said))
                 await asyncio.sleep(AFTER_ERROR_S)
                 continue
             is_same = result.tokens == references.setdefault(case, result.tokens)
             made, repairs = len(result.tokens), len(result.stats.repairs)
-            say(Told(case, is_reference, is_same, made, began, time.time(), first_s, pause_s, repairs))
+            say(SoakText(case, is_reference, is_same, made, began, time.time(), first_s, pause_s, repairs))
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.emulation.swarm import SPANS
-from benchmarks.recovery.process_monitor import Watch
-from benchmarks.recovery.soak_client import Told
+from benchmarks.recovery.process_monitor import ProcessMonitor
+from benchmarks.recovery.soak_client import SoakText
 from client.demo.delay_proxy import free_ports
 from client.demo.programs import Running, start_program
 from swarm.demo import TARGET
@@ -28,7 +28,7 @@ GONE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ClientLoad:
     """What the clients do, over and over.
 
     Attributes:
@@ -45,7 +45,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class Kill:
     """One kill. Times are seconds since the first kill could come.
 
     Attributes:
@@ -60,7 +60,7 @@ class Death:
 
 
 @dataclass(slots=True)
-class Holder:
+class Replica:
     """A node that is killed and comes back as the same peer.
 
     Attributes:
@@ -115,7 +115,7 @@ class Holder:
 
 
 @dataclass(slots=True)
-class Stage:
+class SoakSwarm:
     """A swarm that is up.
 
     Attributes:
@@ -131,14 +131,14 @@ class Stage:
         wrong: What went wrong with programs.
     """
 
-    holders: dict[str, Holder]
+    holders: dict[str, Replica]
     bootstrap: Running
     clients: dict[str, Running]
     results: Sequence[Path]
     registry: DhtRegistry
-    watch: Watch
+    watch: ProcessMonitor
     began: float = 0.0
-    deaths: list[Death] = field(default_factory=list)
+    deaths: list[Kill] = field(default_factory=list)
     over: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
@@ -147,7 +147,7 @@ class Stage:
         """Since the first kill could come."""
         return time.time() - self.began
 
-    def told(self) -> list[list[Told]]:
+    def told(self) -> list[list[SoakText]]:
         """All texts so far, of each client."""
         return [_read(path) for path in self.results]
 
@@ -176,7 +176,7 @@ class Stage:
         for holder in struck:
             await holder.serving()
         await self.listed({holder.peer for holder in struck}, killed_at + RECORD_TTL_S)
-        self.deaths += [Death(name, at_s, self.elapsed_s - at_s) for name in names]
+        self.deaths += [Kill(name, at_s, self.elapsed_s - at_s) for name in names]
         await self.gone(lives)
 
     async def listed(self, peers: Iterable[str], expiring_after: float = 0.0) -> None:
@@ -238,9 +238,9 @@ class Stage:
         await self.gone([*self.clients, *(holder.life for holder in self.holders.values())])
 
 
-def _read(path: Path) -> list[Told]:
+def _read(path: Path) -> list[SoakText]:
     """Whole lines only: the last one may still be written."""
-    return [Told(**json.loads(line)) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+    return [SoakText(**json.loads(line)) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
 def _last_line(program: Running) -> str:
@@ -248,18 +248,18 @@ def _last_line(program: Running) -> str:
 
 
 @asynccontextmanager
-async def staged(folder: Path, work: Work) -> AsyncIterator[Stage]:
+async def open_soak_swarm(folder: Path, work: ClientLoad) -> AsyncIterator[SoakSwarm]:
     """Start the swarm, two holders of each span, and its clients, which have told every text once undisturbed.
 
     Raises:
         RegistryError: a program did not start.
     """
-    watch = Watch()
+    watch = ProcessMonitor()
     async with AsyncExitStack() as stack:
         boot = ["swarm.cli", "bootstrap", "--host", "127.0.0.1", "--port", "0", "--identity", str(folder / "boot.key")]
         bootstrap = await stack.enter_async_context(start_program("bootstrap", boot, folder))
         peer = await bootstrap.wait_for(r"/ip4/\S+")
-        holders = _holders(folder, peer)
+        holders = _replicas(folder, peer)
         for holder in holders.values():
             stack.push_async_callback(holder.leave)
             await holder.start()
@@ -267,7 +267,7 @@ async def staged(folder: Path, work: Work) -> AsyncIterator[Stage]:
             await holder.serving()
         registry = await stack.enter_async_context(DhtRegistry.open(DhtConfig(join=(peer,), client_mode=True)))
         results = [folder / f"client {number}.jsonl" for number in range(work.clients)]
-        stage = Stage(holders, bootstrap, {}, results, registry, watch)
+        stage = SoakSwarm(holders, bootstrap, {}, results, registry, watch)
         await stage.listed({holder.peer for holder in holders.values()})
         for number, result in enumerate(results):
             job = {"peer": peer, "number": number, "result": str(result)}
@@ -279,11 +279,11 @@ async def staged(folder: Path, work: Work) -> AsyncIterator[Stage]:
         yield stage
 
 
-def _holders(folder: Path, peer: str) -> dict[str, Holder]:
-    holders: dict[str, Holder] = {}
+def _replicas(folder: Path, peer: str) -> dict[str, Replica]:
+    holders: dict[str, Replica] = {}
     names = [(f"{letter} {span}", span) for letter in "ab" for span in SPANS]
     for (name, span), port in zip(names, free_ports(len(names)), strict=True):
         serve = ["node.cli", "serve", str(TARGET), "--layers", span, "--join", peer, "--host", "127.0.0.1"]
         serve += ["--port", str(port), "--threads", "1", "--identity", str(folder / f"{name}.key")]
-        holders[name] = Holder(name, serve, folder)
+        holders[name] = Replica(name, serve, folder)
     return holders

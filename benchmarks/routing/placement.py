@@ -48,7 +48,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Machines:
+class RandomSwarm:
     """A random swarm in order of arrival.
 
     Attributes:
@@ -61,7 +61,7 @@ class Machines:
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class BestPlacement:
     """The best over all assignments of spans.
 
     Attributes:
@@ -77,7 +77,7 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class JoinResult:
     """What joining one after another led to.
 
     Attributes:
@@ -93,21 +93,21 @@ class Grown:
     decision_ms: tuple[float, ...]
 
 
-def small_swarm(rng: random.Random, num_layers: int, sizes: tuple[int, int] = (1, 12), least: int = 2) -> Machines:
+def small_swarm(rng: random.Random, num_layers: int, sizes: tuple[int, int] = (1, 12), least: int = 2) -> RandomSwarm:
     """Up to six machines that can hold the model, whose speeds differ by up to ten."""
     while True:
         count = rng.randint(least, 6)
         machines = tuple((rng.randint(*sizes), 10 ** rng.uniform(0, 1)) for _ in range(count))
         if sum(size for size, _ in machines) >= num_layers:
-            return Machines(num_layers, machines)
+            return RandomSwarm(num_layers, machines)
 
 
-def large_swarm(rng: random.Random, count: int) -> Machines:
+def large_swarm(rng: random.Random, count: int) -> RandomSwarm:
     """Machines of 4 to 20 layers, whose speeds differ by up to ten."""
-    return Machines(LARGE_LAYERS, tuple((rng.randint(4, 20), 10 ** rng.uniform(0, 1)) for _ in range(count)))
+    return RandomSwarm(LARGE_LAYERS, tuple((rng.randint(4, 20), 10 ** rng.uniform(0, 1)) for _ in range(count)))
 
 
-def best_of_all(swarm: Machines) -> Best:
+def best_of_all(swarm: RandomSwarm) -> BestPlacement:
     """By brute force over all assignments."""
     counts, rates = np.zeros((1, swarm.num_layers), np.int8), np.zeros((1, swarm.num_layers))
     layers = np.arange(swarm.num_layers)
@@ -119,10 +119,10 @@ def best_of_all(swarm: Machines) -> Best:
     weakest, holes, singles = rates.min(axis=1), (counts < 1).sum(axis=1), (counts == 1).sum(axis=1)
     need = holes * (swarm.num_layers + 1) + singles
     first = need == need.min()
-    return Best(float(weakest.max()), int(singles[first][0]), float(weakest[first].max()))
+    return BestPlacement(float(weakest.max()), int(singles[first][0]), float(weakest[first].max()))
 
 
-def grown(swarm: Machines) -> Grown:
+def join_all(swarm: RandomSwarm) -> JoinResult:
     """All machines join in order, and move where the plan says so."""
     layout, moves = Layout(swarm.num_layers, []), [0]
     took: list[float] = []
@@ -134,10 +134,10 @@ def grown(swarm: Machines) -> Grown:
         moves.append(len(plan.moves))
         layout = after(layout.joined(newcomer.at(plan.span.start)), plan.moves)
         layout = Layout(swarm.num_layers, [replace(one, may_move=True) for one in layout.holders])
-    return Grown(layout, sum(moves), max(moves), tuple(took))
+    return JoinResult(layout, sum(moves), max(moves), tuple(took))
 
 
-def grown_by_petals(swarm: Machines) -> Layout:
+def grown_by_petals(swarm: RandomSwarm) -> Layout:
     """All machines join in order by the baseline's rule; nobody moves."""
     layout = Layout(swarm.num_layers, [])
     for number, (size, capacity) in enumerate(swarm.machines):
@@ -146,12 +146,12 @@ def grown_by_petals(swarm: Machines) -> Layout:
     return layout
 
 
-def small_row(name: str, swarms: Sequence[Machines], console: Console) -> tuple[str, ...]:
+def small_row(name: str, swarms: Sequence[RandomSwarm], console: Console) -> tuple[str, ...]:
     """One kind of small swarm against brute force."""
     ratios, ordered, baseline, moves = [], [], [], []
     took: list[float] = []
     for swarm in track(swarms, name, console=console):
-        best, ours = best_of_all(swarm), grown(swarm)
+        best, ours = best_of_all(swarm), join_all(swarm)
         weakest = ours.layout.score().weakest
         ratios.append(weakest / best.fastest)
         ordered.append(min(1.0, weakest / best.fastest_in_order))
@@ -168,9 +168,9 @@ def small_row(name: str, swarms: Sequence[Machines], console: Console) -> tuple[
     )
 
 
-def large_row(swarm: Machines) -> tuple[str, ...]:
+def large_row(swarm: RandomSwarm) -> tuple[str, ...]:
     """One large swarm against the fluid bound."""
-    ours, baseline = grown(swarm), grown_by_petals(swarm)
+    ours, baseline = join_all(swarm), grown_by_petals(swarm)
     bound = baseline.fluid_bound()
     return (
         f"{len(swarm.machines):,} machines × {swarm.num_layers} layers, against the fluid bound",
@@ -196,7 +196,7 @@ def sheet(options: Options, console: Console) -> Sheet:
             "then the fewest layers with one holder. The fastest: whatever hangs on one machine."
         ],
     )
-    kinds: tuple[tuple[str, int, Callable[[random.Random], Machines]], ...] = (
+    kinds: tuple[tuple[str, int, Callable[[random.Random], RandomSwarm]], ...] = (
         ("2–6 machines of 1–12 layers, 12 layers", options.swarms, lambda rng: small_swarm(rng, SMALL_LAYERS)),
         ("6 machines of 2–8 layers, 12 layers", options.full, lambda rng: small_swarm(rng, SMALL_LAYERS, (2, 8), 6)),
         ("6 machines of 3–6 layers, 12 layers", options.full, lambda rng: small_swarm(rng, SMALL_LAYERS, (3, 6), 6)),

@@ -76,7 +76,7 @@ TERRAINS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRoute:
     """One route.
 
     Attributes:
@@ -131,20 +131,20 @@ def repair_of(route: Route, query: RouteQuery) -> RouteQuery:
     return replace(query, keep=kept, avoid=frozenset([dead.peer]), replay_layer_ms=20.0)
 
 
-def timed(records: list[NodeRecord], query: RouteQuery, repeats: int) -> Found:
+def timed(records: list[NodeRecord], query: RouteQuery, repeats: int) -> FoundRoute:
     """Find the route again and again."""
     times_ms: list[float] = []
     for _ in range(repeats):
         started = time.perf_counter()
         route = best_route(records, query)
         times_ms.append((time.perf_counter() - started) * 1e3)
-    return Found(tuple(times_ms), len(route.hops), route.sweep_ms, route.gap_ms)
+    return FoundRoute(tuple(times_ms), len(route.hops), route.sweep_ms, route.gap_ms)
 
 
-def measure(options: Options, console: Console) -> dict[str, list[Found]]:
+def measure(options: Options, console: Console) -> dict[str, list[FoundRoute]]:
     """Per case, one entry per swarm."""
     rng = random.Random(options.seed)
-    found: dict[str, list[Found]] = defaultdict(list)
+    found: dict[str, list[FoundRoute]] = defaultdict(list)
     for terrain in TERRAINS:
         for _ in track(range(options.swarms), terrain.name, console=console):
             records, query = random_swarm(terrain, options, rng)
@@ -163,7 +163,7 @@ def spread(options: Options) -> Counter[PeerId]:
     return Counter(hop.peer for route in routes for hop in route.hops)
 
 
-def sheet(found: dict[str, list[Found]], taken: Counter[PeerId], options: Options) -> Sheet:
+def sheet(found: dict[str, list[FoundRoute]], taken: Counter[PeerId], options: Options) -> Sheet:
     """The table."""
     made = Sheet(
         "routing",

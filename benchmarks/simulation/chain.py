@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from benchmarks.simulation.acceptance import answer
-from benchmarks.simulation.clock import Clock, Line, Then
+from benchmarks.simulation.clock import Clock, FifoServer, Then
 from benchmarks.simulation.counted import CountedDrafter
-from benchmarks.simulation.recorded import Recorded, RecordedSearch
+from benchmarks.simulation.recorded import RecordedSearch, RecordedText
 from client.chain.answers import Answer
 from client.drafting.drafter import NONE, TreeDrafter
 from client.drafting.search.local_session import LocalSession
@@ -109,7 +109,7 @@ class Costs:
         return rows * self.row_bytes * 8 / (self.mbit * 1e3)
 
 
-class AtOnce(Executor):
+class InlineExecutor(Executor):
     """Runs what it is given at once, in the caller's thread. Virtual time does not pass meanwhile."""
 
     def submit(self, work: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:  # noqa: ANN401 - Executor's
@@ -123,7 +123,7 @@ class AtOnce(Executor):
 
 
 @dataclass(slots=True)
-class Flight:
+class SimulatedSweep:
     """A sweep on its way. Times are of the virtual clock.
 
     Attributes:
@@ -152,7 +152,7 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class SimulatedHop:
     """A hop: three things that each do one thing at a time.
 
     Attributes:
@@ -161,19 +161,19 @@ class Machine:
         link: Carries rows to the next hop.
     """
 
-    program: Line = field(default_factory=Line)
-    model: Line = field(default_factory=Line)
-    link: Line = field(default_factory=Line)
+    program: FifoServer = field(default_factory=FifoServer)
+    model: FifoServer = field(default_factory=FifoServer)
+    link: FifoServer = field(default_factory=FifoServer)
 
 
-Answered = tuple[tuple[TreeNodeId, int], ...]
+NodePicks = tuple[tuple[TreeNodeId, int], ...]
 """What a tail picked after nodes."""
 
 
 class Tail(Protocol):
     """Picks for a chain."""
 
-    def picks(self, sweep: Sweep) -> Answered:
+    def picks(self, sweep: Sweep) -> NodePicks:
         """What is picked after the nodes of a sweep, each of which comes once."""
         ...
 
@@ -181,12 +181,12 @@ class Tail(Protocol):
 class RecordedTail:
     """A recorded text's picks; after what is not in it, token 0."""
 
-    def __init__(self, recorded: Recorded, credits: Credits) -> None:
+    def __init__(self, recorded: RecordedText, credits: Credits) -> None:
         self._text = recorded.tokens
         self._state = SessionState(Limits(1 << 20, credits.window_tokens, credits.sweeps, credits.nodes))
         self._true: set[TreeNodeId | None] = {None}
 
-    def picks(self, sweep: Sweep) -> Answered:
+    def picks(self, sweep: Sweep) -> NodePicks:
         """What follows in the text."""
         applied, picks, text = self._state.apply(sweep), list[tuple[TreeNodeId, int]](), self._text
         for node, token, parent, position in zip(
@@ -208,7 +208,7 @@ class ModelTail:
         limits = Limits(target.vocab_size, credits.window_tokens, credits.sweeps + 1, 2 * credits.nodes)
         self._session = LocalSession(target, limits)
 
-    def picks(self, sweep: Sweep) -> Answered:
+    def picks(self, sweep: Sweep) -> NodePicks:
         """One forward of the whole target."""
         return tuple(answer(self._session, sweep).picks)
 
@@ -222,8 +222,8 @@ class VirtualChain:
         self._tail = tail
         self._costs = costs
         self._clock = clock
-        self._flights: deque[Flight] = deque()
-        self._client, self._hops = Line(), [Machine() for _ in range(HOPS)]
+        self._flights: deque[SimulatedSweep] = deque()
+        self._client, self._hops = FifoServer(), [SimulatedHop() for _ in range(HOPS)]
         self._ran = {(hop, 0) for hop in range(HOPS)}
 
     @property
@@ -238,7 +238,7 @@ class VirtualChain:
 
     def send(self, sweep: Sweep) -> None:
         """Start a sweep: it computes when the one before it has left."""
-        flight = Flight(sweep.sequence, len(sweep.tokens), self._tail.picks(sweep), self._clock.now_ms)
+        flight = SimulatedSweep(sweep.sequence, len(sweep.tokens), self._tail.picks(sweep), self._clock.now_ms)
         self._flights.append(flight)
         self._client.join(partial(self._handle, flight, CLIENT), partial(self._travel, flight, 0))
 
@@ -255,24 +255,24 @@ class VirtualChain:
         self._clock.after(most_ms, lambda: over.append(True))
         self._clock.until(lambda: bool(over) or self.has_answer)
 
-    def _handle(self, flight: Flight, program: Hashable, then: Then) -> None:
+    def _handle(self, flight: SimulatedSweep, program: Hashable, then: Then) -> None:
         """A machine's program reads and writes a sweep's messages."""
         self._clock.compute(self._handling_ms + self._further_ms(flight), then, program)
 
-    def _travel(self, flight: Flight, to: int) -> None:
+    def _travel(self, flight: SimulatedSweep, to: int) -> None:
         """To a hop, or back to the client; what the machine behind computed for messages is in the delay."""
         arrive = self._arrive if to < HOPS else self._come_back
         self._clock.after(self._costs.delay_ms - self._handling_ms, partial(arrive, flight, to))
 
-    def _arrive(self, flight: Flight, hop: int) -> None:
+    def _arrive(self, flight: SimulatedSweep, hop: int) -> None:
         flight.arrived_ms = self._clock.now_ms
         self._hops[hop].program.join(partial(self._handle, flight, hop), partial(self._heard, flight, hop))
 
-    def _heard(self, flight: Flight, hop: int) -> None:
+    def _heard(self, flight: SimulatedSweep, hop: int) -> None:
         work, then = partial(self._forward, flight, hop), partial(self._leave, flight, hop)
         self._clock.after(self._costs.wait_ms, partial(self._hops[hop].model.join, work, then))
 
-    def _forward(self, flight: Flight, hop: int, then: Then) -> None:
+    def _forward(self, flight: SimulatedSweep, hop: int, then: Then) -> None:
         compute_ms, size = self._costs.compute_ms(flight.rows, hop), (hop, (flight.rows - 1).bit_length())
         if size not in self._ran:
             self._ran.add(size)
@@ -285,7 +285,7 @@ class VirtualChain:
 
         self._clock.after(compute_ms * self._costs.others[hop], begin)
 
-    def _leave(self, flight: Flight, hop: int) -> None:
+    def _leave(self, flight: SimulatedSweep, hop: int) -> None:
         """A hop is done: it says what that took, and its link takes the rows."""
         now_ms = self._clock.now_ms
         waited_ms = flight.started_ms - flight.arrived_ms - self._handling_ms - self._further_ms(flight)
@@ -296,14 +296,14 @@ class VirtualChain:
         bytes_ms = self._costs.transfer_ms(flight.rows) if hop < HOPS - 1 else 0.0
         self._hops[hop].link.join(partial(self._clock.after, bytes_ms), partial(self._travel, flight, hop + 1))
 
-    def _come_back(self, flight: Flight, _: int) -> None:
+    def _come_back(self, flight: SimulatedSweep, _: int) -> None:
         flight.is_back, flight.back_ms = True, self._clock.now_ms
 
     @property
     def _handling_ms(self) -> float:
         return self._costs.handling_ms / (HOPS + 1)
 
-    def _further_ms(self, flight: Flight) -> float:
+    def _further_ms(self, flight: SimulatedSweep) -> float:
         """What a machine computes for rows after the first, beside forwards."""
         return self._costs.handling_row_ms / (HOPS + 1) * (flight.rows - 1)
 
@@ -311,7 +311,7 @@ class VirtualChain:
 class RecordedDrafter:
     """Grows recorded trees; what the model would have run takes time."""
 
-    def __init__(self, recorded: Recorded, costs: Costs, clock: Clock) -> None:
+    def __init__(self, recorded: RecordedText, costs: Costs, clock: Clock) -> None:
         self._recorded = recorded
         self._costs = costs
         self._clock = clock

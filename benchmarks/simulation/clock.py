@@ -113,7 +113,7 @@ class Clock:
 
 
 @dataclass(slots=True)
-class Line:
+class FifoServer:
     """Does one thing at a time, in the order of coming."""
 
     _waiting: deque[tuple[Work, Then]] = field(default_factory=deque)

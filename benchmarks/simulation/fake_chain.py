@@ -53,7 +53,7 @@ def plain_decoding(prompt: Sequence[int], length: int) -> list[int]:
     return text[:length]
 
 
-class Machine:
+class FakeSpan:
     """One hop's span of the fake target, with its KV cache."""
 
     def __init__(self, limits: Limits, span: Span) -> None:
@@ -99,7 +99,7 @@ def rows_of(values: Sequence[int]) -> Rows:
     return Rows(Codec.FP32, len(values), ROW_BYTES // Codec.FP32.item_bytes, data)
 
 
-class Writer:
+class SweepWriter:
     """A client that makes legal sweeps at random.
 
     It sends several sweeps ahead of the replies, and sometimes begins another turn.

@@ -34,7 +34,7 @@ TREE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedText:
     """One text and its trees.
 
     Attributes:
@@ -53,7 +53,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ModelPair:
     """What texts are recorded with.
 
     Attributes:
@@ -74,9 +74,9 @@ def prompts_of(kind: str, count: int) -> list[list[int]]:
     return [tokenizer.encode(json.loads(line)["text"]).ids[:PROMPT_TOKENS] for line in lines]
 
 
-def record(
-    pair: Pair, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], nodes: int = TREE
-) -> list[Recorded]:
+def record_trees(
+    pair: ModelPair, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], nodes: int = TREE
+) -> list[RecordedText]:
     """Make texts, and grow a tree of `nodes` at each of their tokens.
 
     One client's: it knows nothing before the first text, and learns every pick of the target once, as one that has one
@@ -85,8 +85,8 @@ def record(
     drafter = ModelDrafter(
         pair.draft, pair.target.vocab_size, pair.draft.max_positions or 2048, Calibration(), Lookup()
     )
-    made: list[Recorded] = []
-    for written in write(pair.target, prompts, samplings, pair.new_tokens):
+    made: list[RecordedText] = []
+    for written in generate_texts(pair.target, prompts, samplings, pair.new_tokens):
         text, prompt = written.tokens, written.prompt
         trees, without_model, due = {}, {}, len(prompt)
         for length in range(len(prompt), len(text)):
@@ -101,14 +101,14 @@ def record(
     return made
 
 
-def write(
+def generate_texts(
     target: RaggedModel, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], new_tokens: int
-) -> list[Recorded]:
+) -> list[RecordedText]:
     """Make texts, without trees."""
-    made: list[Recorded] = []
+    made: list[RecordedText] = []
     for prompt, sampling in zip(prompts, samplings, strict=True):
         plain = generate(target, NoDrafter(), list(prompt), sampling, Size(new_tokens, 0))
-        made.append(Recorded(tuple(prompt), (*prompt, *plain.tokens), sampling, {}))
+        made.append(RecordedText(tuple(prompt), (*prompt, *plain.tokens), sampling, {}))
     return made
 
 

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from benchmarks.simulation.fake_chain import LAYERS, Machine, Writer, pick, rows_of
+from benchmarks.simulation.fake_chain import LAYERS, FakeSpan, SweepWriter, pick, rows_of
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol.hop_log import HopLog, SweepWork
@@ -39,11 +39,11 @@ from swarm.protocol.session import CommittedToken, Limits
 SESSION = SessionId(bytes(16))
 OPEN = Open("", 0, 0, 0, Codec.FP32)
 Route = tuple[RouteHop, ...]
-Down = Attach | Reroute | SweepFrame | Snapshot | RepliesRequest
-Up = Attached | Ready | Reply
+DownMessage = Attach | Reroute | SweepFrame | Snapshot | RepliesRequest
+UpMessage = Attached | Ready | Reply
 
 
-class Around(Protocol):
+class Environment(Protocol):
     """What surrounds the machines: the network, the dice, the counters.
 
     Attributes:
@@ -56,7 +56,7 @@ class Around(Protocol):
 
     chance: random.Random
     seen: Counter[str]
-    writer: Writer
+    writer: SweepWriter
     hops: dict[PeerId, Hop]
     history: dict[int, tuple[list[TreeNodeId], list[TreeNodeId]]]
 
@@ -86,19 +86,19 @@ class Stream:
     source: Sender
     target: Hop
     place: RouteHop
-    down: deque[Down] = field(default_factory=deque)
-    up: deque[Up] = field(default_factory=deque)
+    down: deque[DownMessage] = field(default_factory=deque)
+    up: deque[UpMessage] = field(default_factory=deque)
     is_attached: bool = False
     is_fenced: bool = False
     is_cut: bool = False
     is_noticed: bool = False
 
-    def send(self, message: Down) -> None:
+    def send(self, message: DownMessage) -> None:
         """Put a message on its way to the target."""
         if not self.is_cut:
             self.down.append(message)
 
-    def answer(self, message: Up) -> None:
+    def answer(self, message: UpMessage) -> None:
         """Put a message on its way to the source."""
         if not self.is_cut:
             self.up.append(message)
@@ -122,7 +122,7 @@ class Sender:
 
     index = -1
 
-    def __init__(self, world: Around) -> None:
+    def __init__(self, world: Environment) -> None:
         self.world = world
         self.generation = -1
         self.route: Route = ()
@@ -147,7 +147,7 @@ class Sender:
         self.owes = False
         self.link.send(Attach(SESSION, self.generation, self.route, self.index + 1, OPEN))
 
-    def hear(self, stream: Stream, message: Up) -> None:
+    def hear(self, stream: Stream, message: UpMessage) -> None:
         """Take what the successor says."""
         if stream is not self.link:
             return
@@ -195,7 +195,7 @@ class Sender:
 class Hop(Sender):
     """One machine and what it holds of the session."""
 
-    def __init__(self, world: Around, span: Span) -> None:
+    def __init__(self, world: Environment, span: Span) -> None:
         super().__init__(world)
         self.peer = PeerId(f"peer {len(world.hops)}")
         self.is_alive = True
@@ -207,7 +207,7 @@ class Hop(Sender):
         limits = self.world.writer.limits
         self.span = span
         self.log = self.world.make_log(limits)
-        self.machine = Machine(limits, span)
+        self.machine = FakeSpan(limits, span)
         self.journal = Journal(self.log.executed)
         self.running: SweepWork | None = None
         self.picks: dict[TreeNodeId, int] = {}
@@ -243,7 +243,7 @@ class Hop(Sender):
         """The answer to Attach (R4). A hop that can replay nothing wants a replay itself (R8)."""
         return None if self.journal.is_dropped else self.log.received.sequence or None
 
-    def receive(self, stream: Stream, message: Down) -> None:
+    def receive(self, stream: Stream, message: DownMessage) -> None:
         """Take a message from upstream."""
         match message:
             case Attach():
@@ -386,7 +386,7 @@ def id_of(token: CommittedToken) -> TreeNodeId:
 class Client(Sender):
     """The client: the predecessor of hop 0, and the reader of the tail's replies."""
 
-    def __init__(self, world: Around, writer: Writer) -> None:
+    def __init__(self, world: Environment, writer: SweepWriter) -> None:
         super().__init__(world)
         self.walk = writer.walk
         self.journal = Journal(self.walk.state)
@@ -415,7 +415,7 @@ class Client(Sender):
             self.replies.send(RepliesRequest(SESSION, self.generation, self.walk.state.acked))
             self.world.seen["reply streams"] += 1
 
-    def hear(self, stream: Stream, message: Up) -> None:
+    def hear(self, stream: Stream, message: UpMessage) -> None:
         """Take a reply, or what the successor says."""
         if not isinstance(message, Reply):
             super().hear(stream, message)

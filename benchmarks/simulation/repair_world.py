@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
-from benchmarks.simulation.fake_chain import LAYERS, GlancingLog, Writer
-from benchmarks.simulation.repair_chain import Client, Down, Hop, Route, Sender, Stream, Up, id_of
+from benchmarks.simulation.fake_chain import LAYERS, GlancingLog, SweepWriter
+from benchmarks.simulation.repair_chain import Client, DownMessage, Hop, Route, Sender, Stream, UpMessage, id_of
 from swarm.ids import PeerId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol.hop_log import HopLog
@@ -22,12 +22,12 @@ from swarm.protocol.messages import Attach, Ready, Reroute, RouteHop, Sweep, Swe
 from swarm.protocol.session import Limits
 
 MOST_STEPS = 10_000
-FAULT_CHANCE = 0.04
-NOTICE_CHANCE = 0.02
+FAULT_PROBABILITY = 0.04
+NOTICE_PROBABILITY = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SchedulePlan:
     """What happens in a schedule, and what its hops are. Tests take rules away here.
 
     Attributes:
@@ -51,18 +51,18 @@ class Plan:
     has_deadline: bool = True
 
 
-USUAL = Plan()
+USUAL = SchedulePlan()
 
 
 class World:
     """One schedule, from a seed."""
 
-    def __init__(self, seed: int, plan: Plan = Plan()) -> None:
+    def __init__(self, seed: int, plan: SchedulePlan = SchedulePlan()) -> None:
         self.chance = random.Random(seed)
         chance = self.chance
         self.plan = plan
         self.seen: Counter[str] = Counter()
-        self.writer = Writer(chance, widest=4)
+        self.writer = SweepWriter(chance, widest=4)
         self.restarts = plan.restarts if chance.random() < 0.4 else 0
         self.faults = chance.randint(1, plan.faults)
         self.looks_far = chance.random() < 0.5
@@ -100,13 +100,15 @@ class World:
             self.repair(self.dead())  # R7
             return
         luck = self.chance.random()
-        if luck < FAULT_CHANCE and self.faults:
+        if luck < FAULT_PROBABILITY and self.faults:
             self.faults -= 1
             self.fault()
-        elif luck > 1 - NOTICE_CHANCE and self.is_broken():
+        elif luck > 1 - NOTICE_PROBABILITY and self.is_broken():
             self.notice()
         elif (
-            luck > 1 - (2 if self.client.is_ready else 5) * NOTICE_CHANCE and self.restarts and self.writer.can_restart
+            luck > 1 - (2 if self.client.is_ready else 5) * NOTICE_PROBABILITY
+            and self.restarts
+            and self.writer.can_restart
         ):
             self.restart()
         else:
@@ -181,7 +183,7 @@ class World:
         if not self.is_lost(answer) and not (isinstance(source, Hop) and not source.is_alive):
             source.hear(stream, answer)
 
-    def is_lost(self, message: Down | Up) -> bool:
+    def is_lost(self, message: DownMessage | UpMessage) -> bool:
         """Whether a message that the repair needs gets lost, as planned."""
         if not (self.loses_next and isinstance(message, Attach | Reroute | Ready)):
             return False

@@ -45,7 +45,7 @@ LESSONS, LESSON_TOKENS, LESSON_NODES = 4, 32, 16
 
 
 @dataclass(frozen=True, slots=True)
-class Bare:
+class BareTimes:
     """Bare parts of a sweep with a tree of `nodes` (K), in milliseconds: medians.
 
     Attributes:
@@ -71,7 +71,7 @@ class Bare:
 
 
 @dataclass(slots=True)
-class Rig:
+class BareTimer:
     """Times the demo model's spans and its draft in this process. Each further round adds samples, so noise is
     shared.
 
@@ -116,11 +116,11 @@ class Rig:
             rested.append(self._forward(tree, sampling, PAUSE_S))
             self._trees[nodes, temperature] = tree
 
-    def result(self, nodes: int, temperature: float) -> Bare:
+    def result(self, nodes: int, temperature: float) -> BareTimes:
         """The medians so far."""
         forwards, drafts, rested = self._samples[nodes, temperature]
         sizes = self._message_bytes(self._trees[nodes, temperature])
-        return Bare(nodes, temperature, median(forwards), median(drafts), sizes, median(rested))
+        return BareTimes(nodes, temperature, median(forwards), median(drafts), sizes, median(rested))
 
     def _draft(self, nodes: int, sampling: Sampling, repeat: int) -> tuple[DraftTree, float]:
         assert self._drafter is not None, "load comes first"

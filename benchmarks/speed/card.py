@@ -68,7 +68,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CardRow:
     """Sweeps of one size: medians in milliseconds.
 
     Attributes:
@@ -86,7 +86,7 @@ class Line:
     offloaded_ms: float
 
 
-class Bench:
+class CardBench:
     """One model with a context, whose trees are run and forgotten again."""
 
     def __init__(self, model: SpanModel, context: int, most_rows: int) -> None:
@@ -155,7 +155,7 @@ def copy_rates(device: torch.device) -> tuple[float, float]:
     return 2 * size / inside_s, len(there) / across_s
 
 
-def measure(folder: Path, options: Options, console: Console) -> tuple[list[Line], dict[str, float]]:
+def measure(folder: Path, options: Options, console: Console) -> tuple[list[CardRow], dict[str, float]]:
     """All sizes, resident and passing by.
 
     Raises:
@@ -167,7 +167,7 @@ def measure(folder: Path, options: Options, console: Console) -> tuple[list[Line
     started = time.monotonic()
     model = load_span(open_checkpoint(folder), whole, dtype, device)
     console.print(f"loaded {model.weight_bytes / 2**30:.1f} GiB in {time.monotonic() - started:.0f} s")
-    bench = Bench(model, options.context, max(options.rows))
+    bench = CardBench(model, options.context, max(options.rows))
     resident = {
         rows: (bench.time_ms(rows, options.repeats, head=False), bench.time_ms(rows, options.repeats, head=True))
         for rows in options.rows
@@ -180,7 +180,7 @@ def measure(folder: Path, options: Options, console: Console) -> tuple[list[Line
     started = time.monotonic()
     with closing(load_offloaded(open_checkpoint(folder), whole, dtype, device, Offload())) as streamed:
         console.print(f"layers are in the host's memory after {time.monotonic() - started:.0f} s")
-        bench = Bench(streamed, options.context, max(options.rows))
+        bench = CardBench(streamed, options.context, max(options.rows))
         for _ in range(2):
             for rows, hidden in zip(options.rows, expected, strict=True):
                 assert _same(bench.sweep(rows), hidden), f"{rows} rows: layers that pass by gave others"
@@ -189,7 +189,7 @@ def measure(folder: Path, options: Options, console: Console) -> tuple[list[Line
     floor_ms = (weight_bytes + kv_bytes) / inside * 1e3
     known = {"memory_bytes_per_s": inside, "host_bytes_per_s": across, "stored_bytes": stored}
     known |= {"weight_bytes": float(weight_bytes), "kv_bytes": float(kv_bytes), "floor_ms": floor_ms}
-    lines = [Line(rows, *times, floor_ms, offloaded[rows]) for rows, times in resident.items()]
+    lines = [CardRow(rows, *times, floor_ms, offloaded[rows]) for rows, times in resident.items()]
     return lines, known
 
 
@@ -197,7 +197,7 @@ def _layers(options: Options) -> int:
     return SHAPES[options.shape].num_hidden_layers
 
 
-def sheet(lines: Sequence[Line], known: dict[str, float], options: Options) -> Sheet:
+def sheet(lines: Sequence[CardRow], known: dict[str, float], options: Options) -> Sheet:
     """The table."""
     name = device_name(options.device)
     exactly = "bit for bit" if options.device.startswith("cuda") else "up to rounding"

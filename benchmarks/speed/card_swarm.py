@@ -26,12 +26,12 @@ import tyro
 from rich.console import Console
 
 from benchmarks.emulation.client_process import run_part
-from benchmarks.emulation.network import Kind, Plan, open_network
-from benchmarks.emulation.swarm import Served, covered, hosted_swarm
+from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
+from benchmarks.emulation.swarm import ServeOptions, covered, hosted_swarm
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.acceptance import FIRST_SEED, demo_prompts
 from benchmarks.simulation.profiles import PROFILES
-from benchmarks.speed.decoding_methods import Case, canopy_ways
+from benchmarks.speed.decoding_methods import Case, canopy_methods
 from benchmarks.speed.grown import SHAPES, device_name, grown_model
 from client.bench.paired_ratio import median_of, ratios
 from client.demo.link_shape import LinkShape
@@ -67,7 +67,7 @@ class Options:
     """Prompts that go through all methods."""
     new_tokens: int = 48
     """New tokens of each text."""
-    kind: Kind | None = None
+    kind: NetworkKind | None = None
     """tun needs root; left out: the best that this machine allows."""
     folder: Path | None = None
     """Of a model that was grown before, or where one is to be."""
@@ -103,7 +103,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class NetworkRuns:
     """What one network's runs gave.
 
     Attributes:
@@ -121,7 +121,7 @@ async def tell(job: Job) -> list[dict[str, Any]]:
     options: dict[str, Any] = {"peers": [job.peer], "draft": DRAFT, "draft_device": "cpu", "threads": 1}
     options |= {"codec": job.codec, "calibration": None}
     async with AsyncSwarm.connect(job.model, **options) as swarm:
-        ways = canopy_ways(swarm, job.trees)
+        ways = canopy_methods(swarm, job.trees)
         await covered(swarm)
         prompts = [tuple(prompt) for prompt in demo_prompts(job.pairs + 1)]
         for temperature in job.temperatures:
@@ -138,15 +138,15 @@ async def tell(job: Job) -> list[dict[str, Any]]:
     return runs
 
 
-async def measure(network: str, model: Path, options: Options, console: Console) -> Found:
+async def measure(network: str, model: Path, options: Options, console: Console) -> NetworkRuns:
     """One network."""
     costs, layers = PROFILES[network], SHAPES[options.shape].num_hidden_layers
     cuts = [round(layers * part / NODES) for part in range(NODES + 1)]
     spans = tuple(f"{start}-{end}" for start, end in itertools.pairwise(cuts))
-    served = Served(model, spans, ("--device", options.device, "--dtype", options.dtype))
+    served = ServeOptions(model, spans, ("--device", options.device, "--dtype", options.dtype))
     with tempfile.TemporaryDirectory(prefix="canopy-card-") as temporary:
         folder = Path(temporary)
-        plan = Plan(NODES + 2, LinkShape(delay_ms=costs.delay_ms, mbit=costs.mbit))
+        plan = NetworkPlan(NODES + 2, LinkShape(delay_ms=costs.delay_ms, mbit=costs.mbit))
         async with (
             open_network(plan, options.kind) as net,
             hosted_swarm(net, folder, served) as hosted,
@@ -156,10 +156,12 @@ async def measure(network: str, model: Path, options: Options, console: Console)
                 str(model), hosted.peer, options.trees, options.temperatures, options.codec, options.pairs,
                 options.new_tokens, str(folder / "result.json"),
             )  # fmt: skip
-            return Found(net.kind, await run_part("benchmarks.speed.card_swarm", asdict(job), net, folder, console))
+            return NetworkRuns(
+                net.kind, await run_part("benchmarks.speed.card_swarm", asdict(job), net, folder, console)
+            )
 
 
-def sheet(found: dict[str, Found], options: Options) -> Sheet:
+def sheet(found: dict[str, NetworkRuns], options: Options) -> Sheet:
     """The table."""
     name = device_name(options.device)
     made = Sheet(
@@ -202,7 +204,7 @@ def _row_bytes(options: Options) -> int:
     return width + width // 16 if options.codec == "int8" else width * DTYPES[options.dtype].itemsize
 
 
-async def run(options: Options, console: Console) -> dict[str, Found]:
+async def run(options: Options, console: Console) -> dict[str, NetworkRuns]:
     """Every network, with one model."""
     with grown_model(options.folder, options.shape, DTYPES[options.dtype], options.device) as model:
         return {network: await measure(network, model, options, console) for network in options.networks}

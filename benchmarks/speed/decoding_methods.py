@@ -63,7 +63,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Method:
     """One method to generate a text.
 
     Attributes:
@@ -79,7 +79,7 @@ class Way:
     run: Callable[[Case], Awaitable[Run]]
 
 
-def canopy_ways(swarm: AsyncSwarm, sizes: Sequence[int] = TREES) -> list[Way]:
+def canopy_methods(swarm: AsyncSwarm, sizes: Sequence[int] = TREES) -> list[Method]:
     """Through the swarm: plain decoding, trees of fixed sizes, one at a time, and what goodput chooses by itself."""
 
     def through(nodes: int | None) -> Callable[[Case], Awaitable[Run]]:
@@ -109,11 +109,11 @@ def canopy_ways(swarm: AsyncSwarm, sizes: Sequence[int] = TREES) -> list[Way]:
 
         return run
 
-    trees = [Way(f"Canopy, tree of {nodes}", nodes, True, through(nodes)) for nodes in sizes]
-    return [Way("Canopy, plain", 0, True, through(0)), *trees, Way("Canopy, chosen", None, True, through(None))]
+    trees = [Method(f"Canopy, tree of {nodes}", nodes, True, through(nodes)) for nodes in sizes]
+    return [Method("Canopy, plain", 0, True, through(0)), *trees, Method("Canopy, chosen", None, True, through(None))]
 
 
-def star_ways(star: Star) -> list[Way]:
+def star_methods(star: Star) -> list[Method]:
     """Petals' topology, greedy: plain, and with a linear draft."""
     draft = load_whole(DRAFT, torch.float32)
 
@@ -128,9 +128,9 @@ def star_ways(star: Star) -> list[Way]:
         return run
 
     linear = [
-        Way(f"star, linear draft of {count}", None, False, through(LinearDraft(draft, count))) for count in LINEAR
+        Method(f"star, linear draft of {count}", None, False, through(LinearDraft(draft, count))) for count in LINEAR
     ]
-    return [Way("star, plain", None, False, through(None)), *linear]
+    return [Method("star, plain", None, False, through(None)), *linear]
 
 
 class _FirstToken(BaseStreamer):
@@ -150,7 +150,7 @@ class _FirstToken(BaseStreamer):
         """Nothing to close."""
 
 
-def one_machine_ways() -> list[Way]:
+def one_machine_methods() -> list[Method]:
     """Hugging Face on one machine with the whole target: `generate`, and assisted by the same draft."""
     target, draft = (_whole(folder) for folder in (TARGET, DRAFT))
 
@@ -176,8 +176,8 @@ def one_machine_ways() -> list[Way]:
         return run
 
     return [
-        Way("one machine, HF generate", None, True, with_draft(None)),
-        Way("one machine, HF assisted", None, True, with_draft(draft)),
+        Method("one machine, HF generate", None, True, with_draft(None)),
+        Method("one machine, HF assisted", None, True, with_draft(draft)),
     ]
 
 

@@ -51,7 +51,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartUp:
     """Seconds since the first program was started.
 
     Attributes:
@@ -116,7 +116,7 @@ def cpu_s(program: Running) -> float:
     return sum(sum(member.cpu_times()[:2]) for member in [root, *root.children(recursive=True)])
 
 
-async def start_up() -> Start:
+async def start_up() -> StartUp:
     """Start everything, one after the other as a person would, until a client shows its first word."""
     with tempfile.TemporaryDirectory(prefix="canopy-start-") as temporary:
         folder, started = Path(temporary), time.perf_counter()
@@ -125,7 +125,7 @@ async def start_up() -> Start:
             listed = time.perf_counter()
             async with client(folder, peer, 4) as generating:
                 await generating.wait_for(r"\w+")
-                return Start(listed - started, time.perf_counter() - started)
+                return StartUp(listed - started, time.perf_counter() - started)
 
 
 @asynccontextmanager

@@ -37,7 +37,7 @@ SCALE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LlamaShape:
     """A Llama's dimensions, as in its configuration.
 
     Attributes:
@@ -60,10 +60,10 @@ class Shape:
 
 
 SHAPES = {
-    "8B": Shape(4_096, 14_336, 32, 32, 8, 128, 128_256),
-    "3B": Shape(3_072, 8_192, 28, 24, 8, 128, 128_256),
-    "1B": Shape(2_048, 8_192, 16, 32, 8, 64, 128_256),
-    "tiny": Shape(256, 640, 15, 16, 4, 64, 4_200),
+    "8B": LlamaShape(4_096, 14_336, 32, 32, 8, 128, 128_256),
+    "3B": LlamaShape(3_072, 8_192, 28, 24, 8, 128, 128_256),
+    "1B": LlamaShape(2_048, 8_192, 16, 32, 8, 64, 128_256),
+    "tiny": LlamaShape(256, 640, 15, 16, 4, 64, 4_200),
 }
 """Llama 3's, from their configurations on the hub, and one for tests."""
 
@@ -97,7 +97,7 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
 
 
-def grow(folder: Path, shape: Shape, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> None:
+def grow(folder: Path, shape: LlamaShape, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> None:
     """Write the grown target's checkpoint into a folder, a file per layer.
 
     Raises:
@@ -127,7 +127,7 @@ def grow(folder: Path, shape: Shape, dtype: torch.dtype = torch.bfloat16, device
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
 
 
-def _check(shape: Shape, small: dict[str, int]) -> None:
+def _check(shape: LlamaShape, small: dict[str, int]) -> None:
     """Refuse a shape that is too small, or whose rotary frequencies are others."""
     for name in shape.__slots__:
         if getattr(shape, name) < small[name]:
@@ -152,7 +152,7 @@ class _Growth:
         device: Where weights are made.
     """
 
-    shape: Shape
+    shape: LlamaShape
     small: dict[str, int]
     weights: dict[str, torch.Tensor]
     device: str

@@ -24,7 +24,7 @@ from rich.progress import track
 from benchmarks.emulation.swarm import SPANS, covered, local_swarm
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.acceptance import demo_prompts
-from benchmarks.speed.bare import PAUSE_S, Bare, Rig
+from benchmarks.speed.bare import PAUSE_S, BareTimer, BareTimes
 from client.demo.link_shape import LinkShape
 from client.library.aio import AsyncSwarm
 from client.stats import SweepStats
@@ -53,9 +53,9 @@ class Options:
     """Write the measurements into this file."""
 
 
-async def measure(options: Options, console: Console) -> tuple[dict[int, list[SweepStats]], dict[int, Bare]]:
+async def measure(options: Options, console: Console) -> tuple[dict[int, list[SweepStats]], dict[int, BareTimes]]:
     """Sweeps by tree size, and the bare parts of each size."""
-    rig = Rig([Span.parse(span) for span in SPANS])
+    rig = BareTimer([Span.parse(span) for span in SPANS])
     rig.load()
     rig.teach([0.0])
     sweeps: dict[int, list[SweepStats]] = defaultdict(list)
@@ -74,7 +74,7 @@ async def measure(options: Options, console: Console) -> tuple[dict[int, list[Sw
     return sweeps, {size: rig.result(size, 0.0) for size in options.nodes}
 
 
-def sheet(sweeps: dict[int, list[SweepStats]], bare: dict[int, Bare], options: Options) -> Sheet:
+def sheet(sweeps: dict[int, list[SweepStats]], bare: dict[int, BareTimes], options: Options) -> Sheet:
     """The table."""
     made = Sheet(
         "hop",

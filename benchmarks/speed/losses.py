@@ -20,8 +20,8 @@ import tyro
 from rich.console import Console
 
 from benchmarks.emulation.client_process import run_part
-from benchmarks.emulation.network import Plan, open_network
-from benchmarks.emulation.swarm import SPANS, Served, hosted_swarm
+from benchmarks.emulation.network import NetworkPlan, open_network
+from benchmarks.emulation.swarm import SPANS, ServeOptions, hosted_swarm
 from benchmarks.sheet import Sheet
 from benchmarks.speed.losses_worker import CHOSEN, PLAIN, Job
 from client.bench.paired_ratio import median_of, ratios
@@ -63,8 +63,8 @@ async def measure(loss: float, options: Options, console: Console) -> list[dict[
     shape = LinkShape(options.delay_ms, options.mbit, options.jitter_ms, loss)
     with tempfile.TemporaryDirectory(prefix="canopy-losses-") as temporary:
         folder = Path(temporary)
-        plan = Plan(len(spans) + 2, shape, options.seed)
-        async with open_network(plan) as net, hosted_swarm(net, folder, Served(spans=spans)) as hosted:
+        plan = NetworkPlan(len(spans) + 2, shape, options.seed)
+        async with open_network(plan) as net, hosted_swarm(net, folder, ServeOptions(spans=spans)) as hosted:
             console.print(f"{loss:.1%} lost: {net.kind} network ({net.reason})")
             result = str(folder / "result.json")
             job = asdict(Job(hosted.peer, options.temperature, options.pairs, options.new_tokens, result))

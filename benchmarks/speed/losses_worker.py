@@ -56,7 +56,7 @@ async def measure(job: Job) -> list[dict[str, Any]]:
             swarm.forget_texts()
             texts = []
             for way in WAYS if pair % 2 == 0 else reversed(WAYS):
-                result, waits = await _tell(swarm, prompts[pair % len(prompts)], WAYS[way], job, FIRST_SEED + pair)
+                result, waits = await _generate(swarm, prompts[pair % len(prompts)], WAYS[way], job, FIRST_SEED + pair)
                 stats = result.stats
                 repairs = [repair.seconds for repair in stats.repairs]
                 said = f", repaired in {', '.join(f'{s:.2f}' for s in repairs)} s" if repairs else ""
@@ -70,7 +70,7 @@ async def measure(job: Job) -> list[dict[str, Any]]:
     return runs
 
 
-async def _tell(
+async def _generate(
     swarm: AsyncSwarm, prompt: list[int], nodes: int | None, job: Job, seed: int
 ) -> tuple[Result, list[float]]:
     """One text, and the seconds between its pieces."""

@@ -64,7 +64,7 @@ class Options:
 
 
 @dataclass(slots=True)
-class Session:
+class BinaryTreeSession:
     """One session of a hop, whose client grows a binary tree and always goes on with its first node.
 
     Attributes:
@@ -119,7 +119,7 @@ class Session:
 def measure(model: SpanModel, nodes: int, sessions: int, repeats: int) -> tuple[float, float]:
     """Median milliseconds of all sessions' sweeps together, and one after the other; taken in turns."""
     parents = [None, *((place - 1) // 2 for place in range(1, nodes + 1))]
-    crowd = [Session(model, seed) for seed in range(sessions)]
+    crowd = [BinaryTreeSession(model, seed) for seed in range(sessions)]
     times: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(2 * repeats):
         runs, together = [session.next(parents) for session in crowd], turn % 2 == 0

@@ -22,11 +22,11 @@ import tyro
 from rich.console import Console
 
 from benchmarks.emulation.client_process import read, run_part
-from benchmarks.emulation.network import Kind, Plan, open_network
+from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.network_check import check
 from benchmarks.emulation.swarm import SPANS, hosted_swarm
 from benchmarks.sheet import RESULTS, Sheet
-from benchmarks.speed.bare import Bare
+from benchmarks.speed.bare import BareTimes
 from benchmarks.speed.worker import Job
 from client.bench.paired_ratio import Median, median_of, ratios
 from client.demo.link_shape import LinkShape
@@ -74,7 +74,7 @@ class Options:
     """Prompts that go through all methods."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
     """Of sampling; 0 is greedy."""
-    kind: Kind | None = None
+    kind: NetworkKind | None = None
     """tun needs root; left out: the best that this machine allows."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it. Profiles that do not run keep their rows."""
@@ -83,7 +83,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Row:
     """One row of the table.
 
     Attributes:
@@ -113,15 +113,15 @@ class Line:
     same_text: bool | None
 
 
-async def measure(name: str, options: Options, console: Console) -> tuple[list[Line], dict[str, Any]]:
+async def measure(name: str, options: Options, console: Console) -> tuple[list[Row], dict[str, Any]]:
     """One profile."""
     profile = PROFILES[name]
     with tempfile.TemporaryDirectory(prefix="canopy-wide-") as temporary:
         folder = Path(temporary)
-        async with open_network(Plan(len(SPANS) + 2, profile.shape), options.kind) as net:
+        async with open_network(NetworkPlan(len(SPANS) + 2, profile.shape), options.kind) as net:
             checked = await check(net, ((0, 1),))
             console.print(f"{name}: {net.kind} network ({net.reason}); one-way delays measured: {_delays(checked)} ms")
-            async with hosted_swarm(net, folder, star=profile.star and net.kind is Kind.TUN) as hosted:
+            async with hosted_swarm(net, folder, star=profile.star and net.kind is NetworkKind.TUN) as hosted:
                 job = Job(
                     peer=hosted.peer,
                     spans=SPANS,
@@ -138,12 +138,12 @@ async def measure(name: str, options: Options, console: Console) -> tuple[list[L
     return lines(name, found), found
 
 
-def lines(name: str, found: dict[str, Any]) -> list[Line]:
+def lines(name: str, found: dict[str, Any]) -> list[Row]:
     """The rows of a profile."""
     shape = LinkShape(**found["profile"]["shape"])
     bare = {
         (one.nodes, one.temperature): one
-        for one in (Bare(**{**words, "message_bytes": tuple(words["message_bytes"])}) for words in found["bare"])
+        for one in (BareTimes(**{**words, "message_bytes": tuple(words["message_bytes"])}) for words in found["bare"])
     }
     keys = dict.fromkeys((run["way"], run["temperature"]) for run in found["runs"])
     made = []
@@ -158,14 +158,17 @@ def lines(name: str, found: dict[str, Any]) -> list[Line]:
     return made
 
 
-def _named(profile: str, way: str, temperature: float) -> Line:
+def _named(profile: str, way: str, temperature: float) -> Row:
     """A row that has only its name yet."""
-    return Line(profile, way, temperature, 0, None, None, None, None, None, Median(1.0, None, None), None)
+    return Row(profile, way, temperature, 0, None, None, None, None, None, Median(1.0, None, None), None)
 
 
 def _line(
-    named: Line, runs: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], ground: tuple[Bare | None, LinkShape]
-) -> Line:
+    named: Row,
+    runs: Sequence[dict[str, Any]],
+    plain: Sequence[dict[str, Any]],
+    ground: tuple[BareTimes | None, LinkShape],
+) -> Row:
     known, shape = ground
     sweeps = [ms for run in runs for ms in run["sweep_ms"]]
     accepted = [run["acceptance_length"] for run in runs if run["acceptance_length"] is not None]
@@ -186,7 +189,7 @@ def _line(
     )
 
 
-def sheet(found: Sequence[Line], measured: dict[str, Any], options: Options) -> Sheet:
+def sheet(found: Sequence[Row], measured: dict[str, Any], options: Options) -> Sheet:
     """The table."""
     made = Sheet(
         "wide_area",

@@ -10,7 +10,7 @@ import pytest
 
 import benchmarks.sheet
 from benchmarks.sheet import Sheet
-from benchmarks.speed.bare import Bare
+from benchmarks.speed.bare import BareTimes
 from client.demo.link_shape import LinkShape
 from swarm.errors import ConfigError
 from swarm.runtime.console import open_console
@@ -102,6 +102,8 @@ def test_in_a_pipe_every_cell_is_whole_on_its_line() -> None:
 
 
 def test_a_floor_is_delays_bytes_compute_and_draft() -> None:
-    bare = Bare(nodes=16, temperature=0.0, compute_ms=20.0, draft_ms=15.0, message_bytes=(1_000, 12_500, 12_500, 500))
+    bare = BareTimes(
+        nodes=16, temperature=0.0, compute_ms=20.0, draft_ms=15.0, message_bytes=(1_000, 12_500, 12_500, 500)
+    )
     assert bare.floor_ms(LinkShape(delay_ms=25)) == pytest.approx(4 * 25 + 20 + 15)
     assert bare.floor_ms(LinkShape(delay_ms=25, mbit=100)) == pytest.approx(135 + 26_500 * 8 / 100e6 * 1e3)

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.simulation.chain import Costs, RecordedTail, VirtualChain
 from benchmarks.simulation.clock import Clock
-from benchmarks.simulation.recorded import Recorded
+from benchmarks.simulation.recorded import RecordedText
 from client.control.goodput import Goodput
 from client.control.policy import Budget, FixedBudget
 from client.decode.loop import Job, decode
@@ -92,7 +92,7 @@ class Greedy(Draft):
 
 
 async def made(
-    text: Recorded, draft: Draft, budget: Budget, tokenizer: FastTokenizer, credits: Credits = AMPLE
+    text: RecordedText, draft: Draft, budget: Budget, tokenizer: FastTokenizer, credits: Credits = AMPLE
 ) -> tuple[Job, list[int]]:
     """The text, told by this draft, and when how many tokens were there: after each reply."""
     clock = Clock()

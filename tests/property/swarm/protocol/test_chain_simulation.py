@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from benchmarks.simulation.fake_chain import ForgetfulLog, GlancingLog, Machine, Writer, pick, rows_of
+from benchmarks.simulation.fake_chain import FakeSpan, ForgetfulLog, GlancingLog, SweepWriter, pick, rows_of
 from swarm.errors import ProtocolError
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_slots import Slots
@@ -30,7 +30,7 @@ class Hop:
 
     def __init__(self, log: HopLog, span: Span) -> None:
         self.log = log
-        self.machine = Machine(log.received.limits, span)
+        self.machine = FakeSpan(log.received.limits, span)
         self.ran: set[TreeNodeId] = set()
 
 
@@ -39,7 +39,7 @@ class Simulation:
 
     def __init__(self, seed: int, make_log: Callable[[Limits, random.Random], HopLog] | None = None) -> None:
         self.chance = chance = random.Random(seed)
-        self.writer = Writer(chance, widest=8)
+        self.writer = SweepWriter(chance, widest=8)
         self.walk, self.limits = self.writer.walk, self.writer.limits
         logs = [HopLog(self.limits) if make_log is None else make_log(self.limits, chance) for _ in SPANS]
         self.hops = [Hop(log, span) for log, span in zip(logs, SPANS, strict=True)]
