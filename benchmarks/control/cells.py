@@ -267,12 +267,12 @@ def _speeds_of(texts: Sequence[RecordedText], costs: Costs, budget: Budget) -> l
     drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu")).drafter
     assert isinstance(drafter, TreeDrafter)
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    cast = ReplaySetup(partial(VirtualDrafter, drafter, costs), whole_target())
+    setup = ReplaySetup(partial(VirtualDrafter, drafter, costs), whole_target())
     speeds: list[float] = []
     for text in texts:
         if text.prompt == texts[0].prompt:
             drafter.forget()  # all of them were told, as for the real client
-        speeds.append(replay_texts([text], costs, budget, tokenizer, cast).tokens_per_s)
+        speeds.append(replay_texts([text], costs, budget, tokenizer, setup).tokens_per_s)
     return speeds
 
 

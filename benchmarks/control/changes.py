@@ -91,8 +91,8 @@ def speeds_of(texts: Sequence[RecordedText], networks: Sequence[Costs]) -> list[
     budget, tokenizer, speeds = Goodput(MOST_NODES), AutoTokenizer.from_pretrained(TARGET), list[float]()
     for place, text in enumerate(texts):
         costs = networks[place * len(networks) // len(texts)]
-        cast = ReplaySetup(partial(VirtualDrafter, drafter, costs), whole_target())
-        speeds.append(replay_texts([text], costs, budget, tokenizer, cast).tokens_per_s)
+        setup = ReplaySetup(partial(VirtualDrafter, drafter, costs), whole_target())
+        speeds.append(replay_texts([text], costs, budget, tokenizer, setup).tokens_per_s)
     return speeds
 
 

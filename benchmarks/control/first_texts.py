@@ -45,12 +45,12 @@ Forecast = Callable[[Costs], Prospect | None]
 def wrong_forecast(links: float, compute: float, row: float) -> Forecast:
     """A forecast that is so many times the truth."""
 
-    def promise(costs: Costs) -> Prospect:
+    def forecast(costs: Costs) -> Prospect:
         true = costs.prospect()
         rows_ms = (row * true.row_ms, row * true.link_row_ms)
         return Prospect(links * true.links_ms, compute * true.compute_ms, *rows_ms, hops=true.hops)
 
-    return promise
+    return forecast
 
 
 FORECASTS: dict[str, Forecast] = {
@@ -116,9 +116,9 @@ def measure(name: tuple[str, str, float], texts: Sequence[RecordedText]) -> Cell
     """All methods of one cell."""
     costs, tokenizer = PROFILES[name[0]], AutoTokenizer.from_pretrained(TARGET)
 
-    def each(way: Callable[[], Budget], promise: Forecast = Costs.prospect) -> list[tuple[int, float]]:
-        cast = ReplaySetup(promise=promise)
-        return [asyncio.run(replay_text(text, costs, way(), tokenizer, cast))[:2] for text in texts]
+    def each(way: Callable[[], Budget], forecast: Forecast = Costs.prospect) -> list[tuple[int, float]]:
+        setup = ReplaySetup(forecast=forecast)
+        return [asyncio.run(replay_text(text, costs, way(), tokenizer, setup))[:2] for text in texts]
 
     fixed = {
         (size, flights): speed(each(partial(FixedBudget, size, flights)))
@@ -136,7 +136,7 @@ def measure(name: tuple[str, str, float], texts: Sequence[RecordedText]) -> Cell
         speed(first),
         replay_texts(texts, costs, fresh(), tokenizer).tokens_per_s,
         min(speed([ours]) / speed([theirs]) for ours, theirs in zip(first, plain, strict=True)),
-        {said: speed(each(fresh, promise)) for said, promise in FORECASTS.items()},
+        {said: speed(each(fresh, forecast)) for said, forecast in FORECASTS.items()},
     )
 
 

@@ -114,14 +114,14 @@ class Cell:
         fixed: One sweep at a time with trees of one size, by that size.
         chosen: One sweep at a time with trees that the controller chooses.
         pipe: What the controller chooses, with many sweeps in flight.
-        deaf: The same without reuse of picks across branches, replayed once.
+        without_siblings: The same without reuse of picks across branches, replayed once.
     """
 
     name: tuple[str, str, float]
     fixed: dict[int, MethodRuns]
     chosen: MethodRuns
     pipe: MethodRuns
-    deaf: MethodRuns
+    without_siblings: MethodRuns
 
     @property
     def best(self) -> int:
@@ -151,7 +151,7 @@ def replay_with_draft(
     budget: Budget,
     *,
     siblings: bool = True,
-    promise: Callable[[Costs], Prospect | None] = Costs.prospect,
+    forecast: Callable[[Costs], Prospect | None] = Costs.prospect,
 ) -> ReplayResult:
     """Replay all texts through one client, with the usual drafter.
 
@@ -159,8 +159,8 @@ def replay_with_draft(
     """
     drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu", siblings=siblings)).drafter
     assert isinstance(drafter, TreeDrafter)
-    cast = ReplaySetup(partial(VirtualDrafter, drafter, costs), whole_target(), promise)
-    return replay_texts(texts, costs, budget, AutoTokenizer.from_pretrained(TARGET), cast)
+    setup = ReplaySetup(partial(VirtualDrafter, drafter, costs), whole_target(), forecast)
+    return replay_texts(texts, costs, budget, AutoTokenizer.from_pretrained(TARGET), setup)
 
 
 def measure(name: tuple[str, str, float], options: Options) -> Cell:
@@ -183,8 +183,8 @@ def measure(name: tuple[str, str, float], options: Options) -> Cell:
         if turn == 0:
             ways["deaf"] = [replay_with_draft(texts, shifted, Goodput(MOST_NODES), siblings=False)]
     found = {
-        way: MethodRuns(tuple(one.tokens_per_s for one in told), tuple(one.nodes_per_token for one in told))
-        for way, told in ways.items()
+        way: MethodRuns(tuple(one.tokens_per_s for one in replayed), tuple(one.nodes_per_token for one in replayed))
+        for way, replayed in ways.items()
     }
     fixed = {size: found[size] for size in options.sizes}
     return Cell(name, fixed, found["chosen"], found["pipe"], found["deaf"])
@@ -217,7 +217,10 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
                 *(f"{cell.chosen.speed:.1f}", f"{cell.pipe.speed:.1f}", f"{cell.of_best:.2f}"),
                 *(f"{min(single):.2f} … {max(single):.2f}", f"{cell.of_chosen:.2f}"),
                 f"{mean(best.nodes_per_token):.0f} → {mean(cell.pipe.nodes_per_token):.0f}",
-                *(f"{cell.deaf.speed:.1f}", f"{cell.pipe.tokens_per_s[0] / cell.deaf.speed - 1:+.0%}"),
+                *(
+                    f"{cell.without_siblings.speed:.1f}",
+                    f"{cell.pipe.tokens_per_s[0] / cell.without_siblings.speed - 1:+.0%}",
+                ),
             )
         )
     made.notes.append(
@@ -230,7 +233,11 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
     )
     made.measured = {
         "cells": [
-            {"cell": list(cell.name), "pipe": cell.pipe.tokens_per_s, "without_siblings": cell.deaf.tokens_per_s}
+            {
+                "cell": list(cell.name),
+                "pipe": cell.pipe.tokens_per_s,
+                "without_siblings": cell.without_siblings.tokens_per_s,
+            }
             | {"one_at_a_time": {"chosen": cell.chosen.tokens_per_s}}
             | {"fixed": {str(size): way.tokens_per_s for size, way in cell.fixed.items()}}
             for cell in cells

@@ -122,19 +122,19 @@ class ReplaySetup:
     Attributes:
         drafter: Makes a drafter that moves this clock.
         target: A model that picks, behind dead branches too.
-        promise: What routing forecasts for the chain.
+        forecast: What routing forecasts for the chain.
     """
 
     drafter: Callable[[Clock], Drafter] | None = None
     target: RaggedModel | None = None
-    promise: Callable[[Costs], Prospect | None] = Costs.prospect
+    forecast: Callable[[Costs], Prospect | None] = Costs.prospect
 
 
 RECORDED = ReplaySetup()
 
 
 async def replay_text(
-    recorded: RecordedText, costs: Costs, budget: Budget, tokenizer: object, cast: ReplaySetup = RECORDED
+    recorded: RecordedText, costs: Costs, budget: Budget, tokenizer: object, setup: ReplaySetup = RECORDED
 ) -> tuple[int, float, list[int]]:
     """Make one text again: tokens after the first reply, virtual seconds after it, and the tree sizes.
 
@@ -152,16 +152,16 @@ async def replay_text(
         PREFILL_CHUNK,
         new,
         text,
-        RecordedDrafter(recorded, costs, clock) if cast.drafter is None else cast.drafter(clock),
+        RecordedDrafter(recorded, costs, clock) if setup.drafter is None else setup.drafter(clock),
         InlineExecutor(),
         clock=clock.seconds,
     )
-    tail = RecordedTail(recorded, credits) if cast.target is None else ModelTail(cast.target, credits)
+    tail = RecordedTail(recorded, credits) if setup.target is None else ModelTail(setup.target, credits)
     chain = VirtualChain(tail, costs, clock, credits)
     walk = Walk(Limits(VOCABULARY, credits.window_tokens, credits.sweeps, credits.nodes), recorded.sampling)
-    promise = cast.promise(costs)
-    if promise is not None:
-        budget.expect(chain.route_key, promise)
+    forecast = setup.forecast(costs)
+    if forecast is not None:
+        budget.expect(chain.route_key, forecast)
     first: tuple[int, float] | None = None
     async for _ in decode(job, chain, walk):
         if first is None and text.tokens:
@@ -172,13 +172,13 @@ async def replay_text(
 
 
 def replay_texts(
-    texts: Sequence[RecordedText], costs: Costs, budget: Budget, tokenizer: object, cast: ReplaySetup = RECORDED
+    texts: Sequence[RecordedText], costs: Costs, budget: Budget, tokenizer: object, setup: ReplaySetup = RECORDED
 ) -> ReplayResult:
     """All prompts of a cell, one after another, by one method."""
     tokens = seconds = 0.0
     sizes: list[int] = []
     for recorded in texts:
-        count, took_s, used = asyncio.run(replay_text(recorded, costs, budget, tokenizer, cast))
+        count, took_s, used = asyncio.run(replay_text(recorded, costs, budget, tokenizer, setup))
         tokens, seconds, sizes = tokens + count, seconds + took_s, sizes + used
     return ReplayResult(tokens / seconds, median(sizes), sum(sizes) / tokens)
 

@@ -108,14 +108,14 @@ def measure(name: tuple[str, str, str, float], options: Options) -> Cell:
     costs, given = replace(PROFILES[network], paces=paces, others=others), prompts_of(kind, options.prompts)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
     texts = generate_texts(whole_target(), given, samplings, options.new_tokens)
-    told = partial(replay_with_draft, texts, costs)
+    replayed = partial(replay_with_draft, texts, costs)
     return Cell(
         name,
-        told(FixedBudget(0)).tokens_per_s,
-        {f"{size} × {count}": told(FixedBudget(size, count)).tokens_per_s for size, count in FIXED},
-        told(OneAtATime(MOST_NODES)).tokens_per_s,
-        told(UniformHops(MOST_NODES)).tokens_per_s,
-        told(Goodput(MOST_NODES)).tokens_per_s,
+        replayed(FixedBudget(0)).tokens_per_s,
+        {f"{size} × {count}": replayed(FixedBudget(size, count)).tokens_per_s for size, count in FIXED},
+        replayed(OneAtATime(MOST_NODES)).tokens_per_s,
+        replayed(UniformHops(MOST_NODES)).tokens_per_s,
+        replayed(Goodput(MOST_NODES)).tokens_per_s,
     )
 
 

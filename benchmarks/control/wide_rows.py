@@ -97,14 +97,17 @@ def measure(name: tuple[str, float], options: Options) -> Cell:
     costs, given = NETWORKS[network], prompts_of("passages", options.prompts)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
     texts = generate_texts(whole_target(), given, samplings, options.new_tokens)
-    told = partial(replay_with_draft, costs=costs)
-    fixed = {f"{size} × {count}": told(texts, budget=FixedBudget(size, count)).tokens_per_s for size, count in FIXED}
-    chosen = told(texts, budget=Goodput(MOST_NODES))
-    first = {
-        word: sum(told([text], budget=Goodput(MOST_NODES), promise=promise).tokens_per_s for text in texts) / len(texts)
-        for word, promise in (("true", Costs.prospect), ("assumed", assumed))
+    replayed = partial(replay_with_draft, costs=costs)
+    fixed = {
+        f"{size} × {count}": replayed(texts, budget=FixedBudget(size, count)).tokens_per_s for size, count in FIXED
     }
-    plain = told(texts, budget=FixedBudget(0)).tokens_per_s
+    chosen = replayed(texts, budget=Goodput(MOST_NODES))
+    first = {
+        word: sum(replayed([text], budget=Goodput(MOST_NODES), forecast=forecast).tokens_per_s for text in texts)
+        / len(texts)
+        for word, forecast in (("true", Costs.prospect), ("assumed", assumed))
+    }
+    plain = replayed(texts, budget=FixedBudget(0)).tokens_per_s
     return Cell(name, plain, fixed, chosen.tokens_per_s, chosen.nodes, first)
 
 

@@ -131,9 +131,9 @@ class DrafterScore:
 class TimedDrafter:
     """A real drafter in virtual time, which has the hidden row that the reply before would have brought."""
 
-    def __init__(self, drafter: TreeDrafter, told: TargetText, clock: Clock) -> None:
+    def __init__(self, drafter: TreeDrafter, target_text: TargetText, clock: Clock) -> None:
         self._drafter = drafter
-        self._told = told
+        self._told = target_text
         self._clock = clock
 
     def grow(
@@ -194,16 +194,16 @@ def text_of(target: RaggedModel, prompt: Sequence[int], sampling: Sampling, new_
 def follow(drafter: TreeDrafter, texts: Sequence[TargetText], nodes: int) -> DrafterScore:
     """Let a drafter guess along the texts, one after the other."""
     lengths, spent_ms = [], []
-    for told in texts:
-        length, before, sweeps = told.prompt + 1, told.prompt + 1, 0
-        while length < len(told.tokens):
+    for target_text in texts:
+        length, before, sweeps = target_text.prompt + 1, target_text.prompt + 1, 0
+        while length < len(target_text.tokens):
             started = time.thread_time()
-            tree = drafter.grow(told.tokens[:length], nodes, MAX_LEVELS, told.sampling)
+            tree = drafter.grow(target_text.tokens[:length], nodes, MAX_LEVELS, target_text.sampling)
             spent_ms.append((time.thread_time() - started) * 1e3)
-            picks = picks_of(tree, told.tokens, length)
+            picks = picks_of(tree, target_text.tokens, length)
             drafter.learn(tree, picks)
-            after = min(length + len(picks), len(told.tokens))
-            drafter.observe(told.tokens[: after - 1], told.rows[length - 1 : after - 1])
+            after = min(length + len(picks), len(target_text.tokens))
+            drafter.observe(target_text.tokens[: after - 1], target_text.rows[length - 1 : after - 1])
             length, sweeps = after, sweeps + 1
         lengths.append((length - before) / sweeps)
     return DrafterScore(mean(lengths), mean(spent_ms))
@@ -220,10 +220,10 @@ def replay(
     budget = budget or Goodput(MOST_NODES)
     tokens, seconds = 0, 0.0
     sizes: list[int] = []
-    for told in texts:
-        recorded = RecordedText(told.tokens[: told.prompt], told.tokens, told.sampling, {})
-        cast = ReplaySetup(partial(TimedDrafter, drafter, told))
-        count, took_s, used = asyncio.run(replay_text(recorded, costs, budget, tokenizer, cast))
+    for target_text in texts:
+        recorded = RecordedText(target_text.tokens[: target_text.prompt], target_text.tokens, target_text.sampling, {})
+        setup = ReplaySetup(partial(TimedDrafter, drafter, target_text))
+        count, took_s, used = asyncio.run(replay_text(recorded, costs, budget, tokenizer, setup))
         tokens, seconds, sizes = tokens + count, seconds + took_s, sizes + used
     return tokens / seconds, median(sizes)
 

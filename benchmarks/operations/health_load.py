@@ -156,7 +156,7 @@ async def publish_all(nodes: list[SimulatedNode], port: int, ready: asyncio.Even
             await asyncio.sleep(max(started + said * METRICS_S / len(nodes) - time.monotonic(), 0.0))
 
 
-async def read(url: str, measured: HealthRun, watched: str, told: dict[str, float], first: bool) -> None:
+async def read(url: str, measured: HealthRun, watched: str, published: dict[str, float], first: bool) -> None:
     """Read the live stream; the first reader also looks at one node."""
     host, _, rest = url.removeprefix("http://").partition("/")
     name, _, port = host.partition(":")
@@ -175,25 +175,25 @@ async def read(url: str, measured: HealthRun, watched: str, told: dict[str, floa
             if first:
                 measured.gaps_ms += [] if last_s is None else [(now - last_s) * 1e3]
                 last_s = now
-                _look(line, watched, told, measured)
+                _look(line, watched, published, measured)
     finally:
         writer.close()
 
 
-def _look(line: bytes, watched: str, told: dict[str, float], measured: HealthRun) -> None:
+def _look(line: bytes, watched: str, published: dict[str, float], measured: HealthRun) -> None:
     where = line.find(watched.encode())
     state = line.find(b'"state":"', where)
     shown = line[state + 9 : state + 25].partition(b'"')[0].decode()
-    if where >= 0 and shown in told:
-        measured.shown_ms.append((time.monotonic() - told.pop(shown)) * 1e3)
+    if where >= 0 and shown in published:
+        measured.shown_ms.append((time.monotonic() - published.pop(shown)) * 1e3)
 
 
-async def change(node: SimulatedNode, port: int, told: dict[str, float], measured: HealthRun) -> None:
+async def change(node: SimulatedNode, port: int, published: dict[str, float], measured: HealthRun) -> None:
     """Let one node change its state again and again."""
     async with aiomqtt.Client("127.0.0.1", port, timeout=PATIENCE_S) as client:
         while not measured.is_over:
             for state in (Presence.DRAINING, Presence.SERVING):
-                told[state.value] = time.monotonic()
+                published[state.value] = time.monotonic()
                 await client.publish(*node.sealed(node.status(state)), qos=1, retain=True)
                 await asyncio.sleep(SHOWN_S)
 
@@ -231,7 +231,7 @@ async def _run(
     options: Options, nodes: list[SimulatedNode], where: tuple[int, str, psutil.Process], measured: HealthRun
 ) -> None:
     port, url, process = where
-    told: dict[str, float] = {}
+    published: dict[str, float] = {}
     async with TaskScope() as scope:
         ready = [asyncio.Event() for _ in range(CONNECTIONS)]
         for number, event in enumerate(ready):
@@ -239,8 +239,8 @@ async def _run(
         for event in ready:
             await event.wait()
         for number in range(options.readers):
-            scope.spawn(read(url, measured, nodes[0].identity.peer_id, told, number == 0))
-        scope.spawn(change(nodes[0], port, told, measured))
+            scope.spawn(read(url, measured, nodes[0].identity.peer_id, published, number == 0))
+        scope.spawn(change(nodes[0], port, published, measured))
         await asyncio.sleep(2 * METRICS_S)
         measured.frames = 0
         measured.gaps_ms.clear()

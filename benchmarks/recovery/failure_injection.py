@@ -54,11 +54,11 @@ class FailingChain:
 
     Attributes:
         chain: The chain.
-        mishaps: What makes them lose.
+        failures: What makes them lose.
     """
 
     chain: Chain
-    mishaps: FailureInjector
+    failures: FailureInjector
 
     @property
     def credits(self) -> Credits:
@@ -83,7 +83,7 @@ class FailingChain:
     def send(self, sweep: Sweep) -> None:
         """Start a sweep; some hop may lose it."""
         self.chain.send(sweep)
-        self.mishaps.step(self.chain.route.hops)
+        self.failures.step(self.chain.route.hops)
 
     async def answer(self) -> Answer:
         """The next reply."""

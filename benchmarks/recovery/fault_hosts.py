@@ -26,7 +26,7 @@ from client.demo.programs import Running, start_program
 from swarm.demo import TARGET
 from swarm.errors import RegistryError
 
-HOLDERS = 3
+REPLICAS = 3
 START_ATTEMPTS = 3
 SLOW = LinkShape(delay_ms=1_000, mbit=1)
 
@@ -67,7 +67,7 @@ class Hosts:
         self._slow: set[int] = set()
         self.peer = ""
         self.failed_starts = 0
-        self.all = [Host(number, span) for number, span in enumerate(SPANS * HOLDERS, 1)]
+        self.all = [Host(number, span) for number, span in enumerate(SPANS * REPLICAS, 1)]
 
     @property
     def client(self) -> int:
@@ -84,7 +84,7 @@ class Hosts:
         """Peers that were killed and not started again."""
         return [host.peer for host in self.all if host.is_dead]
 
-    def holders(self, span: str) -> int:
+    def replicas(self, span: str) -> int:
         """Living holders of a span."""
         return sum(host.span == span and not host.is_dead for host in self.all)
 
@@ -120,7 +120,7 @@ class Hosts:
         await host.stack.aclose()
         await self.start(host)
 
-    async def strike(self, fault: Fault, host: Host, before: int) -> None:
+    async def inject(self, fault: Fault, host: Host, before: int) -> None:
         """Do it now. before: the host that sends to this one."""
         assert host.program is not None
         match fault:

@@ -100,30 +100,30 @@ class PlannedFault:
 
 def plan(strikes: int, seed: int, only: Sequence[Fault] = ()) -> list[PlannedFault]:
     """At least `strikes` deadly ones, each combination equally often, and each other fault a few times; shuffled."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     deadly = [fault for fault in DEADLY if not only or fault in only]
     combinations = list(itertools.product(deadly, Phase, range(len(POSITIONS))))
     rounds = -(-strikes // len(combinations)) if combinations else 0
     wanted = [(one, number) for number in range(rounds) for one in combinations]
     others = [fault for fault in OTHERS if not only or fault in only]
     wanted += [(one, 0) for one in itertools.product(others, OTHER_PHASES, range(len(POSITIONS)))]
-    chance.shuffle(wanted)
-    return [_planned(one, place, number, chance) for place, (one, number) in enumerate(wanted)]
+    rng.shuffle(wanted)
+    return [_planned(one, place, number, rng) for place, (one, number) in enumerate(wanted)]
 
 
-def _planned(one: tuple[Fault, Phase, int], place: int, number: int, chance: random.Random) -> PlannedFault:
+def _planned(one: tuple[Fault, Phase, int], place: int, number: int, rng: random.Random) -> PlannedFault:
     fault, phase, position = one
     greedy = (number + position + list(Phase).index(phase) + list(Fault).index(fault)) % 2 == 0
     tokens = LONG_TOKENS if place % LONG_EVERY == 0 else PROMPT_TOKENS
-    text = FaultText(chance.randrange(PROMPTS), tokens, 0.0 if greedy else 1.0, SEED)
+    text = FaultText(rng.randrange(PROMPTS), tokens, 0.0 if greedy else 1.0, SEED)
     arrival_ms = ONE_WAY_MS * (position + 1)
     window_ms = {
         Phase.DRAFTING: (0.0, 10.0),
         Phase.COMMIT: (arrival_ms, arrival_ms + 15),
         Phase.REPLAY: (0.0, 60.0),
     }.get(phase, (0.0, 100.0))
-    sweep, delay_ms = chance.randint(*SWEEPS), chance.uniform(*window_ms)
-    return PlannedFault(fault, phase, position, text, sweep, delay_ms, chance.randrange(3), chance.uniform(0, 80))
+    sweep, delay_ms = rng.randint(*SWEEPS), rng.uniform(*window_ms)
+    return PlannedFault(fault, phase, position, text, sweep, delay_ms, rng.randrange(3), rng.uniform(0, 80))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,34 +157,36 @@ class FaultOutcome:
     """One fault, the undisturbed text and the disturbed one.
 
     Attributes:
-        strike: The fault.
+        planned: The fault.
         plain: The undisturbed text.
-        told: The disturbed text.
+        disturbed: The disturbed text.
         struck_at: When the fault happened; None if the text ended before.
         stolen: Share of the CPU time that a virtual machine's host took meanwhile.
     """
 
-    strike: PlannedFault
+    planned: PlannedFault
     plain: ObservedText
-    told: ObservedText
+    disturbed: ObservedText
     struck_at: float | None
     stolen: float = 0.0
 
     @property
     def is_same(self) -> bool:
         """Whether the texts are the same, token for token."""
-        return self.told.error is None and self.told.tokens == self.plain.tokens
+        return self.disturbed.error is None and self.disturbed.tokens == self.plain.tokens
 
     @property
     def replay_s(self) -> float:
         """Compute of replays, of all nodes together: in a chain one waits for the other."""
-        return sum(paths.get("replay_us", 0) for paths in self.told.paths.values()) / 1e6
+        return sum(paths.get("replay_us", 0) for paths in self.disturbed.paths.values()) / 1e6
 
     @property
     def transfer_s(self) -> float:
         """The prompt's hidden rows at the links' rate, once per snapshot that a hop after the first one took."""
-        restores = sum(paths.get("restores", 0) for name, paths in self.told.paths.items() if not name.startswith("0-"))
-        return restores * self.strike.text.prompt_tokens * ROW_BYTES * 8 / (MBIT_PER_S * 1e6)
+        restores = sum(
+            paths.get("restores", 0) for name, paths in self.disturbed.paths.items() if not name.startswith("0-")
+        )
+        return restores * self.planned.text.prompt_tokens * ROW_BYTES * 8 / (MBIT_PER_S * 1e6)
 
     @property
     def recovery_s(self) -> float | None:
@@ -195,11 +197,11 @@ class FaultOutcome:
     @property
     def pause_s(self) -> float | None:
         """The longest pause between tokens that ended after the strike; in a prompt, how much later the first came."""
-        if self.struck_at is None or self.told.error is not None:
+        if self.struck_at is None or self.disturbed.error is not None:
             return None
-        if self.strike.phase is Phase.PREFILL:
-            return max(self.told.first_s - self.plain.first_s, 0.0)
-        times = [when for when, _ in self.told.arrivals]
+        if self.planned.phase is Phase.PREFILL:
+            return max(self.disturbed.first_s - self.plain.first_s, 0.0)
+        times = [when for when, _ in self.disturbed.arrivals]
         pauses = [late - early for early, late in itertools.pairwise(times) if late > self.struck_at]
         return max(pauses, default=None)
 
@@ -208,17 +210,26 @@ def read_outcomes(measured: dict[str, Any]) -> list[FaultOutcome]:
     """Outcomes from the JSON that a run wrote; where a text was the same, its undisturbed twin's tokens are its own."""
     found = []
     for words in measured["outcomes"]:
-        strike = words["strike"]
-        named = {"fault": Fault(strike["fault"]), "phase": Phase(strike["phase"]), "text": FaultText(**strike["text"])}
-        told, plain = words["told"], _arrivals(words["plain_arrivals"])
-        arrivals = _arrivals(told["arrivals"])
+        planned = words["strike"]
+        named = {
+            "fault": Fault(planned["fault"]),
+            "phase": Phase(planned["phase"]),
+            "text": FaultText(**planned["text"]),
+        }
+        disturbed, plain = words["told"], _arrivals(words["plain_arrivals"])
+        arrivals = _arrivals(disturbed["arrivals"])
         ours = ObservedText(
-            told["began"], tuple(told["tokens"]), arrivals, told["repairs"], told["error"], told["paths"]
+            disturbed["began"],
+            tuple(disturbed["tokens"]),
+            arrivals,
+            disturbed["repairs"],
+            disturbed["error"],
+            disturbed["paths"],
         )
-        twin_first_s = ours.first_s - (words["pause_s"] or 0.0) if arrivals else 0.0
-        twin = ObservedText(plain[0][0] - twin_first_s, ours.tokens if words["same"] else (), plain)
+        undisturbed_first_s = ours.first_s - (words["pause_s"] or 0.0) if arrivals else 0.0
+        undisturbed = ObservedText(plain[0][0] - undisturbed_first_s, ours.tokens if words["same"] else (), plain)
         struck_at = None if words["struck_at_s"] is None else words["struck_at_s"] + ours.began
-        found.append(FaultOutcome(PlannedFault(**(strike | named)), twin, ours, struck_at, words["stolen"]))
+        found.append(FaultOutcome(PlannedFault(**(planned | named)), undisturbed, ours, struck_at, words["stolen"]))
     return found
 
 

@@ -122,14 +122,14 @@ class RecoveryMethods:
         self._opener = opener
         self._jobs = JobMaker(opener.target, Drafters(NoDrafter()), drafting, 0)
 
-    async def canopy(self, prompt: tuple[int, ...], new_tokens: int, mishaps: FailureInjector) -> list[int]:
+    async def canopy(self, prompt: tuple[int, ...], new_tokens: int, failures: FailureInjector) -> list[int]:
         """One session, repaired."""
         job = self._job(prompt, new_tokens)
         async with self._opener.open(len(prompt) + new_tokens, 0) as session:
-            await _run(job, FailingChain(session.chain, mishaps), session.walk)
+            await _run(job, FailingChain(session.chain, failures), session.walk)
         return job.text.tokens
 
-    async def restart(self, prompt: tuple[int, ...], new_tokens: int, mishaps: FailureInjector) -> list[int]:
+    async def restart(self, prompt: tuple[int, ...], new_tokens: int, failures: FailureInjector) -> list[int]:
         """Session after session, until one lasts."""
         while True:
             job = self._job(prompt, new_tokens)
@@ -137,12 +137,12 @@ class RecoveryMethods:
                 async with self._fragile(len(prompt) + new_tokens) as chain:
                     walk = Walk(_limits(self._opener, chain), GREEDY)
                     chain.begin(walk.state)
-                    await _run(job, FailingChain(chain, mishaps), walk)
+                    await _run(job, FailingChain(chain, failures), walk)
                 return job.text.tokens
             except SwarmError:
                 continue
 
-    async def cache_less(self, prompt: tuple[int, ...], new_tokens: int, mishaps: FailureInjector) -> list[int]:
+    async def cache_less(self, prompt: tuple[int, ...], new_tokens: int, failures: FailureInjector) -> list[int]:
         """Every step cuts off all that the hops hold and sends the whole sequence."""
         made: list[int] = []
         while len(made) < new_tokens:
@@ -150,12 +150,12 @@ class RecoveryMethods:
                 async with self._fragile(len(prompt) + new_tokens) as chain:
                     state = SessionState(_limits(self._opener, chain))
                     chain.begin(state)
-                    exposed = FailingChain(chain, mishaps)
+                    failing = FailingChain(chain, failures)
                     while len(made) < new_tokens:
                         sweep = whole_sweep((*prompt, *made), state)
                         state.apply(sweep)
-                        exposed.send(sweep)
-                        reply = (await exposed.answer()).reply
+                        failing.send(sweep)
+                        reply = (await failing.answer()).reply
                         made.append(reply.picks[-1][1])
             except SwarmError:
                 continue
@@ -220,18 +220,18 @@ class ToleranceBench:
     prompt: tuple[int, ...]
     options: Options
 
-    async def run(self, name: str, tell: Generate, chance: float, number: int) -> Run:
+    async def run(self, name: str, generate: Generate, chance: float, number: int) -> Run:
         """One text by one way; number: of the repeat, which all ways meet with the same luck."""
         options = self.options
-        mishaps = FailureInjector(self.nodes, chance, random.Random(f"{options.seed}/{chance}/{number}"))
+        failures = FailureInjector(self.nodes, chance, random.Random(f"{options.seed}/{chance}/{number}"))
         started, tokens = time.perf_counter(), []
         try:
             async with asyncio.timeout(options.limit_s):
-                tokens = await tell(self.prompt, options.new_tokens, mishaps)
+                tokens = await generate(self.prompt, options.new_tokens, failures)
         except TimeoutError:
             pass
         seconds = time.perf_counter() - started
-        return Run(name, chance, tuple(tokens), seconds, mishaps.steps, mishaps.losses)
+        return Run(name, chance, tuple(tokens), seconds, failures.steps, failures.losses)
 
 
 async def measure(options: Options, console: Console) -> list[Run]:
@@ -239,16 +239,16 @@ async def measure(options: Options, console: Console) -> list[Run]:
     prompt = tuple(demo_prompts(1, tokens=options.prompt_tokens)[0])
     with tempfile.TemporaryDirectory(prefix="canopy-faults-") as temporary, ThreadPoolExecutor(1) as drafting:
         async with nodes_here(Path(temporary), SPANS, options.delay_ms) as (network, nodes), Dialer() as dialer:
-            ways = RecoveryMethods(await _opener(network, nodes[0], dialer), drafting)
+            methods = RecoveryMethods(await _opener(network, nodes[0], dialer), drafting)
             bench = ToleranceBench({node.peer_id: node for node in nodes}, prompt, options)
-            all_ways = {"restart": ways.restart, "cache-less": ways.cache_less, "Canopy": ways.canopy}
-            for name, tell in all_ways.items():
-                await bench.run(name, tell, 0.0, 0)  # warm
+            all_methods = {"restart": methods.restart, "cache-less": methods.cache_less, "Canopy": methods.canopy}
+            for name, generate in all_methods.items():
+                await bench.run(name, generate, 0.0, 0)  # warm
             rounds = [(number, chance) for number in range(options.repeats) for chance in options.chances]
             return [
-                await bench.run(name, tell, chance, number)
+                await bench.run(name, generate, chance, number)
                 for number, chance in track(rounds, "rounds", console=console)
-                for name, tell in all_ways.items()
+                for name, generate in all_methods.items()
             ]
 
 

@@ -103,29 +103,29 @@ class FaultBench:
         self._plain: dict[FaultText, ObservedText] = {}
         self._hops: list[Host] = []
 
-    async def outcome(self, strike: PlannedFault) -> FaultOutcome:
+    async def outcome(self, planned: PlannedFault) -> FaultOutcome:
         """One strike, after its undisturbed twin if that was not made yet."""
-        await self._make_whole(3 if strike.phase is Phase.REPLAY else 2)
-        if strike.text not in self._plain:
-            self._plain[strike.text], _ = await self._tell(strike.text, None)
+        await self._make_whole(3 if planned.phase is Phase.REPLAY else 2)
+        if planned.text not in self._plain:
+            self._plain[planned.text], _ = await self._generate(planned.text, None)
         for _ in range(ATTEMPTS):
             await _quiet()
             before = psutil.cpu_times()
-            told, struck_at = await self._tell(strike.text, strike)
+            disturbed, struck_at = await self._generate(planned.text, planned)
             stolen = _stolen(before, psutil.cpu_times())
             await self._hosts.restore()
             if struck_at is not None:
                 break
-            strike = replace(strike, sweep=SWEEPS[0])  # the text ended first: earlier, then
-            await self._make_whole(3 if strike.phase is Phase.REPLAY else 2)
-        return FaultOutcome(strike, self._plain[strike.text], told, struck_at, stolen)
+            planned = replace(planned, sweep=SWEEPS[0])  # the text ended first: earlier, then
+            await self._make_whole(3 if planned.phase is Phase.REPLAY else 2)
+        return FaultOutcome(planned, self._plain[planned.text], disturbed, struck_at, stolen)
 
-    async def _make_whole(self, holders: int) -> None:
+    async def _make_whole(self, replicas: int) -> None:
         """Every span has so many living holders."""
-        if any(self._hosts.holders(span) < holders for span in SPANS):
+        if any(self._hosts.replicas(span) < replicas for span in SPANS):
             await self._hosts.revive()
 
-    async def _tell(self, text: FaultText, strike: PlannedFault | None) -> tuple[ObservedText, float | None]:
+    async def _generate(self, text: FaultText, planned: PlannedFault | None) -> tuple[ObservedText, float | None]:
         await self._client.send(
             {
                 "prompt": text.number,
@@ -139,15 +139,15 @@ class FaultBench:
                 "absent": self._hosts.dead,
             }
         )
-        script = FaultTrigger(strike, self._hosts, self._prefills(text)) if strike is not None else None
+        script = FaultTrigger(planned, self._hosts, self._prefills(text)) if planned is not None else None
         while (event := await self._client.event())["event"] != "told":
             if script is not None:
                 await script.hear(event)
         arrivals = tuple((when, count) for when, count in event["arrivals"])
-        told = ObservedText(
+        disturbed = ObservedText(
             event["began"], tuple(event["tokens"]), arrivals, tuple(event["repairs"]), event["error"], event["paths"]
         )
-        return told, script.struck_at if script is not None else None
+        return disturbed, script.struck_at if script is not None else None
 
     @staticmethod
     def _prefills(text: FaultText) -> int:
@@ -158,9 +158,9 @@ class FaultBench:
 class FaultTrigger:
     """Strikes when the client says that it does what the strike waits for."""
 
-    def __init__(self, strike: PlannedFault, hosts: Hosts, prefills: int) -> None:
+    def __init__(self, planned: PlannedFault, hosts: Hosts, prefills: int) -> None:
         self.struck_at: float | None = None
-        self._strike = strike
+        self._planned = planned
         self._hosts = hosts
         self._prefills = prefills
         self._hops: list[Host] = []
@@ -174,25 +174,25 @@ class FaultTrigger:
         self._drafts += event["event"] == "draft"
         if self.struck_at is not None or not self._hops:
             return
-        strike = self._strike
+        planned = self._planned
         if self._has_begun:
             if event["event"] == "reroute":
-                await _until(event["at"] + strike.again_ms / 1e3)
+                await _until(event["at"] + planned.again_ms / 1e3)
                 await self._hit([self._hosts.of(peer) for peer in event["hops"]])
         elif self._is_cue(event):
-            await _until(event["at"] + strike.delay_ms / 1e3)
-            match strike.phase:
+            await _until(event["at"] + planned.delay_ms / 1e3)
+            match planned.phase:
                 case Phase.REPLAY:
                     self._has_begun = True
-                    await self._hosts.strike(Fault.KILL, self._hops[strike.before], 0)
+                    await self._hosts.inject(Fault.KILL, self._hops[planned.before], 0)
                 case Phase.DRAIN:
                     self._has_begun = True
-                    await self._hosts.leave(self._hops[strike.position])
+                    await self._hosts.leave(self._hops[planned.position])
                 case _:
                     await self._hit(self._hops)
 
     def _is_cue(self, event: dict[str, Any]) -> bool:
-        phase, sweep = self._strike.phase, self._strike.sweep
+        phase, sweep = self._planned.phase, self._planned.sweep
         if phase is Phase.DRAFTING:
             return event["event"] == "draft" and self._drafts >= sweep
         if event["event"] != "send":
@@ -204,12 +204,12 @@ class FaultTrigger:
 
     async def _hit(self, hops: Sequence[Host]) -> None:
         """Strike the hop; one who drains is struck where it was, any other one in the newest route."""
-        strike = self._strike
-        route = self._hops if strike.phase is Phase.DRAIN else hops
-        victim = route[strike.position]
-        before = route[strike.position - 1].number if strike.position else self._hosts.client
+        planned = self._planned
+        route = self._hops if planned.phase is Phase.DRAIN else hops
+        victim = route[planned.position]
+        before = route[planned.position - 1].number if planned.position else self._hosts.client
         self.struck_at = time.monotonic()
-        await self._hosts.strike(strike.fault, victim, before)
+        await self._hosts.inject(planned.fault, victim, before)
 
 
 async def _quiet() -> None:
@@ -242,7 +242,7 @@ def sheet(outcomes: Sequence[FaultOutcome], options: Options, network: str) -> S
     )
 
     def of(wanted: Callable[[PlannedFault], bool]) -> list[FaultOutcome]:
-        return [one for one in outcomes if wanted(one.strike)]
+        return [one for one in outcomes if wanted(one.planned)]
 
     for phase in Phase:
         for position, name in enumerate(POSITIONS):
@@ -260,15 +260,15 @@ def sheet(outcomes: Sequence[FaultOutcome], options: Options, network: str) -> S
 
 
 def _plain(outcome: FaultOutcome) -> dict[str, Any]:
-    strike = outcome.strike
+    planned = outcome.planned
     return {
-        "strike": asdict(strike),
+        "strike": asdict(planned),
         "same": outcome.is_same,
         "recovery_s": outcome.recovery_s,
         "pause_s": outcome.pause_s,
         "stolen": outcome.stolen,
-        "struck_at_s": outcome.struck_at - outcome.told.began if outcome.struck_at is not None else None,
-        "told": asdict(outcome.told),
+        "struck_at_s": outcome.struck_at - outcome.disturbed.began if outcome.struck_at is not None else None,
+        "told": asdict(outcome.disturbed),
         "plain_arrivals": outcome.plain.arrivals,
     }
 
@@ -284,8 +284,8 @@ async def run(options: Options, console: Console) -> Sheet:
             console.print(f"{net.kind} network ({net.reason}), {len(strikes)} strikes, seed {options.seed}")
             async with open_hosts(net, folder) as hosts, open_client(hosts, net, folder) as client:
                 bench = FaultBench(hosts, client)
-                for number, strike in enumerate(strikes, 1):
-                    outcomes.append(await bench.outcome(strike))
+                for number, planned in enumerate(strikes, 1):
+                    outcomes.append(await bench.outcome(planned))
                     console.print(f"{number:3} {_line_of(outcomes[-1])}", soft_wrap=True, markup=False, highlight=False)
             network = LINKS if net.kind is NetworkKind.TUN else f"loopback ({net.reason})"
     made = table(outcomes, options, network)
@@ -299,7 +299,7 @@ def table(outcomes: list[FaultOutcome], options: Options, network: str) -> Sheet
     made = sheet(outcomes, options, network)
     calm = [one for one in outcomes if one.stolen <= MOST_STOLEN]
     if len(calm) < len(outcomes):
-        parts = (f"{fault} {summary([one for one in calm if one.strike.fault is fault])}" for fault in DEADLY)
+        parts = (f"{fault} {summary([one for one in calm if one.planned.fault is fault])}" for fault in DEADLY)
         made.notes.append(
             f"During {len(outcomes) - len(calm)} of the {len(outcomes)} texts the virtual machine's host took more "
             f"than {MOST_STOLEN:.0%} of the CPU time; without them: {'; '.join(parts)}."
@@ -313,11 +313,11 @@ def table(outcomes: list[FaultOutcome], options: Options, network: str) -> Sheet
 def _line_of(outcome: FaultOutcome) -> str:
     times = (outcome.recovery_s, outcome.replay_s)
     recovery = "{:.2f} s beside {:.2f} s of replay".format(*times) if times[0] is not None else "-"
-    same = "same" if outcome.is_same else outcome.told.error or "ANOTHER TEXT"
-    generations = [repair["generation"] for repair in outcome.told.repairs]
+    same = "same" if outcome.is_same else outcome.disturbed.error or "ANOTHER TEXT"
+    generations = [repair["generation"] for repair in outcome.disturbed.repairs]
     missed = "" if outcome.struck_at is not None else ", not struck"
     recovery += f" ({outcome.stolen:.0%} stolen)"
-    return f"{outcome.strike.name}: {same}{missed}, {recovery}, generations {generations}, {outcome.told.paths}"
+    return f"{outcome.planned.name}: {same}{missed}, {recovery}, generations {generations}, {outcome.disturbed.paths}"
 
 
 def main() -> None:

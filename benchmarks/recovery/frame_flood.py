@@ -107,15 +107,15 @@ class FloodCounts:
 class Episode:
     """One session with one stream, from its attach to its end."""
 
-    def __init__(self, talker: GarbageWriter, tally: FloodCounts) -> None:
-        self._talker = talker
-        self._rng = talker.rng
-        self._tally = tally
+    def __init__(self, writer: GarbageWriter, counts: FloodCounts) -> None:
+        self._writer = writer
+        self._rng = writer.rng
+        self._counts = counts
         self._changed = asyncio.Event()
         self._is_ready = False
         self._is_over = False
         self._has_replies = False
-        self._is_deaf = talker.rng.random() < 0.03
+        self._is_deaf = writer.rng.random() < 0.03
 
     async def run(self, to_node: grpc.aio.Channel, to_tail: grpc.aio.Channel) -> None:
         """Attach, talk, and end in one of many ways."""
@@ -124,7 +124,7 @@ class Episode:
             reader = None if self._is_deaf else group.create_task(self._hear(call))
             try:
                 async with asyncio.timeout(PATIENCE_S):
-                    await self._write(call, FrameKind.ATTACH, self._talker.attach(right=self._is_deaf))
+                    await self._write(call, FrameKind.ATTACH, self._writer.attach(right=self._is_deaf))
                     if not self._is_deaf and self._rng.random() < 0.9:
                         await self._until(lambda: self._is_ready)
                     async with self._replies(to_tail):
@@ -146,18 +146,18 @@ class Episode:
                 return
             # A write to an unread stream that the node has ended leaves a task of gRPC's behind, and a ping ends none.
             kind = FrameKind.PING if self._is_deaf else self._rng.choices(GOING_ON, WEIGHTS)[0]
-            if self._has_replies and self._talker.must_wait and self._rng.random() < 0.9:
+            if self._has_replies and self._writer.must_wait and self._rng.random() < 0.9:
                 try:
                     async with asyncio.timeout(REPLY_S):
-                        await self._until(lambda: not self._talker.must_wait or not self._has_replies)
+                        await self._until(lambda: not self._writer.must_wait or not self._has_replies)
                 except TimeoutError:
                     return
-            await self._write(call, kind, self._talker.say(kind))
+            await self._write(call, kind, self._writer.say(kind))
 
     async def _finish(self, call: Stream) -> None:
         if self._rng.random() < 0.5:
             kind = self._rng.choice(ENDING)
-            await self._write(call, kind, self._talker.say(kind))
+            await self._write(call, kind, self._writer.say(kind))
         match self._rng.randrange(3):
             case 0:
                 await self._write(call, FrameKind.VALID, list(split(Close("done"))))
@@ -174,7 +174,7 @@ class Episode:
     async def _write(self, call: Stream, kind: FrameKind, parts: Sequence[bytes]) -> None:
         try:
             for part in parts:
-                self._tally.sent[kind] += 1
+                self._counts.sent[kind] += 1
                 await call.write(part)
         except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
             self._over()  # the node ended the stream meanwhile; the reader counts how
@@ -183,7 +183,7 @@ class Episode:
         try:
             while isinstance(data := await call.read(), bytes):
                 message = wire.decode_upstream(data)
-                self._tally.hear(message)
+                self._counts.hear(message)
                 self._is_ready = self._is_ready or isinstance(message, Ready)
                 self._changed.set()
         except grpc.aio.AioRpcError:
@@ -192,13 +192,13 @@ class Episode:
             if not call.cancelled():
                 raise
         self._over()
-        self._tally.end(await call.code())
+        self._counts.end(await call.code())
 
     @asynccontextmanager
     async def _replies(self, to_tail: grpc.aio.Channel) -> AsyncIterator[None]:
         """A reply stream beside the talk: usually the session's own, sometimes for a guessed id, sometimes unread."""
         call: Stream = to_tail.stream_stream(wire.REPLIES)()
-        session = self._talker.session
+        session = self._writer.session
         chance, acked = self._rng.random(), 0
         if chance < 0.05:
             session = SessionId(self._rng.randbytes(16))
@@ -208,7 +208,7 @@ class Episode:
         if chance > 0.97:
             request = self._rng.randbytes(self._rng.choice((0, 3, 40)))
         async with asyncio.TaskGroup() as group:
-            self._tally.sent["reply request"] += 1
+            self._counts.sent["reply request"] += 1
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await call.write(request)
             if chance < 0.94 or chance > 0.97:
@@ -229,11 +229,11 @@ class Episode:
             while isinstance(part := await call.read(), bytes):
                 message = joiner.feed(part)
                 if isinstance(message, Reply):
-                    self._tally.answers["reply"] += 1
-                    self._talker.answered = max(self._talker.answered, message.sequence)
+                    self._counts.answers["reply"] += 1
+                    self._writer.answered = max(self._writer.answered, message.sequence)
                     self._changed.set()
         except grpc.aio.AioRpcError as error:
-            self._tally.end(error.code())
+            self._counts.end(error.code())
         except RemoteProtocolError as error:
             raise Broken(f"a reply breaks the protocol: {error}") from None
         except asyncio.CancelledError:
@@ -253,25 +253,25 @@ class Episode:
         self._changed.set()
 
 
-async def fuzz(victim: FloodTarget, frames: int, seed: int, tally: FloodCounts) -> None:
+async def fuzz(target: FloodTarget, frames: int, seed: int, counts: FloodCounts) -> None:
     """Send so many frames in sessions side by side; the same seed says the same things.
 
     Raises:
         Broken: a node answered as it must not, or not at all.
     """
-    roles = victim.roles()
+    roles = target.roles()
 
     async def work(number: int) -> None:
         rng = random.Random(f"{seed}/{number}")
         options = [("grpc.use_local_subchannel_pool", 1)]
         async with (
-            grpc.aio.insecure_channel(victim.address, options=options) as node,
-            grpc.aio.insecure_channel(victim.behind_address, options=options) as behind,
+            grpc.aio.insecure_channel(target.address, options=options) as node,
+            grpc.aio.insecure_channel(target.behind_address, options=options) as behind,
         ):
-            while tally.frames < frames:
+            while counts.frames < frames:
                 role, tail = rng.choice(roles)
-                episode = Episode(GarbageWriter(rng, victim.model, role), tally)
-                await episode.run(node, node if tail == victim.address else behind)
+                episode = Episode(GarbageWriter(rng, target.model, role), counts)
+                await episode.run(node, node if tail == target.address else behind)
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -194,7 +194,7 @@ class FloodRun:
     """A run: fuzz, watch, and have texts generated beside."""
 
     def __init__(self, options: Options, nodes: Sequence[ServedNode], right: tuple[int, ...]) -> None:
-        self.tally = FloodCounts()
+        self.counts = FloodCounts()
         self.watched = [WatchedNode(node.span, psutil.Process(node.process.pid)) for node in nodes]
         self.texts = 0
         self.options = options
@@ -204,13 +204,13 @@ class FloodRun:
     async def run(self, swarm: AsyncSwarm) -> None:
         """Raise `Broken` when a node does not withstand it."""
         await self.text(swarm)
-        victim = await self._victim()
+        target = await self._target()
         await fuzz(
-            victim, self.options.frames // 50, self.options.seed + 1, FloodCounts()
+            target, self.options.frames // 50, self.options.seed + 1, FloodCounts()
         )  # caches fill, threads start
         self._look()
         async with asyncio.timeout(self.options.limit_s), self._beside(swarm):
-            await fuzz(victim, self.options.frames, self.options.seed, self.tally)
+            await fuzz(target, self.options.frames, self.options.seed, self.counts)
         await self._until_freed()
         await self.text(swarm)
         self._look()
@@ -227,7 +227,7 @@ class FloodRun:
             raise Broken(f"a text is {result.tokens}, and Hugging Face's is {self._right}")
         self.texts += 1
 
-    async def _victim(self) -> FloodTarget:
+    async def _target(self) -> FloodTarget:
         first, second = self._nodes
         about = await info(first.address)
         model = ServedModel(about.fingerprint, about.hidden_size, about.vocab_size)
@@ -242,7 +242,7 @@ class FloodRun:
             step = self.options.frames / SAMPLES
             while True:
                 await asyncio.sleep(0.1)
-                if self.tally.frames >= step * len(self.watched[0].samples):
+                if self.counts.frames >= step * len(self.watched[0].samples):
                     self._look()
                     await self.text(swarm)
 
@@ -261,34 +261,34 @@ class FloodRun:
 
     def _look(self) -> None:
         for watched in self.watched:
-            watched.look(self.tally.frames)
+            watched.look(self.counts.frames)
 
 
-def sheet(siege: FloodRun, seconds: float) -> Sheet:
+def sheet(flood: FloodRun, seconds: float) -> Sheet:
     """What was sent, what came back, what the nodes look like."""
-    tally = siege.tally
+    counts = flood.counts
     made = Sheet(
         "fuzz",
-        f"{tally.frames:,} frames in {seconds:.0f} s, {siege.texts} right texts before, meanwhile and after",
+        f"{counts.frames:,} frames in {seconds:.0f} s, {flood.texts} right texts before, meanwhile and after",
         ("node", "MiB at the start", "at half", "at the end", "growth in 2nd half", "files", "threads"),
         measured={
-            "options": asdict(siege.options) | {"json": None},
+            "options": asdict(flood.options) | {"json": None},
             "seconds": seconds,
-            "texts": siege.texts,
-            "tally": {"sent": tally.sent, "answers": tally.answers, "ends": tally.endings},
-            "nodes": {one.span: list(map(asdict, one.samples)) for one in siege.watched},
+            "texts": flood.texts,
+            "tally": {"sent": counts.sent, "answers": counts.answers, "ends": counts.endings},
+            "nodes": {one.span: list(map(asdict, one.samples)) for one in flood.watched},
         },
     )
-    for title, counted in (("sent", tally.sent), ("answers", tally.answers), ("ends of streams", tally.endings)):
+    for title, counted in (("sent", counts.sent), ("answers", counts.answers), ("ends of streams", counts.endings)):
         listed = ", ".join(f"{name} {count:,}" for name, count in counted.most_common())
         made.notes.append(f"{title}: {listed}")
-    for watched in siege.watched:
+    for watched in flood.watched:
         if not watched.samples:
             continue
         first, half, last = watched.samples[0], watched.samples[len(watched.samples) // 2], watched.samples[-1]
         memory = [f"{sample.anonymous_bytes / 2**20:.1f}" for sample in (first, half, last)]
-        counts = [f"{first.files} → {last.files}", f"{first.threads} → {last.threads}"]
-        made.rows.append((watched.span, *memory, f"{watched.growth_bytes / 2**20:+.1f}", *counts))
+        others = [f"{first.files} → {last.files}", f"{first.threads} → {last.threads}"]
+        made.rows.append((watched.span, *memory, f"{watched.growth_bytes / 2**20:+.1f}", *others))
     return made
 
 
@@ -299,19 +299,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         first = stack.enter_context(serve(SPANS[0], None, Path(name)))
         second = stack.enter_context(serve(SPANS[1], first.join, Path(name)))
-        siege = FloodRun(options, (first, second), right_tokens())
+        flood = FloodRun(options, (first, second), right_tokens())
         started, failure = time.monotonic(), None
         try:
-            asyncio.run(_besiege(siege, first.join))
+            asyncio.run(_flood(flood, first.join))
         except (Broken, TimeoutError) as error:
-            failure = f"seed {options.seed}, after {siege.tally.frames:,} frames: {error or 'out of time'}"
-    sheet(siege, time.monotonic() - started).finish(console, record=options.record, path=options.json)
+            failure = f"seed {options.seed}, after {flood.counts.frames:,} frames: {error or 'out of time'}"
+    sheet(flood, time.monotonic() - started).finish(console, record=options.record, path=options.json)
     sys.exit(failure)
 
 
-async def _besiege(siege: FloodRun, join: str) -> None:
+async def _flood(flood: FloodRun, join: str) -> None:
     async with AsyncSwarm.connect(TARGET, peers=(join,)) as swarm:
-        await siege.run(swarm)
+        await flood.run(swarm)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Frames that a node must withstand: sessions that are mostly right, and what goes wrong in them. Pure, seeded, no I/O.
 
-A `GarbageWriter` speaks for one session. It keeps the session's rules beside the node, so that what it says is near the border
-between right and wrong and not only noise that the first check refuses.
+A `GarbageWriter` speaks for one session. It keeps the session's rules beside the node, so that what it says is near the
+border between right and wrong, and not only noise that the first check refuses.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class SoakResult:
 
     Attributes:
         texts: All texts of all clients.
-        deaths: The kills of single nodes.
+        kills: The kills of single nodes.
         apart: The kills of a whole span at the end.
         apart_at: Time of day of those.
         slopes: Growth of memory in MB per minute, of programs that are not killed any more.
@@ -80,7 +80,7 @@ class SoakResult:
     """
 
     texts: Sequence[SoakText]
-    deaths: Sequence[Kill]
+    kills: Sequence[Kill]
     apart: Sequence[Kill]
     apart_at: float
     slopes: dict[str, float]
@@ -100,13 +100,13 @@ class SoakResult:
         """All that is wrong; a text begun while nobody had its layers may have been refused."""
         later = [one for one in self.texts if one.started_at > self.apart_at and one.error is None]
         wrong = [one for one in [*self.soaked(), *self.waited(), *later] if not one.is_same]
-        told = [f"text {one.case} at {one.started_at:.0f}: {one.error or 'other tokens'}" for one in wrong]
+        texts = [f"text {one.case} at {one.started_at:.0f}: {one.error or 'other tokens'}" for one in wrong]
         grown = [
             f"memory of {name} grows by {slope:.2f} MB/min"
             for name, slope in self.slopes.items()
             if slope > MOST_MB_PER_MIN
         ]
-        return [*self.wrong, *told, *grown]
+        return [*self.wrong, *texts, *grown]
 
 
 async def soak(options: Options, console: Console) -> SoakResult:
@@ -120,20 +120,20 @@ async def soak(options: Options, console: Console) -> SoakResult:
     with tempfile.TemporaryDirectory(prefix="canopy-soak-") as temporary, console.status("starting …") as status:
         async with open_soak_swarm(Path(temporary), work) as stage, TaskScope() as scope:
             watching = scope.spawn(_watch(stage, status))
-            victims = KillPlan({name: name.split()[-1] for name in stage.holders}, options.seed)
+            victims = KillPlan({name: name.split()[-1] for name in stage.replicas}, options.seed)
             survivors = await _kill(stage, victims, options, console)
-            count, apart_at = len(stage.deaths), time.time()
+            count, apart_at = len(stage.kills), time.time()
             memory = {name: list(stage.watch.memory[name]) for name in ("bootstrap", *stage.clients, *survivors)}
-            await stage.strike(victims.span())
-            await stage.all_told(time.time())
+            await stage.kill(victims.span())
+            await stage.wait_for_texts(time.time())
             watching.cancel()
             await stage.end()
-            texts = [one for some in stage.told() for one in some]
+            texts = [one for some in stage.texts() for one in some]
         await stage.gone(["bootstrap"])
     later = {name: [one for one in some if one[0] >= MEASURED_FROM * length_s] for name, some in memory.items()}
     slopes = {name: slope_per_min(some) for name, some in later.items()}
-    deaths, apart = stage.deaths[:count], stage.deaths[count:]
-    return SoakResult(texts, deaths, apart, apart_at, slopes, memory, len(stage.over), stage.wrong)
+    kills, apart = stage.kills[:count], stage.kills[count:]
+    return SoakResult(texts, kills, apart, apart_at, slopes, memory, len(stage.over), stage.wrong)
 
 
 async def _watch(stage: SoakSwarm, status: Status) -> None:
@@ -150,8 +150,8 @@ async def _kill(stage: SoakSwarm, victims: KillPlan, options: Options, console: 
     length_s = options.minutes * 60
     while (at_s := stage.elapsed_s) < length_s:
         if at_s >= SPARED_FROM * length_s and not survivors:
-            survivors = tuple(stage.holders[name].life for name in victims.spare())
-        await stage.strike([victims.next(frozenset(stage.holders))])
+            survivors = tuple(stage.replicas[name].life for name in victims.spare())
+        await stage.kill([victims.next(frozenset(stage.replicas))])
         if not console.is_terminal:
             console.print(_line(stage), soft_wrap=True)
         await asyncio.sleep(max(0.0, at_s + options.between_s - stage.elapsed_s))
@@ -160,10 +160,10 @@ async def _kill(stage: SoakSwarm, victims: KillPlan, options: Options, console: 
 
 def _line(stage: SoakSwarm) -> str:
     """What happened so far."""
-    texts = [one for some in stage.told() for one in some if not one.is_reference]
+    texts = [one for some in stage.texts() for one in some if not one.is_reference]
     bad = sum(not one.is_same for one in texts)
     pause_s = max((one.pause_s for one in texts), default=0.0)
-    said = f"{stage.elapsed_s:.0f} s: {len(stage.deaths)} kills, {len(texts)} texts, {bad} wrong or lost"
+    said = f"{stage.elapsed_s:.0f} s: {len(stage.kills)} kills, {len(texts)} texts, {bad} wrong or lost"
     return f"{said}, longest pause {pause_s:.2f} s"
 
 
@@ -182,7 +182,7 @@ def sheet(found: SoakResult, options: Options) -> Sheet:
         {
             "options": {"minutes": options.minutes, "seed": options.seed, "clients": options.clients},
             "faults": found.faults(),
-            "deaths": [asdict(one) for one in found.deaths],
+            "deaths": [asdict(one) for one in found.kills],
             "apart": [asdict(one) for one in found.apart],
             "texts": [asdict(one) for one in found.texts],
             "slopes_mb_per_min": found.slopes,
@@ -195,10 +195,10 @@ def _chains(found: SoakResult) -> list[tuple[str, str, str]]:
     soaked = found.soaked()
     repaired = [one for one in soaked if one.repairs]
     pauses = sorted(one.pause_s for one in repaired) or [0.0]
-    listed = [one.listed_s for one in found.deaths]
+    listed = [one.listed_s for one in found.kills]
     middle, most = median(pauses), pauses[int(0.95 * (len(pauses) - 1))]
     return [
-        ("kills (kill -9)", str(len(found.deaths)), ""),
+        ("kills (kill -9)", str(len(found.kills)), ""),
         ("from a kill to listed again: median (longest)", f"{median(listed):.1f} ({max(listed):.1f}) s", ""),
         ("texts (tokens)", f"{len(soaked)} ({sum(one.tokens for one in soaked)})", ""),
         ("texts with a lost or wrong token", str(_bad(soaked)), "0"),

@@ -105,11 +105,11 @@ class SweepWriter:
     It sends several sweeps ahead of the replies, and sometimes begins another turn.
     """
 
-    def __init__(self, chance: random.Random, widest: int) -> None:
-        self.chance = chance
+    def __init__(self, rng: random.Random, widest: int) -> None:
+        self.rng = rng
         self.widest = widest
-        self.prompt = [chance.randrange(VOCAB) for _ in range(chance.randint(1, 7))]
-        self.limits = Limits(VOCAB, window_tokens=80, sweeps=chance.randint(1, 6), nodes=chance.choice([2, 5, 12, 40]))
+        self.prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 7))]
+        self.limits = Limits(VOCAB, window_tokens=80, sweeps=rng.randint(1, 6), nodes=rng.choice([2, 5, 12, 40]))
         self.walk = Walk(self.limits, Sampling())
         self.text: list[int] = []
         self.left = list(self.prompt)
@@ -135,21 +135,21 @@ class SweepWriter:
     def sweep(self) -> Sweep:
         """The next sweep."""
         self._can_send = None
-        chance, room = self.chance, self.walk.room
+        rng, room = self.rng, self.walk.room
         if self.left:
-            count = min(room, chance.randint(1, 4))
+            count = min(room, rng.randint(1, 4))
             chunk, self.left = self.left[:count], self.left[count:]
             return self.walk.prefill(chunk, last=not self.left and self.walk.pending is None)
         if self.walk.pending is not None:
-            return self.walk.extend(self._tree(min(room - 1, chance.randint(0, self.widest))))
-        return self._grow(min(room, chance.randint(0, self.widest)))
+            return self.walk.extend(self._tree(min(room - 1, rng.randint(0, self.widest))))
+        return self._grow(min(room, rng.randint(0, self.widest)))
 
     def restart(self) -> tuple[Sweep | None, int]:
         """Another turn in the same session, whatever is in flight: some of the text stays and some is new."""
         self._can_send = None
         so_far = [*self.prompt, *self.text]
-        so_far = so_far[: self.chance.randint(0, len(so_far))]
-        self.prompt = (so_far + [self.chance.randrange(VOCAB) for _ in range(4)])[: self.chance.randint(1, 25)]
+        so_far = so_far[: self.rng.randint(0, len(so_far))]
+        self.prompt = (so_far + [self.rng.randrange(VOCAB) for _ in range(4)])[: self.rng.randint(1, 25)]
         self.text = []
         commit, kept = self.walk.restart(self.prompt, Sampling())
         self.left = self.prompt[kept:-1]
@@ -172,8 +172,8 @@ class SweepWriter:
     def _tree(self, count: int) -> DraftTree:
         children: set[tuple[int | None, int]] = set()
         for _ in range(count):
-            parent = self.chance.choice([None, *range(len(children))])
-            children.add((parent, self.chance.randrange(VOCAB)))
+            parent = self.rng.choice([None, *range(len(children))])
+            children.add((parent, self.rng.randrange(VOCAB)))
         pairs: list[tuple[int | None, int]] = []
         for parent, token in sorted(children, key=lambda pair: -1 if pair[0] is None else pair[0]):
             if parent is None or parent < len(pairs):
@@ -189,7 +189,7 @@ class SweepWriter:
         tokens: list[int] = []
         parents: list[TreeNodeId] = []
         for _ in range(count):
-            parent, token = self.chance.choice(able), self.chance.randrange(VOCAB)
+            parent, token = self.rng.choice(able), self.rng.randrange(VOCAB)
             older = state.child(parent if inside or parent != certain else None, token) is not None
             if not older and (parent, token) not in zip(parents, tokens, strict=True):
                 able.append(TreeNodeId(state.next_id + len(tokens)))
@@ -201,12 +201,12 @@ class SweepWriter:
 class GlancingLog(HopLog):
     """Looks into its queue only now and then, as a hop with a bounded look-ahead may."""
 
-    def __init__(self, limits: Limits, chance: random.Random) -> None:
+    def __init__(self, limits: Limits, rng: random.Random) -> None:
         super().__init__(limits)
-        self.chance = chance
+        self.rng = rng
 
     def _is_wanted(self, node: TreeNodeId) -> bool:
-        dead = node in self._dead and self.chance.random() < 0.5
+        dead = node in self._dead and self.rng.random() < 0.5
         return not dead and self.executed.live[node].parent not in self._skipped
 
 
@@ -214,4 +214,4 @@ class ForgetfulLog(GlancingLog):
     """The same without stickiness: it runs nodes below one that it skipped (breaks P7)."""
 
     def _is_wanted(self, node: TreeNodeId) -> bool:
-        return node not in self._dead or self.chance.random() < 0.5
+        return node not in self._dead or self.rng.random() < 0.5

@@ -47,14 +47,14 @@ class Environment(Protocol):
     """What surrounds the machines: the network, the dice, the counters.
 
     Attributes:
-        chance: All that happens by chance is drawn from it.
+        rng: All that happens by chance is drawn from it.
         seen: How often each kind of event occurred.
         writer: The client's sweeps and text.
         hops: Every machine there ever was, by its peer id.
         history: Committed and live nodes after each sweep, by its sequence number: what a restored hop must have.
     """
 
-    chance: random.Random
+    rng: random.Random
     seen: Counter[str]
     writer: SweepWriter
     hops: dict[PeerId, Hop]
@@ -103,11 +103,11 @@ class Stream:
         if not self.is_cut:
             self.up.append(message)
 
-    def cut(self, chance: random.Random) -> None:
+    def cut(self, rng: random.Random) -> None:
         """Lose what is in flight, from some point on, in both directions."""
         self.is_cut = True
         for queue in (self.down, self.up):
-            for _ in range(chance.randint(0, len(queue))):
+            for _ in range(rng.randint(0, len(queue))):
                 queue.pop()
 
 
@@ -278,7 +278,7 @@ class Hop(Sender):
             self.world.seen["other layers"] += 1
             for old in (self.link, self.sink):
                 if old is not None:
-                    old.cut(self.world.chance)
+                    old.cut(self.world.rng)
             self.begin(span)
         self.upstream, self.has_asked = stream, False
         stream.answer(Attached(attach.generation, self.received()))
@@ -410,7 +410,7 @@ class Client(Sender):
         tail, old = self.route[-1], self.replies
         if old is None or old.place != tail or old.is_cut:
             if old is not None:
-                old.cut(self.world.chance)
+                old.cut(self.world.rng)
             self.replies = self.world.connect(self, tail)
             self.replies.send(RepliesRequest(SESSION, self.generation, self.walk.state.acked))
             self.world.seen["reply streams"] += 1

@@ -58,14 +58,14 @@ class World:
     """One schedule, from a seed."""
 
     def __init__(self, seed: int, plan: SchedulePlan = SchedulePlan()) -> None:
-        self.chance = random.Random(seed)
-        chance = self.chance
+        self.rng = random.Random(seed)
+        rng = self.rng
         self.plan = plan
         self.seen: Counter[str] = Counter()
-        self.writer = SweepWriter(chance, widest=4)
-        self.restarts = plan.restarts if chance.random() < 0.4 else 0
-        self.faults = chance.randint(1, plan.faults)
-        self.looks_far = chance.random() < 0.5
+        self.writer = SweepWriter(rng, widest=4)
+        self.restarts = plan.restarts if rng.random() < 0.4 else 0
+        self.faults = rng.randint(1, plan.faults)
+        self.looks_far = rng.random() < 0.5
         self.hops: dict[PeerId, Hop] = {}
         self.living: list[Hop] = []
         self.streams: list[Stream] = []
@@ -73,7 +73,7 @@ class World:
         self.loses_next = False
         self.now = self.deadline = 0
         self.client = Client(self, self.writer)
-        borders = sorted({0, LAYERS, *chance.sample(range(1, LAYERS), chance.randint(0, LAYERS - 1))})
+        borders = sorted({0, LAYERS, *rng.sample(range(1, LAYERS), rng.randint(0, LAYERS - 1))})
         spans = [Span(*ends) for ends in pairwise(borders)]
         self.go(tuple(RouteHop(self.fresh(span).peer, span) for span in spans))
 
@@ -99,7 +99,7 @@ class World:
             self.seen["deadlines"] += 1
             self.repair(self.dead())  # R7
             return
-        luck = self.chance.random()
+        luck = self.rng.random()
         if luck < FAULT_PROBABILITY and self.faults:
             self.faults -= 1
             self.fault()
@@ -120,7 +120,7 @@ class World:
         for stream in self.streams:
             if stream.down or stream.up:
                 able.append(partial(self.deliver, stream))
-            elif (stream.is_cut or stream.is_fenced) and not stream.is_noticed and self.chance.random() < 0.3:
+            elif (stream.is_cut or stream.is_fenced) and not stream.is_noticed and self.rng.random() < 0.3:
                 able.append(partial(self.end, stream))
         for hop in self.living:
             if hop.running is not None:
@@ -130,7 +130,7 @@ class World:
         if self.writer.can_send:
             able.append(self.send)
         if able:
-            self.chance.choice(able)()
+            self.rng.choice(able)()
         elif not self.client.is_ready and self.plan.has_deadline:
             self.now = max(self.now, self.deadline)
         else:
@@ -171,11 +171,11 @@ class World:
 
     def deliver(self, stream: Stream) -> None:
         """Let one message arrive, on the one side or the other."""
-        if stream.down and (not stream.up or self.chance.random() < 0.5):
+        if stream.down and (not stream.up or self.rng.random() < 0.5):
             message = stream.down.popleft()
             if not self.is_lost(message) and stream.target.is_alive:
-                if isinstance(message, SweepFrame) and self.chance.random() < self.plan.repetitions:
-                    self.chance.choice((stream.down.append, stream.down.appendleft))(message)
+                if isinstance(message, SweepFrame) and self.rng.random() < self.plan.repetitions:
+                    self.rng.choice((stream.down.append, stream.down.appendleft))(message)
                 stream.target.receive(stream, message)
             return
         answer = stream.up.popleft()
@@ -194,13 +194,13 @@ class World:
     def end(self, stream: Stream) -> None:
         """Tell who opened the stream that it is over."""
         stream.is_noticed = True
-        stream.cut(self.chance)
+        stream.cut(self.rng)
 
     # Faults
 
     def fault(self) -> None:
         """Let one fault happen."""
-        kind = self.chance.choice(
+        kind = self.rng.choice(
             (self.kill, self.kill, self.kill, self.mistake, self.mistake, self.cut, self.lose, self.overflow)
         )
         kind()
@@ -208,8 +208,8 @@ class World:
     def kill(self) -> None:
         """One machine dies, or several; rather those that are in a replay."""
         route = [self.hops[place.peer] for place in self.client.route]
-        count = self.chance.choice((1, 1, 1, 2, len(route)))
-        victims = {hop.peer: hop for hop in self.chance.choices(route, self.weights(), k=count) if hop.is_alive}
+        count = self.rng.choice((1, 1, 1, 2, len(route)))
+        victims = {hop.peer: hop for hop in self.rng.choices(route, self.weights(), k=count) if hop.is_alive}
         self.seen["killed together"] += len(victims) > 1
         self.seen["killed all"] += len(victims) == len(route)
         for hop in victims.values():
@@ -221,7 +221,7 @@ class World:
             self.living.remove(hop)
             for stream in self.streams:
                 if hop in (stream.source, stream.target):
-                    stream.cut(self.chance)
+                    stream.cut(self.rng)
 
     def weights(self) -> list[int]:
         """How interesting a fault is at each place of the route: in a replay, with messages on their way or waiting."""
@@ -246,9 +246,7 @@ class World:
 
     def mistake(self) -> None:
         """Machines are taken for dead, and go on."""
-        places = set(
-            self.chance.choices(range(len(self.client.route)), self.weights(), k=self.chance.choice((1, 1, 2)))
-        )
+        places = set(self.rng.choices(range(len(self.client.route)), self.weights(), k=self.rng.choice((1, 1, 2))))
         self.seen["split brain"] += sum(self.hops[self.client.route[place].peer].is_alive for place in places)
         self.repair(places)
 
@@ -256,13 +254,13 @@ class World:
         """A stream of the chain is cut."""
         streams = [stream for stream in self.chain() if not stream.is_cut]
         if streams:
-            self.chance.choice(streams).cut(self.chance)
+            self.rng.choice(streams).cut(self.rng)
             self.seen["cut streams"] += 1
 
     def lose(self) -> None:
         """The next message of a repair gets lost. In half of the cases a repair begins at once."""
         self.loses_next = True
-        if self.chance.random() < 0.5:
+        if self.rng.random() < 0.5:
             self.repair(set())
 
     def overflow(self) -> None:
@@ -270,9 +268,9 @@ class World:
         hops = [self.hops[place.peer] for place in self.client.route[:-1]]
         hops = [hop for hop in hops if hop.is_alive and not hop.journal.is_dropped]
         if hops:
-            self.chance.choice(hops).journal.drop()
+            self.rng.choice(hops).journal.drop()
             self.seen["dropped journals"] += 1
-            self.faults += self.chance.random() < 0.5
+            self.faults += self.rng.random() < 0.5
 
     # Repair
 
@@ -284,7 +282,7 @@ class World:
     def dead(self) -> set[int]:
         """Which places of the route are found dead; not all of them at once."""
         lost = {place for place, hop in enumerate(self.client.route) if not self.hops[hop.peer].is_alive}
-        return {place for place in lost if self.chance.random() < 0.8}
+        return {place for place in lost if self.rng.random() < 0.8}
 
     def is_broken(self) -> bool:
         """Whether a stream is cut or a machine is dead."""
@@ -310,8 +308,8 @@ class World:
             if place not in places:
                 self.seen["took over"] += start < hop.span.start
                 route.append(RouteHop(hop.peer, Span(start, hop.span.end)))
-            elif place + 1 < len(self.client.route) and self.chance.random() < 0.25:
-                if self.chance.random() < 0.5:
+            elif place + 1 < len(self.client.route) and self.rng.random() < 0.25:
+                if self.rng.random() < 0.5:
                     places = places | {place + 1}
                 continue  # who comes next takes its layers: the old one there, or a new one for both
             else:
@@ -322,7 +320,7 @@ class World:
     def instead(self, start: int, lost: Span, taken: set[PeerId]) -> list[RouteHop]:
         """One machine or two for the layers of a lost one."""
         self.seen["two became one"] += start < lost.start
-        middle = self.chance.randint(start, lost.end) if self.chance.random() < 0.3 else start
+        middle = self.rng.randint(start, lost.end) if self.rng.random() < 0.3 else start
         self.seen["one became two"] += start < middle < lost.end
         found = []
         for ends in ((start, middle), (middle, lost.end)):
@@ -333,15 +331,15 @@ class World:
 
     def go(self, route: Route) -> None:
         """Give the client a new route."""
-        self.deadline = self.now + self.chance.randint(60, 400)
+        self.deadline = self.now + self.rng.randint(60, 400)
         self.client.take(route)
 
     def spare(self, span: Span, taken: set[PeerId]) -> PeerId:
         """A fresh machine, or one that was left and has its old state."""
         left = [hop for hop in self.living if hop.peer not in taken]
-        if left and self.plan.zombies_return and self.chance.random() < 0.5:
+        if left and self.plan.zombies_return and self.rng.random() < 0.5:
             same = [hop for hop in left if hop.span == span]
-            hop = self.chance.choice(same if same and self.chance.random() < 0.8 else left)
+            hop = self.rng.choice(same if same and self.rng.random() < 0.8 else left)
             self.seen["came back"] += 1
             self.seen["came back with old state"] += hop.span == span and hop.log.received.sequence > 0
             return hop.peer
@@ -357,5 +355,5 @@ class World:
     def make_log(self, limits: Limits) -> HopLog:
         """The log of a new session."""
         if self.plan.make_log is not None:
-            return self.plan.make_log(limits, self.chance)
-        return HopLog(limits) if self.looks_far else GlancingLog(limits, self.chance)
+            return self.plan.make_log(limits, self.rng)
+        return HopLog(limits) if self.looks_far else GlancingLog(limits, self.rng)

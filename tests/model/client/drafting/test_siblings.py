@@ -108,8 +108,8 @@ def test_a_full_pipe_stays_exact_and_hears_its_dead_branches(
     for _ in range(2):
         siblings = Siblings()
         drafter = TreeDrafter([SiblingSource(siblings), model_source(draft)])
-        cast = ReplaySetup(partial(VirtualDrafter, drafter, FAR), target)
-        speeds.append(replay_texts(texts, FAR, Goodput(128), tokenizer, cast))
+        setup = ReplaySetup(partial(VirtualDrafter, drafter, FAR), target)
+        speeds.append(replay_texts(texts, FAR, Goodput(128), tokenizer, setup))
         assert siblings.votes.right.sum() > 0, "what dead branches told came true"
     assert speeds[0] == speeds[1], "virtual time is the same each time"
     assert sum(began) > 10, "and while a tree grew its search began anew, by what replies to dead branches told"

@@ -27,11 +27,11 @@ HEADERS_BYTES = 28
 WAIT_S = 10.0
 OWNER = """
 import asyncio, sys
-from benchmarks.emulation.network import Kind, Plan, open_network
+from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from client.demo.link_shape import LinkShape
 
 async def own():
-    async with open_network(Plan(2, LinkShape()), Kind(sys.argv[1])) as net:
+    async with open_network(NetworkPlan(2, LinkShape()), NetworkKind(sys.argv[1])) as net:
         inside = await asyncio.create_subprocess_exec(*net.command(1, ["readlink", "/proc/self/ns/net"]), stdout=-1)
         namespace, _ = await inside.communicate()
         print(net.emulator.pid, namespace.decode().strip(), flush=True)

@@ -139,12 +139,12 @@ def test_links_that_take_longer_than_machines_are_not_flooded(
     costs: Costs, mbit: float | None, tokenizer: FastTokenizer
 ) -> None:
     """Rows of a large model over home links, whatever their rate was said to be: from a client's first texts on."""
-    cast = ReplaySetup(promise=Costs.prospect if mbit is None else partial(said, mbit=mbit))
+    setup = ReplaySetup(forecast=Costs.prospect if mbit is None else partial(said, mbit=mbit))
     for knows in (0.4, 0.9):
         texts = [recorded(seed, knows) for seed in range(3)]
         plain = replay_texts(texts, costs, FixedBudget(0), tokenizer).tokens_per_s
         alone, pipe = (
-            replay_texts(texts, costs, control, tokenizer, cast).tokens_per_s
+            replay_texts(texts, costs, control, tokenizer, setup).tokens_per_s
             for control in (OneAtATime(32), Goodput(32))
         )
         assert pipe >= 0.97 * plain
@@ -330,8 +330,8 @@ async def test_a_tree_grows_by_what_the_reply_before_it_taught(tokenizer: FastTo
             events.append("learn")
 
     text = recorded(2, 0.5)
-    cast = ReplaySetup(lambda clock: Noting(text, FAR, clock))
-    await replay_text(text, FAR, FixedBudget(8), tokenizer, cast)
+    setup = ReplaySetup(lambda clock: Noting(text, FAR, clock))
+    await replay_text(text, FAR, FixedBudget(8), tokenizer, setup)
     assert len(events) > 20
     assert events[:20] == ["grow", "learn"] * 10
 
@@ -360,8 +360,8 @@ def test_nothing_is_sent_before_every_hop_can_take_it(
     """
     costs = replace(PROFILES["25 ms, 100 Mbit/s"], pass_ms=0.0, row_ms=1.0, paces=paces)
     texts, slowest = [recorded(seed, 0.9) for seed in range(4)], paces.index(max(paces))
-    cast = ReplaySetup(promise=lambda costs: replace(costs.prospect(), busiest=costs.prospect().busiest * is_said))
-    replay_texts(texts, costs, Goodput(512), tokenizer, cast)
+    setup = ReplaySetup(forecast=lambda costs: replace(costs.prospect(), busiest=costs.prospect().busiest * is_said))
+    replay_texts(texts, costs, Goodput(512), tokenizer, setup)
     parts = [sweep.hops[slowest] for job in jobs for sweep in job.sweeps if sweep.is_part]
     assert len(parts) > 40
     assert fmean(hop.queue_ms for hop in parts) < 0.5 * fmean(hop.compute_ms for hop in parts)
@@ -393,11 +393,11 @@ async def test_uplinks_that_are_far_slower_than_said_are_known_from_the_prompt(t
                 self.read, self.row_ms = self.read + spent.nodes + 1, self.cost_of(route).links.b
 
     slow = Costs(10, 0.5, 20, 0.1, 6, row_bytes=8_192)
-    cast = ReplaySetup(promise=lambda costs: replace(costs, mbit=LINK_MBIT_PER_S).prospect())
+    setup = ReplaySetup(forecast=lambda costs: replace(costs, mbit=LINK_MBIT_PER_S).prospect())
     for seed in range(3):
         text, budget = recorded(seed, 0.3), Told(64)
         plain, plain_s, _ = await replay_text(text, slow, FixedBudget(0), tokenizer)
-        ours, ours_s, _ = await replay_text(text, slow, budget, tokenizer, cast)
+        ours, ours_s, _ = await replay_text(text, slow, budget, tokenizer, setup)
         assert budget.read == PROMPT - 1
         assert budget.row_ms == pytest.approx(2 * slow.transfer_ms(1), rel=0.1)
         assert ours / ours_s > 0.9 * plain / plain_s
