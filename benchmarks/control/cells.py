@@ -66,9 +66,9 @@ SHIFTS_MS = (-0.2, -0.1, 0.0, 0.1, 0.2)
 """A cell is replayed with delays that differ from the mean one by so much, as those of its trips do."""
 
 Run = dict[str, Any]
-"""What `cells_worker` tells of one text, made one way."""
+"""What `cells_worker` measures of one text by one method."""
 Speeds = dict[str, list[float]]
-"""Tokens per second of counted texts, by way."""
+"""Tokens per second of counted texts, by method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Options:
     """Measure six cells of the replay's grid."""
 
     prompts: int = 24
-    """Of a kind; of code-like and of repetitive text there are twelve, which are told twice then."""
+    """Of each kind. There are twelve of code-like and of repetitive text, which are used twice then."""
     pairs: int = 25
     """Prompts that go through all methods."""
     new_tokens: int = 64
@@ -138,7 +138,7 @@ async def measure(network: str, options: Options, console: Console) -> list[Run]
 
 
 def machine_of(runs: Sequence[Run]) -> Costs:
-    """What all runs, of all cells, tell of the machine: a line through the CPU time of all but forwards and drafting.
+    """What all runs, of all cells, show of the machine: a line through the CPU time of all but forwards and drafting.
 
     All programs share this machine's cores, so what messages take of these counts too; not what a run takes at its
     beginning, and not what all programs use as time passes, however many sweeps there are, which one network alone
@@ -200,7 +200,7 @@ def costs_of(runs: Sequence[Run], machine: Costs, nominal: Costs) -> Costs:
 
 
 def _paces(*ways: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
-    """How many times as long as the mean one each hop computes, all ways alike: the last one has a head, and picks."""
+    """How many times as long as the mean each hop computes, over all methods. The last one has a head, and picks."""
     each = np.array([np.mean([sweep["compute_ms"] for sweep in sweeps], axis=0) for sweeps in ways])
     return tuple((each / each.mean(axis=1, keepdims=True)).mean(axis=0).tolist())
 
@@ -229,7 +229,7 @@ def _further_rows(run: Run) -> int:
 
 
 def check_texts(runs: Sequence[Run], texts: Sequence[RecordedText]) -> None:
-    """Make sure that all runs told the recorded texts.
+    """Make sure that all runs generated the recorded texts.
 
     Raises:
         AssertionError: a text is another.
@@ -253,7 +253,7 @@ def compare(costs: Costs, real: Speeds, replays: Sequence[Speeds]) -> CellResult
 
 
 def replayed(texts: Sequence[RecordedText], costs: Costs) -> Speeds:
-    """Each way of making the texts, with draft and target that run as the real ones do."""
+    """Speeds of each method, with draft and target that run as the real ones do."""
     budgets: dict[str, Budget] = {
         PLAIN: FixedBudget(0),
         FIXED: FixedBudget(FIXED_NODES),
@@ -271,7 +271,7 @@ def _speeds_of(texts: Sequence[RecordedText], costs: Costs, budget: Budget) -> l
     speeds: list[float] = []
     for text in texts:
         if text.prompt == texts[0].prompt:
-            drafter.forget()  # all of them were told, as for the real client
+            drafter.forget()  # all texts were generated once, as by the real client
         speeds.append(replay_texts([text], costs, budget, tokenizer, setup).tokens_per_s)
     return speeds
 

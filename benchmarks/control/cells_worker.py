@@ -1,4 +1,4 @@
-"""The client of `benchmarks.control.cells`: each text plain and as goodput chooses, in turns, with what things took.
+"""The client of `benchmarks.control.cells`: each text plain and as the controller chooses, in turns.
 
 Another client makes the same texts with trees of one size. Reads its job as JSON from the command line and writes what
 it measured to the file that the job names.
@@ -129,7 +129,7 @@ async def measure(job: Job, drafters: Sequence[TimedDrafter]) -> list[dict[str, 
                 for pair in range(job.pairs):
                     place = pair % len(prompts)
                     if place == 0:
-                        swarm.forget_texts()  # all of them were told
+                        swarm.forget_texts()  # all texts were generated once
                     sampling: dict[str, Any] = {"temperature": temperature, "seed": FIRST_SEED + pair}
                     for way in ways if pair % 2 == 0 else reversed(ways):
                         before_ms = cpu_ms(job.root)

@@ -85,7 +85,7 @@ class Cell:
 
 
 def speeds_of(texts: Sequence[RecordedText], networks: Sequence[Costs]) -> list[float]:
-    """Each text's speed, all by one client, over each network in turn; routing promises what the first one is."""
+    """Each text's speed, all by one client, over each network in turn; routing forecasts the first one."""
     drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu")).drafter
     assert isinstance(drafter, TreeDrafter)
     budget, tokenizer, speeds = Goodput(MOST_NODES), AutoTokenizer.from_pretrained(TARGET), list[float]()

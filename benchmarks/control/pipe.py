@@ -155,7 +155,7 @@ def replay_with_draft(
 ) -> ReplayResult:
     """Replay all texts through one client, with the usual drafter.
 
-    siblings says whether picks of dead branches are reused; promise is what routing forecasts for the chain.
+    siblings says whether picks of dead branches are reused; forecast is what routing says of the chain.
     """
     drafter = load_drafter(TARGET, load_target(TARGET), Wanted((DRAFT,), "cpu", siblings=siblings)).drafter
     assert isinstance(drafter, TreeDrafter)

@@ -7,8 +7,8 @@ measures a first use instead: nothing is known, and it learns while it is measur
 
     python -m benchmarks calibration --json calibration.json
 
-predicted  1 + the sum of a tree's chances, averaged over sweeps: what the drafter expected
-error      expected calibration error of the tree nodes' chances: |predicted − realised| per tenth, weighed by nodes
+predicted  1 + the sum of a tree's probabilities, averaged over sweeps: what the drafter expected
+error      expected calibration error of the tree nodes' probabilities: |predicted − realised| per tenth, by nodes
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TENTHS = 10
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Measure what learned chances gain over the fixed prior."""
+    """Measure what learned acceptance probabilities gain over the fixed prior."""
 
     prompts: int = 24
     """How many of the 24 prompts, and how many others to learn from."""

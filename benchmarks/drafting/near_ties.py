@@ -34,7 +34,7 @@ from swarm.runtime.console import open_console
 
 SWEEP = 33
 NEAR = 0.05
-"""Margins below it tell how densely they lie near 0."""
+"""Margins below it show how densely they lie near 0."""
 MILLION = 1_000_000
 
 

@@ -180,7 +180,7 @@ async def _delays(kind: NetworkKind, ways: tuple[Direction, Direction]) -> list[
 
 
 def _delay(kind: NetworkKind, what: str, ways: Sequence[Direction], times_ms: Sequence[float]) -> CheckedValue:
-    """The median of the times that these ways took together."""
+    """The median of the times that these directions took together."""
     jitter_ms = sum(way.shape.jitter_ms for way in ways) / 2
     nominal_ms = jitter_ms + sum(way.shape.delay_ms + way.shape.transmit_s(PING_PACKET_BYTES) * 1e3 for way in ways)
     slack_ms = len(ways) * DELAY_BOUND_MS[kind] + DELAY_BOUND * nominal_ms + jitter_ms

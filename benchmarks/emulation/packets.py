@@ -87,7 +87,7 @@ class Carrier:
             self._routes[devices[source]][bytes((*SUBNET, target + 1))] = (link, devices[target])
 
     def obey(self, verb: str, link: Sequence[int | None], *words: object) -> dict[str, float]:
-        """Change links; tells what was carried so far."""
+        """Change links, and report what was carried so far."""
         source, target = link
         match verb, *words:
             case "shape", dict(shape):

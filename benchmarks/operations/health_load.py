@@ -86,7 +86,7 @@ class HealthRun:
         refused: Refused messages, by reason.
         nodes_shown: Nodes in the last state.
         history_bytes: The history file before the run.
-        is_over: Tells all tasks to end.
+        is_over: All tasks end when this is set.
     """
 
     cpu_cores: float = 0.0

@@ -1,4 +1,4 @@
-"""Nodes of this process that lose all their sessions by chance, and chains over them that know it step by step."""
+"""Nodes of this process that lose all their sessions at random, and chains over them that count the steps."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def nodes_here(
 ) -> AsyncIterator[tuple[MemoryNetwork, list[Node]]]:
     """Serve the demo model by one node per span, listed in a registry in memory.
 
-    delay_ms: one way, on each link, by a proxy; 0: loopback as it is.
+    delay_ms is one way, on each link, by a proxy; 0 is loopback as it is.
     """
     network = MemoryNetwork()
     async with AsyncExitStack() as stack:

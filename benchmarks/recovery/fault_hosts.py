@@ -1,7 +1,7 @@
-"""The swarm of a fault benchmark: three holders per span on emulated hosts, which are struck and come back.
+"""The swarm of a fault benchmark: three replicas per span on emulated hosts, which fail and come back.
 
-A victim comes back with the same identity, layers and address. It is started again between texts and never during one,
-because its start costs seconds of CPU that the others would miss.
+A node that failed comes back with the same identity, layers and address. It is started again between texts and never
+during one, because its start costs seconds of CPU that the others would miss.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Hosts:
         return [host.peer for host in self.all if host.is_dead]
 
     def replicas(self, span: str) -> int:
-        """Living holders of a span."""
+        """Living replicas of a span."""
         return sum(host.span == span and not host.is_dead for host in self.all)
 
     def of(self, peer: str) -> Host:
@@ -121,7 +121,7 @@ class Hosts:
         await self.start(host)
 
     async def inject(self, fault: Fault, host: Host, before: int) -> None:
-        """Do it now. before: the host that sends to this one."""
+        """Let a fault happen now; `before` is the host that sends to this one."""
         assert host.program is not None
         match fault:
             case Fault.KILL:
@@ -201,7 +201,7 @@ async def open_hosts(net: Network, folder: Path) -> AsyncIterator[Hosts]:
 
 
 class Client:
-    """The client's program and the socket over which it takes jobs and tells events."""
+    """The client's program and the socket over which it takes jobs and reports events."""
 
     def __init__(self) -> None:
         self._streams: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]

@@ -1,4 +1,4 @@
-"""Which fault strikes which hop in which phase of which text: a seeded plan, and what the outcomes amount to. Pure."""
+"""Which fault hits which hop in which phase of which text: a seeded plan, and what the outcomes amount to. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPTS, SEED = 2, 7
 LONG_EVERY = 4
 """One in so many texts has the long prompt."""
 SWEEPS = (2, 5)
-"""A strike in decoding comes in one of these decode sweeps."""
+"""A fault while decoding comes in one of these decode sweeps."""
 ONE_WAY_MS = 25.0
 MBIT_PER_S, ROW_BYTES = 100.0, 768
 """Of the links, and of the demo target's hidden rows in fp32."""
@@ -35,7 +35,7 @@ class Fault(StrEnum):
 
 
 class Phase(StrEnum):
-    """What the session is doing when it is struck."""
+    """What the session is doing when the fault comes."""
 
     PREFILL = "prefill"
     DRAFTING = "drafting"
@@ -196,7 +196,7 @@ class FaultOutcome:
 
     @property
     def pause_s(self) -> float | None:
-        """The longest pause between tokens that ended after the strike; in a prompt, how much later the first came."""
+        """The longest pause between tokens that ended after the fault; in a prompt, how much later the first came."""
         if self.struck_at is None or self.disturbed.error is not None:
             return None
         if self.planned.phase is Phase.PREFILL:
@@ -207,7 +207,7 @@ class FaultOutcome:
 
 
 def read_outcomes(measured: dict[str, Any]) -> list[FaultOutcome]:
-    """Outcomes from the JSON that a run wrote; where a text was the same, its undisturbed twin's tokens are its own."""
+    """Outcomes from the JSON that a run wrote; where a text was the same, the undisturbed text's tokens are its own."""
     found = []
     for words in measured["outcomes"]:
         planned = words["strike"]
@@ -244,7 +244,7 @@ def percentile(values: Sequence[float], part: float) -> float:
 
 
 def cell(outcomes: Sequence[FaultOutcome]) -> str:
-    """Same texts of all that were struck, and the median and worst pause."""
+    """Same texts of all that had their fault, and the median and worst pause."""
     outcomes = [one for one in outcomes if one.struck_at is not None]
     if not outcomes:
         return ""
@@ -255,7 +255,7 @@ def cell(outcomes: Sequence[FaultOutcome]) -> str:
 
 
 def summary(outcomes: Sequence[FaultOutcome]) -> str:
-    """Same texts of all that were struck, and the median and 95th percentile of the pauses."""
+    """Same texts of all that had their fault, and the median and 95th percentile of the pauses."""
     outcomes = [one for one in outcomes if one.struck_at is not None]
     pauses = [one.recovery_s for one in outcomes if one.recovery_s is not None]
     same = sum(one.is_same for one in outcomes)

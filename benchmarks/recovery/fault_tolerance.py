@@ -62,7 +62,7 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Compare ways to outlive failures."""
+    """Compare methods to outlive failures."""
 
     chances: tuple[float, ...] = (0.0, 1e-4, 1e-3, 1e-2)
     """For each hop, in each step, to lose its sessions."""
@@ -116,7 +116,7 @@ async def no_detour(avoid: Collection[str], keep: Sequence[RouteHop], *, within_
 
 
 class RecoveryMethods:
-    """Three ways to make the same text."""
+    """Three methods to generate the same text."""
 
     def __init__(self, opener: SessionOpener, drafting: ThreadPoolExecutor) -> None:
         self._opener = opener
@@ -221,7 +221,7 @@ class ToleranceBench:
     options: Options
 
     async def run(self, name: str, generate: Generate, chance: float, number: int) -> Run:
-        """One text by one way; number: of the repeat, which all ways meet with the same luck."""
+        """One text by one method. Repeats of one number have the same losses by all methods."""
         options = self.options
         failures = FailureInjector(self.nodes, chance, random.Random(f"{options.seed}/{chance}/{number}"))
         started, tokens = time.perf_counter(), []
@@ -235,7 +235,7 @@ class ToleranceBench:
 
 
 async def measure(options: Options, console: Console) -> list[Run]:
-    """All ways at all chances, side by side."""
+    """All methods at all probabilities, side by side."""
     prompt = tuple(demo_prompts(1, tokens=options.prompt_tokens)[0])
     with tempfile.TemporaryDirectory(prefix="canopy-faults-") as temporary, ThreadPoolExecutor(1) as drafting:
         async with nodes_here(Path(temporary), SPANS, options.delay_ms) as (network, nodes), Dialer() as dialer:

@@ -58,7 +58,7 @@ QUIET, QUIET_LIMIT_S = 0.35, 20.0
 MOST_STOLEN = 0.1
 """A virtual machine whose host takes more than that of its time is disturbed; those texts are counted all the same."""
 PREFILL_SWEEP = 2
-"""A strike in the prompt comes after this sweep of it was sent."""
+"""A fault in the prompt comes after this sweep of it was sent."""
 LINK = LinkShape(delay_ms=ONE_WAY_MS, mbit=MBIT_PER_S)
 LINKS = "25 ms and 100 Mbit/s links"
 NOTES = (
@@ -74,7 +74,7 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Strike hops in every phase and compare texts and pauses."""
+    """Let faults happen to hops in every phase, and compare texts and pauses."""
 
     strikes: int = 108
     """How many deadly ones at least; 54 combinations of position, phase and fault, each equally often."""
@@ -91,11 +91,11 @@ class Options:
     json: Path | None = None
     """Write the measurements into this file."""
     again: Path | None = None
-    """Strike nothing: make the table of measurements that were written before."""
+    """Inject no fault: make the table of measurements that were written before."""
 
 
 class FaultBench:
-    """Strikes one after another."""
+    """Injects faults one after another."""
 
     def __init__(self, hosts: Hosts, client: Client) -> None:
         self._hosts = hosts
@@ -104,7 +104,7 @@ class FaultBench:
         self._hops: list[Host] = []
 
     async def outcome(self, planned: PlannedFault) -> FaultOutcome:
-        """One strike, after its undisturbed twin if that was not made yet."""
+        """One fault, after the undisturbed text if there is none yet."""
         await self._make_whole(3 if planned.phase is Phase.REPLAY else 2)
         if planned.text not in self._plain:
             self._plain[planned.text], _ = await self._generate(planned.text, None)
@@ -121,7 +121,7 @@ class FaultBench:
         return FaultOutcome(planned, self._plain[planned.text], disturbed, struck_at, stolen)
 
     async def _make_whole(self, replicas: int) -> None:
-        """Every span has so many living holders."""
+        """Every span has so many living replicas."""
         if any(self._hosts.replicas(span) < replicas for span in SPANS):
             await self._hosts.revive()
 
@@ -156,7 +156,7 @@ class FaultBench:
 
 
 class FaultTrigger:
-    """Strikes when the client says that it does what the strike waits for."""
+    """Injects a fault when the client reports what the fault waits for."""
 
     def __init__(self, planned: PlannedFault, hosts: Hosts, prefills: int) -> None:
         self.struck_at: float | None = None
@@ -203,7 +203,7 @@ class FaultTrigger:
         return number >= self._prefills + sweep and (commits or phase is not Phase.COMMIT)
 
     async def _hit(self, hops: Sequence[Host]) -> None:
-        """Strike the hop; one who drains is struck where it was, any other one in the newest route."""
+        """Inject the fault: into the old route's hop if it drains, else into the newest route's."""
         planned = self._planned
         route = self._hops if planned.phase is Phase.DRAIN else hops
         victim = route[planned.position]
@@ -274,7 +274,7 @@ def _plain(outcome: FaultOutcome) -> dict[str, Any]:
 
 
 async def run(options: Options, console: Console) -> Sheet:
-    """All strikes."""
+    """All faults."""
     strikes = plan(options.strikes, options.seed, options.only)
     outcomes: list[FaultOutcome] = []
     with tempfile.TemporaryDirectory(prefix="canopy-faults-") as temporary:
@@ -321,7 +321,7 @@ def _line_of(outcome: FaultOutcome) -> str:
 
 
 def main() -> None:
-    """Strike, print, and fail if a text differs."""
+    """Inject, print, and fail if a text differs."""
     options = tyro.cli(Options)
     console = open_console()
     if options.again is not None:

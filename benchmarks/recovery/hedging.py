@@ -50,7 +50,7 @@ class Options:
     nodes: int = 0
     """Tree nodes per sweep (K); 0, plain decoding, has the most sweeps."""
     chance: float = 0.05
-    """With which a forward of the stuttering holder waits."""
+    """Probability that a forward of the stuttering replica waits."""
     stall_ms: float = 250.0
     """How long such a forward waits."""
     delay_ms: float = 10.0
@@ -64,7 +64,7 @@ class Options:
 
 
 async def measure(options: Options, console: Console) -> tuple[str, dict[str, list[dict[str, Any]]]]:
-    """The kind of network, and runs by way."""
+    """The kind of network, and runs by route."""
     with tempfile.TemporaryDirectory(prefix="canopy-hedging-") as temporary:
         folder = Path(temporary)
         plan = NetworkPlan(CLIENT + 1, LinkShape(delay_ms=options.delay_ms, mbit=100))

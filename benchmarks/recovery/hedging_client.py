@@ -1,4 +1,4 @@
-"""The client's part of the hedging benchmark: the same prompts over one holder, over the other, and over both.
+"""The client's part of the hedging benchmark: the same prompts over one replica, over the other, and over both.
 
 Reads its job as JSON from the command line and writes what it measured to the file that the job names.
 """
@@ -48,7 +48,7 @@ class Job:
 
 
 async def measure(job: Job) -> dict[str, list[dict[str, Any]]]:
-    """Runs by way, interleaved; every way begins a round in turn."""
+    """Runs by route, interleaved; every route begins a round in turn."""
     ways: Mapping[str, tuple[bool, frozenset[str]]] = {
         "steady holder": (False, frozenset({job.stuttering})),
         "stuttering holder": (False, frozenset({job.steady})),

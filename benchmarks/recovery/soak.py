@@ -35,7 +35,7 @@ from swarm.runtime.tasks import TaskScope
 
 LOOK_S = 2.0
 SPARED_FROM, MEASURED_FROM = 0.2, 0.7
-"""Parts of the time: from when on one holder of each span is spared, and from when on its memory's slope counts: in ten
+"""Parts of the time: when one replica of each span begins to be spared, and from when on its memory's slope counts: in ten
 minutes it is five minutes old by then. A program grows in its first minutes, as caches and connections fill."""
 MOST_MB_PER_MIN = 1.0
 
@@ -47,7 +47,7 @@ class Options:
     minutes: float = 10.0
     """How long machines are killed."""
     seed: int = 0
-    """Of the choice of victims."""
+    """Of the choice of replicas to kill."""
     clients: int = 4
     """How many clients."""
     texts: int = 4
@@ -145,7 +145,7 @@ async def _watch(stage: SoakSwarm, status: Status) -> None:
 
 
 async def _kill(stage: SoakSwarm, victims: KillPlan, options: Options, console: Console) -> tuple[str, ...]:
-    """Kill one holder after the other until the time is over; the lives that were spared."""
+    """Kill one replica after the other until the time is over; the runs that were spared."""
     survivors: tuple[str, ...] = ()
     length_s = options.minutes * 60
     while (at_s := stage.elapsed_s) < length_s:

@@ -1,4 +1,4 @@
-"""One client of the soak: tells the same few texts again and again and compares each with its undisturbed self.
+"""One client of the soak: generates the same few texts again and again and compares each with the undisturbed one.
 
 Reads its job as JSON from the command line; writes a line of JSON per text to the file that the job names; ends after
 the text in work when its standard input closes.
@@ -97,7 +97,7 @@ async def generate(swarm: AsyncSwarm, prompt: tuple[int, ...], options: Generate
 
 
 async def work(job: Job, say: Callable[[SoakText], None]) -> None:
-    """Tell each text once for reference, then all of them until standard input closes."""
+    """Generate each text once for reference, then all of them until standard input closes."""
     prompts = [tuple(prompt) for prompt in demo_prompts((job.number + 1) * job.texts)[-job.texts :]]
     references: dict[int, tuple[int, ...]] = {}
     async with AsyncSwarm.connect(TARGET, peers=[job.peer], draft=DRAFT, threads=1, calibration=None) as swarm:

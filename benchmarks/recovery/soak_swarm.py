@@ -203,7 +203,7 @@ class SoakSwarm:
         return {one.peer for one in found if one.state is NodeState.SERVING and one.expires_at > expiring_after}
 
     async def wait_for_texts(self, since: float, texts: int = 1) -> None:
-        """Wait until each client has told so many texts that it began after this time of day.
+        """Wait until each client has generated so many texts that it began after this time of day.
 
         Raises:
             RegistryError: a client ended.
@@ -249,7 +249,7 @@ def _last_line(program: Running) -> str:
 
 @asynccontextmanager
 async def open_soak_swarm(folder: Path, work: ClientLoad) -> AsyncIterator[SoakSwarm]:
-    """Start the swarm, two holders of each span, and its clients, which have told every text once undisturbed.
+    """Start the swarm, two replicas of each span, and its clients, which then generate every text once undisturbed.
 
     Raises:
         RegistryError: a program did not start.

@@ -155,7 +155,7 @@ def measure(options: Options, console: Console) -> dict[str, list[FoundRoute]]:
 
 
 def spread(options: Options) -> Counter[PeerId]:
-    """Which machines many clients take where every span has equal holders."""
+    """Which machines many clients take where every span has equal replicas."""
     size = options.most
     spans = [Span(start, min(start + size, options.layers)) for start in range(0, options.layers, size)]
     records = [_record(PeerId(f"{span}/{holder}"), span, options.layers) for span in spans for holder in range(HOLDERS)]

@@ -19,7 +19,7 @@ from functools import partial
 
 Then = Callable[[], None]
 Work = Callable[[Then], None]
-"""Begins something, and is told what to do when that is done."""
+"""Begins something, and calls `Then` when that is done."""
 NEARLY_NOTHING_MS = 1e-9
 
 

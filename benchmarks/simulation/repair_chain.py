@@ -47,7 +47,7 @@ class Environment(Protocol):
     """What surrounds the machines: the network, the dice, the counters.
 
     Attributes:
-        rng: All that happens by chance is drawn from it.
+        rng: Draws all that is random.
         seen: How often each kind of event occurred.
         writer: The client's sweeps and text.
         hops: Every machine there ever was, by its peer id.

@@ -1,4 +1,4 @@
-"""Schedules of faults for a chain that repairs itself: what happens when is chance, seeded.
+"""Schedules of faults for a chain that repairs itself: what happens when is random, from a seed.
 
 Nothing happens by itself: `World.step` lets one thing happen that could happen now, or one fault. Time is the number
 of steps.

@@ -138,7 +138,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Whether rows are the same, bit for bit on a card; on a CPU those of one row hang on where weights lie."""
+    """Whether rows are the same, bit for bit on a GPU; on a CPU those of one row depend on where weights lie."""
     return torch.equal(ours.cpu(), theirs) if ours.device.type == "cuda" else torch.allclose(ours, theirs, atol=1e-4)
 
 

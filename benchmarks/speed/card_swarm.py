@@ -116,7 +116,7 @@ class NetworkRuns:
 
 
 async def tell(job: Job) -> list[dict[str, Any]]:
-    """Every prompt through all ways, which begin with another one each time."""
+    """Every prompt through all methods, which begin with another one each time."""
     runs = []
     options: dict[str, Any] = {"peers": [job.peer], "draft": DRAFT, "draft_device": "cpu", "threads": 1}
     options |= {"codec": job.codec, "calibration": None}

@@ -1,6 +1,6 @@
-"""Ways of making the same text, measured alike: Canopy plain and with trees, the star, and one machine alone.
+"""Methods to generate the same text, measured alike: Canopy plain and with trees, the star, and one machine alone.
 
-Each run is one prompt through one way. Speed is tokens after the first ones, per second after them, for all ways.
+Each run is one prompt through one method. Speed is tokens after the first ones, per second after them.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class Method:
 
 
 def canopy_methods(swarm: AsyncSwarm, sizes: Sequence[int] = TREES) -> list[Method]:
-    """Through the swarm: plain decoding, trees of fixed sizes, one at a time, and what goodput chooses by itself."""
+    """Through the swarm: plain decoding, trees of fixed sizes, one at a time, and what the controller chooses."""
 
     def through(nodes: int | None) -> Callable[[Case], Awaitable[Run]]:
         async def run(case: Case) -> Run:
             result: Result | None = None
-            swarm.forget_texts()  # another way told this very one just now
+            swarm.forget_texts()  # another method generated this very text just now
             async for piece in swarm.stream(
                 case.prompt,
                 max_new_tokens=case.new_tokens,

@@ -151,7 +151,7 @@ class LoadClient:
 
 
 async def measure(job: Job, texts: list[RecordedText]) -> list[dict[str, Any]]:
-    """Every load, round and way, the ways in another order each round."""
+    """Every load, round and method, the methods in another order each round."""
     target, found = load_target(str(TARGET), None), []
     async with AsyncExitStack() as stack:
         registry = await stack.enter_async_context(

@@ -34,7 +34,7 @@ class Options:
     """Measure what lost packets cost."""
 
     losses: tuple[float, ...] = (0.0, 0.002, 0.01, 0.03)
-    """Chances of each packet to vanish."""
+    """Probabilities that a packet is lost."""
     delay_ms: float = 25.0
     """One way, on each link."""
     mbit: float = 100.0

@@ -1,4 +1,4 @@
-"""The client of `benchmarks.speed.losses`: each text plain and as goodput chooses, in turns, and what was repaired.
+"""The client of `benchmarks.speed.losses`: each text plain and as the controller chooses, in turns.
 
 Reads its job as JSON from the command line and writes what it measured to the file that the job names.
 """

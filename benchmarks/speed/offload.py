@@ -124,7 +124,7 @@ async def measure(options: Options, console: Console) -> list[Run]:
                 for number, prompt in enumerate(track(prompts, about, console=console)):
                     for temperature in options.temperatures:
                         for nodes in (*options.nodes, CHOSEN):
-                            swarm.forget_texts()  # another size told this very one just now
+                            swarm.forget_texts()  # another size generated this very text just now
                             result = await swarm.generate(
                                 prompt,
                                 max_new_tokens=options.new_tokens,

@@ -277,7 +277,7 @@ async def _serve(options: Options) -> None:
 
 
 def main() -> None:
-    """Serve until told to end."""
+    """Serve until SIGINT or SIGTERM."""
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     quiet_libraries()

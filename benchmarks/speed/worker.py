@@ -1,4 +1,4 @@
-"""The client's part of a benchmark, run on the client's host of an emulated network: every way in turn, then the floor.
+"""The client's part of a benchmark, on its host of an emulated network: every method in turn, then the floor.
 
 Reads its job as JSON from the command line and writes what it measured to the file that the job names.
 """
@@ -55,7 +55,7 @@ class Job:
 
 
 async def measure(job: Job) -> dict[str, Any]:
-    """All runs of every way, interleaved, and the bare parts of a sweep, timed between them."""
+    """All runs of every method, interleaved, and the bare parts of a sweep, timed between them."""
     rig = BareTimer([Span.parse(span) for span in job.spans])
     rig.load()
     rig.teach(job.temperatures)
@@ -83,7 +83,7 @@ async def measure(job: Job) -> dict[str, Any]:
 
 
 async def _round(ways: list[Method], case: Case, number: int) -> Any:  # noqa: ANN401
-    """One case through every way, beginning with another one each time."""
+    """One case through every method, beginning with another one each time."""
     able = [way for way in ways if way.sampled or case.temperature == 0]
     start = number % len(able)
     for way in able[start:] + able[:start]:
