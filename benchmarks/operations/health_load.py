@@ -298,7 +298,7 @@ def size_of(path: Path) -> int:
 
 
 def sheet(options: Options, runs: dict[int, HealthRun], most: tuple[int, float]) -> Sheet:
-    """The table. most: size and slowest query of a history of as many models as there can be."""
+    """The table. `most` is the size and the slowest query of a history of as many models as there can be."""
     made = Sheet(
         "health_load",
         f"`swarm health` with {options.nodes:,} nodes that speak every {METRICS_S:.0f} s, {options.readers} readers, "

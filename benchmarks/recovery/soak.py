@@ -35,8 +35,10 @@ from swarm.runtime.tasks import TaskScope
 
 LOOK_S = 2.0
 SPARED_FROM, MEASURED_FROM = 0.2, 0.7
-"""Parts of the time: when one replica of each span begins to be spared, and from when on its memory's slope counts: in ten
-minutes it is five minutes old by then. A program grows in its first minutes, as caches and connections fill."""
+"""Parts of the time: when one replica of each span begins to be spared, and when its memory's slope begins to count.
+
+In ten minutes it is five minutes old by then. A program grows in its first minutes, as caches and connections fill.
+"""
 MOST_MB_PER_MIN = 1.0
 
 

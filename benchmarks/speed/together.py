@@ -88,7 +88,7 @@ class BinaryTreeSession:
         run.advance(run.remaining)
 
     def next(self, parents: Sequence[int | None], commit: int = 0) -> SweepRun:
-        """The next sweep, ready to run. parents: by place in it. commit: the place of the node that comes true."""
+        """The next sweep, ready to run. Parents are places in it; `commit` is the place of the node that comes true."""
         state, commit_to = self._log.executed, self._tip
         first, path = state.next_id, 0 if commit_to is None else len(state.path_to(commit_to))
         self._tip = TreeNodeId(first + commit)
