@@ -153,7 +153,7 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
         (
             *("network, text", "T", "plain", "best fixed (K × in flight)"),
             *("first texts", "of plain", "of best fixed"),
-            *("one client's, of best fixed", *(f"promised {said}" for said in FORECASTS)),
+            *("one client's, of best fixed", *(f"forecast: {said}" for said in FORECASTS)),
         ),
     )
     for cell in cells:
@@ -172,7 +172,7 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
     made.notes.append(
         f"Least of the best fixed choice: {of_best:.2f}; least of plain that a single text had: "
         f"{min(cell.least for cell in cells):.2f}. {options.prompts} prompts of each kind, {options.new_tokens} new "
-        f"tokens each. Fixed choices have the same trees. Promises that are off, {WRONG:g} times each or rows "
+        f"tokens each. Fixed choices have the same trees. Forecasts that are off, {WRONG:g} times each or rows "
         f"that cost nothing, against true ones at worst: {wrong}."
     )
     made.measured = {

@@ -202,10 +202,18 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
     """The table."""
     made = Sheet(
         "pipe",
-        "Tokens per virtual second: one sweep at a time at its best, and a full pipe, with and without siblings",
+        "Tokens per virtual second: one sweep at a time at its best, and many in flight, with and without reuse",
         (
-            *("network, text", "T", "one at a time", "its K", "one, chosen", "full pipe", "pipe / one at its best K"),
-            *("single replays", "pipe / one, chosen", "nodes per token", "without siblings", "what they add"),
+            *(
+                "network, text",
+                "T",
+                "one at a time",
+                "its K",
+                "one, chosen",
+                "many in flight",
+                "many / one at its best K",
+            ),
+            *("single replays", "many / one, chosen", "nodes per token", "without reuse", "what it adds"),
         ),
     )
     for cell in cells:
@@ -228,8 +236,8 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
         f"{options.new_tokens} new tokens each, costs {_costs(options)}. {options.replays} replays of each cell, whose "
         "delays differ by a tenth of a millisecond and their seeds by as many as there are prompts: speeds of all "
         "together, and what single ones gave. One at a time is at its best K, the fastest fixed tree of "
-        f"{', '.join(map(str, options.sizes))} nodes, with siblings too; chosen: what goodput makes of it. Nodes per "
-        "token: what those fixed trees send, and what the full pipe sends. Without siblings: the first replay alone."
+        f"{', '.join(map(str, options.sizes))} nodes, with reuse too; chosen: what the controller makes of it. Nodes "
+        "per token: what those fixed trees send, and what many in flight send. Without reuse: the first replay alone."
     )
     made.measured = {
         "cells": [
@@ -251,7 +259,7 @@ def _spread(kind: str, cells: Sequence[Cell]) -> str:
     found = [cell for cell in cells if cell.name[1] == kind]
     against = {"at its best K": [cell.of_best for cell in found], "chosen": [cell.of_chosen for cell in found]}
     said = (f"{min(all_):.2f} … {max(all_):.2f} (mean {mean(all_):.2f}) {way}" for way, all_ in against.items())
-    return f"Pipe over one at a time, {kind}: {', '.join(said)}"
+    return f"Many over one at a time, {kind}: {', '.join(said)}"
 
 
 def _costs(options: Options) -> str:

@@ -241,10 +241,11 @@ def sheet(texts: dict[tuple[str, float], list[RecordedText]], pool: Pool, option
     """The table."""
     made = Sheet(
         "replay",
-        "Tokens per virtual second: plain, the best fixed tree, and what goodput chooses, one sweep at a time and more",
+        "Tokens per virtual second: plain, the best fixed tree, and what the controller chooses, one sweep at a time "
+        "and more",
         (
-            *("network, text", "T", "plain", "best fixed", "its K × in flight", "one at a time", "full pipe"),
-            *("median K", "of plain", "of the best", "pipe / one at a time", "nodes per token"),
+            *("network, text", "T", "plain", "best fixed", "its K × in flight", "one at a time", "many in flight"),
+            *("median K", "of plain", "of the best", "many / one at a time", "nodes per token"),
         ),
     )
     costs = {
@@ -259,11 +260,11 @@ def sheet(texts: dict[tuple[str, float], list[RecordedText]], pool: Pool, option
         f"Least of plain {min(against_plain):.2f}, least of the best {min(against_best):.2f}, over {len(cells)} cells; "
         f"up to {options.prompts} prompts of {options.new_tokens} new tokens each, hop {options.forward_ms:g} ms + "
         f"{Costs(0, 1).row_ms:g} ms per node, draft {options.pass_ms:g} ms per pass, three hops. One at a "
-        "time is at its best: what goodput chooses or a fixed size, whichever is faster. Nodes per token: one at a "
-        "time and by the full pipe."
+        "time is at its best: what the controller chooses or a fixed size, whichever is faster. Nodes per token: one "
+        "at a time and with many in flight."
     )
     made.notes.append(
-        "What there is to be had with the same trees, were machines, drafts and bytes free and only the delay left, "
+        "Speed of the same trees if only the delay took time, and machines, drafts and bytes were free, "
         f"over one at a time: {'; '.join(cell.bound for cell in cells if cell.bound is not None)}."
     )
     made.notes.append(_oracle_note(next(iter(texts.values())), costs, AutoTokenizer.from_pretrained(TARGET)))

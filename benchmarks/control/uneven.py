@@ -142,7 +142,7 @@ def sheet(cells: list[Cell], options: Options) -> Sheet:
         f"{options.prompts} prompts of {options.new_tokens} new tokens each, one client per cell. A hop takes "
         f"{Costs(0, 1).forward_ms:g} ms + {Costs(0, 1).row_ms:g} per node, times so much as is said. Others do not "
         "change what they do; where there are some, what is chosen leaves them room, which fixed choices do not. As if "
-        "alike: goodput that knows of hops together only, as it was before."
+        "alike: a controller that knows of all hops together only."
     )
     made.measured = {
         "cells": [

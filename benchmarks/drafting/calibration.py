@@ -195,7 +195,7 @@ def sheet(cells: list[Cell]) -> Sheet:
     """The cells as a table."""
     made = Sheet(
         "calibration",
-        "Acceptance length of the demo pair, in one process: fixed prior and learned chances",
+        "Acceptance length of the demo pair, in one process: fixed prior and learned probabilities",
         (
             *("T", "K", "prior", "learned", "gain (95 %)", "expected: prior", "expected: learned"),
             *("error: prior", "error: learned", "same text"),

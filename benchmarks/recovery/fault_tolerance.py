@@ -263,7 +263,7 @@ def sheet(runs: Sequence[Run], options: Options) -> Sheet:
         "fault_tolerance",
         f"Steps (tokens) per second, {options.new_tokens} tokens after {options.prompt_tokens}, plain decoding, "
         f"{len(SPANS)} hops, {options.delay_ms:g} ms one way; {options.repeats} texts each",
-        ("each hop loses its sessions, chance per step", *(f"{chance:g}" for chance in options.chances)),
+        ("each hop loses its sessions, probability per step", *(f"{chance:g}" for chance in options.chances)),
         measured={"runs": [{**asdict(run), "tokens_per_s": run.tokens_per_s} for run in runs]},
     )
     for way in dict.fromkeys(run.way for run in runs):

@@ -62,13 +62,14 @@ PREFILL_SWEEP = 2
 LINK = LinkShape(delay_ms=ONE_WAY_MS, mbit=MBIT_PER_S)
 LINKS = "25 ms and 100 Mbit/s links"
 NOTES = (
-    "Cells: texts equal to the undisturbed run, token for token / strikes · median (worst) recovery in seconds.",
-    "Recovery: the longest pause between two replies that brought tokens, of which the second came after the strike, "
+    "Cells: texts equal to the undisturbed run, token for token / faults · median (worst) recovery in seconds.",
+    "Recovery: the longest pause between two replies that brought tokens, of which the second came after the fault, "
     "the disturbed sweep's own time included; in the prompt, how much later the first token came than undisturbed. "
     "Of it is subtracted what the nodes computed for replays, as they count it, and the prompt's rows at the links' "
     "rate once per snapshot that a hop after the first one took.",
-    "replay: another hop is killed first, and the strike comes while that is repaired. drain: the victim is told to "
-    "leave (SIGTERM), and struck while its sessions move. A hung machine is stopped (SIGSTOP) with all its processes.",
+    "replay: another hop is killed first, and the fault comes while that is repaired. drain: the hop is told to "
+    "leave (SIGTERM), and the fault comes while its sessions move. A hung machine is stopped (SIGSTOP) with all its "
+    "processes.",
 )
 
 
@@ -235,7 +236,7 @@ def sheet(outcomes: Sequence[FaultOutcome], options: Options, network: str) -> S
     """The table."""
     made = Sheet(
         "faults",
-        f"Strikes on a chain of 3 hops, {network}, fp32, tree of {TREE}, {NEW_TOKENS} tokens after 200 or 900",
+        f"Faults in a chain of 3 hops, {network}, fp32, tree of {TREE}, {NEW_TOKENS} tokens after 200 or 900",
         ("phase, hop", *DEADLY),
         notes=[*NOTES, f"Seed {options.seed}; greedy and temperature 1 alternate."],
         measured={"seed": options.seed, "outcomes": [_plain(one) for one in outcomes]},
@@ -281,7 +282,7 @@ async def run(options: Options, console: Console) -> Sheet:
         folder = options.logs or Path(temporary)
         folder.mkdir(exist_ok=True)
         async with open_network(NetworkPlan(len(SPANS) * 3 + 2, LINK), options.kind) as net:
-            console.print(f"{net.kind} network ({net.reason}), {len(strikes)} strikes, seed {options.seed}")
+            console.print(f"{net.kind} network ({net.reason}), {len(strikes)} faults, seed {options.seed}")
             async with open_hosts(net, folder) as hosts, open_client(hosts, net, folder) as client:
                 bench = FaultBench(hosts, client)
                 for number, planned in enumerate(strikes, 1):
@@ -290,7 +291,7 @@ async def run(options: Options, console: Console) -> Sheet:
             network = LINKS if net.kind is NetworkKind.TUN else f"loopback ({net.reason})"
     made = table(outcomes, options, network)
     if hosts.failed_starts:
-        made.notes.append(f"{hosts.failed_starts} restarts of victims failed and were tried again.")
+        made.notes.append(f"{hosts.failed_starts} restarts of nodes failed and were tried again.")
     return made
 
 
@@ -306,7 +307,7 @@ def table(outcomes: list[FaultOutcome], options: Options, network: str) -> Sheet
         )
     missed = sum(one.struck_at is None for one in outcomes)
     if missed:
-        made.notes.append(f"{missed} texts ended before their strike, {ATTEMPTS} times each: they are no strikes.")
+        made.notes.append(f"{missed} texts ended before their fault, {ATTEMPTS} times each: they do not count.")
     return made
 
 
@@ -315,7 +316,7 @@ def _line_of(outcome: FaultOutcome) -> str:
     recovery = "{:.2f} s beside {:.2f} s of replay".format(*times) if times[0] is not None else "-"
     same = "same" if outcome.is_same else outcome.disturbed.error or "ANOTHER TEXT"
     generations = [repair["generation"] for repair in outcome.disturbed.repairs]
-    missed = "" if outcome.struck_at is not None else ", not struck"
+    missed = "" if outcome.struck_at is not None else ", without its fault"
     recovery += f" ({outcome.stolen:.0%} stolen)"
     return f"{outcome.planned.name}: {same}{missed}, {recovery}, generations {generations}, {outcome.disturbed.paths}"
 

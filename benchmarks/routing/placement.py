@@ -193,7 +193,7 @@ def sheet(options: Options, console: Console) -> Sheet:
         ),
         notes=[
             "The best in our order: over all assignments, the fastest among those with the fewest uncovered layers and "
-            "then the fewest layers with one holder. The fastest: whatever hangs on one machine."
+            "then the fewest layers with one holder. The fastest: whatever depends on one machine."
         ],
     )
     kinds: tuple[tuple[str, int, Callable[[random.Random], RandomSwarm]], ...] = (

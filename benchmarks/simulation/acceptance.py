@@ -204,7 +204,7 @@ def sheet(cells: list[Cell]) -> Sheet:
     """The cells as a table."""
     made = Sheet(
         "acceptance",
-        "Acceptance length of the demo pair with fixed chances, in one process",
+        "Acceptance length of the demo pair with fixed acceptance probabilities, in one process",
         ("temperature", "K", "acceptance length", "reference", "same text"),
         measured={"cells": [dataclasses.asdict(cell) for cell in cells]},
     )

@@ -204,7 +204,7 @@ def sheet(lines: Sequence[CardRow], known: dict[str, float], options: Options) -
     made = Sheet(
         "card",
         f"{options.shape} shape, {options.dtype}, {options.context} tokens of context, on {name}: ms per sweep",
-        ("rows", "forward", "× of one row", "× floor", "with head and picks", "layers passing by", "× reading them"),
+        ("rows", "forward", "× of one row", "× floor", "with head and picks", "streamed layers", "× reading them"),
     )
     reading_ms = known["stored_bytes"] / known["host_bytes_per_s"] * 1e3
     for line in lines:
@@ -218,7 +218,7 @@ def sheet(lines: Sequence[CardRow], known: dict[str, float], options: Options) -
     made.notes.append(
         f"Floor: {known['weight_bytes'] / 2**30:.1f} GiB of weights and {known['kv_bytes'] / 2**20:.0f} MiB of KV at "
         f"{known['memory_bytes_per_s'] / 1e9:,.0f} GB/s (a copy's bytes, read and written): "
-        f"{known['floor_ms']:.2f} ms. Layers that pass by: {known['stored_bytes'] / 2**30:.1f} GiB from pinned memory, "
+        f"{known['floor_ms']:.2f} ms. Streamed layers: {known['stored_bytes'] / 2**30:.1f} GiB from pinned memory, "
         f"which this machine copies at {known['host_bytes_per_s'] / 1e9:.1f} GB/s: {reading_ms:.0f} ms; the rows are "
         f"the resident model's {exactly} (asserted, every size twice). Medians of "
         f"{options.repeats} and {options.offloaded_repeats} sweeps."

@@ -162,7 +162,7 @@ def sheet(runs: Sequence[Run], options: Options) -> Sheet:
         f"{options.new_tokens} tokens; layers read at {options.mb_per_s:g} MB/s, or resident",
         ("T", "K", "tokens/sweep", "sweep ms", "draft ms", "tokens/s", "predicted", "resident: sweep ms", "tokens/s"),
         notes=[
-            "Bold: the fastest tree size. Chosen: the client chooses before each sweep, by goodput; in brackets what "
+            "Bold: the fastest tree size. Chosen: the client chooses before each sweep; in brackets what "
             "it chose on average. Its sweeps overlap, so their times do too.",
             "Predicted: tokens per sweep / (the longer of reading and the resident sweep + draft), resident figures.",
             "The rate limiter stands for a slow store; host memory to a GPU: *On a GPU*.",
