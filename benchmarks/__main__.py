@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 PROGRAMS: Final = {
     "control": ("cells", "changes", "cold", "first_texts", "pipe", "replay", "uneven", "wide_rows"),
@@ -75,7 +75,7 @@ def show_all(console: Console) -> None:
 def main() -> None:
     """Entry point."""
     if len(sys.argv) < 2 or sys.argv[1] in {"-h", "--help"}:
-        show_all(open_console())
+        show_all(make_console())
         return
     name, options = sys.argv[1], sys.argv[2:]
     try:

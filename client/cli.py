@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, assert_never, cast
 
 import tyro
+from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from client.terminal.commands import Bench, Chat, Connection, Generate
 from client.terminal.notes import Notes, Streamed
 from client.train.options import TrainDraft
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
-from swarm.runtime.console import open_console
 
 if TYPE_CHECKING:
     from client.options import ConnectOptions
@@ -109,7 +109,7 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
                 error.add_note(f"go on with the same command and: --resume {shlex.quote(str(path))}")
             raise
     print()  # noqa: T201
-    console = open_console(sys.stderr)
+    console = Console(stderr=True, highlight=False)
     if command.explain and result is not None:
         console.print(report.explanation(result.stats))
     if command.stats and result is not None:
@@ -128,7 +128,7 @@ def chat(command: Chat) -> int:
 
     quiet_libraries()
     settle()
-    console = open_console()
+    console = Console(highlight=False)
     is_terminal = sys.stdin.isatty() and console.is_terminal
     with (
         Swarm.connect(model, **options) as swarm,
@@ -164,7 +164,7 @@ async def bench(command: Bench) -> int:
         _check_writable(command.json)
     quiet_libraries()
     settle()
-    console = open_console()
+    console = Console(highlight=False)
     measured = measuring.Measured(model=model, draft=", ".join(command.draft) or "none", options=command.options)
     async with AsyncSwarm.connect(model, **options) as swarm:
         prompts = measuring.cut(swarm, prompts, command.prompt_tokens)
@@ -198,7 +198,7 @@ def train(command: TrainDraft) -> None:
     from swarm.runtime.library_logging import quiet_libraries
 
     quiet_libraries()
-    train_draft(command, open_console(sys.stderr))
+    train_draft(command, Console(stderr=True, highlight=False))
 
 
 def _prompt(command: Generate) -> str:

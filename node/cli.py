@@ -15,7 +15,7 @@ import tyro
 from node import nodejs
 from node.config import ServeConfig
 from swarm.errors import RegistryError, SwarmError
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ async def _run(config: ServeConfig) -> None:
 
     quiet_libraries()
     settle()
-    console = open_console(soft_wrap=True, markup=False)
+    console = make_console(soft_wrap=True, markup=False)
     _cancel_on_signals()
     try:
         async with Node(config, console.print) as node:

@@ -28,10 +28,11 @@ from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, SwarmError, UnknownModel
 from swarm.health.options import Health
 from swarm.ids import ModelIdentity
-from swarm.runtime.console import open_console
 from swarm.top.options import Top
 
 BOOTSTRAP_PORT = 31_337
+PLAIN_WIDTH = 240
+"""Columns where no terminal says how many it has: addresses stay whole."""
 
 _TITLES = ("peer", "name", "layers", "state", "address", "ms per sweep (1/8/64)", "KV free/total", "class", "version")
 
@@ -88,7 +89,7 @@ def main() -> None:
 
 def run(command: Bootstrap | Status | ShowRoute | ShowPlan | Health | Private | Top) -> int:
     """Carry out a command; the exit code."""
-    console = open_console(soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     try:
         match command:
             case Bootstrap():
@@ -106,7 +107,7 @@ def run(command: Bootstrap | Status | ShowRoute | ShowPlan | Health | Private | 
             case Top():
                 asyncio.run(_top(command, console))
     except SwarmError as error:
-        open_console(sys.stderr, soft_wrap=True).print(Text(f"swarm: {error}"))
+        Console(stderr=True, highlight=False, soft_wrap=True).print(Text(f"swarm: {error}"))
         return 1
     except KeyboardInterrupt:
         return 130

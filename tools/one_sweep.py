@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from client.library.aio import AsyncSwarm
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 PROMPT, TOKENS, NODES, SEED, TEMPERATURE, DELAY_MS = "It was a dark night, and the old captain", 24, 12, 11, 0.7, 25.0
 OUT = Path("docs/img/sweep.json")
@@ -53,7 +52,7 @@ class Listener:
 
 async def record() -> dict[str, Any]:
     """Run the demo's swarm and one text."""
-    console = open_console(sys.stderr)
+    console = make_console(stderr=True)
     async with (
         _swarm(DELAY_MS, console) as peer,
         AsyncSwarm.connect(

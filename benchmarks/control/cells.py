@@ -49,7 +49,7 @@ from client.library.jobs import MOST_NODES
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 CELLS = (
@@ -322,7 +322,7 @@ def main() -> None:
     """Measure, record, replay, print."""
     options = tyro.cli(Options)
     quiet_libraries()
-    console = open_console()
+    console = make_console()
     networks = dict.fromkeys(name for name, _, _ in CELLS)
     if options.again is None:
         raw = {name: asyncio.run(measure(name, options, console)) for name in networks}

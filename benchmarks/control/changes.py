@@ -32,7 +32,7 @@ from client.library.jobs import MOST_NODES
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 CHANGES = {
     "25 → 40 ms": (Costs(25, 100), Costs(40, 100)),
@@ -137,7 +137,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     one_core()
-    console = open_console()
+    console = make_console()
     work = [partial(measure, *name, options) for name in product(options.changes, options.temperatures)]
     cells = all_cells(work, console)
     sheet(cells, options).finish(console, record=options.record, path=options.json)

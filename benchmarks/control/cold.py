@@ -27,7 +27,7 @@ from client.control.goodput import Goodput
 from client.control.policy import Budget, FixedBudget
 from client.library.jobs import MOST_NODES
 from swarm.protocol.messages import Sampling
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 FIXED = ((16, 1), (64, 1), (16, 8), (32, 16))
 """Trees of so many nodes, so many in flight."""
@@ -133,7 +133,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     one_core()
-    console = open_console()
+    console = make_console()
     names = product(options.networks, options.temperatures, options.stalls_ms)
     cells = all_cells([partial(measure, name, options) for name in names], console)
     sheet(cells, options).finish(console, record=options.record, path=options.json)

@@ -35,7 +35,7 @@ from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import load_whole
 from swarm.protocol.messages import Sampling
 from swarm.routing.costs import Prospect
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 WRONG = 3.0
 
@@ -189,7 +189,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     one_core()
-    console = open_console()
+    console = make_console()
     with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
         kinds = [(kind, temperature) for kind in KINDS for temperature in options.temperatures]
         recording = [pool.submit(texts_of, *kind, options) for kind in kinds]

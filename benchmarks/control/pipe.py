@@ -47,7 +47,7 @@ from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
 from swarm.routing.costs import Prospect
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 SIZES = (32, 64, 128)
 SHIFTS_MS = (0.0, -0.1, 0.1, -0.2, 0.2)
@@ -284,7 +284,7 @@ def main() -> None:
     if not 1 <= options.replays <= len(SHIFTS_MS):
         sys.exit(f"pipe: 1 to {len(SHIFTS_MS)} replays")
     one_core()
-    console = open_console()
+    console = make_console()
     names = [
         (network, kind, temperature)
         for network in options.networks

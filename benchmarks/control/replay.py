@@ -48,7 +48,7 @@ from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Credits, Sampling
 from swarm.protocol.session import Limits
 from swarm.routing.costs import Prospect
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128)
@@ -331,7 +331,7 @@ def main() -> None:
     """Record, replay, print, and fail where it is slower than it may be."""
     options = tyro.cli(Options)
     one_core()
-    console = open_console()
+    console = make_console()
     with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
         made = sheet(record_all(pool, options, console), pool, options, console)
     made.finish(console, record=options.record, path=options.json)

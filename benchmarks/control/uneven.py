@@ -27,7 +27,7 @@ from client.control.policy import FixedBudget, Spent
 from client.library.jobs import MOST_NODES
 from swarm.protocol.messages import Sampling
 from swarm.routing.costs import Prospect
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 EVEN, IDLE = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)
 CHAINS = {
@@ -158,7 +158,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     one_core()
-    console = open_console()
+    console = make_console()
     names = product(options.networks, options.kinds, options.chains, options.temperatures)
     cells = all_cells([partial(measure, name, options) for name in names], console)
     sheet(cells, options).finish(console, record=options.record, path=options.json)

@@ -26,7 +26,7 @@ from client.control.policy import FixedBudget
 from client.library.jobs import MOST_NODES
 from swarm.protocol.messages import Sampling
 from swarm.routing.costs import LINK_MBIT_PER_S, Prospect
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 LARGE, MEDIUM = 16_384, 8_192
 NETWORKS = {
@@ -151,7 +151,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     one_core()
-    console = open_console()
+    console = make_console()
     names = [(network, temperature) for network in options.networks for temperature in options.temperatures]
     cells = all_cells([partial(measure, name, options) for name in names], console)
     sheet(cells, options).finish(console, record=options.record, path=options.json)

@@ -39,7 +39,7 @@ from client.train.samples import Amount, LocalSampler, load_for_training, sample
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 WINDOW = 2_048
@@ -212,7 +212,7 @@ def main() -> None:
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
     quiet_libraries()
-    console = open_console()
+    console = make_console()
     with tempfile.TemporaryDirectory(prefix="canopy-boost-") as temporary:
         folders = train(options, Path(temporary), console)
         cells = measure(options, folders, console)

@@ -33,7 +33,7 @@ from client.drafting.search.calibration import Calibration, Candidates, ChanceMo
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 LESSON_SEED = 1_011
 LESSON_NODES = 16
@@ -220,7 +220,7 @@ def main() -> None:
     """Measure, print, and fail if any text differs from plain decoding's."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
-    console = open_console()
+    console = make_console()
     bench = PairRunner(options, console, load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32))
     cells = bench.measure()
     sheet(cells).finish(console, record=options.record, path=options.json)

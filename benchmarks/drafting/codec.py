@@ -37,7 +37,7 @@ from swarm.inference.row_codec import decode_rows, encode_rows, lossless_codec
 from swarm.layers import Span
 from swarm.protocol.messages import Codec, Sampling, Sweep
 from swarm.protocol.session import Limits
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 ROWS, WIDTH, DEMO_WIDTH = 64, 8192, 192
 LINK_BITS_PER_MS = 100e3
@@ -270,7 +270,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
-    console = open_console()
+    console = make_console()
     found_costs, found = costs(options), outcomes(options, console)
     found_effects = [effect(codec, found[Codec.FP32], outcome) for codec, outcome in found.items()]
     for sheet in sheets(found_costs, found_effects):

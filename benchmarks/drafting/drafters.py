@@ -56,7 +56,7 @@ from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
 from swarm.protocol.session import Limits
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 PROFILE = Costs(25, 100)
 SIZES = (16, 64)
@@ -310,7 +310,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     torch.set_num_threads(1)
-    console = open_console()
+    console = make_console()
     shop = DrafterFactory()
     made = sheet(shop, options, console)
     ranked(shop, options, made, console)

@@ -30,7 +30,7 @@ from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.inference.sampling import ranking_scores
 from swarm.protocol.messages import Sampling
 from swarm.protocol.session import Limits, Parent
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 SWEEP = 33
 NEAR = 0.05
@@ -108,7 +108,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
-    console = open_console()
+    console = make_console()
     target, tokenizer = load_whole(TARGET, torch.float32), Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     lines = PASSAGES.read_text(encoding="utf-8").splitlines()[: options.passages]
     found = {0.0: Margins(), 1.0: Margins()}

@@ -24,7 +24,7 @@ from benchmarks.emulation.network import Network, NetworkKind, NetworkPlan, open
 from benchmarks.sheet import Sheet
 from client.demo.link_shape import LinkShape
 from swarm.errors import SwarmError
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 PINGS = 21
 PING = bytes(8)
@@ -261,7 +261,7 @@ async def _run(options: Options, console: Console) -> bool:
 def main() -> None:
     """Entry point; fails if a value is off."""
     try:
-        good = asyncio.run(_run(tyro.cli(Options, config=CHOICES), open_console()))
+        good = asyncio.run(_run(tyro.cli(Options, config=CHOICES), make_console()))
     except (SwarmError, OSError) as error:
         print(f"network: {error}", file=sys.stderr)  # noqa: T201 - the command line's own output
         sys.exit(1)

@@ -38,7 +38,7 @@ from swarm.errors import ConfigError
 from swarm.health.state.model_slots import MAX_MODELS
 from swarm.health.state.verdict import Grade
 from swarm.health.tasks.history import WINDOWS, History, Sample
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.messages import METRICS_S, Presence
 
@@ -365,7 +365,7 @@ async def measure(options: Options, console: Console) -> tuple[dict[int, HealthR
 
 def main() -> None:
     """Entry point."""
-    options, console = tyro.cli(Options, description=__doc__), open_console()
+    options, console = tyro.cli(Options, description=__doc__), make_console()
     try:
         runs, most = asyncio.run(measure(options, console))
     except ConfigError as error:

@@ -19,7 +19,7 @@ from rich.console import Console
 from benchmarks.operations import page_states
 from benchmarks.operations.page_server import PageServer
 from benchmarks.sheet import Sheet
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -141,7 +141,7 @@ def _spread(values: list[float]) -> str:
 
 def main() -> None:
     """Entry point."""
-    options, console = tyro.cli(Options, description=__doc__), open_console()
+    options, console = tyro.cli(Options, description=__doc__), make_console()
     if not Path(CHROMIUM).exists():
         sys.exit(f"page_load: needs {CHROMIUM}; on Debian: apt-get install chromium")
     if options.repeats < 1 or not options.nodes:

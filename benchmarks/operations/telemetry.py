@@ -40,7 +40,7 @@ from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeState
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 from swarm.telemetry.broker_address import parse_broker
 
@@ -205,7 +205,7 @@ def main() -> None:
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     quiet_libraries()
-    console = open_console()
+    console = make_console()
     asyncio.run(run(options, console)).finish(console, record=options.record, path=options.json)
 
 

@@ -53,7 +53,7 @@ from swarm.inference.row_codec import lossless_codec
 from swarm.protocol.messages import Open, RouteHop, Sampling, Sweep
 from swarm.protocol.session import Limits, SessionState
 from swarm.routing.route import Route
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 from swarm.transport.dial import Dialer
 
@@ -296,7 +296,7 @@ def main() -> None:
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     quiet_libraries()
-    console = open_console()
+    console = make_console()
     runs = asyncio.run(measure(options, console))
     sheet(runs, options).finish(console, record=options.record, path=options.json)
     sys.exit(not is_same(runs))

@@ -48,7 +48,7 @@ from benchmarks.recovery.fault_plan import (
 )
 from benchmarks.sheet import Sheet
 from client.demo.link_shape import LinkShape
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 TREE = 8
 CHUNK, LONG_CHUNK = 64, 256
@@ -324,7 +324,7 @@ def _line_of(outcome: FaultOutcome) -> str:
 def main() -> None:
     """Inject, print, and fail if a text differs."""
     options = tyro.cli(Options)
-    console = open_console()
+    console = make_console()
     if options.again is not None:
         made = table(read_outcomes(json.loads(options.again.read_text())), options, LINKS)
     else:

@@ -39,7 +39,7 @@ from swarm.demo import TARGET
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.protocol.messages import NodeInfo, RouteHop
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 PROMPT = (2565, 591, 572, 289, 663, 281)
 NEW_TOKENS = 8
@@ -295,7 +295,7 @@ def sheet(flood: FloodRun, seconds: float) -> Sheet:
 def main() -> None:
     """Run and report; the exit status says whether the nodes withstood it."""
     options = tyro.cli(Options)
-    console = open_console(soft_wrap=True)
+    console = make_console(soft_wrap=True)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         first = stack.enter_context(serve(SPANS[0], None, Path(name)))
         second = stack.enter_context(serve(SPANS[1], first.join, Path(name)))

@@ -32,7 +32,7 @@ from client.demo.link_shape import LinkShape
 from client.demo.programs import start_program
 from swarm.demo import TARGET
 from swarm.errors import RegistryError
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 MIDDLE = 1
 STUTTERER, CLIENT = len(SPANS) + 1, len(SPANS) + 2
@@ -130,7 +130,7 @@ def _texts(runs: Sequence[dict[str, Any]]) -> list[list[int]]:
 def main() -> None:
     """Measure, print, and fail if a text differs."""
     options = tyro.cli(Options)
-    console = open_console()
+    console = make_console()
     network, found = asyncio.run(measure(options, console))
     sheet(found, options, network).finish(console, record=options.record, path=options.json)
     if any(_texts(runs) != _texts(found[STUTTERING]) for runs in found.values()):

@@ -20,7 +20,7 @@ import swarm.protocol.hop_log
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.repair_world import World
 from swarm.errors import SwarmError
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 BLOCK = 250
 
@@ -68,7 +68,7 @@ def sheet(seen: Counter[str], failed: list[tuple[int, str]], schedules: int) -> 
 
 def main() -> None:
     """Run, print, and fail if a schedule did."""
-    options, console = tyro.cli(Options), open_console()
+    options, console = tyro.cli(Options), make_console()
     last = options.first + options.schedules
     blocks = [range(start, min(start + BLOCK, last)) for start in range(options.first, last, BLOCK)]
     seen: Counter[str] = Counter()

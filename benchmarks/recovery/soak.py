@@ -30,7 +30,7 @@ from benchmarks.recovery.soak_client import SoakText
 from benchmarks.recovery.soak_swarm import ClientLoad, Kill, SoakSwarm, open_soak_swarm
 from benchmarks.sheet import Sheet
 from swarm.errors import SwarmError
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 from swarm.runtime.tasks import TaskScope
 
 LOOK_S = 2.0
@@ -243,7 +243,7 @@ def main() -> None:
     """Soak, print, and say by the exit status whether all went well."""
     options = tyro.cli(Options)
     torch.set_num_threads(1)
-    console = open_console()
+    console = make_console()
     try:
         found = asyncio.run(soak(options, console))
     except SwarmError as error:

@@ -23,7 +23,7 @@ from rich.progress import track
 from benchmarks.sheet import Sheet
 from swarm.ids import PeerId
 from swarm.routing.placement import Layout, Newcomer, after, petals_span, plan_join
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 SMALL_LAYERS = 12
 LARGE_LAYERS = 80
@@ -217,7 +217,7 @@ def _mean_and_tail(values: Sequence[float]) -> str:
 def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
-    console = open_console()
+    console = make_console()
     sheet(options, console).finish(console, record=options.record, path=options.json)
 
 

@@ -24,7 +24,7 @@ from swarm.discovery.node_record import MAX_DELAYS, NodeRecord, NodeState
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.routing.route import Route, RouteQuery, best_route
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 CLIENTS = 200
 HOLDERS = 10
@@ -192,7 +192,7 @@ def sheet(found: dict[str, list[FoundRoute]], taken: Counter[PeerId], options: O
 def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
-    console = open_console()
+    console = make_console()
     made = sheet(measure(options, console), spread(options), options)
     made.finish(console, record=options.record, path=options.json)
 

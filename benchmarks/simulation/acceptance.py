@@ -37,7 +37,7 @@ from swarm.inference.row_codec import encode_rows, lossless_codec
 from swarm.inference.sampling import pick
 from swarm.protocol.messages import Reply, Sampling, Sweep
 from swarm.protocol.session import Limits
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 PROMPT_TOKENS = 96
 FIRST_SEED = 11
@@ -219,7 +219,7 @@ def main() -> None:
     """Measure, print, and fail if any text differs from plain decoding's."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
-    console = open_console()
+    console = make_console()
     cells = measure(options, console)
     sheet(cells).finish(console, record=options.record, path=options.json)
     if any(cell.same_text < cell.prompts for cell in cells):

@@ -32,7 +32,7 @@ from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import Arena
 from swarm.inference.ragged_batch import Work
 from swarm.layers import Span
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 COPY_BYTES = 2 << 30
@@ -233,7 +233,7 @@ def main() -> None:
     if options.shape not in SHAPES:
         sys.exit(f"card: no shape {options.shape!r}; there are {', '.join(SHAPES)}")
     quiet_libraries()
-    console = open_console()
+    console = make_console()
     with grown_model(options.folder, options.shape, DTYPES[options.dtype], options.device) as folder:
         lines, known = measure(folder, options, console)
     sheet(lines, known, options).finish(console, record=options.record, path=options.json)

@@ -38,7 +38,7 @@ from client.demo.link_shape import LinkShape
 from client.library.aio import AsyncSwarm
 from node.model.loading import DTYPES
 from swarm.demo import DRAFT
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 NODES = 3
@@ -220,7 +220,7 @@ def main() -> None:
         Path(job.result).write_text(json.dumps(asyncio.run(tell(job))), encoding="utf-8")
         return
     options = tyro.cli(Options)
-    console = open_console()
+    console = make_console()
     if options.shape not in SHAPES or set(options.networks) - PROFILES.keys():
         sys.exit(f"card_swarm: shapes are {', '.join(SHAPES)}; networks {', '.join(PROFILES)}")
     sheet(asyncio.run(run(options, console)), options).finish(console, record=options.record, path=options.json)

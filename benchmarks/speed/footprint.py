@@ -27,7 +27,7 @@ from benchmarks.emulation.swarm import local_swarm
 from benchmarks.sheet import Sheet
 from client.demo.programs import Running, start_program
 from swarm.demo import DRAFT, TARGET
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 PROMPT = "It was a dark night, and the old captain"
 MIB = 2**20
@@ -187,7 +187,7 @@ async def measure(options: Options) -> Sheet:
 def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
-    asyncio.run(measure(options)).finish(open_console(), record=options.record, path=options.json)
+    asyncio.run(measure(options)).finish(make_console(), record=options.record, path=options.json)
 
 
 if __name__ == "__main__":

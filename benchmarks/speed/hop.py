@@ -30,7 +30,7 @@ from client.library.aio import AsyncSwarm
 from client.stats import SweepStats
 from swarm.demo import DRAFT, TARGET
 from swarm.layers import Span
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 LOOPBACK = LinkShape()
@@ -117,7 +117,7 @@ def main() -> None:
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     quiet_libraries()
-    console = open_console()
+    console = make_console()
     found = asyncio.run(measure(options, console))
     sheet(*found, options).finish(console, record=options.record, path=options.json)
 

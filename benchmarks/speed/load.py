@@ -33,7 +33,7 @@ from client.demo.link_shape import LinkShape
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import load_whole
 from swarm.protocol.messages import Sampling
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 TREE = 64
@@ -129,7 +129,7 @@ def main() -> None:
     """Record, measure, print."""
     options = tyro.cli(Options)
     quiet_libraries()
-    console = open_console()
+    console = make_console()
     found = asyncio.run(measure(options, record_texts(options), console))
     sheet(found, options).finish(console, record=options.record, path=options.json)
 

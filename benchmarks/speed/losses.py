@@ -26,7 +26,7 @@ from benchmarks.sheet import Sheet
 from benchmarks.speed.losses_worker import CHOSEN, PLAIN, Job
 from client.bench.paired_ratio import median_of, ratios
 from client.demo.link_shape import LinkShape
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ async def _run(options: Options, console: Console) -> dict[float, list[dict[str,
 def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
-    console = open_console()
+    console = make_console()
     sheet(asyncio.run(_run(options, console)), options).finish(console, record=options.record, path=options.json)
 
 

@@ -35,7 +35,7 @@ from client.demo.programs import start_program
 from client.library.aio import AsyncSwarm
 from client.stats import Stats
 from swarm.demo import DRAFT, TARGET
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 CHOSEN = -1
@@ -251,7 +251,7 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     quiet_libraries()
-    console = open_console()
+    console = make_console()
     runs = asyncio.run(measure(options, console))
     sheet(runs, options).finish(console, record=options.record, path=options.json)
 

@@ -30,7 +30,7 @@ from swarm.layers import Span
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import Rows, Sampling, Sweep, SweepFrame
 from swarm.protocol.session import Limits
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 CONTEXT = 120
@@ -155,7 +155,7 @@ def main() -> None:
             )
             cells.append(f"{shared_ms / count:.2f} ({alone_ms / shared_ms:.2f})")
         sheet.rows.append((str(nodes), *cells))
-    sheet.finish(open_console(), record=options.record, path=options.json)
+    sheet.finish(make_console(), record=options.record, path=options.json)
 
 
 if __name__ == "__main__":

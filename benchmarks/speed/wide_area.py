@@ -31,7 +31,7 @@ from benchmarks.speed.worker import Job
 from client.bench.paired_ratio import Median, median_of, ratios
 from client.demo.link_shape import LinkShape
 from swarm.errors import ConfigError
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 PLAIN = "Canopy, plain"
 COLUMNS = (
@@ -248,7 +248,7 @@ def _recorded() -> dict[str, Any]:
 def main() -> None:
     """Measure, print, and fail if a text differs where it must not."""
     options = tyro.cli(Options)
-    console = open_console()
+    console = make_console()
     made = asyncio.run(run(options, console))
     made.finish(console, record=options.record, path=options.json)
     if any(row[-1] == "NO" for row in made.rows):

@@ -28,7 +28,7 @@ from client.demo.programs import start_program
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import RouteError, SwarmError
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 if TYPE_CHECKING:
     from client.library.aio import AsyncSwarm
@@ -161,7 +161,7 @@ async def _until_ended(delay_ms: float, console: Console) -> None:
 
 def main() -> None:
     """Entry point; DELAY_MS comes from the environment."""
-    console = open_console()
+    console = make_console()
     try:
         asyncio.run(_until_ended(float(os.environ.get("DELAY_MS", "25")), console))
     except asyncio.CancelledError:

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.__main__ import PARTS, PROGRAMS, main, module_of, names, show_all, summary_of
 from benchmarks.sheet import PAGES, RESULTS, ROOT, page_of
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 LINE = 92
 """Characters that fit a line beside a name."""
@@ -93,7 +93,7 @@ def test_a_section_has_its_question_and_its_command(table: str) -> None:
 
 def test_the_list_has_one_line_per_benchmark() -> None:
     out = io.StringIO()
-    show_all(open_console(out))
+    show_all(make_console(out))
     lines = [line.strip() for line in out.getvalue().splitlines()]
     for name in names():
         assert [line for line in lines if line.startswith(f"{name} ")] == [f"{name:<15}  {summary_of(name)}"]

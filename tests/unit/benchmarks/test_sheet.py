@@ -13,7 +13,7 @@ from benchmarks.sheet import Sheet
 from benchmarks.speed.bare import BareTimes
 from client.demo.link_shape import LinkShape
 from swarm.errors import ConfigError
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 PAGE = "above\n<!-- one: begin -->\nold\n<!-- one: end -->\nbetween\n<!-- two: begin -->\nother\n<!-- two: end -->\n"
 
@@ -89,7 +89,7 @@ def test_in_a_pipe_every_cell_is_whole_on_its_line() -> None:
     row = [f"{number} … {number + 1} of [these] {number}" for number in range(16)]
     out = io.StringIO()
     made = Sheet("one", "A title with [brackets] " * 20, columns, [row], ["a note " * 40])
-    for console in (open_console(out), open_console(out, soft_wrap=True)):
+    for console in (make_console(out), make_console(out, soft_wrap=True)):
         made.show(console)
         lines = out.getvalue().splitlines()
         assert lines[0].strip() == made.title.strip()

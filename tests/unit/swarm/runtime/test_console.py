@@ -9,7 +9,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from swarm.runtime.console import open_console
+from swarm.runtime.console import make_console
 
 TITLES = [f"the title of column {number}" for number in range(20)]
 CELLS = [f"the cell {number}, with spaces in it" for number in range(20)]
@@ -33,7 +33,7 @@ def wide() -> Table:
 def test_where_no_terminal_looks_every_cell_is_whole_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     out = io.StringIO()
-    open_console(out).print(wide())
+    make_console(out).print(wide())
     lines = out.getvalue().splitlines()
     assert len(lines) == 5  # three rules, the titles, the row
     assert all(title in lines[1] for title in TITLES)
@@ -46,7 +46,7 @@ def test_standard_output_in_a_pipe_is_such_a_place(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # colours for a pager; its lines are no narrower for that
     assert not sys.stdout.isatty()
-    open_console().print(wide())
+    make_console().print(wide())
     row = capsys.readouterr().out.splitlines()[3]
     assert all(cell in row for cell in CELLS)
 
@@ -54,6 +54,6 @@ def test_standard_output_in_a_pipe_is_such_a_place(
 def test_on_a_terminal_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     out = Terminal()
-    open_console(out).print(wide())
+    make_console(out).print(wide())
     lines = out.getvalue().splitlines()
     assert {len(Text.from_ansi(line)) for line in lines} == {100}
