@@ -11,6 +11,9 @@ from typing import Final
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from swarm.runtime.console import make_console
 
 PROGRAMS: Final = {
     "control": ("cells", "changes", "cold", "first_texts", "pipe", "replay", "uneven", "wide_rows"),
@@ -28,6 +31,13 @@ PROGRAMS: Final = {
 """Names of the benchmarks, by the folder that they lie in. A name never changes: recorded tables stand beside it."""
 MODULES: Final = {"network": "network_check", "routing": "routes"}
 """Names that differ from their module's."""
+PARTS: Final = {"codec": ("codec_cost", "codec_effect")}
+"""Tables of the benchmarks that make more than one. All others make one, which is called like them."""
+
+
+def names() -> tuple[str, ...]:
+    """Every benchmark."""
+    return tuple(name for room in PROGRAMS.values() for name in room)
 
 
 def module_of(name: str) -> str:
@@ -36,8 +46,8 @@ def module_of(name: str) -> str:
     Raises:
         KeyError: there is no such benchmark.
     """
-    for room, names in PROGRAMS.items():
-        if name in names:
+    for room, inside in PROGRAMS.items():
+        if name in inside:
             return f"benchmarks.{room}.{MODULES.get(name, name)}"
     raise KeyError(name)
 
@@ -49,14 +59,15 @@ def summary_of(name: str) -> str:
     return text.partition("\n")[0]
 
 
-def _list(console: Console) -> None:
+def show_all(console: Console) -> None:
+    """Print one line per benchmark, below the folder that it lies in."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column()
-    for room, names in PROGRAMS.items():
-        table.add_row(f"[bold]{room}[/bold]", "")
-        for name in names:
-            table.add_row(f"  {name}", summary_of(name))
+    for room, inside in PROGRAMS.items():
+        table.add_row(Text(room, style="bold"), "")
+        for name in inside:
+            table.add_row(f"  {name}", Text(summary_of(name)))
     console.print(table)
     console.print("\nRun one: python -m benchmarks NAME [--help]", markup=False, highlight=False)
 
@@ -64,13 +75,13 @@ def _list(console: Console) -> None:
 def main() -> None:
     """Entry point."""
     if len(sys.argv) < 2 or sys.argv[1] in {"-h", "--help"}:
-        _list(Console())
+        show_all(make_console())
         return
     name, options = sys.argv[1], sys.argv[2:]
     try:
         module = module_of(name)
     except KeyError:
-        near = difflib.get_close_matches(name, [one for names in PROGRAMS.values() for one in names], 1)
+        near = difflib.get_close_matches(name, names(), 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         sys.exit(f"benchmarks: no benchmark is called {name}{hint} (python -m benchmarks lists them)")
     sys.argv = [f"python -m benchmarks {name}", *options]

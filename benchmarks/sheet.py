@@ -1,7 +1,7 @@
-"""One table of BENCHMARKS.md: on the terminal, as Markdown in its section, as JSON beside it.
+"""A benchmark's table: on the terminal, as Markdown in a page of docs/benchmarks, as JSON in benchmarks/results.
 
-Every program of this folder makes one. `--record` writes it into BENCHMARKS.md, between two comments that name the
-program, and its measurements to benchmarks/results; everything else in that file is written by people.
+`--record` writes the Markdown between two comments that name the benchmark, in the one page that has them. All else in
+those pages is written by people.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from swarm.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "BENCHMARKS.md"
+PAGES = ROOT / "docs" / "benchmarks"
 RESULTS = ROOT / "benchmarks" / "results"
 NUMBERS = re.compile(r"\[([\s\d.,eE+-]+)\]")
 """A list of numbers in JSON, which goes on one line."""
@@ -35,8 +36,13 @@ BAR = r"\|"
 class Sheet:
     """A table, the notes below it and the measurements behind it.
 
-    name: the program's; its section in BENCHMARKS.md and its JSON file are called so. measured: anything that JSON
-    holds.
+    Attributes:
+        name: The benchmark's name. The two comments in its page and its JSON file are called so.
+        title: What the table shows, and how it was measured.
+        columns: Titles of the columns. The first column is aligned to the left, the others to the right.
+        rows: One cell per column.
+        notes: Lines below the table.
+        measured: Anything that JSON holds.
     """
 
     name: str
@@ -48,12 +54,13 @@ class Sheet:
 
     def show(self, console: Console) -> None:
         """Print it."""
-        table = Table(title=self.title)
+        console.print(self.title, style="bold", soft_wrap=True, markup=False, highlight=False)
+        table = Table()
         for number, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if number else "left")
+            table.add_column(Text(column), justify="right" if number else "left")
         for row in self.rows:
-            table.add_row(*row)
-        console.print(table)
+            table.add_row(*map(Text, row))
+        console.print(table, soft_wrap=False)
         for note in self.notes:
             console.print(note, soft_wrap=True, markup=False, highlight=False)
 
@@ -64,18 +71,16 @@ class Sheet:
         return "\n".join([*lines, "", *(f"{note}  " for note in self.notes)]).rstrip()
 
     def record(self) -> None:
-        """Write it into its section of BENCHMARKS.md and its measurements into benchmarks/results.
+        """Write it into its page of docs/benchmarks and its measurements into benchmarks/results.
 
         Raises:
-            ConfigError: BENCHMARKS.md has no such section.
+            ConfigError: no page has its two comments, or more than one has.
         """
-        begin, end = f"<!-- {self.name}: begin -->", f"<!-- {self.name}: end -->"
-        page = PAGE.read_text(encoding="utf-8")
-        before, found, rest = page.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not found or not closed:
-            raise ConfigError(f"{PAGE.name} has no section between {begin} and {end}")
-        PAGE.write_text(f"{before}{begin}\n{self.markdown()}\n{end}{after}", encoding="utf-8")
+        page = page_of(self.name)
+        begin, end = markers(self.name)
+        before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+        _, _, after = rest.partition(end)
+        page.write_text(f"{before}{begin}\n{self.markdown()}\n{end}{after}", encoding="utf-8")
         RESULTS.mkdir(exist_ok=True)
         self.write(RESULTS / f"{self.name}.json")
 
@@ -92,6 +97,33 @@ class Sheet:
             self.write(path)
         if record:
             self.record()
+
+
+def markers(name: str) -> tuple[str, str]:
+    """The two comments between which a benchmark's table lies."""
+    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+
+
+def page_of(name: str) -> Path:
+    """The one page of docs/benchmarks that holds a benchmark's table.
+
+    Raises:
+        ConfigError: no page has its two comments in order, or they are there more than once.
+    """
+    begin, end = markers(name)
+    found = []
+    for page in sorted(PAGES.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        found += [page] * max(text.count(begin), text.count(end))
+    if not found:
+        raise ConfigError(f"{PAGES}: no page has {begin} and {end}")
+    if len(found) > 1:
+        names = ", ".join(page.name for page in found)
+        raise ConfigError(f"{PAGES}: {begin} and {end} must be there once, and are in {names}")
+    _, is_begun, rest = found[0].read_text(encoding="utf-8").partition(begin)
+    if not is_begun or end not in rest:
+        raise ConfigError(f"{found[0]}: {begin} must come before {end}")
+    return found[0]
 
 
 def machine() -> dict[str, object]:

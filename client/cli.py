@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, assert_never, cast
 
 import tyro
-from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from client.demo import command as demo
@@ -24,7 +23,8 @@ from client.terminal.commands import Bench, ChatCommand, ConnectionOptions, Gene
 from client.terminal.notes import Notes, Streamed
 from client.train.options import TrainDraft
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
-from swarm.runtime.cli import make_console, plain_words
+from swarm.runtime.cli import plain_words
+from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def chat(command: ChatCommand) -> int:
 
     quiet_libraries()
     settle()
-    console = Console(highlight=False)
+    console = make_console()
     is_terminal = sys.stdin.isatty() and console.is_terminal
     with (
         Swarm.connect(model, **options) as swarm,
@@ -209,7 +209,7 @@ def train(command: TrainDraft) -> None:
     from swarm.runtime.library_logging import quiet_libraries
 
     quiet_libraries()
-    train_draft(command, Console(stderr=True, highlight=False))
+    train_draft(command, make_console(stderr=True))
 
 
 def _prompt(command: Generate) -> str:

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import tyro
-from rich.console import Console
 
 from node import nodejs
 from node.config import ServeConfig
 from swarm.errors import RegistryError, SwarmError
 from swarm.runtime.cli import plain_words
+from swarm.runtime.console import make_console
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ async def _run(config: ServeConfig) -> None:
 
     quiet_libraries()
     settle()
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console = make_console(soft_wrap=True, markup=False)
     _cancel_on_signals()
     try:
         async with Node(config, console.print) as node:

@@ -27,8 +27,9 @@ from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, SwarmError, UnknownModel
 from swarm.health.options import Health
 from swarm.ids import ModelIdentity
-from swarm.runtime.cli import fit, make_console, plain_words
+from swarm.runtime.cli import fit, plain_words
 from swarm.runtime.cli_types import File, Host, Model, Peer, Port
+from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
 from swarm.top.options import Top
 
@@ -113,7 +114,7 @@ def run(command: Bootstrap | ShowStatus | ShowRoute | ShowPlan | Health | Privat
                 require("top", "swarm top")
                 asyncio.run(_top(command, console))
     except SwarmError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(Text(f"swarm: {error}"))
+        make_console(stderr=True, soft_wrap=True).print(Text(f"swarm: {error}"))
         return 1
     except KeyboardInterrupt:
         return 130

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from client.demo.swarm import demo_swarm, wait_covered
 from client.drafting.drafter import NONE, Drafter
 from client.drafting.pool import Drafters
@@ -24,6 +22,7 @@ from client.library.aio import AsyncSwarm
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
+from swarm.runtime.console import make_console
 
 PROMPT, TOKENS, NODES, SEED, TEMPERATURE, DELAY_MS = "It was a dark night, and the old captain", 24, 12, 11, 0.7, 25.0
 OUT = Path("docs/img/sweep.json")
@@ -53,7 +52,7 @@ class Listener:
 
 async def record() -> dict[str, Any]:
     """Run the demo's swarm and one text."""
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     async with (
         demo_swarm(DELAY_MS, console) as peer,
         AsyncSwarm.connect(

@@ -1,10 +1,10 @@
-"""Does the virtual-clock replay tell the truth? Six of its cells again, with real nodes over the emulated network.
+"""Does the replay in virtual time predict the speed of real nodes?
 
-The cells were named before the first run. Plain decoding and what goodput chooses go in turns, and another client makes
-the same texts with trees of one size; then they are replayed with the costs that were seen: a hop's forward and what a
-row adds, what drafting and messages take of the cores that everything here shares, what a sweep takes beyond all that.
-Each is replayed with several delays around the one that was seen, since a single replay hangs on which node just goes
-with a sweep.
+Six cells of the grid again, with real nodes over the emulated network. Plain decoding and what the controller chooses
+go in turns, and another client makes the same texts with trees of one size. Then the cells are replayed with the costs
+that were seen: a hop's forward and what a row adds, what drafting and messages take of the cores that everything here
+shares, what a sweep takes beyond all that. Each cell is replayed with several delays around the one that was seen,
+because a single replay depends on which node just goes with a sweep.
 
     sudo python -m benchmarks cells --record
 """
@@ -29,16 +29,16 @@ import tyro
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from benchmarks.control.cells_worker import CHOSEN, FIXED, FIXED_NODES, PLAIN, WAYS, Job
+from benchmarks.control.cells_worker import CHOSEN, FIXED, FIXED_NODES, METHODS, PLAIN, Job
 from benchmarks.control.pipe import whole_target
-from benchmarks.control.replay import Cast, one_core, run
+from benchmarks.control.replay import ReplaySetup, one_core, replay_texts
 from benchmarks.emulation.client_process import run_part
-from benchmarks.emulation.network import Kind, Plan, open_network
+from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.swarm import SPANS, hosted_swarm
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.chain import HOPS, Costs, VirtualDrafter
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
-from benchmarks.simulation.recorded import Recorded, prompts_of, write
+from benchmarks.simulation.recorded import RecordedText, generate_texts, prompts_of
 from client.bench.paired_ratio import Median, median_of, ratios
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
@@ -49,6 +49,7 @@ from client.library.jobs import MOST_NODES
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 CELLS = (
@@ -65,9 +66,9 @@ SHIFTS_MS = (-0.2, -0.1, 0.0, 0.1, 0.2)
 """A cell is replayed with delays that differ from the mean one by so much, as those of its trips do."""
 
 Run = dict[str, Any]
-"""What `cells_worker` tells of one text, made one way."""
+"""What `cells_worker` measures of one text by one method."""
 Speeds = dict[str, list[float]]
-"""Tokens per second of counted texts, by way."""
+"""Tokens per second of counted texts, by method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +76,34 @@ class Options:
     """Measure six cells of the replay's grid."""
 
     prompts: int = 24
-    """Of a kind; of code-like and of repetitive text there are twelve, which are told twice then."""
+    """Of each kind. There are twelve of code-like and of repetitive text, which are used twice then."""
     pairs: int = 25
+    """Prompts that go through all methods."""
     new_tokens: int = 64
-    kind: Kind | None = None
+    """New tokens of each text."""
+    kind: NetworkKind | None = None
+    """tun needs root; left out: the best that this machine allows."""
     again: Path | None = None
     """Results of an earlier run, to be replayed once more instead of measuring anew."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A cell. Speeds: tokens per second by way, real and replayed; ratios of chosen over plain: medians over pairs.
+class CellResult:
+    """One cell. Speeds are tokens per second, by method.
 
-    A replayed text's speed is the harmonic mean over the replays; single_ratios: the ratio by each of those alone.
+    A replayed text's speed is the harmonic mean over the replays.
+
+    Attributes:
+        costs: What the cell's runs showed of the machine and the network.
+        real: Speeds of real nodes.
+        virtual: Speeds of the replays.
+        ratio: Chosen over plain on real nodes: the median over pairs.
+        virtual_ratio: The same of the replays.
+        single_ratios: The same of each replay by itself.
     """
 
     costs: Costs
@@ -114,7 +127,7 @@ async def measure(network: str, options: Options, console: Console) -> list[Run]
         folder = Path(temporary)
         shape = LinkShape(delay_ms=costs.delay_ms, mbit=costs.mbit)
         async with (
-            open_network(Plan(len(SPANS) + 2, shape), options.kind) as net,
+            open_network(NetworkPlan(len(SPANS) + 2, shape), options.kind) as net,
             hosted_swarm(net, folder) as hosted,
         ):
             console.print(f"{network}: {net.kind} network ({net.reason})")
@@ -125,7 +138,7 @@ async def measure(network: str, options: Options, console: Console) -> list[Run]
 
 
 def machine_of(runs: Sequence[Run]) -> Costs:
-    """What all runs, of all cells, tell of the machine: a line through the CPU time of all but forwards and drafting.
+    """What all runs, of all cells, show of the machine: a line through the CPU time of all but forwards and drafting.
 
     All programs share this machine's cores, so what messages take of these counts too; not what a run takes at its
     beginning, and not what all programs use as time passes, however many sweeps there are, which one network alone
@@ -187,7 +200,7 @@ def costs_of(runs: Sequence[Run], machine: Costs, nominal: Costs) -> Costs:
 
 
 def _paces(*ways: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
-    """How many times as long as the mean one each hop computes, all ways alike: the last one has a head, and picks."""
+    """How many times as long as the mean each hop computes, over all methods. The last one has a head, and picks."""
     each = np.array([np.mean([sweep["compute_ms"] for sweep in sweeps], axis=0) for sweeps in ways])
     return tuple((each / each.mean(axis=1, keepdims=True)).mean(axis=0).tolist())
 
@@ -215,8 +228,8 @@ def _further_rows(run: Run) -> int:
     return int(sum(sweep["rows"] - 1 for sweep in run["sweeps"]))
 
 
-def check_texts(runs: Sequence[Run], texts: Sequence[Recorded]) -> None:
-    """Make sure that all runs told the recorded texts.
+def check_texts(runs: Sequence[Run], texts: Sequence[RecordedText]) -> None:
+    """Make sure that all runs generated the recorded texts.
 
     Raises:
         AssertionError: a text is another.
@@ -226,10 +239,10 @@ def check_texts(runs: Sequence[Run], texts: Sequence[Recorded]) -> None:
         assert tuple(one["tokens"]) == recorded.tokens[len(recorded.prompt) :][: len(one["tokens"])], "another text"
 
 
-def compare(costs: Costs, real: Speeds, replays: Sequence[Speeds]) -> Found:
+def compare(costs: Costs, real: Speeds, replays: Sequence[Speeds]) -> CellResult:
     """One cell: real speeds, and the replays' with the costs that were seen."""
-    virtual = {way: [harmonic_mean(of) for of in zip(*(one[way] for one in replays), strict=True)] for way in WAYS}
-    return Found(
+    virtual = {way: [harmonic_mean(of) for of in zip(*(one[way] for one in replays), strict=True)] for way in METHODS}
+    return CellResult(
         costs,
         {way: harmonic_mean(of) for way, of in real.items()},
         {way: harmonic_mean(of) for way, of in virtual.items()},
@@ -239,31 +252,31 @@ def compare(costs: Costs, real: Speeds, replays: Sequence[Speeds]) -> Found:
     )
 
 
-def replayed(texts: Sequence[Recorded], costs: Costs) -> Speeds:
-    """Each way of making the texts, with draft and target that run as the real ones do."""
+def replayed(texts: Sequence[RecordedText], costs: Costs) -> Speeds:
+    """Speeds of each method, with draft and target that run as the real ones do."""
     policies: dict[str, SpeculationPolicy] = {
         PLAIN: FixedPolicy(0),
         FIXED: FixedPolicy(FIXED_NODES),
         CHOSEN: Goodput(MOST_NODES),
     }
-    return {way: _told(texts, costs, policy)[WARM_PAIRS:] for way, policy in policies.items()}
+    return {way: _speeds_of(texts, costs, policy)[WARM_PAIRS:] for way, policy in policies.items()}
 
 
-def _told(texts: Sequence[Recorded], costs: Costs, policy: SpeculationPolicy) -> list[float]:
+def _speeds_of(texts: Sequence[RecordedText], costs: Costs, policy: SpeculationPolicy) -> list[float]:
     """Speeds of texts one after another, by one client that begins knowing nothing."""
     drafter = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu")).drafter
     assert isinstance(drafter, TreeDrafter)
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    cast = Cast(partial(VirtualDrafter, drafter, costs), whole_target())
+    setup = ReplaySetup(partial(VirtualDrafter, drafter, costs), whole_target())
     speeds: list[float] = []
     for text in texts:
         if text.prompt == texts[0].prompt:
-            drafter.forget()  # all of them were told, as for the real client
-        speeds.append(run([text], costs, policy, tokenizer, cast).tokens_per_s)
+            drafter.forget()  # all texts were generated once, as by the real client
+        speeds.append(replay_texts([text], costs, policy, tokenizer, setup).tokens_per_s)
     return speeds
 
 
-def sheet(found: dict[tuple[str, str, float], Found], options: Options) -> Sheet:
+def sheet(found: dict[tuple[str, str, float], CellResult], options: Options) -> Sheet:
     """The table."""
     made = Sheet(
         "cells",
@@ -309,7 +322,7 @@ def main() -> None:
     """Measure, record, replay, print."""
     options = tyro.cli(Options)
     quiet_libraries()
-    console = Console(width=210)
+    console = make_console()
     networks = dict.fromkeys(name for name, _, _ in CELLS)
     if options.again is None:
         raw = {name: asyncio.run(measure(name, options, console)) for name in networks}
@@ -324,12 +337,12 @@ def main() -> None:
             prompts = prompts_of(kind, options.prompts)
             told = [prompts[pair % len(prompts)] for pair in range(options.pairs)]
             samplings = [Sampling(FIRST_SEED + pair, temperature) for pair in range(options.pairs)]
-            texts = write(whole_target(), told, samplings, options.new_tokens)
+            texts = generate_texts(whole_target(), told, samplings, options.new_tokens)
             runs = [one for one in raw[name] if (one["kind"], one["temperature"]) == (kind, temperature)]
             check_texts(runs, texts)
             counted = [one for one in runs if one["pair"] >= WARM_PAIRS]
             costs = costs_of(counted, drafting_of(counted, machine), PROFILES[name])
-            real = {way: [one["tokens_per_s"] for one in counted if one["way"] == way] for way in WAYS}
+            real = {way: [one["tokens_per_s"] for one in counted if one["way"] == way] for way in METHODS}
             shifted = [replace(costs, delay_ms=costs.delay_ms + shift_ms) for shift_ms in SHIFTS_MS]
             found[cell] = compare(costs, real, list(pool.map(partial(replayed, texts), shifted)))
             sheet({cell: found[cell]}, options).show(console)

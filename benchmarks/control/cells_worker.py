@@ -1,4 +1,4 @@
-"""The client of `benchmarks.control.cells`: each text plain and as goodput chooses, in turns, with what things took.
+"""The client of `benchmarks.control.cells`: each text plain and as the controller chooses, in turns.
 
 Another client makes the same texts with trees of one size. Reads its job as JSON from the command line and writes what
 it measured to the file that the job names.
@@ -39,14 +39,21 @@ from swarm.runtime.library_logging import quiet_libraries
 IDLE_S = 5.0
 PLAIN, FIXED, CHOSEN = "plain", "fixed", "chosen"
 FIXED_NODES = 32
-WAYS: dict[str, dict[str, Any]] = {PLAIN: {"nodes": 0}, CHOSEN: {}, FIXED: {"nodes": FIXED_NODES}}
+METHODS: dict[str, dict[str, Any]] = {PLAIN: {"nodes": 0}, CHOSEN: {}, FIXED: {"nodes": FIXED_NODES}}
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to measure. cells: kinds of text and temperatures. prompts: of each kind, taken in turn for the pairs.
+    """What to measure. Each pair has a seed of its own.
 
-    A pair's seed is its own. root: the process that all programs of this benchmark descend from.
+    Attributes:
+        peer: A bootstrap peer's address.
+        cells: Kinds of text, and temperatures.
+        prompts: Prompts of each kind, taken in turn for the pairs.
+        pairs: Pairs of each cell.
+        new_tokens: New tokens of each text.
+        result: The file for the measurements.
+        root: The process that all programs of this benchmark descend from.
     """
 
     peer: str
@@ -61,8 +68,10 @@ class Job:
 class TimedDrafter(CountedDrafter):
     """Notes the CPU time of what it does.
 
-    grown: of each tree, each time, milliseconds, passes of the model, rows that it ran, and nodes that there are now.
-    learned: milliseconds.
+    Attributes:
+        grown: Of each tree, each time: milliseconds, passes of the model, rows that it ran, and nodes that the tree has
+            then.
+        learned: Milliseconds of each lesson.
     """
 
     def __init__(self, drafter: TreeDrafter) -> None:
@@ -73,20 +82,20 @@ class TimedDrafter(CountedDrafter):
     def grow(
         self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT
     ) -> DraftTree:
-        """As ever."""
+        """Grow a tree, and note its time."""
         began_s = time.thread_time()
         tree = super().grow(sequence, nodes, depth, sampling, stop_rule)
         self.grown.append((1e3 * (time.thread_time() - began_s), self.passes, self.rows, len(tree)))
         return tree
 
     def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
-        """As ever."""
+        """Learn, and note the time."""
         began_s = time.thread_time()
         super().learn(tree, picks, others)
         self.learned.append(1e3 * (time.thread_time() - began_s))
 
     def told(self) -> dict[str, Any]:
-        """What was noted since this was asked last."""
+        """What was noted since the last call."""
         grown, learned, self.grown, self.learned = self.grown, self.learned, [], []
         return {
             "grown": [(round(ms, 2), *what) for ms, *what in grown],
@@ -120,19 +129,19 @@ async def measure(job: Job, drafters: Sequence[TimedDrafter]) -> list[dict[str, 
                 for pair in range(job.pairs):
                     place = pair % len(prompts)
                     if place == 0:
-                        swarm.forget_texts()  # all of them were told
+                        swarm.forget_texts()  # all texts were generated once
                     sampling: dict[str, Any] = {"temperature": temperature, "seed": FIRST_SEED + pair}
                     for way in ways if pair % 2 == 0 else reversed(ways):
                         before_ms = cpu_ms(job.root)
                         result = await swarm.generate(
-                            prompts[place], max_new_tokens=job.new_tokens, **sampling, **WAYS[way]
+                            prompts[place], max_new_tokens=job.new_tokens, **sampling, **METHODS[way]
                         )
                         took = {"cpu_ms": cpu_ms(job.root) - before_ms, "idle": idle}
                         speed = f"{result.stats.tokens_per_s:.1f} tokens/s"
                         print(f"{kind}, T {temperature:g}, pair {pair}, {way}: {speed}", flush=True)  # noqa: T201
                         runs.append(
                             {"kind": kind, "temperature": temperature, "pair": pair, "way": way}
-                            | _told(result)
+                            | _numbers_of(result)
                             | took
                             | drafters[-1].told()
                         )
@@ -155,7 +164,7 @@ def cpu_ms(root: int) -> float:
     return took_s * 1e3
 
 
-def _told(result: Result) -> dict[str, Any]:
+def _numbers_of(result: Result) -> dict[str, Any]:
     sweeps = [_sweep(sweep) for sweep in result.stats.sweeps]
     return {"tokens": list(result.tokens), "tokens_per_s": result.stats.tokens_per_s, "sweeps": sweeps}
 

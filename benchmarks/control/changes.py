@@ -1,7 +1,8 @@
-"""A network that changes under a client: what it has then of one that never knew another network. In virtual time.
+"""How fast is a client after its network changed, beside one that never knew another network?
 
-As `benchmarks.control.pipe`: the real decode loop and controller, draft and target run themselves. Half of the texts
-are told over one network, the others over another; beside it a client that tells all of them over the second one.
+As in `benchmarks.control.pipe`, the real decode loop and controller run in virtual time, and draft and target run
+themselves. Half of the texts go over one network, the others over another. A second client sends all texts over the
+second network.
 
     python -m benchmarks changes --record
 """
@@ -16,15 +17,14 @@ from pathlib import Path
 from statistics import harmonic_mean
 
 import tyro
-from rich.console import Console
 from transformers import AutoTokenizer
 
 from benchmarks.control.pipe import whole_target
-from benchmarks.control.replay import Cast, all_cells, one_core, run
+from benchmarks.control.replay import ReplaySetup, all_cells, one_core, replay_texts
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.chain import Costs, VirtualDrafter
 from benchmarks.simulation.profiles import FIRST_SEED
-from benchmarks.simulation.recorded import Recorded, prompts_of, write
+from benchmarks.simulation.recorded import RecordedText, generate_texts, prompts_of
 from client.control.goodput import Goodput
 from client.drafting.drafter import TreeDrafter
 from client.drafting.loading import DraftOptions, load_drafter
@@ -32,6 +32,7 @@ from client.library.jobs import MOST_NODES
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
+from swarm.runtime.console import make_console
 
 CHANGES = {
     "25 → 40 ms": (Costs(25, 100), Costs(40, 100)),
@@ -51,16 +52,27 @@ class Options:
     prompts: int = 12
     """Passages; half of them before the change."""
     new_tokens: int = 64
+    """New tokens of each text."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     changes: tuple[str, ...] = tuple(CHANGES)
+    """Which changes, by name."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One change. changed, settled: tokens per virtual second of each text after it, by the two clients."""
+    """One change. Speeds are tokens per virtual second of each text after it.
+
+    Attributes:
+        name: The change.
+        temperature: Of sampling.
+        changed: Speeds of the client whose network changed.
+        settled: Speeds of the client that had the second network from the beginning.
+    """
 
     name: str
     temperature: float
@@ -72,15 +84,15 @@ class Cell:
         return harmonic_mean(self.changed[first:last]) / harmonic_mean(self.settled[first:last])
 
 
-def tell(texts: Sequence[Recorded], networks: Sequence[Costs]) -> list[float]:
-    """Each text's speed, all by one client, over each network in turn; routing promises what the first one is."""
+def speeds_of(texts: Sequence[RecordedText], networks: Sequence[Costs]) -> list[float]:
+    """Each text's speed, all by one client, over each network in turn; routing forecasts the first one."""
     drafter = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu")).drafter
     assert isinstance(drafter, TreeDrafter)
     policy, tokenizer, speeds = Goodput(MOST_NODES), AutoTokenizer.from_pretrained(TARGET), list[float]()
     for place, text in enumerate(texts):
         costs = networks[place * len(networks) // len(texts)]
-        cast = Cast(partial(VirtualDrafter, drafter, costs), whole_target())
-        speeds.append(run([text], costs, policy, tokenizer, cast).tokens_per_s)
+        setup = ReplaySetup(partial(VirtualDrafter, drafter, costs), whole_target())
+        speeds.append(replay_texts([text], costs, policy, tokenizer, setup).tokens_per_s)
     return speeds
 
 
@@ -89,8 +101,8 @@ def measure(name: str, temperature: float, options: Options) -> Cell:
     before, after = CHANGES[name]
     given = prompts_of("passages", options.prompts)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
-    texts = write(whole_target(), given, samplings, options.new_tokens)
-    changed, settled = tell(texts, (before, after)), tell(texts, (after,))
+    texts = generate_texts(whole_target(), given, samplings, options.new_tokens)
+    changed, settled = speeds_of(texts, (before, after)), speeds_of(texts, (after,))
     half = -(-len(texts) // 2)
     return Cell(name, temperature, tuple(changed[half:]), tuple(settled[half:]))
 
@@ -125,7 +137,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     one_core()
-    console = Console(width=150)
+    console = make_console()
     work = [partial(measure, *name, options) for name in product(options.changes, options.temperatures)]
     cells = all_cells(work, console)
     sheet(cells, options).finish(console, record=options.record, path=options.json)

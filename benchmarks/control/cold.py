@@ -1,7 +1,8 @@
-"""First texts on machines that stall: each new size of a sweep takes a hop long, once, in virtual time.
+"""How fast are first texts on machines that stall once for every new size of a sweep?
 
-A card that loads its kernels when they are used first, or plans its attention anew for each shape, is such a machine.
-As `benchmarks.control.pipe`, but every text is a new client's, over machines that have only decoded plainly before.
+A stall takes a hop long, and happens once per size. A GPU that loads its kernels at first use, or plans its attention
+anew for each shape, is such a machine. As in `benchmarks.control.pipe`, but every text is a new client's, over machines
+that have only decoded plainly before.
 
     python -m benchmarks cold --record
 """
@@ -16,22 +17,22 @@ from pathlib import Path
 from statistics import harmonic_mean
 
 import tyro
-from rich.console import Console
 
-from benchmarks.control.pipe import tell, whole_target
+from benchmarks.control.pipe import replay_with_draft, whole_target
 from benchmarks.control.replay import all_cells, one_core
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
-from benchmarks.simulation.recorded import prompts_of, write
+from benchmarks.simulation.recorded import generate_texts, prompts_of
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.library.jobs import MOST_NODES
 from swarm.protocol.messages import Sampling
+from swarm.runtime.console import make_console
 
 FIXED = ((16, 1), (64, 1), (16, 8), (32, 16))
 """Trees of so many nodes, so many in flight."""
 PLAIN, CHOSEN = "plain", "chosen"
-WAYS: dict[str, Callable[[], SpeculationPolicy]] = {
+METHODS: dict[str, Callable[[], SpeculationPolicy]] = {
     PLAIN: partial(FixedPolicy, 0),
     **{f"{size} × {count}": partial(FixedPolicy, size, count) for size, count in FIXED},
     CHOSEN: partial(Goodput, MOST_NODES),
@@ -43,18 +44,29 @@ class Options:
     """Measure first texts on machines that stall."""
 
     prompts: int = 6
+    """How many prompts."""
     new_tokens: int = 64
+    """New tokens of each text."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     networks: tuple[str, ...] = ("25 ms, 100 Mbit/s",)
+    """Which networks."""
     stalls_ms: tuple[float, ...] = (0.0, 100.0, 300.0)
+    """How long a stall takes."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell: network, temperature, stall; tokens per virtual second of each text, by way."""
+    """One cell.
+
+    Attributes:
+        name: Network, temperature, and the stall in milliseconds.
+        speeds: Tokens per virtual second of each text, by method.
+    """
 
     name: tuple[str, float, float]
     speeds: dict[str, list[float]]
@@ -66,21 +78,27 @@ class Cell:
     @property
     def best(self) -> str:
         """The fastest fixed choice."""
-        return max((way for way in WAYS if way not in (PLAIN, CHOSEN)), key=self.speed)
+        return max((way for way in METHODS if way not in (PLAIN, CHOSEN)), key=self.speed)
 
     @property
     def least_of_plain(self) -> float:
-        """The least that a single text had."""
+        """The least that a single text has of plain decoding's speed."""
         return min(a / b for a, b in zip(self.speeds[CHOSEN], self.speeds[PLAIN], strict=True))
 
 
 def measure(name: tuple[str, float, float], options: Options) -> Cell:
-    """All ways of one cell."""
+    """All methods of one cell."""
     network, temperature, stall_ms = name
     costs, given = replace(PROFILES[network], first_ms=stall_ms), prompts_of("passages", options.prompts)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
-    texts = write(whole_target(), given, samplings, options.new_tokens)
-    return Cell(name, {way: [tell([text], costs, make()).tokens_per_s for text in texts] for way, make in WAYS.items()})
+    texts = generate_texts(whole_target(), given, samplings, options.new_tokens)
+    return Cell(
+        name,
+        {
+            way: [replay_with_draft([text], costs, make()).tokens_per_s for text in texts]
+            for way, make in METHODS.items()
+        },
+    )
 
 
 def sheet(cells: list[Cell], options: Options) -> Sheet:
@@ -115,7 +133,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     one_core()
-    console = Console(width=160)
+    console = make_console()
     names = product(options.networks, options.temperatures, options.stalls_ms)
     cells = all_cells([partial(measure, name, options) for name in names], console)
     sheet(cells, options).finish(console, record=options.record, path=options.json)

@@ -1,8 +1,8 @@
-"""What a client loses with its first text, of whose draft and route it knows nothing but what routing promises.
+"""How fast is the first text of a client that knows nothing of its draft and its route?
 
-As `benchmarks.control.replay`, but every prompt is a new client's: its draft's chances, its look-up's votes and its
-controller begin anew. Beside it one client that tells all of them, and clients to whom routing promised nothing, or too
-much.
+As in `benchmarks.control.replay`, but every prompt is a new client's: its acceptance probabilities, the calibration of
+its look-up and its controller begin anew. It knows only what routing forecasts. Beside it: one client that generates
+all texts, and clients with no forecast or a wrong one.
 
     python -m benchmarks first_texts --record
 """
@@ -20,15 +20,14 @@ from pathlib import Path
 
 import torch
 import tyro
-from rich.console import Console
 from rich.progress import track
 from transformers import AutoTokenizer
 
-from benchmarks.control.replay import IN_FLIGHT, SIZES, Cast, one_core, run, tell
+from benchmarks.control.replay import IN_FLIGHT, SIZES, ReplaySetup, one_core, replay_text, replay_texts
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
-from benchmarks.simulation.recorded import KINDS, Pair, Recorded, prompts_of, record
+from benchmarks.simulation.recorded import KINDS, ModelPair, RecordedText, prompts_of, record_trees
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.library.jobs import MOST_NODES
@@ -36,29 +35,30 @@ from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import load_whole
 from swarm.protocol.messages import Sampling
 from swarm.routing.costs import RouteForecast
+from swarm.runtime.console import make_console
 
 WRONG = 3.0
 
-Promise = Callable[[Costs], RouteForecast | None]
+Forecast = Callable[[Costs], RouteForecast | None]
 
 
-def promised(links: float, compute: float, row: float) -> Promise:
-    """A promise that is so many times the truth."""
+def wrong_forecast(links: float, compute: float, row: float) -> Forecast:
+    """A forecast that is so many times the truth."""
 
-    def promise(costs: Costs) -> RouteForecast:
+    def forecast(costs: Costs) -> RouteForecast:
         true = costs.forecast()
         rows_ms = (row * true.row_ms, row * true.link_row_ms)
         return RouteForecast(links * true.links_ms, compute * true.compute_ms, *rows_ms, hops=true.hops)
 
-    return promise
+    return forecast
 
 
-PROMISES: dict[str, Promise] = {
+FORECASTS: dict[str, Forecast] = {
     "nothing": lambda _: None,
-    "far, rows dear": promised(WRONG, 1 / WRONG, WRONG),
-    "near, all dear": promised(1 / WRONG, WRONG, WRONG),
-    "all cheap": promised(1 / WRONG, 1 / WRONG, 1 / WRONG),
-    "rows free": promised(1, 1, 0),
+    "far, rows dear": wrong_forecast(WRONG, 1 / WRONG, WRONG),
+    "near, all dear": wrong_forecast(1 / WRONG, WRONG, WRONG),
+    "all cheap": wrong_forecast(1 / WRONG, 1 / WRONG, 1 / WRONG),
+    "rows free": wrong_forecast(1, 1, 0),
 }
 
 
@@ -69,17 +69,28 @@ class Options:
     prompts: int = 6
     """Of each kind."""
     new_tokens: int = 64
+    """New tokens of each text."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell, in tokens per virtual second. least: of one text, first, as a part of what plain decoding makes of it.
+    """One cell. Speeds are tokens per virtual second.
 
-    misled: first texts, by what was promised.
+    Attributes:
+        name: Network, kind of text, temperature.
+        plain: Plain decoding.
+        best: The best fixed choice: tree size and sweeps in flight.
+        fixed: Its speed.
+        first: First texts, each by a new client.
+        later: One client that generates all texts.
+        least: The least that a single first text has of plain decoding's speed.
+        misled: First texts with a wrong forecast, by its name.
     """
 
     name: tuple[str, str, float]
@@ -92,22 +103,22 @@ class Cell:
     misled: dict[str, float]
 
 
-def texts_of(kind: str, temperature: float, options: Options) -> list[Recorded]:
+def texts_of(kind: str, temperature: float, options: Options) -> list[RecordedText]:
     """Texts and trees, each of a draft that has learned nothing before."""
-    pair = Pair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
-    made: list[Recorded] = []
+    pair = ModelPair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
+    made: list[RecordedText] = []
     for place, prompt in enumerate(prompts_of(kind, options.prompts)):
-        made += record(pair, [prompt], [Sampling(FIRST_SEED + place, temperature)])
+        made += record_trees(pair, [prompt], [Sampling(FIRST_SEED + place, temperature)])
     return made
 
 
-def measure(name: tuple[str, str, float], texts: Sequence[Recorded]) -> Cell:
-    """All ways of one cell."""
+def measure(name: tuple[str, str, float], texts: Sequence[RecordedText]) -> Cell:
+    """All methods of one cell."""
     costs, tokenizer = PROFILES[name[0]], AutoTokenizer.from_pretrained(TARGET)
 
-    def each(way: Callable[[], SpeculationPolicy], promise: Promise = Costs.forecast) -> list[tuple[int, float]]:
-        cast = Cast(promise=promise)
-        return [asyncio.run(tell(text, costs, way(), tokenizer, cast))[:2] for text in texts]
+    def each(way: Callable[[], SpeculationPolicy], forecast: Forecast = Costs.forecast) -> list[tuple[int, float]]:
+        setup = ReplaySetup(forecast=forecast)
+        return [asyncio.run(replay_text(text, costs, way(), tokenizer, setup))[:2] for text in texts]
 
     fixed = {
         (size, flights): speed(each(partial(FixedPolicy, size, flights)))
@@ -123,9 +134,9 @@ def measure(name: tuple[str, str, float], texts: Sequence[Recorded]) -> Cell:
         best,
         fixed[best],
         speed(first),
-        run(texts, costs, fresh(), tokenizer).tokens_per_s,
+        replay_texts(texts, costs, fresh(), tokenizer).tokens_per_s,
         min(speed([ours]) / speed([theirs]) for ours, theirs in zip(first, plain, strict=True)),
-        {said: speed(each(fresh, promise)) for said, promise in PROMISES.items()},
+        {said: speed(each(fresh, forecast)) for said, forecast in FORECASTS.items()},
     )
 
 
@@ -142,7 +153,7 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
         (
             *("network, text", "T", "plain", "best fixed (K × in flight)"),
             *("first texts", "of plain", "of best fixed"),
-            *("one client's, of best fixed", *(f"promised {said}" for said in PROMISES)),
+            *("one client's, of best fixed", *(f"forecast: {said}" for said in FORECASTS)),
         ),
     )
     for cell in cells:
@@ -153,15 +164,15 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
                 f"{cell.fixed:.1f} ({cell.best[0]} × {cell.best[1]})",
                 *(f"{cell.first:.1f}", f"{cell.first / cell.plain:.2f}"),
                 *(f"{cell.first / cell.fixed:.2f}", f"{cell.later / cell.fixed:.2f}"),
-                *(f"{cell.misled[said] / cell.first - 1:+.0%}" for said in PROMISES),
+                *(f"{cell.misled[said] / cell.first - 1:+.0%}" for said in FORECASTS),
             )
         )
     of_best = min(cell.first / cell.fixed for cell in cells)
-    wrong = ", ".join(f"{said} {min(cell.misled[said] / cell.first - 1 for cell in cells):+.0%}" for said in PROMISES)
+    wrong = ", ".join(f"{said} {min(cell.misled[said] / cell.first - 1 for cell in cells):+.0%}" for said in FORECASTS)
     made.notes.append(
         f"Least of the best fixed choice: {of_best:.2f}; least of plain that a single text had: "
         f"{min(cell.least for cell in cells):.2f}. {options.prompts} prompts of each kind, {options.new_tokens} new "
-        f"tokens each. Fixed choices have the same trees. Promises that are off, {WRONG:g} times each or rows "
+        f"tokens each. Fixed choices have the same trees. Forecasts that are off, {WRONG:g} times each or rows "
         f"that cost nothing, against true ones at worst: {wrong}."
     )
     made.measured = {
@@ -178,7 +189,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     one_core()
-    console = Console(width=170)
+    console = make_console()
     with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
         kinds = [(kind, temperature) for kind in KINDS for temperature in options.temperatures]
         recording = [pool.submit(texts_of, *kind, options) for kind in kinds]

@@ -1,9 +1,9 @@
-"""Is a full pipe worth its nodes? Against one sweep at a time at its best, where the delay binds.
+"""How much faster are many sweeps in flight than one at a time, where the delay binds?
 
-As `benchmarks.control.replay`, but draft and target run themselves, and only time is virtual: what the target picks
-behind dead branches, which hangs on what was sent, is known here as it is in a swarm. A client begins each cell with
-nothing but what routing promises. Which node goes first hangs on fractions of a millisecond, and so does what becomes
-of a text, so a cell is replayed several times: with delays that differ a little, and with other seeds.
+As in `benchmarks.control.replay`, but draft and target run themselves, and only time is virtual. What the target picks
+behind dead branches depends on what was sent; it is known here as it is in a swarm. A client begins each cell with the
+forecast of routing alone. Which node goes first depends on fractions of a millisecond, and a whole text depends on
+that. So a cell is replayed several times, with slightly different delays and with other seeds.
 
     python -m benchmarks pipe --record
     python -m benchmarks pipe --measured benchmarks/results/cells.json     # with what things took on real nodes
@@ -22,14 +22,21 @@ from statistics import harmonic_mean, mean
 
 import torch
 import tyro
-from rich.console import Console
 from transformers import AutoTokenizer
 
-from benchmarks.control.replay import DELAY_BOUND, Cast, OneAtATime, Told, all_cells, one_core, run
+from benchmarks.control.replay import (
+    DELAY_BOUND,
+    OneAtATime,
+    ReplayResult,
+    ReplaySetup,
+    all_cells,
+    one_core,
+    replay_texts,
+)
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.chain import Costs, VirtualDrafter
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
-from benchmarks.simulation.recorded import Recorded, prompts_of, write
+from benchmarks.simulation.recorded import RecordedText, generate_texts, prompts_of
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.drafting.drafter import TreeDrafter
@@ -40,6 +47,7 @@ from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
 from swarm.routing.costs import RouteForecast
+from swarm.runtime.console import make_console
 
 SIZES = (32, 64, 128)
 SHIFTS_MS = (0.0, -0.1, 0.1, -0.2, 0.2)
@@ -54,9 +62,13 @@ class Options:
     prompts: int = 12
     """Of each kind, as far as there are so many."""
     new_tokens: int = 96
+    """New tokens of each text."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     kinds: tuple[str, ...] = ("passages", "repetitive")
+    """Kinds of text."""
     networks: tuple[str, ...] = DELAY_BOUND
+    """Which networks."""
     sizes: tuple[int, ...] = SIZES
     """Of fixed trees, one at a time."""
     replays: int = 3
@@ -66,39 +78,50 @@ class Options:
     measured: Path | None = None
     """Results of `benchmarks.control.cells`: forwards and drafting take what it saw at 25 ms, machine by machine."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way through a cell: a number per replay."""
+class MethodRuns:
+    """One method in one cell: a number per replay.
+
+    Attributes:
+        tokens_per_s: Tokens per virtual second.
+        nodes_per_token: Tree nodes sent per token.
+    """
 
     tokens_per_s: tuple[float, ...]
     nodes_per_token: tuple[float, ...]
 
     @property
     def speed(self) -> float:
-        """Of all replays together, which have as many tokens each."""
+        """The speed of all replays together, which have equally many tokens."""
         return harmonic_mean(self.tokens_per_s)
 
-    def over(self, other: Way) -> list[float]:
-        """How many times as fast as another way, replay by replay."""
+    def over(self, other: MethodRuns) -> list[float]:
+        """How many times as fast as another method, replay by replay."""
         return [one / that for one, that in zip(self.tokens_per_s, other.tokens_per_s, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell. fixed: one sweep at a time, by the size of its trees. chosen: as goodput chooses, one at a time.
+    """One cell.
 
-    pipe, deaf: full, and without siblings, which is told once.
+    Attributes:
+        name: Network, kind of text, temperature.
+        fixed: One sweep at a time with trees of one size, by that size.
+        chosen: One sweep at a time with trees that the controller chooses.
+        pipe: What the controller chooses, with many sweeps in flight.
+        without_siblings: The same without reuse of picks across branches, replayed once.
     """
 
     name: tuple[str, str, float]
-    fixed: dict[int, Way]
-    chosen: Way
-    pipe: Way
-    deaf: Way
+    fixed: dict[int, MethodRuns]
+    chosen: MethodRuns
+    pipe: MethodRuns
+    without_siblings: MethodRuns
 
     @property
     def best(self) -> int:
@@ -107,12 +130,12 @@ class Cell:
 
     @property
     def of_best(self) -> float:
-        """The full pipe's speed over those trees'."""
+        """The speed of many sweeps in flight over that of the best fixed size."""
         return self.pipe.speed / self.fixed[self.best].speed
 
     @property
     def of_chosen(self) -> float:
-        """The full pipe's speed over what goodput makes of one sweep at a time."""
+        """The speed of many sweeps in flight over one at a time, both as the controller chooses."""
         return self.pipe.speed / self.chosen.speed
 
 
@@ -122,46 +145,46 @@ def whole_target() -> RaggedModel:
     return load_whole(TARGET, torch.float32)
 
 
-def tell(
-    texts: Sequence[Recorded],
+def replay_with_draft(
+    texts: Sequence[RecordedText],
     costs: Costs,
     policy: SpeculationPolicy,
     *,
     siblings: bool = True,
-    promise: Callable[[Costs], RouteForecast | None] = Costs.forecast,
-) -> Told:
-    """All texts through one client, whose drafter is the usual one, with or without what dead branches told.
+    forecast: Callable[[Costs], RouteForecast | None] = Costs.forecast,
+) -> ReplayResult:
+    """Replay all texts through one client, with the usual drafter.
 
-    promise: what routing says of the chain.
+    siblings says whether picks of dead branches are reused; forecast is what routing says of the chain.
     """
     drafter = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu", siblings=siblings)).drafter
     assert isinstance(drafter, TreeDrafter)
-    cast = Cast(partial(VirtualDrafter, drafter, costs), whole_target(), promise)
-    return run(texts, costs, policy, AutoTokenizer.from_pretrained(TARGET), cast)
+    setup = ReplaySetup(partial(VirtualDrafter, drafter, costs), whole_target(), forecast)
+    return replay_texts(texts, costs, policy, AutoTokenizer.from_pretrained(TARGET), setup)
 
 
 def measure(name: tuple[str, str, float], options: Options) -> Cell:
-    """All ways of one cell."""
+    """All methods of one cell."""
     network, kind, temperature = name
     costs, given = PROFILES[network], prompts_of(kind, options.prompts)
     if options.measured is not None:
         costs = measured(options.measured, costs)
     if options.row_ms is not None:
         costs = replace(costs, row_ms=options.row_ms)
-    ways: dict[object, list[Told]] = {}
+    ways: dict[object, list[ReplayResult]] = {}
     for turn, shift_ms in enumerate(SHIFTS_MS[: options.replays]):
         shifted, seed = replace(costs, delay_ms=costs.delay_ms + shift_ms), FIRST_SEED + turn * len(given)
         samplings = [Sampling(seed + place, temperature) for place in range(len(given))]
-        texts = write(whole_target(), given, samplings, options.new_tokens)
+        texts = generate_texts(whole_target(), given, samplings, options.new_tokens)
         for size in options.sizes:
-            ways.setdefault(size, []).append(tell(texts, shifted, FixedPolicy(size)))
-        ways.setdefault("chosen", []).append(tell(texts, shifted, OneAtATime(MOST_NODES)))
-        ways.setdefault("pipe", []).append(tell(texts, shifted, Goodput(MOST_NODES)))
+            ways.setdefault(size, []).append(replay_with_draft(texts, shifted, FixedPolicy(size)))
+        ways.setdefault("chosen", []).append(replay_with_draft(texts, shifted, OneAtATime(MOST_NODES)))
+        ways.setdefault("pipe", []).append(replay_with_draft(texts, shifted, Goodput(MOST_NODES)))
         if turn == 0:
-            ways["deaf"] = [tell(texts, shifted, Goodput(MOST_NODES), siblings=False)]
+            ways["deaf"] = [replay_with_draft(texts, shifted, Goodput(MOST_NODES), siblings=False)]
     found = {
-        way: Way(tuple(one.tokens_per_s for one in told), tuple(one.nodes_per_token for one in told))
-        for way, told in ways.items()
+        way: MethodRuns(tuple(one.tokens_per_s for one in replayed), tuple(one.nodes_per_token for one in replayed))
+        for way, replayed in ways.items()
     }
     fixed = {size: found[size] for size in options.sizes}
     return Cell(name, fixed, found["chosen"], found["pipe"], found["deaf"])
@@ -179,10 +202,18 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
     """The table."""
     made = Sheet(
         "pipe",
-        "Tokens per virtual second: one sweep at a time at its best, and a full pipe, with and without siblings",
+        "Tokens per virtual second: one sweep at a time at its best, and many in flight, with and without reuse",
         (
-            *("network, text", "T", "one at a time", "its K", "one, chosen", "full pipe", "pipe / one at its best K"),
-            *("single replays", "pipe / one, chosen", "nodes per token", "without siblings", "what they add"),
+            *(
+                "network, text",
+                "T",
+                "one at a time",
+                "its K",
+                "one, chosen",
+                "many in flight",
+                "many / one at its best K",
+            ),
+            *("single replays", "many / one, chosen", "nodes per token", "without reuse", "what it adds"),
         ),
     )
     for cell in cells:
@@ -194,7 +225,10 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
                 *(f"{cell.chosen.speed:.1f}", f"{cell.pipe.speed:.1f}", f"{cell.of_best:.2f}"),
                 *(f"{min(single):.2f} … {max(single):.2f}", f"{cell.of_chosen:.2f}"),
                 f"{mean(best.nodes_per_token):.0f} → {mean(cell.pipe.nodes_per_token):.0f}",
-                *(f"{cell.deaf.speed:.1f}", f"{cell.pipe.tokens_per_s[0] / cell.deaf.speed - 1:+.0%}"),
+                *(
+                    f"{cell.without_siblings.speed:.1f}",
+                    f"{cell.pipe.tokens_per_s[0] / cell.without_siblings.speed - 1:+.0%}",
+                ),
             )
         )
     made.notes.append(
@@ -202,12 +236,16 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
         f"{options.new_tokens} new tokens each, costs {_costs(options)}. {options.replays} replays of each cell, whose "
         "delays differ by a tenth of a millisecond and their seeds by as many as there are prompts: speeds of all "
         "together, and what single ones gave. One at a time is at its best K, the fastest fixed tree of "
-        f"{', '.join(map(str, options.sizes))} nodes, with siblings too; chosen: what goodput makes of it. Nodes per "
-        "token: what those fixed trees send, and what the full pipe sends. Without siblings: the first replay alone."
+        f"{', '.join(map(str, options.sizes))} nodes, with reuse too; chosen: what the controller makes of it. Nodes "
+        "per token: what those fixed trees send, and what many in flight send. Without reuse: the first replay alone."
     )
     made.measured = {
         "cells": [
-            {"cell": list(cell.name), "pipe": cell.pipe.tokens_per_s, "without_siblings": cell.deaf.tokens_per_s}
+            {
+                "cell": list(cell.name),
+                "pipe": cell.pipe.tokens_per_s,
+                "without_siblings": cell.without_siblings.tokens_per_s,
+            }
             | {"one_at_a_time": {"chosen": cell.chosen.tokens_per_s}}
             | {"fixed": {str(size): way.tokens_per_s for size, way in cell.fixed.items()}}
             for cell in cells
@@ -221,7 +259,7 @@ def _spread(kind: str, cells: Sequence[Cell]) -> str:
     found = [cell for cell in cells if cell.name[1] == kind]
     against = {"at its best K": [cell.of_best for cell in found], "chosen": [cell.of_chosen for cell in found]}
     said = (f"{min(all_):.2f} … {max(all_):.2f} (mean {mean(all_):.2f}) {way}" for way, all_ in against.items())
-    return f"Pipe over one at a time, {kind}: {', '.join(said)}"
+    return f"Many over one at a time, {kind}: {', '.join(said)}"
 
 
 def _costs(options: Options) -> str:
@@ -246,7 +284,7 @@ def main() -> None:
     if not 1 <= options.replays <= len(SHIFTS_MS):
         sys.exit(f"pipe: 1 to {len(SHIFTS_MS)} replays")
     one_core()
-    console = Console(width=180)
+    console = make_console()
     names = [
         (network, kind, temperature)
         for network in options.networks

@@ -1,9 +1,10 @@
-"""Is the tree size that goodput chooses the right one? Recorded texts and trees replayed over simulated networks.
+"""Does the controller choose the right tree size and number of sweeps in flight?
 
-The real decode loop and the real controller run against a chain and a draft that take virtual time only, so a whole
-grid of networks, kinds of text and temperatures is a matter of minutes, and the same again each time. The controller
-begins each cell with what routing promises, which is true here (`benchmarks.control.first_texts` has promises that are
-not); its prompts follow one another. Cells share the machine's cores.
+Recorded texts and trees are replayed over simulated networks. The real decode loop and the real controller run against
+a chain and a draft that take virtual time only. So a whole grid of networks, kinds of text and temperatures takes
+minutes, and gives the same result each time. The controller begins each cell with the forecast of routing, which is
+true here (`benchmarks.control.first_texts` has wrong ones). The prompts of a cell follow one another. Cells share the
+machine's cores.
 
     python -m benchmarks replay --record
 """
@@ -29,10 +30,10 @@ from rich.progress import track
 from transformers import AutoTokenizer
 
 from benchmarks.sheet import Sheet
-from benchmarks.simulation.chain import AtOnce, Costs, ModelTail, RecordedDrafter, RecordedTail, VirtualChain
+from benchmarks.simulation.chain import Costs, InlineExecutor, ModelTail, RecordedDrafter, RecordedTail, VirtualChain
 from benchmarks.simulation.clock import Clock
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
-from benchmarks.simulation.recorded import KINDS, TREE, Pair, Recorded, prompts_of, record
+from benchmarks.simulation.recorded import KINDS, TREE, ModelPair, RecordedText, prompts_of, record_trees
 from client.control.goodput import Goodput
 from client.control.policy import SWEEPS_IN_FLIGHT, FixedPolicy, PipelineState, SpeculationPlan, SpeculationPolicy
 from client.decode.loop import Generation
@@ -48,6 +49,7 @@ from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Credits, Sampling
 from swarm.protocol.session import Limits
 from swarm.routing.costs import RouteForecast
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128)
@@ -68,20 +70,30 @@ class Options:
     prompts: int = 12
     """Of each kind, as far as there are so many."""
     new_tokens: int = 96
+    """New tokens of each text."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     networks: tuple[str, ...] = tuple(PROFILES)
+    """Which networks."""
     forward_ms: float = Costs(0, 1).forward_ms
     """Of a hop, beside what its rows add."""
     pass_ms: float = Costs(0, 1).pass_ms
     """Of the draft's model."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What one way made of one cell's prompts: tokens per virtual second, the median tree size, nodes per token."""
+class ReplayResult:
+    """What one method made of one cell's prompts.
+
+    Attributes:
+        tokens_per_s: Tokens per virtual second.
+        nodes: The median tree size.
+        nodes_per_token: Tree nodes sent per token.
+    """
 
     tokens_per_s: float
     nodes: float
@@ -89,10 +101,10 @@ class Told:
 
 
 class OneAtATime(Goodput):
-    """The same controller, which waits for each sweep."""
+    """The same controller, with one sweep in flight."""
 
     def max_nodes(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
-        """None."""
+        """No further sweep."""
         return 0
 
     def stop_rule(self, route: Hashable, temperature: float, planned: SpeculationPlan) -> StopRule:
@@ -102,27 +114,30 @@ class OneAtATime(Goodput):
     def trim(
         self, route: Hashable, temperature: float, chances: Sequence[float], planned: SpeculationPlan
     ) -> SpeculationPlan:
-        """All at once."""
+        """Send all of a tree at once."""
         return replace(super().trim(route, temperature, chances, planned), chunk=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
-    """Who plays. drafter: made of a clock, which it moves. target: it picks behind dead branches too.
+class ReplaySetup:
+    """What a replay runs with. Recorded picks and trees by default; picks behind dead branches are token 0 then.
 
-    Recorded ones by default; their picks behind dead branches are token 0. promise: what routing says of the chain.
+    Attributes:
+        drafter: Makes a drafter that moves this clock.
+        target: A model that picks, behind dead branches too.
+        forecast: What routing forecasts for the chain.
     """
 
     drafter: Callable[[Clock], Drafter] | None = None
     target: RaggedModel | None = None
-    promise: Callable[[Costs], RouteForecast | None] = Costs.forecast
+    forecast: Callable[[Costs], RouteForecast | None] = Costs.forecast
 
 
-RECORDED = Cast()
+RECORDED = ReplaySetup()
 
 
-async def tell(
-    recorded: Recorded, costs: Costs, policy: SpeculationPolicy, tokenizer: object, cast: Cast = RECORDED
+async def replay_text(
+    recorded: RecordedText, costs: Costs, policy: SpeculationPolicy, tokenizer: object, setup: ReplaySetup = RECORDED
 ) -> tuple[int, float, list[int]]:
     """Make one text again: tokens after the first reply, virtual seconds after it, and the tree sizes.
 
@@ -140,16 +155,16 @@ async def tell(
         PREFILL_CHUNK,
         new,
         text,
-        RecordedDrafter(recorded, costs, clock) if cast.drafter is None else cast.drafter(clock),
-        AtOnce(),
+        RecordedDrafter(recorded, costs, clock) if setup.drafter is None else setup.drafter(clock),
+        InlineExecutor(),
         clock=clock.seconds,
     )
-    tail = RecordedTail(recorded, credits) if cast.target is None else ModelTail(cast.target, credits)
+    tail = RecordedTail(recorded, credits) if setup.target is None else ModelTail(setup.target, credits)
     chain = VirtualChain(tail, costs, clock, credits)
     walk = Walk(Limits(VOCABULARY, credits.window_tokens, credits.sweeps, credits.nodes), recorded.sampling)
-    promise = cast.promise(costs)
-    if promise is not None:
-        policy.expect(chain.route_key, promise)
+    forecast = setup.forecast(costs)
+    if forecast is not None:
+        policy.expect(chain.route_key, forecast)
     first: tuple[int, float] | None = None
     async for _ in Generation(job, chain, walk).run():
         if first is None and text.tokens:
@@ -159,19 +174,23 @@ async def tell(
     return len(text.tokens) - first[0], clock.seconds() - first[1], [sweep.nodes for sweep in job.sweeps]
 
 
-def run(
-    texts: Sequence[Recorded], costs: Costs, policy: SpeculationPolicy, tokenizer: object, cast: Cast = RECORDED
-) -> Told:
-    """All prompts of a cell, one after another, through one way."""
+def replay_texts(
+    texts: Sequence[RecordedText],
+    costs: Costs,
+    policy: SpeculationPolicy,
+    tokenizer: object,
+    setup: ReplaySetup = RECORDED,
+) -> ReplayResult:
+    """All prompts of a cell, one after another, by one method."""
     tokens = seconds = 0.0
     sizes: list[int] = []
     for recorded in texts:
-        count, took_s, used = asyncio.run(tell(recorded, costs, policy, tokenizer, cast))
+        count, took_s, used = asyncio.run(replay_text(recorded, costs, policy, tokenizer, setup))
         tokens, seconds, sizes = tokens + count, seconds + took_s, sizes + used
-    return Told(tokens / seconds, median(sizes), sum(sizes) / tokens)
+    return ReplayResult(tokens / seconds, median(sizes), sum(sizes) / tokens)
 
 
-def oracle(recorded: Recorded) -> Recorded:
+def oracle(recorded: RecordedText) -> RecordedText:
     """The same text with a draft that knows it, at no cost."""
     trees = {}
     for length in recorded.trees:
@@ -184,7 +203,15 @@ def oracle(recorded: Recorded) -> Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of the grid: its row, and what the notes say of it. Parts: of plain, of the best fixed, of one alone."""
+    """One cell of the grid.
+
+    Attributes:
+        row: Its row of the table.
+        of_plain: The controller's speed over plain decoding's.
+        of_best: The same over the best fixed choice's.
+        of_alone: The same over one sweep at a time.
+        bound: A note: how fast it could be if only the delay took time; None where the delay does not bind.
+    """
 
     row: tuple[str, ...]
     of_plain: float
@@ -193,16 +220,16 @@ class Cell:
     bound: str | None
 
 
-def replay_cell(name: tuple[str, str, float], costs: Costs, texts: Sequence[Recorded]) -> Cell:
+def replay_cell(name: tuple[str, str, float], costs: Costs, texts: Sequence[RecordedText]) -> Cell:
     """Every fixed choice, the controller that waits for each sweep, and the one that does not."""
     (network, kind, temperature), tokenizer = name, AutoTokenizer.from_pretrained(TARGET)
     fixed = {
-        (size, flights): run(texts, costs, FixedPolicy(size, flights), tokenizer)
+        (size, flights): replay_texts(texts, costs, FixedPolicy(size, flights), tokenizer)
         for size in SIZES
         for flights in (IN_FLIGHT if size else (1,))
     }
     plain, best = fixed[0, 1].tokens_per_s, max(fixed, key=lambda size: fixed[size].tokens_per_s)
-    alone, ours = (run(texts, costs, kind_of(MOST_NODES), tokenizer) for kind_of in (OneAtATime, Goodput))
+    alone, ours = (replay_texts(texts, costs, kind_of(MOST_NODES), tokenizer) for kind_of in (OneAtATime, Goodput))
     alone = max(alone, *(fixed[size, 1] for size in SIZES), key=lambda told: told.tokens_per_s)
     others = plain, fixed[best].tokens_per_s, alone.tokens_per_s
     of_plain, of_best, of_alone = (ours.tokens_per_s / other for other in others)
@@ -217,14 +244,15 @@ def replay_cell(name: tuple[str, str, float], costs: Costs, texts: Sequence[Reco
     return Cell(row, of_plain, of_best, of_alone, bound)
 
 
-def sheet(texts: dict[tuple[str, float], list[Recorded]], pool: Pool, options: Options, console: Console) -> Sheet:
+def sheet(texts: dict[tuple[str, float], list[RecordedText]], pool: Pool, options: Options, console: Console) -> Sheet:
     """The table."""
     made = Sheet(
         "replay",
-        "Tokens per virtual second: plain, the best fixed tree, and what goodput chooses, one sweep at a time and more",
+        "Tokens per virtual second: plain, the best fixed tree, and what the controller chooses, one sweep at a time "
+        "and more",
         (
-            *("network, text", "T", "plain", "best fixed", "its K × in flight", "one at a time", "full pipe"),
-            *("median K", "of plain", "of the best", "pipe / one at a time", "nodes per token"),
+            *("network, text", "T", "plain", "best fixed", "its K × in flight", "one at a time", "many in flight"),
+            *("median K", "of plain", "of the best", "many / one at a time", "nodes per token"),
         ),
     )
     costs = {
@@ -239,11 +267,11 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], pool: Pool, options: O
         f"Least of plain {min(against_plain):.2f}, least of the best {min(against_best):.2f}, over {len(cells)} cells; "
         f"up to {options.prompts} prompts of {options.new_tokens} new tokens each, hop {options.forward_ms:g} ms + "
         f"{Costs(0, 1).row_ms:g} ms per node, draft {options.pass_ms:g} ms per pass, three hops. One at a "
-        "time is at its best: what goodput chooses or a fixed size, whichever is faster. Nodes per token: one at a "
-        "time and by the full pipe."
+        "time is at its best: what the controller chooses or a fixed size, whichever is faster. Nodes per token: one "
+        "at a time and with many in flight."
     )
     made.notes.append(
-        "What there is to be had with the same trees, were machines, drafts and bytes free and only the delay left, "
+        "Speed of the same trees if only the delay took time, and machines, drafts and bytes were free, "
         f"over one at a time: {'; '.join(cell.bound for cell in cells if cell.bound is not None)}."
     )
     made.notes.append(_oracle_note(next(iter(texts.values())), costs, AutoTokenizer.from_pretrained(TARGET)))
@@ -256,19 +284,19 @@ def sheet(texts: dict[tuple[str, float], list[Recorded]], pool: Pool, options: O
     return made
 
 
-def _free(texts: Sequence[Recorded], costs: Costs, tokenizer: object) -> float:
+def _free(texts: Sequence[RecordedText], costs: Costs, tokenizer: object) -> float:
     """Tokens per second where nothing takes time but the delay: whole trees at once, or ever further ones."""
     free = Costs(costs.delay_ms, math.inf, forward_ms=0.0, row_ms=0.0, pass_ms=0.0)
-    return max(run(texts, free, policy, tokenizer).tokens_per_s for policy in FREE_WAYS)
+    return max(replay_texts(texts, free, policy, tokenizer).tokens_per_s for policy in FREE_WAYS)
 
 
-def _oracle_note(texts: Sequence[Recorded], networks: Mapping[str, Costs], tokenizer: object) -> str:
+def _oracle_note(texts: Sequence[RecordedText], networks: Mapping[str, Costs], tokenizer: object) -> str:
     """What a draft that is always right gives with small trees."""
     known = [oracle(recorded) for recorded in texts]
     said = []
     for network, costs in networks.items():
         alone, pipe = (
-            run(known, costs, policy, tokenizer).tokens_per_s
+            replay_texts(known, costs, policy, tokenizer).tokens_per_s
             for policy in (FixedPolicy(ORACLE_NODES), FixedPolicy(ORACLE_NODES, IN_FLIGHT[-1]))
         )
         said.append(f"{network} {alone:.0f} and {pipe:.0f}")
@@ -278,14 +306,14 @@ def _oracle_note(texts: Sequence[Recorded], networks: Mapping[str, Costs], token
     )
 
 
-def record_kind(kind: str, temperature: float, options: Options) -> list[Recorded]:
+def record_kind(kind: str, temperature: float, options: Options) -> list[RecordedText]:
     """Texts and trees of one kind and temperature."""
-    pair = Pair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
+    pair = ModelPair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
     prompts = prompts_of(kind, options.prompts)
-    return record(pair, prompts, [Sampling(FIRST_SEED + place, temperature) for place in range(len(prompts))])
+    return record_trees(pair, prompts, [Sampling(FIRST_SEED + place, temperature) for place in range(len(prompts))])
 
 
-def record_all(pool: Pool, options: Options, console: Console) -> dict[tuple[str, float], list[Recorded]]:
+def record_all(pool: Pool, options: Options, console: Console) -> dict[tuple[str, float], list[RecordedText]]:
     """Texts and trees of every kind and temperature."""
     keys = [(kind, temperature) for kind in KINDS for temperature in options.temperatures]
     work = [pool.submit(record_kind, *key, options) for key in keys]
@@ -310,7 +338,7 @@ def main() -> None:
     """Record, replay, print, and fail where it is slower than it may be."""
     options = tyro.cli(Options)
     one_core()
-    console = Console(width=150)
+    console = make_console()
     with Pool(os.cpu_count(), get_context("spawn"), one_core) as pool:
         made = sheet(record_all(pool, options, console), pool, options, console)
     made.finish(console, record=options.record, path=options.json)

@@ -1,8 +1,7 @@
-"""Machines that are not alike, in virtual time: what one that is slower, or popular, leaves of a full pipe.
+"""How fast is a chain with one slow or busy machine?
 
-As `benchmarks.control.pipe`, with one machine of three that takes six times as long as each of the others, or where
-four other sweeps wait before each of ours. Beside what is chosen, what was before goodput knew which hop is the
-busiest: as if all three were alike.
+As in `benchmarks.control.pipe`, in virtual time. One machine of three takes six times as long as each of the others, or
+four other sweeps wait there before each of ours. Beside what is chosen: a controller that takes all hops for alike.
 
     python -m benchmarks uneven --record
 """
@@ -16,20 +15,20 @@ from itertools import product
 from pathlib import Path
 
 import tyro
-from rich.console import Console
 
-from benchmarks.control.pipe import tell, whole_target
+from benchmarks.control.pipe import replay_with_draft, whole_target
 from benchmarks.control.replay import OneAtATime, all_cells, one_core
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
-from benchmarks.simulation.recorded import prompts_of, write
+from benchmarks.simulation.recorded import generate_texts, prompts_of
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy
 from client.library.jobs import MOST_NODES
 from client.stats import SweepMeasurement
 from swarm.protocol.messages import HopTime, Sampling
 from swarm.routing.costs import RouteForecast
+from swarm.runtime.console import make_console
 
 EVEN, IDLE = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)
 CHAINS = {
@@ -48,19 +47,35 @@ class Options:
     """Measure chains of machines that are not alike."""
 
     prompts: int = 6
+    """How many prompts."""
     new_tokens: int = 64
+    """New tokens of each text."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     kinds: tuple[str, ...] = ("passages",)
+    """Kinds of text."""
     networks: tuple[str, ...] = ("10 ms, 200 Mbit/s", "50 ms, 20 Mbit/s")
+    """Which networks."""
     chains: tuple[str, ...] = tuple(CHAINS)
+    """Which chains, by name."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Tokens per virtual second of one cell: network, text, chain, temperature."""
+    """One cell. Speeds are tokens per virtual second.
+
+    Attributes:
+        name: Network, kind of text, chain, temperature.
+        plain: Plain decoding.
+        fixed: Fixed choices, by their name.
+        alone: One sweep at a time, as the controller chooses.
+        alike: What a controller chooses that takes all hops for alike.
+        chosen: What the controller chooses.
+    """
 
     name: tuple[str, str, str, float]
     plain: float
@@ -75,15 +90,15 @@ class Cell:
         return max(self.fixed, key=self.fixed.__getitem__)
 
 
-class Alike(Goodput):
-    """Takes all hops for alike."""
+class UniformHops(Goodput):
+    """A controller that takes all hops for alike."""
 
     def expect(self, route: Hashable, forecast: RouteForecast) -> None:
-        """No more of a promise than what holds for all of them."""
+        """Of a forecast, keep what holds for all hops."""
         super().expect(route, replace(forecast, bottleneck_share=0.0))
 
     def observe_sweep(self, route: Hashable, spent: SweepMeasurement) -> None:
-        """No more of a sweep either."""
+        """Of a sweep, too."""
         super().observe_sweep(route, _evened(spent))
 
 
@@ -95,20 +110,20 @@ def _evened(sweep: SweepMeasurement) -> SweepMeasurement:
 
 
 def measure(name: tuple[str, str, str, float], options: Options) -> Cell:
-    """All ways of one cell."""
+    """All methods of one cell."""
     network, kind, chain, temperature = name
     paces, others = CHAINS[chain]
     costs, given = replace(PROFILES[network], paces=paces, others=others), prompts_of(kind, options.prompts)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
-    texts = write(whole_target(), given, samplings, options.new_tokens)
-    told = partial(tell, texts, costs)
+    texts = generate_texts(whole_target(), given, samplings, options.new_tokens)
+    replayed = partial(replay_with_draft, texts, costs)
     return Cell(
         name,
-        told(FixedPolicy(0)).tokens_per_s,
-        {f"{size} × {count}": told(FixedPolicy(size, count)).tokens_per_s for size, count in FIXED},
-        told(OneAtATime(MOST_NODES)).tokens_per_s,
-        told(Alike(MOST_NODES)).tokens_per_s,
-        told(Goodput(MOST_NODES)).tokens_per_s,
+        replayed(FixedPolicy(0)).tokens_per_s,
+        {f"{size} × {count}": replayed(FixedPolicy(size, count)).tokens_per_s for size, count in FIXED},
+        replayed(OneAtATime(MOST_NODES)).tokens_per_s,
+        replayed(UniformHops(MOST_NODES)).tokens_per_s,
+        replayed(Goodput(MOST_NODES)).tokens_per_s,
     )
 
 
@@ -135,7 +150,7 @@ def sheet(cells: list[Cell], options: Options) -> Sheet:
         f"{options.prompts} prompts of {options.new_tokens} new tokens each, one client per cell. A hop takes "
         f"{Costs(0, 1).forward_ms:g} ms + {Costs(0, 1).row_ms:g} per node, times so much as is said. Others do not "
         "change what they do; where there are some, what is chosen leaves them room, which fixed choices do not. As if "
-        "alike: goodput that knows of hops together only, as it was before."
+        "alike: a controller that knows of all hops together only."
     )
     made.measured = {
         "cells": [
@@ -151,7 +166,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     one_core()
-    console = Console(width=180)
+    console = make_console()
     names = product(options.networks, options.kinds, options.chains, options.temperatures)
     cells = all_cells([partial(measure, name, options) for name in names], console)
     sheet(cells, options).finish(console, record=options.record, path=options.json)

@@ -1,7 +1,7 @@
-"""Large models over home links, in virtual time: rows that take links longer than they take machines.
+"""Does the controller choose well where hidden rows take links longer than they take machines?
 
-As `benchmarks.control.pipe`, with rows of 8 and 16 KiB (4,096 and 8,192 values of two bytes; the demo pair's own have
-768 bytes), slower machines, and rates from a fibre's to an old telephone line's. Also a client's first text where
+As in `benchmarks.control.pipe`, with rows of 8 and 16 KiB (4,096 and 8,192 values of two bytes; the demo pair's own
+have 768 bytes), slower machines, and rates from a fibre's to an old telephone line's. Also a client's first text where
 nobody measured the machines' links, which routing then takes for 100 Mbit/s.
 
     python -m benchmarks wide_rows --record
@@ -14,19 +14,19 @@ from functools import partial
 from pathlib import Path
 
 import tyro
-from rich.console import Console
 
-from benchmarks.control.pipe import tell, whole_target
+from benchmarks.control.pipe import replay_with_draft, whole_target
 from benchmarks.control.replay import all_cells, one_core
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.profiles import FIRST_SEED
-from benchmarks.simulation.recorded import prompts_of, write
+from benchmarks.simulation.recorded import generate_texts, prompts_of
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy
 from client.library.jobs import MOST_NODES
 from swarm.protocol.messages import Sampling
 from swarm.routing.costs import LINK_MBIT_PER_S, RouteForecast
+from swarm.runtime.console import make_console
 
 LARGE, MEDIUM = 16_384, 8_192
 NETWORKS = {
@@ -49,16 +49,29 @@ class Options:
     prompts: int = 4
     """Passages."""
     new_tokens: int = 64
+    """New tokens of each text."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     networks: tuple[str, ...] = tuple(NETWORKS)
+    """Which networks."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Tokens per virtual second of one cell. first: of each text by a client of its own, by what it was promised."""
+    """One cell. Speeds are tokens per virtual second.
+
+    Attributes:
+        name: Network, temperature.
+        plain: Plain decoding.
+        fixed: Fixed choices, by their name.
+        chosen: What the controller chooses.
+        nodes: Its median tree size.
+        first: The mean of first texts, each by a new client, by what routing forecasts.
+    """
 
     name: tuple[str, float]
     plain: float
@@ -74,24 +87,27 @@ class Cell:
 
 
 def assumed(costs: Costs) -> RouteForecast:
-    """What routing says of links that nobody measured."""
+    """What routing forecasts for links that nobody measured."""
     return replace(costs, mbit=LINK_MBIT_PER_S).forecast()
 
 
 def measure(name: tuple[str, float], options: Options) -> Cell:
-    """All ways of one cell."""
+    """All methods of one cell."""
     network, temperature = name
     costs, given = NETWORKS[network], prompts_of("passages", options.prompts)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(given))]
-    texts = write(whole_target(), given, samplings, options.new_tokens)
-    told = partial(tell, costs=costs)
-    fixed = {f"{size} × {count}": told(texts, policy=FixedPolicy(size, count)).tokens_per_s for size, count in FIXED}
-    chosen = told(texts, policy=Goodput(MOST_NODES))
-    first = {
-        word: sum(told([text], policy=Goodput(MOST_NODES), promise=promise).tokens_per_s for text in texts) / len(texts)
-        for word, promise in (("true", Costs.forecast), ("assumed", assumed))
+    texts = generate_texts(whole_target(), given, samplings, options.new_tokens)
+    replayed = partial(replay_with_draft, costs=costs)
+    fixed = {
+        f"{size} × {count}": replayed(texts, policy=FixedPolicy(size, count)).tokens_per_s for size, count in FIXED
     }
-    plain = told(texts, policy=FixedPolicy(0)).tokens_per_s
+    chosen = replayed(texts, policy=Goodput(MOST_NODES))
+    first = {
+        word: sum(replayed([text], policy=Goodput(MOST_NODES), forecast=forecast).tokens_per_s for text in texts)
+        / len(texts)
+        for word, forecast in (("true", Costs.forecast), ("assumed", assumed))
+    }
+    plain = replayed(texts, policy=FixedPolicy(0)).tokens_per_s
     return Cell(name, plain, fixed, chosen.tokens_per_s, chosen.nodes, first)
 
 
@@ -135,7 +151,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     one_core()
-    console = Console(width=190)
+    console = make_console()
     names = [(network, temperature) for network in options.networks for temperature in options.temperatures]
     cells = all_cells([partial(measure, name, options) for name in names], console)
     sheet(cells, options).finish(console, record=options.record, path=options.json)

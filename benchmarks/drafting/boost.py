@@ -1,9 +1,10 @@
-"""Whether a boost-tuned pair of drafts accepts more than two copies that were trained alike (SpecInfer).
+"""Does a boost-tuned pair of drafts get more accepted than two drafts trained alike?
 
-From the demo draft and text sampled from the demo target drafts are trained, with as many steps each: one; copies of it
-in other orders; and, in the same orders, such as learn what the first misses. Pairs then draft in one tree, on passages
-that nobody trained on: with one candidate of each draft below a node, as SpecInfer merges its drafts' sequences, and
-with eight, as Canopy's trees have. Every text is compared with plain decoding's.
+Drafts are trained from the demo draft and from text sampled from the demo target, with as many steps each: one draft;
+copies of it with the text in other orders; and, in the same orders, drafts that learn what the first one misses
+(SpecInfer). Pairs then draft in one tree, on passages that nobody trained on: with one candidate of each draft below a
+node, as SpecInfer merges its drafts' sequences, and with eight, as Canopy's trees have. Every text is compared with
+plain decoding's.
 
     python -m benchmarks boost --record
 """
@@ -38,6 +39,7 @@ from client.train.samples import LocalSampler, SampleAmount, load_for_training, 
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 WINDOW = 2_048
@@ -48,14 +50,19 @@ WAYS = {"one, trained on": None, "two, trained alike": "alike", "boost-tuned pai
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Of trees. candidates: of each draft below a node. nodes: K."""
+class TreeShape:
+    """The shape of trees.
+
+    Attributes:
+        candidates: Candidates of each draft below a node.
+        nodes: Tree nodes (K).
+    """
 
     candidates: int
     nodes: int
 
 
-SHAPES = (Shape(1, 8), Shape(1, 16), Shape(8, 16), Shape(8, 64))
+SHAPES = (TreeShape(1, 8), TreeShape(1, 16), TreeShape(8, 16), TreeShape(8, 64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +70,51 @@ class Options:
     """Measure boost-tuning."""
 
     steps: int = 300
+    """Training steps of each draft."""
     batch: int = 8
+    """Lines of a training step."""
     rate: float = 1e-3
+    """Learning rate."""
     lines: int = 2_048
+    """Lines sampled for training."""
     tokens: int = 128
+    """Tokens of a line."""
     seeds: tuple[int, ...] = (2, 3)
     """Orders in which second drafts are trained."""
     samples: Path | None = None
     """File of the sampled text, made if it is not there; default: made anew."""
     prompts: int = 12
+    """How many prompts."""
     new_tokens: int = 48
+    """New tokens of each text."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     threads: int = 1
+    """Threads of torch."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Mean acceptance length of one set of drafts; seed: of the second one."""
+    """Mean acceptance length of one set of drafts.
+
+    Attributes:
+        way: Which set.
+        seed: Of the second draft; None where there is one.
+        temperature: Of sampling.
+        shape: Of the trees.
+        acceptance: Tokens per sweep.
+        same_text: Texts that are plain decoding's.
+        texts: All texts.
+    """
 
     way: str
     seed: int | None
     temperature: float
-    shape: Shape
+    shape: TreeShape
     acceptance: float
     same_text: int
     texts: int
@@ -163,7 +190,7 @@ def sheet(cells: Sequence[Cell], options: Options) -> Sheet:
         ],
         measured={"cells": [asdict(cell) for cell in cells]},
     )
-    found: dict[tuple[str, float, Shape], list[float]] = defaultdict(list)
+    found: dict[tuple[str, float, TreeShape], list[float]] = defaultdict(list)
     for cell in cells:
         found[cell.way, cell.temperature, cell.shape].append(cell.acceptance)
     for name in WAYS:
@@ -185,7 +212,7 @@ def main() -> None:
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
     quiet_libraries()
-    console = Console()
+    console = make_console()
     with tempfile.TemporaryDirectory(prefix="canopy-boost-") as temporary:
         folders = train(options, Path(temporary), console)
         cells = measure(options, folders, console)

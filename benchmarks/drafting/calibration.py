@@ -1,14 +1,14 @@
-"""What learned chances gain over the fixed prior, with the demo pair, in one process and without a network.
+"""How much do learned acceptance probabilities gain over a fixed prior?
 
-The protocol is that of `benchmarks.simulation.acceptance`; both sides decode the same prompts with the same seeds, and
-every text is compared with plain decoding's. The calibration learns on the passages between those that are measured,
-with other seeds and 16 tree nodes, and is then frozen; `--cold` measures a first use instead: nothing is known, and it
-learns while it is measured.
+The demo pair, in one process and without a network. The protocol is that of `benchmarks.simulation.acceptance`; both
+sides decode the same prompts with the same seeds, and every text is compared with plain decoding's. The calibration
+learns on the passages between those that are measured, with other seeds and 16 tree nodes, and is then frozen. `--cold`
+measures a first use instead: nothing is known, and it learns while it is measured.
 
     python -m benchmarks calibration --json calibration.json
 
-predicted  1 + the sum of a tree's chances, averaged over sweeps: what the drafter expected
-error      expected calibration error of the tree nodes' chances: |predicted − realised| per tenth, weighed by nodes
+predicted  1 + the sum of a tree's probabilities, averaged over sweeps: what the drafter expected
+error      expected calibration error of the tree nodes' probabilities: |predicted − realised| per tenth, by nodes
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from client.drafting.search.calibration import Calibration, Candidates, ChanceMo
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
+from swarm.runtime.console import make_console
 
 LESSON_SEED = 1_011
 LESSON_NODES = 16
@@ -42,26 +43,36 @@ TENTHS = 10
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Measure what learned chances gain over the fixed prior."""
+    """Measure what learned acceptance probabilities gain over the fixed prior."""
 
     prompts: int = 24
     """How many of the 24 prompts, and how many others to learn from."""
     temperatures: tuple[float, ...] = (0.0, 0.6, 1.0)
+    """Of sampling; 0 is greedy."""
     nodes: tuple[int, ...] = (4, 16, 64)
     """Tree nodes below the pending token."""
     new_tokens: int = 48
+    """New tokens of each text."""
     threads: int = 1
+    """Threads of torch."""
     cold: bool = False
     """Learn while measuring, from nothing, instead of before."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
     """Write the table here as JSON too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One way to get chances in one cell. tenths: (predicted, realised, nodes) of each tenth that holds nodes."""
+    """One kind of acceptance probabilities in one cell.
+
+    Attributes:
+        acceptance: Tokens per sweep.
+        predicted: What the drafter expected.
+        error: Expected calibration error of the tree nodes' probabilities.
+        tenths: (predicted, realised, nodes) of each tenth that holds nodes.
+    """
 
     acceptance: float
     predicted: float
@@ -71,7 +82,18 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Both sides; `gain` is the mean paired difference in acceptance length, with its 95 % bootstrap interval."""
+    """Both sides of one cell.
+
+    Attributes:
+        temperature: Of sampling.
+        nodes: Tree nodes (K).
+        prior: With fixed probabilities.
+        learned: With learned ones.
+        gain: The mean paired difference in acceptance length.
+        interval: Its 95 % bootstrap interval.
+        same_text: Texts that are plain decoding's, of both sides.
+        texts: All texts.
+    """
 
     temperature: float
     nodes: int
@@ -98,8 +120,15 @@ class Frozen:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """The demo pair, and how to run it over prompts."""
+class PairRunner:
+    """Runs the demo pair over prompts.
+
+    Attributes:
+        options: Of the program.
+        console: Where progress is shown.
+        target: The model that picks.
+        draft: The model that drafts.
+    """
 
     options: Options
     console: Console
@@ -166,7 +195,7 @@ def sheet(cells: list[Cell]) -> Sheet:
     """The cells as a table."""
     made = Sheet(
         "calibration",
-        "Acceptance length of the demo pair, in one process: fixed prior and learned chances",
+        "Acceptance length of the demo pair, in one process: fixed prior and learned probabilities",
         (
             *("T", "K", "prior", "learned", "gain (95 %)", "expected: prior", "expected: learned"),
             *("error: prior", "error: learned", "same text"),
@@ -191,8 +220,8 @@ def main() -> None:
     """Measure, print, and fail if any text differs from plain decoding's."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
-    console = Console(width=160)
-    bench = Bench(options, console, load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32))
+    console = make_console()
+    bench = PairRunner(options, console, load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32))
     cells = bench.measure()
     sheet(cells).finish(console, record=options.record, path=options.json)
     if any(cell.same_text < cell.texts for cell in cells):

@@ -1,9 +1,10 @@
-"""What the codecs of hidden rows cost and change: bytes, time, logits, text. In one process, on the bundled demo pair.
+"""What do the codecs of hidden rows cost, and what do they change in logits and texts?
 
-Time: median of encoding and of decoding 64 rows of 8192 of a compute dtype. Link: what those rows take on a line of
-100 Mbit/s, and what that saves against the dtype's lossless codec; computed. Quality: the fp32 target in three spans
-whose rows pass through the codec, against the lossless one. Logits are teacher-forced over whole held-out passages;
-texts are greedy, from the first 96 tokens of every second passage, once plain and once with trees of 16.
+In one process, on the bundled demo pair. Time: median of encoding and of decoding 64 rows of 8192 of a compute dtype.
+Link: what those rows take on a line of 100 Mbit/s, and what that saves against the dtype's lossless codec; computed.
+Quality: the fp32 target in three spans whose rows pass through the codec, against the lossless one. Logits are
+teacher-forced over whole held-out passages; texts are greedy, from the first 96 tokens of every second passage, once
+plain and once with trees of 16.
 
     python -m benchmarks codec --prompts 4
 """
@@ -36,6 +37,7 @@ from swarm.inference.row_codec import decode_rows, encode_rows, lossless_codec
 from swarm.layers import Span
 from swarm.protocol.messages import Codec, Sampling, Sweep
 from swarm.protocol.session import Limits
+from swarm.runtime.console import make_console
 
 ROWS, WIDTH, DEMO_WIDTH = 64, 8192, 192
 LINK_BITS_PER_MS = 100e3
@@ -56,16 +58,28 @@ class Options:
     prompts: int = 24
     """How many of the 24 prompts, and twice as many passages."""
     new_tokens: int = 48
+    """New tokens of each text."""
     repeats: int = 200
     """How often each timed step is run."""
     threads: int = 1
+    """Threads of torch."""
     record: bool = False
-    """Write the tables into BENCHMARKS.md and the measurements beside it."""
+    """Write the tables into docs/benchmarks and the measurements beside it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One codec's bytes and times; milliseconds for 64 rows of 8192."""
+    """One codec's bytes and times. Times are milliseconds for 64 rows of 8192.
+
+    Attributes:
+        codec: Its name.
+        demo_row_bytes: A row of the demo target.
+        row_bytes: A row of 8192 values.
+        encode_ms: To encode.
+        decode_ms: To decode.
+        link_ms: On a link of 100 Mbit/s.
+        saved_ms: What that saves against the lossless codec.
+    """
 
     codec: str
     demo_row_bytes: int
@@ -78,10 +92,17 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one codec changes in the demo target, against fp32. kl: mean over tokens, in nats.
+    """What one codec changes in the demo target, against fp32.
 
-    Shares of tokens: argmaxes that agree, teacher-forced; equal tokens at equal places of free-running texts.
-    same_tree_text: texts that a tree of 16 leaves as they are with plain decoding and the same codec.
+    Attributes:
+        codec: Its name.
+        max_logit_change: The largest change of a logit.
+        kl: Mean KL divergence over tokens, in nats.
+        argmax_agreement: Share of tokens with the same argmax, teacher-forced.
+        equal_tokens: Share of equal tokens at equal places of free-running texts.
+        same_text: Texts that are those of fp32.
+        same_tree_text: Texts that a tree of 16 leaves as plain decoding with the same codec makes them.
+        texts: All texts.
     """
 
     codec: str
@@ -168,15 +189,21 @@ def generate(target: RaggedModel, drafter: Drafter, prompt: list[int], codec: Co
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What the target does with one codec: logits [n, vocab] of each passage, texts without and with a tree."""
+class CodecOutput:
+    """What the target does with one codec.
+
+    Attributes:
+        logits: Of each passage: [n, vocab].
+        plain: Texts without a tree.
+        trees: Texts with a tree.
+    """
 
     logits: list[torch.Tensor]
     plain: list[list[int]]
     trees: list[list[int]]
 
 
-def outcomes(options: Options, console: Console) -> dict[Codec, Outcome]:
+def outcomes(options: Options, console: Console) -> dict[Codec, CodecOutput]:
     """Logits and texts with every codec, the lossless one first."""
     target, draft = load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32)
     drafter = ModelDrafter(draft, target.vocab_size, draft.max_positions or 2048)
@@ -185,14 +212,14 @@ def outcomes(options: Options, console: Console) -> dict[Codec, Outcome]:
     passages = [tokenizer.encode(json.loads(line)["text"]).ids for line in lines]
     found = {}
     for codec in (Codec.FP32, Codec.BF16, Codec.INT8):
-        outcome = found[codec] = Outcome([teacher_forced(target, text, codec) for text in passages], [], [])
+        outcome = found[codec] = CodecOutput([teacher_forced(target, text, codec) for text in passages], [], [])
         for prompt in track(demo_prompts(options.prompts), f"texts with {codec.value} rows", console=console):
             outcome.plain.append(generate(target, NoDrafter(), prompt, codec, options.new_tokens))
             outcome.trees.append(generate(target, drafter, prompt, codec, options.new_tokens))
     return found
 
 
-def effect(codec: Codec, lossless: Outcome, changed: Outcome) -> Effect:
+def effect(codec: Codec, lossless: CodecOutput, changed: CodecOutput) -> Effect:
     """How an outcome differs from the lossless one."""
     rows = list(zip(torch.cat(lossless.logits), torch.cat(changed.logits), strict=True))
     texts = list(zip(lossless.plain, changed.plain, strict=True))
@@ -243,7 +270,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
-    console = Console()
+    console = make_console()
     found_costs, found = costs(options), outcomes(options, console)
     found_effects = [effect(codec, found[Codec.FP32], outcome) for codec, outcome in found.items()]
     for sheet in sheets(found_costs, found_effects):

@@ -1,7 +1,7 @@
-"""Every drafter, alone and together, on texts of the demo target: what it gets accepted, and what that costs.
+"""What does each drafter get accepted, alone and with others, and what does it cost?
 
-    told      the target's own text and hidden rows, made once per prompt
-    followed  a drafter grows its tree at the pending token, and the text goes on as far as it is in the tree
+    texts       the target's own text and hidden rows, made once per prompt
+    following   a drafter grows its tree at the pending token, and the text goes on as far as it is in the tree
 
 A drafter learns from the picks along the text, as a client would; picks off the text, which a client also gets, are
 not taught. Draft times are CPU times of the one thread that drafts. Tokens/s: the real decode loop and controller in
@@ -27,12 +27,12 @@ from rich.console import Console
 from rich.progress import track
 from transformers import AutoTokenizer
 
-from benchmarks.control.replay import Cast, tell
+from benchmarks.control.replay import ReplaySetup, replay_text
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.acceptance import Size, generate
 from benchmarks.simulation.chain import Costs
 from benchmarks.simulation.clock import Clock
-from benchmarks.simulation.recorded import KINDS, Recorded, picks_of, prompts_of
+from benchmarks.simulation.recorded import KINDS, RecordedText, picks_of, prompts_of
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.drafting.drafter import MAX_LEVELS, NONE, NoDrafter, TreeDrafter
@@ -56,6 +56,7 @@ from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
 from swarm.protocol.session import Limits
+from swarm.runtime.console import make_console
 
 PROFILE = Costs(25, 100)
 SIZES = (16, 64)
@@ -88,17 +89,25 @@ class Options:
     prompts: int = 3
     """Of each kind of text."""
     new_tokens: int = 64
+    """New tokens of each text."""
     ranked_prompts: int = 6
     """Passages on which the two rankings are compared."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
-    """Write the measurements here too."""
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """One text of the target. tokens: prompt and what followed; rows: [tokens, width], hidden."""
+class TargetText:
+    """One text of the target.
+
+    Attributes:
+        prompt: Tokens of the prompt.
+        tokens: The prompt and what followed it.
+        sampling: How it was sampled.
+        rows: Hidden rows: [tokens, width].
+    """
 
     prompt: int
     tokens: tuple[int, ...]
@@ -107,8 +116,13 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
-    """What a drafter made of some texts: tokens per sweep, and milliseconds of drafting per sweep."""
+class DrafterScore:
+    """What a drafter made of some texts.
+
+    Attributes:
+        acceptance: Tokens per sweep.
+        draft_ms: Milliseconds of drafting per sweep.
+    """
 
     acceptance: float
     draft_ms: float
@@ -117,9 +131,9 @@ class Followed:
 class TimedDrafter:
     """A real drafter in virtual time, which has the hidden row that the reply before would have brought."""
 
-    def __init__(self, drafter: TreeDrafter, told: Told, clock: Clock) -> None:
+    def __init__(self, drafter: TreeDrafter, target_text: TargetText, clock: Clock) -> None:
         self._drafter = drafter
-        self._told = told
+        self._told = target_text
         self._clock = clock
 
     def grow(
@@ -139,7 +153,7 @@ class TimedDrafter:
         self._drafter.learn(tree, picks)
 
 
-class Workshop:
+class DrafterFactory:
     """The models, loaded once, and the sources made of them, each of which begins knowing nothing."""
 
     def __init__(self) -> None:
@@ -168,36 +182,36 @@ class Workshop:
         return TreeDrafter([made[name]() for name in names])
 
 
-def text_of(target: RaggedModel, prompt: Sequence[int], sampling: Sampling, new_tokens: int) -> Told:
+def text_of(target: RaggedModel, prompt: Sequence[int], sampling: Sampling, new_tokens: int) -> TargetText:
     """The target's text and its hidden rows."""
     plain = generate(target, NoDrafter(), list(prompt), sampling, Size(new_tokens, 0))
     tokens = (*prompt, *plain.tokens)
     session = LocalSession(target, Limits(target.vocab_size, len(tokens), sweeps=1, nodes=len(tokens)))
     chain = [None, *(TreeNodeId(place) for place in range(len(tokens) - 1))]
-    return Told(len(prompt), tokens, sampling, session.run(session.next(tokens, chain)))
+    return TargetText(len(prompt), tokens, sampling, session.run(session.next(tokens, chain)))
 
 
-def follow(drafter: TreeDrafter, texts: Sequence[Told], nodes: int) -> Followed:
+def follow(drafter: TreeDrafter, texts: Sequence[TargetText], nodes: int) -> DrafterScore:
     """Let a drafter guess along the texts, one after the other."""
     lengths, spent_ms = [], []
-    for told in texts:
-        length, before, sweeps = told.prompt + 1, told.prompt + 1, 0
-        while length < len(told.tokens):
+    for target_text in texts:
+        length, before, sweeps = target_text.prompt + 1, target_text.prompt + 1, 0
+        while length < len(target_text.tokens):
             started = time.thread_time()
-            tree = drafter.grow(told.tokens[:length], nodes, MAX_LEVELS, told.sampling)
+            tree = drafter.grow(target_text.tokens[:length], nodes, MAX_LEVELS, target_text.sampling)
             spent_ms.append((time.thread_time() - started) * 1e3)
-            picks = picks_of(tree, told.tokens, length)
+            picks = picks_of(tree, target_text.tokens, length)
             drafter.learn(tree, picks)
-            after = min(length + len(picks), len(told.tokens))
-            drafter.observe(told.tokens[: after - 1], told.rows[length - 1 : after - 1])
+            after = min(length + len(picks), len(target_text.tokens))
+            drafter.observe(target_text.tokens[: after - 1], target_text.rows[length - 1 : after - 1])
             length, sweeps = after, sweeps + 1
         lengths.append((length - before) / sweeps)
-    return Followed(mean(lengths), mean(spent_ms))
+    return DrafterScore(mean(lengths), mean(spent_ms))
 
 
 def replay(
     drafter: TreeDrafter,
-    texts: Sequence[Told],
+    texts: Sequence[TargetText],
     tokenizer: object,
     costs: Costs = PROFILE,
     policy: SpeculationPolicy | None = None,
@@ -206,15 +220,15 @@ def replay(
     policy = policy or Goodput(MOST_NODES)
     tokens, seconds = 0, 0.0
     sizes: list[int] = []
-    for told in texts:
-        recorded = Recorded(told.tokens[: told.prompt], told.tokens, told.sampling, {})
-        cast = Cast(partial(TimedDrafter, drafter, told))
-        count, took_s, used = asyncio.run(tell(recorded, costs, policy, tokenizer, cast))
+    for target_text in texts:
+        recorded = RecordedText(target_text.tokens[: target_text.prompt], target_text.tokens, target_text.sampling, {})
+        setup = ReplaySetup(partial(TimedDrafter, drafter, target_text))
+        count, took_s, used = asyncio.run(replay_text(recorded, costs, policy, tokenizer, setup))
         tokens, seconds, sizes = tokens + count, seconds + took_s, sizes + used
     return tokens / seconds, median(sizes)
 
 
-def sheet(shop: Workshop, options: Options, console: Console) -> Sheet:
+def sheet(shop: DrafterFactory, options: Options, console: Console) -> Sheet:
     """The table of all drafters."""
     made = Sheet(
         "drafters",
@@ -249,7 +263,7 @@ def sheet(shop: Workshop, options: Options, console: Console) -> Sheet:
     return made
 
 
-def ranked(shop: Workshop, options: Options, made: Sheet, console: Console) -> None:
+def ranked(shop: DrafterFactory, options: Options, made: Sheet, console: Console) -> None:
     """SpecExec's ranking, by draft probability, against the coupled one."""
     gains = []
     for temperature in track((0.6, 1.0), "rankings", console=console):
@@ -265,7 +279,7 @@ def ranked(shop: Workshop, options: Options, made: Sheet, console: Console) -> N
     made.measured["rankings"] = gains
 
 
-def heterogeneous(shop: Workshop, options: Options, made: Sheet, console: Console) -> None:
+def heterogeneous(shop: DrafterFactory, options: Options, made: Sheet, console: Console) -> None:
     """Dovetail's setting: the draft is quick and the target verifies where every node costs much."""
     texts = _texts(shop, "passages", 0.0, options.prompts, options.new_tokens)
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
@@ -281,12 +295,12 @@ def heterogeneous(shop: Workshop, options: Options, made: Sheet, console: Consol
         made.measured.setdefault("devices", []).append(found)
 
 
-def _shown(found: Followed) -> tuple[str, str, str]:
+def _shown(found: DrafterScore) -> tuple[str, str, str]:
     gained = (found.acceptance - 1) / max(found.draft_ms, 1e-3)
     return f"{found.acceptance:.2f}", f"{found.draft_ms:.1f}", f"{gained:.3f}"
 
 
-def _texts(shop: Workshop, kind: str, temperature: float, count: int, new_tokens: int) -> list[Told]:
+def _texts(shop: DrafterFactory, kind: str, temperature: float, count: int, new_tokens: int) -> list[TargetText]:
     prompts = prompts_of(kind, count)
     samplings = [Sampling(FIRST_SEED + place, temperature) for place in range(len(prompts))]
     return [text_of(shop.target, *case, new_tokens) for case in zip(prompts, samplings, strict=True)]
@@ -296,8 +310,8 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     torch.set_num_threads(1)
-    console = Console(width=150)
-    shop = Workshop()
+    console = make_console()
+    shop = DrafterFactory()
     made = sheet(shop, options, console)
     ranked(shop, options, made, console)
     heterogeneous(shop, options, made, console)

@@ -1,8 +1,9 @@
-"""How often may fp32's last bits turn a text? In one process, on the bundled demo pair.
+"""How often can the last bits of fp32 change a picked token?
 
-How a sum is rounded hangs on the shape of a forward: a token alone and the same token in a tree have logits that differ
-by some millionths. Where the two best scores lie closer than that, the pick may fall either way. Held-out passages are
-run token by token and in sweeps of 33 rows; every position is picked with several seeds.
+In one process, on the bundled demo pair. How a sum is rounded depends on the shape of a forward: a token alone and the
+same token in a tree have logits that differ by some millionths. Where the two best scores lie closer than that, the
+pick may fall either way. Held-out passages are run token by token and in sweeps of 33 rows; every position is picked
+with several seeds.
 
     python -m benchmarks near_ties --record
 
@@ -18,7 +19,6 @@ from statistics import mean, median
 
 import torch
 import tyro
-from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
@@ -30,10 +30,11 @@ from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.inference.sampling import ranking_scores
 from swarm.protocol.messages import Sampling
 from swarm.protocol.session import Limits, Parent
+from swarm.runtime.console import make_console
 
 SWEEP = 33
 NEAR = 0.05
-"""Margins below it tell how densely they lie near 0."""
+"""Margins below it show how densely they lie near 0."""
 MILLION = 1_000_000
 
 
@@ -42,16 +43,23 @@ class Options:
     """Measure near ties."""
 
     passages: int = 24
+    """How many passages."""
     seeds: int = 8
     """Of each position at temperature 1."""
     threads: int = 1
+    """Threads of torch."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
 
 
 @dataclass(slots=True)
 class Margins:
-    """Of every pick: between its two best scores, token by token, and between the same two in sweeps."""
+    """Of every pick: the margin between its two best scores.
+
+    Attributes:
+        alone: Token by token.
+        in_sweeps: Between the same two tokens in sweeps.
+    """
 
     alone: list[float] = field(default_factory=list)
     in_sweeps: list[float] = field(default_factory=list)
@@ -100,7 +108,7 @@ def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
-    console = Console()
+    console = make_console()
     target, tokenizer = load_whole(TARGET, torch.float32), Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     lines = PASSAGES.read_text(encoding="utf-8").splitlines()[: options.passages]
     found = {0.0: Margins(), 1.0: Margins()}

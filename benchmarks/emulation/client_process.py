@@ -20,7 +20,7 @@ PROGRESS_S = 5
 async def run_part(module: str, job: dict[str, Any], net: Network, folder: Path, console: Console) -> Any:  # noqa: ANN401
     """Run `python -m module JOB` on the network's last host, pass its progress on, and read what it wrote.
 
-    job: `result` names the file for it, JSON.
+    `result` of the job names the file that it writes, which is JSON.
 
     Raises:
         RegistryError: it failed; says what every program said last.

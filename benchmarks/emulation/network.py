@@ -36,7 +36,7 @@ MAX_HOSTS = 254
 MTU_BYTES = (576, 65_535)
 
 
-class Kind(StrEnum):
+class NetworkKind(StrEnum):
     """How the hosts are joined."""
 
     TUN = "tun"
@@ -44,8 +44,15 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What to build; every link starts with the same shape."""
+class NetworkPlan:
+    """What to build. Every link begins with the same shape.
+
+    Attributes:
+        hosts: How many hosts.
+        shape: Of every link.
+        seed: Of losses and jitter.
+        mtu: Of every interface, in bytes.
+    """
 
     hosts: int
     shape: LinkShape
@@ -63,8 +70,14 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What a TUN network has done so far: `dropped` counts full queues, losses and cuts."""
+class CarriedTraffic:
+    """What a TUN network has done so far.
+
+    Attributes:
+        packets: Packets carried.
+        dropped: Packets dropped by full queues, losses and cuts.
+        cpu_s: CPU seconds of the process that carries them.
+    """
 
     packets: int
     dropped: int
@@ -74,9 +87,9 @@ class Load:
 class Network(ABC):
     """Hosts 0 … n-1. A link direction is `(source, target)`; None stands for every host."""
 
-    kind: Kind
+    kind: NetworkKind
 
-    def __init__(self, plan: Plan, reason: str, links: Sequence[Ends]) -> None:
+    def __init__(self, plan: NetworkPlan, reason: str, links: Sequence[Ends]) -> None:
         self.plan = plan
         self.reason = reason
         self._shapes = dict.fromkeys(links, plan.shape)
@@ -177,9 +190,9 @@ class Network(ABC):
 class TunNetwork(Network):
     """Every host is a network namespace with an address of its own; any pair has a link of its own."""
 
-    kind = Kind.TUN
+    kind = NetworkKind.TUN
 
-    def __init__(self, plan: Plan, reason: str = "as asked") -> None:
+    def __init__(self, plan: NetworkPlan, reason: str = "as asked") -> None:
         super().__init__(plan, reason, list(itertools.permutations(range(plan.hosts), 2)))
         self._namespaces: list[str] = []
 
@@ -208,13 +221,13 @@ class TunNetwork(Network):
         """The two directions between them."""
         return self._shapes[near, far], self._shapes[far, near]
 
-    async def load(self) -> Load:
+    async def load(self) -> CarriedTraffic:
         """What it has done so far."""
-        return Load(**await self.emulator.ask("load", (None, None)))
+        return CarriedTraffic(**await self.emulator.ask("load", (None, None)))
 
     async def _start(self) -> Emulator:
         plan = self.plan
-        setup = packets.Setup(plan.hosts, plan.shape, plan.mtu, plan.seed)
+        setup = packets.CarrierSetup(plan.hosts, plan.shape, plan.mtu, plan.seed)
         emulator, words = await Emulator.start("benchmarks.emulation.packets", [json.dumps(asdict(setup))])
         self._namespaces = words["namespaces"]
         return emulator
@@ -226,9 +239,9 @@ class ProxyNetwork(Network):
     So its links are `(None, host)` and `(host, None)`. A host that dials passes through none of its own.
     """
 
-    kind = Kind.PROXY
+    kind = NetworkKind.PROXY
 
-    def __init__(self, plan: Plan, reason: str = "as asked") -> None:
+    def __init__(self, plan: NetworkPlan, reason: str = "as asked") -> None:
         hosts = range(plan.hosts)
         super().__init__(plan, reason, [ends for host in hosts for ends in ((None, host), (host, None))])
         ports = free_ports(2 * plan.hosts)
@@ -260,17 +273,17 @@ class ProxyNetwork(Network):
         return emulator
 
 
-def open_network(plan: Plan, kind: Kind | None = None) -> Network:
+def open_network(plan: NetworkPlan, kind: NetworkKind | None = None) -> Network:
     """A network to use in `async with`: of the kind asked for, else the best that this machine allows.
 
     Raises:
         ConfigError: TUN devices are asked for and cannot be had.
     """
-    if kind is Kind.PROXY:
+    if kind is NetworkKind.PROXY:
         return ProxyNetwork(plan)
     missing = obstacle()
     if missing is None:
         return TunNetwork(plan, "as asked" if kind else "network namespaces and TUN devices are allowed here")
-    if kind is Kind.TUN:
+    if kind is NetworkKind.TUN:
         raise ConfigError(f"no TUN network: {missing}; --kind proxy needs nothing")
     return ProxyNetwork(plan, missing)

@@ -1,6 +1,7 @@
-"""An emulated network measured beside its nominal values: one-way delay and goodput per direction, and the round trip.
+"""Does the emulated network have the delays and rates that were asked for?
 
-One TCP connection does it all: both of its ends are in this process, so one clock times each way by itself.
+One-way delay and goodput per direction, and the round trip, beside their nominal values. One TCP connection does it
+all: both of its ends are in this process, so one clock times each way by itself.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from benchmarks.emulation.network import Kind, Network, Plan, open_network
+from benchmarks.emulation.network import Network, NetworkKind, NetworkPlan, open_network
 from benchmarks.sheet import Sheet
 from client.demo.link_shape import LinkShape
 from swarm.errors import SwarmError
+from swarm.runtime.console import make_console
 
 PINGS = 21
 PING = bytes(8)
@@ -34,7 +36,7 @@ CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 WARM_ROUND_TRIPS = 16
 """How long TCP is given before that to open its window, which then fills half of the link's queue and loses nothing."""
 CHUNK = bytes(1 << 16)
-DELAY_BOUND_MS = {Kind.TUN: 0.5, Kind.PROXY: 1.5}
+DELAY_BOUND_MS = {NetworkKind.TUN: 0.5, NetworkKind.PROXY: 1.5}
 DELAY_BOUND = 0.02
 """A delay may be off by this share of it and the milliseconds above; the proxy is one more program on the way."""
 RATE_BOUNDS = (0.85, 1.02)
@@ -44,8 +46,17 @@ CHOICES = (tyro.conf.EnumChoicesFromValues,)
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One value beside what it should be; `low` and `high` are what is accepted."""
+class CheckedValue:
+    """One value beside what it should be.
+
+    Attributes:
+        what: Its name.
+        unit: Of all four values.
+        nominal: What was asked for.
+        measured: What was measured.
+        low: The least that is accepted.
+        high: The most that is accepted.
+    """
 
     what: str
     unit: str
@@ -64,28 +75,40 @@ class Measured:
 class Options:
     """Build an emulated network, measure it and compare with what was asked for."""
 
-    kind: Kind | None = None
+    kind: NetworkKind | None = None
     """tun needs root; proxy needs nothing; left out: the best that this machine allows."""
     hosts: int = 2
+    """How many hosts."""
     delay_ms: float = 25.0
     """One way."""
     mbit: float | None = 100.0
     """Per interface and direction; None: unlimited."""
     jitter_ms: float = 0.0
+    """Largest extra delay of a packet."""
     loss: float = 0.0
     """Fraction of packets, TUN alone; the rate is not measured then."""
     queue_ms: float = 100.0
+    """Length of each link's queue."""
     seed: int = 0
+    """Of all that is random."""
     mtu: int = 1500
+    """Of every interface, in bytes."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
     """Write the values here too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One direction of a connection."""
+class Direction:
+    """One direction of a connection.
+
+    Attributes:
+        name: For a person.
+        shape: Of its link.
+        writer: At the near end.
+        reader: At the far end.
+    """
 
     name: str
     shape: LinkShape
@@ -93,7 +116,7 @@ class Way:
     reader: asyncio.StreamReader
 
 
-async def check(net: Network, pairs: Sequence[tuple[int, int]] = ((0, 1),)) -> list[Measured]:
+async def check(net: Network, pairs: Sequence[tuple[int, int]] = ((0, 1),)) -> list[CheckedValue]:
     """Measure the links of these pairs of hosts, both ways, one pair after the other; no link of theirs may be cut."""
     results = []
     for near, far in pairs:
@@ -105,12 +128,12 @@ async def check(net: Network, pairs: Sequence[tuple[int, int]] = ((0, 1),)) -> l
                     warm_s = WARM_ROUND_TRIPS * sum(way.shape.delay_ms for way in ways) / 1e3
                     nominal, rate = way.shape.mbit, await _goodput(way, warm_s)
                     low, high = (nominal * bound for bound in RATE_BOUNDS)
-                    results.append(Measured(f"rate {way.name}", "Mbit/s", nominal, rate, low, high))
+                    results.append(CheckedValue(f"rate {way.name}", "Mbit/s", nominal, rate, low, high))
     return results
 
 
 @asynccontextmanager
-async def _connected(net: Network, near: int, far: int) -> AsyncIterator[tuple[Way, Way]]:
+async def _connected(net: Network, near: int, far: int) -> AsyncIterator[tuple[Direction, Direction]]:
     """A connection that `near` opened to `far`: there, back."""
     loop = asyncio.get_running_loop()
     ways = net.shapes(near, far)
@@ -131,8 +154,8 @@ async def _connected(net: Network, near: int, far: int) -> AsyncIterator[tuple[W
     far_reader, far_writer = await asyncio.open_connection(sock=accepted)
     try:
         yield (
-            Way(f"{near} → {far}", ways[0], near_writer, far_reader),
-            Way(f"{far} → {near}", ways[1], far_writer, near_reader),
+            Direction(f"{near} → {far}", ways[0], near_writer, far_reader),
+            Direction(f"{far} → {near}", ways[1], far_writer, near_reader),
         )
     finally:
         for writer in (near_writer, far_writer):
@@ -146,7 +169,7 @@ def _limit_window(end: socket.socket, shape: LinkShape, round_trip_s: float) -> 
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, int(window_s * shape.mbit * 1e6 / 8))
 
 
-async def _delays(kind: Kind, ways: tuple[Way, Way]) -> list[Measured]:
+async def _delays(kind: NetworkKind, ways: tuple[Direction, Direction]) -> list[CheckedValue]:
     pings = [[await _one_way_ms(way) for way in ways] for _ in range(PINGS)]
     there, back = ways
     return [
@@ -156,22 +179,22 @@ async def _delays(kind: Kind, ways: tuple[Way, Way]) -> list[Measured]:
     ]
 
 
-def _delay(kind: Kind, what: str, ways: Sequence[Way], times_ms: Sequence[float]) -> Measured:
-    """The median of the times that these ways took together."""
+def _delay(kind: NetworkKind, what: str, ways: Sequence[Direction], times_ms: Sequence[float]) -> CheckedValue:
+    """The median of the times that these directions took together."""
     jitter_ms = sum(way.shape.jitter_ms for way in ways) / 2
     nominal_ms = jitter_ms + sum(way.shape.delay_ms + way.shape.transmit_s(PING_PACKET_BYTES) * 1e3 for way in ways)
     slack_ms = len(ways) * DELAY_BOUND_MS[kind] + DELAY_BOUND * nominal_ms + jitter_ms
-    return Measured(what, "ms", nominal_ms, median(times_ms), nominal_ms - slack_ms, nominal_ms + slack_ms)
+    return CheckedValue(what, "ms", nominal_ms, median(times_ms), nominal_ms - slack_ms, nominal_ms + slack_ms)
 
 
-async def _one_way_ms(way: Way) -> float:
+async def _one_way_ms(way: Direction) -> float:
     start_s = time.monotonic()
     way.writer.write(PING)
     await way.reader.readexactly(len(PING))
     return (time.monotonic() - start_s) * 1e3
 
 
-async def _goodput(way: Way, warm_s: float) -> float:
+async def _goodput(way: Direction, warm_s: float) -> float:
     """Bulk transfer in Mbit/s of payload, once TCP has opened its window."""
 
     async def send() -> None:
@@ -196,7 +219,7 @@ async def _count(reader: asyncio.StreamReader, for_s: float) -> float:
     return size_bytes * 8e-6 / spent_s
 
 
-def sheet(net: Network, results: Sequence[Measured]) -> Sheet:
+def sheet(net: Network, results: Sequence[CheckedValue]) -> Sheet:
     """Measured beside nominal."""
     made = Sheet(
         "network",
@@ -211,7 +234,7 @@ def sheet(net: Network, results: Sequence[Measured]) -> Sheet:
     return made
 
 
-def summary(net: Network, results: Sequence[Measured]) -> dict[str, Any]:
+def summary(net: Network, results: Sequence[CheckedValue]) -> dict[str, Any]:
     """The network and what was measured, for JSON."""
     return {
         "kind": net.kind,
@@ -229,7 +252,7 @@ def _congestion_control() -> str | None:
 async def _run(options: Options, console: Console) -> bool:
     """Whether all that was measured is good."""
     shape = LinkShape(options.delay_ms, options.mbit, options.jitter_ms, options.loss, options.queue_ms)
-    async with open_network(Plan(options.hosts, shape, options.seed, options.mtu), options.kind) as net:
+    async with open_network(NetworkPlan(options.hosts, shape, options.seed, options.mtu), options.kind) as net:
         results = await check(net)
     sheet(net, results).finish(console, record=options.record, path=options.json)
     return all(result.is_good for result in results)
@@ -238,7 +261,7 @@ async def _run(options: Options, console: Console) -> bool:
 def main() -> None:
     """Entry point; fails if a value is off."""
     try:
-        good = asyncio.run(_run(tyro.cli(Options, config=CHOICES), Console()))
+        good = asyncio.run(_run(tyro.cli(Options, config=CHOICES), make_console()))
     except (SwarmError, OSError) as error:
         print(f"network: {error}", file=sys.stderr)  # noqa: T201 - the command line's own output
         sys.exit(1)

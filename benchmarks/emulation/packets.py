@@ -34,13 +34,20 @@ BURST = 64
 PACKET_BYTES = 1 << 16
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 
-Waiting = tuple[float, int, EmulatedLink, int, bytes, bool]
+QueuedPacket = tuple[float, int, EmulatedLink, int, bytes, bool]
 """Due time, number (a tie-break), link, receiver's device, packet, whether it has passed the receiver's interface."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """What the process is started with."""
+class CarrierSetup:
+    """What the process is started with.
+
+    Attributes:
+        hosts: How many hosts.
+        shape: Of every link, at the beginning.
+        mtu: Of every interface, in bytes.
+        seed: Of losses and jitter.
+    """
 
     hosts: int
     shape: LinkShape
@@ -48,7 +55,7 @@ class Setup:
     seed: int
 
     @classmethod
-    def from_json(cls, text: str) -> Setup:
+    def from_json(cls, text: str) -> CarrierSetup:
         """The inverse of `json.dumps(asdict(setup))`."""
         fields = json.loads(text)
         return cls(**{**fields, "shape": LinkShape(**fields["shape"])})
@@ -66,7 +73,7 @@ class Carrier:
         self.packets = 0
         self.dropped = 0
         self._devices = devices
-        self._waiting: list[Waiting] = []
+        self._waiting: list[QueuedPacket] = []
         self._numbers = itertools.count()
         self._cut: set[Ends] = set()
         outgoing = [Interface() for _ in devices]
@@ -80,7 +87,7 @@ class Carrier:
             self._routes[devices[source]][bytes((*SUBNET, target + 1))] = (link, devices[target])
 
     def obey(self, verb: str, link: Sequence[int | None], *words: object) -> dict[str, float]:
-        """Change links; tells what was carried so far."""
+        """Change links, and report what was carried so far."""
         source, target = link
         match verb, *words:
             case "shape", dict(shape):
@@ -173,7 +180,7 @@ def _prefer() -> None:
 
 def main() -> None:
     """Entry point."""
-    setup = Setup.from_json(sys.argv[1])
+    setup = CarrierSetup.from_json(sys.argv[1])
     try:
         hosts = [make_host(address(host), setup.mtu) for host in range(setup.hosts)]
     except (OSError, subprocess.CalledProcessError) as error:

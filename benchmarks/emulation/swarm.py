@@ -21,8 +21,14 @@ COVER_ATTEMPTS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Hosted:
-    """A swarm that is up. peer: where to join. nodes: its programs. star: addresses of star servers, if wanted."""
+class RunningSwarm:
+    """A swarm that is up.
+
+    Attributes:
+        peer: The bootstrap peer's address.
+        nodes: Its programs, one per span.
+        star: Addresses of star servers, if there are any.
+    """
 
     peer: str
     nodes: tuple[Running, ...]
@@ -30,21 +36,27 @@ class Hosted:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What nodes serve, one per span. options: of every `node serve`."""
+class ServeOptions:
+    """What nodes serve, one per span.
+
+    Attributes:
+        model: The folder of the model.
+        spans: Layers of each node.
+        options: Further options of every `node serve`.
+    """
 
     model: Path = TARGET
     spans: tuple[str, ...] = SPANS
     options: tuple[str, ...] = ("--device", "cpu")
 
 
-DEMO = Served()
+DEMO = ServeOptions()
 
 
 @asynccontextmanager
 async def hosted_swarm(
-    net: Network, folder: Path, served: Served = DEMO, *, star: bool = False
-) -> AsyncIterator[Hosted]:
+    net: Network, folder: Path, served: ServeOptions = DEMO, *, star: bool = False
+) -> AsyncIterator[RunningSwarm]:
     """Start it; leaving ends every program.
 
     Raises:
@@ -71,7 +83,7 @@ async def hosted_swarm(
             *(node.wait_for("serving at") for node in nodes), *(one.wait_for("star at") for one in stars)
         )
         addresses = tuple(f"{net.bind_address(host)[0]}:{STAR_PORT}" for host in range(1, len(stars) + 1))
-        yield Hosted(peer, tuple(nodes), addresses)
+        yield RunningSwarm(peer, tuple(nodes), addresses)
 
 
 @asynccontextmanager

@@ -1,6 +1,6 @@
-"""What `swarm health` costs with a thousand nodes, in one model and in eight, on top of thirty days of history.
+"""What does `swarm health` cost with 1,000 nodes and a history of 30 days?
 
-python -m benchmarks health_load --record
+    python -m benchmarks health_load --record
 
 A real mosquitto and a real bootstrap peer; the nodes are simulated in this process, each with a key of its own.
 """
@@ -30,7 +30,7 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.operations.health_nodes import Simulated, simulate
+from benchmarks.operations.health_nodes import SimulatedNode, simulate
 from benchmarks.sheet import Sheet
 from client.demo.programs import start_program
 from swarm.discovery.identity import Identity
@@ -38,6 +38,7 @@ from swarm.errors import ConfigError
 from swarm.health.state.model_slots import MAX_MODELS
 from swarm.health.state.verdict import Grade
 from swarm.health.tasks.history import WINDOWS, History, Sample
+from swarm.runtime.console import make_console
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.messages import METRICS_S, Presence
 
@@ -53,7 +54,9 @@ class Options:
     """Measure the health service under load."""
 
     nodes: int = 1_000
+    """How many nodes."""
     seconds: float = 60.0
+    """Seconds that count."""
     readers: int = 20
     """Readers of the live stream."""
     models: tuple[int, ...] = (1, 8)
@@ -61,13 +64,30 @@ class Options:
     most: int = MAX_MODELS
     """Models of the largest history."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(slots=True)
-class Measured:
-    """What was seen in one run. shown_ms: from saying something new to reading it in the stream."""
+class HealthRun:
+    """What was seen in one run.
+
+    Attributes:
+        cpu_cores: CPU seconds of the health process per second.
+        pss_bytes: Its memory at the end (PSS).
+        tree_pss_bytes: The same with its DHT processes.
+        state_bytes: One state in the live stream.
+        query_ms: Times of HTTP requests, by path.
+        frames: States that readers got.
+        gaps_ms: From one state to the next, at one reader.
+        shown_ms: From a node's new state to its arrival in the stream.
+        messages: Signed messages that were heard.
+        refused: Refused messages, by reason.
+        nodes_shown: Nodes in the last state.
+        history_bytes: The history file before the run.
+        is_over: All tasks end when this is set.
+    """
 
     cpu_cores: float = 0.0
     pss_bytes: int = 0
@@ -120,7 +140,7 @@ def mosquitto(folder: Path, port: int) -> Iterator[None]:
         process.wait()
 
 
-async def talk(nodes: list[Simulated], port: int, ready: asyncio.Event, measured: Measured) -> None:
+async def publish_all(nodes: list[SimulatedNode], port: int, ready: asyncio.Event, measured: HealthRun) -> None:
     """Be some of the nodes: everybody says something every 5 s, evenly spread."""
     async with aiomqtt.Client("127.0.0.1", port, timeout=PATIENCE_S) as client:
         for node in nodes:
@@ -136,7 +156,7 @@ async def talk(nodes: list[Simulated], port: int, ready: asyncio.Event, measured
             await asyncio.sleep(max(started + said * METRICS_S / len(nodes) - time.monotonic(), 0.0))
 
 
-async def read(url: str, measured: Measured, watched: str, told: dict[str, float], first: bool) -> None:
+async def read(url: str, measured: HealthRun, watched: str, published: dict[str, float], first: bool) -> None:
     """Read the live stream; the first reader also looks at one node."""
     host, _, rest = url.removeprefix("http://").partition("/")
     name, _, port = host.partition(":")
@@ -155,25 +175,25 @@ async def read(url: str, measured: Measured, watched: str, told: dict[str, float
             if first:
                 measured.gaps_ms += [] if last_s is None else [(now - last_s) * 1e3]
                 last_s = now
-                _look(line, watched, told, measured)
+                _look(line, watched, published, measured)
     finally:
         writer.close()
 
 
-def _look(line: bytes, watched: str, told: dict[str, float], measured: Measured) -> None:
+def _look(line: bytes, watched: str, published: dict[str, float], measured: HealthRun) -> None:
     where = line.find(watched.encode())
     state = line.find(b'"state":"', where)
     shown = line[state + 9 : state + 25].partition(b'"')[0].decode()
-    if where >= 0 and shown in told:
-        measured.shown_ms.append((time.monotonic() - told.pop(shown)) * 1e3)
+    if where >= 0 and shown in published:
+        measured.shown_ms.append((time.monotonic() - published.pop(shown)) * 1e3)
 
 
-async def change(node: Simulated, port: int, told: dict[str, float], measured: Measured) -> None:
+async def change(node: SimulatedNode, port: int, published: dict[str, float], measured: HealthRun) -> None:
     """Let one node change its state again and again."""
     async with aiomqtt.Client("127.0.0.1", port, timeout=PATIENCE_S) as client:
         while not measured.is_over:
             for state in (Presence.DRAINING, Presence.SERVING):
-                told[state.value] = time.monotonic()
+                published[state.value] = time.monotonic()
                 await client.publish(*node.sealed(node.status(state)), qos=1, retain=True)
                 await asyncio.sleep(SHOWN_S)
 
@@ -193,7 +213,7 @@ def queries(url: str, prints: list[str], turn: int) -> dict[str, str]:
     return {"/api/v1/state": f"{url}api/v1/state", **history, "/api/v1/alerts": f"{url}api/v1/alerts"}
 
 
-async def load(options: Options, nodes: list[Simulated], folder: Path, measured: Measured) -> None:
+async def load(options: Options, nodes: list[SimulatedNode], folder: Path, measured: HealthRun) -> None:
     """Run everything for a while, and look at the health service's process."""
     port = free_port()
     with mosquitto(folder, port):
@@ -208,19 +228,19 @@ async def load(options: Options, nodes: list[Simulated], folder: Path, measured:
 
 
 async def _run(
-    options: Options, nodes: list[Simulated], where: tuple[int, str, psutil.Process], measured: Measured
+    options: Options, nodes: list[SimulatedNode], where: tuple[int, str, psutil.Process], measured: HealthRun
 ) -> None:
     port, url, process = where
-    told: dict[str, float] = {}
+    published: dict[str, float] = {}
     async with TaskScope() as scope:
         ready = [asyncio.Event() for _ in range(CONNECTIONS)]
         for number, event in enumerate(ready):
-            scope.spawn(talk(nodes[1 + number :: CONNECTIONS], port, event, measured))
+            scope.spawn(publish_all(nodes[1 + number :: CONNECTIONS], port, event, measured))
         for event in ready:
             await event.wait()
         for number in range(options.readers):
-            scope.spawn(read(url, measured, nodes[0].identity.peer_id, told, number == 0))
-        scope.spawn(change(nodes[0], port, told, measured))
+            scope.spawn(read(url, measured, nodes[0].identity.peer_id, published, number == 0))
+        scope.spawn(change(nodes[0], port, published, measured))
         await asyncio.sleep(2 * METRICS_S)
         measured.frames = 0
         measured.gaps_ms.clear()
@@ -237,7 +257,7 @@ async def _run(
         measured.is_over = True
 
 
-async def _ask(options: Options, url: str, prints: list[str], measured: Measured) -> dict[str, Any]:
+async def _ask(options: Options, url: str, prints: list[str], measured: HealthRun) -> dict[str, Any]:
     """Ask everything again and again; the last state."""
     started, turn, state = time.monotonic(), 0, b"{}"
     while time.monotonic() - started < options.seconds:
@@ -277,8 +297,8 @@ def size_of(path: Path) -> int:
     return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
 
 
-def sheet(options: Options, runs: dict[int, Measured], most: tuple[int, float]) -> Sheet:
-    """The table. most: size and slowest query of a history of as many models as there can be."""
+def sheet(options: Options, runs: dict[int, HealthRun], most: tuple[int, float]) -> Sheet:
+    """The table. `most` is the size and the slowest query of a history of as many models as there can be."""
     made = Sheet(
         "health_load",
         f"`swarm health` with {options.nodes:,} nodes that speak every {METRICS_S:.0f} s, {options.readers} readers, "
@@ -323,15 +343,15 @@ def _cells(values: list[float]) -> tuple[str, str]:
     return f"{median(values):.0f}", f"{quantiles(values, n=20, method='inclusive')[-1]:.0f}"
 
 
-async def measure(options: Options, console: Console) -> tuple[dict[int, Measured], tuple[int, float]]:
+async def measure(options: Options, console: Console) -> tuple[dict[int, HealthRun], tuple[int, float]]:
     """Every run, and the largest history."""
-    runs: dict[int, Measured] = {}
+    runs: dict[int, HealthRun] = {}
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         made = (threads.submit(Identity.ephemeral) for _ in range(options.nodes))
         keys = [one.result() for one in track(list(made), "keys", console=console)]
     with tempfile.TemporaryDirectory(prefix="canopy-health-") as name:
         for count in options.models:
-            folder, run, prints = Path(name) / str(count), Measured(), fingerprints(count)
+            folder, run, prints = Path(name) / str(count), HealthRun(), fingerprints(count)
             folder.mkdir()
             await thirty_days(prints, options.nodes, folder / "health.sqlite3", console)
             run.history_bytes = size_of(folder / "health.sqlite3")
@@ -345,7 +365,7 @@ async def measure(options: Options, console: Console) -> tuple[dict[int, Measure
 
 def main() -> None:
     """Entry point."""
-    options, console = tyro.cli(Options, description=__doc__), Console()
+    options, console = tyro.cli(Options, description=__doc__), make_console()
     try:
         runs, most = asyncio.run(measure(options, console))
     except ConfigError as error:

@@ -15,8 +15,17 @@ LAYERS, SPAN = 80, 8
 
 
 @dataclass(slots=True)
-class Simulated:
-    """One node that only talks."""
+class SimulatedNode:
+    """A node that only publishes.
+
+    Attributes:
+        identity: Its key.
+        span: Its layers.
+        fingerprint: Of its model.
+        nonce: Of this start.
+        started_at: Time of day of this start, in seconds.
+        seq: The number of its last message.
+    """
 
     identity: Identity
     span: Span
@@ -78,10 +87,10 @@ class Simulated:
         )
 
 
-def simulate(keys: Iterable[Identity], prints: list[str]) -> list[Simulated]:
+def simulate(keys: Iterable[Identity], prints: list[str]) -> list[SimulatedNode]:
     """A node for every key, spread over the models and their layers."""
     spans = [Span(start, start + SPAN) for start in range(0, LAYERS, SPAN)]
     return [
-        Simulated(key, spans[number // len(prints) % len(spans)], prints[number % len(prints)])
+        SimulatedNode(key, spans[number // len(prints) % len(spans)], prints[number % len(prints)])
         for number, key in enumerate(keys)
     ]

@@ -1,4 +1,4 @@
-"""How soon the health page can be used, and what an update costs it, by the number of nodes.
+"""How soon can the health page be used, and what does an update cost it?
 
 python -m benchmarks page_load --record
 """
@@ -19,6 +19,7 @@ from rich.console import Console
 from benchmarks.operations import page_states
 from benchmarks.operations.page_server import PageServer
 from benchmarks.sheet import Sheet
+from swarm.runtime.console import make_console
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -32,18 +33,28 @@ class Options:
     """Measure the page in headless Chromium on this machine."""
 
     nodes: tuple[int, ...] = (10, 100, 1_000)
+    """Sizes of the swarm, each in turn."""
     repeats: int = 10
     """Of opening the page, each in a browser context of its own."""
     updates: int = 10
     """After each opening."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(slots=True)
-class Measured:
-    """Milliseconds, one list per quantity; state_bytes: of one state."""
+class PageTimes:
+    """Milliseconds of each opening or update.
+
+    Attributes:
+        state_bytes: One state.
+        interactive_ms: Until the page can be used.
+        opening_cpu_ms: CPU time of the page's main thread until then.
+        update_ms: Until the page shows a new state.
+        update_cpu_ms: CPU time of that thread for it.
+    """
 
     state_bytes: int = 0
     interactive_ms: list[float] = field(default_factory=list)
@@ -58,7 +69,7 @@ def thread_ms(chrome: CDPSession) -> float:
     return next(float(metric["value"]) for metric in metrics if metric["name"] == "ThreadTime") * 1e3
 
 
-def open_once(browser: Browser, server: PageServer, states: list[page_states.State], measured: Measured) -> None:
+def open_once(browser: Browser, server: PageServer, states: list[page_states.State], measured: PageTimes) -> None:
     """Open the page with the first state, click, and bring it the others."""
     with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
         page = context.new_page()
@@ -79,9 +90,9 @@ def open_once(browser: Browser, server: PageServer, states: list[page_states.Sta
         measured.update_cpu_ms.append((thread_ms(chrome) - opened_ms) / max(len(states) - 1, 1))
 
 
-def measure(options: Options, console: Console) -> dict[int, Measured]:
+def measure(options: Options, console: Console) -> dict[int, PageTimes]:
     """All sizes in turns, so that what else the machine does meets each of them."""
-    found = {count: Measured() for count in options.nodes}
+    found = {count: PageTimes() for count in options.nodes}
     states = {count: _states(count, options.updates) for count in options.nodes}
     for count, measured in found.items():
         measured.state_bytes = len(json.dumps(states[count][0]))
@@ -104,7 +115,7 @@ def _states(nodes: int, updates: int) -> list[page_states.State]:
     return found
 
 
-def sheet(options: Options, found: dict[int, Measured]) -> Sheet:
+def sheet(options: Options, found: dict[int, PageTimes]) -> Sheet:
     """The table."""
     made = Sheet(
         "page_load",
@@ -118,7 +129,7 @@ def sheet(options: Options, found: dict[int, Measured]) -> Sheet:
     slowest = max(median(measured.interactive_ms) for measured in found.values())
     made.notes = [f"Asked: interactive in {LIMIT_MS:,} ms; the slowest median is {slowest:,.0f} ms."]
     made.measured = {
-        str(count): {name: getattr(one, name) for name in Measured.__slots__} for count, one in found.items()
+        str(count): {name: getattr(one, name) for name in PageTimes.__slots__} for count, one in found.items()
     }
     return made
 
@@ -130,7 +141,7 @@ def _spread(values: list[float]) -> str:
 
 def main() -> None:
     """Entry point."""
-    options, console = tyro.cli(Options, description=__doc__), Console()
+    options, console = tyro.cli(Options, description=__doc__), make_console()
     if not Path(CHROMIUM).exists():
         sys.exit(f"page_load: needs {CHROMIUM}; on Debian: apt-get install chromium")
     if options.repeats < 1 or not options.nodes:

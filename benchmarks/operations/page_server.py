@@ -1,7 +1,8 @@
-"""A health service that knows what it is told: the page's files, any state, history and a live stream.
+"""Serves the health page with made-up states, to `page_load` or to a browser.
 
-By hand: `python -m benchmarks page_server degraded`, or another function of `page_states`; every 2 s
-something changes.
+The page's files, any state, history and a live stream come from this process; nothing else runs.
+
+    python -m benchmarks page_server degraded     # or another function of `page_states`; every 2 s something changes
 """
 
 from __future__ import annotations

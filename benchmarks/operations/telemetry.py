@@ -1,7 +1,8 @@
-"""What telemetry costs a node that serves: tokens/s and CPU time with and without it, by pair, and the publisher alone.
+"""What does telemetry cost a node that serves?
 
-Two nodes serve the whole demo model, each to a swarm of its own, one of them with --mqtt and a real mosquitto (Debian
-package). Texts alternate between them, and nodes are started anew several times, as no two processes are equally fast.
+Tokens/s and CPU time with and without it, by pair, and the publisher alone. Two nodes serve the whole demo model, each
+to a swarm of its own, one of them with --mqtt and a real mosquitto (Debian package). Texts alternate between them, and
+nodes are started anew several times, because no two processes are equally fast.
 
     python -m benchmarks telemetry --record
 """
@@ -39,6 +40,7 @@ from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeState
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 from swarm.telemetry.broker_address import parse_broker
 
@@ -57,16 +59,25 @@ class Options:
     nodes: int = 16
     """Tree nodes per sweep."""
     new_tokens: int = 96
+    """New tokens of each text."""
     seconds: float = 60.0
     """How long the publisher alone is watched."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """One generated text: its speed, and what the node's process and the wall clock spent on it."""
+class TextCost:
+    """One generated text.
+
+    Attributes:
+        way: With or without telemetry.
+        tokens_per_s: Its speed.
+        cpu_s: CPU seconds of the node's process for it.
+        wall_s: Wall-clock seconds for it.
+    """
 
     way: str
     tokens_per_s: float
@@ -91,9 +102,9 @@ async def broker(folder: Path) -> AsyncIterator[str]:
         await process.wait()
 
 
-async def measure_pairs(options: Options, url: str, folder: Path, console: Console) -> list[Text]:
+async def measure_pairs(options: Options, url: str, folder: Path, console: Console) -> list[TextCost]:
     """Texts by both nodes in turns; each pair begins with the other one."""
-    texts: list[Text] = []
+    texts: list[TextCost] = []
     prompts = demo_prompts(options.rounds)
     for start in range(options.starts):
         async with AsyncExitStack() as stack:
@@ -107,23 +118,29 @@ async def measure_pairs(options: Options, url: str, folder: Path, console: Conso
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """A node and the swarm that it makes."""
+class ServingNode:
+    """A node, and the swarm of which it is the only one.
+
+    Attributes:
+        way: With or without telemetry.
+        swarm: A client of it.
+        process: The node's process.
+    """
 
     way: str
     swarm: AsyncSwarm
     process: psutil.Process
 
-    async def text(self, options: Options, prompt: Sequence[int]) -> Text:
+    async def text(self, options: Options, prompt: Sequence[int]) -> TextCost:
         """Generate one, and look at the node's CPU time around it."""
         before, began = self.process.cpu_times(), time.perf_counter()
         result = await self.swarm.generate(prompt, max_new_tokens=options.new_tokens, nodes=options.nodes)
         wall_s, after = time.perf_counter() - began, self.process.cpu_times()
         cpu_s = after.user + after.system - before.user - before.system
-        return Text(self.way, result.stats.tokens_per_s, cpu_s, wall_s)
+        return TextCost(self.way, result.stats.tokens_per_s, cpu_s, wall_s)
 
 
-async def _serve(stack: AsyncExitStack, way: str, url: str, folder: Path) -> Served:
+async def _serve(stack: AsyncExitStack, way: str, url: str, folder: Path) -> ServingNode:
     serve = ["node.cli", "serve", str(TARGET), "--layers", "0-12", "--host", "127.0.0.1", "--threads", "1"]
     serve += ["--identity", str(folder / f"{way}.key"), *(["--mqtt", url] if way == WAYS[1] else [])]
     node = await stack.enter_async_context(start_program(way, serve, folder))
@@ -132,7 +149,7 @@ async def _serve(stack: AsyncExitStack, way: str, url: str, folder: Path) -> Ser
     connecting = AsyncSwarm.connect(TARGET, peers=[peer], draft=DRAFT, threads=1, calibration=None)
     swarm = await stack.enter_async_context(connecting)
     await covered(swarm)
-    return Served(way, swarm, psutil.Process(node.process.pid))
+    return ServingNode(way, swarm, psutil.Process(node.process.pid))
 
 
 async def measure_publisher(url: str, seconds: float) -> float:
@@ -152,7 +169,7 @@ async def measure_publisher(url: str, seconds: float) -> float:
         return (time.process_time() - cpu_s) / (time.monotonic() - began_s)
 
 
-def sheet(texts: list[Text], publisher: float, options: Options) -> Sheet:
+def sheet(texts: list[TextCost], publisher: float, options: Options) -> Sheet:
     """The table."""
     by_way = {way: [text for text in texts if text.way == way] for way in WAYS}
     speeds = {way: [text.tokens_per_s for text in some] for way, some in by_way.items()}
@@ -190,7 +207,7 @@ def main() -> None:
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     quiet_libraries()
-    console = Console()
+    console = make_console()
     asyncio.run(run(options, console)).finish(console, record=options.record, path=options.json)
 
 

@@ -1,4 +1,4 @@
-"""Nodes of this process that lose all their sessions by chance, and chains over them that know it step by step."""
+"""Nodes of this process that lose all their sessions at random, and chains over them that count the steps."""
 
 from __future__ import annotations
 
@@ -22,8 +22,16 @@ from swarm.protocol.messages import Credits, RouteHop, Sweep
 
 
 @dataclass(slots=True)
-class Mishaps:
-    """Draws in every step, for each hop, whether it loses its sessions."""
+class FailureInjector:
+    """Makes hops lose their sessions at random.
+
+    Attributes:
+        nodes: The nodes, by peer id.
+        chance: Probability that a hop loses its sessions, in each step.
+        rng: Decides.
+        steps: Steps so far.
+        losses: Losses so far.
+    """
 
     nodes: Mapping[str, Node]
     chance: float
@@ -41,11 +49,16 @@ class Mishaps:
 
 
 @dataclass(frozen=True, slots=True)
-class Exposed:
-    """A chain whose sweeps are steps."""
+class FailingChain:
+    """A chain whose sweeps are the steps in which hops lose sessions.
+
+    Attributes:
+        chain: The chain.
+        failures: What makes them lose.
+    """
 
     chain: Chain
-    mishaps: Mishaps
+    failures: FailureInjector
 
     @property
     def credits(self) -> Credits:
@@ -70,7 +83,7 @@ class Exposed:
     def send(self, sweep: Sweep) -> None:
         """Start a sweep; some hop may lose it."""
         self.chain.send(sweep)
-        self.mishaps.step(self.chain.route.hops)
+        self.failures.step(self.chain.route.hops)
 
     async def answer(self) -> Answer:
         """The next reply."""
@@ -87,7 +100,7 @@ async def nodes_here(
 ) -> AsyncIterator[tuple[MemoryNetwork, list[Node]]]:
     """Serve the demo model by one node per span, listed in a registry in memory.
 
-    delay_ms: one way, on each link, by a proxy; 0: loopback as it is.
+    delay_ms is one way, on each link, by a proxy; 0 is loopback as it is.
     """
     network = MemoryNetwork()
     async with AsyncExitStack() as stack:

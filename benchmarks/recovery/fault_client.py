@@ -1,7 +1,7 @@
-"""The client of a fault benchmark, in a process of its own: generates what it is told and says what it is doing.
+"""The client of a fault benchmark, in a process of its own: generates texts on demand and reports what it does.
 
 Jobs come and events go as JSON lines over a Unix socket, which reaches out of a network namespace. Times are of the
-machine's monotonic clock, which all its processes share. Strikes nobody.
+machine's monotonic clock, which all its processes share. It injects no faults.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PATHS = ("replays", "catch_ups", "restores", "replay_us")
 
 
 class Reporter(logging.Handler):
-    """Says what the client library does; `watch` makes it tell."""
+    """Reports what the client library does, once `watch` is called."""
 
     def __init__(self, out: asyncio.StreamWriter) -> None:
         super().__init__(logging.INFO)
@@ -63,7 +63,7 @@ class Reporter(logging.Handler):
         print(f"{time.monotonic():.3f} {record.getMessage()}", flush=True)  # noqa: T201 - its log file
 
     def watch(self) -> None:
-        """Be told of sweeps, drafting, tokens and routes."""
+        """Report sweeps, drafting, tokens and routes."""
         send, begin, draft = Chain.send, Chain.begin, Generation._grow_tree
         push, route = TextStream.push, SessionOpener.route
 

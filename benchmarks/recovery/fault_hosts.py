@@ -1,7 +1,7 @@
-"""The swarm of a fault benchmark: three holders per span on emulated hosts, which are struck and come back.
+"""The swarm of a fault benchmark: three replicas per span on emulated hosts, which fail and come back.
 
-A victim comes back with the same identity, layers and address. It is started again between texts and never during one,
-because its start costs seconds of CPU that the others would miss.
+A node that failed comes back with the same identity, layers and address. It is started again between texts and never
+during one, because its start costs seconds of CPU that the others would miss.
 """
 
 from __future__ import annotations
@@ -26,14 +26,23 @@ from client.demo.programs import Running, start_program
 from swarm.demo import TARGET
 from swarm.errors import RegistryError
 
-HOLDERS = 3
+REPLICAS = 3
 START_ATTEMPTS = 3
 SLOW = LinkShape(delay_ms=1_000, mbit=1)
 
 
 @dataclass(slots=True)
 class Host:
-    """One node's machine. peer: its id, once it serves. is_dead: it was killed, or will be after this text."""
+    """One node's machine.
+
+    Attributes:
+        number: Its number in the network.
+        span: Its layers.
+        stack: Ends the node's program.
+        program: The node's program.
+        peer: Its peer id, once it serves.
+        is_dead: It was killed, or will be after this text.
+    """
 
     number: int
     span: str
@@ -58,7 +67,7 @@ class Hosts:
         self._slow: set[int] = set()
         self.peer = ""
         self.failed_starts = 0
-        self.all = [Host(number, span) for number, span in enumerate(SPANS * HOLDERS, 1)]
+        self.all = [Host(number, span) for number, span in enumerate(SPANS * REPLICAS, 1)]
 
     @property
     def client(self) -> int:
@@ -75,8 +84,8 @@ class Hosts:
         """Peers that were killed and not started again."""
         return [host.peer for host in self.all if host.is_dead]
 
-    def holders(self, span: str) -> int:
-        """Living holders of a span."""
+    def replicas(self, span: str) -> int:
+        """Living replicas of a span."""
         return sum(host.span == span and not host.is_dead for host in self.all)
 
     def of(self, peer: str) -> Host:
@@ -111,8 +120,8 @@ class Hosts:
         await host.stack.aclose()
         await self.start(host)
 
-    async def strike(self, fault: Fault, host: Host, before: int) -> None:
-        """Do it now. before: the host that sends to this one."""
+    async def inject(self, fault: Fault, host: Host, before: int) -> None:
+        """Let a fault happen now; `before` is the host that sends to this one."""
         assert host.program is not None
         match fault:
             case Fault.KILL:
@@ -192,7 +201,7 @@ async def open_hosts(net: Network, folder: Path) -> AsyncIterator[Hosts]:
 
 
 class Client:
-    """The client's program and the socket over which it takes jobs and tells events."""
+    """The client's program and the socket over which it takes jobs and reports events."""
 
     def __init__(self) -> None:
         self._streams: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]

@@ -1,4 +1,4 @@
-"""Which fault strikes which hop in which phase of which text: a seeded plan, and what the outcomes amount to. Pure."""
+"""Which fault hits which hop in which phase of which text: a seeded plan, and what the outcomes amount to. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPTS, SEED = 2, 7
 LONG_EVERY = 4
 """One in so many texts has the long prompt."""
 SWEEPS = (2, 5)
-"""A strike in decoding comes in one of these decode sweeps."""
+"""A fault while decoding comes in one of these decode sweeps."""
 ONE_WAY_MS = 25.0
 MBIT_PER_S, ROW_BYTES = 100.0, 768
 """Of the links, and of the demo target's hidden rows in fp32."""
@@ -35,7 +35,7 @@ class Fault(StrEnum):
 
 
 class Phase(StrEnum):
-    """What the session is doing when it is struck."""
+    """What the session is doing when the fault comes."""
 
     PREFILL = "prefill"
     DRAFTING = "drafting"
@@ -51,8 +51,15 @@ OTHER_PHASES = (Phase.PREFILL, Phase.SWEEP)
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """What is generated. number: which prompt. Two strikes with the same text share its undisturbed run."""
+class FaultText:
+    """What is generated. Two faults with the same text share its undisturbed run.
+
+    Attributes:
+        number: Which prompt.
+        prompt_tokens: Its length.
+        temperature: Of sampling.
+        seed: Of sampling.
+    """
 
     number: int
     prompt_tokens: int
@@ -61,17 +68,24 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
-    """One fault. sweep: the decode sweep that triggers it, or what comes before it. delay_ms: from there.
+class PlannedFault:
+    """One fault, at a known phase of a text.
 
-    before: in `REPLAY`, the position that is killed first; the fault comes `again_ms` after the first new route. In
-    `DRAIN` the victim itself is told to leave first.
+    Attributes:
+        fault: What happens.
+        phase: What the session does then.
+        position: Which hop it happens to.
+        text: What is generated.
+        sweep: The decode sweep that triggers it, or what comes before it.
+        delay_ms: From the trigger to the fault.
+        before: In `REPLAY`: the position that is killed first. In `DRAIN` the hop itself is told to leave first.
+        again_ms: In `REPLAY`: from the first new route to the fault.
     """
 
     fault: Fault
     phase: Phase
     position: int
-    text: Text
+    text: FaultText
     sweep: int
     delay_ms: float
     before: int
@@ -84,39 +98,45 @@ class Strike:
         return f"{self.fault} · {POSITIONS[self.position]} · {self.phase} · {text}"
 
 
-def plan(strikes: int, seed: int, only: Sequence[Fault] = ()) -> list[Strike]:
+def plan(strikes: int, seed: int, only: Sequence[Fault] = ()) -> list[PlannedFault]:
     """At least `strikes` deadly ones, each combination equally often, and each other fault a few times; shuffled."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     deadly = [fault for fault in DEADLY if not only or fault in only]
     combinations = list(itertools.product(deadly, Phase, range(len(POSITIONS))))
     rounds = -(-strikes // len(combinations)) if combinations else 0
     wanted = [(one, number) for number in range(rounds) for one in combinations]
     others = [fault for fault in OTHERS if not only or fault in only]
     wanted += [(one, 0) for one in itertools.product(others, OTHER_PHASES, range(len(POSITIONS)))]
-    chance.shuffle(wanted)
-    return [_strike(one, place, number, chance) for place, (one, number) in enumerate(wanted)]
+    rng.shuffle(wanted)
+    return [_planned(one, place, number, rng) for place, (one, number) in enumerate(wanted)]
 
 
-def _strike(one: tuple[Fault, Phase, int], place: int, number: int, chance: random.Random) -> Strike:
+def _planned(one: tuple[Fault, Phase, int], place: int, number: int, rng: random.Random) -> PlannedFault:
     fault, phase, position = one
     greedy = (number + position + list(Phase).index(phase) + list(Fault).index(fault)) % 2 == 0
     tokens = LONG_TOKENS if place % LONG_EVERY == 0 else PROMPT_TOKENS
-    text = Text(chance.randrange(PROMPTS), tokens, 0.0 if greedy else 1.0, SEED)
+    text = FaultText(rng.randrange(PROMPTS), tokens, 0.0 if greedy else 1.0, SEED)
     arrival_ms = ONE_WAY_MS * (position + 1)
     window_ms = {
         Phase.DRAFTING: (0.0, 10.0),
         Phase.COMMIT: (arrival_ms, arrival_ms + 15),
         Phase.REPLAY: (0.0, 60.0),
     }.get(phase, (0.0, 100.0))
-    sweep, delay_ms = chance.randint(*SWEEPS), chance.uniform(*window_ms)
-    return Strike(fault, phase, position, text, sweep, delay_ms, chance.randrange(3), chance.uniform(0, 80))
+    sweep, delay_ms = rng.randint(*SWEEPS), rng.uniform(*window_ms)
+    return PlannedFault(fault, phase, position, text, sweep, delay_ms, rng.randrange(3), rng.uniform(0, 80))
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """One generation as the client saw it; times of one clock, in seconds.
+class ObservedText:
+    """One generation as the client saw it. Times are seconds of one clock.
 
-    arrivals: (when, how many tokens) per reply that brought some. paths: recovery counters by node that grew.
+    Attributes:
+        began: When it began.
+        tokens: Its tokens.
+        arrivals: (when, how many tokens) of each reply that brought some.
+        repairs: What the client reports of its repairs.
+        error: Why it ended early.
+        paths: Recovery counters that grew, by node.
     """
 
     began: float
@@ -133,33 +153,40 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """One strike, its undisturbed run and the struck text.
+class FaultOutcome:
+    """One fault, the undisturbed text and the disturbed one.
 
-    struck_at: None when the text ended before. stolen: of the CPU time, what a virtual machine's host took meanwhile.
+    Attributes:
+        planned: The fault.
+        plain: The undisturbed text.
+        disturbed: The disturbed text.
+        struck_at: When the fault happened; None if the text ended before.
+        stolen: Share of the CPU time that a virtual machine's host took meanwhile.
     """
 
-    strike: Strike
-    plain: Told
-    told: Told
+    planned: PlannedFault
+    plain: ObservedText
+    disturbed: ObservedText
     struck_at: float | None
     stolen: float = 0.0
 
     @property
     def is_same(self) -> bool:
         """Whether the texts are the same, token for token."""
-        return self.told.error is None and self.told.tokens == self.plain.tokens
+        return self.disturbed.error is None and self.disturbed.tokens == self.plain.tokens
 
     @property
     def replay_s(self) -> float:
         """Compute of replays, of all nodes together: in a chain one waits for the other."""
-        return sum(paths.get("replay_us", 0) for paths in self.told.paths.values()) / 1e6
+        return sum(paths.get("replay_us", 0) for paths in self.disturbed.paths.values()) / 1e6
 
     @property
     def transfer_s(self) -> float:
         """The prompt's hidden rows at the links' rate, once per snapshot that a hop after the first one took."""
-        restores = sum(paths.get("restores", 0) for name, paths in self.told.paths.items() if not name.startswith("0-"))
-        return restores * self.strike.text.prompt_tokens * ROW_BYTES * 8 / (MBIT_PER_S * 1e6)
+        restores = sum(
+            paths.get("restores", 0) for name, paths in self.disturbed.paths.items() if not name.startswith("0-")
+        )
+        return restores * self.planned.text.prompt_tokens * ROW_BYTES * 8 / (MBIT_PER_S * 1e6)
 
     @property
     def recovery_s(self) -> float | None:
@@ -169,29 +196,40 @@ class Outcome:
 
     @property
     def pause_s(self) -> float | None:
-        """The longest pause between tokens that ended after the strike; in a prompt, how much later the first came."""
-        if self.struck_at is None or self.told.error is not None:
+        """The longest pause between tokens that ended after the fault; in a prompt, how much later the first came."""
+        if self.struck_at is None or self.disturbed.error is not None:
             return None
-        if self.strike.phase is Phase.PREFILL:
-            return max(self.told.first_s - self.plain.first_s, 0.0)
-        times = [when for when, _ in self.told.arrivals]
+        if self.planned.phase is Phase.PREFILL:
+            return max(self.disturbed.first_s - self.plain.first_s, 0.0)
+        times = [when for when, _ in self.disturbed.arrivals]
         pauses = [late - early for early, late in itertools.pairwise(times) if late > self.struck_at]
         return max(pauses, default=None)
 
 
-def read_outcomes(measured: dict[str, Any]) -> list[Outcome]:
+def read_outcomes(measured: dict[str, Any]) -> list[FaultOutcome]:
     """Outcomes from the JSON that a run wrote; where a text was the same, the undisturbed text's tokens are its own."""
     found = []
     for words in measured["outcomes"]:
-        strike = words["strike"]
-        named = {"fault": Fault(strike["fault"]), "phase": Phase(strike["phase"]), "text": Text(**strike["text"])}
-        told, plain = words["told"], _arrivals(words["plain_arrivals"])
-        arrivals = _arrivals(told["arrivals"])
-        ours = Told(told["began"], tuple(told["tokens"]), arrivals, told["repairs"], told["error"], told["paths"])
-        replica_first_s = ours.first_s - (words["pause_s"] or 0.0) if arrivals else 0.0
-        replica = Told(plain[0][0] - replica_first_s, ours.tokens if words["same"] else (), plain)
+        planned = words["strike"]
+        named = {
+            "fault": Fault(planned["fault"]),
+            "phase": Phase(planned["phase"]),
+            "text": FaultText(**planned["text"]),
+        }
+        disturbed, plain = words["told"], _arrivals(words["plain_arrivals"])
+        arrivals = _arrivals(disturbed["arrivals"])
+        ours = ObservedText(
+            disturbed["began"],
+            tuple(disturbed["tokens"]),
+            arrivals,
+            disturbed["repairs"],
+            disturbed["error"],
+            disturbed["paths"],
+        )
+        undisturbed_first_s = ours.first_s - (words["pause_s"] or 0.0) if arrivals else 0.0
+        undisturbed = ObservedText(plain[0][0] - undisturbed_first_s, ours.tokens if words["same"] else (), plain)
         struck_at = None if words["struck_at_s"] is None else words["struck_at_s"] + ours.began
-        found.append(Outcome(Strike(**(strike | named)), replica, ours, struck_at, words["stolen"]))
+        found.append(FaultOutcome(PlannedFault(**(planned | named)), undisturbed, ours, struck_at, words["stolen"]))
     return found
 
 
@@ -205,8 +243,8 @@ def percentile(values: Sequence[float], part: float) -> float:
     return ordered[min(int(part * len(ordered)), len(ordered) - 1)]
 
 
-def cell(outcomes: Sequence[Outcome]) -> str:
-    """Same texts of all that were struck, and the median and worst pause."""
+def cell(outcomes: Sequence[FaultOutcome]) -> str:
+    """Same texts of all that had their fault, and the median and worst pause."""
     outcomes = [one for one in outcomes if one.struck_at is not None]
     if not outcomes:
         return ""
@@ -216,8 +254,8 @@ def cell(outcomes: Sequence[Outcome]) -> str:
     return f"{same}/{len(outcomes)}{shown}"
 
 
-def summary(outcomes: Sequence[Outcome]) -> str:
-    """Same texts of all that were struck, and the median and 95th percentile of the pauses."""
+def summary(outcomes: Sequence[FaultOutcome]) -> str:
+    """Same texts of all that had their fault, and the median and 95th percentile of the pauses."""
     outcomes = [one for one in outcomes if one.struck_at is not None]
     pauses = [one.recovery_s for one in outcomes if one.recovery_s is not None]
     same = sum(one.is_same for one in outcomes)

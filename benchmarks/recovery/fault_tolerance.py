@@ -1,4 +1,4 @@
-"""Steps per second when hops lose their sessions by chance: starting again, no cache at all, and Canopy's repair.
+"""How fast is decoding when hops lose sessions at random, beside restarting and no cache?
 
 The form of the fault-tolerance table of "Distributed Inference and Fine-tuning of Large Language Models Over The
 Internet" (arXiv 2312.08361): a failure is a hop that loses all it holds of the session, and lives on. Nodes and the
@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.emulation.swarm import SPANS
-from benchmarks.recovery.failure_injection import Exposed, Mishaps, nodes_here
+from benchmarks.recovery.failure_injection import FailingChain, FailureInjector, nodes_here
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.acceptance import demo_prompts
 from client.chain.chain import Chain, open_chain
@@ -54,6 +54,7 @@ from swarm.inference.row_codec import lossless_codec
 from swarm.protocol.messages import Open, RouteHop, Sampling, Sweep
 from swarm.protocol.session import Limits, SessionState
 from swarm.routing.route import Route
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 from swarm.transport.dial import Dialer
 
@@ -62,26 +63,40 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Compare ways to outlive failures."""
+    """Compare methods to outlive failures."""
 
     chances: tuple[float, ...] = (0.0, 1e-4, 1e-3, 1e-2)
     """For each hop, in each step, to lose its sessions."""
     prompt_tokens: int = 64
+    """Tokens of the prompt."""
     new_tokens: int = 128
+    """New tokens of each text."""
     repeats: int = 9
+    """Texts of each cell."""
     limit_s: float = 60.0
     """A text that takes longer is given up; its steps count for nothing, its time does."""
     delay_ms: float = 0.0
     """One way, on each link."""
     seed: int = 0
+    """Of all that is random."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One text. tokens: none if it was given up. steps: sweeps that were sent for it."""
+    """One text.
+
+    Attributes:
+        way: By which method.
+        chance: Probability of a loss, per hop and step.
+        tokens: Its tokens; none if it was given up.
+        seconds: Wall-clock time.
+        steps: Sweeps that were sent for it.
+        losses: Losses that it met.
+    """
 
     way: str
     chance: float
@@ -101,21 +116,21 @@ async def no_detour(avoid: Collection[str], keep: Sequence[RouteHop], *, within_
     raise RouteError("the chain is broken", [])
 
 
-class Ways:
-    """Three ways to make the same text."""
+class RecoveryMethods:
+    """Three methods to generate the same text."""
 
     def __init__(self, opener: SessionOpener, drafting: ThreadPoolExecutor) -> None:
         self._opener = opener
         self._jobs = GenerationFactory(opener.target, Drafters(NoDrafter()), drafting, 0)
 
-    async def canopy(self, prompt: tuple[int, ...], new_tokens: int, mishaps: Mishaps) -> list[int]:
+    async def canopy(self, prompt: tuple[int, ...], new_tokens: int, failures: FailureInjector) -> list[int]:
         """One session, repaired."""
         job = self._job(prompt, new_tokens)
         async with self._opener.open(len(prompt) + new_tokens, 0) as session:
-            await _run(job, Exposed(session.chain, mishaps), session.walk)
+            await _run(job, FailingChain(session.chain, failures), session.walk)
         return job.text.tokens
 
-    async def restart(self, prompt: tuple[int, ...], new_tokens: int, mishaps: Mishaps) -> list[int]:
+    async def restart(self, prompt: tuple[int, ...], new_tokens: int, failures: FailureInjector) -> list[int]:
         """Session after session, until one lasts."""
         while True:
             job = self._job(prompt, new_tokens)
@@ -123,12 +138,12 @@ class Ways:
                 async with self._fragile(len(prompt) + new_tokens) as chain:
                     walk = Walk(_limits(self._opener, chain), GREEDY)
                     chain.begin(walk.state)
-                    await _run(job, Exposed(chain, mishaps), walk)
+                    await _run(job, FailingChain(chain, failures), walk)
                 return job.text.tokens
             except SwarmError:
                 continue
 
-    async def cache_less(self, prompt: tuple[int, ...], new_tokens: int, mishaps: Mishaps) -> list[int]:
+    async def cache_less(self, prompt: tuple[int, ...], new_tokens: int, failures: FailureInjector) -> list[int]:
         """Every step cuts off all that the hops hold and sends the whole sequence."""
         made: list[int] = []
         while len(made) < new_tokens:
@@ -136,12 +151,12 @@ class Ways:
                 async with self._fragile(len(prompt) + new_tokens) as chain:
                     state = SessionState(_limits(self._opener, chain))
                     chain.begin(state)
-                    exposed = Exposed(chain, mishaps)
+                    failing = FailingChain(chain, failures)
                     while len(made) < new_tokens:
                         sweep = whole_sweep((*prompt, *made), state)
                         state.apply(sweep)
-                        exposed.send(sweep)
-                        reply = (await exposed.answer()).reply
+                        failing.send(sweep)
+                        reply = (await failing.answer()).reply
                         made.append(reply.picks[-1][1])
             except SwarmError:
                 continue
@@ -166,7 +181,7 @@ def _limits(opener: SessionOpener, chain: Chain) -> Limits:
     return Limits(opener.target.vocab_size, credits.window_tokens, credits.sweeps, credits.nodes)
 
 
-async def _run(job: GenerationState, chain: Exposed, walk: Walk) -> None:
+async def _run(job: GenerationState, chain: FailingChain, walk: Walk) -> None:
     async for _ in Generation(job, chain, walk).run():
         pass
 
@@ -189,46 +204,52 @@ def whole_sweep(sequence: tuple[int, ...], state: SessionState) -> Sweep:
     )
 
 
-Tell = Callable[[tuple[int, ...], int, Mishaps], Awaitable[list[int]]]
+Generate = Callable[[tuple[int, ...], int, FailureInjector], Awaitable[list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """What the runs share."""
+class ToleranceBench:
+    """What the runs share.
+
+    Attributes:
+        nodes: The nodes, by peer id.
+        prompt: Tokens of the prompt.
+        options: Of the program.
+    """
 
     nodes: dict[str, Node]
     prompt: tuple[int, ...]
     options: Options
 
-    async def run(self, name: str, tell: Tell, chance: float, number: int) -> Run:
-        """One text by one way; number: of the repeat, which all ways meet with the same luck."""
+    async def run(self, name: str, generate: Generate, chance: float, number: int) -> Run:
+        """One text by one method. Repeats of one number have the same losses by all methods."""
         options = self.options
-        mishaps = Mishaps(self.nodes, chance, random.Random(f"{options.seed}/{chance}/{number}"))
+        failures = FailureInjector(self.nodes, chance, random.Random(f"{options.seed}/{chance}/{number}"))
         started, tokens = time.perf_counter(), []
         try:
             async with asyncio.timeout(options.limit_s):
-                tokens = await tell(self.prompt, options.new_tokens, mishaps)
+                tokens = await generate(self.prompt, options.new_tokens, failures)
         except TimeoutError:
             pass
         seconds = time.perf_counter() - started
-        return Run(name, chance, tuple(tokens), seconds, mishaps.steps, mishaps.losses)
+        return Run(name, chance, tuple(tokens), seconds, failures.steps, failures.losses)
 
 
 async def measure(options: Options, console: Console) -> list[Run]:
-    """All ways at all chances, side by side."""
+    """All methods at all probabilities, side by side."""
     prompt = tuple(demo_prompts(1, tokens=options.prompt_tokens)[0])
     with tempfile.TemporaryDirectory(prefix="canopy-faults-") as temporary, ThreadPoolExecutor(1) as drafting:
         async with nodes_here(Path(temporary), SPANS, options.delay_ms) as (network, nodes), Dialer() as dialer:
-            ways = Ways(await _opener(network, nodes[0], dialer), drafting)
-            bench = Bench({node.peer_id: node for node in nodes}, prompt, options)
-            all_ways = {"restart": ways.restart, "cache-less": ways.cache_less, "Canopy": ways.canopy}
-            for name, tell in all_ways.items():
-                await bench.run(name, tell, 0.0, 0)  # warm
+            methods = RecoveryMethods(await _opener(network, nodes[0], dialer), drafting)
+            bench = ToleranceBench({node.peer_id: node for node in nodes}, prompt, options)
+            all_methods = {"restart": methods.restart, "cache-less": methods.cache_less, "Canopy": methods.canopy}
+            for name, generate in all_methods.items():
+                await bench.run(name, generate, 0.0, 0)  # warm
             rounds = [(number, chance) for number in range(options.repeats) for chance in options.chances]
             return [
-                await bench.run(name, tell, chance, number)
+                await bench.run(name, generate, chance, number)
                 for number, chance in track(rounds, "rounds", console=console)
-                for name, tell in all_ways.items()
+                for name, generate in all_methods.items()
             ]
 
 
@@ -243,7 +264,7 @@ def sheet(runs: Sequence[Run], options: Options) -> Sheet:
         "fault_tolerance",
         f"Steps (tokens) per second, {options.new_tokens} tokens after {options.prompt_tokens}, plain decoding, "
         f"{len(SPANS)} hops, {options.delay_ms:g} ms one way; {options.repeats} texts each",
-        ("each hop loses its sessions, chance per step", *(f"{chance:g}" for chance in options.chances)),
+        ("each hop loses its sessions, probability per step", *(f"{chance:g}" for chance in options.chances)),
         measured={"runs": [{**asdict(run), "tokens_per_s": run.tokens_per_s} for run in runs]},
     )
     for way in dict.fromkeys(run.way for run in runs):
@@ -276,7 +297,7 @@ def main() -> None:
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     quiet_libraries()
-    console = Console()
+    console = make_console()
     runs = asyncio.run(measure(options, console))
     sheet(runs, options).finish(console, record=options.record, path=options.json)
     sys.exit(not is_same(runs))

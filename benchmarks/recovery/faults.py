@@ -1,7 +1,7 @@
-"""Machines that die, hang, are cut off, slow down or send garbage while a text is made: is it still the same text?
+"""Is a text still the same when machines die, hang, are cut off or send garbage?
 
-Real processes on hosts of an emulated network with 25 ms and 100 Mbit/s per link: three holders per span, one client.
-Every strike has an undisturbed run of the same prompt and seed. The plan is seeded and printed as it goes.
+Real processes on hosts of an emulated network with 25 ms and 100 Mbit/s per link: three replicas per span, one client.
+Every fault has an undisturbed run of the same prompt and seed beside it. The plan is seeded and printed as it goes.
 
     sudo python -m benchmarks faults --record
     sudo python -m benchmarks faults --strikes 9 --only KILL
@@ -23,7 +23,7 @@ import psutil
 import tyro
 from rich.console import Console
 
-from benchmarks.emulation.network import Kind, Plan, open_network
+from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.swarm import SPANS
 from benchmarks.recovery.fault_hosts import Client, Host, Hosts, open_client, open_hosts
 from benchmarks.recovery.fault_plan import (
@@ -36,11 +36,11 @@ from benchmarks.recovery.fault_plan import (
     POSITIONS,
     SWEEPS,
     Fault,
-    Outcome,
+    FaultOutcome,
+    FaultText,
+    ObservedText,
     Phase,
-    Strike,
-    Text,
-    Told,
+    PlannedFault,
     cell,
     plan,
     read_outcomes,
@@ -48,6 +48,7 @@ from benchmarks.recovery.fault_plan import (
 )
 from benchmarks.sheet import Sheet
 from client.demo.link_shape import LinkShape
+from swarm.runtime.console import make_console
 
 TREE = 8
 CHUNK, LONG_CHUNK = 64, 256
@@ -57,72 +58,75 @@ QUIET, QUIET_LIMIT_S = 0.35, 20.0
 MOST_STOLEN = 0.1
 """A virtual machine whose host takes more than that of its time is disturbed; those texts are counted all the same."""
 PREFILL_SWEEP = 2
-"""A strike in the prompt comes after this sweep of it was sent."""
+"""A fault in the prompt comes after this sweep of it was sent."""
 LINK = LinkShape(delay_ms=ONE_WAY_MS, mbit=MBIT_PER_S)
 LINKS = "25 ms and 100 Mbit/s links"
 NOTES = (
-    "Cells: texts equal to the undisturbed run, token for token / strikes · median (worst) recovery in seconds.",
-    "Recovery: the longest pause between two replies that brought tokens, of which the second came after the strike, "
+    "Cells: texts equal to the undisturbed run, token for token / faults · median (worst) recovery in seconds.",
+    "Recovery: the longest pause between two replies that brought tokens, of which the second came after the fault, "
     "the disturbed sweep's own time included; in the prompt, how much later the first token came than undisturbed. "
     "Of it is subtracted what the nodes computed for replays, as they count it, and the prompt's rows at the links' "
     "rate once per snapshot that a hop after the first one took.",
-    "replay: another hop is killed first, and the strike comes while that is repaired. drain: the victim is told to "
-    "leave (SIGTERM), and struck while its sessions move. A hung machine is stopped (SIGSTOP) with all its processes.",
+    "replay: another hop is killed first, and the fault comes while that is repaired. drain: the hop is told to "
+    "leave (SIGTERM), and the fault comes while its sessions move. A hung machine is stopped (SIGSTOP) with all its "
+    "processes.",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Strike hops in every phase and compare texts and pauses."""
+    """Let faults happen to hops in every phase, and compare texts and pauses."""
 
     strikes: int = 108
     """How many deadly ones at least; 54 combinations of position, phase and fault, each equally often."""
     seed: int = 0
+    """Of all that is random."""
     only: tuple[Fault, ...] = ()
     """Only these faults."""
-    kind: Kind | None = None
+    kind: NetworkKind | None = None
     """tun needs root; left out: the best that this machine allows."""
     logs: Path | None = None
     """Keep the programs' logs in this folder."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
     again: Path | None = None
-    """Strike nothing: make the table of measurements that were written before."""
+    """Inject no fault: make the table of measurements that were written before."""
 
 
-class Bench:
-    """Strikes one after another."""
+class FaultBench:
+    """Injects faults one after another."""
 
     def __init__(self, hosts: Hosts, client: Client) -> None:
         self._hosts = hosts
         self._client = client
-        self._plain: dict[Text, Told] = {}
+        self._plain: dict[FaultText, ObservedText] = {}
         self._hops: list[Host] = []
 
-    async def outcome(self, strike: Strike) -> Outcome:
-        """One strike, after its undisturbed run if that was not made yet."""
-        await self._make_whole(3 if strike.phase is Phase.REPLAY else 2)
-        if strike.text not in self._plain:
-            self._plain[strike.text], _ = await self._tell(strike.text, None)
+    async def outcome(self, planned: PlannedFault) -> FaultOutcome:
+        """One fault, after the undisturbed text if there is none yet."""
+        await self._make_whole(3 if planned.phase is Phase.REPLAY else 2)
+        if planned.text not in self._plain:
+            self._plain[planned.text], _ = await self._generate(planned.text, None)
         for _ in range(ATTEMPTS):
             await _quiet()
             before = psutil.cpu_times()
-            told, struck_at = await self._tell(strike.text, strike)
+            disturbed, struck_at = await self._generate(planned.text, planned)
             stolen = _stolen(before, psutil.cpu_times())
             await self._hosts.restore()
             if struck_at is not None:
                 break
-            strike = replace(strike, sweep=SWEEPS[0])  # the text ended first: earlier, then
-            await self._make_whole(3 if strike.phase is Phase.REPLAY else 2)
-        return Outcome(strike, self._plain[strike.text], told, struck_at, stolen)
+            planned = replace(planned, sweep=SWEEPS[0])  # the text ended first: earlier, then
+            await self._make_whole(3 if planned.phase is Phase.REPLAY else 2)
+        return FaultOutcome(planned, self._plain[planned.text], disturbed, struck_at, stolen)
 
-    async def _make_whole(self, holders: int) -> None:
-        """Every span has so many living holders."""
-        if any(self._hosts.holders(span) < holders for span in SPANS):
+    async def _make_whole(self, replicas: int) -> None:
+        """Every span has so many living replicas."""
+        if any(self._hosts.replicas(span) < replicas for span in SPANS):
             await self._hosts.revive()
 
-    async def _tell(self, text: Text, strike: Strike | None) -> tuple[Told, float | None]:
+    async def _generate(self, text: FaultText, planned: PlannedFault | None) -> tuple[ObservedText, float | None]:
         await self._client.send(
             {
                 "prompt": text.number,
@@ -136,28 +140,28 @@ class Bench:
                 "absent": self._hosts.dead,
             }
         )
-        script = Script(strike, self._hosts, self._prefills(text)) if strike is not None else None
+        script = FaultTrigger(planned, self._hosts, self._prefills(text)) if planned is not None else None
         while (event := await self._client.event())["event"] != "told":
             if script is not None:
                 await script.hear(event)
         arrivals = tuple((when, count) for when, count in event["arrivals"])
-        told = Told(
+        disturbed = ObservedText(
             event["began"], tuple(event["tokens"]), arrivals, tuple(event["repairs"]), event["error"], event["paths"]
         )
-        return told, script.struck_at if script is not None else None
+        return disturbed, script.struck_at if script is not None else None
 
     @staticmethod
-    def _prefills(text: Text) -> int:
+    def _prefills(text: FaultText) -> int:
         chunk = LONG_CHUNK if text.prompt_tokens == LONG_TOKENS else CHUNK
         return -(-(text.prompt_tokens - 1) // chunk)
 
 
-class Script:
-    """Strikes when the client says that it does what the strike waits for."""
+class FaultTrigger:
+    """Injects a fault when the client reports what the fault waits for."""
 
-    def __init__(self, strike: Strike, hosts: Hosts, prefills: int) -> None:
+    def __init__(self, planned: PlannedFault, hosts: Hosts, prefills: int) -> None:
         self.struck_at: float | None = None
-        self._strike = strike
+        self._planned = planned
         self._hosts = hosts
         self._prefills = prefills
         self._hops: list[Host] = []
@@ -171,25 +175,25 @@ class Script:
         self._drafts += event["event"] == "draft"
         if self.struck_at is not None or not self._hops:
             return
-        strike = self._strike
+        planned = self._planned
         if self._has_begun:
             if event["event"] == "reroute":
-                await _until(event["at"] + strike.again_ms / 1e3)
+                await _until(event["at"] + planned.again_ms / 1e3)
                 await self._hit([self._hosts.of(peer) for peer in event["hops"]])
         elif self._is_cue(event):
-            await _until(event["at"] + strike.delay_ms / 1e3)
-            match strike.phase:
+            await _until(event["at"] + planned.delay_ms / 1e3)
+            match planned.phase:
                 case Phase.REPLAY:
                     self._has_begun = True
-                    await self._hosts.strike(Fault.KILL, self._hops[strike.before], 0)
+                    await self._hosts.inject(Fault.KILL, self._hops[planned.before], 0)
                 case Phase.DRAIN:
                     self._has_begun = True
-                    await self._hosts.leave(self._hops[strike.position])
+                    await self._hosts.leave(self._hops[planned.position])
                 case _:
                     await self._hit(self._hops)
 
     def _is_cue(self, event: dict[str, Any]) -> bool:
-        phase, sweep = self._strike.phase, self._strike.sweep
+        phase, sweep = self._planned.phase, self._planned.sweep
         if phase is Phase.DRAFTING:
             return event["event"] == "draft" and self._drafts >= sweep
         if event["event"] != "send":
@@ -200,13 +204,13 @@ class Script:
         return number >= self._prefills + sweep and (commits or phase is not Phase.COMMIT)
 
     async def _hit(self, hops: Sequence[Host]) -> None:
-        """Strike the hop; one who drains is struck where it was, any other one in the newest route."""
-        strike = self._strike
-        route = self._hops if strike.phase is Phase.DRAIN else hops
-        victim = route[strike.position]
-        before = route[strike.position - 1].number if strike.position else self._hosts.client
+        """Inject the fault: into the old route's hop if it drains, else into the newest route's."""
+        planned = self._planned
+        route = self._hops if planned.phase is Phase.DRAIN else hops
+        victim = route[planned.position]
+        before = route[planned.position - 1].number if planned.position else self._hosts.client
         self.struck_at = time.monotonic()
-        await self._hosts.strike(strike.fault, victim, before)
+        await self._hosts.inject(planned.fault, victim, before)
 
 
 async def _quiet() -> None:
@@ -228,18 +232,18 @@ async def _until(when: float) -> None:
     await asyncio.sleep(max(when - time.monotonic(), 0.0))
 
 
-def sheet(outcomes: Sequence[Outcome], options: Options, network: str) -> Sheet:
+def sheet(outcomes: Sequence[FaultOutcome], options: Options, network: str) -> Sheet:
     """The table."""
     made = Sheet(
         "faults",
-        f"Strikes on a chain of 3 hops, {network}, fp32, tree of {TREE}, {NEW_TOKENS} tokens after 200 or 900",
+        f"Faults in a chain of 3 hops, {network}, fp32, tree of {TREE}, {NEW_TOKENS} tokens after 200 or 900",
         ("phase, hop", *DEADLY),
         notes=[*NOTES, f"Seed {options.seed}; greedy and temperature 1 alternate."],
         measured={"seed": options.seed, "outcomes": [_plain(one) for one in outcomes]},
     )
 
-    def of(wanted: Callable[[Strike], bool]) -> list[Outcome]:
-        return [one for one in outcomes if wanted(one.strike)]
+    def of(wanted: Callable[[PlannedFault], bool]) -> list[FaultOutcome]:
+        return [one for one in outcomes if wanted(one.planned)]
 
     for phase in Phase:
         for position, name in enumerate(POSITIONS):
@@ -256,71 +260,71 @@ def sheet(outcomes: Sequence[Outcome], options: Options, network: str) -> Sheet:
     return made
 
 
-def _plain(outcome: Outcome) -> dict[str, Any]:
-    strike = outcome.strike
+def _plain(outcome: FaultOutcome) -> dict[str, Any]:
+    planned = outcome.planned
     return {
-        "strike": asdict(strike),
+        "strike": asdict(planned),
         "same": outcome.is_same,
         "recovery_s": outcome.recovery_s,
         "pause_s": outcome.pause_s,
         "stolen": outcome.stolen,
-        "struck_at_s": outcome.struck_at - outcome.told.began if outcome.struck_at is not None else None,
-        "told": asdict(outcome.told),
+        "struck_at_s": outcome.struck_at - outcome.disturbed.began if outcome.struck_at is not None else None,
+        "told": asdict(outcome.disturbed),
         "plain_arrivals": outcome.plain.arrivals,
     }
 
 
 async def run(options: Options, console: Console) -> Sheet:
-    """All strikes."""
+    """All faults."""
     strikes = plan(options.strikes, options.seed, options.only)
-    outcomes: list[Outcome] = []
+    outcomes: list[FaultOutcome] = []
     with tempfile.TemporaryDirectory(prefix="canopy-faults-") as temporary:
         folder = options.logs or Path(temporary)
         folder.mkdir(exist_ok=True)
-        async with open_network(Plan(len(SPANS) * 3 + 2, LINK), options.kind) as net:
-            console.print(f"{net.kind} network ({net.reason}), {len(strikes)} strikes, seed {options.seed}")
+        async with open_network(NetworkPlan(len(SPANS) * 3 + 2, LINK), options.kind) as net:
+            console.print(f"{net.kind} network ({net.reason}), {len(strikes)} faults, seed {options.seed}")
             async with open_hosts(net, folder) as hosts, open_client(hosts, net, folder) as client:
-                bench = Bench(hosts, client)
-                for number, strike in enumerate(strikes, 1):
-                    outcomes.append(await bench.outcome(strike))
-                    console.print(f"{number:3} {_said(outcomes[-1])}", soft_wrap=True, markup=False, highlight=False)
-            network = LINKS if net.kind is Kind.TUN else f"loopback ({net.reason})"
+                bench = FaultBench(hosts, client)
+                for number, planned in enumerate(strikes, 1):
+                    outcomes.append(await bench.outcome(planned))
+                    console.print(f"{number:3} {_line_of(outcomes[-1])}", soft_wrap=True, markup=False, highlight=False)
+            network = LINKS if net.kind is NetworkKind.TUN else f"loopback ({net.reason})"
     made = table(outcomes, options, network)
     if hosts.failed_starts:
-        made.notes.append(f"{hosts.failed_starts} restarts of victims failed and were tried again.")
+        made.notes.append(f"{hosts.failed_starts} restarts of nodes failed and were tried again.")
     return made
 
 
-def table(outcomes: list[Outcome], options: Options, network: str) -> Sheet:
+def table(outcomes: list[FaultOutcome], options: Options, network: str) -> Sheet:
     """The table and what is to be said of the machine that it was made on."""
     made = sheet(outcomes, options, network)
     calm = [one for one in outcomes if one.stolen <= MOST_STOLEN]
     if len(calm) < len(outcomes):
-        parts = (f"{fault} {summary([one for one in calm if one.strike.fault is fault])}" for fault in DEADLY)
+        parts = (f"{fault} {summary([one for one in calm if one.planned.fault is fault])}" for fault in DEADLY)
         made.notes.append(
             f"During {len(outcomes) - len(calm)} of the {len(outcomes)} texts the virtual machine's host took more "
             f"than {MOST_STOLEN:.0%} of the CPU time; without them: {'; '.join(parts)}."
         )
     missed = sum(one.struck_at is None for one in outcomes)
     if missed:
-        made.notes.append(f"{missed} texts ended before their strike, {ATTEMPTS} times each: they are no strikes.")
+        made.notes.append(f"{missed} texts ended before their fault, {ATTEMPTS} times each: they do not count.")
     return made
 
 
-def _said(outcome: Outcome) -> str:
+def _line_of(outcome: FaultOutcome) -> str:
     times = (outcome.recovery_s, outcome.replay_s)
     recovery = "{:.2f} s beside {:.2f} s of replay".format(*times) if times[0] is not None else "-"
-    same = "same" if outcome.is_same else outcome.told.error or "ANOTHER TEXT"
-    generations = [repair["generation"] for repair in outcome.told.repairs]
-    missed = "" if outcome.struck_at is not None else ", not struck"
+    same = "same" if outcome.is_same else outcome.disturbed.error or "ANOTHER TEXT"
+    generations = [repair["generation"] for repair in outcome.disturbed.repairs]
+    missed = "" if outcome.struck_at is not None else ", without its fault"
     recovery += f" ({outcome.stolen:.0%} stolen)"
-    return f"{outcome.strike.name}: {same}{missed}, {recovery}, generations {generations}, {outcome.told.paths}"
+    return f"{outcome.planned.name}: {same}{missed}, {recovery}, generations {generations}, {outcome.disturbed.paths}"
 
 
 def main() -> None:
-    """Strike, print, and fail if a text differs."""
+    """Inject, print, and fail if a text differs."""
     options = tyro.cli(Options)
-    console = Console()
+    console = make_console()
     if options.again is not None:
         made = table(read_outcomes(json.loads(options.again.read_text())), options, LINKS)
     else:

@@ -1,4 +1,4 @@
-"""`node serve` that can be told to spoil what it sends: after SIGUSR2, one byte of its next sweep or reply is flipped.
+"""`node serve` that spoils what it sends on demand: after SIGUSR2, one byte of its next sweep or reply is flipped.
 
 Nothing else of the node is changed, so all nodes of a fault benchmark are started by this module.
 """

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
-from benchmarks.recovery.garbage import ENDING, GOING_ON, WEIGHTS, Kind, Model, Role, Talker
+from benchmarks.recovery.garbage import ENDING, GOING_ON, WEIGHTS, FrameKind, GarbageWriter, Role, ServedModel
 from swarm import wire
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId, SessionId
@@ -33,14 +33,23 @@ class Broken(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Victim:
-    """The node under attack, which holds all layers, and one behind it, which holds the second half."""
+class FloodTarget:
+    """The node under attack, and one behind it.
+
+    Attributes:
+        address: Of the node, which holds all layers.
+        peer: Its peer id.
+        behind: The node behind it, which holds the second half.
+        behind_address: Its address.
+        model: What both serve.
+        num_layers: Layers of the model.
+    """
 
     address: str
     peer: PeerId
     behind: RouteHop
     behind_address: str
-    model: Model
+    model: ServedModel
     num_layers: int
 
     def roles(self) -> list[tuple[Role, str]]:
@@ -60,8 +69,14 @@ class Victim:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What was sent and what came back."""
+class FloodCounts:
+    """What was sent, and what came back.
+
+    Attributes:
+        sent: Frames, by kind.
+        answers: Answers, by kind.
+        endings: Ends of streams, by status.
+    """
 
     sent: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
@@ -92,15 +107,15 @@ class Tally:
 class Episode:
     """One session with one stream, from its attach to its end."""
 
-    def __init__(self, talker: Talker, tally: Tally) -> None:
-        self._talker = talker
-        self._rng = talker.rng
-        self._tally = tally
+    def __init__(self, writer: GarbageWriter, counts: FloodCounts) -> None:
+        self._writer = writer
+        self._rng = writer.rng
+        self._counts = counts
         self._changed = asyncio.Event()
         self._is_ready = False
         self._is_over = False
         self._has_replies = False
-        self._is_deaf = talker.rng.random() < 0.03
+        self._is_deaf = writer.rng.random() < 0.03
 
     async def run(self, to_node: grpc.aio.Channel, to_tail: grpc.aio.Channel) -> None:
         """Attach, talk, and end in one of many ways."""
@@ -109,7 +124,7 @@ class Episode:
             reader = None if self._is_deaf else group.create_task(self._hear(call))
             try:
                 async with asyncio.timeout(PATIENCE_S):
-                    await self._write(call, Kind.ATTACH, self._talker.attach(right=self._is_deaf))
+                    await self._write(call, FrameKind.ATTACH, self._writer.attach(right=self._is_deaf))
                     if not self._is_deaf and self._rng.random() < 0.9:
                         await self._until(lambda: self._is_ready)
                     async with self._replies(to_tail):
@@ -130,22 +145,22 @@ class Episode:
             if self._is_over or call.done():
                 return
             # A write to an unread stream that the node has ended leaves a task of gRPC's behind, and a ping ends none.
-            kind = Kind.PING if self._is_deaf else self._rng.choices(GOING_ON, WEIGHTS)[0]
-            if self._has_replies and self._talker.must_wait and self._rng.random() < 0.9:
+            kind = FrameKind.PING if self._is_deaf else self._rng.choices(GOING_ON, WEIGHTS)[0]
+            if self._has_replies and self._writer.must_wait and self._rng.random() < 0.9:
                 try:
                     async with asyncio.timeout(REPLY_S):
-                        await self._until(lambda: not self._talker.must_wait or not self._has_replies)
+                        await self._until(lambda: not self._writer.must_wait or not self._has_replies)
                 except TimeoutError:
                     return
-            await self._write(call, kind, self._talker.say(kind))
+            await self._write(call, kind, self._writer.say(kind))
 
     async def _finish(self, call: Stream) -> None:
         if self._rng.random() < 0.5:
             kind = self._rng.choice(ENDING)
-            await self._write(call, kind, self._talker.say(kind))
+            await self._write(call, kind, self._writer.say(kind))
         match self._rng.randrange(3):
             case 0:
-                await self._write(call, Kind.VALID, list(split(Close("done"))))
+                await self._write(call, FrameKind.VALID, list(split(Close("done"))))
                 await self._half_close(call)
             case 1:
                 await self._half_close(call)
@@ -156,10 +171,10 @@ class Episode:
         with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             await call.done_writing()
 
-    async def _write(self, call: Stream, kind: Kind, parts: Sequence[bytes]) -> None:
+    async def _write(self, call: Stream, kind: FrameKind, parts: Sequence[bytes]) -> None:
         try:
             for part in parts:
-                self._tally.sent[kind] += 1
+                self._counts.sent[kind] += 1
                 await call.write(part)
         except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
             self._over()  # the node ended the stream meanwhile; the reader counts how
@@ -168,7 +183,7 @@ class Episode:
         try:
             while isinstance(data := await call.read(), bytes):
                 message = wire.decode_upstream(data)
-                self._tally.hear(message)
+                self._counts.hear(message)
                 self._is_ready = self._is_ready or isinstance(message, Ready)
                 self._changed.set()
         except grpc.aio.AioRpcError:
@@ -177,13 +192,13 @@ class Episode:
             if not call.cancelled():
                 raise
         self._over()
-        self._tally.end(await call.code())
+        self._counts.end(await call.code())
 
     @asynccontextmanager
     async def _replies(self, to_tail: grpc.aio.Channel) -> AsyncIterator[None]:
         """A reply stream beside the talk: usually the session's own, sometimes for a guessed id, sometimes unread."""
         call: Stream = to_tail.stream_stream(wire.REPLIES)()
-        session = self._talker.session
+        session = self._writer.session
         chance, acked = self._rng.random(), 0
         if chance < 0.05:
             session = SessionId(self._rng.randbytes(16))
@@ -193,7 +208,7 @@ class Episode:
         if chance > 0.97:
             request = self._rng.randbytes(self._rng.choice((0, 3, 40)))
         async with asyncio.TaskGroup() as group:
-            self._tally.sent["reply request"] += 1
+            self._counts.sent["reply request"] += 1
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await call.write(request)
             if chance < 0.94 or chance > 0.97:
@@ -214,11 +229,11 @@ class Episode:
             while isinstance(part := await call.read(), bytes):
                 message = joiner.feed(part)
                 if isinstance(message, Reply):
-                    self._tally.answers["reply"] += 1
-                    self._talker.answered = max(self._talker.answered, message.sequence)
+                    self._counts.answers["reply"] += 1
+                    self._writer.answered = max(self._writer.answered, message.sequence)
                     self._changed.set()
         except grpc.aio.AioRpcError as error:
-            self._tally.end(error.code())
+            self._counts.end(error.code())
         except RemoteProtocolError as error:
             raise Broken(f"a reply breaks the protocol: {error}") from None
         except asyncio.CancelledError:
@@ -238,25 +253,25 @@ class Episode:
         self._changed.set()
 
 
-async def fuzz(victim: Victim, frames: int, seed: int, tally: Tally) -> None:
+async def fuzz(target: FloodTarget, frames: int, seed: int, counts: FloodCounts) -> None:
     """Send so many frames in sessions side by side; the same seed says the same things.
 
     Raises:
         Broken: a node answered as it must not, or not at all.
     """
-    roles = victim.roles()
+    roles = target.roles()
 
     async def work(number: int) -> None:
         rng = random.Random(f"{seed}/{number}")
         options = [("grpc.use_local_subchannel_pool", 1)]
         async with (
-            grpc.aio.insecure_channel(victim.address, options=options) as node,
-            grpc.aio.insecure_channel(victim.behind_address, options=options) as behind,
+            grpc.aio.insecure_channel(target.address, options=options) as node,
+            grpc.aio.insecure_channel(target.behind_address, options=options) as behind,
         ):
-            while tally.frames < frames:
+            while counts.frames < frames:
                 role, tail = rng.choice(roles)
-                episode = Episode(Talker(rng, victim.model, role), tally)
-                await episode.run(node, node if tail == victim.address else behind)
+                episode = Episode(GarbageWriter(rng, target.model, role), counts)
+                await episode.run(node, node if tail == target.address else behind)
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""Garbage against live nodes: they serve on, every answer is typed, and their memory is flat.
+"""Do nodes survive garbage, with typed answers and flat memory?
 
 Starts two nodes on loopback, sends them well-formed, half-right and senseless frames in every role of a chain, and has
 texts generated before, meanwhile and after, which must be Hugging Face's. Memory is each node's anonymous resident set
@@ -28,11 +28,10 @@ import grpc.aio
 import psutil
 import torch
 import tyro
-from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from benchmarks.recovery.frame_flood import Broken, Tally, Victim, fuzz
-from benchmarks.recovery.garbage import Model
+from benchmarks.recovery.frame_flood import Broken, FloodCounts, FloodTarget, fuzz
+from benchmarks.recovery.garbage import ServedModel
 from benchmarks.sheet import Sheet
 from client import AsyncSwarm
 from swarm import wire
@@ -40,6 +39,7 @@ from swarm.demo import TARGET
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.protocol.messages import NodeInfo, RouteHop
+from swarm.runtime.console import make_console
 
 PROMPT = (2565, 591, 572, 289, 663, 281)
 NEW_TOKENS = 8
@@ -59,18 +59,27 @@ class Options:
     """Send garbage to live nodes."""
 
     frames: int = 100_000
+    """How many frames."""
     seed: int = 1
+    """The same seed sends the same frames."""
     limit_s: float = 900.0
     """Give up after so many seconds."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
     """Write the numbers here as JSON too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One node's process at one moment."""
+class ProcessSample:
+    """One node's process at one moment.
+
+    Attributes:
+        frames: Frames sent until then.
+        anonymous_bytes: Its anonymous memory.
+        files: Open files.
+        threads: Threads.
+    """
 
     frames: int
     anonymous_bytes: int
@@ -79,12 +88,18 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Watched:
-    """A node's process and what it looked like over time."""
+class WatchedNode:
+    """A node's process over time.
+
+    Attributes:
+        span: Its layers.
+        process: The process.
+        samples: What it looked like.
+    """
 
     span: str
     process: psutil.Process
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[ProcessSample] = field(default_factory=list)
 
     def look(self, frames: int) -> None:
         """Take a sample."""
@@ -92,7 +107,7 @@ class Watched:
         anonymous = re.search(r"RssAnon:\s+(\d+) kB", status)
         assert anonymous is not None, status
         files, threads = self.process.num_fds(), self.process.num_threads()
-        self.samples.append(Sample(frames, int(anonymous[1]) << 10, files, threads))
+        self.samples.append(ProcessSample(frames, int(anonymous[1]) << 10, files, threads))
 
     @property
     def growth_bytes(self) -> float:
@@ -116,8 +131,17 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A running `node serve`."""
+class ServedNode:
+    """A running `node serve`.
+
+    Attributes:
+        span: Its layers.
+        process: The process.
+        log: Its output.
+        address: Where it listens.
+        peer: Its peer id.
+        join: An address for others to join.
+    """
 
     span: str
     process: subprocess.Popen[bytes]
@@ -128,7 +152,7 @@ class Started:
 
 
 @contextmanager
-def serve(span: str, join: str | None, folder: Path) -> Iterator[Started]:
+def serve(span: str, join: str | None, folder: Path) -> Iterator[ServedNode]:
     """Run `node serve` on loopback until the block ends."""
     log = folder / f"{span}.log"
     command = [sys.executable, "-m", "node.cli", "serve", str(TARGET), "--layers", span, "--host", "127.0.0.1"]
@@ -137,7 +161,7 @@ def serve(span: str, join: str | None, folder: Path) -> Iterator[Started]:
         process = subprocess.Popen(command + (["--join", join] if join else []), stdout=output, stderr=output)
     try:
         said = _wait_for(r"serving at (\S+) as (\S+)[\s\S]*--join (\S+)", process, log)
-        yield Started(span, process, log, said[1], PeerId(said[2]), said[3])
+        yield ServedNode(span, process, log, said[1], PeerId(said[2]), said[3])
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=20)
@@ -166,12 +190,12 @@ def right_tokens() -> tuple[int, ...]:
     return tuple(ids[0].tolist()[len(PROMPT) :])
 
 
-class Siege:
+class FloodRun:
     """A run: fuzz, watch, and have texts generated beside."""
 
-    def __init__(self, options: Options, nodes: Sequence[Started], right: tuple[int, ...]) -> None:
-        self.tally = Tally()
-        self.watched = [Watched(node.span, psutil.Process(node.process.pid)) for node in nodes]
+    def __init__(self, options: Options, nodes: Sequence[ServedNode], right: tuple[int, ...]) -> None:
+        self.counts = FloodCounts()
+        self.watched = [WatchedNode(node.span, psutil.Process(node.process.pid)) for node in nodes]
         self.texts = 0
         self.options = options
         self._nodes = nodes
@@ -180,11 +204,13 @@ class Siege:
     async def run(self, swarm: AsyncSwarm) -> None:
         """Raise `Broken` when a node does not withstand it."""
         await self.text(swarm)
-        victim = await self._victim()
-        await fuzz(victim, self.options.frames // 50, self.options.seed + 1, Tally())  # caches fill, threads start
+        target = await self._target()
+        await fuzz(
+            target, self.options.frames // 50, self.options.seed + 1, FloodCounts()
+        )  # caches fill, threads start
         self._look()
         async with asyncio.timeout(self.options.limit_s), self._beside(swarm):
-            await fuzz(victim, self.options.frames, self.options.seed, self.tally)
+            await fuzz(target, self.options.frames, self.options.seed, self.counts)
         await self._until_freed()
         await self.text(swarm)
         self._look()
@@ -201,12 +227,12 @@ class Siege:
             raise Broken(f"a text is {result.tokens}, and Hugging Face's is {self._right}")
         self.texts += 1
 
-    async def _victim(self) -> Victim:
+    async def _target(self) -> FloodTarget:
         first, second = self._nodes
         about = await info(first.address)
-        model = Model(about.fingerprint, about.hidden_size, about.vocab_size)
+        model = ServedModel(about.fingerprint, about.hidden_size, about.vocab_size)
         behind = RouteHop(second.peer, Span.parse(second.span))
-        return Victim(first.address, first.peer, behind, second.address, model, about.num_layers)
+        return FloodTarget(first.address, first.peer, behind, second.address, model, about.num_layers)
 
     @asynccontextmanager
     async def _beside(self, swarm: AsyncSwarm) -> AsyncIterator[None]:
@@ -216,7 +242,7 @@ class Siege:
             step = self.options.frames / SAMPLES
             while True:
                 await asyncio.sleep(0.1)
-                if self.tally.frames >= step * len(self.watched[0].samples):
+                if self.counts.frames >= step * len(self.watched[0].samples):
                     self._look()
                     await self.text(swarm)
 
@@ -235,57 +261,57 @@ class Siege:
 
     def _look(self) -> None:
         for watched in self.watched:
-            watched.look(self.tally.frames)
+            watched.look(self.counts.frames)
 
 
-def sheet(siege: Siege, seconds: float) -> Sheet:
+def sheet(flood: FloodRun, seconds: float) -> Sheet:
     """What was sent, what came back, what the nodes look like."""
-    tally = siege.tally
+    counts = flood.counts
     made = Sheet(
         "fuzz",
-        f"{tally.frames:,} frames in {seconds:.0f} s, {siege.texts} right texts before, meanwhile and after",
+        f"{counts.frames:,} frames in {seconds:.0f} s, {flood.texts} right texts before, meanwhile and after",
         ("node", "MiB at the start", "at half", "at the end", "growth in 2nd half", "files", "threads"),
         measured={
-            "options": asdict(siege.options) | {"json": None},
+            "options": asdict(flood.options) | {"json": None},
             "seconds": seconds,
-            "texts": siege.texts,
-            "tally": {"sent": tally.sent, "answers": tally.answers, "ends": tally.endings},
-            "nodes": {one.span: list(map(asdict, one.samples)) for one in siege.watched},
+            "texts": flood.texts,
+            "tally": {"sent": counts.sent, "answers": counts.answers, "ends": counts.endings},
+            "nodes": {one.span: list(map(asdict, one.samples)) for one in flood.watched},
         },
     )
-    for title, counted in (("sent", tally.sent), ("answers", tally.answers), ("ends of streams", tally.endings)):
+    for title, counted in (("sent", counts.sent), ("answers", counts.answers), ("ends of streams", counts.endings)):
         listed = ", ".join(f"{name} {count:,}" for name, count in counted.most_common())
         made.notes.append(f"{title}: {listed}")
-    for watched in siege.watched:
+    for watched in flood.watched:
         if not watched.samples:
             continue
         first, half, last = watched.samples[0], watched.samples[len(watched.samples) // 2], watched.samples[-1]
         memory = [f"{sample.anonymous_bytes / 2**20:.1f}" for sample in (first, half, last)]
-        counts = [f"{first.files} → {last.files}", f"{first.threads} → {last.threads}"]
-        made.rows.append((watched.span, *memory, f"{watched.growth_bytes / 2**20:+.1f}", *counts))
+        others = [f"{first.files} → {last.files}", f"{first.threads} → {last.threads}"]
+        made.rows.append((watched.span, *memory, f"{watched.growth_bytes / 2**20:+.1f}", *others))
     return made
 
 
 def main() -> None:
     """Run and report; the exit status says whether the nodes withstood it."""
     options = tyro.cli(Options)
-    console = Console(soft_wrap=True, highlight=False)
+    console = make_console(soft_wrap=True)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         first = stack.enter_context(serve(SPANS[0], None, Path(name)))
         second = stack.enter_context(serve(SPANS[1], first.join, Path(name)))
-        siege = Siege(options, (first, second), right_tokens())
+        flood = FloodRun(options, (first, second), right_tokens())
         started, failure = time.monotonic(), None
         try:
-            asyncio.run(_besiege(siege, first.join))
+            asyncio.run(_flood(flood, first.join))
         except (Broken, TimeoutError) as error:
-            failure = f"seed {options.seed}, after {siege.tally.frames:,} frames: {error or 'out of time'}"
-    sheet(siege, time.monotonic() - started).finish(console, record=options.record, path=options.json)
+            failure = f"seed {options.seed}, after {flood.counts.frames:,} frames: {error or 'out of time'}"
+    sheet(flood, time.monotonic() - started).finish(console, record=options.record, path=options.json)
     sys.exit(failure)
 
 
-async def _besiege(siege: Siege, join: str) -> None:
+async def _flood(flood: FloodRun, join: str) -> None:
     async with AsyncSwarm.connect(TARGET, peers=(join,)) as swarm:
-        await siege.run(swarm)
+        await flood.run(swarm)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Frames that a node must withstand: sessions that are mostly right, and what goes wrong in them. Pure, seeded, no I/O.
 
-A `Talker` speaks for one session. It keeps the session's rules beside the node, so that what it says is near the border
-between right and wrong and not only noise that the first check refuses.
+A `GarbageWriter` speaks for one session. It keeps the session's rules beside the node, so that what it says is near the
+border between right and wrong, and not only noise that the first check refuses.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WINDOW, SWEEPS, NODES = 64, 4, 48
 HUGE = (2**31 - 1, 2**31, 2**53, 2**62, 2**63 - 1)
 
 
-class Kind(enum.StrEnum):
+class FrameKind(enum.StrEnum):
     """What is sent; the later ones end their stream or session."""
 
     ATTACH = "attach"
@@ -66,14 +66,20 @@ class Kind(enum.StrEnum):
     HALF = "half a frame"
 
 
-ENDING = (Kind.MISPLACED, Kind.VALUES, Kind.PART, Kind.BITS, Kind.NOISE, Kind.HALF)
-GOING_ON = (Kind.VALID, Kind.HEADER, Kind.SAMPLING, Kind.SHAPE, Kind.REPLAY, Kind.PING)
+ENDING = (FrameKind.MISPLACED, FrameKind.VALUES, FrameKind.PART, FrameKind.BITS, FrameKind.NOISE, FrameKind.HALF)
+GOING_ON = (FrameKind.VALID, FrameKind.HEADER, FrameKind.SAMPLING, FrameKind.SHAPE, FrameKind.REPLAY, FrameKind.PING)
 WEIGHTS = (16, 46, 8, 14, 8, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """What the nodes serve."""
+class ServedModel:
+    """What the nodes serve.
+
+    Attributes:
+        fingerprint: Of the model.
+        width: Values of a hidden row.
+        vocab_size: Tokens of its vocabulary.
+    """
 
     fingerprint: str
     width: int
@@ -82,7 +88,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Which hop of a route the node under attack is."""
+    """Which hop of a route the node under attack is.
+
+    Attributes:
+        route: The route.
+        index: Its place in the route.
+    """
 
     route: tuple[RouteHop, ...]
     index: int
@@ -93,10 +104,10 @@ class Role:
         return self.index > 0
 
 
-class Talker:
+class GarbageWriter:
     """One session's side of a link."""
 
-    def __init__(self, rng: random.Random, model: Model, role: Role) -> None:
+    def __init__(self, rng: random.Random, model: ServedModel, role: Role) -> None:
         self.rng = rng
         self.role = role
         self.session = SessionId(rng.randbytes(16))
@@ -116,21 +127,21 @@ class Talker:
         first = Attach(self.session, 0, self.role.route, self.role.index, open_)
         return _parts(first if right or self.rng.random() < 0.9 else self._wrong_attach(first))
 
-    def say(self, kind: Kind) -> list[bytes]:
+    def say(self, kind: FrameKind) -> list[bytes]:
         """The parts of one message of this kind."""
-        makers: dict[Kind, Callable[[], list[bytes]]] = {
-            Kind.VALID: lambda: self._sweep(self._right()),
-            Kind.HEADER: lambda: self._sweep(self._wrong(self._right())),
-            Kind.SAMPLING: lambda: self._sweep(self._odd(self._right())),
-            Kind.SHAPE: lambda: _parts(self._misshapen(self._right())),
-            Kind.REPLAY: self._replay,
-            Kind.PING: lambda: _parts(Ping(self.rng.choice((0, 1, *HUGE)))),
-            Kind.MISPLACED: self._misplaced,
-            Kind.VALUES: self._not_finite,
-            Kind.PART: self._bad_part,
-            Kind.BITS: self._flipped,
-            Kind.NOISE: lambda: [self.rng.randbytes(self.rng.choice((0, 1, 7, 60, 3_000)))],
-            Kind.HALF: lambda: [wire.encode_part(400, 0, (self.rng.randbytes(100), b""))],
+        makers: dict[FrameKind, Callable[[], list[bytes]]] = {
+            FrameKind.VALID: lambda: self._sweep(self._right()),
+            FrameKind.HEADER: lambda: self._sweep(self._wrong(self._right())),
+            FrameKind.SAMPLING: lambda: self._sweep(self._odd(self._right())),
+            FrameKind.SHAPE: lambda: _parts(self._misshapen(self._right())),
+            FrameKind.REPLAY: self._replay,
+            FrameKind.PING: lambda: _parts(Ping(self.rng.choice((0, 1, *HUGE)))),
+            FrameKind.MISPLACED: self._misplaced,
+            FrameKind.VALUES: self._not_finite,
+            FrameKind.PART: self._bad_part,
+            FrameKind.BITS: self._flipped,
+            FrameKind.NOISE: lambda: [self.rng.randbytes(self.rng.choice((0, 1, 7, 60, 3_000)))],
+            FrameKind.HALF: lambda: [wire.encode_part(400, 0, (self.rng.randbytes(100), b""))],
         }
         try:
             return makers[kind]()

@@ -1,7 +1,8 @@
-"""Hedging: what two holders of the same layers are worth where one of them stutters.
+"""What does a second replica bring where one of the two stutters?
 
-Real programs on hosts of an emulated network: three spans, and a second holder of the middle one, of whose forwards
-some wait for a while. The same prompts go over the steady holder, over the stuttering one, and over both, in turns.
+Real programs on hosts of an emulated network: three spans, and a second replica of the middle one, some of whose
+forwards wait for a while. The same prompts go over the steady replica, over the stuttering one, and over both, in
+turns.
 
     sudo python -m benchmarks hedging --record
 """
@@ -21,7 +22,7 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from benchmarks.emulation.network import Kind, Plan, open_network
+from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.swarm import SPANS, hosted_swarm
 from benchmarks.recovery.fault_plan import percentile
 from benchmarks.recovery.hedging_client import Job
@@ -31,6 +32,7 @@ from client.demo.link_shape import LinkShape
 from client.demo.programs import start_program
 from swarm.demo import TARGET
 from swarm.errors import RegistryError
+from swarm.runtime.console import make_console
 
 MIDDLE = 1
 STUTTERER, CLIENT = len(SPANS) + 1, len(SPANS) + 2
@@ -42,26 +44,30 @@ class Options:
     """Measure hedging."""
 
     rounds: int = 12
+    """Texts over each route."""
     new_tokens: int = 96
+    """New tokens of each text."""
     nodes: int = 0
     """Tree nodes per sweep (K); 0, plain decoding, has the most sweeps."""
     chance: float = 0.05
-    """With which a forward of the stuttering holder waits."""
+    """Probability that a forward of the stuttering replica waits."""
     stall_ms: float = 250.0
+    """How long such a forward waits."""
     delay_ms: float = 10.0
     """One way, on each link."""
-    kind: Kind | None = None
+    kind: NetworkKind | None = None
     """tun needs root; left out: the best that this machine allows."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 async def measure(options: Options, console: Console) -> tuple[str, dict[str, list[dict[str, Any]]]]:
-    """The kind of network, and runs by way."""
+    """The kind of network, and runs by route."""
     with tempfile.TemporaryDirectory(prefix="canopy-hedging-") as temporary:
         folder = Path(temporary)
-        plan = Plan(CLIENT + 1, LinkShape(delay_ms=options.delay_ms, mbit=100))
+        plan = NetworkPlan(CLIENT + 1, LinkShape(delay_ms=options.delay_ms, mbit=100))
         async with open_network(plan, options.kind) as net, hosted_swarm(net, folder) as hosted:
             console.print(f"{net.kind} network ({net.reason})")
             span = SPANS[MIDDLE]
@@ -124,7 +130,7 @@ def _texts(runs: Sequence[dict[str, Any]]) -> list[list[int]]:
 def main() -> None:
     """Measure, print, and fail if a text differs."""
     options = tyro.cli(Options)
-    console = Console()
+    console = make_console()
     network, found = asyncio.run(measure(options, console))
     sheet(found, options, network).finish(console, record=options.record, path=options.json)
     if any(_texts(runs) != _texts(found[STUTTERING]) for runs in found.values()):

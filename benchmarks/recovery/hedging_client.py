@@ -1,4 +1,4 @@
-"""The client's part of the hedging benchmark: the same prompts over one holder, over the other, and over both.
+"""The client's part of the hedging benchmark: the same prompts over one replica, over the other, and over both.
 
 Reads its job as JSON from the command line and writes what it measured to the file that the job names.
 """
@@ -26,7 +26,17 @@ from swarm.runtime.library_logging import quiet_libraries
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """steady, stuttering: peer ids of the two holders of the middle layers."""
+    """What to measure.
+
+    Attributes:
+        peer: A bootstrap peer's address.
+        steady: Peer id of the steady replica of the middle span.
+        stuttering: Peer id of the stuttering one.
+        rounds: Texts over each route.
+        new_tokens: New tokens of each text.
+        nodes: Tree nodes per sweep (K).
+        result: The file for the measurements.
+    """
 
     peer: str
     steady: str
@@ -38,7 +48,7 @@ class Job:
 
 
 async def measure(job: Job) -> dict[str, list[dict[str, Any]]]:
-    """Runs by way, interleaved; every way begins a round in turn."""
+    """Runs by route, interleaved; every route begins a round in turn."""
     ways: Mapping[str, tuple[bool, frozenset[str]]] = {
         "steady holder": (False, frozenset({job.stuttering})),
         "stuttering holder": (False, frozenset({job.steady})),

@@ -49,7 +49,7 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-class Watch:
+class ProcessMonitor:
     """Looks at programs now and then; each has a name of its own in each of its lives."""
 
     def __init__(self) -> None:

@@ -1,7 +1,9 @@
-"""How often which fault was survived: `python -m benchmarks schedules [--schedules N] [--first SEED] [--record]`.
+"""Does a chain's repair keep the text under random schedules of faults?
 
-Runs the repair rules' simulation (`tests/property/repair_world.py`) in two processes; a table by kind of fault, and
-every seed that failed. Pure code: no sockets, no clock.
+Runs the simulation of the repair rules (`benchmarks/simulation/repair_world.py`) in two processes. The table counts
+events by kind; every seed that failed is printed. Pure code: no sockets, no clock.
+
+    python -m benchmarks schedules --record
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 import tyro
-from rich.console import Console
 
 import swarm.protocol.hop_log
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.repair_world import World
 from swarm.errors import SwarmError
+from swarm.runtime.console import make_console
 
 BLOCK = 250
 
@@ -28,10 +30,13 @@ class Options:
     """What to run."""
 
     schedules: int = 10_000
+    """How many schedules."""
     first: int = 0
+    """The first seed."""
     processes: int = 2
+    """Processes that share the work."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
 
 
 def run_block(seeds: range) -> tuple[Counter[str], list[tuple[int, str]]]:
@@ -63,7 +68,7 @@ def sheet(seen: Counter[str], failed: list[tuple[int, str]], schedules: int) -> 
 
 def main() -> None:
     """Run, print, and fail if a schedule did."""
-    options, console = tyro.cli(Options), Console()
+    options, console = tyro.cli(Options), make_console()
     last = options.first + options.schedules
     blocks = [range(start, min(start + BLOCK, last)) for start in range(options.first, last, BLOCK)]
     seen: Counter[str] = Counter()

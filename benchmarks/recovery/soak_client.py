@@ -1,4 +1,4 @@
-"""One client of the soak: tells the same few texts again and again and compares each with its undisturbed self.
+"""One client of the soak: generates the same few texts again and again and compares each with the undisturbed one.
 
 Reads its job as JSON from the command line; writes a line of JSON per text to the file that the job names; ends after
 the text in work when its standard input closes.
@@ -33,7 +33,16 @@ AFTER_ERROR_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to tell. number: of this client; no two tell the same."""
+    """What to generate.
+
+    Attributes:
+        peer: A bootstrap peer's address.
+        number: Of this client; no two clients have the same texts.
+        texts: How many different texts.
+        new_tokens: New tokens of each text.
+        nodes: Tree nodes per sweep (K).
+        result: The file for the measurements.
+    """
 
     peer: str
     number: int
@@ -44,10 +53,20 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """One text; the first ones of a client are the references. Times of day in seconds.
+class SoakText:
+    """One text. Times of day are in seconds.
 
-    first_s: until its first piece. pause_s: the longest time between two pieces. error: why it ended early.
+    Attributes:
+        case: Which of the client's texts.
+        is_reference: It is the first one of its case, with which later ones are compared.
+        is_same: It has the reference's tokens.
+        tokens: How many new tokens it has.
+        started_at: When it began.
+        ended_at: When it ended.
+        first_s: Until its first piece.
+        pause_s: The longest time between two pieces.
+        repairs: Repairs of its chain.
+        error: Why it ended early.
     """
 
     case: int
@@ -62,7 +81,7 @@ class Told:
     error: str | None = None
 
 
-async def tell(swarm: AsyncSwarm, prompt: tuple[int, ...], options: GenerateOptions) -> tuple[Result, float, float]:
+async def generate(swarm: AsyncSwarm, prompt: tuple[int, ...], options: GenerateOptions) -> tuple[Result, float, float]:
     """One text, when its first piece came, and the longest time between two pieces."""
     result: Result | None = None
     started = last = time.perf_counter()
@@ -77,8 +96,8 @@ async def tell(swarm: AsyncSwarm, prompt: tuple[int, ...], options: GenerateOpti
     return result, first_s, pause_s
 
 
-async def work(job: Job, say: Callable[[Told], None]) -> None:
-    """Tell each text once for reference, then all of them until standard input closes."""
+async def work(job: Job, say: Callable[[SoakText], None]) -> None:
+    """Generate each text once for reference, then all of them until standard input closes."""
     prompts = [tuple(prompt) for prompt in demo_prompts((job.number + 1) * job.texts)[-job.texts :]]
     references: dict[int, tuple[int, ...]] = {}
     async with AsyncSwarm.connect(TARGET, peers=[job.peer], draft=DRAFT, threads=1, calibration=None) as swarm:
@@ -91,15 +110,15 @@ async def work(job: Job, say: Callable[[Told], None]) -> None:
             options["temperature"] = float(case % 2)
             is_reference, began = case not in references, time.time()
             try:
-                result, first_s, pause_s = await tell(swarm, prompts[case], options)
+                result, first_s, pause_s = await generate(swarm, prompts[case], options)
             except SwarmError as error:
                 said = f"{type(error).__name__}: {error}"
-                say(Told(case, is_reference, False, 0, began, time.time(), 0.0, 0.0, 0, said))
+                say(SoakText(case, is_reference, False, 0, began, time.time(), 0.0, 0.0, 0, said))
                 await asyncio.sleep(AFTER_ERROR_S)
                 continue
             is_same = result.tokens == references.setdefault(case, result.tokens)
             made, repairs = len(result.tokens), len(result.stats.repairs)
-            say(Told(case, is_reference, is_same, made, began, time.time(), first_s, pause_s, repairs))
+            say(SoakText(case, is_reference, is_same, made, began, time.time(), first_s, pause_s, repairs))
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.emulation.swarm import SPANS
-from benchmarks.recovery.process_monitor import Watch
-from benchmarks.recovery.soak_client import Told
+from benchmarks.recovery.process_monitor import ProcessMonitor
+from benchmarks.recovery.soak_client import SoakText
 from client.demo.delay_proxy import free_ports
 from client.demo.programs import Running, start_program
 from swarm.demo import TARGET
@@ -28,8 +28,15 @@ GONE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What the clients do, over and over. texts: per client. nodes: tree nodes per sweep (K)."""
+class ClientLoad:
+    """What the clients do, over and over.
+
+    Attributes:
+        clients: How many clients.
+        texts: Different texts of each client.
+        new_tokens: New tokens of each text.
+        nodes: Tree nodes per sweep (K).
+    """
 
     clients: int
     texts: int
@@ -38,8 +45,14 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
-    """One kill; seconds since the first one could come. listed_s: from the kill until it was listed again."""
+class Kill:
+    """One kill. Times are seconds since the first kill could come.
+
+    Attributes:
+        name: Which node.
+        at_s: When it was killed.
+        listed_s: From the kill until it is listed again.
+    """
 
     name: str
     at_s: float
@@ -47,8 +60,17 @@ class Death:
 
 
 @dataclass(slots=True)
-class Holder:
-    """A node that dies and comes back as the same peer."""
+class Replica:
+    """A node that is killed and comes back as the same peer.
+
+    Attributes:
+        name: Its name.
+        command: How it is started.
+        folder: Where its logs lie.
+        lives: How often it was started.
+        peer: Its peer id, once it serves.
+        running: Its program.
+    """
 
     name: str
     command: Sequence[str]
@@ -60,11 +82,11 @@ class Holder:
 
     @property
     def life(self) -> str:
-        """Which one of its lives this is."""
+        """Which of its runs this is, for a person."""
         return f"{self.name}, life {self.lives}"
 
     async def start(self) -> None:
-        """Begin a life."""
+        """Start it."""
         self.lives += 1
         program = start_program(f"{self.name}-{self.lives}", self.command, self.folder)
         self.running = await self._held.enter_async_context(program)
@@ -93,17 +115,30 @@ class Holder:
 
 
 @dataclass(slots=True)
-class Stage:
-    """A swarm that is up. wrong: whatever went wrong with its programs. over: the lives that ended."""
+class SoakSwarm:
+    """A swarm that is up.
 
-    holders: dict[str, Holder]
+    Attributes:
+        replicas: Its nodes, by name.
+        bootstrap: The bootstrap peer's program.
+        clients: The clients' programs, by name.
+        results: The clients' measurements.
+        registry: The directory, as a client sees it.
+        watch: Memory and processes of all programs.
+        began: Time of day when the first kill could come.
+        kills: Kills so far.
+        over: Runs of nodes that ended.
+        wrong: What went wrong with programs.
+    """
+
+    replicas: dict[str, Replica]
     bootstrap: Running
     clients: dict[str, Running]
     results: Sequence[Path]
     registry: DhtRegistry
-    watch: Watch
+    watch: ProcessMonitor
     began: float = 0.0
-    deaths: list[Death] = field(default_factory=list)
+    kills: list[Kill] = field(default_factory=list)
     over: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
@@ -112,18 +147,18 @@ class Stage:
         """Since the first kill could come."""
         return time.time() - self.began
 
-    def told(self) -> list[list[Told]]:
+    def texts(self) -> list[list[SoakText]]:
         """All texts so far, of each client."""
         return [_read(path) for path in self.results]
 
     def look(self) -> None:
         """Note the memory and the processes of all that runs."""
-        nodes = {one.life: one.running for one in self.holders.values() if one.running is not None}
+        nodes = {one.life: one.running for one in self.replicas.values() if one.running is not None}
         programs = {"bootstrap": self.bootstrap, **self.clients, **nodes}
         running = {name: one.process.pid for name, one in programs.items() if one.process.returncode is None}
         self.watch.look(running, self.elapsed_s)
 
-    async def strike(self, names: Sequence[str]) -> None:
+    async def kill(self, names: Sequence[str]) -> None:
         """Kill these at once, start them again, and wait until they are listed again.
 
         Raises:
@@ -131,17 +166,17 @@ class Stage:
         """
         self.look()
         at_s, killed_at = self.elapsed_s, time.time()
-        struck = [self.holders[name] for name in names]
-        lives = [holder.life for holder in struck]
-        for holder in struck:
-            if not await holder.kill():
-                self.wrong.append(f"{holder.life} ended by itself")
-        for holder in struck:
-            await holder.start()
-        for holder in struck:
-            await holder.serving()
-        await self.listed({holder.peer for holder in struck}, killed_at + RECORD_TTL_S)
-        self.deaths += [Death(name, at_s, self.elapsed_s - at_s) for name in names]
+        killed = [self.replicas[name] for name in names]
+        lives = [replica.life for replica in killed]
+        for replica in killed:
+            if not await replica.kill():
+                self.wrong.append(f"{replica.life} ended by itself")
+        for replica in killed:
+            await replica.start()
+        for replica in killed:
+            await replica.serving()
+        await self.listed({replica.peer for replica in killed}, killed_at + RECORD_TTL_S)
+        self.kills += [Kill(name, at_s, self.elapsed_s - at_s) for name in names]
         await self.gone(lives)
 
     async def listed(self, peers: Iterable[str], expiring_after: float = 0.0) -> None:
@@ -167,13 +202,13 @@ class Stage:
         ]
         return {one.peer for one in found if one.state is NodeState.SERVING and one.expires_at > expiring_after}
 
-    async def all_told(self, since: float, texts: int = 1) -> None:
-        """Wait until each client has told so many texts that it began after this time of day.
+    async def wait_for_texts(self, since: float, texts: int = 1) -> None:
+        """Wait until each client has generated so many texts that it began after this time of day.
 
         Raises:
             RegistryError: a client ended.
         """
-        while any(sum(one.started_at > since and one.error is None for one in some) < texts for some in self.told()):
+        while any(sum(one.started_at > since and one.error is None for one in some) < texts for some in self.texts()):
             for name, client in self.clients.items():
                 if client.process.returncode is not None:
                     raise RegistryError(f"{name} ended: {_last_line(client)}")
@@ -196,16 +231,16 @@ class Stage:
             client.process.stdin.close()
             if await client.process.wait():
                 self.wrong.append(f"{name} failed: {_last_line(client)}")
-        for holder in self.holders.values():
-            if holder.running is None or holder.running.process.returncode is not None:
-                self.wrong.append(f"{holder.life} ended by itself")
-            await holder.leave()
-        await self.gone([*self.clients, *(holder.life for holder in self.holders.values())])
+        for replica in self.replicas.values():
+            if replica.running is None or replica.running.process.returncode is not None:
+                self.wrong.append(f"{replica.life} ended by itself")
+            await replica.leave()
+        await self.gone([*self.clients, *(replica.life for replica in self.replicas.values())])
 
 
-def _read(path: Path) -> list[Told]:
+def _read(path: Path) -> list[SoakText]:
     """Whole lines only: the last one may still be written."""
-    return [Told(**json.loads(line)) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+    return [SoakText(**json.loads(line)) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
 def _last_line(program: Running) -> str:
@@ -213,42 +248,42 @@ def _last_line(program: Running) -> str:
 
 
 @asynccontextmanager
-async def staged(folder: Path, work: Work) -> AsyncIterator[Stage]:
-    """Start the swarm, two holders of each span, and its clients, which have told every text once undisturbed.
+async def open_soak_swarm(folder: Path, work: ClientLoad) -> AsyncIterator[SoakSwarm]:
+    """Start the swarm, two replicas of each span, and its clients, which then generate every text once undisturbed.
 
     Raises:
         RegistryError: a program did not start.
     """
-    watch = Watch()
+    watch = ProcessMonitor()
     async with AsyncExitStack() as stack:
         boot = ["swarm.cli", "bootstrap", "--host", "127.0.0.1", "--port", "0", "--identity", str(folder / "boot.key")]
         bootstrap = await stack.enter_async_context(start_program("bootstrap", boot, folder))
         peer = await bootstrap.wait_for(r"/ip4/\S+")
-        holders = _holders(folder, peer)
-        for holder in holders.values():
-            stack.push_async_callback(holder.leave)
-            await holder.start()
-        for holder in holders.values():
-            await holder.serving()
+        replicas = _replicas(folder, peer)
+        for replica in replicas.values():
+            stack.push_async_callback(replica.leave)
+            await replica.start()
+        for replica in replicas.values():
+            await replica.serving()
         registry = await stack.enter_async_context(DhtRegistry.open(DhtConfig(join=(peer,), client_mode=True)))
         results = [folder / f"client {number}.jsonl" for number in range(work.clients)]
-        stage = Stage(holders, bootstrap, {}, results, registry, watch)
-        await stage.listed({holder.peer for holder in holders.values()})
+        stage = SoakSwarm(replicas, bootstrap, {}, results, registry, watch)
+        await stage.listed({replica.peer for replica in replicas.values()})
         for number, result in enumerate(results):
             job = {"peer": peer, "number": number, "result": str(result)}
             job |= {"texts": work.texts, "new_tokens": work.new_tokens, "nodes": work.nodes}
             started = start_program(f"client {number}", ["benchmarks.recovery.soak_client", json.dumps(job)], folder)
             stage.clients[f"client {number}"] = await stack.enter_async_context(started)
-        await stage.all_told(0.0, work.texts)
+        await stage.wait_for_texts(0.0, work.texts)
         stage.began = time.time()
         yield stage
 
 
-def _holders(folder: Path, peer: str) -> dict[str, Holder]:
-    holders: dict[str, Holder] = {}
+def _replicas(folder: Path, peer: str) -> dict[str, Replica]:
+    replicas: dict[str, Replica] = {}
     names = [(f"{letter} {span}", span) for letter in "ab" for span in SPANS]
     for (name, span), port in zip(names, free_ports(len(names)), strict=True):
         serve = ["node.cli", "serve", str(TARGET), "--layers", span, "--join", peer, "--host", "127.0.0.1"]
         serve += ["--port", str(port), "--threads", "1", "--identity", str(folder / f"{name}.key")]
-        holders[name] = Holder(name, serve, folder)
-    return holders
+        replicas[name] = Replica(name, serve, folder)
+    return replicas

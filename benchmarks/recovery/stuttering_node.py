@@ -15,7 +15,7 @@ from node.engine.sweep_run import SweepRun
 
 
 def stutter(chance: float, seconds: float) -> None:
-    """Let each forward wait `seconds` with this chance, all else of the machine with it."""
+    """Let each forward wait `seconds` with this probability, all else of the machine with it."""
     rng, advance = random.Random(0), SweepRun.advance
 
     def stuttering(run: SweepRun, count: int, others: Sequence[SweepRun] = ()) -> dict[SweepRun, Exception]:

@@ -1,6 +1,7 @@
-"""How good placement is: machines join one after another, and the weakest layer's rate is set beside the best possible.
+"""How close to the best possible is the placement of machines that join one by one?
 
-Small swarms against every assignment of spans there is, large ones against the fluid bound and Petals' greedy rule.
+The weakest layer's rate is set beside the best possible. Small swarms: every assignment of spans there is. Large ones:
+the fluid bound and Petals' greedy rule.
 
     python -m benchmarks placement --record
 """
@@ -22,6 +23,7 @@ from rich.progress import track
 from benchmarks.sheet import Sheet
 from swarm.ids import PeerId
 from swarm.routing.placement import Layout, Newcomer, after, petals_span, plan_join
+from swarm.runtime.console import make_console
 
 SMALL_LAYERS = 12
 LARGE_LAYERS = 80
@@ -38,22 +40,36 @@ class Options:
     large: tuple[int, ...] = (100, 300, 1_000)
     """Machines of the large swarms."""
     seed: int = 0
+    """Of all that is random."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Machines:
-    """A random swarm in order of arrival: how many layers each machine holds, and its layers per second."""
+class RandomSwarm:
+    """A random swarm in order of arrival.
+
+    Attributes:
+        num_layers: Layers of the model.
+        machines: Of each machine: how many layers it holds, and its layers per second.
+    """
 
     num_layers: int
     machines: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
-    """Over all assignments of spans: the fastest weakest layer; with the fewest holes and singles first, the same."""
+class BestPlacement:
+    """The best over all assignments of spans.
+
+    Attributes:
+        fastest: The rate of the weakest layer.
+        singles: The fewest layers with one holder, after the fewest uncovered layers.
+        fastest_in_order: The rate of the weakest layer among the assignments with the fewest uncovered and single
+            layers.
+    """
 
     fastest: float
     singles: int
@@ -61,8 +77,15 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
-    """What joining one after another led to."""
+class JoinResult:
+    """What joining one after another led to.
+
+    Attributes:
+        layout: Who holds what.
+        moves: Moves of all machines.
+        most_moves: The most moves for one join.
+        decision_ms: Of each decision.
+    """
 
     layout: Layout
     moves: int
@@ -70,21 +93,21 @@ class Grown:
     decision_ms: tuple[float, ...]
 
 
-def small_swarm(rng: random.Random, num_layers: int, sizes: tuple[int, int] = (1, 12), least: int = 2) -> Machines:
+def small_swarm(rng: random.Random, num_layers: int, sizes: tuple[int, int] = (1, 12), least: int = 2) -> RandomSwarm:
     """Up to six machines that can hold the model, whose speeds differ by up to ten."""
     while True:
         count = rng.randint(least, 6)
         machines = tuple((rng.randint(*sizes), 10 ** rng.uniform(0, 1)) for _ in range(count))
         if sum(size for size, _ in machines) >= num_layers:
-            return Machines(num_layers, machines)
+            return RandomSwarm(num_layers, machines)
 
 
-def large_swarm(rng: random.Random, count: int) -> Machines:
+def large_swarm(rng: random.Random, count: int) -> RandomSwarm:
     """Machines of 4 to 20 layers, whose speeds differ by up to ten."""
-    return Machines(LARGE_LAYERS, tuple((rng.randint(4, 20), 10 ** rng.uniform(0, 1)) for _ in range(count)))
+    return RandomSwarm(LARGE_LAYERS, tuple((rng.randint(4, 20), 10 ** rng.uniform(0, 1)) for _ in range(count)))
 
 
-def best_of_all(swarm: Machines) -> Best:
+def best_of_all(swarm: RandomSwarm) -> BestPlacement:
     """By brute force over all assignments."""
     counts, rates = np.zeros((1, swarm.num_layers), np.int8), np.zeros((1, swarm.num_layers))
     layers = np.arange(swarm.num_layers)
@@ -96,10 +119,10 @@ def best_of_all(swarm: Machines) -> Best:
     weakest, holes, singles = rates.min(axis=1), (counts < 1).sum(axis=1), (counts == 1).sum(axis=1)
     need = holes * (swarm.num_layers + 1) + singles
     first = need == need.min()
-    return Best(float(weakest.max()), int(singles[first][0]), float(weakest[first].max()))
+    return BestPlacement(float(weakest.max()), int(singles[first][0]), float(weakest[first].max()))
 
 
-def grown(swarm: Machines) -> Grown:
+def join_all(swarm: RandomSwarm) -> JoinResult:
     """All machines join in order, and move where the plan says so."""
     layout, moves = Layout(swarm.num_layers, []), [0]
     took: list[float] = []
@@ -111,10 +134,10 @@ def grown(swarm: Machines) -> Grown:
         moves.append(len(plan.moves))
         layout = after(layout.joined(newcomer.at(plan.span.start)), plan.moves)
         layout = Layout(swarm.num_layers, [replace(one, may_move=True) for one in layout.holders])
-    return Grown(layout, sum(moves), max(moves), tuple(took))
+    return JoinResult(layout, sum(moves), max(moves), tuple(took))
 
 
-def grown_by_petals(swarm: Machines) -> Layout:
+def grown_by_petals(swarm: RandomSwarm) -> Layout:
     """All machines join in order by the baseline's rule; nobody moves."""
     layout = Layout(swarm.num_layers, [])
     for number, (size, capacity) in enumerate(swarm.machines):
@@ -123,12 +146,12 @@ def grown_by_petals(swarm: Machines) -> Layout:
     return layout
 
 
-def small_row(name: str, swarms: Sequence[Machines], console: Console) -> tuple[str, ...]:
+def small_row(name: str, swarms: Sequence[RandomSwarm], console: Console) -> tuple[str, ...]:
     """One kind of small swarm against brute force."""
     ratios, ordered, baseline, moves = [], [], [], []
     took: list[float] = []
     for swarm in track(swarms, name, console=console):
-        best, ours = best_of_all(swarm), grown(swarm)
+        best, ours = best_of_all(swarm), join_all(swarm)
         weakest = ours.layout.score().weakest
         ratios.append(weakest / best.fastest)
         ordered.append(min(1.0, weakest / best.fastest_in_order))
@@ -145,9 +168,9 @@ def small_row(name: str, swarms: Sequence[Machines], console: Console) -> tuple[
     )
 
 
-def large_row(swarm: Machines) -> tuple[str, ...]:
+def large_row(swarm: RandomSwarm) -> tuple[str, ...]:
     """One large swarm against the fluid bound."""
-    ours, baseline = grown(swarm), grown_by_petals(swarm)
+    ours, baseline = join_all(swarm), grown_by_petals(swarm)
     bound = baseline.fluid_bound()
     return (
         f"{len(swarm.machines):,} machines × {swarm.num_layers} layers, against the fluid bound",
@@ -170,10 +193,10 @@ def sheet(options: Options, console: Console) -> Sheet:
         ),
         notes=[
             "The best in our order: over all assignments, the fastest among those with the fewest uncovered layers and "
-            "then the fewest layers with one holder. The fastest: whatever hangs on one machine."
+            "then the fewest layers with one holder. The fastest: whatever depends on one machine."
         ],
     )
-    kinds: tuple[tuple[str, int, Callable[[random.Random], Machines]], ...] = (
+    kinds: tuple[tuple[str, int, Callable[[random.Random], RandomSwarm]], ...] = (
         ("2–6 machines of 1–12 layers, 12 layers", options.swarms, lambda rng: small_swarm(rng, SMALL_LAYERS)),
         ("6 machines of 2–8 layers, 12 layers", options.full, lambda rng: small_swarm(rng, SMALL_LAYERS, (2, 8), 6)),
         ("6 machines of 3–6 layers, 12 layers", options.full, lambda rng: small_swarm(rng, SMALL_LAYERS, (3, 6), 6)),
@@ -194,7 +217,7 @@ def _mean_and_tail(values: Sequence[float]) -> str:
 def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
-    console = Console()
+    console = make_console()
     sheet(options, console).finish(console, record=options.record, path=options.json)
 
 

@@ -1,6 +1,8 @@
-"""How long a route takes to find, how good it is, and how clients spread: swarms of random machines, nothing runs.
+"""How long does finding a route take, how good is it, and how do clients spread?
 
-python -m benchmarks routing --record
+Swarms of random machines; no node runs.
+
+    python -m benchmarks routing --record
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from swarm.discovery.node_record import MAX_DELAYS, NodeRecord, NodeState
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.routing.route import Route, RouteQuery, best_route
+from swarm.runtime.console import make_console
 
 CLIENTS = 200
 HOLDERS = 10
@@ -32,21 +35,34 @@ class Options:
     """Measure routing."""
 
     layers: int = 80
+    """Layers of the model."""
     peers: int = 1_000
+    """Machines of each swarm."""
     least: int = 4
     """Fewest layers of a span."""
     most: int = 20
+    """The most layers of a machine."""
     swarms: int = 5
+    """How many random swarms."""
     repeats: int = 20
+    """How often each is measured."""
     seed: int = 1
+    """Of all that is random."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terrain:
-    """Where machines stand, `across_ms` from side to side, and which speeds they have."""
+    """Where machines stand, and how fast they are.
+
+    Attributes:
+        name: For a person.
+        across_ms: One-way delay from side to side.
+        layer_ms: Times per layer that machines may have.
+    """
 
     name: str
     across_ms: float
@@ -60,8 +76,15 @@ TERRAINS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One route, and the milliseconds that each repeat took to find it."""
+class FoundRoute:
+    """One route.
+
+    Attributes:
+        times_ms: Milliseconds of each search for it.
+        hops: Its hops.
+        sweep_ms: Its cost.
+        gap_ms: How much cheaper a chain may be at most.
+    """
 
     times_ms: tuple[float, ...]
     hops: int
@@ -108,20 +131,20 @@ def repair_of(route: Route, query: RouteQuery) -> RouteQuery:
     return replace(query, keep=kept, avoid=frozenset([dead.peer]), replay_layer_ms=20.0)
 
 
-def timed(records: list[NodeRecord], query: RouteQuery, repeats: int) -> Found:
+def timed(records: list[NodeRecord], query: RouteQuery, repeats: int) -> FoundRoute:
     """Find the route again and again."""
     times_ms: list[float] = []
     for _ in range(repeats):
         started = time.perf_counter()
         route = best_route(records, query)
         times_ms.append((time.perf_counter() - started) * 1e3)
-    return Found(tuple(times_ms), len(route.hops), route.sweep_ms, route.gap_ms)
+    return FoundRoute(tuple(times_ms), len(route.hops), route.sweep_ms, route.gap_ms)
 
 
-def measure(options: Options, console: Console) -> dict[str, list[Found]]:
+def measure(options: Options, console: Console) -> dict[str, list[FoundRoute]]:
     """Per case, one entry per swarm."""
     rng = random.Random(options.seed)
-    found: dict[str, list[Found]] = defaultdict(list)
+    found: dict[str, list[FoundRoute]] = defaultdict(list)
     for terrain in TERRAINS:
         for _ in track(range(options.swarms), terrain.name, console=console):
             records, query = random_swarm(terrain, options, rng)
@@ -132,7 +155,7 @@ def measure(options: Options, console: Console) -> dict[str, list[Found]]:
 
 
 def spread(options: Options) -> Counter[PeerId]:
-    """Which machines many clients take where every span has equal holders."""
+    """Which machines many clients take where every span has equal replicas."""
     size = options.most
     spans = [Span(start, min(start + size, options.layers)) for start in range(0, options.layers, size)]
     records = [_record(PeerId(f"{span}/{holder}"), span, options.layers) for span in spans for holder in range(HOLDERS)]
@@ -140,7 +163,7 @@ def spread(options: Options) -> Counter[PeerId]:
     return Counter(hop.peer for route in routes for hop in route.hops)
 
 
-def sheet(found: dict[str, list[Found]], taken: Counter[PeerId], options: Options) -> Sheet:
+def sheet(found: dict[str, list[FoundRoute]], taken: Counter[PeerId], options: Options) -> Sheet:
     """The table."""
     made = Sheet(
         "routing",
@@ -169,7 +192,7 @@ def sheet(found: dict[str, list[Found]], taken: Counter[PeerId], options: Option
 def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
-    console = Console()
+    console = make_console()
     made = sheet(measure(options, console), spread(options), options)
     made.finish(console, record=options.record, path=options.json)
 

@@ -1,8 +1,8 @@
-"""Acceptance length of the bundled demo pair, in one process and without a network.
+"""How many tokens does one sweep of the demo pair emit?
 
-The protocol: every second held-out passage, its first 96 tokens as the prompt, 48 new tokens, seeds 11, 12, …; fp32.
-Acceptance length = tokens emitted per sweep, the target's own last token included and prefill left out, averaged over
-the prompts. Every text is compared with plain decoding's.
+In one process and without a network. The protocol: every second held-out passage, its first 96 tokens as the prompt, 48
+new tokens, seeds 11, 12, …; fp32. Acceptance length = tokens emitted per sweep, the target's own last token included
+and prefill left out, averaged over the prompts. Every text is compared with plain decoding's.
 
     python -m benchmarks acceptance --prompts 4 --nodes 16
 """
@@ -37,6 +37,7 @@ from swarm.inference.row_codec import encode_rows, lossless_codec
 from swarm.inference.sampling import pick
 from swarm.protocol.messages import Reply, Sampling, Sweep
 from swarm.protocol.session import Limits
+from swarm.runtime.console import make_console
 
 PROMPT_TOKENS = 96
 FIRST_SEED = 11
@@ -56,19 +57,31 @@ class Options:
     prompts: int = 24
     """How many of the 24 prompts."""
     temperatures: tuple[float, ...] = (0.0, 0.6, 1.0)
+    """Of sampling; 0 is greedy."""
     nodes: tuple[int, ...] = (4, 16, 64)
     """Tree nodes below the pending token."""
     new_tokens: int = 48
+    """New tokens of each text."""
     threads: int = 1
+    """Threads of torch."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
     """Write the table here as JSON too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of the table; `same_text` counts the prompts whose text was the plain one."""
+    """One cell of the table.
+
+    Attributes:
+        temperature: Of sampling.
+        nodes: Tree nodes per sweep (K).
+        acceptance: Mean acceptance length over the prompts.
+        reference: What the prototype measured, if it measured this cell.
+        same_text: Prompts whose text is plain decoding's.
+        prompts: All prompts.
+    """
 
     temperature: float
     nodes: int
@@ -80,7 +93,12 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much to generate, and with how many tree nodes per sweep."""
+    """How much to generate.
+
+    Attributes:
+        new_tokens: New tokens.
+        nodes: Tree nodes per sweep (K).
+    """
 
     new_tokens: int
     nodes: int
@@ -88,9 +106,13 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One generation: its tokens, and how many were emitted by how many sweeps after prefill.
+    """One generation.
 
-    guesses: of every tree node its chance, and whether it was accepted.
+    Attributes:
+        tokens: The new tokens.
+        emitted: Tokens emitted after prefill.
+        sweeps: Sweeps after prefill.
+        guesses: Of every tree node: its acceptance probability, and whether it was accepted.
     """
 
     tokens: tuple[int, ...]
@@ -182,7 +204,7 @@ def sheet(cells: list[Cell]) -> Sheet:
     """The cells as a table."""
     made = Sheet(
         "acceptance",
-        "Acceptance length of the demo pair with fixed chances, in one process",
+        "Acceptance length of the demo pair with fixed acceptance probabilities, in one process",
         ("temperature", "K", "acceptance length", "reference", "same text"),
         measured={"cells": [dataclasses.asdict(cell) for cell in cells]},
     )
@@ -197,7 +219,7 @@ def main() -> None:
     """Measure, print, and fail if any text differs from plain decoding's."""
     options = tyro.cli(Options)
     torch.set_num_threads(options.threads)
-    console = Console()
+    console = make_console()
     cells = measure(options, console)
     sheet(cells).finish(console, record=options.record, path=options.json)
     if any(cell.same_text < cell.prompts for cell in cells):

@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from benchmarks.simulation.acceptance import answer
-from benchmarks.simulation.clock import Clock, Line, Then
+from benchmarks.simulation.clock import Clock, FifoServer, Then
 from benchmarks.simulation.counted import CountedDrafter
-from benchmarks.simulation.recorded import Recorded, RecordedSearch
+from benchmarks.simulation.recorded import RecordedSearch, RecordedText
 from client.chain.answers import Answer
 from client.drafting.drafter import NONE, TreeDrafter
 from client.drafting.search.local_session import LocalSession
@@ -41,22 +41,31 @@ ROW_BYTES = 768
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What things take. delay_ms: one way. row_bytes: of a hidden row. forward_ms, row_ms: of a hop's forward.
+    """What things take. All times are milliseconds.
 
-    pass_ms, pass_row_ms: of the draft's model, a pass and each row of it. grow_ms, node_ms: beside passes, each time
-    that a tree grows and for each node that it has then. turn_ms: until the drafter has heard of it, and the loop of
-    the tree. learn_ms: from a reply, before the next one is heard.
-
-    others: sweeps of other clients, as large as this one, that a sweep waits behind, hop by hop. wait_ms: between a
-    sweep's arrival at a hop and its forward, with nothing in the way.
-
-    cores: that all machines share, None where each has its own; a machine's program computes on one at a time.
-    handling_ms: what they compute for a sweep beside forwards and drafts, messages above all: it takes the cores'
-    time, and is part of the delays otherwise. handling_row_ms: what they compute for each further row, which is part
-    of nothing else. other_ms: what each hop says that messages took of it, which is in `handling_ms` or the delays.
-
-    first_ms: what a hop's first forward with so many rows, up to the next power of two, takes beside all that, such as
-    a card that loads kernels when they are used first; one row it had before.
+    Attributes:
+        delay_ms: One way of a link.
+        mbit: A link's rate, in Mbit/s.
+        forward_ms: A hop's forward, without its rows.
+        row_ms: Each row of a hop's forward.
+        pass_ms: A pass of the draft's model.
+        pass_row_ms: Each row of such a pass.
+        grow_ms: Beside passes: each time that a tree grows.
+        node_ms: Beside passes: each node that a tree has when it grows.
+        turn_ms: Until the drafter has a request, and the loop its tree.
+        learn_ms: What the drafter learns from a reply, before the next one is read.
+        others: Sweeps of other clients, as large as this one, that a sweep waits behind, hop by hop.
+        wait_ms: From a sweep's arrival at a hop to its forward, with nothing in the way.
+        cores: Cores that all machines share; None where each machine has its own. One program computes on one core at a
+            time.
+        handling_ms: What machines compute for a sweep beside forwards and drafts, messages above all. It takes time of
+            the shared cores; without shared cores it is part of the delays.
+        handling_row_ms: What they compute for each further row. It is part of nothing else.
+        other_ms: What each hop reports as the time of messages. It is part of `handling_ms` or of the delays.
+        row_bytes: Bytes of a hidden row.
+        first_ms: What a hop's first forward of each size takes in addition, as on a GPU that loads kernels at first
+            use. Sizes are powers of two of rows. One row has run before.
+        paces: How many times as long as the mean hop each hop computes.
     """
 
     delay_ms: float
@@ -80,28 +89,28 @@ class Costs:
     paces: tuple[float, ...] = (1.0,) * HOPS
 
     def compute_ms(self, rows: int, hop: int = 0) -> float:
-        """Of one hop's forward."""
+        """One hop's forward."""
         return self.paces[hop] * (self.forward_ms + self.row_ms * rows)
 
     def plain_ms(self) -> float:
-        """Of a sweep without a tree, with nobody else there."""
+        """A sweep without a tree, with nobody else there."""
         forecast = self.forecast()
         return forecast.links_ms + forecast.compute_ms + forecast.link_row_ms
 
     def forecast(self) -> RouteForecast:
-        """What routing would say of a chain of such machines."""
+        """What routing forecasts for a chain of such machines."""
         links_ms, link_row_ms = (HOPS + 1) * self.delay_ms, (HOPS - 1) * self.transfer_ms(1)
         each_ms = [self.compute_ms(1, hop) for hop in range(HOPS)]
         row_ms, bottleneck_share = self.row_ms * sum(self.paces), max(self.paces) / sum(self.paces)
         return RouteForecast(links_ms, sum(each_ms), row_ms, link_row_ms, hops=HOPS, bottleneck_share=bottleneck_share)
 
     def transfer_ms(self, rows: int) -> float:
-        """Of hidden rows over one link."""
+        """Hidden rows over one link."""
         return rows * self.row_bytes * 8 / (self.mbit * 1e3)
 
 
-class AtOnce(Executor):
-    """Runs what it is given where it is given it: virtual time does not pass meanwhile by itself."""
+class InlineExecutor(Executor):
+    """Runs what it is given at once, in the caller's thread. Virtual time does not pass meanwhile."""
 
     def submit(self, work: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:  # noqa: ANN401 - Executor's
         """Run it now."""
@@ -114,8 +123,21 @@ class AtOnce(Executor):
 
 
 @dataclass(slots=True)
-class Flight:
-    """A sweep on its way. arrived_ms, started_ms, compute_ms: at the hop where it is."""
+class SimulatedSweep:
+    """A sweep on its way. Times are of the virtual clock.
+
+    Attributes:
+        sequence: Its number.
+        rows: Its nodes.
+        picks: The tail's picks after them.
+        sent_ms: When the client sent it.
+        arrived_ms: When it arrived at the hop where it is.
+        started_ms: When its forward began there.
+        compute_ms: What that forward takes.
+        times: What each hop reports so far.
+        is_back: Its reply has arrived.
+        back_ms: When that was.
+    """
 
     sequence: int
     rows: int
@@ -130,22 +152,28 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """A hop: its program, which hears and says one thing at a time; its model; and the link behind it."""
+class SimulatedHop:
+    """A hop: three things that each do one thing at a time.
 
-    program: Line = field(default_factory=Line)
-    model: Line = field(default_factory=Line)
-    link: Line = field(default_factory=Line)
+    Attributes:
+        program: Reads and writes messages.
+        model: Computes forwards.
+        link: Carries rows to the next hop.
+    """
+
+    program: FifoServer = field(default_factory=FifoServer)
+    model: FifoServer = field(default_factory=FifoServer)
+    link: FifoServer = field(default_factory=FifoServer)
 
 
-Answered = tuple[tuple[TreeNodeId, int], ...]
+NodePicks = tuple[tuple[TreeNodeId, int], ...]
 """What a tail picked after nodes."""
 
 
 class Tail(Protocol):
     """Picks for a chain."""
 
-    def picks(self, sweep: Sweep) -> Answered:
+    def picks(self, sweep: Sweep) -> NodePicks:
         """What is picked after the nodes of a sweep, each of which comes once."""
         ...
 
@@ -153,12 +181,12 @@ class Tail(Protocol):
 class RecordedTail:
     """A recorded text's picks; after what is not in it, token 0."""
 
-    def __init__(self, recorded: Recorded, credits: Credits) -> None:
+    def __init__(self, recorded: RecordedText, credits: Credits) -> None:
         self._text = recorded.tokens
         self._state = SessionState(Limits(1 << 20, credits.window_tokens, credits.sweeps, credits.nodes))
         self._true: set[TreeNodeId | None] = {None}
 
-    def picks(self, sweep: Sweep) -> Answered:
+    def picks(self, sweep: Sweep) -> NodePicks:
         """What follows in the text."""
         applied, picks, text = self._state.apply(sweep), list[tuple[TreeNodeId, int]](), self._text
         for node, token, parent, position in zip(
@@ -180,7 +208,7 @@ class ModelTail:
         limits = Limits(target.vocab_size, credits.window_tokens, credits.sweeps + 1, 2 * credits.nodes)
         self._session = LocalSession(target, limits)
 
-    def picks(self, sweep: Sweep) -> Answered:
+    def picks(self, sweep: Sweep) -> NodePicks:
         """One forward of the whole target."""
         return tuple(answer(self._session, sweep).picks)
 
@@ -194,8 +222,8 @@ class VirtualChain:
         self._tail = tail
         self._costs = costs
         self._clock = clock
-        self._flights: deque[Flight] = deque()
-        self._client, self._hops = Line(), [Machine() for _ in range(HOPS)]
+        self._flights: deque[SimulatedSweep] = deque()
+        self._client, self._hops = FifoServer(), [SimulatedHop() for _ in range(HOPS)]
         self._ran = {(hop, 0) for hop in range(HOPS)}
 
     @property
@@ -210,7 +238,7 @@ class VirtualChain:
 
     def send(self, sweep: Sweep) -> None:
         """Start a sweep: it computes when the one before it has left."""
-        flight = Flight(sweep.sequence, len(sweep.tokens), self._tail.picks(sweep), self._clock.now_ms)
+        flight = SimulatedSweep(sweep.sequence, len(sweep.tokens), self._tail.picks(sweep), self._clock.now_ms)
         self._flights.append(flight)
         self._client.join(partial(self._handle, flight, CLIENT), partial(self._travel, flight, 0))
 
@@ -227,24 +255,24 @@ class VirtualChain:
         self._clock.after(most_ms, lambda: over.append(True))
         self._clock.until(lambda: bool(over) or self.has_answer)
 
-    def _handle(self, flight: Flight, program: Hashable, then: Then) -> None:
+    def _handle(self, flight: SimulatedSweep, program: Hashable, then: Then) -> None:
         """A machine's program reads and writes a sweep's messages."""
         self._clock.compute(self._handling_ms + self._further_ms(flight), then, program)
 
-    def _travel(self, flight: Flight, to: int) -> None:
+    def _travel(self, flight: SimulatedSweep, to: int) -> None:
         """To a hop, or back to the client; what the machine behind computed for messages is in the delay."""
         arrive = self._arrive if to < HOPS else self._come_back
         self._clock.after(self._costs.delay_ms - self._handling_ms, partial(arrive, flight, to))
 
-    def _arrive(self, flight: Flight, hop: int) -> None:
+    def _arrive(self, flight: SimulatedSweep, hop: int) -> None:
         flight.arrived_ms = self._clock.now_ms
         self._hops[hop].program.join(partial(self._handle, flight, hop), partial(self._heard, flight, hop))
 
-    def _heard(self, flight: Flight, hop: int) -> None:
+    def _heard(self, flight: SimulatedSweep, hop: int) -> None:
         work, then = partial(self._forward, flight, hop), partial(self._leave, flight, hop)
         self._clock.after(self._costs.wait_ms, partial(self._hops[hop].model.join, work, then))
 
-    def _forward(self, flight: Flight, hop: int, then: Then) -> None:
+    def _forward(self, flight: SimulatedSweep, hop: int, then: Then) -> None:
         compute_ms, size = self._costs.compute_ms(flight.rows, hop), (hop, (flight.rows - 1).bit_length())
         if size not in self._ran:
             self._ran.add(size)
@@ -257,7 +285,7 @@ class VirtualChain:
 
         self._clock.after(compute_ms * self._costs.others[hop], begin)
 
-    def _leave(self, flight: Flight, hop: int) -> None:
+    def _leave(self, flight: SimulatedSweep, hop: int) -> None:
         """A hop is done: it says what that took, and its link takes the rows."""
         now_ms = self._clock.now_ms
         waited_ms = flight.started_ms - flight.arrived_ms - self._handling_ms - self._further_ms(flight)
@@ -268,14 +296,14 @@ class VirtualChain:
         bytes_ms = self._costs.transfer_ms(flight.rows) if hop < HOPS - 1 else 0.0
         self._hops[hop].link.join(partial(self._clock.after, bytes_ms), partial(self._travel, flight, hop + 1))
 
-    def _come_back(self, flight: Flight, _: int) -> None:
+    def _come_back(self, flight: SimulatedSweep, _: int) -> None:
         flight.is_back, flight.back_ms = True, self._clock.now_ms
 
     @property
     def _handling_ms(self) -> float:
         return self._costs.handling_ms / (HOPS + 1)
 
-    def _further_ms(self, flight: Flight) -> float:
+    def _further_ms(self, flight: SimulatedSweep) -> float:
         """What a machine computes for rows after the first, beside forwards."""
         return self._costs.handling_row_ms / (HOPS + 1) * (flight.rows - 1)
 
@@ -283,7 +311,7 @@ class VirtualChain:
 class RecordedDrafter:
     """Grows recorded trees; what the model would have run takes time."""
 
-    def __init__(self, recorded: Recorded, costs: Costs, clock: Clock) -> None:
+    def __init__(self, recorded: RecordedText, costs: Costs, clock: Clock) -> None:
         self._recorded = recorded
         self._costs = costs
         self._clock = clock
@@ -315,7 +343,7 @@ class RecordedDrafter:
 
 
 class VirtualDrafter(CountedDrafter):
-    """A real drafter; what it ran takes virtual time, and no other."""
+    """A real drafter. What its model ran takes virtual time, and nothing else does."""
 
     def __init__(self, drafter: TreeDrafter, costs: Costs, clock: Clock) -> None:
         super().__init__(drafter)

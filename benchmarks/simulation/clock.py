@@ -19,13 +19,19 @@ from functools import partial
 
 Then = Callable[[], None]
 Work = Callable[[Then], None]
-"""Begins something, and is told what to do when that is done."""
+"""Begins something, and calls `Then` when that is done."""
 NEARLY_NOTHING_MS = 1e-9
 
 
 @dataclass(slots=True)
 class Task:
-    """Something that computes. left_ms: of a core's time. program: whose it is."""
+    """Something that computes.
+
+    Attributes:
+        left_ms: What is left of it, in milliseconds of a core.
+        then: Called when it is done.
+        program: Whose it is: what one program computes at once shares one core.
+    """
 
     left_ms: float
     then: Then
@@ -34,7 +40,12 @@ class Task:
 
 @dataclass(slots=True)
 class Clock:
-    """Virtual milliseconds. cores: that all computing shares; None where everybody has cores of their own."""
+    """Virtual milliseconds.
+
+    Attributes:
+        cores: Cores that all computing shares; None where every program has cores of its own.
+        now_ms: The time.
+    """
 
     cores: int | None = None
     now_ms: float = 0.0
@@ -43,7 +54,7 @@ class Clock:
     _tasks: list[Task] = field(default_factory=list)
 
     def seconds(self) -> float:
-        """For the decode loop."""
+        """The time in seconds, as the decode loop asks for it."""
         return self.now_ms / 1e3
 
     def after(self, wait_ms: float, then: Then) -> None:
@@ -102,7 +113,7 @@ class Clock:
 
 
 @dataclass(slots=True)
-class Line:
+class FifoServer:
     """Does one thing at a time, in the order of coming."""
 
     _waiting: deque[tuple[Work, Then]] = field(default_factory=deque)

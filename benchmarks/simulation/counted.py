@@ -13,7 +13,12 @@ from swarm.protocol.messages import Sampling
 
 
 class CountedDrafter(TreeDrafter):
-    """A drafter of which one source is a model. passes, rows: of that, for the last tree."""
+    """A drafter one of whose sources is a model.
+
+    Attributes:
+        passes: Passes of the model for the last tree.
+        rows: Rows that it ran for the last tree.
+    """
 
     def __init__(self, drafter: TreeDrafter) -> None:
         super().__init__(drafter.sources)
@@ -23,7 +28,7 @@ class CountedDrafter(TreeDrafter):
     def grow(
         self, sequence: Sequence[int], nodes: int, depth: int, sampling: Sampling, stop_rule: StopRule = NO_LIMIT
     ) -> DraftTree:
-        """As ever."""
+        """Grow a tree, and count anew."""
         self.passes = self.rows = 0
         return super().grow(sequence, nodes, depth, sampling, stop_rule)
 

@@ -25,6 +25,7 @@ PRIME = 1_000_003
 
 
 def first_state(layer: int) -> int:
+    """A layer's state before the first token."""
     return 7 + layer
 
 
@@ -36,7 +37,7 @@ def fold(state: int, values: Sequence[int]) -> int:
 
 
 def pick(value: int) -> int:
-    """The head: the token picked where the last layer gives this value."""
+    """The head: the token that is picked where the last layer gives this value."""
     return (value >> 3) % VOCAB
 
 
@@ -52,8 +53,8 @@ def plain_decoding(prompt: Sequence[int], length: int) -> list[int]:
     return text[:length]
 
 
-class Machine:
-    """One hop's KV: what came into each of its layers at each slot."""
+class FakeSpan:
+    """One hop's span of the fake target, with its KV cache."""
 
     def __init__(self, limits: Limits, span: Span) -> None:
         self.slots = KvSlots(limits.window_tokens + limits.nodes)
@@ -93,18 +94,22 @@ class Machine:
 
 
 def rows_of(values: Sequence[int]) -> Rows:
+    """Hidden rows on the wire: one value per row, in four bytes."""
     data = b"".join(value.to_bytes(ROW_BYTES, "little") for value in values)
     return Rows(Codec.FP32, len(values), ROW_BYTES // Codec.FP32.item_bytes, data)
 
 
-class Writer:
-    """A client that makes legal sweeps at random, several ahead of the replies, and sometimes turns to another chat."""
+class SweepWriter:
+    """A client that makes legal sweeps at random.
 
-    def __init__(self, chance: random.Random, widest: int) -> None:
-        self.chance = chance
+    It sends several sweeps ahead of the replies, and sometimes begins another turn.
+    """
+
+    def __init__(self, rng: random.Random, widest: int) -> None:
+        self.rng = rng
         self.widest = widest
-        self.prompt = [chance.randrange(VOCAB) for _ in range(chance.randint(1, 7))]
-        self.limits = Limits(VOCAB, window_tokens=80, sweeps=chance.randint(1, 6), nodes=chance.choice([2, 5, 12, 40]))
+        self.prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 7))]
+        self.limits = Limits(VOCAB, window_tokens=80, sweeps=rng.randint(1, 6), nodes=rng.choice([2, 5, 12, 40]))
         self.walk = Walk(self.limits, Sampling())
         self.text: list[int] = []
         self.left = list(self.prompt)
@@ -112,55 +117,63 @@ class Writer:
 
     @property
     def can_send(self) -> bool:
+        """Whether the window has room for a sweep."""
         if self._can_send is None:  # asked for at every step
             self._can_send = self.walk.room > 0
         return self._can_send
 
     @property
     def must_send(self) -> bool:
-        """Whether nobody but the client can go on."""
+        """Whether only the client can go on."""
         return bool(self.left) or self.walk.pending is not None
 
     @property
     def can_restart(self) -> bool:
+        """Whether another turn may begin now."""
         return bool(self.text) and self.walk.in_flight < self.limits.sweeps
 
     def sweep(self) -> Sweep:
         """The next sweep."""
         self._can_send = None
-        chance, room = self.chance, self.walk.room
+        rng, room = self.rng, self.walk.room
         if self.left:
-            count = min(room, chance.randint(1, 4))
+            count = min(room, rng.randint(1, 4))
             chunk, self.left = self.left[:count], self.left[count:]
             return self.walk.prefill(chunk, last=not self.left and self.walk.pending is None)
         if self.walk.pending is not None:
-            return self.walk.extend(self._tree(min(room - 1, chance.randint(0, self.widest))))
-        return self._grow(min(room, chance.randint(0, self.widest)))
+            return self.walk.extend(self._tree(min(room - 1, rng.randint(0, self.widest))))
+        return self._grow(min(room, rng.randint(0, self.widest)))
 
     def restart(self) -> tuple[Sweep | None, int]:
         """Another turn in the same session, whatever is in flight: some of the text stays and some is new."""
         self._can_send = None
         so_far = [*self.prompt, *self.text]
-        so_far = so_far[: self.chance.randint(0, len(so_far))]
-        self.prompt = (so_far + [self.chance.randrange(VOCAB) for _ in range(4)])[: self.chance.randint(1, 25)]
+        so_far = so_far[: self.rng.randint(0, len(so_far))]
+        self.prompt = (so_far + [self.rng.randrange(VOCAB) for _ in range(4)])[: self.rng.randint(1, 25)]
         self.text = []
         commit, kept = self.walk.restart(self.prompt, Sampling())
         self.left = self.prompt[kept:-1]
         return commit, kept
 
     def accept(self, reply: Reply) -> None:
+        """Take the tokens of a reply."""
         self._can_send = None
         self.text += self.walk.accept(reply)
 
     def check_text(self) -> None:
+        """Compare the text so far with the oracle's.
+
+        Raises:
+            AssertionError: it is another one.
+        """
         text = [*self.prompt, *self.text]
         assert text == plain_decoding(self.prompt, len(text)), "another text than plain decoding's"
 
     def _tree(self, count: int) -> DraftTree:
         children: set[tuple[int | None, int]] = set()
         for _ in range(count):
-            parent = self.chance.choice([None, *range(len(children))])
-            children.add((parent, self.chance.randrange(VOCAB)))
+            parent = self.rng.choice([None, *range(len(children))])
+            children.add((parent, self.rng.randrange(VOCAB)))
         pairs: list[tuple[int | None, int]] = []
         for parent, token in sorted(children, key=lambda pair: -1 if pair[0] is None else pair[0]):
             if parent is None or parent < len(pairs):
@@ -176,7 +189,7 @@ class Writer:
         tokens: list[int] = []
         parents: list[TreeNodeId] = []
         for _ in range(count):
-            parent, token = self.chance.choice(able), self.chance.randrange(VOCAB)
+            parent, token = self.rng.choice(able), self.rng.randrange(VOCAB)
             older = state.child(parent if inside or parent != certain else None, token) is not None
             if not older and (parent, token) not in zip(parents, tokens, strict=True):
                 able.append(TreeNodeId(state.next_id + len(tokens)))
@@ -186,14 +199,14 @@ class Writer:
 
 
 class GlancingLog(HopLog):
-    """Looks into its queue only now and then, as a hop may whose look-ahead is bounded."""
+    """Looks into its queue only now and then, as a hop with a bounded look-ahead may."""
 
-    def __init__(self, limits: Limits, chance: random.Random) -> None:
+    def __init__(self, limits: Limits, rng: random.Random) -> None:
         super().__init__(limits)
-        self.chance = chance
+        self.rng = rng
 
     def _is_wanted(self, node: TreeNodeId) -> bool:
-        dead = node in self._dead and self.chance.random() < 0.5
+        dead = node in self._dead and self.rng.random() < 0.5
         return not dead and self.executed.live[node].parent not in self._skipped
 
 
@@ -201,4 +214,4 @@ class ForgetfulLog(GlancingLog):
     """The same without stickiness: it runs nodes below one that it skipped (breaks P7)."""
 
     def _is_wanted(self, node: TreeNodeId) -> bool:
-        return node not in self._dead or self.chance.random() < 0.5
+        return node not in self._dead or self.rng.random() < 0.5

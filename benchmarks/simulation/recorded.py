@@ -34,10 +34,15 @@ TREE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """One text. tokens: prompt and what followed.
+class RecordedText:
+    """One text and its trees.
 
-    trees: by the length of the text before their root's next token. looked_up: which of their nodes need no model.
+    Attributes:
+        prompt: Tokens of the prompt.
+        tokens: The prompt and what followed it.
+        sampling: How it was sampled.
+        trees: The draft's tree at each length of the text, below the root's next token.
+        looked_up: The nodes of those trees that need no model.
     """
 
     prompt: tuple[int, ...]
@@ -48,8 +53,14 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """The models, a draft that has learned, and how many new tokens a text gets."""
+class ModelPair:
+    """What texts are recorded with.
+
+    Attributes:
+        target: The model that picks.
+        draft: The model that drafts. It has learned already.
+        new_tokens: New tokens of each text.
+    """
 
     target: RaggedModel
     draft: RaggedModel
@@ -63,9 +74,9 @@ def prompts_of(kind: str, count: int) -> list[list[int]]:
     return [tokenizer.encode(json.loads(line)["text"]).ids[:PROMPT_TOKENS] for line in lines]
 
 
-def record(
-    pair: Pair, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], nodes: int = TREE
-) -> list[Recorded]:
+def record_trees(
+    pair: ModelPair, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], nodes: int = TREE
+) -> list[RecordedText]:
     """Make texts, and grow a tree of `nodes` at each of their tokens.
 
     One client's: it knows nothing before the first text, and learns every pick of the target once, as one that has one
@@ -74,8 +85,8 @@ def record(
     drafter = ModelDrafter(
         pair.draft, pair.target.vocab_size, pair.draft.max_positions or 2048, Calibration(), Lookup()
     )
-    made: list[Recorded] = []
-    for written in write(pair.target, prompts, samplings, pair.new_tokens):
+    made: list[RecordedText] = []
+    for written in generate_texts(pair.target, prompts, samplings, pair.new_tokens):
         text, prompt = written.tokens, written.prompt
         trees, without_model, due = {}, {}, len(prompt)
         for length in range(len(prompt), len(text)):
@@ -90,14 +101,14 @@ def record(
     return made
 
 
-def write(
+def generate_texts(
     target: RaggedModel, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], new_tokens: int
-) -> list[Recorded]:
+) -> list[RecordedText]:
     """Make texts, without trees."""
-    made: list[Recorded] = []
+    made: list[RecordedText] = []
     for prompt, sampling in zip(prompts, samplings, strict=True):
         plain = generate(target, NoDrafter(), list(prompt), sampling, Size(new_tokens, 0))
-        made.append(Recorded(tuple(prompt), (*prompt, *plain.tokens), sampling, {}))
+        made.append(RecordedText(tuple(prompt), (*prompt, *plain.tokens), sampling, {}))
     return made
 
 
@@ -120,8 +131,11 @@ def _at_once(_rows: int) -> None:
 class RecordedSearch:
     """What a draft knows of a recorded tree after so many passes of its model: a search that may go on.
 
-    The look-up's candidates are there at once, and what an earlier search found below the same text; a pass expands the
-    best nodes whose children might be among the best. rows: of each pass.
+    Candidates of the look-up are there at once, and so is what an earlier search found below the same text. A pass
+    expands the best nodes whose children might be among the best.
+
+    Attributes:
+        rows: Rows of each pass.
     """
 
     def __init__(
@@ -131,9 +145,13 @@ class RecordedSearch:
         expanded: AbstractSet[tuple[int, ...]],
         passing: Callable[[int], None] = _at_once,
     ) -> None:
-        """expanded: tokens below the root that lead to what an earlier search expanded; the root itself is ().
+        """Begin at the root.
 
-        passing: told of each pass, with its rows.
+        Args:
+            tree: The recorded tree.
+            looked_up: Its nodes that need no model.
+            expanded: What an earlier search expanded, as tokens below the root; the root itself is ().
+            passing: Called at each pass, with its rows.
         """
         self._tree = tree
         self._paths: list[tuple[int, ...]] = []

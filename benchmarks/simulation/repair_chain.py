@@ -15,7 +15,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from benchmarks.simulation.fake_chain import LAYERS, Machine, Writer, pick, rows_of
+from benchmarks.simulation.fake_chain import LAYERS, FakeSpan, SweepWriter, pick, rows_of
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol.hop_log import HopLog, SweepWork
@@ -39,21 +39,29 @@ from swarm.protocol.session import CommittedToken, Limits
 SESSION = SessionId(bytes(16))
 OPEN = Open("", 0, 0, 0, Codec.FP32)
 Route = tuple[RouteHop, ...]
-Down = Attach | Reroute | SweepFrame | Snapshot | RepliesRequest
-Up = Attached | Ready | Reply
+DownMessage = Attach | Reroute | SweepFrame | Snapshot | RepliesRequest
+UpMessage = Attached | Ready | Reply
 
 
-class Around(Protocol):
-    """What surrounds the machines: the network, chance, and what is counted."""
+class Environment(Protocol):
+    """What surrounds the machines: the network, the dice, the counters.
 
-    chance: random.Random
+    Attributes:
+        rng: Draws all that is random.
+        seen: How often each kind of event occurred.
+        writer: The client's sweeps and text.
+        hops: Every machine there ever was, by its peer id.
+        history: Committed and live nodes after each sweep, by its sequence number: what a restored hop must have.
+    """
+
+    rng: random.Random
     seen: Counter[str]
-    writer: Writer
+    writer: SweepWriter
     hops: dict[PeerId, Hop]
     history: dict[int, tuple[list[TreeNodeId], list[TreeNodeId]]]
 
     def connect(self, source: Sender, place: RouteHop) -> Stream:
-        """A new stream to a machine."""
+        """Open a stream to a machine."""
 
     def make_log(self, limits: Limits) -> HopLog:
         """A new session's log."""
@@ -63,44 +71,58 @@ class Around(Protocol):
 class Stream:
     """One connection: to a successor, or to the tail for replies.
 
-    is_fenced: the other side does not hear it any more. is_noticed: its source knows that it is of no use.
+    Attributes:
+        source: Who opened it.
+        target: The machine that it leads to.
+        place: That machine and its span, as the route names them.
+        down: Messages on their way to the target.
+        up: Answers on their way to the source.
+        is_attached: The target has answered Attach.
+        is_fenced: The target does not read it any more.
+        is_cut: Nothing that is sent from now on arrives.
+        is_noticed: The source knows that it is of no use.
     """
 
     source: Sender
     target: Hop
     place: RouteHop
-    down: deque[Down] = field(default_factory=deque)
-    up: deque[Up] = field(default_factory=deque)
+    down: deque[DownMessage] = field(default_factory=deque)
+    up: deque[UpMessage] = field(default_factory=deque)
     is_attached: bool = False
     is_fenced: bool = False
     is_cut: bool = False
     is_noticed: bool = False
 
-    def send(self, message: Down) -> None:
+    def send(self, message: DownMessage) -> None:
+        """Put a message on its way to the target."""
         if not self.is_cut:
             self.down.append(message)
 
-    def answer(self, message: Up) -> None:
+    def answer(self, message: UpMessage) -> None:
+        """Put a message on its way to the source."""
         if not self.is_cut:
             self.up.append(message)
 
-    def cut(self, chance: random.Random) -> None:
-        """Both directions lose what is in flight from some point on."""
+    def cut(self, rng: random.Random) -> None:
+        """Lose what is in flight, from some point on, in both directions."""
         self.is_cut = True
         for queue in (self.down, self.up):
-            for _ in range(chance.randint(0, len(queue))):
+            for _ in range(rng.randint(0, len(queue))):
                 queue.pop()
 
 
 class Sender:
     """What the client and every hop have in common: a journal and a successor.
 
-    owes: the successor lacks what follows `reached`, the last sequence that it has received or that is on its way.
+    Attributes:
+        index: Its place in the route; the client's is -1.
+        owes: Whether the successor lacks what follows `reached`.
+        reached: The last sequence number that the successor has received, or that is on its way to it.
     """
 
     index = -1
 
-    def __init__(self, world: Around) -> None:
+    def __init__(self, world: Environment) -> None:
         self.world = world
         self.generation = -1
         self.route: Route = ()
@@ -111,7 +133,7 @@ class Sender:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the journal is behind the rules' state at the moment."""
+        """Whether the journal is behind the state of the rules just now."""
         return False
 
     def follow(self) -> None:
@@ -125,8 +147,8 @@ class Sender:
         self.owes = False
         self.link.send(Attach(SESSION, self.generation, self.route, self.index + 1, OPEN))
 
-    def hear(self, stream: Stream, message: Up) -> None:
-        """What the successor says."""
+    def hear(self, stream: Stream, message: UpMessage) -> None:
+        """Take what the successor says."""
         if stream is not self.link:
             return
         match message:
@@ -139,9 +161,11 @@ class Sender:
                 pass
 
     def on_ready(self) -> None:
+        """The whole chain behind has the new route."""
         raise NotImplementedError
 
     def ask(self) -> None:
+        """Have the journal filled again, because it was dropped."""
         raise NotImplementedError
 
     def sync(self) -> None:
@@ -171,7 +195,7 @@ class Sender:
 class Hop(Sender):
     """One machine and what it holds of the session."""
 
-    def __init__(self, world: Around, span: Span) -> None:
+    def __init__(self, world: Environment, span: Span) -> None:
         super().__init__(world)
         self.peer = PeerId(f"peer {len(world.hops)}")
         self.is_alive = True
@@ -179,11 +203,11 @@ class Hop(Sender):
         self.begin(span)
 
     def begin(self, span: Span) -> None:
-        """A session that nothing is known of yet."""
+        """Begin a session of which nothing is known yet."""
         limits = self.world.writer.limits
         self.span = span
         self.log = self.world.make_log(limits)
-        self.machine = Machine(limits, span)
+        self.machine = FakeSpan(limits, span)
         self.journal = Journal(self.log.executed)
         self.running: SweepWork | None = None
         self.picks: dict[TreeNodeId, int] = {}
@@ -196,27 +220,31 @@ class Hop(Sender):
 
     @property
     def is_tail(self) -> bool:
+        """Whether it has the last layer."""
         return self.span.end == LAYERS
 
     @property
     def is_replaying(self) -> bool:
+        """Whether it runs, or will run, sweeps of a replay."""
         return self.log.is_replaying or (self.running is not None and self.running.is_replay)
 
     @property
     def is_busy(self) -> bool:
+        """Whether a sweep runs, or the log is in a replay."""
         return self.running is not None or self.log.is_replaying
 
     # What comes from upstream
 
     def hears(self, stream: Stream) -> bool:
-        """Whether the session's sweeps come from here (R3)."""
+        """Whether the session's sweeps come from this stream (R3)."""
         return stream is self.upstream
 
     def received(self) -> int | None:
-        """What Attach is answered with (R4); a hop that can replay nothing wants a replay itself (R8)."""
+        """The answer to Attach (R4). A hop that can replay nothing wants a replay itself (R8)."""
         return None if self.journal.is_dropped else self.log.received.sequence or None
 
-    def receive(self, stream: Stream, message: Down) -> None:
+    def receive(self, stream: Stream, message: DownMessage) -> None:
+        """Take a message from upstream."""
         match message:
             case Attach():
                 self.attach(stream, message)
@@ -237,6 +265,7 @@ class Hop(Sender):
                 self.reroute(message)
 
     def attach(self, stream: Stream, attach: Attach) -> None:
+        """Take a new predecessor, unless its generation is old (R3)."""
         if attach.generation <= self.generation:
             stream.is_fenced = True
             self.world.seen["stale Attach"] += 1
@@ -249,18 +278,20 @@ class Hop(Sender):
             self.world.seen["other layers"] += 1
             for old in (self.link, self.sink):
                 if old is not None:
-                    old.cut(self.world.chance)
+                    old.cut(self.world.rng)
             self.begin(span)
         self.upstream, self.has_asked = stream, False
         stream.answer(Attached(attach.generation, self.received()))
         self.go_on(attach.generation, attach.route, attach.index)
 
     def reroute(self, reroute: Reroute) -> None:
+        """Take a new route from the predecessor that is there already."""
         here = RouteHop(self.peer, self.span)
         if reroute.generation > self.generation and here in reroute.route:
             self.go_on(reroute.generation, reroute.route, reroute.route.index(here))
 
     def go_on(self, generation: int, route: Route, index: int) -> None:
+        """Pass a new route on; the tail answers that it is ready."""
         self.generation, self.route, self.index = generation, route, index
         if not self.is_tail:
             self.follow()
@@ -270,6 +301,7 @@ class Hop(Sender):
             self.repeat(sequence)  # R6
 
     def restore(self, snapshot: Snapshot) -> None:
+        """Take a snapshot as the state, and check it against what was sent."""
         self.log.restore(snapshot)
         state = self.log.executed
         assert (list(map(id_of, state.committed)), [*state.live]) == self.world.history[state.sequence], (
@@ -284,9 +316,11 @@ class Hop(Sender):
     # Work
 
     def start(self) -> None:
+        """Begin the next sweep."""
         self.running = self.log.next_work()
 
     def finish(self) -> None:
+        """End the sweep that runs: answer it, or pass its rows on."""
         work, self.running = self.running, None
         assert work is not None
         sweep, nodes, values = work.frame.sweep, work.nodes, self.machine.execute(work)
@@ -307,7 +341,7 @@ class Hop(Sender):
             self.push(SweepFrame(sweep, kept, rows))
 
     def answer(self, work: SweepWork, wanted: dict[TreeNodeId, int]) -> None:
-        """The tail's picks of a sweep, or of a part of a replay (R6)."""
+        """Answer a sweep, or a part of a replay, with the tail's picks (R6)."""
         if not work.is_replay:
             self.reply(Reply(work.frame.sweep.sequence, self.generation, tuple(wanted.items())))
             return
@@ -318,23 +352,26 @@ class Hop(Sender):
                 self.reply(reply)
 
     def reply(self, reply: Reply) -> None:
+        """Keep a reply until it is acknowledged, and send it."""
         acked = self.log.received.acked
         self.replies = {sequence: kept for sequence, kept in self.replies.items() if sequence > acked}
         self.replies[reply.sequence] = reply
         self.repeat(reply.sequence)
 
     def repeat(self, sequence: int) -> None:
+        """Send a kept reply, if somebody reads replies."""
         if self.sink is not None and sequence in self.replies:
             self.sink.answer(self.replies[sequence])
 
     # What goes upstream
 
     def on_ready(self) -> None:
+        """Tell the predecessor."""
         if self.upstream is not None:
             self.upstream.answer(Ready(self.generation, Credits(0, 0, 0)))
 
     def ask(self) -> None:
-        """It needs a replay before it can give one (R8)."""
+        """Ask for a replay, which it needs before it can give one (R8)."""
         if self.upstream is not None and not self.has_asked:
             self.has_asked = True
             self.upstream.answer(Attached(self.generation, None))
@@ -342,13 +379,14 @@ class Hop(Sender):
 
 
 def id_of(token: CommittedToken) -> TreeNodeId:
+    """A committed token's node."""
     return token.id
 
 
 class Client(Sender):
-    """The predecessor of hop 0."""
+    """The client: the predecessor of hop 0, and the reader of the tail's replies."""
 
-    def __init__(self, world: Around, writer: Writer) -> None:
+    def __init__(self, world: Environment, writer: SweepWriter) -> None:
         super().__init__(world)
         self.walk = writer.walk
         self.journal = Journal(self.walk.state)
@@ -363,6 +401,7 @@ class Client(Sender):
         self.follow()
 
     def on_ready(self) -> None:
+        """The route stands; read its replies."""
         self.is_ready = True
         self.follow_tail()
 
@@ -371,12 +410,13 @@ class Client(Sender):
         tail, old = self.route[-1], self.replies
         if old is None or old.place != tail or old.is_cut:
             if old is not None:
-                old.cut(self.world.chance)
+                old.cut(self.world.rng)
             self.replies = self.world.connect(self, tail)
             self.replies.send(RepliesRequest(SESSION, self.generation, self.walk.state.acked))
             self.world.seen["reply streams"] += 1
 
-    def hear(self, stream: Stream, message: Up) -> None:
+    def hear(self, stream: Stream, message: UpMessage) -> None:
+        """Take a reply, or what the successor says."""
         if not isinstance(message, Reply):
             super().hear(stream, message)
         elif stream is self.replies:

@@ -45,10 +45,16 @@ LESSONS, LESSON_TOKENS, LESSON_NODES = 4, 32, 16
 
 
 @dataclass(frozen=True, slots=True)
-class Bare:
-    """Medians in milliseconds for trees of `nodes` (K): all spans together, and the draft.
+class BareTimes:
+    """Bare parts of a sweep with a tree of `nodes` (K), in milliseconds: medians.
 
-    rested_ms: of the same forwards, each after a pause as on a hop between two sweeps; no part of the floor.
+    Attributes:
+        nodes: Tree nodes.
+        temperature: Of sampling.
+        compute_ms: Forwards of all spans, the head and the picks.
+        draft_ms: The draft.
+        message_bytes: Each link's message.
+        rested_ms: The same forwards, each after a pause as on a hop between two sweeps. No part of the floor.
     """
 
     nodes: int
@@ -65,8 +71,13 @@ class Bare:
 
 
 @dataclass(slots=True)
-class Rig:
-    """The demo model's spans and its draft in this process; repeated rounds add samples, so that noise is shared."""
+class BareTimer:
+    """Times the demo model's spans and its draft in this process. Each further round adds samples, so noise is
+    shared.
+
+    Attributes:
+        spans: Layers of each hop.
+    """
 
     spans: Sequence[Span]
     _models: list[SpanModel] = field(default_factory=list)
@@ -105,11 +116,11 @@ class Rig:
             rested.append(self._forward(tree, sampling, PAUSE_S))
             self._trees[nodes, temperature] = tree
 
-    def result(self, nodes: int, temperature: float) -> Bare:
+    def result(self, nodes: int, temperature: float) -> BareTimes:
         """The medians so far."""
         forwards, drafts, rested = self._samples[nodes, temperature]
         sizes = self._message_bytes(self._trees[nodes, temperature])
-        return Bare(nodes, temperature, median(forwards), median(drafts), sizes, median(rested))
+        return BareTimes(nodes, temperature, median(forwards), median(drafts), sizes, median(rested))
 
     def _draft(self, nodes: int, sampling: Sampling, repeat: int) -> tuple[DraftTree, float]:
         assert self._drafter is not None, "load comes first"

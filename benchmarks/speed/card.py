@@ -1,8 +1,8 @@
-"""What a sweep's forward takes on a GPU, with all layers in its memory and with layers that pass by from the host's.
+"""What does a sweep's forward take on a GPU, with resident and with streamed weights?
 
-One process, no network: a whole model of a large one's shape (`benchmarks.speed.grown`), so many tokens of context, and
-rows of a tree below them. The floor is what must be read, weights and KV, at the rate at which this card copies. Layers
-that pass by must give the same rows, on a card bit for bit, sweep after sweep, or the program fails.
+One process, no network: a whole model of a large one's shape (`benchmarks.speed.grown`), a context of so many tokens,
+and the rows of a tree below them. The floor is what must be read, weights and KV, at the rate at which this GPU copies.
+Streamed layers must give the same rows as resident ones, on a GPU bit for bit, sweep after sweep, or the program fails.
 
     python -m benchmarks card --record          # on a machine with a GPU
     python -m benchmarks card --device cpu --shape tiny --dtype float32
@@ -32,6 +32,7 @@ from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import SessionRows
 from swarm.layers import Span
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 COPY_BYTES = 2 << 30
@@ -45,23 +46,38 @@ class Options:
     """Measure a card."""
 
     shape: str = "8B"
+    """Dimensions of the model, by name."""
     device: str = "cuda"
+    """Where it runs."""
     dtype: str = "bfloat16"
+    """Of the model's weights."""
     rows: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 512)
     """A sweep's: the pending token and its tree."""
     context: int = 1_024
+    """Tokens in the KV cache."""
     repeats: int = 15
+    """Sweeps of each size, with resident weights."""
     offloaded_repeats: int = 5
+    """The same with streamed weights."""
     folder: Path | None = None
     """Of a model that was grown before, or where one is to be."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Sweeps of so many rows, medians. head_ms: of the forward, the head and all rows' best tokens."""
+class CardRow:
+    """Sweeps of one size: medians in milliseconds.
+
+    Attributes:
+        rows: Rows of a sweep.
+        forward_ms: The forward of a resident model.
+        head_ms: The forward, the head and all rows' best tokens.
+        floor_ms: Reading weights and KV.
+        offloaded_ms: The forward with streamed layers.
+    """
 
     rows: int
     forward_ms: float
@@ -70,7 +86,7 @@ class Line:
     offloaded_ms: float
 
 
-class Bench:
+class CardBench:
     """One model with a context, whose trees are run and forgotten again."""
 
     def __init__(self, model: SpanModel, context: int, most_rows: int) -> None:
@@ -122,7 +138,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Whether rows are the same, bit for bit on a card; on a CPU those of one row hang on where weights lie."""
+    """Whether rows are the same, bit for bit on a GPU; on a CPU those of one row depend on where weights lie."""
     return torch.equal(ours.cpu(), theirs) if ours.device.type == "cuda" else torch.allclose(ours, theirs, atol=1e-4)
 
 
@@ -139,7 +155,7 @@ def copy_rates(device: torch.device) -> tuple[float, float]:
     return 2 * size / inside_s, len(there) / across_s
 
 
-def measure(folder: Path, options: Options, console: Console) -> tuple[list[Line], dict[str, float]]:
+def measure(folder: Path, options: Options, console: Console) -> tuple[list[CardRow], dict[str, float]]:
     """All sizes, resident and passing by.
 
     Raises:
@@ -151,7 +167,7 @@ def measure(folder: Path, options: Options, console: Console) -> tuple[list[Line
     started = time.monotonic()
     model = load_span(open_checkpoint(folder), whole, dtype, device)
     console.print(f"loaded {model.weight_bytes / 2**30:.1f} GiB in {time.monotonic() - started:.0f} s")
-    bench = Bench(model, options.context, max(options.rows))
+    bench = CardBench(model, options.context, max(options.rows))
     resident = {
         rows: (bench.time_ms(rows, options.repeats, head=False), bench.time_ms(rows, options.repeats, head=True))
         for rows in options.rows
@@ -164,7 +180,7 @@ def measure(folder: Path, options: Options, console: Console) -> tuple[list[Line
     started = time.monotonic()
     with closing(load_offloaded(open_checkpoint(folder), whole, dtype, device, Offload())) as streamed:
         console.print(f"layers are in the host's memory after {time.monotonic() - started:.0f} s")
-        bench = Bench(streamed, options.context, max(options.rows))
+        bench = CardBench(streamed, options.context, max(options.rows))
         for _ in range(2):
             for rows, hidden in zip(options.rows, expected, strict=True):
                 assert _same(bench.sweep(rows), hidden), f"{rows} rows: layers that pass by gave others"
@@ -173,7 +189,7 @@ def measure(folder: Path, options: Options, console: Console) -> tuple[list[Line
     floor_ms = (weight_bytes + kv_bytes) / inside * 1e3
     known = {"memory_bytes_per_s": inside, "host_bytes_per_s": across, "stored_bytes": stored}
     known |= {"weight_bytes": float(weight_bytes), "kv_bytes": float(kv_bytes), "floor_ms": floor_ms}
-    lines = [Line(rows, *times, floor_ms, offloaded[rows]) for rows, times in resident.items()]
+    lines = [CardRow(rows, *times, floor_ms, offloaded[rows]) for rows, times in resident.items()]
     return lines, known
 
 
@@ -181,14 +197,14 @@ def _layers(options: Options) -> int:
     return SHAPES[options.shape].num_hidden_layers
 
 
-def sheet(lines: Sequence[Line], known: dict[str, float], options: Options) -> Sheet:
+def sheet(lines: Sequence[CardRow], known: dict[str, float], options: Options) -> Sheet:
     """The table."""
     name = device_name(options.device)
     exactly = "bit for bit" if options.device.startswith("cuda") else "up to rounding"
     made = Sheet(
         "card",
         f"{options.shape} shape, {options.dtype}, {options.context} tokens of context, on {name}: ms per sweep",
-        ("rows", "forward", "× of one row", "× floor", "with head and picks", "layers passing by", "× reading them"),
+        ("rows", "forward", "× of one row", "× floor", "with head and picks", "streamed layers", "× reading them"),
     )
     reading_ms = known["stored_bytes"] / known["host_bytes_per_s"] * 1e3
     for line in lines:
@@ -202,7 +218,7 @@ def sheet(lines: Sequence[Line], known: dict[str, float], options: Options) -> S
     made.notes.append(
         f"Floor: {known['weight_bytes'] / 2**30:.1f} GiB of weights and {known['kv_bytes'] / 2**20:.0f} MiB of KV at "
         f"{known['memory_bytes_per_s'] / 1e9:,.0f} GB/s (a copy's bytes, read and written): "
-        f"{known['floor_ms']:.2f} ms. Layers that pass by: {known['stored_bytes'] / 2**30:.1f} GiB from pinned memory, "
+        f"{known['floor_ms']:.2f} ms. Streamed layers: {known['stored_bytes'] / 2**30:.1f} GiB from pinned memory, "
         f"which this machine copies at {known['host_bytes_per_s'] / 1e9:.1f} GB/s: {reading_ms:.0f} ms; the rows are "
         f"the resident model's {exactly} (asserted, every size twice). Medians of "
         f"{options.repeats} and {options.offloaded_repeats} sweeps."
@@ -217,7 +233,7 @@ def main() -> None:
     if options.shape not in SHAPES:
         sys.exit(f"card: no shape {options.shape!r}; there are {', '.join(SHAPES)}")
     quiet_libraries()
-    console = Console(width=160)
+    console = make_console()
     with grown_model(options.folder, options.shape, DTYPES[options.dtype], options.device) as folder:
         lines, known = measure(folder, options, console)
     sheet(lines, known, options).finish(console, record=options.record, path=options.json)

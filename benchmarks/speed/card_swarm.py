@@ -1,8 +1,9 @@
-"""Three nodes that share a GPU, a large model's layers between them, over the emulated network: what trees are worth.
+"""What are trees worth for a large model on three nodes that share a GPU?
 
-The model has a large one's shape and the demo target's text (`benchmarks.speed.grown`), so forwards, rows and links are
-those of a large model, and drafts guess as they do for the demo pair. Every prompt goes through all ways, in turns. In
-bfloat16 the last bits hang on how many rows are computed together, so texts of two ways may part; how many did is said.
+The nodes share the model's layers, over the emulated network. The model has a large one's shape and the demo target's
+text (`benchmarks.speed.grown`), so forwards, rows and links are those of a large model, and drafts guess as they do for
+the demo pair. Every prompt goes through all methods, in turns. In bfloat16 the last bits depend on how many rows are
+computed together, so texts of two methods may differ; the table says how many do.
 
     python -m benchmarks card_swarm --record          # on a machine with a GPU; as root, for the emulated network
     python -m benchmarks card_swarm --device cpu --shape tiny --dtype float32 --pairs 2
@@ -25,18 +26,19 @@ import tyro
 from rich.console import Console
 
 from benchmarks.emulation.client_process import run_part
-from benchmarks.emulation.network import Kind, Plan, open_network
-from benchmarks.emulation.swarm import Served, covered, hosted_swarm
+from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
+from benchmarks.emulation.swarm import ServeOptions, covered, hosted_swarm
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.acceptance import FIRST_SEED, demo_prompts
 from benchmarks.simulation.profiles import PROFILES
-from benchmarks.speed.decoding_methods import Case, canopy_ways
+from benchmarks.speed.decoding_methods import Case, canopy_methods
 from benchmarks.speed.grown import SHAPES, device_name, grown_model
 from client.bench.paired_ratio import median_of, ratios
 from client.demo.link_shape import LinkShape
 from client.library.aio import AsyncSwarm
 from node.model.loading import DTYPES
 from swarm.demo import DRAFT
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 NODES = 3
@@ -48,26 +50,47 @@ class Options:
     """Measure a swarm on one card."""
 
     shape: str = "8B"
+    """Dimensions of the model, by name."""
     device: str = "cuda"
+    """Where it runs."""
     dtype: str = "bfloat16"
+    """Of the model's weights."""
     networks: tuple[str, ...] = ("1 ms, 1 Gbit/s", "25 ms, 100 Mbit/s")
+    """Which networks."""
     trees: tuple[int, ...] = (16, 64)
+    """Sizes of fixed trees."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     codec: str = "lossless"
+    """Of hidden rows."""
     pairs: int = 6
+    """Prompts that go through all methods."""
     new_tokens: int = 48
-    kind: Kind | None = None
+    """New tokens of each text."""
+    kind: NetworkKind | None = None
     """tun needs root; left out: the best that this machine allows."""
     folder: Path | None = None
     """Of a model that was grown before, or where one is to be."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The client's part."""
+    """The client's part.
+
+    Attributes:
+        model: The folder of the model.
+        peer: A bootstrap peer's address.
+        trees: Sizes of fixed trees.
+        temperatures: Of sampling.
+        codec: Of hidden rows.
+        pairs: Prompts.
+        new_tokens: New tokens of each text.
+        result: The file for the measurements.
+    """
 
     model: str
     peer: str
@@ -80,20 +103,25 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a network's runs told. kind: of emulated network."""
+class NetworkRuns:
+    """What one network's runs gave.
+
+    Attributes:
+        kind: Of emulated network.
+        runs: All texts.
+    """
 
     kind: str
     runs: list[dict[str, Any]]
 
 
 async def tell(job: Job) -> list[dict[str, Any]]:
-    """Every prompt through all ways, which begin with another one each time."""
+    """Every prompt through all methods, which begin with another one each time."""
     runs = []
     options: dict[str, Any] = {"peers": [job.peer], "draft": DRAFT, "draft_device": "cpu", "threads": 1}
     options |= {"codec": job.codec, "calibration": None}
     async with AsyncSwarm.connect(job.model, **options) as swarm:
-        ways = canopy_ways(swarm, job.trees)
+        ways = canopy_methods(swarm, job.trees)
         await covered(swarm)
         prompts = [tuple(prompt) for prompt in demo_prompts(job.pairs + 1)]
         for temperature in job.temperatures:
@@ -110,15 +138,15 @@ async def tell(job: Job) -> list[dict[str, Any]]:
     return runs
 
 
-async def measure(network: str, model: Path, options: Options, console: Console) -> Found:
+async def measure(network: str, model: Path, options: Options, console: Console) -> NetworkRuns:
     """One network."""
     costs, layers = PROFILES[network], SHAPES[options.shape].num_hidden_layers
     cuts = [round(layers * part / NODES) for part in range(NODES + 1)]
     spans = tuple(f"{start}-{end}" for start, end in itertools.pairwise(cuts))
-    served = Served(model, spans, ("--device", options.device, "--dtype", options.dtype))
+    served = ServeOptions(model, spans, ("--device", options.device, "--dtype", options.dtype))
     with tempfile.TemporaryDirectory(prefix="canopy-card-") as temporary:
         folder = Path(temporary)
-        plan = Plan(NODES + 2, LinkShape(delay_ms=costs.delay_ms, mbit=costs.mbit))
+        plan = NetworkPlan(NODES + 2, LinkShape(delay_ms=costs.delay_ms, mbit=costs.mbit))
         async with (
             open_network(plan, options.kind) as net,
             hosted_swarm(net, folder, served) as hosted,
@@ -128,10 +156,12 @@ async def measure(network: str, model: Path, options: Options, console: Console)
                 str(model), hosted.peer, options.trees, options.temperatures, options.codec, options.pairs,
                 options.new_tokens, str(folder / "result.json"),
             )  # fmt: skip
-            return Found(net.kind, await run_part("benchmarks.speed.card_swarm", asdict(job), net, folder, console))
+            return NetworkRuns(
+                net.kind, await run_part("benchmarks.speed.card_swarm", asdict(job), net, folder, console)
+            )
 
 
-def sheet(found: dict[str, Found], options: Options) -> Sheet:
+def sheet(found: dict[str, NetworkRuns], options: Options) -> Sheet:
     """The table."""
     name = device_name(options.device)
     made = Sheet(
@@ -174,7 +204,7 @@ def _row_bytes(options: Options) -> int:
     return width + width // 16 if options.codec == "int8" else width * DTYPES[options.dtype].itemsize
 
 
-async def run(options: Options, console: Console) -> dict[str, Found]:
+async def run(options: Options, console: Console) -> dict[str, NetworkRuns]:
     """Every network, with one model."""
     with grown_model(options.folder, options.shape, DTYPES[options.dtype], options.device) as model:
         return {network: await measure(network, model, options, console) for network in options.networks}
@@ -190,7 +220,7 @@ def main() -> None:
         Path(job.result).write_text(json.dumps(asyncio.run(tell(job))), encoding="utf-8")
         return
     options = tyro.cli(Options)
-    console = Console(width=140)
+    console = make_console()
     if options.shape not in SHAPES or set(options.networks) - PROFILES.keys():
         sys.exit(f"card_swarm: shapes are {', '.join(SHAPES)}; networks {', '.join(PROFILES)}")
     sheet(asyncio.run(run(options, console)), options).finish(console, record=options.record, path=options.json)

@@ -1,6 +1,6 @@
-"""Ways of making the same text, measured alike: Canopy plain and with trees, the star, and one machine alone.
+"""Methods to generate the same text, measured alike: Canopy plain and with trees, the star, and one machine alone.
 
-Each run is one prompt through one way. Speed is tokens after the first ones, per second after them, for all ways.
+Each run is one prompt through one method. Speed is tokens after the first ones, per second after them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ LINEAR = (4, 10)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One prompt and how to continue it."""
+    """One prompt and how to continue it.
+
+    Attributes:
+        prompt: Its tokens.
+        temperature: Of sampling.
+        seed: Of sampling.
+        new_tokens: How many to generate.
+    """
 
     prompt: tuple[int, ...]
     temperature: float
@@ -36,9 +43,15 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One measured text. tokens_per_s: after the first ones.
+    """One measured text.
 
-    sweep_ms: each decode sweep, its draft included; none of sweeps that travel together.
+    Attributes:
+        tokens: Its new tokens.
+        tokens_per_s: Tokens after the first ones, per second after them.
+        first_s: Until the first tokens.
+        total_s: Until the last one.
+        sweep_ms: Of each decode sweep, its draft included; none where several sweeps are in flight.
+        acceptance_length: Tokens per sweep.
     """
 
     tokens: tuple[int, ...]
@@ -50,8 +63,15 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way. nodes: tree nodes per sweep, None where there are no sweeps of ours. sampled: knows temperatures."""
+class Method:
+    """One method to generate a text.
+
+    Attributes:
+        name: For a person.
+        nodes: Tree nodes per sweep; None where there are no sweeps of ours.
+        sampled: It knows temperatures.
+        run: Generates a text.
+    """
 
     name: str
     nodes: int | None
@@ -59,13 +79,13 @@ class Way:
     run: Callable[[Case], Awaitable[Run]]
 
 
-def canopy_ways(swarm: AsyncSwarm, sizes: Sequence[int] = TREES) -> list[Way]:
-    """Through the swarm: plain decoding, trees of fixed sizes, one at a time, and what goodput chooses by itself."""
+def canopy_methods(swarm: AsyncSwarm, sizes: Sequence[int] = TREES) -> list[Method]:
+    """Through the swarm: plain decoding, trees of fixed sizes, one at a time, and what the controller chooses."""
 
     def through(nodes: int | None) -> Callable[[Case], Awaitable[Run]]:
         async def run(case: Case) -> Run:
             result: Result | None = None
-            swarm.forget_texts()  # another way told this very one just now
+            swarm.forget_texts()  # another method generated this very text just now
             async for piece in swarm.stream(
                 case.prompt,
                 max_new_tokens=case.new_tokens,
@@ -89,11 +109,11 @@ def canopy_ways(swarm: AsyncSwarm, sizes: Sequence[int] = TREES) -> list[Way]:
 
         return run
 
-    trees = [Way(f"Canopy, tree of {nodes}", nodes, True, through(nodes)) for nodes in sizes]
-    return [Way("Canopy, plain", 0, True, through(0)), *trees, Way("Canopy, chosen", None, True, through(None))]
+    trees = [Method(f"Canopy, tree of {nodes}", nodes, True, through(nodes)) for nodes in sizes]
+    return [Method("Canopy, plain", 0, True, through(0)), *trees, Method("Canopy, chosen", None, True, through(None))]
 
 
-def star_ways(star: Star) -> list[Way]:
+def star_methods(star: Star) -> list[Method]:
     """Petals' topology, greedy: plain, and with a linear draft."""
     draft = load_whole(DRAFT, torch.float32)
 
@@ -108,9 +128,9 @@ def star_ways(star: Star) -> list[Way]:
         return run
 
     linear = [
-        Way(f"star, linear draft of {count}", None, False, through(LinearDraft(draft, count))) for count in LINEAR
+        Method(f"star, linear draft of {count}", None, False, through(LinearDraft(draft, count))) for count in LINEAR
     ]
-    return [Way("star, plain", None, False, through(None)), *linear]
+    return [Method("star, plain", None, False, through(None)), *linear]
 
 
 class _FirstToken(BaseStreamer):
@@ -130,7 +150,7 @@ class _FirstToken(BaseStreamer):
         """Nothing to close."""
 
 
-def one_machine_ways() -> list[Way]:
+def one_machine_methods() -> list[Method]:
     """Hugging Face on one machine with the whole target: `generate`, and assisted by the same draft."""
     target, draft = (_whole(folder) for folder in (TARGET, DRAFT))
 
@@ -156,8 +176,8 @@ def one_machine_ways() -> list[Way]:
         return run
 
     return [
-        Way("one machine, HF generate", None, True, with_draft(None)),
-        Way("one machine, HF assisted", None, True, with_draft(draft)),
+        Method("one machine, HF generate", None, True, with_draft(None)),
+        Method("one machine, HF assisted", None, True, with_draft(draft)),
     ]
 
 

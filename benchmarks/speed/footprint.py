@@ -1,4 +1,4 @@
-"""What Canopy costs beside its computing: start to the first token, a client's memory, an idle node's CPU.
+"""How long does start-up take, and how much memory and idle CPU does Canopy need?
 
 Programs are started as a user would start them, on loopback. Memory is the proportional set size (PSS) summed over a
 program and all its descendants; the nodes beside it share pages with it and so lower that, hence the second figure,
@@ -22,12 +22,12 @@ from statistics import median
 
 import psutil
 import tyro
-from rich.console import Console
 
 from benchmarks.emulation.swarm import local_swarm
 from benchmarks.sheet import Sheet
 from client.demo.programs import Running, start_program
 from swarm.demo import DRAFT, TARGET
+from swarm.runtime.console import make_console
 
 PROMPT = "It was a dark night, and the old captain"
 MIB = 2**20
@@ -43,14 +43,21 @@ class Options:
     repeats: int = 5
     """Of starting a whole swarm."""
     idle_s: float = 60.0
+    """Seconds of idling."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Seconds since the first program was started."""
+class StartUp:
+    """Seconds since the first program was started.
+
+    Attributes:
+        nodes_listed_s: Until all nodes are listed.
+        first_token_s: Until a client's first token.
+    """
 
     nodes_listed_s: float
     first_token_s: float
@@ -58,7 +65,13 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """MiB over a program and its descendants: PSS, as if alone, and the PSS of each process by name."""
+    """Memory of a program and its descendants, in MiB.
+
+    Attributes:
+        pss: Proportional set size.
+        alone: The same if nobody else shared pages.
+        parts: The proportional set size of each process, by name.
+    """
 
     pss: float
     alone: float
@@ -103,7 +116,7 @@ def cpu_s(program: Running) -> float:
     return sum(sum(member.cpu_times()[:2]) for member in [root, *root.children(recursive=True)])
 
 
-async def start_up() -> Start:
+async def start_up() -> StartUp:
     """Start everything, one after the other as a person would, until a client shows its first word."""
     with tempfile.TemporaryDirectory(prefix="canopy-start-") as temporary:
         folder, started = Path(temporary), time.perf_counter()
@@ -112,7 +125,7 @@ async def start_up() -> Start:
             listed = time.perf_counter()
             async with client(folder, peer, 4) as generating:
                 await generating.wait_for(r"\w+")
-                return Start(listed - started, time.perf_counter() - started)
+                return StartUp(listed - started, time.perf_counter() - started)
 
 
 @asynccontextmanager
@@ -174,7 +187,7 @@ async def measure(options: Options) -> Sheet:
 def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
-    asyncio.run(measure(options)).finish(Console(), record=options.record, path=options.json)
+    asyncio.run(measure(options)).finish(make_console(), record=options.record, path=options.json)
 
 
 if __name__ == "__main__":

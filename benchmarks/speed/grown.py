@@ -1,4 +1,4 @@
-"""The demo target grown to the shape of a large model: it computes as much, and still writes what the demo pair writes.
+"""Makes a model with a large model's shape that still writes the demo target's text.
 
 A large model with random weights shows what a forward takes, and nothing of speculation: no draft guesses it. Here the
 demo target's weights lie within those of a large Llama; all others are random where they meet only zeros, and zero
@@ -37,8 +37,18 @@ SCALE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """A Llama's dimensions."""
+class LlamaShape:
+    """A Llama's dimensions, as in its configuration.
+
+    Attributes:
+        hidden_size: Values of a hidden row.
+        intermediate_size: Values within an MLP.
+        num_hidden_layers: Layers.
+        num_attention_heads: Query heads.
+        num_key_value_heads: Key heads.
+        head_dim: Values of a head.
+        vocab_size: Tokens.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -50,10 +60,10 @@ class Shape:
 
 
 SHAPES = {
-    "8B": Shape(4_096, 14_336, 32, 32, 8, 128, 128_256),
-    "3B": Shape(3_072, 8_192, 28, 24, 8, 128, 128_256),
-    "1B": Shape(2_048, 8_192, 16, 32, 8, 64, 128_256),
-    "tiny": Shape(256, 640, 15, 16, 4, 64, 4_200),
+    "8B": LlamaShape(4_096, 14_336, 32, 32, 8, 128, 128_256),
+    "3B": LlamaShape(3_072, 8_192, 28, 24, 8, 128, 128_256),
+    "1B": LlamaShape(2_048, 8_192, 16, 32, 8, 64, 128_256),
+    "tiny": LlamaShape(256, 640, 15, 16, 4, 64, 4_200),
 }
 """Llama 3's, from their configurations on the hub, and one for tests."""
 
@@ -63,10 +73,13 @@ class Options:
     """Grow the demo target."""
 
     folder: tyro.conf.Positional[Path]
+    """Where the model is written."""
     shape: str = "8B"
+    """Dimensions of the model, by name."""
     device: str = "cpu"
     """Where weights are drawn."""
     dtype: str = "bfloat16"
+    """Of the model's weights."""
 
 
 @contextmanager
@@ -84,7 +97,7 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
 
 
-def grow(folder: Path, shape: Shape, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> None:
+def grow(folder: Path, shape: LlamaShape, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> None:
     """Write the grown target's checkpoint into a folder, a file per layer.
 
     Raises:
@@ -114,7 +127,7 @@ def grow(folder: Path, shape: Shape, dtype: torch.dtype = torch.bfloat16, device
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
 
 
-def _check(shape: Shape, small: dict[str, int]) -> None:
+def _check(shape: LlamaShape, small: dict[str, int]) -> None:
     """Refuse a shape that is too small, or whose rotary frequencies are others."""
     for name in shape.__slots__:
         if getattr(shape, name) < small[name]:
@@ -130,9 +143,16 @@ def _check(shape: Shape, small: dict[str, int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """What is grown: shape, the demo target's configuration and its weights."""
+    """What a grown model is made of.
 
-    shape: Shape
+    Attributes:
+        shape: The dimensions to reach.
+        small: The demo target's configuration.
+        weights: The demo target's weights.
+        device: Where weights are made.
+    """
+
+    shape: LlamaShape
     small: dict[str, int]
     weights: dict[str, torch.Tensor]
     device: str

@@ -1,7 +1,7 @@
-"""What a hop costs beyond its forward: three nodes on loopback, without delay, against the same forwards timed bare.
+"""What does a hop cost beyond its forward?
 
-Trees of several sizes are measured in turns, and the bare parts between them. What is left over is divided by the hops
-and set beside what the nodes say of themselves.
+Three nodes on loopback, without delay, against the same forwards timed bare. Trees of several sizes are measured in
+turns, and the bare parts between them. What is left over is divided by the hops and set beside what the nodes report.
 
     python -m benchmarks hop --record
 """
@@ -24,12 +24,13 @@ from rich.progress import track
 from benchmarks.emulation.swarm import SPANS, covered, local_swarm
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.acceptance import demo_prompts
-from benchmarks.speed.bare import PAUSE_S, Bare, Rig
+from benchmarks.speed.bare import PAUSE_S, BareTimer, BareTimes
 from client.demo.link_shape import LinkShape
 from client.library.aio import AsyncSwarm
 from client.stats import SweepMeasurement
 from swarm.demo import DRAFT, TARGET
 from swarm.layers import Span
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 LOOPBACK = LinkShape()
@@ -43,15 +44,18 @@ class Options:
     nodes: tuple[int, ...] = (0, 16, 64)
     """Tree nodes per sweep (K)."""
     rounds: int = 12
+    """Rounds of each."""
     new_tokens: int = 48
+    """New tokens of each text."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
-async def measure(options: Options, console: Console) -> tuple[dict[int, list[SweepMeasurement]], dict[int, Bare]]:
+async def measure(options: Options, console: Console) -> tuple[dict[int, list[SweepMeasurement]], dict[int, BareTimes]]:
     """Sweeps by tree size, and the bare parts of each size."""
-    rig = Rig([Span.parse(span) for span in SPANS])
+    rig = BareTimer([Span.parse(span) for span in SPANS])
     rig.load()
     rig.teach([0.0])
     sweeps: dict[int, list[SweepMeasurement]] = defaultdict(list)
@@ -70,7 +74,7 @@ async def measure(options: Options, console: Console) -> tuple[dict[int, list[Sw
     return sweeps, {size: rig.result(size, 0.0) for size in options.nodes}
 
 
-def sheet(sweeps: dict[int, list[SweepMeasurement]], bare: dict[int, Bare], options: Options) -> Sheet:
+def sheet(sweeps: dict[int, list[SweepMeasurement]], bare: dict[int, BareTimes], options: Options) -> Sheet:
     """The table."""
     made = Sheet(
         "hop",
@@ -113,7 +117,7 @@ def main() -> None:
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     quiet_libraries()
-    console = Console()
+    console = make_console()
     found = asyncio.run(measure(options, console))
     sheet(*found, options).finish(console, record=options.record, path=options.json)
 

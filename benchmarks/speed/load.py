@@ -1,6 +1,7 @@
-"""One chain under load: 1, 4 and 16 clients without speculation, with trees of 16 nodes, and with what goodput chooses.
+"""How fast are 1, 4 and 16 clients on one chain?
 
-Drafts are recorded ones, so that drafting does not use the nodes' cores. Aggregate tokens per second, ways in turns.
+Without speculation, with trees of 16 nodes, and with what the controller chooses, in turns; all clients' tokens per
+second together. Drafts are recorded ones, so that drafting does not use the nodes' cores.
 
     sudo python -m benchmarks load --record
 """
@@ -21,17 +22,18 @@ import tyro
 from rich.console import Console
 
 from benchmarks.emulation.client_process import run_part
-from benchmarks.emulation.network import Kind, Plan, open_network
+from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.swarm import SPANS, hosted_swarm
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.profiles import FIRST_SEED
-from benchmarks.simulation.recorded import Pair, Recorded, prompts_of, record
+from benchmarks.simulation.recorded import ModelPair, RecordedText, prompts_of, record_trees
 from benchmarks.speed.load_client import WAYS, Job
 from client.bench.paired_ratio import median_of
 from client.demo.link_shape import LinkShape
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import load_whole
 from swarm.protocol.messages import Sampling
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 TREE = 64
@@ -45,38 +47,48 @@ class Options:
     """Measure one chain under load."""
 
     loads: tuple[int, ...] = (1, 4, 16)
+    """Numbers of clients, each in turn."""
     rounds: int = 6
+    """Rounds of each."""
     warm_s: float = 2.0
+    """Seconds before those, which do not count."""
     seconds: float = 5.0
+    """Seconds that count."""
     prompts: int = 8
+    """How many prompts."""
     new_tokens: int = 64
+    """New tokens of each text."""
     delay_ms: float = 10.0
+    """One way, on each link."""
     mbit: float = 200.0
-    kind: Kind | None = None
+    """Rate of each link."""
+    kind: NetworkKind | None = None
+    """tun needs root; left out: the best that this machine allows."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
-def record_texts(options: Options) -> list[Recorded]:
+def record_texts(options: Options) -> list[RecordedText]:
     """Greedy and sampled texts of passages, in turn, with trees that cost no pass of a model."""
     torch.set_num_threads(1)
-    pair = Pair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
+    pair = ModelPair(load_whole(TARGET, torch.float32), load_whole(DRAFT, torch.float32), options.new_tokens)
     prompts = prompts_of("passages", options.prompts)
     samplings = [Sampling(FIRST_SEED + place, float(place % 2)) for place in range(len(prompts))]
-    made = record(pair, prompts, samplings, TREE)
+    made = record_trees(pair, prompts, samplings, TREE)
     free = [{length: replace(tree, rounds=0) for length, tree in text.trees.items()} for text in made]
     return [replace(text, trees=trees) for text, trees in zip(made, free, strict=True)]
 
 
-async def measure(options: Options, texts: Sequence[Recorded], console: Console) -> list[dict[str, Any]]:
+async def measure(options: Options, texts: Sequence[RecordedText], console: Console) -> list[dict[str, Any]]:
     """The whole table's numbers."""
     with tempfile.TemporaryDirectory(prefix="canopy-load-") as temporary:
         folder = Path(temporary)
         (folder / "texts").write_bytes(pickle.dumps(list(texts)))
         shape = LinkShape(delay_ms=options.delay_ms, mbit=options.mbit)
         async with (
-            open_network(Plan(len(SPANS) + 2, shape, mtu=MTU), options.kind) as net,
+            open_network(NetworkPlan(len(SPANS) + 2, shape, mtu=MTU), options.kind) as net,
             hosted_swarm(net, folder) as hosted,
         ):
             times = (options.rounds, options.warm_s, options.seconds)
@@ -117,7 +129,7 @@ def main() -> None:
     """Record, measure, print."""
     options = tyro.cli(Options)
     quiet_libraries()
-    console = Console(width=150)
+    console = make_console()
     found = asyncio.run(measure(options, record_texts(options), console))
     sheet(found, options).finish(console, record=options.record, path=options.json)
 

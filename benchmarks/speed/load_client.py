@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from benchmarks.emulation.swarm import covered
-from benchmarks.simulation.chain import AtOnce
-from benchmarks.simulation.recorded import Recorded
+from benchmarks.simulation.chain import InlineExecutor
+from benchmarks.simulation.recorded import RecordedText
 from client.control.goodput import Goodput
 from client.drafting.drafter import NONE
 from client.drafting.pool import Drafters
@@ -44,7 +44,17 @@ WAYS: dict[str, int | None] = {"off": 0, "K = 16": 16, "chosen": None}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to measure: so many clients at a time, each for `warm_s` and then for `seconds` that count."""
+    """What to measure.
+
+    Attributes:
+        peer: A bootstrap peer's address.
+        texts: The file with recorded texts and trees.
+        loads: Numbers of clients, each in turn.
+        rounds: Rounds of each.
+        warm_s: Seconds that do not count.
+        seconds: Seconds that count.
+        result: The file for the measurements.
+    """
 
     peer: str
     texts: str
@@ -58,7 +68,7 @@ class Job:
 class FreeDrafter:
     """Recorded trees, whose search is over before it begins."""
 
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, recorded: RecordedText) -> None:
         self._trees = recorded.trees
 
     def grow(
@@ -90,11 +100,21 @@ def shallow(tree: DraftTree, depth: int) -> DraftTree:
 
 
 @dataclass(slots=True)
-class Client:
-    """One client and what it learned. tokens: emitted so far. sizes: K of its sweeps."""
+class LoadClient:
+    """One client and what it has learned.
+
+    Attributes:
+        opener: Opens sessions.
+        texts: What it generates, in turn.
+        nodes: Its fixed tree size; None: the controller chooses.
+        goodput: Its controller.
+        tokens: Tokens so far.
+        texts_told: Texts so far.
+        sizes: Tree size of each sweep.
+    """
 
     opener: SessionOpener
-    texts: Sequence[Recorded]
+    texts: Sequence[RecordedText]
     nodes: int | None
     goodput: Goodput = field(default_factory=lambda: Goodput(MOST_NODES))
     tokens: int = 0
@@ -107,14 +127,14 @@ class Client:
             await self._tell(self.texts[self.texts_told % len(self.texts)])
             self.texts_told += 1
 
-    async def _tell(self, recorded: Recorded) -> None:
+    async def _tell(self, recorded: RecordedText) -> None:
         """One text, which must be the recorded one.
 
         Raises:
             AssertionError: it is another.
         """
         jobs = GenerationFactory(
-            self.opener.target, Drafters(FreeDrafter(recorded)), AtOnce(), self.nodes, self.goodput
+            self.opener.target, Drafters(FreeDrafter(recorded)), InlineExecutor(), self.nodes, self.goodput
         )
         sampling = recorded.sampling
         options = Options(
@@ -132,8 +152,8 @@ class Client:
         assert made == recorded.tokens[len(recorded.prompt) :][: len(made)], "another text"
 
 
-async def measure(job: Job, texts: list[Recorded]) -> list[dict[str, Any]]:
-    """Every load, round and way, the ways in another order each round."""
+async def measure(job: Job, texts: list[RecordedText]) -> list[dict[str, Any]]:
+    """Every load, round and method, the methods in another order each round."""
     target, found = load_target(str(TARGET), None), []
     async with AsyncExitStack() as stack:
         registry = await stack.enter_async_context(
@@ -146,7 +166,7 @@ async def measure(job: Job, texts: list[Recorded]) -> list[dict[str, Any]]:
         for load in job.loads:
             clients = {
                 way: [
-                    Client(opener, texts[place % len(texts) :] + texts[: place % len(texts)], nodes)
+                    LoadClient(opener, texts[place % len(texts) :] + texts[: place % len(texts)], nodes)
                     for place in range(load)
                 ]
                 for way, nodes in WAYS.items()
@@ -162,7 +182,7 @@ async def measure(job: Job, texts: list[Recorded]) -> list[dict[str, Any]]:
     return found
 
 
-async def _together(clients: Sequence[Client], job: Job) -> float:
+async def _together(clients: Sequence[LoadClient], job: Job) -> float:
     """Tokens per second of all clients at once; what they are at when the time is over is left."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(client.tell_on()) for client in clients]
@@ -183,7 +203,7 @@ def main() -> None:
     quiet_libraries()
     words = json.loads(sys.argv[1])
     job = Job(**(words | {"loads": tuple(words["loads"])}))
-    texts: list[Recorded] = pickle.loads(Path(job.texts).read_bytes())
+    texts: list[RecordedText] = pickle.loads(Path(job.texts).read_bytes())
     Path(job.result).write_text(json.dumps(asyncio.run(measure(job, texts))), encoding="utf-8")
 
 

@@ -1,7 +1,8 @@
-"""What lost packets cost: texts over an emulated network whose links lose more and more of what they carry.
+"""What do lost packets cost?
 
-Every program runs on a host of its own. Nobody dies here: each repair is a false alarm, of a machine whose packets were
-lost several times in a row. Plain decoding and what goodput chooses go in turns, and must make the same text.
+Texts go over an emulated network whose links lose more and more of what they carry. Every program runs on a host of its
+own. No machine fails here: each repair is a false alarm, of a machine whose packets were lost several times in a row.
+Plain decoding and what the controller chooses go in turns, and must make the same text.
 
     sudo python -m benchmarks losses --record
 """
@@ -19,12 +20,13 @@ import tyro
 from rich.console import Console
 
 from benchmarks.emulation.client_process import run_part
-from benchmarks.emulation.network import Plan, open_network
-from benchmarks.emulation.swarm import SPANS, Served, hosted_swarm
+from benchmarks.emulation.network import NetworkPlan, open_network
+from benchmarks.emulation.swarm import SPANS, ServeOptions, hosted_swarm
 from benchmarks.sheet import Sheet
 from benchmarks.speed.losses_worker import CHOSEN, PLAIN, Job
 from client.bench.paired_ratio import median_of, ratios
 from client.demo.link_shape import LinkShape
+from swarm.runtime.console import make_console
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +34,27 @@ class Options:
     """Measure what lost packets cost."""
 
     losses: tuple[float, ...] = (0.0, 0.002, 0.01, 0.03)
-    """Chances of each packet to vanish."""
+    """Probabilities that a packet is lost."""
     delay_ms: float = 25.0
+    """One way, on each link."""
     mbit: float = 100.0
+    """Rate of each link."""
     jitter_ms: float = 5.0
+    """Largest extra delay of a packet."""
     pairs: int = 12
+    """Texts at each loss rate, plain and as the controller chooses."""
     new_tokens: int = 96
+    """New tokens of each text."""
     temperature: float = 0.0
+    """Of sampling; 0 is greedy."""
     spares: int = 0
     """Machines that could take each one's place."""
     seed: int = 0
     """Of losses and jitter."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 async def measure(loss: float, options: Options, console: Console) -> list[dict[str, Any]]:
@@ -54,8 +63,8 @@ async def measure(loss: float, options: Options, console: Console) -> list[dict[
     shape = LinkShape(options.delay_ms, options.mbit, options.jitter_ms, loss)
     with tempfile.TemporaryDirectory(prefix="canopy-losses-") as temporary:
         folder = Path(temporary)
-        plan = Plan(len(spans) + 2, shape, options.seed)
-        async with open_network(plan) as net, hosted_swarm(net, folder, Served(spans=spans)) as hosted:
+        plan = NetworkPlan(len(spans) + 2, shape, options.seed)
+        async with open_network(plan) as net, hosted_swarm(net, folder, ServeOptions(spans=spans)) as hosted:
             console.print(f"{loss:.1%} lost: {net.kind} network ({net.reason})")
             result = str(folder / "result.json")
             job = asdict(Job(hosted.peer, options.temperature, options.pairs, options.new_tokens, result))
@@ -107,7 +116,7 @@ async def _run(options: Options, console: Console) -> dict[float, list[dict[str,
 def main() -> None:
     """Measure and print."""
     options = tyro.cli(Options)
-    console = Console(width=150)
+    console = make_console()
     sheet(asyncio.run(_run(options, console)), options).finish(console, record=options.record, path=options.json)
 
 

@@ -1,4 +1,4 @@
-"""The client of `benchmarks.speed.losses`: each text plain and as goodput chooses, in turns, and what was repaired.
+"""The client of `benchmarks.speed.losses`: each text plain and as the controller chooses, in turns.
 
 Reads its job as JSON from the command line and writes what it measured to the file that the job names.
 """
@@ -29,7 +29,15 @@ WAYS: dict[str, int | None] = {PLAIN: 0, CHOSEN: None}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to measure: passages, one per pair."""
+    """What to measure.
+
+    Attributes:
+        peer: A bootstrap peer's address.
+        temperature: Of sampling.
+        pairs: Passages, one per pair.
+        new_tokens: New tokens of each text.
+        result: The file for the measurements.
+    """
 
     peer: str
     temperature: float
@@ -48,7 +56,7 @@ async def measure(job: Job) -> list[dict[str, Any]]:
             swarm.forget_texts()
             texts = []
             for way in WAYS if pair % 2 == 0 else reversed(WAYS):
-                result, waits = await _tell(swarm, prompts[pair % len(prompts)], WAYS[way], job, FIRST_SEED + pair)
+                result, waits = await _generate(swarm, prompts[pair % len(prompts)], WAYS[way], job, FIRST_SEED + pair)
                 stats = result.stats
                 repairs = [repair.seconds for repair in stats.repairs]
                 said = f", repaired in {', '.join(f'{s:.2f}' for s in repairs)} s" if repairs else ""
@@ -62,7 +70,7 @@ async def measure(job: Job) -> list[dict[str, Any]]:
     return runs
 
 
-async def _tell(
+async def _generate(
     swarm: AsyncSwarm, prompt: list[int], nodes: int | None, job: Job, seed: int
 ) -> tuple[Result, list[float]]:
     """One text, and the seconds between its pieces."""

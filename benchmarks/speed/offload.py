@@ -1,4 +1,4 @@
-"""What a large tree brings where a sweep's price is reading the weights: tokens/s against K, one node, offloaded.
+"""How much does a large tree bring where every sweep reads the weights again?
 
 One node holds the whole demo target on loopback, once with its layers streamed through a rate limiter, so that a plain
 sweep takes a fixed time, and once resident. The same prompts and seeds run with every tree size in turns.
@@ -35,6 +35,7 @@ from client.demo.programs import start_program
 from client.library.aio import AsyncSwarm
 from client.stats import Stats
 from swarm.demo import DRAFT, TARGET
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 CHOSEN = -1
@@ -49,18 +50,36 @@ class Options:
     nodes: tuple[int, ...] = (0, 1, 4, 16, 64, 256, 1_024, 2_048)
     """Tree nodes per sweep (K)."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Of sampling; 0 is greedy."""
     prompts: int = 3
+    """How many prompts."""
     new_tokens: int = 32
+    """New tokens of each text."""
     mb_per_s: float = 80.0
     """The store's rate; the demo target's layers are 18.9 MB in fp32: 236 ms."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One text."""
+    """One text.
+
+    Attributes:
+        offloaded: Its layers were streamed.
+        nodes: Tree nodes per sweep (K), or `CHOSEN`.
+        temperature: Of sampling.
+        tokens: Its tokens.
+        tokens_per_s: Its speed.
+        sweeps: Its sweeps.
+        sweep_ms: Median sweep.
+        draft_ms: Median drafting per sweep.
+        mean_nodes: Mean tree size.
+        acceptance_length: Tokens per sweep.
+        repairs: Repairs of its chain.
+    """
 
     offloaded: bool
     nodes: int
@@ -105,7 +124,7 @@ async def measure(options: Options, console: Console) -> list[Run]:
                 for number, prompt in enumerate(track(prompts, about, console=console)):
                     for temperature in options.temperatures:
                         for nodes in (*options.nodes, CHOSEN):
-                            swarm.forget_texts()  # another size told this very one just now
+                            swarm.forget_texts()  # another size generated this very text just now
                             result = await swarm.generate(
                                 prompt,
                                 max_new_tokens=options.new_tokens,
@@ -143,7 +162,7 @@ def sheet(runs: Sequence[Run], options: Options) -> Sheet:
         f"{options.new_tokens} tokens; layers read at {options.mb_per_s:g} MB/s, or resident",
         ("T", "K", "tokens/sweep", "sweep ms", "draft ms", "tokens/s", "predicted", "resident: sweep ms", "tokens/s"),
         notes=[
-            "Bold: the fastest tree size. Chosen: the client chooses before each sweep, by goodput; in brackets what "
+            "Bold: the fastest tree size. Chosen: the client chooses before each sweep; in brackets what "
             "it chose on average. Its sweeps overlap, so their times do too.",
             "Predicted: tokens per sweep / (the longer of reading and the resident sweep + draft), resident figures.",
             "The rate limiter stands for a slow store; host memory to a GPU: *On a GPU*.",
@@ -232,7 +251,7 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     quiet_libraries()
-    console = Console()
+    console = make_console()
     runs = asyncio.run(measure(options, console))
     sheet(runs, options).finish(console, record=options.record, path=options.json)
 

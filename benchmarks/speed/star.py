@@ -1,6 +1,7 @@
-"""The baseline: Petals' topology and its linear speculation, greedy, built from our parts so that anyone can repeat it.
+"""Serves layers for the baseline: Petals' topology and its linear speculation.
 
-The client itself goes from server to server, there and back, so a step over S servers costs 2·S one-way trips:
+Greedy, and built from our parts so that anyone can repeat it. The client itself goes from server to server, there and
+back, so a step over S servers costs 2·S one-way trips:
 
     client ─ids─▶ first ─rows─▶ client ─rows─▶ next ─rows─▶ client ─rows─▶ last ─picks─▶ client
 
@@ -100,7 +101,14 @@ class LinearDraft:
 
 @dataclass(frozen=True, slots=True)
 class StarRun:
-    """One text. first_s: until the prompt's pass brought its one token. steps: milliseconds of each step after it."""
+    """One text.
+
+    Attributes:
+        tokens: Its tokens.
+        first_s: Until the prompt's pass brought its one token.
+        total_s: Until the last one.
+        steps: Milliseconds of each step after the prompt's.
+    """
 
     tokens: tuple[int, ...]
     first_s: float
@@ -183,7 +191,12 @@ async def open_star(addresses: Sequence[str]) -> AsyncIterator[Star]:
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """One session's stream to one server."""
+    """One session's stream to one server.
+
+    Attributes:
+        address: Of the server.
+        call: The stream.
+    """
 
     address: str
     call: Stream
@@ -244,8 +257,11 @@ class Options:
     layers: str
     """Half-open, such as 0-4 for layers 0…3."""
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = 4_300
+    """Port to listen on."""
     model: str = str(TARGET)
+    """The folder of the model."""
 
 
 async def _serve(options: Options) -> None:
@@ -261,7 +277,7 @@ async def _serve(options: Options) -> None:
 
 
 def main() -> None:
-    """Serve until told to end."""
+    """Serve until SIGINT or SIGTERM."""
     options = tyro.cli(Options)
     torch.set_num_threads(1)
     quiet_libraries()

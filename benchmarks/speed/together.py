@@ -1,6 +1,7 @@
-"""Sweeps of several sessions that wait at a hop: in one forward, and one after the other.
+"""How much does one forward for the sweeps of several sessions save?
 
-What a hop computes per sweep (commit, forward, head and picks or encoded rows), without messages and without a network.
+The time is what a hop computes per sweep (commit, forward, head and picks or encoded rows), without messages and
+without a network. Beside it: the same sweeps one after the other.
 
     python -m benchmarks together --record
 """
@@ -15,7 +16,6 @@ from statistics import median
 
 import torch
 import tyro
-from rich.console import Console
 
 from benchmarks.sheet import Sheet
 from node.engine.sweep_run import HopRole, SweepRun
@@ -30,6 +30,7 @@ from swarm.layers import Span
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import Rows, Sampling, Sweep, SweepFrame
 from swarm.protocol.session import Limits
+from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 CONTEXT = 120
@@ -41,23 +42,35 @@ class Options:
     """Measure what sharing forwards saves."""
 
     model: str = str(TARGET)
+    """The folder of the model."""
     layers: str = "8-12"
     """Of the demo target's 12: the tail's four."""
     nodes: tuple[int, ...] = (0, 4, 16, 64)
     """Tree nodes of every sweep (K)."""
     sessions: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Numbers of sessions, each in turn."""
     repeats: int = 15
+    """How often each is measured."""
     device: str = "cpu"
+    """Where it runs."""
     dtype: str = "float32"
+    """Of the model's weights."""
     threads: int = 1
+    """Threads of torch."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it."""
+    """Write the table into docs/benchmarks and the measurements beside it."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(slots=True)
-class Session:
-    """One session of a hop, whose client grows a binary tree and always goes on with its first node."""
+class BinaryTreeSession:
+    """One session of a hop, whose client grows a binary tree and always goes on with its first node.
+
+    Attributes:
+        model: The hop's span.
+        seed: Of its tokens.
+    """
 
     model: SpanModel
     seed: int
@@ -75,7 +88,7 @@ class Session:
         run.advance(run.remaining)
 
     def next(self, parents: Sequence[int | None], commit: int = 0) -> SweepRun:
-        """The next sweep, ready to run. parents: by place in it. commit: the place of the node that comes true."""
+        """The next sweep, ready to run. Parents are places in it; `commit` is the place of the node that comes true."""
         state, commit_to = self._log.executed, self._tip
         first, path = state.next_id, 0 if commit_to is None else len(state.path_to(commit_to))
         self._tip = TreeNodeId(first + commit)
@@ -106,7 +119,7 @@ class Session:
 def measure(model: SpanModel, nodes: int, sessions: int, repeats: int) -> tuple[float, float]:
     """Median milliseconds of all sessions' sweeps together, and one after the other; taken in turns."""
     parents = [None, *((place - 1) // 2 for place in range(1, nodes + 1))]
-    crowd = [Session(model, seed) for seed in range(sessions)]
+    crowd = [BinaryTreeSession(model, seed) for seed in range(sessions)]
     times: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(2 * repeats):
         runs, together = [session.next(parents) for session in crowd], turn % 2 == 0
@@ -142,7 +155,7 @@ def main() -> None:
             )
             cells.append(f"{shared_ms / count:.2f} ({alone_ms / shared_ms:.2f})")
         sheet.rows.append((str(nodes), *cells))
-    sheet.finish(Console(width=150), record=options.record, path=options.json)
+    sheet.finish(make_console(), record=options.record, path=options.json)
 
 
 if __name__ == "__main__":

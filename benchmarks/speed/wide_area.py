@@ -1,7 +1,8 @@
-"""Plain decoding, trees, a star and one machine alone over emulated wide-area networks: text speed, and sweep by floor.
+"""How fast are plain decoding, trees, a star and one machine over wide-area networks?
 
-Every program runs on a host of its own. Per profile and pair, one prompt goes through every way, in turns; the parts of
-the floor are timed bare between the pairs. Ratios are medians over pairs with 95 % intervals.
+Every program runs on a host of its own of an emulated network. Per profile and pair, one prompt goes through every
+method, in turns; the parts of a sweep's floor are timed bare between the pairs. Ratios are medians over pairs with 95 %
+intervals.
 
     sudo python -m benchmarks wide_area --record
 """
@@ -21,15 +22,16 @@ import tyro
 from rich.console import Console
 
 from benchmarks.emulation.client_process import read, run_part
-from benchmarks.emulation.network import Kind, Plan, open_network
+from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from benchmarks.emulation.network_check import check
 from benchmarks.emulation.swarm import SPANS, hosted_swarm
 from benchmarks.sheet import RESULTS, Sheet
-from benchmarks.speed.bare import Bare
+from benchmarks.speed.bare import BareTimes
 from benchmarks.speed.worker import Job
 from client.bench.paired_ratio import Median, median_of, ratios
 from client.demo.link_shape import LinkShape
 from swarm.errors import ConfigError
+from swarm.runtime.console import make_console
 
 PLAIN = "Canopy, plain"
 COLUMNS = (
@@ -40,7 +42,13 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One kind of network, and how much is measured on it."""
+    """One kind of network, and how much is measured on it.
+
+    Attributes:
+        shape: Of every link.
+        new_tokens: New tokens of each text.
+        star: The star is measured too.
+    """
 
     shape: LinkShape
     new_tokens: int
@@ -61,18 +69,36 @@ class Options:
     """Measure the wide-area table."""
 
     profiles: tuple[str, ...] = tuple(PROFILES)
+    """Which networks, by name."""
     pairs: int = 10
+    """Prompts that go through all methods."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
-    kind: Kind | None = None
+    """Of sampling; 0 is greedy."""
+    kind: NetworkKind | None = None
     """tun needs root; left out: the best that this machine allows."""
     record: bool = False
-    """Write the table into BENCHMARKS.md and the measurements beside it; other profiles stay as they were recorded."""
+    """Write the table into docs/benchmarks and the measurements beside it. Profiles that do not run keep their rows."""
     json: Path | None = None
+    """Write the measurements into this file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One row of the table."""
+class Row:
+    """One row of the table.
+
+    Attributes:
+        profile: The network.
+        way: The method.
+        temperature: Of sampling.
+        tokens_per_s: Median speed.
+        acceptance_length: Mean tokens per sweep.
+        sweep_ms: Median sweep.
+        floor_ms: Its floor.
+        over_floor: Sweep over floor.
+        ms_per_hop: What a sweep takes beyond its floor, per hop.
+        against_plain: Speed over plain decoding's.
+        same_text: All texts are plain decoding's; None where that is not asked.
+    """
 
     profile: str
     way: str
@@ -87,15 +113,15 @@ class Line:
     same_text: bool | None
 
 
-async def measure(name: str, options: Options, console: Console) -> tuple[list[Line], dict[str, Any]]:
+async def measure(name: str, options: Options, console: Console) -> tuple[list[Row], dict[str, Any]]:
     """One profile."""
     profile = PROFILES[name]
     with tempfile.TemporaryDirectory(prefix="canopy-wide-") as temporary:
         folder = Path(temporary)
-        async with open_network(Plan(len(SPANS) + 2, profile.shape), options.kind) as net:
+        async with open_network(NetworkPlan(len(SPANS) + 2, profile.shape), options.kind) as net:
             checked = await check(net, ((0, 1),))
             console.print(f"{name}: {net.kind} network ({net.reason}); one-way delays measured: {_delays(checked)} ms")
-            async with hosted_swarm(net, folder, star=profile.star and net.kind is Kind.TUN) as hosted:
+            async with hosted_swarm(net, folder, star=profile.star and net.kind is NetworkKind.TUN) as hosted:
                 job = Job(
                     peer=hosted.peer,
                     spans=SPANS,
@@ -112,12 +138,12 @@ async def measure(name: str, options: Options, console: Console) -> tuple[list[L
     return lines(name, found), found
 
 
-def lines(name: str, found: dict[str, Any]) -> list[Line]:
+def lines(name: str, found: dict[str, Any]) -> list[Row]:
     """The rows of a profile."""
     shape = LinkShape(**found["profile"]["shape"])
     bare = {
         (one.nodes, one.temperature): one
-        for one in (Bare(**{**words, "message_bytes": tuple(words["message_bytes"])}) for words in found["bare"])
+        for one in (BareTimes(**{**words, "message_bytes": tuple(words["message_bytes"])}) for words in found["bare"])
     }
     keys = dict.fromkeys((run["way"], run["temperature"]) for run in found["runs"])
     made = []
@@ -132,14 +158,17 @@ def lines(name: str, found: dict[str, Any]) -> list[Line]:
     return made
 
 
-def _named(profile: str, way: str, temperature: float) -> Line:
+def _named(profile: str, way: str, temperature: float) -> Row:
     """A row that has only its name yet."""
-    return Line(profile, way, temperature, 0, None, None, None, None, None, Median(1.0, None, None), None)
+    return Row(profile, way, temperature, 0, None, None, None, None, None, Median(1.0, None, None), None)
 
 
 def _line(
-    named: Line, runs: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], ground: tuple[Bare | None, LinkShape]
-) -> Line:
+    named: Row,
+    runs: Sequence[dict[str, Any]],
+    plain: Sequence[dict[str, Any]],
+    ground: tuple[BareTimes | None, LinkShape],
+) -> Row:
     known, shape = ground
     sweeps = [ms for run in runs for ms in run["sweep_ms"]]
     accepted = [run["acceptance_length"] for run in runs if run["acceptance_length"] is not None]
@@ -160,7 +189,7 @@ def _line(
     )
 
 
-def sheet(found: Sequence[Line], measured: dict[str, Any], options: Options) -> Sheet:
+def sheet(found: Sequence[Row], measured: dict[str, Any], options: Options) -> Sheet:
     """The table."""
     made = Sheet(
         "wide_area",
@@ -219,7 +248,7 @@ def _recorded() -> dict[str, Any]:
 def main() -> None:
     """Measure, print, and fail if a text differs where it must not."""
     options = tyro.cli(Options)
-    console = Console()
+    console = make_console()
     made = asyncio.run(run(options, console))
     made.finish(console, record=options.record, path=options.json)
     if any(row[-1] == "NO" for row in made.rows):

@@ -1,4 +1,4 @@
-"""The client's part of a benchmark, run on the client's host of an emulated network: every way in turn, then the floor.
+"""The client's part of a benchmark, on its host of an emulated network: every method in turn, then the floor.
 
 Reads its job as JSON from the command line and writes what it measured to the file that the job names.
 """
@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.emulation.swarm import covered
 from benchmarks.simulation.acceptance import demo_prompts
-from benchmarks.speed.bare import Rig
-from benchmarks.speed.decoding_methods import TREES, Case, Way, canopy_ways, one_machine_ways, star_ways
+from benchmarks.speed.bare import BareTimer
+from benchmarks.speed.decoding_methods import TREES, Case, Method, canopy_methods, one_machine_methods, star_methods
 from benchmarks.speed.star import open_star
 from client.library.aio import AsyncSwarm
 from swarm.demo import DRAFT, TARGET
@@ -33,7 +33,15 @@ BARE_REPEATS = 8
 class Job:
     """What to measure.
 
-    star: addresses of star servers, none if they are not compared. bare: whether to time the parts of the floor.
+    Attributes:
+        peer: A bootstrap peer's address.
+        spans: Layers of each node.
+        star: Addresses of star servers; none if they are not compared.
+        one_machine: Whether one machine with the whole model is measured too.
+        temperatures: Of sampling.
+        pairs: Prompts.
+        new_tokens: New tokens of each text.
+        result: The file for the measurements.
     """
 
     peer: str
@@ -47,18 +55,18 @@ class Job:
 
 
 async def measure(job: Job) -> dict[str, Any]:
-    """All runs of every way, interleaved, and the bare parts of a sweep, timed between them."""
-    rig = Rig([Span.parse(span) for span in job.spans])
+    """All runs of every method, interleaved, and the bare parts of a sweep, timed between them."""
+    rig = BareTimer([Span.parse(span) for span in job.spans])
     rig.load()
     rig.teach(job.temperatures)
     runs: list[dict[str, Any]] = []
     async with AsyncExitStack() as stack:
         connecting = AsyncSwarm.connect(TARGET, peers=[job.peer], draft=DRAFT, threads=1, calibration=None)
         swarm = await stack.enter_async_context(connecting)
-        ways = canopy_ways(swarm)
+        ways = canopy_methods(swarm)
         if job.star:
-            ways += star_ways(await stack.enter_async_context(open_star(job.star)))
-        ways += one_machine_ways() if job.one_machine else []
+            ways += star_methods(await stack.enter_async_context(open_star(job.star)))
+        ways += one_machine_methods() if job.one_machine else []
         await covered(swarm)
         prompts = [tuple(prompt) for prompt in demo_prompts(job.pairs)]
         for way in ways:
@@ -74,8 +82,8 @@ async def measure(job: Job) -> dict[str, Any]:
     return {"runs": runs, "bare": bare}
 
 
-async def _round(ways: list[Way], case: Case, number: int) -> Any:  # noqa: ANN401
-    """One case through every way, beginning with another one each time."""
+async def _round(ways: list[Method], case: Case, number: int) -> Any:  # noqa: ANN401
+    """One case through every method, beginning with another one each time."""
     able = [way for way in ways if way.sampled or case.temperature == 0]
     start = number % len(able)
     for way in able[start:] + able[:start]:

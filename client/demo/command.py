@@ -20,6 +20,7 @@ from client.options import check_text
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import ConfigError
+from swarm.runtime.console import make_console
 
 if TYPE_CHECKING:
     from client.library.aio import AsyncSwarm
@@ -62,7 +63,7 @@ def run(command: Demo) -> int:
         raise ConfigError(f"--tokens {command.tokens}: give 1 to {MAX_TOKENS}")
     check_text(command.prompt, "prompt")
     try:
-        asyncio.run(_until_ended(command, delay_ms, Console(highlight=False)))
+        asyncio.run(_until_ended(command, delay_ms, make_console()))
     except asyncio.CancelledError:
         return 128 + signal.SIGTERM
     return 0

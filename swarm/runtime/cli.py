@@ -7,7 +7,6 @@ headings are said with `swarm.runtime.cli_types`.
 from __future__ import annotations
 
 import enum
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from types import NoneType, UnionType
@@ -27,9 +26,7 @@ from tyro.constructors import (
 )
 
 from swarm.runtime.cli_types import Word, headings_of
-
-PLAIN_WIDTH: Final = 240
-"""Columns where no terminal says how many it has: cells stay whole."""
+from swarm.runtime.console import UNBOUNDED
 
 _NUMBERS: Final[Mapping[type, str]] = {int: "a whole number", float: "a number"}
 _DEFAULT: Final = " (default: "
@@ -80,16 +77,9 @@ class _PlainWords:
         return StructFieldSpec(name=f"{_GROUP}{heading}", type=kind, default=tyro.MISSING_NONPROP, helptext="")
 
 
-def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
-    """Where a command prints: as wide as its terminal, and wide enough for any table where there is none."""
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else PLAIN_WIDTH
-    return Console(stderr=stderr, highlight=False, soft_wrap=soft_wrap, width=width)
-
-
 def fit(table: Table, console: Console) -> bool:
     """Leave the lines out of a table that is too wide for its terminal; whether it is."""
-    wide = console.options.update(width=PLAIN_WIDTH, max_width=PLAIN_WIDTH)
+    wide = console.options.update(width=UNBOUNDED, max_width=UNBOUNDED)
     if Measurement.get(console, wide, table).maximum <= console.width:
         return True
     table.box, table.padding, table.pad_edge = None, (0, 1, 0, 0), False

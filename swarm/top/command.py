@@ -21,7 +21,8 @@ from swarm.top.format import plural
 from swarm.top.options import DEFAULT_URL, Top
 from swarm.top.view import choose, screen
 
-PLAIN_WIDTH = 100
+SCREEN_WIDTH = 100
+"""Columns of the one screen that `--once` prints where no terminal looks."""
 FIRST_S = 30.0
 
 
@@ -77,7 +78,7 @@ async def _first(source: Callable[[LatestState], Coroutine[Any, Any, None]]) -> 
 
 
 def _print(state: State, wanted: str | None, console: Console) -> None:
-    width = console.width if console.is_terminal else PLAIN_WIDTH
+    width = console.width if console.is_terminal else SCREEN_WIDTH
     model = choose(state, wanted)
     if model is None:
         console.print(Text(f"nobody serves a model here yet ({plural(len(state.alerts), 'alert')})"))

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.simulation.acceptance import Size, demo_prompts, generate
-from benchmarks.speed.card import Bench, Options, measure, sheet
+from benchmarks.speed.card import CardBench, Options, measure, sheet
 from benchmarks.speed.grown import SHAPES, grow
 from client.drafting.drafter import ModelDrafter, NoDrafter
 from node.model.checkpoint import open_checkpoint
@@ -67,19 +67,19 @@ def test_layers_that_pass_by_are_held_against_resident_ones(grown: Path, monkeyp
     assert [line.rows for line in lines] == [1, 16]
     assert all(min(line.forward_ms, line.head_ms, line.offloaded_ms) > 0 for line in lines)
     assert len(sheet(lines, known, options).rows) == 2
-    honest, turn = Bench.sweep, [0]
+    honest, turn = CardBench.sweep, [0]
 
-    def wrong(self: Bench, rows: int) -> torch.Tensor:
+    def wrong(self: CardBench, rows: int) -> torch.Tensor:
         turn[0] += 1
         return honest(self, rows) + turn[0]
 
-    monkeypatch.setattr(Bench, "sweep", wrong)
+    monkeypatch.setattr(CardBench, "sweep", wrong)
     with pytest.raises(AssertionError, match="layers that pass by gave others"):
         measure(grown, options, Console(quiet=True))
 
 
-def test_sweeps_of_a_bench_leave_nothing_behind(grown: Path) -> None:
-    bench = Bench(load_span(open_checkpoint(grown), WHOLE, torch.float32), context=24, most_rows=16)
+def test_a_benchmarks_sweeps_leave_nothing_behind(grown: Path) -> None:
+    bench = CardBench(load_span(open_checkpoint(grown), WHOLE, torch.float32), context=24, most_rows=16)
     first = bench.sweep(16)
     bench.sweep(7)
     assert torch.equal(bench.sweep(16), first)

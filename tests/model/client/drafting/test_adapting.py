@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.simulation.acceptance import Size, demo_prompts, generate
-from benchmarks.simulation.recorded import write
+from benchmarks.simulation.recorded import generate_texts
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.loading import DraftOptions, load_drafter
 from client.drafting.search.adapter import Adapter
@@ -84,7 +84,7 @@ def test_logits_come_of_the_rows_that_are_handed_out(draft: RaggedModel) -> None
 
 def test_an_adapter_can_be_left_out(target: RaggedModel) -> None:
     (prompt,) = demo_prompts(1, tokens=64)
-    (text,) = write(target, [prompt], [Sampling()], 24)
+    (text,) = generate_texts(target, [prompt], [Sampling()], 24)
     for adapt in (True, False):
         made = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu", adapt=adapt)).drafter
         assert isinstance(made, TreeDrafter)

@@ -8,11 +8,11 @@ from functools import partial
 import pytest
 from transformers import AutoTokenizer
 
-from benchmarks.control.replay import Cast, run
+from benchmarks.control.replay import ReplaySetup, replay_texts
 from benchmarks.simulation.acceptance import Run, Size, demo_prompts, generate
 from benchmarks.simulation.chain import VirtualDrafter
 from benchmarks.simulation.profiles import PROFILES
-from benchmarks.simulation.recorded import write
+from benchmarks.simulation.recorded import generate_texts
 from client.control.goodput import Goodput
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.search.calibration import Calibration
@@ -92,10 +92,10 @@ def test_news_change_the_tree_that_grows_and_cost_no_pass(draft: RaggedModel) ->
 def test_a_full_pipe_stays_exact_and_hears_its_dead_branches(
     target: RaggedModel, draft: RaggedModel, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In virtual time, where draft and target run themselves; `run` compares the texts."""
+    """In virtual time, where draft and target run themselves; `replay_texts` compares the texts."""
     prompts = demo_prompts(4, tokens=64)
     samplings = [Sampling(11 + place, temperature) for place in range(len(prompts))]
-    texts, tokenizer = write(target, prompts, samplings, 20), AutoTokenizer.from_pretrained(TARGET)
+    texts, tokenizer = generate_texts(target, prompts, samplings, 20), AutoTokenizer.from_pretrained(TARGET)
     began: list[bool] = []
     is_stale = SiblingSource.is_stale
 
@@ -108,8 +108,8 @@ def test_a_full_pipe_stays_exact_and_hears_its_dead_branches(
     for _ in range(2):
         siblings = CrossBranchCache()
         drafter = TreeDrafter([SiblingSource(siblings), model_source(draft)])
-        cast = Cast(partial(VirtualDrafter, drafter, FAR), target)
-        speeds.append(run(texts, FAR, Goodput(128), tokenizer, cast))
+        setup = ReplaySetup(partial(VirtualDrafter, drafter, FAR), target)
+        speeds.append(replay_texts(texts, FAR, Goodput(128), tokenizer, setup))
         assert siblings.votes.right.sum() > 0, "what dead branches told came true"
     assert speeds[0] == speeds[1], "virtual time is the same each time"
     assert sum(began) > 10, "and while a tree grew its search began anew, by what replies to dead branches told"

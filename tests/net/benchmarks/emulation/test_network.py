@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from benchmarks.emulation import network_check
-from benchmarks.emulation.network import Kind, Network, Plan, ProxyNetwork, TunNetwork, open_network
+from benchmarks.emulation.network import Network, NetworkKind, NetworkPlan, ProxyNetwork, TunNetwork, open_network
 from client.demo.link_shape import LinkShape
 from swarm.errors import ConfigError
 
@@ -27,11 +27,11 @@ HEADERS_BYTES = 28
 WAIT_S = 10.0
 OWNER = """
 import asyncio, sys
-from benchmarks.emulation.network import Kind, Plan, open_network
+from benchmarks.emulation.network import NetworkKind, NetworkPlan, open_network
 from client.demo.link_shape import LinkShape
 
 async def own():
-    async with open_network(Plan(2, LinkShape()), Kind(sys.argv[1])) as net:
+    async with open_network(NetworkPlan(2, LinkShape()), NetworkKind(sys.argv[1])) as net:
         inside = await asyncio.create_subprocess_exec(*net.command(1, ["readlink", "/proc/self/ns/net"]), stdout=-1)
         namespace, _ = await inside.communicate()
         print(net.emulator.pid, namespace.decode().strip(), flush=True)
@@ -41,15 +41,15 @@ asyncio.run(own())
 """
 
 tun = [pytest.mark.needs_root, pytest.mark.needs_program("ip", "iproute2")]
-with_tun = pytest.mark.parametrize("net", [pytest.param(Kind.TUN, marks=tun)], indirect=True)
-with_proxy = pytest.mark.parametrize("net", [Kind.PROXY], indirect=True)
-with_each = pytest.mark.parametrize("net", [pytest.param(Kind.TUN, marks=tun), Kind.PROXY], indirect=True)
+with_tun = pytest.mark.parametrize("net", [pytest.param(NetworkKind.TUN, marks=tun)], indirect=True)
+with_proxy = pytest.mark.parametrize("net", [NetworkKind.PROXY], indirect=True)
+with_each = pytest.mark.parametrize("net", [pytest.param(NetworkKind.TUN, marks=tun), NetworkKind.PROXY], indirect=True)
 
 
 @pytest.fixture
 async def net(request: pytest.FixtureRequest) -> AsyncIterator[Network]:
     """Three hosts with perfect links."""
-    async with open_network(Plan(3, LinkShape(), seed=1), request.param) as built:
+    async with open_network(NetworkPlan(3, LinkShape(), seed=1), request.param) as built:
         yield built
 
 
@@ -190,15 +190,15 @@ async def test_a_command_runs_on_its_host(net: Network) -> None:
     assert net.node_options(2) == ["--host", address, "--port", "4242", "--announce-address", f"{address}:4242"]
 
 
-@pytest.mark.parametrize("kind", [pytest.param(Kind.TUN, marks=tun), Kind.PROXY])
-def test_nothing_stays_when_the_owner_is_killed(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [pytest.param(NetworkKind.TUN, marks=tun), NetworkKind.PROXY])
+def test_nothing_stays_when_the_owner_is_killed(kind: NetworkKind) -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER, kind], cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         pid, namespace = owner.stdout.readline().split()
         emulator = psutil.Process(int(pid))
         owner.kill()
     emulator.wait(WAIT_S)
-    if kind is Kind.TUN:
+    if kind is NetworkKind.TUN:
         assert namespace != os.readlink("/proc/self/ns/net")
         assert namespace not in {_namespace(process.pid) for process in psutil.process_iter()}
 
@@ -275,7 +275,7 @@ async def test_a_proxy_refuses_what_it_cannot_do(net: Network) -> None:
     with pytest.raises(ConfigError, match="no link 0 → 1"):
         await net.cut_link(0, 1)
     with pytest.raises(ConfigError, match=r"loss 0\.1"):
-        async with ProxyNetwork(Plan(2, LinkShape(loss=0.1))):
+        async with ProxyNetwork(NetworkPlan(2, LinkShape(loss=0.1))):
             pass
 
 
@@ -288,15 +288,15 @@ async def test_a_link_that_is_not_there_is_refused(net: Network) -> None:
 
 async def test_the_network_says_what_it_is_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.emulation.network.obstacle", lambda: "needs root")
-    fallen_back = open_network(Plan(2, LinkShape()))
-    assert (fallen_back.kind, fallen_back.reason) == (Kind.PROXY, "needs root")
+    fallen_back = open_network(NetworkPlan(2, LinkShape()))
+    assert (fallen_back.kind, fallen_back.reason) == (NetworkKind.PROXY, "needs root")
     with pytest.raises(ConfigError, match="needs root"):
-        open_network(Plan(2, LinkShape()), Kind.TUN)
+        open_network(NetworkPlan(2, LinkShape()), NetworkKind.TUN)
     monkeypatch.setattr("benchmarks.emulation.network.obstacle", lambda: None)
-    assert open_network(Plan(2, LinkShape())).kind is Kind.TUN
+    assert open_network(NetworkPlan(2, LinkShape())).kind is NetworkKind.TUN
     for wrong in ({"hosts": 1}, {"hosts": 300}, {"hosts": 2, "mtu": 10}):
         with pytest.raises(ConfigError):
-            Plan(shape=LinkShape(), **wrong)
+            NetworkPlan(shape=LinkShape(), **wrong)
 
 
 def test_the_check_prints_measured_beside_nominal_and_fails_when_off(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def check_exit_status(monkeypatch: pytest.MonkeyPatch, *options: str) -> object:
 
 @pytest.mark.parametrize(("bound_ms", "status"), [(-1e6, 1), (1e6, 0)])
 def test_the_check_fails_when_a_value_is_off(monkeypatch: pytest.MonkeyPatch, bound_ms: float, status: int) -> None:
-    monkeypatch.setattr(network_check, "DELAY_BOUND_MS", dict.fromkeys(Kind, bound_ms))
+    monkeypatch.setattr(network_check, "DELAY_BOUND_MS", dict.fromkeys(NetworkKind, bound_ms))
     assert check_exit_status(monkeypatch) == status
 
 

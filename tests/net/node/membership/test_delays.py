@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 import pytest_asyncio
-from rich.console import Console
 
 import node.serve
 from swarm.commands.route import ShowRoute, show_route
@@ -19,7 +18,7 @@ from swarm.discovery.node_record import NodeRecord
 from swarm.errors import ConfigError, RouteError, UnknownModel
 from swarm.ids import PeerId
 from swarm.routing.latency import LIMIT_S, measure_delays, measure_rate
-from swarm.runtime.cli import PLAIN_WIDTH
+from swarm.runtime.console import make_console
 from tests.devices import DEVICE
 from tests.net.raw import info
 from tests.net.running import until
@@ -77,7 +76,7 @@ async def test_the_dead_cost_a_second_at_most(here: SwarmHere) -> None:
 async def shown(here: SwarmHere, **options: object) -> str:
     out = io.StringIO()
     command = replace(ShowRoute(join=JOIN), **options)  # type: ignore[arg-type]
-    console = Console(file=out, soft_wrap=True, width=PLAIN_WIDTH)
+    console = make_console(out, soft_wrap=True)
     await show_route(command, here.nodes[0].registry, console)
     return out.getvalue()
 

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 import node.session.lease
-from benchmarks.recovery.frame_flood import Tally, Victim, fuzz
-from benchmarks.recovery.garbage import ENDING, GOING_ON, Kind, Model
+from benchmarks.recovery.frame_flood import FloodCounts, FloodTarget, fuzz
+from benchmarks.recovery.garbage import ENDING, GOING_ON, FrameKind, ServedModel
 from node.serve import Node
 from node.session.hop_session import HopSession
 from swarm.demo import TARGET
@@ -29,10 +29,10 @@ from tests.swarm_here import swarm_here
 FRAMES = 2_000
 
 
-def victim_of(first: Node, second: Node) -> Victim:
-    model = Model(first.identity.fingerprint, 192, 4096)
+def target_of(first: Node, second: Node) -> FloodTarget:
+    model = ServedModel(first.identity.fingerprint, 192, 4096)
     behind = RouteHop(second.peer_id, Span(6, 12))
-    return Victim(first.address, first.peer_id, behind, second.address, model, 12)
+    return FloodTarget(first.address, first.peer_id, behind, second.address, model, 12)
 
 
 def held() -> list[object]:
@@ -61,7 +61,7 @@ async def test_nodes_withstand_garbage(monkeypatch: pytest.MonkeyPatch, caplog: 
         return all(id(thing) in others for thing in held())
 
     async with swarm_here(TARGET, ["0-12", "6-12"], kv_tokens=20_000) as here, here.client() as swarm:
-        tally, texts, done = Tally(), [], asyncio.Event()
+        counts, texts, done = FloodCounts(), [], asyncio.Event()
 
         async def read_on() -> None:
             while not done.is_set():
@@ -69,13 +69,13 @@ async def test_nodes_withstand_garbage(monkeypatch: pytest.MonkeyPatch, caplog: 
 
         async with asyncio.TaskGroup() as group:
             group.create_task(read_on())
-            await fuzz(victim_of(*here.nodes), FRAMES, seed=3, tally=tally)
+            await fuzz(target_of(*here.nodes), FRAMES, seed=3, counts=counts)
             done.set()
         await until_freed(here.nodes)
         assert (await info(here.nodes[0])).counters.sweeps > 50
         await until(nothing_held)
     assert {tuple(tokens) for tokens in texts} == {right_picks()[-1:]}
     assert not [record for record in caplog.records if record.exc_info], "an accident in a node"
-    assert {Kind.ATTACH, *GOING_ON} <= tally.sent.keys()
-    assert sum(tally.sent[kind] for kind in ENDING) > 10
-    assert tally.answers["reply"] > 20
+    assert {FrameKind.ATTACH, *GOING_ON} <= counts.sent.keys()
+    assert sum(counts.sent[kind] for kind in ENDING) > 10
+    assert counts.answers["reply"] > 20

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.simulation.clock import Clock, Line, Then
+from benchmarks.simulation.clock import Clock, FifoServer, Then
 
 TASKS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=8)
 STEP_MS = 0.01
@@ -79,7 +79,7 @@ def test_whoever_waits_lets_everything_else_go_on() -> None:
 
 
 def test_a_line_does_one_thing_at_a_time_in_order() -> None:
-    clock, line, done = Clock(), Line(), list[tuple[str, float]]()
+    clock, line, done = Clock(), FifoServer(), list[tuple[str, float]]()
 
     def work(took: float, then: Then) -> None:
         clock.after(took, then)

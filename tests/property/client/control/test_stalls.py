@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 from transformers import AutoTokenizer
 
-from benchmarks.control.replay import run
+from benchmarks.control.replay import replay_texts
 from benchmarks.simulation.chain import HOPS, Costs, RecordedTail, VirtualChain
 from benchmarks.simulation.clock import Clock
 from client.control.goodput import Goodput
@@ -34,8 +34,8 @@ def test_stalls_do_not_end_speculation(tokenizer: FastTokenizer) -> None:
     parts = []
     for seed in range(6):
         text = recorded(seed, 0.8)
-        plain = run([text], STALLS, FixedPolicy(0), tokenizer)
-        parts.append(run([text], STALLS, Goodput(512), tokenizer).tokens_per_s / plain.tokens_per_s)
+        plain = replay_texts([text], STALLS, FixedPolicy(0), tokenizer)
+        parts.append(replay_texts([text], STALLS, Goodput(512), tokenizer).tokens_per_s / plain.tokens_per_s)
     assert min(parts) >= 1
     assert fmean(parts) >= 1.45
 

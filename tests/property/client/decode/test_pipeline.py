@@ -19,10 +19,10 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.control.cells_worker import TimedDrafter
-from benchmarks.control.replay import Cast, OneAtATime, run, tell
-from benchmarks.simulation.chain import HOPS, Costs, Flight, RecordedDrafter, VirtualChain
+from benchmarks.control.replay import OneAtATime, ReplaySetup, replay_text, replay_texts
+from benchmarks.simulation.chain import HOPS, Costs, RecordedDrafter, SimulatedSweep, VirtualChain
 from benchmarks.simulation.profiles import PROFILES
-from benchmarks.simulation.recorded import Pair, Recorded, RecordedSearch, picks_of, prompts_of, record
+from benchmarks.simulation.recorded import ModelPair, RecordedSearch, RecordedText, picks_of, prompts_of, record_trees
 from client.chain.answers import Answer
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, PipelineState, SpeculationPlan
@@ -49,11 +49,13 @@ def tokenizer() -> FastTokenizer:
     return found
 
 
-def recorded(seed: int, knows: float) -> Recorded:
+def recorded(seed: int, knows: float) -> RecordedText:
     """A text whose draft is right about the next token with the chance `knows`."""
     rng = random.Random(seed)
     text = tuple(rng.randrange(3, VOCABULARY) for _ in range(PROMPT + NEW))
-    return Recorded(text[:PROMPT], text, Sampling(1), {n: tree(rng, text, n, knows) for n in range(PROMPT, len(text))})
+    return RecordedText(
+        text[:PROMPT], text, Sampling(1), {n: tree(rng, text, n, knows) for n in range(PROMPT, len(text))}
+    )
 
 
 def tree(rng: random.Random, text: Sequence[int], length: int, knows: float) -> DraftTree:
@@ -99,19 +101,19 @@ class Reckless(Goodput):
 @pytest.mark.parametrize("knows", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("seed", range(3))
 async def test_the_text_is_the_plain_one(seed: int, knows: float, tokenizer: FastTokenizer) -> None:
-    """`tell` compares the text; and tokens came from below nodes that were not verified when they were sent."""
+    """`replay_text` compares the text; and tokens came from below nodes that were not verified when they were sent."""
     text = recorded(seed, knows)
     for costs in (NEAR, FAR):
         for policy in (FixedPolicy(0), FixedPolicy(9), FixedPolicy(7, 3), Goodput(24), Reckless(5)):
-            _, _, sizes = await tell(text, costs, policy, tokenizer)
+            _, _, sizes = await replay_text(text, costs, policy, tokenizer)
             assert len(sizes) > 0
 
 
 async def test_a_walk_that_stays_inside_what_is_on_its_way_costs_no_trip(tokenizer: FastTokenizer) -> None:
     """With a draft that is always right the text comes faster than one trip per tree."""
     text = recorded(1, 1.0)
-    count, alone_s, _ = await tell(text, FAR, FixedPolicy(5), tokenizer)
-    again, pipe_s, _ = await tell(text, FAR, Reckless(5), tokenizer)
+    count, alone_s, _ = await replay_text(text, FAR, FixedPolicy(5), tokenizer)
+    again, pipe_s, _ = await replay_text(text, FAR, Reckless(5), tokenizer)
     assert pipe_s / again < 0.7 * alone_s / count
 
 
@@ -121,7 +123,7 @@ def test_the_full_pipe_never_loses_to_plain_decoding(profile: str, tokenizer: Fa
     costs = PROFILES[profile]
     for knows in (0.0, 0.4, 0.9):
         texts = [recorded(seed, knows) for seed in range(3)]
-        plain = run(texts, costs, FixedPolicy(0), tokenizer).tokens_per_s
+        plain = replay_texts(texts, costs, FixedPolicy(0), tokenizer).tokens_per_s
         pipe, alone = (_settled(texts, costs, control, tokenizer) for control in (Goodput(32), OneAtATime(32)))
         assert pipe >= 0.97 * plain
         assert pipe >= 0.95 * alone
@@ -138,12 +140,13 @@ def test_links_that_take_longer_than_machines_are_not_flooded(
     costs: Costs, mbit: float | None, tokenizer: FastTokenizer
 ) -> None:
     """Rows of a large model over home links, whatever their rate was said to be: from a client's first texts on."""
-    cast = Cast(promise=Costs.forecast if mbit is None else partial(said, mbit=mbit))
+    setup = ReplaySetup(forecast=Costs.forecast if mbit is None else partial(said, mbit=mbit))
     for knows in (0.4, 0.9):
         texts = [recorded(seed, knows) for seed in range(3)]
-        plain = run(texts, costs, FixedPolicy(0), tokenizer).tokens_per_s
+        plain = replay_texts(texts, costs, FixedPolicy(0), tokenizer).tokens_per_s
         alone, pipe = (
-            run(texts, costs, control, tokenizer, cast).tokens_per_s for control in (OneAtATime(32), Goodput(32))
+            replay_texts(texts, costs, control, tokenizer, setup).tokens_per_s
+            for control in (OneAtATime(32), Goodput(32))
         )
         assert pipe >= 0.97 * plain
         assert pipe >= 0.95 * alone
@@ -155,7 +158,7 @@ def test_links_that_take_longer_than_machines_are_not_flooded(
 def test_a_slow_draft_costs_nothing(costs: Costs, pass_ms: float, knows: float, tokenizer: FastTokenizer) -> None:
     """Where plain decoding is best, replies do not wait for a draft that takes longer than a trip."""
     texts, slow = [recorded(seed, knows) for seed in range(3)], replace(costs, pass_ms=pass_ms)
-    plain = run(texts, slow, FixedPolicy(0), tokenizer).tokens_per_s
+    plain = replay_texts(texts, slow, FixedPolicy(0), tokenizer).tokens_per_s
     assert _settled(texts, slow, Goodput(32), tokenizer) >= 0.97 * plain
 
 
@@ -166,7 +169,7 @@ async def test_a_reply_waits_for_one_pass_of_the_draft_at_most(
     costs, back, waited = Costs(25, 100, forward_ms=30.0), list[float](), list[float]()
     come_back, answer = VirtualChain._come_back, VirtualChain.answer
 
-    def noted(self: VirtualChain, flight: Flight, hop: int) -> None:
+    def noted(self: VirtualChain, flight: SimulatedSweep, hop: int) -> None:
         back.append(self._clock.now_ms)
         come_back(self, flight, hop)
 
@@ -180,15 +183,15 @@ async def test_a_reply_waits_for_one_pass_of_the_draft_at_most(
     control, texts = Goodput(512), [recorded(seed, 0.9) for seed in range(3)]
     for text in (*texts, *texts):
         back, waited = [], []
-        await tell(text, costs, control, tokenizer)
+        await replay_text(text, costs, control, tokenizer)
     assert max(waited) > 0, "drafting goes on while sweeps are on their way"
     assert max(waited) <= costs.pass_ms
 
 
-def _settled(texts: list[Recorded], costs: Costs, control: Goodput, tokenizer: FastTokenizer) -> float:
+def _settled(texts: list[RecordedText], costs: Costs, control: Goodput, tokenizer: FastTokenizer) -> float:
     """Speed once the draft is known; several rounds, for a single one is a matter of luck."""
-    run(texts, costs, control, tokenizer)
-    return harmonic_mean([run(texts, costs, control, tokenizer).tokens_per_s for _ in range(ROUNDS)])
+    replay_texts(texts, costs, control, tokenizer)
+    return harmonic_mean([replay_texts(texts, costs, control, tokenizer).tokens_per_s for _ in range(ROUNDS)])
 
 
 def test_a_recording_learns_every_pick_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +205,7 @@ def test_a_recording_learns_every_pick_once(monkeypatch: pytest.MonkeyPatch) -> 
         learn(self, tree, picks, others)
 
     monkeypatch.setattr(ModelDrafter, "learn", listen)
-    [made] = record(Pair(target, draft, 24), prompts_of("repetitive", 1), [Sampling()], nodes=32)
+    [made] = record_trees(ModelPair(target, draft, 24), prompts_of("repetitive", 1), [Sampling()], nodes=32)
     assert len(made.trees) == 24
     assert sum(taught) == 24
     assert max(taught) > 2
@@ -275,7 +278,7 @@ def test_picks_are_known_along_the_text_only() -> None:
 def test_who_is_alone_finds_no_load(profile: str, tokenizer: FastTokenizer) -> None:
     """Neither behind the parts of its own prompt, nor behind sweeps of its own that a walk has left."""
     control = Goodput(64)
-    run([recorded(seed, 0.9) for seed in range(3)], PROFILES[profile], control, tokenizer)
+    replay_texts([recorded(seed, 0.9) for seed in range(3)], PROFILES[profile], control, tokenizer)
     assert control.cost_of("virtual").sharers == pytest.approx(1, abs=0.01)
 
 
@@ -286,10 +289,10 @@ def test_a_load_that_went_away_is_believed_in_no_longer(knows: float, tokenizer:
     Else each seems to have met the one before it, which teaches nothing of load.
     """
     control, texts = Goodput(32), [recorded(seed, knows) for seed in range(4)]
-    run(texts[:1], replace(NEAR, others=(4.0,) * HOPS), control, tokenizer)
+    replay_texts(texts[:1], replace(NEAR, others=(4.0,) * HOPS), control, tokenizer)
     assert control.cost_of("virtual").load > 3
     for _ in range(3):
-        run(texts, NEAR, control, tokenizer)
+        replay_texts(texts, NEAR, control, tokenizer)
     assert control.cost_of("virtual").load < 1.5
 
 
@@ -297,7 +300,7 @@ def test_what_drafting_takes_is_counted(tokenizer: FastTokenizer) -> None:
     texts = [recorded(seed, 0.8) for seed in range(3)]
     free = replace(NEAR, pass_ms=0.0)
     speeds = [
-        run(texts, costs, FixedPolicy(8), tokenizer).tokens_per_s
+        replay_texts(texts, costs, FixedPolicy(8), tokenizer).tokens_per_s
         for costs in (
             free,
             replace(free, pass_ms=4.0),
@@ -309,7 +312,7 @@ def test_what_drafting_takes_is_counted(tokenizer: FastTokenizer) -> None:
     assert all(speed < speeds[0] for speed in speeds[1:4])
     assert speeds[2] < speeds[1], "a pass has a row at least"
     assert speeds[0] > speeds[4], "what a reply taught is learned before the next tree grows"
-    slow = run(texts, replace(free, learn_ms=1e3), FixedPolicy(8), tokenizer).tokens_per_s
+    slow = replay_texts(texts, replace(free, learn_ms=1e3), FixedPolicy(8), tokenizer).tokens_per_s
     assert slow < speeds[1], "nobody hears its reply before one has learned"
 
 
@@ -328,8 +331,8 @@ async def test_a_tree_grows_by_what_the_reply_before_it_taught(tokenizer: FastTo
             events.append("learn")
 
     text = recorded(2, 0.5)
-    cast = Cast(lambda clock: Noting(text, FAR, clock))
-    await tell(text, FAR, FixedPolicy(8), tokenizer, cast)
+    setup = ReplaySetup(lambda clock: Noting(text, FAR, clock))
+    await replay_text(text, FAR, FixedPolicy(8), tokenizer, setup)
     assert len(events) > 20
     assert events[:20] == ["grow", "learn"] * 10
 
@@ -358,10 +361,10 @@ def test_nothing_is_sent_before_every_hop_can_take_it(
     """
     costs = replace(PROFILES["25 ms, 100 Mbit/s"], pass_ms=0.0, row_ms=1.0, paces=paces)
     texts, slowest = [recorded(seed, 0.9) for seed in range(4)], paces.index(max(paces))
-    cast = Cast(
-        promise=lambda costs: replace(costs.forecast(), bottleneck_share=costs.forecast().bottleneck_share * is_said)
+    setup = ReplaySetup(
+        forecast=lambda costs: replace(costs.forecast(), bottleneck_share=costs.forecast().bottleneck_share * is_said)
     )
-    run(texts, costs, Goodput(512), tokenizer, cast)
+    replay_texts(texts, costs, Goodput(512), tokenizer, setup)
     parts = [sweep.hops[slowest] for job in jobs for sweep in job.sweeps if sweep.is_part]
     assert len(parts) > 40
     assert fmean(hop.queue_ms for hop in parts) < 0.5 * fmean(hop.compute_ms for hop in parts)
@@ -370,7 +373,7 @@ def test_nothing_is_sent_before_every_hop_can_take_it(
 def test_who_shares_one_core_is_slower(tokenizer: FastTokenizer, jobs: list[GenerationState]) -> None:
     texts = [recorded(seed, 0.8) for seed in range(3)]
     speeds = [
-        run(texts, replace(NEAR, cores=cores, handling_ms=handling), FixedPolicy(8, 3), tokenizer).tokens_per_s
+        replay_texts(texts, replace(NEAR, cores=cores, handling_ms=handling), FixedPolicy(8, 3), tokenizer).tokens_per_s
         for cores, handling in ((None, 0.0), (4, 0.0), (1, 0.0), (1, 20.0))
     ]
     assert speeds[0] == speeds[1], "four things can go on at once: a draft and three hops"
@@ -393,11 +396,11 @@ async def test_uplinks_that_are_far_slower_than_said_are_known_from_the_prompt(t
                 self.read, self.row_ms = self.read + spent.nodes, self.cost_of(route).links.b
 
     slow = Costs(10, 0.5, 20, 0.1, 6, row_bytes=8_192)
-    cast = Cast(promise=lambda costs: replace(costs, mbit=LINK_MBIT_PER_S).forecast())
+    setup = ReplaySetup(forecast=lambda costs: replace(costs, mbit=LINK_MBIT_PER_S).forecast())
     for seed in range(3):
         text, policy = recorded(seed, 0.3), Told(64)
-        plain, plain_s, _ = await tell(text, slow, FixedPolicy(0), tokenizer)
-        ours, ours_s, _ = await tell(text, slow, policy, tokenizer, cast)
+        plain, plain_s, _ = await replay_text(text, slow, FixedPolicy(0), tokenizer)
+        ours, ours_s, _ = await replay_text(text, slow, policy, tokenizer, setup)
         assert policy.read == PROMPT - 1
         assert policy.row_ms == pytest.approx(2 * slow.transfer_ms(1), rel=0.1)
         assert ours / ours_s > 0.9 * plain / plain_s

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.simulation.chain import Costs, RecordedTail, VirtualChain
 from benchmarks.simulation.clock import Clock
-from benchmarks.simulation.recorded import Recorded
+from benchmarks.simulation.recorded import RecordedText
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.decode.loop import Generation
@@ -93,7 +93,7 @@ class Greedy(Draft):
 
 
 async def made(
-    text: Recorded, draft: Draft, policy: SpeculationPolicy, tokenizer: FastTokenizer, credits: Credits = AMPLE
+    text: RecordedText, draft: Draft, policy: SpeculationPolicy, tokenizer: FastTokenizer, credits: Credits = AMPLE
 ) -> tuple[GenerationState, list[int]]:
     """The text, told by this draft, and when how many tokens were there: after each reply."""
     clock = Clock()

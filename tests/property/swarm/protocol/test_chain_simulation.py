@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from benchmarks.simulation.fake_chain import ForgetfulLog, GlancingLog, Machine, Writer, pick, rows_of
+from benchmarks.simulation.fake_chain import FakeSpan, ForgetfulLog, GlancingLog, SweepWriter, pick, rows_of
 from swarm.errors import ProtocolError
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_slots import KvSlots
@@ -30,7 +30,7 @@ class Hop:
 
     def __init__(self, log: HopLog, span: Span) -> None:
         self.log = log
-        self.machine = Machine(log.received.limits, span)
+        self.machine = FakeSpan(log.received.limits, span)
         self.ran: set[TreeNodeId] = set()
 
 
@@ -38,17 +38,17 @@ class Simulation:
     """One session at a random pace; every check that needs the whole picture is made here."""
 
     def __init__(self, seed: int, make_log: Callable[[Limits, random.Random], HopLog] | None = None) -> None:
-        self.chance = chance = random.Random(seed)
-        self.writer = Writer(chance, widest=8)
+        self.rng = rng = random.Random(seed)
+        self.writer = SweepWriter(rng, widest=8)
         self.walk, self.limits = self.writer.walk, self.writer.limits
-        logs = [HopLog(self.limits) if make_log is None else make_log(self.limits, chance) for _ in SPANS]
+        logs = [HopLog(self.limits) if make_log is None else make_log(self.limits, rng) for _ in SPANS]
         self.hops = [Hop(log, span) for log, span in zip(logs, SPANS, strict=True)]
         self.links: list[deque[SweepFrame]] = [deque() for _ in SPANS]
         self.replies: deque[Reply] = deque()
         self.states: dict[int, object] = {}
         self.unanswered: dict[int, int] = {}
         self.pruned: set[TreeNodeId] = set()
-        self.restarts = chance.randint(0, 2)
+        self.restarts = rng.randint(0, 2)
         self.seen: Counter[str] = Counter()
 
     def run(self) -> None:
@@ -62,9 +62,9 @@ class Simulation:
             else:
                 assert able, "stuck: all is answered and the walk still waits"
             able += [self.send] if writer.can_send else []
-            if self.restarts and writer.can_restart and self.chance.random() < 0.05:
+            if self.restarts and writer.can_restart and self.rng.random() < 0.05:
                 able = [self.restart]
-            self.chance.choice(able)()
+            self.rng.choice(able)()
         writer.check_text()
 
     def send(self) -> None:
@@ -96,7 +96,7 @@ class Simulation:
     def receive(self, place: int) -> None:
         frame = self.links[place].popleft()
         assert self.hops[place].log.receive(frame)
-        if self.chance.random() < 0.05:
+        if self.rng.random() < 0.05:
             assert not self.hops[place].log.receive(frame)  # a repetition (P9)
 
     def step(self, place: int) -> None:
@@ -125,7 +125,7 @@ class Simulation:
         reply = self.replies.popleft()
         self.writer.accept(reply)
         self.unanswered.pop(reply.sequence)
-        if self.chance.random() < 0.05:
+        if self.rng.random() < 0.05:
             assert self.walk.accept(reply) == []
         self.check_certain()
 
@@ -156,12 +156,12 @@ def test_any_pace_gives_the_text_of_plain_decoding(block: int) -> None:
 class EagerLog(HopLog):
     """Skips living nodes too."""
 
-    def __init__(self, limits: Limits, chance: random.Random) -> None:
+    def __init__(self, limits: Limits, rng: random.Random) -> None:
         super().__init__(limits)
-        self.chance = chance
+        self.rng = rng
 
     def _is_wanted(self, node: TreeNodeId) -> bool:
-        return super()._is_wanted(node) and self.chance.random() < 0.99
+        return super()._is_wanted(node) and self.rng.random() < 0.99
 
 
 def failures(make_log: Callable[[Limits, random.Random], HopLog] | None, because: str = "") -> int:

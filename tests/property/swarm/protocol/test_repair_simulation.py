@@ -11,7 +11,7 @@ import pytest
 import swarm.protocol.hop_log
 from benchmarks.simulation.fake_chain import ForgetfulLog, GlancingLog
 from benchmarks.simulation.repair_chain import Hop, Stream
-from benchmarks.simulation.repair_world import Plan, World
+from benchmarks.simulation.repair_world import SchedulePlan, World
 from swarm.errors import RemoteProtocolError, SwarmError
 from swarm.ids import TreeNodeId
 from swarm.protocol.hop_log import SweepWork
@@ -70,7 +70,7 @@ def test_any_faults_leave_the_text_of_plain_decoding(block: int) -> None:
     assert {kind: seen[kind] for kind, least in OFTEN.items() if seen[kind] < least} == {}
 
 
-def failures(plan: Plan, seeds: range, enough: int = 3) -> list[str]:
+def failures(plan: SchedulePlan, seeds: range, enough: int = 3) -> list[str]:
     """Why schedules fail; no more are run when enough have failed."""
     reasons: list[str] = []
     for seed in seeds:
@@ -90,7 +90,7 @@ class Unfenced(Hop):
 
 def test_without_the_fence_a_machine_left_behind_disturbs_the_session() -> None:
     """R3: its snapshots and rows come from an older state, or from other layers."""
-    reasons = failures(Plan(make_hop=Unfenced), range(400))
+    reasons = failures(SchedulePlan(make_hop=Unfenced), range(400))
     assert len(reasons) == 3
     assert any(" after " in reason for reason in reasons), "no sweep was missing"
 
@@ -113,14 +113,14 @@ class StrictLog(GlancingLog):
 
 def test_without_received_in_the_answer_to_attach_waiting_sweeps_come_twice() -> None:
     """R4. P9 drops them, so the text is right; what is lost is their way. Where P9 is broken too, sessions end."""
-    orderly, seeds = Plan(zombies_return=False, repetitions=0), range(100, 200)
+    orderly, seeds = SchedulePlan(zombies_return=False, repetitions=0), range(100, 200)
     assert repetitions(orderly, seeds) == 0
     assert repetitions(replace(orderly, make_hop=ExecutedOnly), seeds) > 0
     strict = replace(orderly, make_log=StrictLog, make_hop=ExecutedOnly)
     assert failures(strict, seeds, enough=1) == ["sequence: came twice"]
 
 
-def repetitions(plan: Plan, seeds: range) -> int:
+def repetitions(plan: SchedulePlan, seeds: range) -> int:
     """Sweeps that a hop got and had already."""
     worlds = [World(seed, plan) for seed in seeds]
     for world in worlds:
@@ -130,7 +130,7 @@ def repetitions(plan: Plan, seeds: range) -> int:
 
 def test_a_skipped_node_that_is_forgotten_has_descendants_without_kv() -> None:
     """P7."""
-    reasons = failures(Plan(make_log=ForgetfulLog), range(300))
+    reasons = failures(SchedulePlan(make_log=ForgetfulLog), range(300))
     assert len(reasons) == 3
     assert all("has no KV here" in reason for reason in reasons)
 
@@ -145,14 +145,14 @@ class ShortTail(Hop):
 
 def test_a_new_tail_owes_the_picks_of_committed_nodes_too() -> None:
     """R6."""
-    reasons = failures(Plan(make_hop=ShortTail), range(60))
+    reasons = failures(SchedulePlan(make_hop=ShortTail), range(60))
     assert len(reasons) == 3
     assert all("cannot be dead" in reason for reason in reasons)
 
 
 def test_without_a_deadline_a_lost_message_ends_the_session() -> None:
     """R7."""
-    reasons = failures(Plan(has_deadline=False), range(100))
+    reasons = failures(SchedulePlan(has_deadline=False), range(100))
     assert len(reasons) == 3
     assert all("stuck" in reason for reason in reasons)
 
@@ -166,7 +166,7 @@ class Impatient(Hop):
 
 
 def test_a_replay_waits_for_the_sweep_in_work() -> None:
-    assert len(failures(Plan(make_hop=Impatient), range(100))) == 3
+    assert len(failures(SchedulePlan(make_hop=Impatient), range(100))) == 3
 
 
 class Complacent(Hop):
@@ -179,7 +179,7 @@ class Complacent(Hop):
 
 
 def test_whoever_was_replayed_replays_to_its_successor() -> None:
-    reasons = failures(Plan(make_hop=Complacent), range(60))
+    reasons = failures(SchedulePlan(make_hop=Complacent), range(60))
     assert len(reasons) == 3
     assert all("stuck" in reason or " after " in reason for reason in reasons)
 
@@ -195,7 +195,7 @@ class TooTrusting(Hop):
 
 def test_in_band_is_only_for_streams_that_were_answered() -> None:
     """R2: an Attach that was lost is never made up for."""
-    assert "stuck" in failures(Plan(make_hop=TooTrusting), range(200), enough=1)[0]
+    assert "stuck" in failures(SchedulePlan(make_hop=TooTrusting), range(200), enough=1)[0]
 
 
 def test_the_rows_of_a_commit_stay_in_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_the_rows_of_a_commit_stay_in_the_journal(monkeypatch: pytest.MonkeyPatc
         keep(journal, replace(applied, path=applied.path[1:]), nodes, rows)
 
     monkeypatch.setattr(Journal, "keep", too_little)
-    assert len(failures(Plan(), range(60))) == 3
+    assert len(failures(SchedulePlan(), range(60))) == 3
 
 
 def test_a_truncation_is_not_replayed_as_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,6 +218,6 @@ def test_a_truncation_is_not_replayed_as_sweeps(monkeypatch: pytest.MonkeyPatch)
         return [journal._catch_up(header) for header in found] if len(found) == len(headers) else None
 
     monkeypatch.setattr(Journal, "since", as_sweeps)
-    reasons = failures(Plan(restarts=4), range(600), enough=1)
+    reasons = failures(SchedulePlan(restarts=4), range(600), enough=1)
     assert reasons
     assert "was left out" in reasons[0] or "has no KV here" in reasons[0]

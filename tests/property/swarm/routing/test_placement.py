@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.routing.placement import Machines, best_of_all, grown, grown_by_petals, small_swarm
+from benchmarks.routing.placement import RandomSwarm, best_of_all, grown_by_petals, join_all, small_swarm
 from node.membership.rebalance import COOL_DOWN_S, LOOK_S
 from swarm.ids import PeerId
 from swarm.routing.placement import MAX_MOVES, Holder, Layout, Newcomer, own_move, plan_join
@@ -23,7 +23,7 @@ def test_nearly_as_good_as_the_best_of_all_layouts() -> None:
     ratios = []
     for _ in range(200):
         swarm = small_swarm(rng, LAYERS)
-        built = grown(swarm)
+        built = join_all(swarm)
         best = best_of_all(swarm)
         assert built.layout.counts.all() == (best.fastest > 0)
         assert (built.layout.counts == 1).sum() <= best.singles + 1
@@ -35,8 +35,8 @@ def test_nearly_as_good_as_the_best_of_all_layouts() -> None:
 
 def test_a_larger_swarm_comes_near_the_fluid_bound_and_the_baseline() -> None:
     rng = random.Random(5)
-    swarm = Machines(40, tuple((rng.randint(3, 12), rng.uniform(1, 10)) for _ in range(40)))
-    ours, baseline = grown(swarm).layout, grown_by_petals(swarm)
+    swarm = RandomSwarm(40, tuple((rng.randint(3, 12), rng.uniform(1, 10)) for _ in range(40)))
+    ours, baseline = join_all(swarm).layout, grown_by_petals(swarm)
     assert ours.score().weakest >= 0.8 * ours.fluid_bound()
     assert ours.score().weakest >= 0.95 * baseline.score().weakest
 

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any, cast
 
-from benchmarks.recovery.failure_injection import Mishaps
+from benchmarks.recovery.failure_injection import FailureInjector
 from benchmarks.recovery.fault_tolerance import Options, Run, is_same, sheet, whole_sweep
 from swarm.ids import PeerId
 from swarm.layers import Span
@@ -28,9 +28,9 @@ class Lossy:
         self.lost += 1
 
 
-def mishaps(chance: float, seed: int) -> tuple[Mishaps, list[Lossy]]:
+def injectors(chance: float, seed: int) -> tuple[FailureInjector, list[Lossy]]:
     nodes = {hop.peer: Lossy() for hop in HOPS}
-    return Mishaps(cast(Any, nodes), chance, random.Random(seed)), list(nodes.values())
+    return FailureInjector(cast(Any, nodes), chance, random.Random(seed)), list(nodes.values())
 
 
 def test_whole_sweeps_are_legal_and_nothing_is_left_of_the_one_before() -> None:
@@ -45,7 +45,7 @@ def test_whole_sweeps_are_legal_and_nothing_is_left_of_the_one_before() -> None:
 
 
 def test_each_hop_is_as_unlucky_as_its_chance_and_the_seed_say() -> None:
-    (one, lossy), (other, _), (never, _) = mishaps(0.1, 5), mishaps(0.1, 5), mishaps(0.0, 5)
+    (one, lossy), (other, _), (never, _) = injectors(0.1, 5), injectors(0.1, 5), injectors(0.0, 5)
     for _ in range(400):
         for some in (one, other, never):
             some.step(HOPS)

@@ -9,15 +9,15 @@ from subprocess import PIPE, Popen
 import psutil
 import pytest
 
-from benchmarks.recovery.kill_plan import Victims
-from benchmarks.recovery.process_monitor import Watch, anonymous_mb, slope_per_min
-from benchmarks.recovery.soak import Found, Options, sheet
-from benchmarks.recovery.soak_client import Told
-from benchmarks.recovery.soak_swarm import Death
+from benchmarks.recovery.kill_plan import KillPlan
+from benchmarks.recovery.process_monitor import ProcessMonitor, anonymous_mb, slope_per_min
+from benchmarks.recovery.soak import Options, SoakResult, sheet
+from benchmarks.recovery.soak_client import SoakText
+from benchmarks.recovery.soak_swarm import Kill
 
 SPANS = {"a 0-6": "0-6", "b 0-6": "0-6", "a 6-12": "6-12", "b 6-12": "6-12"}
 ALL = frozenset(SPANS)
-TOLD = Told(
+TOLD = SoakText(
     case=0,
     is_reference=False,
     is_same=True,
@@ -30,25 +30,25 @@ TOLD = Told(
 )
 
 
-def found(*texts: Told, slope: float = 0.0) -> Found:
-    return Found(texts, [], [], 100.0, {"client 0": slope}, {}, 1, [])
+def found(*texts: SoakText, slope: float = 0.0) -> SoakResult:
+    return SoakResult(texts, [], [], 100.0, {"client 0": slope}, {}, 1, [])
 
 
 def test_the_same_seed_kills_the_same_and_all_are_killed() -> None:
-    one, other = Victims(SPANS, 3), Victims(SPANS, 3)
+    one, other = KillPlan(SPANS, 3), KillPlan(SPANS, 3)
     killed = [one.next(ALL) for _ in range(40)]
     assert killed == [other.next(ALL) for _ in range(40)]
     assert set(killed) == ALL
-    assert killed != [Victims(SPANS, 4).next(ALL) for _ in range(40)]
+    assert killed != [KillPlan(SPANS, 4).next(ALL) for _ in range(40)]
 
 
 def test_a_spans_last_holder_is_never_killed() -> None:
-    victims = Victims(SPANS, 0)
+    victims = KillPlan(SPANS, 0)
     assert {victims.next(ALL - {"a 0-6"}) for _ in range(40)} == {"a 6-12", "b 6-12"}
 
 
 def test_the_holder_of_each_span_that_lived_longest_is_spared() -> None:
-    victims = Victims(SPANS, 0)
+    victims = KillPlan(SPANS, 0)
     killed = [victims.next(ALL) for _ in range(9)]
     last = {name: max((at for at, one in enumerate(killed) if one == name), default=-1) for name in SPANS}
     oldest = {min((name for name in SPANS if SPANS[name] == span), key=last.__getitem__) for span in SPANS.values()}
@@ -57,7 +57,7 @@ def test_the_holder_of_each_span_that_lived_longest_is_spared() -> None:
 
 
 def test_a_whole_span_can_be_drawn() -> None:
-    assert set(Victims(SPANS, 0).span()) in ({"a 0-6", "b 0-6"}, {"a 6-12", "b 6-12"})
+    assert set(KillPlan(SPANS, 0).span()) in ({"a 0-6", "b 0-6"}, {"a 6-12", "b 6-12"})
 
 
 def test_slopes_are_per_minute() -> None:
@@ -85,7 +85,7 @@ def test_anonymous_memory_is_what_was_touched() -> None:
 def test_a_process_that_outlives_its_program_is_named() -> None:
     sleeper = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with Popen(sleeper, stdin=PIPE) as outlives, Popen(sleeper, stdin=PIPE) as ends:
-        watch = Watch()
+        watch = ProcessMonitor()
         watch.look({"one": outlives.pid, "other": ends.pid}, 0.0)
         assert set(watch.memory) == {"one", "other"}
         ends.kill()
@@ -111,10 +111,12 @@ def test_what_is_wrong() -> None:
 def test_the_table_says_what_was_counted() -> None:
     repaired = replace(TOLD, repairs=2, pause_s=0.75)
     waited = replace(TOLD, started_at=99.0, ended_at=130.0, pause_s=21.0)
-    deaths, apart = [Death("a 0-6", 1.0, 9.0), Death("b 0-6", 16.0, 12.0)], [Death("a 6-12", 100.0, 14.0)]
+    deaths, apart = [Kill("a 0-6", 1.0, 9.0), Kill("b 0-6", 16.0, 12.0)], [Kill("a 6-12", 100.0, 14.0)]
     slopes = {"bootstrap": -0.5, "client 0": 0.25, "a 0-6, life 2": 0.75}
     texts = (TOLD, repaired, replace(TOLD, is_same=False), waited)
-    made = sheet(Found(texts, deaths, apart, 100.0, slopes, {}, 9, ["left over of b 0-6, life 1: 7 p2pd"]), Options())
+    made = sheet(
+        SoakResult(texts, deaths, apart, 100.0, slopes, {}, 9, ["left over of b 0-6, life 1: 7 p2pd"]), Options()
+    )
     assert [row[1] for row in made.rows] == [
         *("2", "10.5 (12.0) s", "3 (24)", "1", "1 (2)", "0.75 (0.75, 0.75) s"),
         *("9; 1", "0.75", "0.25", "-0.50", "14.0 s", "1; 0; 21.0 s"),

@@ -7,12 +7,11 @@ import time
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from swarm.commands.plan import ShowPlan, show_plan
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.errors import ConfigError, LayersError, UnknownModel
-from swarm.runtime.cli import PLAIN_WIDTH
+from swarm.runtime.console import make_console
 from tests.unit.swarm.discovery.test_coverage import JOIN, record
 
 LINE = f"node serve org/demo --layers auto --join {JOIN[0]} --num-layers 4\n"
@@ -25,7 +24,7 @@ async def shown(command: ShowPlan, *spans: tuple[int, int]) -> str:
         listed = replace(record(start, end), peer=registry.peer_id, expires_at=time.time() + 60, movable=True)
         await registry.announce(listed)
     out = io.StringIO()
-    await show_plan(command, MemoryRegistry(network), Console(file=out, soft_wrap=True, width=PLAIN_WIDTH))
+    await show_plan(command, MemoryRegistry(network), make_console(out, soft_wrap=True))
     return " ".join(out.getvalue().replace("│", " ").split(" "))
 
 

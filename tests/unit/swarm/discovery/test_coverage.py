@@ -12,7 +12,7 @@ from swarm.discovery.coverage import cover, fill_lines, serve_line
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
-from swarm.runtime.cli import PLAIN_WIDTH
+from swarm.runtime.console import make_console
 
 MODEL = ModelIdentity("org/demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
 JOIN = ["/ip4/192.0.2.1/tcp/31337/p2p/QmPeer", "/ip4/127.0.0.1/tcp/31337/p2p/QmPeer"]
@@ -67,7 +67,7 @@ def test_a_strange_name_stays_one_word_of_the_command() -> None:
 
 def test_the_report_says_it_all() -> None:
     out = io.StringIO()
-    report(cover(MODEL, [record(0, 4)]), JOIN, Console(file=out, soft_wrap=True, width=PLAIN_WIDTH))
+    report(cover(MODEL, [record(0, 4)]), JOIN, make_console(out, soft_wrap=True))
     text = out.getvalue()
     for part in ("org/demo", "a1a1a1a1a1a1", "[red]attic", "0…3 of 12", "serving", "192.0.2.7:5000", "1.2 / – / 20.0"):
         assert part in text
