@@ -32,7 +32,8 @@ from swarm.protocol.session import SessionState
 from swarm.routing.route import Route
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Dialer
-from swarm.transport.hedged_link import Successors
+from swarm.transport.hedged_link import follow
+from swarm.transport.successor import SessionLink, SuccessorLink
 
 REPLY_TIMEOUT_S = 120.0
 OPEN_S, OPEN_PER_HOP_S = 10.0, 3.0
@@ -74,7 +75,7 @@ class Chain:
         self._wait_s = wait_s
         self._session = SessionId(secrets.token_bytes(16))
         self._journal: Journal | None = None
-        self._next: Successors | None = None
+        self._next: SessionLink | None = None
         self._scope: TaskScope | None = None
         self._answers = Answers(self._session, self.on_trouble)
         self._suspects: dict[str, tuple[float, HopError]] = {}
@@ -179,11 +180,11 @@ class Chain:
             SwarmError: a hop refused, or did not answer in time.
         """
         self._scope = scope
-        self._next = Successors(scope, self._dial, self)
+        self._next = SuccessorLink(scope, self._dial, self)
         limit_s = OPEN_S + OPEN_PER_HOP_S * len(self.route.hops)
         try:
             async with asyncio.timeout(limit_s):
-                self._next.follow(self._attach())
+                self._next = follow(self._next, self._attach())
                 while self._ready_for < 0:
                     await self._news.wait()
                     self._news.clear()
@@ -247,7 +248,7 @@ class Chain:
             self.route = route
             self.generation += 1
             logger.info("generation %d goes over %s", self.generation, ", ".join(map(_named, route.hops)))
-            self._next.follow(self._attach())
+            self._next = follow(self._next, self._attach())
             self._follow_tail(self._scope)
             if await self._stands():
                 break
