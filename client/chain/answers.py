@@ -70,10 +70,10 @@ class Answers:
         """The chain is broken for good; whoever waits for an answer learns why. What comes after is not news."""
         self._put(error)
 
-    async def idle(self, most_s: float) -> None:
+    async def idle(self, max_s: float) -> None:
         """Until there is a next answer, or so much time has passed."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(most_s):
+            async with asyncio.timeout(max_s):
                 await self._is_next.wait()
 
     async def next(self, timeout_s: float, may_wait: Callable[[], bool]) -> Answer:

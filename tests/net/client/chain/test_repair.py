@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-import client.chain.chain
+import client.chain.repair_plan
 import client.chain.reply_stream
 import client.library.jobs
 from client import Result
@@ -359,7 +359,7 @@ async def test_a_broken_reply_stream_is_opened_again(
 
 async def test_a_lost_reroute_is_followed_by_a_newer_one(nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> None:
     """No route stands by the deadline: the next generation (R7)."""
-    monkeypatch.setattr(client.chain.chain, "READY_S", 0.5)
+    monkeypatch.setattr(client.chain.repair_plan, "READY_S", 0.5)
     reroute = HopSession.reroute
     lost: list[int] = []
 
