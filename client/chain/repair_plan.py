@@ -270,7 +270,7 @@ class RepairPlan:
         Raises:
             SwarmError: none did in time.
         """
-        began_s, self._no_route = self._now_s, None
+        began_s, was_move, self._no_route = self._now_s, is_move, None
         since_s = began_s if is_move else self._pause_since(replaced)
         if began_s - since_s > self._wait_s and self.trouble is not None:  # it was there again, and did nothing
             raise self.trouble
@@ -286,10 +286,12 @@ class RepairPlan:
             yield TakeRoute(route, self.generation)
             if (yield from self._stands()):
                 break
+            if is_move:  # the route before is left, so this one must be repaired
+                since_s, is_move, self.is_repairing = self._pause_since(replaced), False, True
             if self._now_s - since_s > self._wait_s:
                 raise self._no_route or self.trouble or _nothing_stood(route)
             yield self._hold()
-        yield Finish(Repair(self.generation, tuple(replaced), self._now_s - began_s, is_move))
+        yield Finish(Repair(self.generation, tuple(replaced), self._now_s - began_s, was_move))
 
     def _search(self, since_s: float, again: frozenset[str], *, is_move: bool) -> Generator[Step, None, Route | None]:
         """Search until there is a route; None when a move must wait, because nobody else has the layers.
