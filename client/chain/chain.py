@@ -27,10 +27,10 @@ from client.chain.repair_plan import (
     NoRouteFound,
     Pause,
     RepairPlan,
+    RepairStep,
     RouteAttached,
     RouteFound,
-    Search,
-    Step,
+    RouteSearch,
     TakeRoute,
     TroubleReported,
     Wait,
@@ -220,7 +220,7 @@ class Chain:
             self._plan.stop()
             self._answers.give_up(error)
 
-    async def _carry_out(self, step: Step, scope: TaskScope) -> None:
+    async def _carry_out(self, step: RepairStep, scope: TaskScope) -> None:
         match step:
             case Wait(limit_s):
                 with suppress(TimeoutError):
@@ -231,7 +231,7 @@ class Chain:
                 await asyncio.sleep(seconds)
             case HoldSurvivors(hops):
                 self._hold(hops, scope)
-            case Search():
+            case RouteSearch():
                 await self._search(step, scope)
             case TakeRoute():
                 self._take_route(step, scope)
@@ -250,7 +250,7 @@ class Chain:
         for hop in hops:
             scope.spawn(_send_hold(self._dialer.channel(self.route.address(hop.peer)), request))
 
-    async def _search(self, search: Search, scope: TaskScope) -> None:
+    async def _search(self, search: RouteSearch, scope: TaskScope) -> None:
         try:
             found = RouteFound(await self._rerouter.find(scope, search))
         except RouteError as error:

@@ -8,7 +8,7 @@ events and carries out the steps; it decides nothing. In short:
 - A machine that was lost is avoided for `SUSPECT_S` while others can take its place. Where nobody can, those that were
   not lost just now are asked again; one that was silent is asked again at once.
 - All other machines stay where they are (R2). The survivors are told to hold the session (R9).
-- A route that is not attached in time is tried again under the next generation (R7).
+- A route that is not attached in time is tried again under the next generation (R7). A move is a repair from then on.
 - The session ends when no route stood for as long as the user waits.
 """
 
@@ -71,7 +71,7 @@ class NoRouteFound:
     error: RouteError
 
 
-Event = TroubleReported | RouteAttached | RouteFound | NoRouteFound
+RepairEvent = TroubleReported | RouteAttached | RouteFound | NoRouteFound
 
 
 # Steps: what to do now
@@ -110,7 +110,7 @@ class Freshness(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class RouteSearch:
     """Find a route and report it, or that there is none.
 
     Attributes:
@@ -154,7 +154,7 @@ class GiveUp:
     error: SwarmError
 
 
-Step = Wait | Pause | HoldSurvivors | Search | TakeRoute | Log | Finish | GiveUp
+RepairStep = Wait | Pause | HoldSurvivors | RouteSearch | TakeRoute | Log | Finish | GiveUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class RepairPlan:
         self._moment = Moment(0.0, 0, is_answer_due=False)
         self._steps = self._run()
 
-    def report(self, event: Event, now_s: float) -> None:
+    def report(self, event: RepairEvent, now_s: float) -> None:
         """Something happened."""
         match event:
             case TroubleReported(HopLeaving() as error):
@@ -226,7 +226,7 @@ class RepairPlan:
             case _:
                 assert_never(event)
 
-    def next_step(self, moment: Moment) -> Step:
+    def next_step(self, moment: Moment) -> RepairStep:
         """What to do now; the step before is done. `GiveUp` is the last one."""
         self._moment = moment
         return next(self._steps)
@@ -249,7 +249,7 @@ class RepairPlan:
     def _now_s(self) -> float:
         return self._moment.now_s
 
-    def _run(self) -> Generator[Step]:
+    def _run(self) -> Generator[RepairStep]:
         """Repair the chain whenever it needs it, for as long as that succeeds."""
         try:
             while True:
@@ -264,7 +264,7 @@ class RepairPlan:
         except SwarmError as error:
             yield GiveUp(error)
 
-    def _repair(self, replaced: Collection[str], *, is_move: bool) -> Generator[Step]:
+    def _repair(self, replaced: Collection[str], *, is_move: bool) -> Generator[RepairStep]:
         """Try routes until one stands (R7).
 
         Raises:
@@ -293,7 +293,9 @@ class RepairPlan:
             yield self._hold()
         yield Finish(Repair(self.generation, tuple(replaced), self._now_s - began_s, was_move))
 
-    def _search(self, since_s: float, again: frozenset[str], *, is_move: bool) -> Generator[Step, None, Route | None]:
+    def _search(
+        self, since_s: float, again: frozenset[str], *, is_move: bool
+    ) -> Generator[RepairStep, None, Route | None]:
         """Search until there is a route; None when a move must wait, because nobody else has the layers.
 
         Raises:
@@ -317,7 +319,7 @@ class RepairPlan:
             yield self._hold()
             yield Pause(RETRY_S)
 
-    def _searches(self, again: frozenset[str], *, is_move: bool) -> tuple[Search, ...]:
+    def _searches(self, again: frozenset[str], *, is_move: bool) -> tuple[RouteSearch, ...]:
         """One round: without all who are suspected, then with those who may be back.
 
         Whoever of `again` was silent is asked again at once where nobody else is known: its packets were lost, perhaps,
@@ -326,14 +328,14 @@ class RepairPlan:
         avoid = self._suspected(SUSPECT_S, HopError) | self._leaving
         silent, gone = self._suspected(RETRY_S, HopTimeout), self._suspected(RETRY_S, Unreachable)
         keep = self._kept(avoid)
-        asked_again: tuple[Search, ...] = ()
+        asked_again: tuple[RouteSearch, ...] = ()
         if silent & again:
-            asked_again = (Search(Freshness.KNOWN_AND_ASK, gone | (silent - again), keep),)
+            asked_again = (RouteSearch(Freshness.KNOWN_AND_ASK, gone | (silent - again), keep),)
         return (
-            Search(Freshness.KNOWN, avoid, keep),
+            RouteSearch(Freshness.KNOWN, avoid, keep),
             *asked_again,
-            Search(Freshness.ASKED, avoid, keep),
-            Search(Freshness.KNOWN, avoid if is_move else gone | silent, keep),
+            RouteSearch(Freshness.ASKED, avoid, keep),
+            RouteSearch(Freshness.KNOWN, avoid if is_move else gone | silent, keep),
         )
 
     def _kept(self, avoid: frozenset[str]) -> tuple[RouteHop, ...]:
@@ -342,7 +344,7 @@ class RepairPlan:
         spans = {hop.span for hop in hops}
         return (*hops, *(hop for hop in self.route.replicas if hop.peer not in avoid and hop.span not in spans))
 
-    def _stands(self) -> Generator[Step, None, bool]:
+    def _stands(self) -> Generator[RepairStep, None, bool]:
         """Whether all hops of the newest route are attached before trouble or the deadline comes."""
         deadline_s = self._now_s + READY_S
         while not self.is_attached and not self.lost:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from client.chain.repair_plan import Freshness, Search
+from client.chain.repair_plan import Freshness, RouteSearch
 from swarm.discovery.registry import KNOWN_S
 from swarm.errors import RegistryError, RouteError
 from swarm.protocol.messages import RouteHop
@@ -42,7 +42,7 @@ class Rerouter:
         self._find_route = find_route
         self._question: asyncio.Task[None] | None = None
 
-    async def find(self, scope: TaskScope, search: Search) -> Route:
+    async def find(self, scope: TaskScope, search: RouteSearch) -> Route:
         """Carry out a search; what the directory says too late is known to the next one.
 
         Args:
@@ -64,11 +64,11 @@ class Rerouter:
         except RegistryError as error:
             raise RouteError(str(error), ()) from error
 
-    def _ask(self, scope: TaskScope, search: Search) -> asyncio.Task[None]:
+    def _ask(self, scope: TaskScope, search: RouteSearch) -> asyncio.Task[None]:
         if self._question is None or self._question.done():
             self._question = scope.spawn(self._ask_directory(search))
         return self._question
 
-    async def _ask_directory(self, search: Search) -> None:
+    async def _ask_directory(self, search: RouteSearch) -> None:
         with suppress(RouteError, RegistryError):  # what it says is remembered by whoever is asked
             await self._find_route(search.avoid, search.keep, within_s=0.0)

@@ -16,7 +16,6 @@ from client.chain.repair_plan import (
     RETRY_S,
     SILENT_RETRIES,
     SUSPECT_S,
-    Event,
     Finish,
     Freshness,
     GiveUp,
@@ -25,11 +24,12 @@ from client.chain.repair_plan import (
     Moment,
     NoRouteFound,
     Pause,
+    RepairEvent,
     RepairPlan,
+    RepairStep,
     RouteAttached,
     RouteFound,
-    Search,
-    Step,
+    RouteSearch,
     TakeRoute,
     TroubleReported,
     Wait,
@@ -89,21 +89,21 @@ class Session:
     answers: int = 0
     is_answer_due: bool = True
 
-    def report(self, *events: Event | SwarmError) -> None:
+    def report(self, *events: RepairEvent | SwarmError) -> None:
         for event in events:
             self.plan.report(TroubleReported(event) if isinstance(event, SwarmError) else event, self.now_s)
 
-    def step(self, after_s: float = 0.0) -> Step:
+    def step(self, after_s: float = 0.0) -> RepairStep:
         self.now_s += after_s
         return self.plan.next_step(Moment(self.now_s, self.answers, self.is_answer_due))
 
-    def until(self, kind: type[Step]) -> Step:
+    def until(self, kind: type[RepairStep]) -> RepairStep:
         """The next step of a kind; those before it are done, and no search finds anything."""
         for _ in range(20):
             match step := self.step():
                 case _ if isinstance(step, kind):
                     return step
-                case Search():
+                case RouteSearch():
                     self.report(NoRouteFound(MISSING))
                 case Pause(seconds):
                     self.now_s += seconds
@@ -113,7 +113,7 @@ class Session:
 
     def repaired(self, peers: str) -> Finish:
         """Let the search that is next find this route, which is attached at once."""
-        assert isinstance(self.until(Search), Search)
+        assert isinstance(self.until(RouteSearch), RouteSearch)
         self.report(RouteFound(route(peers)))
         taken = self.step()
         assert isinstance(taken, TakeRoute)
@@ -210,10 +210,10 @@ def test_the_searches_of_a_situation(situation: Situation) -> None:
     assert session.step() == Pause(0.0)
     for freshness, avoid, keep in situation.searches:
         search = session.step()
-        assert search == Search(freshness, frozenset(avoid), tuple(hop for peer in keep for hop in hops_of(peer)))
+        assert search == RouteSearch(freshness, frozenset(avoid), tuple(hop for peer in keep for hop in hops_of(peer)))
         searches.append((freshness, avoid, keep))
         session.report(NoRouteFound(MISSING))
-    assert not isinstance(session.step(), Search)
+    assert not isinstance(session.step(), RouteSearch)
     assert isinstance(held, HoldSurvivors)
     lost = {error.peer for _, error in situation.reported if not isinstance(error, HopLeaving)}
     assert [hop.peer for hop in held.hops] == [peer for peer in "ABC" + situation.replica if peer not in lost]
@@ -226,17 +226,17 @@ def hops_of(peer: str) -> list[RouteHop]:
 def test_a_silent_machine_is_asked_again_so_often_and_then_no_more(session: Session) -> None:
     session.report(silent("B"))
     for attempt in range(SILENT_RETRIES):
-        assert session.until(Search) == Search(KNOWN, frozenset("B"), route("ABC").hops[::2])
+        assert session.until(RouteSearch) == RouteSearch(KNOWN, frozenset("B"), route("ABC").hops[::2])
         session.report(NoRouteFound(MISSING))
         search = session.step()
-        assert search == Search(KNOWN_AND_ASK, frozenset(), route("ABC").hops[::2])
+        assert search == RouteSearch(KNOWN_AND_ASK, frozenset(), route("ABC").hops[::2])
         session.report(RouteFound(route("ABC")))
         assert session.step() == TakeRoute(route("ABC"), attempt + 1)
         assert session.step() == Wait(READY_S)
         session.report(silent("B"))
-    session.until(Search)
+    session.until(RouteSearch)
     session.report(NoRouteFound(MISSING))
-    assert session.step() == Search(ASKED, frozenset("B"), route("ABC").hops[::2])
+    assert session.step() == RouteSearch(ASKED, frozenset("B"), route("ABC").hops[::2])
 
 
 # One repair from its beginning to its end
@@ -247,7 +247,7 @@ def test_a_lost_machine_is_replaced_step_by_step(session: Session) -> None:
     assert session.step() == HoldSurvivors(route("ABC").hops[::2])
     assert session.plan.is_repairing
     assert session.step() == Pause(0.0)
-    assert session.step() == Search(KNOWN, frozenset("B"), route("ABC").hops[::2])
+    assert session.step() == RouteSearch(KNOWN, frozenset("B"), route("ABC").hops[::2])
     session.report(RouteFound(route("ADC")))
     assert session.step() == TakeRoute(route("ADC"), 1)
     assert (session.plan.route, session.plan.generation) == (route("ADC"), 1)
@@ -282,7 +282,7 @@ def test_what_is_no_machines_failure_is_not_repaired(session: Session) -> None:
 def test_a_route_that_is_not_attached_in_time_is_followed_by_the_next_generation(session: Session) -> None:
     """R7."""
     session.report(gone("B"))
-    session.until(Search)
+    session.until(RouteSearch)
     session.report(RouteFound(route("ADC")))
     assert session.step() == TakeRoute(route("ADC"), 1)
     session.report(RouteAttached(0), RouteAttached(2))
@@ -291,17 +291,18 @@ def test_a_route_that_is_not_attached_in_time_is_followed_by_the_next_generation
     assert session.step() == HoldSurvivors((route("ADC")).hops)
     assert session.step() == Pause(0.05)
     repair = session.repaired("ADC").repair
-    assert (repair.generation, repair.seconds) == (2, pytest.approx(READY_S + 0.05 + 0.05, abs=0.1))
+    assert repair.generation == 2
+    assert repair.seconds == pytest.approx(READY_S + 0.1)
 
 
 def test_a_route_with_a_machine_that_is_lost_too_is_left_at_once(session: Session) -> None:
     session.report(gone("B"))
-    session.until(Search)
+    session.until(RouteSearch)
     session.report(RouteFound(route("ADC")))
     assert isinstance(session.step(), TakeRoute)
     session.report(gone("D"))
     assert session.step() == HoldSurvivors(route("ABC").hops[::2])
-    assert session.until(Search) == Search(KNOWN, frozenset("BD"), route("ABC").hops[::2])
+    assert session.until(RouteSearch) == RouteSearch(KNOWN, frozenset("BD"), route("ABC").hops[::2])
     session.report(RouteFound(route("AEC")))
     assert session.step() == TakeRoute(route("AEC"), 2)
 
@@ -314,7 +315,7 @@ def test_it_waits_says_so_once_and_gives_up(session: Session) -> None:
     began_s, said = session.now_s, []
     while not isinstance(step := session.step(), GiveUp):
         match step:
-            case Search():
+            case RouteSearch():
                 session.report(NoRouteFound(MISSING))
             case Pause(seconds):
                 session.now_s += seconds
@@ -360,7 +361,7 @@ def test_who_may_stay_meanwhile_is_replaced_later_and_nobody_gives_up(error: Hop
 def test_a_move_to_a_machine_that_is_lost_too_is_a_repair_from_then_on(session: Session) -> None:
     """The route before is left: the one that leaves, and serves yet, is asked again where nobody else is known."""
     session.report(leaves("B"))
-    session.until(Search)
+    session.until(RouteSearch)
     session.report(RouteFound(route("ADC")))
     assert session.step() == TakeRoute(route("ADC"), 1)
     session.report(gone("D"))
@@ -368,7 +369,7 @@ def test_a_move_to_a_machine_that_is_lost_too_is_a_repair_from_then_on(session: 
     assert session.plan.is_repairing
     assert session.step() == Pause(0.05)
     for freshness, avoid in ((KNOWN, "BD"), (ASKED, "BD"), (KNOWN, "D")):
-        assert session.step() == Search(freshness, frozenset(avoid), route("ABC").hops[::2])
+        assert session.step() == RouteSearch(freshness, frozenset(avoid), route("ABC").hops[::2])
         session.report(NoRouteFound(MISSING))
     finish = session.repaired("ABC")
     assert finish.repair.is_move
@@ -408,7 +409,7 @@ class World:
     broken: set[str] = field(default_factory=set)
     lost_s: dict[str, tuple[float, HopError]] = field(default_factory=dict)
     since_s: float | None = None
-    round: list[Search] = field(default_factory=list)
+    round: list[RouteSearch] = field(default_factory=list)
     round_s: float = 0.0
     found: Route | None = None
     is_reroute_lost: bool = False
@@ -463,8 +464,8 @@ class World:
         spare = [p for p, s in MACHINES.items() if s == SPANS[1] and p not in {*hops, *avoid, *self.unlisted}]
         return route(cast("str", hops), self.rng.choice(spare) if spare and self.rng.random() < 0.3 else "")
 
-    def carry_out(self, step: Step) -> None:
-        if not isinstance(step, Search) and self.round:
+    def carry_out(self, step: RepairStep) -> None:
+        if not isinstance(step, RouteSearch) and self.round:
             self.end_round()
         if self.session.plan.is_repairing and self.since_s is None:
             self.since_s = self.session.now_s
@@ -472,7 +473,7 @@ class World:
         if self.since_s is not None:
             assert self.session.now_s - self.since_s < self.wait_s + 2 * READY_S, "it neither stands nor gives up"
 
-    def do(self, step: Step) -> None:
+    def do(self, step: RepairStep) -> None:
         session, plan = self.session, self.session.plan
         match step:
             case Wait(limit_s):
@@ -482,7 +483,7 @@ class World:
                 self.act()
             case HoldSurvivors(hops):
                 assert not {hop.peer for hop in hops} & set(self.lost_s)
-            case Search():
+            case RouteSearch():
                 self.search(step)
             case TakeRoute(taken, generation):
                 assert (taken, generation) == (self.found, plan.generation)
@@ -519,7 +520,7 @@ class World:
         elif not self.is_reroute_lost:
             session.report(RouteAttached(plan.generation))
 
-    def search(self, search: Search) -> None:
+    def search(self, search: RouteSearch) -> None:
         now_s = self.session.now_s
         if not self.round:
             self.round_s = now_s

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 import client.chain.reroutes
-from client.chain.repair_plan import Freshness, Search
+from client.chain.repair_plan import Freshness, RouteSearch
 from client.chain.reroutes import Rerouter
 from swarm.errors import RegistryError, RouteError
 from swarm.protocol.messages import RouteHop
@@ -17,7 +17,7 @@ from swarm.routing.route import Route
 from swarm.runtime.tasks import TaskScope
 
 NEW = cast("Route", "the new route")
-KNOWN, KNOWN_AND_ASK, ASKED = (Search(freshness, frozenset(), ()) for freshness in Freshness)
+KNOWN, KNOWN_AND_ASK, ASKED = (RouteSearch(freshness, frozenset(), ()) for freshness in Freshness)
 
 
 class Directory:
