@@ -89,9 +89,9 @@ class FailingChain:
         """The next reply."""
         return await self.chain.answer()
 
-    async def idle(self, most_ms: float) -> None:
+    async def idle(self, max_ms: float) -> None:
         """Until there is one, or so much time has passed."""
-        await self.chain.idle(most_ms)
+        await self.chain.idle(max_ms)
 
 
 @asynccontextmanager

@@ -249,10 +249,10 @@ class VirtualChain:
         self._flights.popleft()
         return Answer(Reply(flight.sequence, 0, flight.picks, tuple(flight.times)), flight.back_ms - flight.sent_ms)
 
-    async def idle(self, most_ms: float) -> None:
+    async def idle(self, max_ms: float) -> None:
         """Time passes until a reply is there, or so much of it."""
         over: list[bool] = []
-        self._clock.after(most_ms, lambda: over.append(True))
+        self._clock.after(max_ms, lambda: over.append(True))
         self._clock.until(lambda: bool(over) or self.has_answer)
 
     def _handle(self, flight: SimulatedSweep, program: Hashable, then: Then) -> None:

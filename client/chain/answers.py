@@ -18,27 +18,39 @@ from swarm.protocol.messages import RepliesRequest, Reply, RouteHop
 from swarm.runtime.tasks import TaskScope
 
 INBOX_ITEMS = 256
-COMPARED = 64
-"""Late replies of which another tail's are compared with them."""
+MAX_COMPARED = 64
+"""Replies whose picks are kept until another tail's reply to the same sweep comes."""
 
-Tail = tuple[RouteHop, grpc.aio.Channel]
+TailChannel = tuple[RouteHop, grpc.aio.Channel]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reply and how long its sweep was away, in milliseconds."""
+    """A reply to a sweep.
+
+    Attributes:
+        reply: what the tail sent.
+        total_ms: how long the sweep was away.
+    """
 
     reply: Reply
     total_ms: float
 
 
 class Answers:
-    """What comes back. on_trouble: told when a stream breaks, and when tails do not pick the same.
+    """What comes back.
 
-    count: answers that came so far.
+    Attributes:
+        count: answers that came so far.
     """
 
     def __init__(self, session: SessionId, on_trouble: Callable[[SwarmError], None]) -> None:
+        """Hear nobody yet.
+
+        Args:
+            session: whose replies they are.
+            on_trouble: called when a stream breaks, and when tails do not pick the same.
+        """
         self.count = 0
         self._session = session
         self._on_trouble = on_trouble
@@ -46,7 +58,7 @@ class Answers:
         self._inbox: asyncio.Queue[Answer | SwarmError] = asyncio.Queue(INBOX_ITEMS)
         self._is_next = asyncio.Event()
         self._sent_at: dict[int, float] = {}
-        self._first: OrderedDict[int, dict[TreeNodeId, int]] = OrderedDict()
+        self._first_picks: OrderedDict[int, dict[TreeNodeId, int]] = OrderedDict()
 
     @property
     def are_due(self) -> bool:
@@ -67,13 +79,13 @@ class Answers:
         self._sent_at[sequence] = time.perf_counter()
 
     def give_up(self, error: SwarmError) -> None:
-        """The chain is broken for good; whoever waits for an answer learns why. What comes after is not news."""
+        """The chain is broken for good: `next` raises why, after the answers that came before."""
         self._put(error)
 
-    async def idle(self, most_s: float) -> None:
+    async def idle(self, max_s: float) -> None:
         """Until there is a next answer, or so much time has passed."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(most_s):
+            async with asyncio.timeout(max_s):
                 await self._is_next.wait()
 
     async def next(self, timeout_s: float, may_wait: Callable[[], bool]) -> Answer:
@@ -102,19 +114,26 @@ class Answers:
                 raise item
             return item
 
-    def follow(self, scope: TaskScope, tails: Sequence[Tail], generation: int, acked: int) -> ReplyStream:
-        """Hear these tails and no others; a stream that runs is kept. Returns the first one's."""
-        wanted = {hop for hop, _ in tails}
+    def follow(self, scope: TaskScope, tails: Sequence[TailChannel], generation: int, acked: int) -> ReplyStream:
+        """Hear these tails and no others; a stream that runs is kept. Returns the first one's.
+
+        Args:
+            scope: owns the streams.
+            tails: the tail of the route, and its replica if it has one.
+            generation: of the route.
+            acked: the last sequence whose reply is not needed again.
+        """
+        hops = {hop for hop, _ in tails}
         for stream, task in self._streams:
-            if stream.tail not in wanted or stream.is_broken:
+            if stream.tail not in hops or stream.is_broken:
                 task.cancel()
-        self._streams = [one for one in self._streams if one[0].tail in wanted and not one[0].is_broken]
+        self._streams = [one for one in self._streams if one[0].tail in hops and not one[0].is_broken]
         known = {stream.tail: (stream, task) for stream, task in self._streams}
         self._streams = []
-        for place, (hop, channel) in enumerate(tails):
+        for index, (hop, channel) in enumerate(tails):
             if hop not in known:
                 stream = ReplyStream(hop, self._hear)
-                request = RepliesRequest(self._session, generation, acked, may_wait=generation > 0 or place > 0)
+                request = RepliesRequest(self._session, generation, acked, may_wait=generation > 0 or index > 0)
                 known[hop] = stream, scope.spawn(stream.run(channel, request))
             self._streams.append(known[hop])
         return self._streams[0][0]
@@ -124,18 +143,18 @@ class Answers:
         for _, task in self._streams:
             task.cancel()
 
-    def _hear(self, stream: ReplyStream, said: Reply | SwarmError) -> None:
+    def _hear(self, stream: ReplyStream, message: Reply | SwarmError) -> None:
         if all(stream is not known for known, _ in self._streams):
             return
-        if not isinstance(said, Reply):
-            self._on_trouble(said)
+        if not isinstance(message, Reply):
+            self._on_trouble(message)
             return
-        sent = self._sent_at.pop(said.sequence, None)
+        sent = self._sent_at.pop(message.sequence, None)
         if sent is None:  # repetitions are dropped: the first pick of a node wins
-            self._compare(stream, said)
-        elif self._put(Answer(said, (time.perf_counter() - sent) * 1e3)):
+            self._compare(stream, message)
+        elif self._put(Answer(message, (time.perf_counter() - sent) * 1e3)):
             self.count += 1
-            self._keep(said)
+            self._keep(message)
 
     def _put(self, item: Answer | SwarmError) -> bool:
         if self._inbox.full():
@@ -146,12 +165,12 @@ class Answers:
 
     def _keep(self, reply: Reply) -> None:
         if len(self._streams) > 1:
-            self._first[reply.sequence] = dict(reply.picks)
-            while len(self._first) > COMPARED:
-                self._first.popitem(last=False)
+            self._first_picks[reply.sequence] = dict(reply.picks)
+            while len(self._first_picks) > MAX_COMPARED:
+                self._first_picks.popitem(last=False)
 
     def _compare(self, stream: ReplyStream, reply: Reply) -> None:
-        first = self._first.pop(reply.sequence, {})
+        first = self._first_picks.pop(reply.sequence, {})
         for node, token in reply.picks:
             if first.get(node, token) != token:
                 reason = f"picked token {token} where its replica picked {first[node]}"

@@ -13,6 +13,7 @@ from swarm.routing.latency import LIMIT_S, chain_ends, measure_delays
 from swarm.routing.route import RouteQuery
 
 KEPT_S = 60.0
+"""How long measured delays are used before they are measured again."""
 FAILURES_KEPT = 64
 
 
@@ -20,7 +21,12 @@ FAILURES_KEPT = 64
 class PeerLatency:
     """One client's knowledge of one model's machines.
 
-    rng: chooses whom to measure where there are many, and this client's place among equal chains.
+    Attributes:
+        rng: chooses whom to measure where there are many, and this client's place among equal chains.
+        probe: measures the delays to some machines, in milliseconds; those that do not answer are left out.
+        clock: monotonic, in seconds.
+        delays_ms: one-way delays that were measured last.
+        failures: machines that failed and when, the newest `FAILURES_KEPT`.
     """
 
     rng: random.Random = field(default_factory=random.SystemRandom)
@@ -37,7 +43,7 @@ class PeerLatency:
     async def measure(self, records: Sequence[NodeRecord], num_layers: int) -> None:
         """Measure machines that a chain may begin or end with, for at most a second, at most once in `KEPT_S`.
 
-        Who does not answer counts as that second away, so that the dead are passed over while somebody lives.
+        A machine that does not answer counts as that second away: it is passed over while another one answers.
         """
         now = self.clock()
         if self._measured_at is not None and now - self._measured_at < KEPT_S:
@@ -50,6 +56,6 @@ class PeerLatency:
         """A machine failed: others are preferred for a while."""
         self.failures = (*self.failures, (peer, self.clock()))[-FAILURES_KEPT:]
 
-    def query(self, wanted: RouteQuery) -> RouteQuery:
-        """`wanted` with all that this client knows."""
-        return replace(wanted, delays_ms=self.delays_ms, failures=self.failures, now=self.clock(), seed=self._seed)
+    def query(self, query: RouteQuery) -> RouteQuery:
+        """The query with all that this client knows."""
+        return replace(query, delays_ms=self.delays_ms, failures=self.failures, now=self.clock(), seed=self._seed)

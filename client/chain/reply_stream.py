@@ -23,7 +23,8 @@ FAULT_GRACE_S = 0.5
 """When the tail ends the stream itself, its reason comes up the chain a little later."""
 PINGS_S = 0.5
 """Between the tail's pings."""
-LOOK_S = 0.1
+CHECK_S = 0.1
+"""Between looks at the clock."""
 ROWS_BYTES = 16 << 20
 """Of a reply's hidden rows: 64 of the widest that the wire knows."""
 
@@ -31,10 +32,20 @@ ROWS_BYTES = 16 << 20
 class ReplyStream:
     """The replies of one session from one tail, from `run` until it is cancelled or broken.
 
-    stuck: the connection, if nothing came on it any more.
+    Attributes:
+        tail: the machine, and its layers.
+        is_broken: nothing comes any more.
+        stuck: the connection, if nothing came on it any more.
+        opened: set when the tail's first message came.
     """
 
     def __init__(self, tail: RouteHop, listener: Callable[[ReplyStream, Reply | SwarmError], None]) -> None:
+        """Ask for nothing yet.
+
+        Args:
+            tail: whose replies they are.
+            listener: called with this stream and every reply, and once with the error that ended it.
+        """
         self.tail = tail
         self.is_broken = False
         self.stuck: grpc.aio.Channel | None = None
@@ -44,7 +55,7 @@ class ReplyStream:
         self._patient_until = 0.0
 
     async def run(self, channel: grpc.aio.Channel, request: RepliesRequest) -> None:
-        """Ask for the replies and hand each on; says at the end why it ended."""
+        """Ask for the replies and give each to the listener, and at the end the error that ended them."""
         call: Stream = channel.stream_stream(wire.REPLIES)()
         span = str(self.tail.span)
         error: SwarmError
@@ -67,7 +78,7 @@ class ReplyStream:
         self._listener(self, error)
 
     async def _read(self, call: Stream, request: RepliesRequest) -> None:
-        joiner = FrameAssembler(FrameLimits(rows_bytes=ROWS_BYTES))
+        assembler = FrameAssembler(FrameLimits(rows_bytes=ROWS_BYTES))
         async with TaskScope() as scope:
             self._patient_until = time.monotonic() + OPEN_S
             scope.spawn(self._watch())
@@ -75,7 +86,7 @@ class ReplyStream:
             while isinstance(part := await call.read(), bytes):
                 self._patient_until = time.monotonic() + PINGS_S + SILENCE_S + ROUND_TRIPS * self._rtt_s
                 self.opened.set()
-                match joiner.feed(part):
+                match assembler.feed(part):
                     case Reply() as reply:
                         if reply.times:
                             self._rtt_s = 2e-3 * reply.times[-1].link_ms
@@ -88,6 +99,6 @@ class ReplyStream:
     async def _watch(self) -> None:
         """Raise TimeoutError when nothing came for too long; time in which this program did not run is excused."""
         while (left_s := self._patient_until - time.monotonic()) > 0:
-            late_s = await pause(min(left_s, LOOK_S))  # replies move the limit meanwhile
+            late_s = await pause(min(left_s, CHECK_S))  # replies move the limit meanwhile
             self._patient_until += late_s
         raise TimeoutError

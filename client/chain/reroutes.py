@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from client.chain.repair_plan import Freshness, RouteSearch
 from swarm.discovery.registry import KNOWN_S
 from swarm.errors import RegistryError, RouteError
 from swarm.protocol.messages import RouteHop
@@ -14,16 +15,19 @@ from swarm.routing.route import Route
 from swarm.runtime.tasks import TaskScope
 
 FRESH_S = 1.0
-"""How long a repair waits for the directory: a DHT that has lost peers as well took up to ten seconds."""
+"""How long a repair waits for the directory: a DHT that has lost peers as well may take ten seconds."""
 
 
-class FindDetour(Protocol):
+class FindRoute(Protocol):
     """Finds routes around machines."""
 
     async def __call__(self, avoid: Collection[str], keep: Sequence[RouteHop], *, within_s: float) -> Route:
-        """A route without the machines in `avoid`, which leaves the hops in `keep` where they are if it can.
+        """Find the best route that there is.
 
-        within_s: how old the records that it is made from may be.
+        Args:
+            avoid: peers that must not be in it.
+            keep: hops that stay where they are if that is possible.
+            within_s: how old the records that it is made from may be.
 
         Raises:
             RouteError: nobody serves some layers.
@@ -32,50 +36,39 @@ class FindDetour(Protocol):
 
 
 class Rerouter:
-    """Detours for one chain; at most one question to the directory is open."""
+    """Searches for one chain; at most one question to the directory is open."""
 
-    def __init__(self, detour: FindDetour) -> None:
-        self._detour = detour
-        self._asking: asyncio.Task[None] | None = None
+    def __init__(self, find_route: FindRoute) -> None:
+        self._find_route = find_route
+        self._question: asyncio.Task[None] | None = None
 
-    async def known(self, avoid: Collection[str], keep: Sequence[RouteHop]) -> Route:
-        """From what is known already.
+    async def find(self, scope: TaskScope, search: RouteSearch) -> Route:
+        """Carry out a search; what the directory says too late is known to the next one.
+
+        Args:
+            scope: owns the question to the directory.
+            search: the search.
 
         Raises:
             RouteError: nobody that is known serves some layers.
         """
+        match search.freshness:
+            case Freshness.KNOWN_AND_ASK:
+                self._ask(scope, search)
+            case Freshness.ASKED:
+                await asyncio.wait({self._ask(scope, search)}, timeout=FRESH_S)
+            case Freshness.KNOWN:
+                pass
         try:
-            return await self._detour(avoid, keep, within_s=KNOWN_S)
+            return await self._find_route(search.avoid, search.keep, within_s=KNOWN_S)
         except RegistryError as error:
             raise RouteError(str(error), ()) from error
 
-    async def fresh(self, scope: TaskScope, avoid: Collection[str], keep: Sequence[RouteHop]) -> Route:
-        """From what the directory says now, if it says it soon; if not, its answer is known when it comes.
+    def _ask(self, scope: TaskScope, search: RouteSearch) -> asyncio.Task[None]:
+        if self._question is None or self._question.done():
+            self._question = scope.spawn(self._ask_directory(search))
+        return self._question
 
-        scope: owns the question.
-
-        Raises:
-            RouteError: nobody that is known serves some layers.
-        """
-        await asyncio.wait({self._question(scope, avoid, keep)}, timeout=FRESH_S)
-        return await self.known(avoid, keep)
-
-    async def again(self, scope: TaskScope, avoid: Collection[str], keep: Sequence[RouteHop]) -> Route:
-        """From what is known already, for one more try; the directory is asked meanwhile.
-
-        scope: owns the question.
-
-        Raises:
-            RouteError: nobody that is known serves some layers.
-        """
-        self._question(scope, avoid, keep)
-        return await self.known(avoid, keep)
-
-    def _question(self, scope: TaskScope, avoid: Collection[str], keep: Sequence[RouteHop]) -> asyncio.Task[None]:
-        if self._asking is None or self._asking.done():
-            self._asking = scope.spawn(self._ask(avoid, keep))
-        return self._asking
-
-    async def _ask(self, avoid: Collection[str], keep: Sequence[RouteHop]) -> None:
+    async def _ask_directory(self, search: RouteSearch) -> None:
         with suppress(RouteError, RegistryError):  # what it says is remembered by whoever is asked
-            await self._detour(avoid, keep, within_s=0.0)
+            await self._find_route(search.avoid, search.keep, within_s=0.0)

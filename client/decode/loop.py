@@ -58,7 +58,7 @@ class SweepTransport(Protocol):
     async def answer(self) -> Answer:
         """The next reply."""
 
-    async def idle(self, most_ms: float) -> None:
+    async def idle(self, max_ms: float) -> None:
         """Until `answer` would return at once, or so much time has passed."""
 
 

@@ -253,10 +253,10 @@ class SessionOpener:
             for avoid in others:
                 with suppress(RouteError):
                     return await self.route(avoid=avoid)
-            if not refusals.may_heal:
+            if not refusals.may_wait:
                 raise refusals.final(last) from last
-            if not refusals.is_told:
-                refusals.is_told = True
+            if not refusals.has_warned:
+                refusals.has_warned = True
                 logger.warning("waiting up to %.0f s: %s", self.wait_s, refusals.gap)
             await asyncio.sleep(RETRY_S)
 

@@ -1,7 +1,7 @@
 """One session on this machine: its upstream, its log, its KV, its link to the next hop. Lives in the event loop.
 
 What the sweeps mean is `swarm.protocol.session`'s, tensors are `node.engine.sweep_run`'s, who is heard is
-`node.session.upstreams`', who comes next is `swarm.transport.hedged_link`'s; this file moves work between them and says
+`node.session.upstreams`', who comes next is `swarm.transport.successor`'s; this file moves work between them and says
 so to the neighbours. Trouble behind it is reported and waited out: the client alone repairs (R1).
 """
 
@@ -44,7 +44,8 @@ from swarm.protocol.messages import (
     SweepFrame,
 )
 from swarm.runtime.tasks import TaskScope
-from swarm.transport.hedged_link import Successors
+from swarm.transport.hedged_link import follow
+from swarm.transport.successor import SessionLink, SuccessorLink
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class HopSession:
         self._role = HopRole(attach.route[attach.index].span, attach.open.codec, shop.valid_tokens, shop.noise)
         self._is_tail = attach.index == len(attach.route) - 1
         self._upstreams = UpstreamSet(shop.peer, shop.tally, self._receipt)
-        self._next: Successors | None = None
+        self._next: SessionLink | None = None
         self._running: SweepRun | None = None
         self._tail = Tail(self.log)
         self._arrived: dict[int, float] = {}
@@ -133,7 +134,7 @@ class HopSession:
         if self._is_tail and self._arena is not None:
             self._upstreams.be_ready(self.credits)
         elif self._next is not None:
-            self._next.follow(replace(attach, index=attach.index + 1))
+            self._next = follow(self._next, replace(attach, index=attach.index + 1))
 
     def detach(self, upstream: UpstreamStream) -> None:
         """The stream ended. If it was the last one that brought sweeps, wait a while for another one."""
@@ -371,8 +372,8 @@ class HopSession:
 
     async def _serve_linked(self) -> None:
         async with TaskScope() as scope:
-            self._next = Successors(scope, self._dial, self, self._shop.tally.sent)
-            self._next.follow(replace(self._attach, index=self._attach.index + 1))
+            link = SuccessorLink(scope, self._dial, self, self._shop.tally.sent)
+            self._next = follow(link, replace(self._attach, index=self._attach.index + 1))
             try:
                 await self._closed.wait()
             finally:

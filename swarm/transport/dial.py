@@ -1,6 +1,6 @@
 """The one place that opens gRPC connections to other machines, with every limit and deadline of the transport.
 
-Channels are kept per address, so that links stay warm. Tunnelling for machines behind NAT would go here.
+Channels are kept per address, so that links stay warm. Knows no session and sends nothing itself.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 
 
 IDLE_S = 60.0
+"""How long a channel is kept after its last use."""
 WARM_S = 30.0
 """How long what TCP learned of a connection is trusted."""
-LEFT, MOST_LEFT = 8, 64
-"""So many channels that were given up stay open, for they may carry streams yet; at most so many until `tidy` runs."""
+ABANDONED_KEPT, MAX_ABANDONED = 8, 64
+"""Channels that were given up and stay open, since they may carry streams yet: after `tidy`, and until it runs."""
 
 
 class Dialer:
@@ -51,44 +52,49 @@ class Dialer:
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._asked: dict[str, float] = {}
+        self._last_use: dict[str, float] = {}
         self._warm_until: dict[str, float] = {}
-        self._left: deque[grpc.aio.Channel] = deque()
+        self._abandoned: deque[grpc.aio.Channel] = deque()
 
     def channel(self, address: str, stuck: grpc.aio.Channel | None = None) -> grpc.aio.Channel:
-        """The channel to `host:port`; it connects when first used.
+        """The channel to a machine; it connects when first used.
 
-        stuck: one on which nothing comes through. If it is this one, there is another from now on: TCP, which lost a
-        few packets in a row, may sleep for seconds before it tries again, and a new connection need not wait for that.
+        Args:
+            address: `host:port`.
+            stuck: a channel on which nothing comes through. If it is this one, there is another from now on: TCP that
+                lost a few packets in a row may sleep for seconds before it tries again; a new connection does not.
         """
-        self._asked[address] = time.monotonic()
-        if stuck is not None and self._channels.get(address) is stuck and len(self._left) < MOST_LEFT:
-            self._left.append(self._channels.pop(address))
+        self._last_use[address] = time.monotonic()
+        if stuck is not None and self._channels.get(address) is stuck and len(self._abandoned) < MAX_ABANDONED:
+            self._abandoned.append(self._channels.pop(address))
             self._warm_until.pop(address, None)
         if address not in self._channels:
             self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         return self._channels[address]
 
     def was_cold(self, address: str) -> bool:
-        """Whether the connection needs warming up; the caller does it now, and it counts as warm for a while."""
+        """Whether the connection needs warming up. The caller does that now, and it counts as warm for a while."""
         now = time.monotonic()
         was_cold = now >= self._warm_until.get(address, now)
         self._warm_until[address] = now + WARM_S
         return was_cold
 
     async def tidy(self, idle_s: float = IDLE_S) -> None:
-        """Close channels that nobody asked for lately and that are not connected: machines come and go.
+        """Close channels that were not asked for lately and are not connected: machines come and go.
 
-        A connected one is left alone: its streams may be in use for hours. Of those that were given up a few are.
+        A connected one stays open: its streams may be in use for hours. So do the latest that were given up.
+
+        Args:
+            idle_s: how long ago the last use must be.
         """
-        while len(self._left) > LEFT:
-            await self._left.popleft().close(grace=None)
+        while len(self._abandoned) > ABANDONED_KEPT:
+            await self._abandoned.popleft().close(grace=None)
         until = time.monotonic() - idle_s
-        for address in [address for address, asked in self._asked.items() if asked < until]:
+        for address in [address for address, used in self._last_use.items() if used < until]:
             if self._channels[address].get_state() in (ChannelConnectivity.READY, ChannelConnectivity.CONNECTING):
                 continue
             channel = self._channels.pop(address)
-            self._asked.pop(address)
+            self._last_use.pop(address)
             self._warm_until.pop(address, None)
             await channel.close(grace=None)
 
@@ -98,8 +104,8 @@ class Dialer:
 
     async def __aexit__(self, *exc: object) -> None:
         """Close every channel."""
-        for channel in (*self._channels.values(), *self._left):
+        for channel in (*self._channels.values(), *self._abandoned):
             await channel.close(grace=None)
         self._channels.clear()
-        self._left.clear()
-        self._asked.clear()
+        self._abandoned.clear()
+        self._last_use.clear()

@@ -1,7 +1,13 @@
-"""A hop with two machines: the same sweeps go to both, and whoever is first is heard (PROTOCOL H1–H4).
+"""A link to a hop with two machines: the same sweeps go to both, and the first answer counts (PROTOCOL H1–H4).
 
-Each of the two sees an ordinary chain in which it stands alone, so it needs to know nothing of the other. Which one is
-faster may change with every sweep; when one dies, the session does not stop.
+Which of two is heard: both, always. Each of the two sees an ordinary chain in which it stands alone. Whoever comes
+behind them hears both streams and takes the first of two equal sweeps (`node.session.upstreams`), so which one is
+faster may change with every sweep.
+
+When one dies, nothing is replayed: the other one has had every sweep. The session goes on without a pause.
+
+How a new route keeps, replaces or drops the second: `follow` gives a link as the route wants it. The machine that the
+route names keeps its stream, whichever of the two it was. An unhedged route has a plain `SuccessorLink`.
 """
 
 from __future__ import annotations
@@ -10,9 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from swarm.protocol.messages import Attach, Hedge, RouteHop, SweepFrame
-from swarm.runtime.tasks import TaskScope
-from swarm.transport.link import Sent, uncounted
-from swarm.transport.successor import Dial, Successor, SuccessorListener
+from swarm.transport.successor import SessionLink, SuccessorLink
 
 
 def replica_route(route: Sequence[RouteHop], hedge: Hedge) -> tuple[RouteHop, ...]:
@@ -22,56 +26,84 @@ def replica_route(route: Sequence[RouteHop], hedge: Hedge) -> tuple[RouteHop, ..
 
 
 def senders(route: Sequence[RouteHop], index: int, hedge: Hedge | None) -> tuple[str, ...]:
-    """Who may send a hop its sweeps: the one before it and, where that is hedged, its replica; "" is the client."""
+    """Who may send a hop its sweeps: the hop before it and, where that is hedged, its replica; "" is the client."""
     before = "" if index == 0 else route[index - 1].peer
     return (before, hedge.replica) if hedge is not None and hedge.index == index - 1 else (before,)
 
 
-class Successors:
-    """The machines that come next, one as a rule. What `Successor` says of one machine, this does for all."""
+def follow(link: SessionLink, attach: Attach) -> SessionLink:
+    """Go on with a new route; returns the link to use from now on.
 
-    def __init__(self, scope: TaskScope, dial: Dial, owner: SuccessorListener, sent: Sent = uncounted) -> None:
-        self._one = Successor(scope, dial, owner, sent)
-        self._replica = Successor(scope, dial, owner, sent)
+    Args:
+        link: the session's link so far.
+        attach: the route; the successor stands at `attach.index`.
+    """
+    is_hedged = attach.hedge is not None and attach.hedge.index == attach.index
+    match link:
+        case SuccessorLink() if is_hedged:
+            link = HedgedLink(link, link.beside())
+        case HedgedLink() if not is_hedged:
+            link = link.only(attach.route[attach.index])
+        case _:
+            pass
+    link.follow(attach)
+    return link
+
+
+class HedgedLink:
+    """A `SessionLink` over two: to the machine that stands in the route, and to its replica."""
+
+    def __init__(self, first: SuccessorLink, second: SuccessorLink) -> None:
+        self._first = first
+        self._second = second
+
+    def only(self, hop: RouteHop) -> SuccessorLink:
+        """Drop one of the two; the link that leads to `hop` stays, the first one if neither does."""
+        self._keep_as_first(hop)
+        self._second.leave()
+        return self._first
 
     @property
     def rtt_ms(self) -> float:
-        """Round trip to the machine that stands in the route: the least that was measured lately."""
-        return self._one.rtt_ms
+        """Round trip to the machine that stands in the route: the shortest that was measured lately."""
+        return self._first.rtt_ms
 
     def follow(self, attach: Attach) -> None:
-        """Go on with this route, where the successor stands at `attach.index`; who is known keeps the stream."""
-        hop, hedge = attach.route[attach.index], attach.hedge
-        if self._replica.hop == hop:
-            self._one, self._replica = self._replica, self._one
-        self._one.follow(attach)
-        if hedge is None or hedge.index != attach.index:
-            self._replica.leave()
-        else:
-            other = Hedge(hedge.index, hop.peer)
-            self._replica.follow(replace(attach, route=replica_route(attach.route, hedge), hedge=other))
+        """Go on with this route, which is hedged at `attach.index`."""
+        assert attach.hedge is not None
+        assert attach.hedge.index == attach.index
+        hop = attach.route[attach.index]
+        self._keep_as_first(hop)
+        self._first.follow(attach)
+        mirrored = Hedge(attach.index, hop.peer)  # of the two, each one names the other as its replica
+        self._second.follow(replace(attach, route=replica_route(attach.route, attach.hedge), hedge=mirrored))
 
     def push(self, frame: SweepFrame) -> None:
-        """Send a sweep that the journal holds already."""
-        self._one.push(frame)
-        self._replica.push(frame)
+        """Send both a sweep that the journal holds already."""
+        self._first.push(frame)
+        self._second.push(frame)
 
     def sync(self) -> None:
-        """Send what they lack."""
-        self._one.sync()
-        self._replica.sync()
+        """Send each what it lacks."""
+        self._first.sync()
+        self._second.sync()
 
     def desync(self) -> None:
-        """The owner begins again from a snapshot."""
-        self._one.desync()
-        self._replica.desync()
+        """The session begins again from a snapshot."""
+        self._first.desync()
+        self._second.desync()
 
     def close(self, reason: str | None) -> None:
-        """Leave, and say that the session is over; say nothing where the chain goes on elsewhere."""
-        self._one.close(reason)
-        self._replica.close(reason)
+        """Leave both, and say that the session is over; say nothing where the chain goes on elsewhere (None)."""
+        self._first.close(reason)
+        self._second.close(reason)
 
     async def gone(self) -> None:
-        """Wait until every stream that was left has ended."""
-        await self._one.gone()
-        await self._replica.gone()
+        """Wait until every stream that was left has ended, of either."""
+        await self._first.gone()
+        await self._second.gone()
+
+    def _keep_as_first(self, hop: RouteHop) -> None:
+        """A replica that stands in the route now takes the first place: its stream and what it received stay."""
+        if self._second.hop == hop:
+            self._first, self._second = self._second, self._first

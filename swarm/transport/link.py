@@ -1,4 +1,4 @@
-"""The upstream side of one session's stream to its next hop: used by the client and by every hop but the tail.
+"""The upstream side of one stream of one session to its next hop: used by the client and by every hop but the tail.
 
 One gRPC stream per session and link (F2). Sending never waits for the network: messages go to a bounded outbox that a
 task of its own drains; credits (F1) keep it from filling. Owns no session rules.
@@ -25,21 +25,21 @@ from swarm.wire.frames import split
 OUTBOX_MESSAGES = 256
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 
-Sent = Callable[[int], None]
-"""Told how many bytes were written."""
+CountBytes = Callable[[int], None]
+"""Called with the number of bytes of every part that was written."""
 
 
-def uncounted(count: int) -> None:
-    """Nobody counts them."""
+def ignore_bytes(count: int) -> None:
+    """Count nothing."""
 
 
 PING_S = 0.25
-"""Between pings while a session works: what is silent is noticed soon after."""
+"""Between pings while a session works: silence is noticed soon after."""
 IDLE_PING_S = 1.5
 WORKING_S = 10.0
 """How long after its last message a session counts as working."""
 ROUND_TRIPS_KEPT = 8
-"""The least of so many is the network's; the others waited for a program that was busy."""
+"""The shortest of so many is the network's; the others waited for a program that was busy."""
 WARM_UP_PINGS = 8
 WARM_UP_BYTES = 32_768
 """Padding of each: 256 KiB in all. Without it BBR paces a connection that carries small bursts only at what they filled
@@ -50,9 +50,15 @@ WARM_UP_BYTES = 32_768
 class Link:
     """A running stream; made by `open_link`.
 
-    hop: the machine at the other end. rtt_ms: latest measured round trip of a ping, event loop to event loop; before
-    one is known, how long the machine took to take the stream. round_trips: the latest ones, in milliseconds. watch:
-    what was receipted. last: the other side's latest receipt.
+    Attributes:
+        hop: the machine at the other end.
+        outbox: messages that were not written yet.
+        is_cold: the connection is to be warmed up before a tree needs it.
+        rtt_ms: latest measured round trip of a ping, event loop to event loop; before one is known, half the time that
+            the machine took to take the stream; 0 before that.
+        round_trips: the latest round trips, in milliseconds.
+        watch: the parts that were written and receipted.
+        last: the other side's latest receipt.
     """
 
     hop: RouteHop
@@ -83,7 +89,7 @@ class Link:
     def take(self, message: Upstream) -> None:
         """Note what concerns the link itself."""
         match message:
-            case Attached() if self.rtt_ms == 0:  # who stops before the first pong is silent too
+            case Attached() if self.rtt_ms == 0:  # a machine that stops before the first pong is silent too
                 self.rtt_ms = (time.monotonic() - self._opened_s) * 1e3 / 2  # dialling takes a round trip as well
             case Pong(nonce=nonce) if nonce in self._pings:
                 self.rtt_ms = (time.perf_counter() - self._pings.pop(nonce)) * 1e3
@@ -133,7 +139,7 @@ async def open_link(
     listener: Callable[[Upstream | HopError], None],
     *,
     is_cold: bool = False,
-    sent: Sent = uncounted,
+    count_bytes: CountBytes = ignore_bytes,
 ) -> AsyncIterator[Link]:
     """Open the stream to `attach.route[attach.index]` and send the attach.
 
@@ -142,13 +148,13 @@ async def open_link(
         attach: first message of the stream.
         listener: called in the event loop with every message, and once with the HopError that ended the stream.
         is_cold: whether rows will travel over a connection that carried nothing large for a while.
-        sent: told of every part that was written.
+        count_bytes: called with the size of every part that was written.
     """
     link = Link(attach.route[attach.index], asyncio.Queue(OUTBOX_MESSAGES), is_cold)
     link.send(attach)
     call: Stream = channel.stream_stream(wire.LINK)()
     async with TaskScope() as scope:
-        scope.spawn(_write(call, link, sent))
+        scope.spawn(_write(call, link, count_bytes))
         scope.spawn(_read(call, link, listener))
         scope.spawn(_watch(link, listener))
         try:
@@ -160,14 +166,14 @@ async def open_link(
                 call.cancel()
 
 
-async def _write(call: Stream, link: Link, sent: Sent) -> None:
+async def _write(call: Stream, link: Link, count_bytes: CountBytes) -> None:
     try:
         while True:
             message = await link.outbox.get()
             for part in split(message):
                 link.watch.write(time.monotonic())
                 await call.write(part)
-                sent(len(part))
+                count_bytes(len(part))
             link.outbox.task_done()
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
         return  # the reader sees the same end and knows why

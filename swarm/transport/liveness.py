@@ -2,8 +2,8 @@
 
 Every part that is written must be receipted by the other side's event loop, which answers whatever its compute thread
 does: a machine in a forward of ten seconds is slow and not dead, a stopped one is silent. Parts and not bytes are
-counted, so a large frame on a slow link shows progress long before it has arrived. A machine that was not run itself
-for a while (its owner's game, a lid that was closed) has nobody to blame for that time: it is excused.
+counted, so a large frame on a slow link shows progress long before it has arrived. Time in which this program itself
+did not run (its owner's game, a lid that was closed) is no silence of the other side: it is excused.
 """
 
 from __future__ import annotations
@@ -16,11 +16,18 @@ RECEIPT_S = 0.1
 """How long the receiving side gathers parts before it sends a receipt."""
 SILENCE_S = 0.5 + RECEIPT_S
 ROUND_TRIPS = 4
+"""A link is silent when something is unreceipted for so many round trips and `SILENCE_S`."""
 
 
 @dataclass(slots=True)
 class LivenessWatch:
-    """Parts that were written and receipted; progress_s: when it was last known that the other side lives."""
+    """What was written to the other side, and what it receipted.
+
+    Attributes:
+        written: parts that were written so far.
+        receipted: parts of those that the other side has.
+        progress_s: when the other side was last known to live, on the caller's clock.
+    """
 
     written: int = 0
     receipted: int = 0
@@ -39,7 +46,7 @@ class LivenessWatch:
             self.progress_s = now_s
 
     def excuse(self, seconds: float) -> None:
-        """For so long this side itself did not run."""
+        """Leave out so many seconds in which this side itself did not run."""
         self.progress_s += seconds
 
     def is_silent(self, now_s: float, rtt_s: float) -> bool:
@@ -48,7 +55,7 @@ class LivenessWatch:
 
 
 async def pause(seconds: float) -> float:
-    """Sleep; how much longer than that it took, because this program was not run or was busy."""
+    """Sleep; returns how many seconds longer that took, because this program was not run or was busy."""
     started = time.monotonic()
     await asyncio.sleep(seconds)
     return max(time.monotonic() - started - seconds, 0.0)

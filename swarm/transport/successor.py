@@ -1,8 +1,10 @@
-"""The next machine of one session's chain, whichever that is at the moment: used by the client and by every hop.
+"""One session's link to the machine that comes next, whichever machine that is: used by the client and by every hop.
 
 `follow` takes a new route (R2): the same machine with the same layers over a living stream gets the Reroute in band;
 any other one gets a stream of its own, an Attach, and a replay of what it lacks (R4). Messages of streams that were
 left are not heard any more. Owns no journal and makes no decision.
+
+A link outlives the streams that it opens (`swarm.transport.link`), and the machines that they lead to.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Protocol, Self
 
 import grpc.aio
 
@@ -30,14 +32,13 @@ from swarm.protocol.messages import (
     Upstream,
 )
 from swarm.runtime.tasks import TaskScope
-from swarm.transport.link import Link, Sent, open_link, uncounted
+from swarm.transport.link import CountBytes, Link, ignore_bytes, open_link
 
 ATTACH_S = 3.0
 """How long a machine may take to be dialled and to take the stream."""
 FIRST_TRY_S = 1.0
 """The same while a chain is repaired; doubled after each machine in a row that took longer, up to `ATTACH_S`."""
-
-MOST_DOUBLINGS = 4
+MAX_DOUBLINGS = 4
 DISMISSED = Close("the chain goes on without this machine", dismissed=True)
 
 logger = logging.getLogger(__name__)
@@ -50,11 +51,37 @@ Raises:
 """
 
 
+class SessionLink(Protocol):
+    """What a session needs of whatever comes next: one machine, or two (`swarm.transport.hedged_link`)."""
+
+    @property
+    def rtt_ms(self) -> float:
+        """Round trip to the machine that stands in the route: the shortest that was measured lately."""
+
+    def follow(self, attach: Attach) -> None:
+        """Go on with this route, where the successor stands at `attach.index`."""
+
+    def push(self, frame: SweepFrame) -> None:
+        """Send a sweep that the journal holds already; a successor that still needs a replay gets it with that."""
+
+    def sync(self) -> None:
+        """Send what the successor lacks, if it is attached and the listener is able to replay."""
+
+    def desync(self) -> None:
+        """The session begins again from a snapshot: what that holds beyond what was sent here is to be sent yet."""
+
+    def close(self, reason: str | None) -> None:
+        """Leave, and say that the session is over; say nothing where the chain goes on elsewhere (None)."""
+
+    async def gone(self) -> None:
+        """Wait until every stream that was left has ended."""
+
+
 class SuccessorListener(Protocol):
-    """Whose successor it is."""
+    """The session that owns a link: it replays to the successor, and hears what the successor reports."""
 
     def replay(self, received: int | None) -> Sequence[SweepFrame | Snapshot] | None:
-        """What the successor lacks, which has received so much; None: not now, `Successor.sync` follows."""
+        """What the successor lacks, which has received so much; None: not now, `SessionLink.sync` follows."""
 
     def on_ready(self, ready: Ready) -> None:
         """The successor and all behind it are attached."""
@@ -70,7 +97,17 @@ class SuccessorListener(Protocol):
 class SuccessorStream:
     """One stream to one machine.
 
-    received: the last sequence that it has or that is on its way, once `is_attached`. is_synced: it lacks nothing.
+    Attributes:
+        hop: the machine and its layers.
+        link: the running stream, once it is dialled.
+        channel: the connection under it.
+        is_attached: the machine took the stream.
+        is_synced: it lacks nothing; what is new is sent to it at once.
+        is_broken: the stream is lost, and that was reported.
+        received: the last sequence that the machine has or that is on its way, once `is_attached`; None: nothing.
+        farewell: what to say at the end, if anything.
+        attached: set when the machine took the stream, and when the stream broke first.
+        left: set when nothing more is sent or heard.
     """
 
     hop: RouteHop
@@ -85,148 +122,166 @@ class SuccessorStream:
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Successor:
-    """Sends one session's messages to the machine that comes next."""
+class SuccessorLink:
+    """A `SessionLink` to one machine."""
 
-    def __init__(self, scope: TaskScope, dial: Dial, owner: SuccessorListener, sent: Sent = uncounted) -> None:
+    def __init__(
+        self, scope: TaskScope, dial: Dial, listener: SuccessorListener, count_bytes: CountBytes = ignore_bytes
+    ) -> None:
+        """Make a link that leads nowhere yet.
+
+        Args:
+            scope: owns the streams.
+            dial: connects to a hop.
+            listener: the session.
+            count_bytes: called with the size of every part that is written.
+        """
         self._scope = scope
         self._dial = dial
-        self._sent = sent
-        self._owner = owner
-        self._tie: SuccessorStream | None = None
-        self._late = 0
+        self._count_bytes = count_bytes
+        self._listener = listener
+        self._stream: SuccessorStream | None = None
+        self._late_attaches = 0
         self._stuck: grpc.aio.Channel | None = None
-        self._holding: set[asyncio.Task[None]] = set()
+        self._open: set[asyncio.Task[None]] = set()
+
+    def beside(self) -> Self:
+        """Another link of the same session, for a second machine; `gone` waits for the streams of both."""
+        other = type(self)(self._scope, self._dial, self._listener, self._count_bytes)
+        other._open = self._open
+        return other
 
     @property
     def rtt_ms(self) -> float:
-        """Round trip to the machine: the least that was measured lately."""
-        if self._tie is None or self._tie.link is None:
+        """Round trip to the machine: the shortest that was measured lately."""
+        if self._stream is None or self._stream.link is None:
             return 0.0
-        return min(self._tie.link.round_trips, default=self._tie.link.rtt_ms)
+        return min(self._stream.link.round_trips, default=self._stream.link.rtt_ms)
 
     @property
     def hop(self) -> RouteHop | None:
-        """Who it is, None before the first route."""
-        return None if self._tie is None else self._tie.hop
+        """Where it leads; None before the first route and after `leave`."""
+        return None if self._stream is None else self._stream.hop
 
     def follow(self, attach: Attach) -> None:
         """Go on with this route, where the successor stands at `attach.index`."""
-        hop, tie = attach.route[attach.index], self._tie
-        if tie is not None and tie.hop == hop and tie.link is not None and tie.is_attached and not tie.is_broken:
-            tie.link.send(Reroute(attach.generation, attach.route, attach.hedge, attach.records))
+        hop, stream = attach.route[attach.index], self._stream
+        is_usable = stream is not None and stream.is_attached and not stream.is_broken
+        if stream is not None and stream.link is not None and stream.hop == hop and is_usable:
+            stream.link.send(Reroute(attach.generation, attach.route, attach.hedge, attach.records))
             return
-        if tie is not None:
-            stays = any(other.peer == tie.hop.peer for other in attach.route)
-            self._leave(tie, None if stays else DISMISSED)
-        self._tie = SuccessorStream(hop)
-        task = self._scope.spawn(self._hold(self._tie, attach))
-        self._holding.add(task)
-        task.add_done_callback(self._holding.discard)
+        if stream is not None:
+            stays = any(other.peer == stream.hop.peer for other in attach.route)
+            self._leave(stream, None if stays else DISMISSED)
+        self._stream = SuccessorStream(hop)
+        task = self._scope.spawn(self._hold(self._stream, attach))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
 
     def push(self, frame: SweepFrame) -> None:
         """Send a sweep that the journal holds already; a successor that still needs a replay gets it with that."""
-        tie = self._tie
-        if tie is None or tie.link is None or not tie.is_synced:
+        stream = self._stream
+        if stream is None or stream.link is None or not stream.is_synced:
             self.sync()
             return
         try:
-            tie.link.send(frame)
-            tie.received = frame.sweep.sequence
+            stream.link.send(frame)
+            stream.received = frame.sweep.sequence
         except HopError as error:
-            self._lost(tie, error)
+            self._lost(stream, error)
 
     def desync(self) -> None:
-        """The owner begins again from a snapshot: what that holds beyond what was sent here is to be sent yet."""
-        if self._tie is not None:
-            self._tie.is_synced = False
+        """The session begins again from a snapshot: what that holds beyond what was sent here is to be sent yet."""
+        if self._stream is not None:
+            self._stream.is_synced = False
 
     def sync(self) -> None:
-        """Send what the successor lacks, if it is attached and its owner is able to."""
-        tie = self._tie
-        if tie is None or tie.link is None or tie.is_broken or not tie.is_attached or tie.is_synced:
+        """Send what the successor lacks, if it is attached and the listener is able to replay."""
+        stream = self._stream
+        if stream is None or stream.link is None or stream.is_broken or not stream.is_attached or stream.is_synced:
             return
-        messages = self._owner.replay(tie.received)
+        messages = self._listener.replay(stream.received)
         if messages is None:
             return
-        tie.is_synced = True
+        stream.is_synced = True
         try:
             for message in messages:
-                tie.link.send(message)
-                tie.received = message.sequence if isinstance(message, Snapshot) else message.sweep.sequence
+                stream.link.send(message)
+                stream.received = message.sequence if isinstance(message, Snapshot) else message.sweep.sequence
         except HopError as error:
-            self._lost(tie, error)
+            self._lost(stream, error)
 
     def leave(self) -> None:
         """The chain goes on without this machine."""
-        if self._tie is not None:
-            self._leave(self._tie, DISMISSED)
-            self._tie = None
+        if self._stream is not None:
+            self._leave(self._stream, DISMISSED)
+            self._stream = None
 
     def close(self, reason: str | None) -> None:
-        """Leave, and say that the session is over; say nothing where the chain goes on elsewhere."""
-        if self._tie is not None:
-            self._leave(self._tie, None if reason is None else Close(reason))
+        """Leave, and say that the session is over; say nothing where the chain goes on elsewhere (None)."""
+        if self._stream is not None:
+            self._leave(self._stream, None if reason is None else Close(reason))
 
     async def gone(self) -> None:
         """Wait until every stream that was left has ended."""
-        if self._holding:
-            await asyncio.wait(self._holding)
+        if self._open:
+            await asyncio.wait(self._open)
 
     @staticmethod
-    def _leave(tie: SuccessorStream, farewell: Close | None) -> None:
-        tie.farewell = farewell
-        tie.left.set()
+    def _leave(stream: SuccessorStream, farewell: Close | None) -> None:
+        stream.farewell = farewell
+        stream.left.set()
 
-    async def _hold(self, tie: SuccessorStream, attach: Attach) -> None:
+    async def _hold(self, stream: SuccessorStream, attach: Attach) -> None:
         try:
-            tie.channel, is_cold = await self._dial(tie.hop, self._stuck)
-            hear = partial(self._hear, tie)
-            async with open_link(tie.channel, attach, hear, is_cold=is_cold, sent=self._sent) as link:
-                tie.link = link
-                if not tie.left.is_set():
-                    limit_s = min(FIRST_TRY_S * 2**self._late, ATTACH_S) if attach.generation else ATTACH_S
-                    self._scope.spawn(self._limit(tie, limit_s))
-                await tie.left.wait()
-                if tie.farewell is not None:
-                    link.send(tie.farewell)
+            stream.channel, is_cold = await self._dial(stream.hop, self._stuck)
+            hear = partial(self._hear, stream)
+            async with open_link(stream.channel, attach, hear, is_cold=is_cold, count_bytes=self._count_bytes) as link:
+                stream.link = link
+                if not stream.left.is_set():
+                    limit_s = min(FIRST_TRY_S * 2**self._late_attaches, ATTACH_S) if attach.generation else ATTACH_S
+                    self._scope.spawn(self._limit(stream, limit_s))
+                await stream.left.wait()
+                if stream.farewell is not None:
+                    link.send(stream.farewell)
         except (HopError, LocalProtocolError) as error:
-            self._lost(tie, error)
+            self._lost(stream, error)
         except SwarmError as error:
-            self._lost(tie, Unreachable(tie.hop.peer, str(tie.hop.span), str(error)))
+            self._lost(stream, Unreachable(stream.hop.peer, str(stream.hop.span), str(error)))
 
-    async def _limit(self, tie: SuccessorStream, limit_s: float) -> None:
+    async def _limit(self, stream: SuccessorStream, limit_s: float) -> None:
         try:
             async with asyncio.timeout(limit_s):
-                await tie.attached.wait()
+                await stream.attached.wait()
         except TimeoutError:
-            self._late = min(self._late + 1, MOST_DOUBLINGS)
-            self._lost(tie, HopTimeout(tie.hop.peer, str(tie.hop.span), f"did not attach within {limit_s:.0f} s"))
+            self._late_attaches = min(self._late_attaches + 1, MAX_DOUBLINGS)
+            hop = stream.hop
+            self._lost(stream, HopTimeout(hop.peer, str(hop.span), f"did not attach within {limit_s:.0f} s"))
 
-    def _hear(self, tie: SuccessorStream, said: Upstream | HopError) -> None:
-        if tie is not self._tie or tie.left.is_set():
+    def _hear(self, stream: SuccessorStream, message: Upstream | HopError) -> None:
+        if stream is not self._stream or stream.left.is_set():
             return
-        match said:
+        match message:
             case Attached(received=received):
-                tie.received, tie.is_attached, tie.is_synced = received, True, False
-                self._late = 0
-                tie.attached.set()
+                stream.received, stream.is_attached, stream.is_synced = received, True, False
+                self._late_attaches = 0
+                stream.attached.set()
                 self.sync()
             case Ready():
-                self._owner.on_ready(said)
+                self._listener.on_ready(message)
             case Fault():
-                self._owner.on_fault(said)
+                self._listener.on_fault(message)
             case HopError():
-                self._lost(tie, said)
+                self._lost(stream, message)
             case _:
                 pass
 
-    def _lost(self, tie: SuccessorStream, error: HopError | LocalProtocolError) -> None:
-        tie.is_synced = False
-        if not tie.is_broken:
-            tie.is_broken = True
-            self._stuck = tie.channel if isinstance(error, HopTimeout) else None
-            tie.attached.set()
-            if tie is self._tie and not tie.left.is_set():
+    def _lost(self, stream: SuccessorStream, error: HopError | LocalProtocolError) -> None:
+        stream.is_synced = False
+        if not stream.is_broken:
+            stream.is_broken = True
+            self._stuck = stream.channel if isinstance(error, HopTimeout) else None
+            stream.attached.set()
+            if stream is self._stream and not stream.left.is_set():
                 logger.info("%s", error)
-                self._owner.on_trouble(error)
+                self._listener.on_trouble(error)

@@ -46,8 +46,8 @@ class ChainHere:
     async def answer(self) -> Answer:
         return self._answers.popleft()
 
-    async def idle(self, most_ms: float) -> None:
-        await asyncio.sleep(most_ms / 1e3)
+    async def idle(self, max_ms: float) -> None:
+        await asyncio.sleep(max_ms / 1e3)
 
 
 @asynccontextmanager

@@ -153,7 +153,7 @@ class Mortals:
 
         async def missed() -> bool:
             await asyncio.sleep(0)
-            return bool(self.chains[-1]._lost())
+            return bool(self.chains[-1]._plan.lost)
 
         await until(missed)
 

@@ -20,6 +20,8 @@ from node.session.hop_session import HopSession
 from swarm.ids import PeerId
 from swarm.inference.row_codec import decode_rows, encode_rows
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.hedged_link import HedgedLink
+from swarm.transport.successor import SessionLink, SuccessorLink
 from tests.net.mortal import CHAIN, Mortals
 from tests.net.raw import counters
 from tests.net.running import grown, prompt, until
@@ -67,8 +69,14 @@ def is_followed(sender: Chain | HopSession | None) -> bool:
     """Whether all whom it sends sweeps to are attached."""
     if sender is None or sender._next is None:
         return False
-    one, replica = sender._next._one._tie, sender._next._replica._tie
-    return one is not None and one.is_attached and (replica is None or replica.is_attached)
+    link = sender._next
+    links = (link._first, link._second) if isinstance(link, HedgedLink) else (link,)
+    return all(is_attached(one) for one in links)
+
+
+def is_attached(link: SessionLink) -> bool:
+    """Whether the machine that a plain link leads to took the stream."""
+    return isinstance(link, SuccessorLink) and link._stream is not None and link._stream.is_attached
 
 
 def replica(nodes: Mortals) -> str:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-import client.chain.chain
+import client.chain.repair_plan
 import client.chain.reply_stream
 import client.library.jobs
 from client import Result
@@ -25,7 +25,7 @@ from node.session.upstream import UpstreamStream
 from swarm.discovery.node_record import NodeRecord
 from swarm.errors import RegistryError
 from swarm.protocol.messages import Ping, Reply, Reroute
-from swarm.transport.successor import Successor
+from swarm.transport.successor import SessionLink, SuccessorLink
 from tests.net.mortal import CHAIN, Mortals
 from tests.net.raw import counters
 from tests.net.running import grown, prompt, until
@@ -163,18 +163,21 @@ async def test_the_replay_comes_after_all_are_attached(
     victims: tuple[str, ...], path: dict[str, dict[str, int]], nodes: Mortals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replacement that has nothing yet, when the machine behind it asks, gives it what it lacks later."""
-    sync = Successor.sync
+    sync = SuccessorLink.sync
 
-    def late(successor: Successor) -> None:
+    def is_attached(link: SessionLink | None) -> bool:
+        return isinstance(link, SuccessorLink) and link._stream is not None and link._stream.is_attached
+
+    def late(successor: SuccessorLink) -> None:
         behind = [hop._next for hop in nodes["b1"].sessions._open.values()]
-        is_first = isinstance(successor._owner, HopSession) and successor._owner._shop.peer == nodes["a0"].peer_id
+        is_first = isinstance(successor._listener, HopSession) and successor._listener._shop.peer == nodes["a0"].peer_id
         is_repair = bool(nodes.chains) and nodes.chains[-1].generation > 0
-        if is_first and is_repair and not any(one and one._one._tie and one._one._tie.is_attached for one in behind):
+        if is_first and is_repair and not any(map(is_attached, behind)):
             asyncio.get_running_loop().call_later(0.01, late, successor)
         else:
             sync(successor)
 
-    monkeypatch.setattr(Successor, "sync", late)
+    monkeypatch.setattr(SuccessorLink, "sync", late)
     with nodes.counted() as found:
         plain, result = await struck(nodes, victims, SPARES)
     assert result.tokens == plain
@@ -356,7 +359,7 @@ async def test_a_broken_reply_stream_is_opened_again(
 
 async def test_a_lost_reroute_is_followed_by_a_newer_one(nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> None:
     """No route stands by the deadline: the next generation (R7)."""
-    monkeypatch.setattr(client.chain.chain, "READY_S", 0.5)
+    monkeypatch.setattr(client.chain.repair_plan, "READY_S", 0.5)
     reroute = HopSession.reroute
     lost: list[int] = []
 

@@ -11,10 +11,12 @@ import pytest
 
 import client.chain.chain
 import client.chain.refusals
+import client.chain.repair_plan
 import client.library.session
 import node.session.lease
 from client.chain.chain import Chain
 from client.options import GenerateOptions, Options
+from client.stats import Repair
 from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
 from swarm.errors import GenerationInterrupted, LocalProtocolError, RouteError
@@ -39,10 +41,10 @@ async def test_nobody_takes_its_place(
     """It says which layers are missing while it waits, and then keeps what was made."""
     forget(nodes.client, 0.6)
     monkeypatch.setattr(client.chain.chain, "HOLD_TTL_S", 1.0)
-    monkeypatch.setattr(client.chain.chain, "RETRY_S", 0.05)
+    monkeypatch.setattr(client.chain.repair_plan, "RETRY_S", 0.05)
     plain = await nodes.undisturbed(IDS, **GREEDY)
     arrived = nodes.stall("a1", 5)
-    with caplog.at_level(logging.WARNING, "client.chain.chain.chain"):
+    with caplog.at_level(logging.WARNING, "client.chain.chain"):
         async with asyncio.TaskGroup() as group:
             telling = group.create_task(_interrupted(nodes))
             await arrived.wait()
@@ -70,7 +72,7 @@ async def test_a_machine_that_takes_sessions_and_always_fails_is_waited_for_no_l
 ) -> None:
     """However often the chain stands again meanwhile."""
     forget(nodes.client, 0.5)
-    run, stands, stood = HopSession.next_run, Chain._stands, 0
+    run, finish, stood = HopSession.next_run, Chain._finish, 0
 
     def idle(hop: HopSession) -> SweepRun | None:
         if hop._shop.peer != nodes["a1"].peer_id:
@@ -79,16 +81,15 @@ async def test_a_machine_that_takes_sessions_and_always_fails_is_waited_for_no_l
             hop.fail(RuntimeError("out of order"))
         return None
 
-    async def then_fails(chain: Chain) -> bool:
+    async def then_fails(chain: Chain, repair: Repair) -> None:
         nonlocal stood
-        does = await stands(chain)
-        stood += does
-        for hop in nodes["a1"].sessions._open.values() if does else ():
+        stood += 1
+        for hop in nodes["a1"].sessions._open.values():
             hop.fail(RuntimeError("out of order"))
-        return does
+        await finish(chain, repair)
 
     monkeypatch.setattr(HopSession, "next_run", idle)
-    monkeypatch.setattr(Chain, "_stands", then_fails)
+    monkeypatch.setattr(Chain, "_finish", then_fails)
     async with asyncio.timeout(10):
         error = await _interrupted(nodes)
     assert "--layers 4-8" in str(error)
@@ -159,7 +160,7 @@ async def test_the_lost_machine_itself_comes_back(
     nodes: Mortals, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its name and layers and without the session: it is replayed like any other, and nobody is alarmed."""
-    monkeypatch.setattr(client.chain.chain, "RETRY_S", 2.0)
+    monkeypatch.setattr(client.chain.repair_plan, "RETRY_S", 2.0)
     plain = await nodes.undisturbed(IDS, **SAMPLED)
     arrived = nodes.stall("a1", 5)
     async with asyncio.TaskGroup() as group:

@@ -108,8 +108,8 @@ async def test_a_text_goes_on_over_a_new_connection(place: int, wired: tuple[Asy
 
 async def test_many_that_were_given_up_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest ones, which carry nothing any more."""
-    monkeypatch.setattr("swarm.transport.dial.LEFT", 2)
-    monkeypatch.setattr("swarm.transport.dial.MOST_LEFT", 3)
+    monkeypatch.setattr("swarm.transport.dial.ABANDONED_KEPT", 2)
+    monkeypatch.setattr("swarm.transport.dial.MAX_ABANDONED", 3)
     async with Dialer() as dialer:
         channels = [dialer.channel("127.0.0.1:1")]
         for _ in range(3):

@@ -25,7 +25,7 @@ def test_before_anybody_refuses_nobody_is_avoided(clock: Clock) -> None:
     refusals = Refusals(60, clock)
     assert refusals.avoided() == (frozenset(),)
     assert refusals.last is None
-    assert not refusals.may_heal
+    assert not refusals.may_wait
 
 
 def test_who_is_gone_is_gone_around_and_may_be_back_after_a_while(clock: Clock) -> None:
@@ -47,11 +47,11 @@ def test_who_has_no_room_is_not_asked_again_and_not_waited_for(clock: Clock) -> 
     refusals.add(Busy("a", "0-4", "full"))
     clock.now += 10
     assert refusals.avoided() == (frozenset("a"),)
-    assert not refusals.may_heal
+    assert not refusals.may_wait
     refusals.add(Unreachable("b", "4-8", "gone"))
     clock.now += RETRY_S
     assert refusals.avoided() == (frozenset("ab"), frozenset("a"))
-    assert refusals.may_heal
+    assert refusals.may_wait
 
 
 @pytest.mark.parametrize(("wait_s", "tries"), [(0, ATTEMPTS - 1), (60, 20)])

@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 import client.chain.reroutes
+from client.chain.repair_plan import Freshness, RouteSearch
 from client.chain.reroutes import Rerouter
 from swarm.errors import RegistryError, RouteError
 from swarm.protocol.messages import RouteHop
@@ -16,6 +17,7 @@ from swarm.routing.route import Route
 from swarm.runtime.tasks import TaskScope
 
 NEW = cast("Route", "the new route")
+KNOWN, KNOWN_AND_ASK, ASKED = (RouteSearch(freshness, frozenset(), ()) for freshness in Freshness)
 
 
 class Directory:
@@ -41,29 +43,29 @@ async def test_a_slow_directory_is_waited_for_briefly_and_asked_once(monkeypatch
     monkeypatch.setattr(client.chain.reroutes, "FRESH_S", 0.02)
     directory = Directory()
     async with TaskScope() as scope:
-        detours = Rerouter(directory)
+        rerouter = Rerouter(directory)
         for _ in range(3):
             with pytest.raises(RouteError, match="nobody serves layers 4…7"):
-                await detours.fresh(scope, (), ())
+                await rerouter.find(scope, ASKED)
         assert directory.asked == 1
         directory.answer.set()
-        assert await detours.fresh(scope, (), ()) == NEW, "it was still being asked"
+        assert await rerouter.find(scope, ASKED) == NEW, "it was still being asked"
         assert directory.asked == 1
-        assert await detours.fresh(scope, (), ()) == NEW
+        assert await rerouter.find(scope, ASKED) == NEW
         assert directory.asked == 2
 
 
 async def test_one_more_try_does_not_wait_for_the_directory_which_is_asked_meanwhile() -> None:
     directory = Directory()
     async with TaskScope() as scope:
-        detours = Rerouter(directory)
+        rerouter = Rerouter(directory)
         for _ in range(2):
             with pytest.raises(RouteError, match="nobody serves layers 4…7"):
-                await detours.again(scope, (), ())
+                await rerouter.find(scope, KNOWN_AND_ASK)
             await asyncio.sleep(0)
         assert directory.asked == 1
         directory.answer.set()
-        assert await detours.fresh(scope, (), ()) == NEW
+        assert await rerouter.find(scope, ASKED) == NEW
         assert directory.asked == 1, "it was still being asked"
 
 
@@ -72,7 +74,7 @@ async def test_a_directory_that_is_down_ends_no_session() -> None:
     directory.is_down = True
     directory.answer.set()
     async with TaskScope() as scope:
-        detours = Rerouter(directory)
-        for look in (detours.known((), ()), detours.fresh(scope, (), ())):
+        rerouter = Rerouter(directory)
+        for look in (rerouter.find(scope, KNOWN), rerouter.find(scope, ASKED)):
             with pytest.raises(RouteError, match="did not answer"):
                 await look

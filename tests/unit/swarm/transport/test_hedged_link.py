@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import replace
 
@@ -31,7 +32,9 @@ from swarm.protocol.messages import (
     SweepFrame,
 )
 from swarm.routing.route import RouteQuery, best_route, hedged
-from swarm.transport.hedged_link import replica_route, senders
+from swarm.runtime.tasks import TaskScope
+from swarm.transport.hedged_link import HedgedLink, follow, replica_route, senders
+from swarm.transport.successor import SuccessorLink
 from swarm.wire import decode_frame, encode_frame
 
 A, B, C, X = (PeerId(name) for name in "ABCX")
@@ -72,6 +75,135 @@ def test_a_hedge_outside_the_route_is_refused() -> None:
     with pytest.raises(RemoteProtocolError) as refused:
         decode_frame(encode_frame(Reroute(1, ROUTE, Hedge(3, X))))
     assert refused.value.field == "hedge"
+
+
+class NotedLink(SuccessorLink):
+    """Leads nowhere and notes what it is asked to do."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.at: RouteHop | None = None
+        self.calls: list[object] = []
+
+    @property
+    def hop(self) -> RouteHop | None:
+        return self.at
+
+    def follow(self, attach: Attach) -> None:
+        self.at = attach.route[attach.index]
+        self.calls.append((attach.route, attach.hedge))
+
+    def push(self, frame: SweepFrame) -> None:
+        self.calls.append(frame)
+
+    def sync(self) -> None:
+        self.calls.append("sync")
+
+    def desync(self) -> None:
+        self.calls.append("desync")
+
+    def leave(self) -> None:
+        self.at = None
+        self.calls.append("leave")
+
+    def close(self, reason: str | None) -> None:
+        self.calls.append(reason)
+
+
+ROUTE_OF_X = replica_route(ROUTE, HEDGE)
+ROUTE_OF_D = (ROUTE[0], RouteHop(PeerId("D"), Span(4, 8)), ROUTE[2])
+
+
+def to_hop_1(route: tuple[RouteHop, ...], hedge: Hedge | None = None) -> Attach:
+    return Attach(SessionId(bytes(16)), 0, route, 1, OPEN, hedge)
+
+
+@pytest.fixture
+def plain() -> NotedLink:
+    return NotedLink(None, None, None)
+
+
+@pytest.fixture
+def pair(plain: NotedLink) -> tuple[HedgedLink, NotedLink, NotedLink]:
+    """A hedged link with the one to B and the one to X, none of which was asked for anything since."""
+    link = follow(plain, to_hop_1(ROUTE, HEDGE))
+    assert isinstance(link, HedgedLink)
+    second = link._second
+    assert isinstance(second, NotedLink)
+    plain.calls.clear()
+    second.calls.clear()
+    return link, plain, second
+
+
+@pytest.mark.parametrize("hedge", [None, Hedge(0, X), Hedge(2, X)], ids=["no hedge", "before", "behind"])
+def test_an_unhedged_hop_has_one_plain_link(hedge: Hedge | None, plain: NotedLink) -> None:
+    assert follow(plain, to_hop_1(ROUTE, hedge)) is plain
+    assert plain.calls == [(ROUTE, hedge)]
+
+
+def test_each_of_the_two_sees_a_route_in_which_the_other_one_is_the_replica(plain: NotedLink) -> None:
+    link = follow(plain, to_hop_1(ROUTE, HEDGE))
+    assert isinstance(link, HedgedLink)
+    assert isinstance(link._second, NotedLink)
+    assert plain.calls == [(ROUTE, PAIR[B])]
+    assert link._second.calls == [(ROUTE_OF_X, PAIR[X])]
+
+
+def test_both_get_everything(pair: tuple[HedgedLink, NotedLink, NotedLink]) -> None:
+    link, first, second = pair
+    sweep = frame(1, ROWS_OF_ONE)
+    link.push(sweep)
+    link.sync()
+    link.desync()
+    link.close("done")
+    assert first.calls == second.calls == [sweep, "sync", "desync", "done"]
+
+
+def test_a_route_without_a_hedge_drops_the_second(pair: tuple[HedgedLink, NotedLink, NotedLink]) -> None:
+    link, first, second = pair
+    assert follow(link, to_hop_1(ROUTE)) is first
+    assert first.calls == [(ROUTE, None)]
+    assert second.calls == ["leave"]
+
+
+def test_when_the_first_dies_the_second_goes_on_in_its_place(pair: tuple[HedgedLink, NotedLink, NotedLink]) -> None:
+    """Its stream stays, so nothing is replayed."""
+    link, first, second = pair
+    assert follow(link, to_hop_1(ROUTE_OF_X)) is second
+    assert second.calls == [(ROUTE_OF_X, None)]
+    assert first.calls == ["leave"]
+
+
+@pytest.mark.parametrize("lost", [B, X])
+def test_the_lost_one_of_two_is_replaced_and_the_other_one_stays(
+    lost: PeerId, pair: tuple[HedgedLink, NotedLink, NotedLink]
+) -> None:
+    link, to_b, to_x = pair
+    route = ROUTE_OF_X if lost == B else ROUTE
+    assert follow(link, to_hop_1(route, Hedge(1, PeerId("D")))) is link
+    kept, replaced = (to_x, to_b) if lost == B else (to_b, to_x)
+    assert kept.calls == [(route, Hedge(1, PeerId("D")))]
+    assert replaced.calls == [(ROUTE_OF_D, Hedge(1, route[1].peer))]
+
+
+async def test_the_streams_of_a_dropped_replica_are_waited_for(plain: NotedLink) -> None:
+    """Or its goodbye might never leave."""
+    said = asyncio.Event()
+
+    async def goodbye() -> None:
+        await said.wait()
+
+    async def closed() -> None:
+        await plain.gone()
+        assert said.is_set()
+
+    async with TaskScope() as scope:
+        plain.beside()._open.add(scope.spawn(goodbye()))
+        closing = scope.spawn(closed())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        said.set()
+        await closing
 
 
 class Side(UpstreamStream):

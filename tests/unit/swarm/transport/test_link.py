@@ -12,7 +12,7 @@ from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.protocol.messages import Close, Downstream, Ping, Pong, RouteHop
 from swarm.transport.link import IDLE_PING_S, PING_S, ROUND_TRIPS_KEPT, WORKING_S, Link
-from swarm.transport.successor import Successor, SuccessorStream
+from swarm.transport.successor import SuccessorLink, SuccessorStream
 
 
 class Clock:
@@ -67,8 +67,8 @@ def test_the_least_of_the_latest_round_trips_is_the_networks(link: Link, clock: 
         clock.now_s += round_trip_s
         link.take(Pong(nonce))
 
-    successor = Successor.__new__(Successor)
-    successor._tie = SuccessorStream(link.hop, link)
+    successor = SuccessorLink.__new__(SuccessorLink)
+    successor._stream = SuccessorStream(link.hop, link)
     link.rtt_ms = 70.0
     assert successor.rtt_ms == 70.0, "what dialling took, until a ping is back"
     for round_trip_s in (0.08, 0.05, 0.2):
