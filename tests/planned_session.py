@@ -1,0 +1,104 @@
+"""A session that asks a plan for its repairs, at times that a test sets, and routes to answer its searches with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from client.chain.repair_plan import (
+    Finish,
+    Moment,
+    NoRouteFound,
+    Pause,
+    RepairEvent,
+    RepairPlan,
+    RepairStep,
+    RouteAttached,
+    RouteFound,
+    RouteSearch,
+    TakeRoute,
+    TroubleReported,
+)
+from swarm.errors import (
+    Busy,
+    HopError,
+    HopLeaving,
+    HopTimeout,
+    RouteError,
+    SwarmError,
+    Unreachable,
+)
+from swarm.ids import PeerId
+from swarm.layers import Span
+from swarm.protocol.messages import Hedge, RouteHop
+from swarm.routing.costs import RouteForecast
+from swarm.routing.route import Route
+
+SPANS = (Span(0, 4), Span(4, 8), Span(8, 12))
+MISSING = RouteError("nobody serves layers 4-8", ((4, 8),))
+
+
+def route(peers: str, replica: str = "") -> Route:
+    """A chain with a machine for each of the three spans, and a replica of the second one."""
+    hops = tuple(RouteHop(PeerId(peer), span) for peer, span in zip(peers, SPANS, strict=True))
+    hedge = Hedge(1, PeerId(replica)) if replica else None
+    return Route(hops, (), (), 0.0, cast("RouteForecast", None), hedge=hedge)
+
+
+def gone(peer: str) -> HopError:
+    return Unreachable(peer, "?", "the stream broke")
+
+
+def silent(peer: str) -> HopError:
+    return HopTimeout(peer, "?", "is silent")
+
+
+def full(peer: str) -> HopError:
+    return Busy(peer, "?", "has no room")
+
+
+def leaves(peer: str) -> HopError:
+    return HopLeaving(peer, "?", "leaves")
+
+
+@dataclass(slots=True)
+class PlannedSession:
+    """A session that asks a plan for its steps, at times that a test sets."""
+
+    plan: RepairPlan
+    now_s: float = 1000.0
+    answers: int = 0
+    is_answer_due: bool = True
+
+    def report(self, *events: RepairEvent | SwarmError) -> None:
+        for event in events:
+            self.plan.report(TroubleReported(event) if isinstance(event, SwarmError) else event, self.now_s)
+
+    def step(self, after_s: float = 0.0) -> RepairStep:
+        self.now_s += after_s
+        return self.plan.next_step(Moment(self.now_s, self.answers, self.is_answer_due))
+
+    def until(self, kind: type[RepairStep]) -> RepairStep:
+        """The next step of a kind; those before it are done, and no search finds anything."""
+        for _ in range(20):
+            match step := self.step():
+                case _ if isinstance(step, kind):
+                    return step
+                case RouteSearch():
+                    self.report(NoRouteFound(MISSING))
+                case Pause(seconds):
+                    self.now_s += seconds
+                case _:
+                    pass
+        raise AssertionError(f"no {kind.__name__}")
+
+    def repaired(self, peers: str) -> Finish:
+        """Let the search that is next find this route, which is attached at once."""
+        assert isinstance(self.until(RouteSearch), RouteSearch)
+        self.report(RouteFound(route(peers)))
+        taken = self.step()
+        assert isinstance(taken, TakeRoute)
+        self.report(RouteAttached(taken.generation))
+        finish = self.step(0.1)
+        assert isinstance(finish, Finish)
+        return finish
