@@ -168,7 +168,10 @@ class SuccessorLink:
         hop, stream = attach.route[attach.index], self._stream
         is_usable = stream is not None and stream.is_attached and not stream.is_broken
         if stream is not None and stream.link is not None and stream.hop == hop and is_usable:
-            stream.link.send(Reroute(attach.generation, attach.route, attach.hedge, attach.records))
+            try:
+                stream.link.send(Reroute(attach.generation, attach.route, attach.hedge, attach.records))
+            except HopError as error:
+                self._lost(stream, error)
             return
         if stream is not None:
             stays = any(other.peer == stream.hop.peer for other in attach.route)
