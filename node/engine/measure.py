@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from node.engine.scheduler import LEAST_ROWS, StepCost
+from node.engine.step_cost import MIN_ROWS, StepCost
 from node.model.span import SpanModel
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
@@ -61,7 +61,7 @@ def step_cost(sweep_ms: tuple[tuple[int, float], ...], *, offloaded: bool = Fals
     """
     (few, few_ms), (many, many_ms) = sweep_ms[0], sweep_ms[-1]
     per_row = max(many_ms - few_ms, 0.0) / (many - few)
-    return StepCost(max(few_ms - per_row * few, 0.0), per_row, OFFLOADED_ROWS if offloaded else LEAST_ROWS)
+    return StepCost(max(few_ms - per_row * few, 0.0), per_row, OFFLOADED_ROWS if offloaded else MIN_ROWS)
 
 
 def _forward_ms(model: SpanModel, nodes: int, clock: Callable[[], float]) -> float:

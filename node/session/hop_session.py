@@ -254,7 +254,7 @@ class HopSession:
             self._account()
             logger.info("session over: %s; %d sweeps", self._reason, self.log.received.sequence)
 
-    def ahead(self) -> PendingWork | None:
+    def pending(self) -> PendingWork | None:
         """For the engine: what `next_run` would give."""
         if self.is_closed or self._arena is None:
             return None
@@ -286,7 +286,7 @@ class HopSession:
         stayed_ms = (time.perf_counter() - self._arrived.pop(sweep.sequence)) * 1e3
         waited_ms = stayed_ms - run.compute_ms - run.encode_ms
         link_ms = self.replies.link_ms if self._next is None else self._next.rtt_ms / 2
-        other_ms = run.encode_ms + self._shop.engine.handling.mean_ms
+        other_ms = run.encode_ms + self._shop.engine.loop_cost.mean_ms
         times = (*run.work.frame.times, HopTime(max(waited_ms, 0.0), run.compute_ms, other_ms, link_ms))
         self._shop.tally.swept(run.work, len(self.span), max(waited_ms, 0.0), run.compute_ms)
         if self._is_tail:
