@@ -155,7 +155,7 @@ class SweepRun:
         return [(place, offset) for place, offset in enumerate(chosen) if appended[offset] >= picks_from]
 
     def keep(self, hidden: torch.Tensor, chosen: Sequence[int]) -> None:
-        """Take the hidden rows [len(chosen), hidden_size] of these nodes, for the next hop or, at the tail, for a head."""
+        """Take hidden rows [len(chosen), hidden_size] of these nodes, for the next hop or, at the tail, for a head."""
         want = self.work.frame.sweep.want
         if not self.is_tail:
             self._hidden.append(hidden)

@@ -211,7 +211,7 @@ async def test_a_swarm_with_an_offloaded_node_gives_the_same_text() -> None:
         async with swarm_here(TARGET, ["0-12"], **options) as here, here.client() as client:
             result = await client.generate("The river", max_new_tokens=8, seed=3, temperature=0.8, nodes=0)
             texts.append(result.tokens)
-            model = here.nodes[0]._model
+            model = here.nodes[0].running.host.model
             assert isinstance(model, OffloadedSpan) is bool(options)
             if isinstance(model, OffloadedSpan):
                 assert model.belt.reads >= 8 * 10

@@ -229,7 +229,7 @@ async def test_a_long_prefill_does_not_hold_up_another_session(
 
     def watched(batch: Batch[Schedulable]) -> dict[SweepRun, Exception]:
         run = batch.members[0].run
-        if run.model is first._model:
+        if run.model is first.running.host.model:
             slices.append(len(run.work.frame.sweep.tokens))
         return run_batch(batch)
 
@@ -269,7 +269,7 @@ async def test_sweeps_that_wait_at_a_hop_share_a_forward(running: Running, monke
     run_batch = Batch.run
 
     def watched(batch: Batch[Schedulable]) -> dict[SweepRun, Exception]:
-        if batch.members[0].run.model is first._model:
+        if batch.members[0].run.model is first.running.host.model:
             shared.append(len(batch.members))
         return run_batch(batch)
 

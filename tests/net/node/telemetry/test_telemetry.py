@@ -20,7 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-import node.serve
+import node.lifecycle.startup
 from node.telemetry.outbox import MAX_EVENTS, Outbox
 from node.telemetry.publisher import Address, PublishIntervals, TelemetryPublisher
 from swarm.demo import DRAFT, TARGET
@@ -239,7 +239,7 @@ async def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     """A broker and an ear for a whole node, which speaks quickly."""
     port = free_port()
     monkeypatch.setattr(
-        node.serve, "TelemetryPublisher", partial(TelemetryPublisher, pace=replace(QUICK, metrics_s=0.5))
+        node.lifecycle.startup, "TelemetryPublisher", partial(TelemetryPublisher, pace=replace(QUICK, metrics_s=0.5))
     )
     with mosquitto(tmp_path, port):
         async with ear_at(port) as ear:
