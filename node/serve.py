@@ -73,14 +73,14 @@ class Node:
         try:
             if is_listed:
                 await announcer.announce(NodeState.DRAINING)
-            outbox.tell(EventKind.DRAINING, "takes no new sessions: it leaves")
+            outbox.add_event(EventKind.DRAINING, "takes no new sessions: it leaves")
             await running.host.drain("the node leaves the swarm")
             if is_listed:
                 await self.registry.withdraw(announcer.record(NodeState.DRAINING))
         except RegistryError as trouble:
             logger.warning("left without saying so: %s", trouble)  # the record runs out by itself
         finally:
-            outbox.tell(EventKind.LEFT, "left the swarm")
+            outbox.add_event(EventKind.LEFT, "left the swarm")
             await self._stack.aclose()
 
     @property
@@ -152,4 +152,4 @@ class Node:
         announcer.choose(span)
         await host.reload(span)
         await announcer.announce(NodeState.SERVING)
-        self.running.resources.outbox.tell(EventKind.MOVED, f"moved to {span.describe(count)}")
+        self.running.resources.outbox.add_event(EventKind.MOVED, f"moved to {span.describe(count)}")

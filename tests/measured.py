@@ -50,7 +50,7 @@ GOOD = Probe(
     return_ms=25.0,
 )
 FAILED = Probe(ok=False, error="nobody answered")
-SCENE = NodeSnapshot(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.1),), 2, 10, 4_096, 1_000.0)
+SNAPSHOT = NodeSnapshot(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.1),), 2, 10, 4_096, 1_000.0)
 
 
 @dataclass
@@ -109,14 +109,14 @@ class MeasuredNode:
     """A node's counters without the node."""
 
     tally: NodeCounters = field(default_factory=NodeCounters)
-    scene: NodeSnapshot = SCENE
+    snapshot: NodeSnapshot = SNAPSHOT
 
     def __post_init__(self) -> None:
         model = ModelIdentity("whole", "a" * 64, "c" * 64, "w" * 64, "t" * 64, 12)
         device = Device(torch.device("cpu"))
         device.memory_bytes, device.temperature_c = (lambda: 10_000), (lambda: 61.0)  # type: ignore[method-assign]
-        subject = NodeDescription(model, None, device, self.tally, self.look)
-        self.figures = NodeFigures(PeerId("QmFirst"), subject)
+        description = NodeDescription(model, None, device, self.tally, self.look)
+        self.figures = NodeFigures(PeerId("QmFirst"), description)
 
     def look(self) -> NodeSnapshot:
         """Before every scrape a sweep was run, after a long wait, and one failed."""
@@ -127,4 +127,4 @@ class MeasuredNode:
         tally.failed(ArithmeticError("hidden states are not finite"))
         tally.sweeps += 1
         assert tally.errors_by_kind[ErrorKind.INTERNAL] == tally.errors
-        return self.scene
+        return self.snapshot

@@ -173,7 +173,7 @@ class Engine:
         try:
             if batch.predicted_ms <= SHORT_MS and self._newest is None:
                 failed, on_cpu_ms = _run_timed(batch)
-                self.loop_cost.computed(on_cpu_ms)
+                self.loop_cost.add_compute(on_cpu_ms)
                 await asyncio.sleep(0)  # the loop's other work has its turn
             else:
                 failed, on_cpu_ms = await self.on_thread(lambda: _run_timed(batch))
@@ -241,7 +241,7 @@ class Engine:
             if error is not None:
                 member.session.fail(error, member.run)
             elif member.run.is_done:
-                self.loop_cost.swept()
+                self.loop_cost.end_sweep()
                 member.session.finish(member.run)
         except Exception as trouble:  # noqa: BLE001 - one session's failure must not end the others
             member.session.fail(trouble, member.run)

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from node.lifecycle.resources import NodeResources
 from node.lifecycle.span_host import SpanHost
 from node.membership.duplicate_identity import check_still_alone
-from node.model.malloc_trim import give_back
+from node.model.malloc_trim import trim_heap
 from node.telemetry.report import NodeSnapshot
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import RECORD_TTL_S
@@ -67,7 +67,7 @@ class Announcer:
             RegistryError: the directory does not take it.
         """
         self._state = state
-        self._resources.outbox.want(MessageKind.STATUS)
+        self._resources.outbox.request(MessageKind.STATUS)
         async with self._one_by_one:
             record = self.record(self._state)
             self.announced = record
@@ -83,7 +83,7 @@ class Announcer:
         while True:
             await asyncio.sleep(ANNOUNCE_S)
             await resources.dialer.tidy()
-            await asyncio.to_thread(give_back)
+            await asyncio.to_thread(trim_heap)
             try:
                 assert self.announced is not None
                 await check_still_alone(resources.registry, self.announced)

@@ -24,7 +24,7 @@ from node.membership.duplicate_identity import check_alone
 from node.membership.joining import SpanReservation, joiners_choice
 from node.membership.model_mismatch import check_same_model
 from node.membership.rebalance import Rebalance
-from node.model.checkpoint import Checkpoint, open_called
+from node.model.checkpoint import Checkpoint, open_named
 from node.model.device import Device
 from node.model.loading import Say, check_compute, check_kv, compute_of, fitting_layers, free_bytes, pick_device
 from node.model.span import dissect
@@ -142,7 +142,7 @@ class StartUp:
             raise UnknownModel(f"say which MODEL to serve; models in this swarm: {names}")
         name = config.model or known[0].name
         self._say(f"model: {name}")
-        checkpoint = await asyncio.to_thread(open_called, name, config)
+        checkpoint = await asyncio.to_thread(open_named, name, config)
         commit = checkpoint.hub.commit if checkpoint.hub else None
         identity = await asyncio.to_thread(model_identity, checkpoint.folder, checkpoint.name, commit)
         note = check_same_model(identity, known, must_match=config.model is None)
@@ -167,7 +167,7 @@ class StartUp:
         await self._be_dialled_back(starting)
         resources.rebalance.arrived()
         await announcer.announce(NodeState.SERVING)
-        resources.outbox.tell(EventKind.JOINED, f"serves {announcer.span.describe(resources.identity.num_layers)}")
+        resources.outbox.add_event(EventKind.JOINED, f"serves {announcer.span.describe(resources.identity.num_layers)}")
         announcing = announcing or scope.spawn(announcer.keep_announcing())
         return Running(resources, host, announcer, announcing, reservation)
 

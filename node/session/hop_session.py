@@ -50,7 +50,14 @@ logger = logging.getLogger(__name__)
 
 
 class HopSession:
-    """One session's hop; `run` owns it from attach to close."""
+    """One session's hop; `run` owns it from attach to close.
+
+    Attributes:
+        credits: how much may be unanswered.
+        replies: at the tail, what the client has not confirmed.
+        log: the session's rules and state here.
+        journal: what the next hop may need again (R5).
+    """
 
     def __init__(self, shop: NodeContext, attach: Attach, credits: Credits) -> None:
         self.credits = credits
@@ -92,7 +99,7 @@ class HopSession:
 
     @property
     def max_row_bytes(self) -> int:
-        """Most bytes of rows in a frame: every node that the session may hold (a snapshot's), in its codec."""
+        """The largest frame's bytes of rows: every node that the session may hold (a snapshot's), in its codec."""
         tokens = self.credits.window_tokens + self.credits.nodes
         return self._role.codec.row_bytes(self._shop.model.hidden_size) * tokens
 
@@ -166,15 +173,15 @@ class HopSession:
             self._upstreams.note(frame)
             self._arrived[frame.sweep.sequence] = time.perf_counter()
             self._shop.engine.submit(self)
-        elif not self._upstreams.is_double(upstream, frame) and self._is_tail:
+        elif not self._upstreams.is_duplicate(upstream, frame) and self._is_tail:
             self.replies.resend(frame.sweep.sequence)
 
     def restore(self, upstream: UpstreamStream, snapshot: Snapshot) -> None:
         """Forget what was here and continue from a snapshot (R5), unless a replica brought as much already."""
         if upstream not in self._upstreams or self.is_closed:
             return
-        is_double = len(self._upstreams) > 1 and snapshot.sequence <= self.log.received.sequence
-        if is_double and self._asked_in < self._attach.generation:
+        is_duplicate = len(self._upstreams) > 1 and snapshot.sequence <= self.log.received.sequence
+        if is_duplicate and self._asked_in < self._attach.generation:
             return
         try:
             check_rows(snapshot.rows, self._shop.model, self._role.codec, is_first=self._attach.index == 0)
@@ -200,7 +207,7 @@ class HopSession:
             self._lease.hold(seconds)
 
     def warn(self, reason: str) -> None:
-        """Say that this hop leaves soon, and serve on."""
+        """Report that this hop leaves soon, and serve on."""
         self._upstreams.report(HopLeaving(self._shop.peer, str(self.span), reason))
 
     def closed_by(self, upstream: UpstreamStream, close: Close) -> None:
@@ -220,7 +227,7 @@ class HopSession:
         self.dismiss(reason)
 
     def expire(self, reason: str) -> None:
-        """End a session that nobody wants any more, here and behind."""
+        """End a session that no client asks for any more, here and behind."""
         self._upstreams.report(HopClosed(self._shop.peer, str(self._role.span), reason))
         self.close(reason)
 
@@ -249,13 +256,13 @@ class HopSession:
             self.close("ended")
             self._lease.cancel()
             self._upstreams.end()
-            self._arena = self._running = None  # its KV is free now, whoever still holds this session
+            self._arena = self._running = None  # its KV is free now, whatever still refers to this session
             self.journal.drop()
             self._account()
             logger.info("session over: %s; %d sweeps", self._reason, self.log.received.sequence)
 
     def pending(self) -> PendingWork | None:
-        """For the engine: what `next_run` would give."""
+        """For the engine: what `next_run` would return."""
         if self.is_closed or self._arena is None:
             return None
         rows = self.log.next_rows if self._running is None else self._running.remaining
@@ -376,7 +383,7 @@ class HopSession:
             try:
                 await self._closed.wait()
             finally:
-                self._upstreams.end()  # whoever closed waits for this hop only, not for all behind it
+                self._upstreams.end()  # the hop before waits for this hop only, not for all behind it
                 self._next.close(None if self._is_dismissed else self._reason)
                 await self._next.gone()
 

@@ -25,7 +25,12 @@ MAX_SESSIONS = 1_024
 
 
 class SessionTable:
-    """All sessions of this node; each holds its reservation until it ends."""
+    """All sessions of this node; each holds its reservation until it ends.
+
+    Attributes:
+        kv_tokens: the KV budget of all sessions together.
+        draining: whether new sessions are refused.
+    """
 
     def __init__(self, shop: NodeContext, identity: ModelIdentity, kv_tokens: int, scope: TaskScope) -> None:
         self.kv_tokens = kv_tokens
@@ -104,7 +109,7 @@ class SessionTable:
             kv_tokens_total=self.kv_tokens,
             kv_tokens_free=self.kv_tokens_free,
             sessions=len(self),
-            counters=self._shop.tally.counters(model.forwards, model.rows_in),
+            counters=self._shop.tally.to_message(model.forwards, model.rows_in),
         )
 
     async def drain(self, seconds: float) -> bool:
@@ -126,11 +131,11 @@ class SessionTable:
             hop.leave(reason)
 
     def _reserve(self, attach: Attach) -> HopSession:
-        want = attach.open
+        asked = attach.open
         peer, span = self._shop.peer, str(attach.route[attach.index].span)
         if self.draining:
             raise HopClosed(peer, span, "is leaving the swarm")
-        credits = Credits(want.window_tokens, min(want.sweeps, MAX_SWEEPS), min(want.nodes, MAX_NODES))
+        credits = Credits(asked.window_tokens, min(asked.sweeps, MAX_SWEEPS), min(asked.nodes, MAX_NODES))
         tokens = credits.window_tokens + credits.nodes
         if len(self._open) >= MAX_SESSIONS:
             raise Busy(peer, span, f"has {MAX_SESSIONS} sessions already")
@@ -172,8 +177,8 @@ class SessionTable:
             or ends[-1] != model.num_layers
         ):
             raise RemoteProtocolError("route", f"its spans do not cover layers 0-{model.num_layers} one after another")
-        want = attach.open
-        if min(want.window_tokens, want.sweeps, want.nodes) < 1:
+        asked = attach.open
+        if min(asked.window_tokens, asked.sweeps, asked.nodes) < 1:
             raise RemoteProtocolError("open", "a session asks for at least one token, one sweep and one node")
-        if model.max_positions is not None and want.window_tokens > model.max_positions:
-            raise ContextFull(f"{want.window_tokens} tokens; the model's context is {model.max_positions}")
+        if model.max_positions is not None and asked.window_tokens > model.max_positions:
+            raise ContextFull(f"{asked.window_tokens} tokens; the model's context is {model.max_positions}")

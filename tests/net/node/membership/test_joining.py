@@ -67,8 +67,8 @@ async def reserve(registry: Registry, together: asyncio.Barrier) -> tuple[Span |
         if len(announced) == 1:
             await together.wait()
 
-    seats = SpanReservation(registry, MODEL, announce)
-    return await seats.reserve(joiners_choice(registry.peer_id, 6, MODEL)), announced
+    reservation = SpanReservation(registry, MODEL, announce)
+    return await reservation.reserve(joiners_choice(registry.peer_id, 6, MODEL)), announced
 
 
 async def two_at_once(one: Registry, two: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,8 +217,8 @@ async def test_a_node_whose_turn_it_is_no_more_goes_on_where_it_is(monkeypatch: 
             assert rival.peer_id < mover.peer_id
             await rival.announce(replace(mover.serving(), peer=rival.peer_id, state=NodeState.JOINING, span=span))
 
-        seats = replace(reservation_of(mover), announce=announce)
-        await Rebalance(random.Random(0)).look(seats, mover)
+        reservation = replace(reservation_of(mover), announce=announce)
+        await Rebalance(random.Random(0)).look(reservation, mover)
         assert span_of(mover, network) == Span(6, 12)
         assert next(choices, "all asked") == "all asked"
 
