@@ -116,7 +116,7 @@ class SpanHost:
             engine=engine,
             registry=registry,
             dialer=resources.dialer,
-            tally=resources.counters,
+            counters=resources.counters,
             valid_tokens=valid_tokens,
             noise=lru_cache(NOISE_ROWS)(gumbel_row),
         )

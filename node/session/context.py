@@ -34,7 +34,7 @@ class NodeContext:
     engine: Engine
     registry: Registry
     dialer: Dialer
-    tally: NodeCounters
+    counters: NodeCounters
     valid_tokens: int
     """Ids that the tail may pick are below this."""
     noise: NoiseSource

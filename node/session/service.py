@@ -111,7 +111,7 @@ class NodeService:
             async with TaskScope() as scope:
                 scope.spawn(self._measure(requests, hop.replies))
                 scope.spawn(_send_pings(hop.replies))
-                out = TimedWriter(context, self._sessions.tally)
+                out = TimedWriter(context, self._sessions.counters)
                 async for message in hop.replies.stream(request.acked):
                     for part in split(message):
                         await out.write(part)
@@ -135,7 +135,7 @@ class NodeService:
             async with TaskScope() as scope:
                 reader = scope.spawn(self._read(requests, upstream))
                 reader.add_done_callback(lambda _: upstream.end())
-                await upstream.drain(TimedWriter(context, self._sessions.tally))
+                await upstream.drain(TimedWriter(context, self._sessions.counters))
         except TimeoutError:
             await _give_up(context)
 
@@ -172,7 +172,7 @@ class NodeService:
                 async for part in requests:
                     deadline.reschedule(loop.time() + UPSTREAM_S)
                     upstream.count_part()
-                    self._sessions.tally.bytes_in += len(part)
+                    self._sessions.counters.bytes_in += len(part)
                     message = assembler.feed(part)
                     if message is not None:
                         self._dispatch(message, hop, upstream)
@@ -216,15 +216,15 @@ async def _send_pings(replies: ReplyBuffer) -> None:
 class TimedWriter:
     """A stream's way out: TimeoutError when the peer does not read for `WRITE_S`."""
 
-    def __init__(self, context: Context, tally: NodeCounters) -> None:
+    def __init__(self, context: Context, counters: NodeCounters) -> None:
         self._context = context
-        self._tally = tally
+        self._counters = counters
 
     async def write(self, message: bytes) -> None:
         """Send one message."""
         async with asyncio.timeout(WRITE_S):
             await self._context.write(message)
-        self._tally.sent(len(message))
+        self._counters.sent(len(message))
 
 
 async def _give_up(context: Context) -> NoReturn:

@@ -25,10 +25,10 @@ class UpstreamSet:
         ready_for: the last generation of which all hops behind are attached; -1 before the first.
     """
 
-    def __init__(self, peer: PeerId, tally: NodeCounters, receipt: Callable[[int], Ack]) -> None:
+    def __init__(self, peer: PeerId, counters: NodeCounters, receipt: Callable[[int], Ack]) -> None:
         self.heard = self.ready_for = -1
         self._peer = peer
-        self._tally = tally
+        self._counters = counters
         self._receipt = receipt
         self._by_sender: dict[str, UpstreamStream] = {}
         self._rows = HedgeRows()
@@ -104,10 +104,10 @@ class UpstreamSet:
         difference = self._rows.compare(frame)
         if difference is None:
             return False
-        self._tally.doubles += 1
+        self._counters.doubles += 1
         assert frame.rows is not None, "it was compared"
         if difference > MAX_DIFFERENCE[frame.rows.codec]:
-            self._tally.differences += 1
+            self._counters.differences += 1
             if self._reported_in < self.heard:
                 self._reported_in = self.heard
                 reason = f"its rows differ from its replica's by {difference:.1e} of the largest value"

@@ -91,7 +91,7 @@ class NodeFigures:
 
     def collect(self) -> Iterable[Metric]:
         """For prometheus-client."""
-        sheet, description, tally = MetricSet(FIGURES), self.description, self.description.tally
+        sheet, description, counters = MetricSet(FIGURES), self.description, self.description.counters
         snapshot = description.look()
         model = description.model
         own = (self.peer, model.name, model.fingerprint, str(snapshot.span))
@@ -104,15 +104,15 @@ class NodeFigures:
         sheet.set(KV_USED, snapshot.kv_tokens_total - snapshot.kv_tokens_free)
         sheet.set(MEMORY, description.device.memory_bytes())
         sheet.set(HEAT, description.device.temperature_c())
-        sheet.spread(QUEUE, tally.queue_times)
-        sheet.spread(COMPUTE, tally.compute_times)
-        sheet.spread(FORWARD, tally.forward_times)
+        sheet.spread(QUEUE, counters.queue_times)
+        sheet.spread(COMPUTE, counters.compute_times)
+        sheet.spread(FORWARD, counters.forward_times)
         for kind in ErrorKind:
-            sheet.set(ERRORS, tally.errors_by_kind[kind], kind.value)
+            sheet.set(ERRORS, counters.errors_by_kind[kind], kind.value)
         sheet.set(BUSY, snapshot.worked_ms / 1e3)
-        sheet.set(REPLAYED, tally.replay_us / 1e6)
+        sheet.set(REPLAYED, counters.replay_us / 1e6)
         for name, figure in TOTALS.items():
-            sheet.set(figure, getattr(tally, name))
+            sheet.set(figure, getattr(counters, name))
         return sheet.collect()
 
 

@@ -46,7 +46,7 @@ class NodeDescription:
     name: str | None
     """Its public name, if it has one."""
     device: Device
-    tally: NodeCounters
+    counters: NodeCounters
     look: Callable[[], NodeSnapshot]
     """Reads how the node is now."""
 
@@ -71,8 +71,8 @@ class ErrorEvents:
         ("differences", EventKind.DIFFERENCE, "sweeps in which replicas differed"),
     )
 
-    def __init__(self, tally: NodeCounters, timer: Callable[[], float] = time.monotonic) -> None:
-        self._tally = tally
+    def __init__(self, counters: NodeCounters, timer: Callable[[], float] = time.monotonic) -> None:
+        self._counters = counters
         self._timer = timer
         self._reported = {name: (float("-inf"), 0) for name, _, _ in self.KINDS}
 
@@ -81,7 +81,7 @@ class ErrorEvents:
         now_s = self._timer()
         for name, event, words in self.KINDS:
             reported_s, reported = self._reported[name]
-            count = getattr(self._tally, name)
+            count = getattr(self._counters, name)
             if count > reported and now_s - reported_s >= QUIET_S:
                 self._reported[name] = (now_s, count)
                 outbox.add_event(event, f"{words}: {count - reported}")
@@ -99,7 +99,7 @@ class NodeReport:
         self._description = description
         self._outbox = outbox
         self._timer = timer
-        self._error_events = ErrorEvents(description.tally, timer)
+        self._error_events = ErrorEvents(description.counters, timer)
         self._started_at = round(time.time(), 3)
         self._started_s = timer()
         self._last = self._count(description.look())
@@ -126,7 +126,7 @@ class NodeReport:
         """What it has done."""
         self._error_events.add_to(self._outbox)
         description, snapshot = self._description, self._description.look()
-        tally, last = description.tally, self._last
+        counters, last = description.counters, self._last
         now = self._last = self._count(snapshot)
         sweeps = max(now.sweeps - last.sweeps, 1)
         passed_ms = max((now.at_s - last.at_s) * 1e3, 1e-3)
@@ -134,13 +134,13 @@ class NodeReport:
         return Metrics(
             stamp=stamp,
             uptime_s=round(now.at_s - self._started_s, 1),
-            sweeps=tally.sweeps,
-            tree_nodes=tally.tree_nodes,
-            tokens=tally.tokens,
-            layer_tokens=tally.layer_tokens,
-            bytes_in=tally.bytes_in,
-            bytes_out=tally.bytes_out,
-            errors=tally.errors,
+            sweeps=counters.sweeps,
+            tree_nodes=counters.tree_nodes,
+            tokens=counters.tokens,
+            layer_tokens=counters.layer_tokens,
+            bytes_in=counters.bytes_in,
+            bytes_out=counters.bytes_out,
+            errors=counters.errors,
             busy=round(min(worked_ms / passed_ms, 1.0), 4),
             queue_ms=round((now.queue_ms - last.queue_ms) / sweeps, 3),
             compute_ms=round((now.compute_ms - last.compute_ms) / sweeps, 3),
@@ -153,5 +153,5 @@ class NodeReport:
         )
 
     def _count(self, snapshot: NodeSnapshot) -> _Totals:
-        tally = self._description.tally
-        return _Totals(self._timer(), snapshot.worked_ms, tally.sweeps, tally.queue_ms, tally.compute_ms)
+        counters = self._description.counters
+        return _Totals(self._timer(), snapshot.worked_ms, counters.sweeps, counters.queue_ms, counters.compute_ms)

@@ -125,7 +125,7 @@ class Mortals:
         node = self.nodes[name]
         self._stalled.pop(node.peer_id)
         for session in node.sessions._open.values():
-            session._shop.engine.submit(session)
+            session._context.engine.submit(session)
 
     async def undisturbed(self, prompt: Sequence[int], **options: Unpack[GenerateOptions]) -> tuple[int, ...]:
         """The tokens of an undisturbed run, made once: how it is cut into sweeps and hops changes nothing."""
@@ -193,7 +193,7 @@ class Mortals:
             begin(chain, state)
 
         def stalling(hop: HopSession) -> SweepRun | None:
-            stall = self._stalled.get(hop._shop.peer)
+            stall = self._stalled.get(hop._context.peer)
             if stall is not None and stall.holds(hop):
                 stall.arrived.set()
                 return None

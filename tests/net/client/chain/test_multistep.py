@@ -152,9 +152,9 @@ async def test_it_goes_on_after_a_death_with_a_sweep_in_flight(
         return picks(probs, positions, guesses, seed, sequence)
 
     def stalling(hop: HopSession) -> SweepRun | None:
-        queue, is_it = hop.log._queue, hop._shop.peer in struck or (hop.is_tail == (place == -1) and not struck)
+        queue, is_it = hop.log._queue, hop._context.peer in struck or (hop.is_tail == (place == -1) and not struck)
         if is_it and hop._running is None and queue and queue[0].sweep.sequence >= STRUCK:
-            struck[:] = [hop._shop.peer]
+            struck[:] = [hop._context.peer]
             arrived.set()
             return None
         return run(hop)

@@ -191,9 +191,9 @@ async def test_rows_after_the_tails_death_with_a_sweep_in_flight(
     struck = list[str]()
 
     def stalling(hop: HopSession) -> SweepRun | None:
-        queue, is_it = hop.log._queue, hop._shop.peer in struck or (hop.is_tail and not struck)
+        queue, is_it = hop.log._queue, hop._context.peer in struck or (hop.is_tail and not struck)
         if is_it and hop._running is None and queue and queue[0].sweep.sequence >= 5:
-            struck[:] = [hop._shop.peer]
+            struck[:] = [hop._context.peer]
             arrived.set()
             return None
         return next_run(hop)

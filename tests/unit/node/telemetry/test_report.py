@@ -38,10 +38,10 @@ class Stage:
     """A node without a node."""
 
     def __init__(self) -> None:
-        self.timer, self.tally, self.outbox = Timer(), NodeCounters(), Outbox()
+        self.timer, self.counters, self.outbox = Timer(), NodeCounters(), Outbox()
         self.snapshot = NodeSnapshot(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.123456),), 2, 100, 4_096, 0.0)
         model = ModelIdentity("demo-target", PRINT, "c" * 64, "w" * 64, "t" * 64, 12)
-        description = NodeDescription(model, None, Device(torch.device("cpu")), self.tally, lambda: self.snapshot)
+        description = NodeDescription(model, None, Device(torch.device("cpu")), self.counters, lambda: self.snapshot)
         self.portrait = NodeReport(description, self.outbox, self.timer)
 
 
@@ -51,9 +51,10 @@ def stage() -> Stage:
 
 
 def test_metrics_are_totals_and_means_since_the_last(stage: Stage) -> None:
-    tally = stage.tally
-    tally.sweeps, tally.tree_nodes, tally.tokens, tally.layer_tokens = 10, 640, 30, 120
-    tally.queue_ms, tally.compute_ms, tally.bytes_in, tally.bytes_out, tally.errors = 5.0, 800.0, 1_000, 2_000, 1
+    counters = stage.counters
+    counters.sweeps, counters.tree_nodes, counters.tokens, counters.layer_tokens = 10, 640, 30, 120
+    counters.queue_ms, counters.compute_ms = 5.0, 800.0
+    counters.bytes_in, counters.bytes_out, counters.errors = 1_000, 2_000, 1
     stage.timer.now_s += 4
     stage.snapshot = replace(stage.snapshot, worked_ms=1_000.0)
     first = stage.portrait.metrics(STAMP)
@@ -62,7 +63,7 @@ def test_metrics_are_totals_and_means_since_the_last(stage: Stage) -> None:
     assert (first.bytes_in, first.bytes_out, first.errors, first.sessions) == (1_000, 2_000, 1, 2)
     assert (first.kv_tokens_free, first.kv_tokens_total, first.sweep_ms) == (100, 4_096, ((1, 8.123),))
     assert (first.device_memory_bytes, first.device_temperature_c) == (None, None)
-    tally.sweeps, tally.queue_ms, tally.compute_ms = 12, 25.0, 820.0
+    counters.sweeps, counters.queue_ms, counters.compute_ms = 12, 25.0, 820.0
     stage.timer.now_s += 2
     second = stage.portrait.metrics(STAMP)
     assert (second.sweeps, second.queue_ms, second.compute_ms, second.busy) == (12, 10.0, 10.0, 0.0)
@@ -106,12 +107,12 @@ async def everything(outbox: Outbox) -> list[Due]:
 
 
 async def test_trouble_is_told_seldom_and_added_up(stage: Stage) -> None:
-    troubles = ErrorEvents(stage.tally, stage.timer)
+    troubles = ErrorEvents(stage.counters, stage.timer)
     troubles.add_to(stage.outbox)
     assert await everything(stage.outbox) == []
-    stage.tally.errors, stage.tally.restores = 3, 1
+    stage.counters.errors, stage.counters.restores = 3, 1
     troubles.add_to(stage.outbox)
-    stage.tally.errors = 5
+    stage.counters.errors = 5
     troubles.add_to(stage.outbox)
     assert await everything(stage.outbox) == [
         PendingEvent(EventKind.ERROR, "errors in sessions: 3"),
