@@ -1,4 +1,4 @@
-"""A running node: starts, tells how to join it, moves where it is needed, and leaves politely.
+"""A running node: starts, moves where it is needed, and leaves in order.
 
 `async with Node(config, say) as node:` enters when the node is listed and exits when nothing of it is left.
 """

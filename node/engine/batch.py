@@ -1,7 +1,7 @@
 """Sweeps of several sessions in one forward. Any topological cut of a sweep gives the same result (F3).
 
 So a member's part is simply the next few nodes of its sweep. Members share the forward and the head; no row sees
-another session's. Owns no queue and no clock of turns: `node.engine.scheduler` chooses the members.
+another session's. Owns no queue: `node.engine.scheduler` chooses the members.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Batch(Generic[Session]):
 
     Attributes:
         members: one per session; the batch is the first one's turn.
-        predicted_ms: what the forward should take; 0 where nobody planned it.
+        predicted_ms: what the forward should take; 0 outside the scheduler.
     """
 
     def __init__(self, members: Sequence[BatchMember[Session]], predicted_ms: float = 0.0) -> None:

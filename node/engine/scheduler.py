@@ -59,7 +59,7 @@ class Schedulable(Protocol):
         """Take a finished sweep."""
 
     def fail(self, error: Exception, run: SweepRun | None = None) -> None:
-        """Take the error that ended a sweep; no sweep when it was the next one that could not be made."""
+        """Take the error that ended a sweep, or without `run` the error of `next_run`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class BatchResult:
 
 
 def _run_timed(batch: Batch[Schedulable]) -> tuple[dict[SweepRun, Exception], float]:
-    """Run it; who failed and why, and milliseconds that this thread had a CPU."""
+    """Run it; returns the runs that failed and why, and milliseconds that this thread had a CPU."""
     started = time.thread_time()
     failed = batch.run()
     return failed, (time.thread_time() - started) * 1e3
@@ -199,7 +199,7 @@ class Engine:
         self._charge(batch, [passed_ms * share for share in shares])
 
     def _charge(self, batch: Batch[Schedulable], charged_ms: Sequence[float]) -> None:
-        """Take from each balance; who joined another's turn owes a quantum at most."""
+        """Take from each balance; a session that joined another's turn owes a quantum at most."""
         lead = batch.members[0].session
         for member, milliseconds in zip(batch.members, charged_ms, strict=True):
             left_ms = self._balances_ms.get(member.session, 0.0) - milliseconds
@@ -215,7 +215,7 @@ class Engine:
     def _joining(self, leader: Schedulable, rows: int) -> Iterator[BatchMember[Schedulable]]:
         """Others whose whole sweeps share the forward of these rows, in the order of their turns.
 
-        The law: one more member delays everybody in the batch by what it adds, and spares whoever waits, itself
+        The law: one more member delays everybody in the batch by what it adds, and spares all that wait, itself
         included, one base. It joins while the first is no more than the second, so a round of turns is never longer
         for it. No batch is longer than a quantum.
         """

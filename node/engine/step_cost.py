@@ -10,7 +10,7 @@ from collections.abc import Sequence
 MIN_ROWS = 16
 MAX_ROWS = 1_024
 SLOPE_ROWS = 32
-"""A forward of so many rows tells what one more row costs; a smaller one tells the base."""
+"""A forward of so many rows shows what one more row costs; a smaller one shows the base."""
 LEARNING_RATE = 0.2
 
 

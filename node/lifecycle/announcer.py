@@ -1,6 +1,6 @@
 """What a node says of itself: its record in the directory, renewed while it runs, and its state for telemetry.
 
-Owns the record's span, state and sequence number. Loads nothing and serves nobody.
+Owns the record's span, state and sequence number. Loads nothing and serves nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The layers that a node has loaded, and the gRPC service on them: made, ended, and made anew when the node moves.
+"""The layers that a node has loaded, and the gRPC service on them: opened, ended, and replaced when the node moves.
 
 Owns the model, the engine, the sessions and the server. Says nothing to the directory.
 """

@@ -67,9 +67,9 @@ class Starting:
     host: SpanHost
     announcer: Announcer
     server: grpc.aio.Server
-    """Has its port, and answers nobody yet."""
+    """Has its port, and answers no call yet."""
     metrics_socket: socket | None
-    """Listens for scrapes; None where nobody asks for metrics."""
+    """Listens for scrapes; None without `--metrics-port`."""
 
 
 class StartUp:

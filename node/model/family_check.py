@@ -133,12 +133,12 @@ def _largest_error(config: PreTrainedConfig, load: Load) -> float:
     texts = torch.arange(SESSIONS * len(PARENTS)).reshape(SESSIONS, -1) * 7 % 120 + 3
     logits = _tree_logits(models, texts)
     worst = 0.0
-    for ids, made in zip(texts, logits, strict=True):
+    for ids, in_spans in zip(texts, logits, strict=True):
         for node in range(len(PARENTS)):
             with torch.no_grad():
                 alone = whole(ids[_path(node)][None], use_cache=False).logits[0, -1]
-            worst = max(worst, float((made[node] - alone).abs().max()))
-        worst = max(worst, float((made[TIP] - _decoded(whole, ids[_path(TIP)])).abs().max()))
+            worst = max(worst, float((in_spans[node] - alone).abs().max()))
+        worst = max(worst, float((in_spans[TIP] - _decoded(whole, ids[_path(TIP)])).abs().max()))
     return worst
 
 

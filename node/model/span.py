@@ -257,7 +257,7 @@ def fill_span(
     return model
 
 
-def _class_without(layout: ModelLayout, span: Span, held: Container[str]) -> Any:  # noqa: ANN401 - a class made here
+def _class_without(layout: ModelLayout, span: Span, held: Container[str]) -> Any:  # noqa: ANN401 - a class of its own per call
     base: Any = layout.model_class
 
     class PartialModel(base):  # type: ignore[misc]

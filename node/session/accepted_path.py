@@ -59,7 +59,7 @@ def _tip(state: SessionState) -> Parent:
 
 
 def requested_rows(sweep: Sweep, path: Iterable[TreeNodeId]) -> tuple[TreeNodeId, ...]:
-    """The nodes whose hidden rows answer a sweep: its own on the path whose picks are wanted, the deepest of them."""
+    """The nodes whose hidden rows answer a sweep: its own on the path whose picks are asked for, the deepest ones."""
     if sweep.want is None or not sweep.want.hidden_rows:
         return ()
     end = sweep.first_id + len(sweep.tokens)

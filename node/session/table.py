@@ -53,7 +53,7 @@ class SessionTable:
 
     @property
     def worked_ms(self) -> float:
-        """How long the engine has computed since it was made."""
+        """How long the engine has computed since its start."""
         return self._context.engine.worked_ms
 
     @property
