@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from node.config import ServeConfig
-from node.lifecycle.startup import Running, StartUp
+from node.lifecycle.startup import RunningNode, StartUp
 from node.model.loading import Say
 from node.session.table import SessionTable
 from swarm.discovery.coverage import serve_line
@@ -41,7 +41,7 @@ class Node:
         self._say = say
         self._stack = AsyncExitStack()
         self._start_up = StartUp(config, say, registry, self._stack)
-        self._running: Running | None = None
+        self._running: RunningNode | None = None
         self._looking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -84,7 +84,7 @@ class Node:
             await self._stack.aclose()
 
     @property
-    def running(self) -> Running:
+    def running(self) -> RunningNode:
         """What exists while the node runs."""
         assert self._running is not None, "the node was not started"
         return self._running

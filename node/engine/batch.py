@@ -20,21 +20,21 @@ from node.engine.sweep_run import SweepRun, SweepSlice
 
 logger = logging.getLogger(__name__)
 
-Session = TypeVar("Session")
+SessionT = TypeVar("SessionT")
 
 
 @dataclass(frozen=True, slots=True)
-class BatchMember(Generic[Session]):
+class BatchMember(Generic[SessionT]):
     """One session's part of a batch."""
 
-    session: Session
+    session: SessionT
     """Whose sweep it is."""
     run: SweepRun
     rows: int
     """How many of its next tree nodes are run."""
 
 
-class Batch(Generic[Session]):
+class Batch(Generic[SessionT]):
     """Parts of sweeps with the same layers of the same model, run together once.
 
     Attributes:
@@ -42,7 +42,7 @@ class Batch(Generic[Session]):
         predicted_ms: what the forward should take; 0 outside the scheduler.
     """
 
-    def __init__(self, members: Sequence[BatchMember[Session]], predicted_ms: float = 0.0) -> None:
+    def __init__(self, members: Sequence[BatchMember[SessionT]], predicted_ms: float = 0.0) -> None:
         self.members = tuple(members)
         self.predicted_ms = predicted_ms
         self._failed: dict[SweepRun, Exception] = {}

@@ -47,7 +47,7 @@ from swarm.transport.dial import Dialer
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningNode:
     """Everything that exists while a node runs."""
 
     resources: NodeResources
@@ -89,7 +89,7 @@ class StartUp:
         self._registry = registry
         self._stack = stack
 
-    async def run(self) -> Running:
+    async def run(self) -> RunningNode:
         """Serve; returns once the node is listed.
 
         Raises:
@@ -150,7 +150,7 @@ class StartUp:
             self._say(note)
         return checkpoint, identity
 
-    async def _serve(self, starting: Starting) -> Running:
+    async def _serve(self, starting: Starting) -> RunningNode:
         """Choose layers, load and serve them, and list the node."""
         config, resources = self._config, starting.resources
         host, announcer, scope = starting.host, starting.announcer, starting.resources.scope
@@ -169,7 +169,7 @@ class StartUp:
         await announcer.announce(NodeState.SERVING)
         resources.outbox.add_event(EventKind.JOINED, f"serves {announcer.span.describe(resources.identity.num_layers)}")
         announcing = announcing or scope.spawn(announcer.keep_announcing())
-        return Running(resources, host, announcer, announcing, reservation)
+        return RunningNode(resources, host, announcer, announcing, reservation)
 
     async def _reserve_span(self, starting: Starting) -> SpanReservation:
         """Reserve the span that the swarm needs most."""

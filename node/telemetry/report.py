@@ -52,7 +52,7 @@ class NodeDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class _Totals:
+class _PublishedTotals:
     """The running totals when metrics were last published."""
 
     at_s: float
@@ -152,6 +152,8 @@ class NodeReport:
             device_temperature_c=description.device.temperature_c(),
         )
 
-    def _count(self, snapshot: NodeSnapshot) -> _Totals:
+    def _count(self, snapshot: NodeSnapshot) -> _PublishedTotals:
         counters = self._description.counters
-        return _Totals(self._timer(), snapshot.worked_ms, counters.sweeps, counters.queue_ms, counters.compute_ms)
+        return _PublishedTotals(
+            self._timer(), snapshot.worked_ms, counters.sweeps, counters.queue_ms, counters.compute_ms
+        )
