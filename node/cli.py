@@ -21,9 +21,9 @@ from swarm.runtime.console import make_console
 
 def main() -> None:
     """Run the command line; errors are one line and a non-zero exit."""
-    mistaken = nodejs.explain(sys.argv[1:], nodejs.find_nodejs(Path(sys.argv[0])))
-    if mistaken is not None:
-        sys.exit(_fail(mistaken, 2))
+    meant_nodejs = nodejs.explain(sys.argv[1:], nodejs.find_nodejs(Path(sys.argv[0])))
+    if meant_nodejs is not None:
+        sys.exit(_fail(meant_nodejs, 2))
     config = tyro.extras.subcommand_cli_from_dict(
         {"serve": ServeConfig},
         prog="node",
@@ -35,7 +35,7 @@ def main() -> None:
 
 def serve(config: ServeConfig) -> int:
     """Serve until a signal or a failure; returns the exit status."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it has to say comes as exceptions too
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its messages come as exceptions too
     logging.basicConfig(level=os.environ.get("CANOPY_LOG", "WARNING"), format="%(asctime)s %(name)s: %(message)s")
     try:
         model, mqtt = config.model or os.environ.get("CANOPY_MODEL"), config.mqtt or os.environ.get("CANOPY_MQTT")
@@ -47,7 +47,7 @@ def serve(config: ServeConfig) -> int:
 
 async def _run(config: ServeConfig) -> None:
     config.check()
-    from node.serve import Node  # torch and transformers take seconds to import: bad options are told before
+    from node.serve import Node  # torch and transformers take seconds to import: bad options are reported before
     from swarm.runtime.gc_freeze import settle
     from swarm.runtime.library_logging import quiet_libraries
 

@@ -1,4 +1,4 @@
-"""What `node serve` can be told; the command line is built from it and defaults stand here only."""
+"""The options of `node serve`: the command line is built from them, and defaults stand here only. Loads nothing."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class ServeConfig:
         return self.layers.strip() == "auto"
 
     def check(self) -> None:
-        """Refuse what no model, device or swarm could make right, before anything slow is begun.
+        """Refuse what is wrong for every model, device and swarm, before anything slow begins.
 
         Raises:
             ConfigError: names the option and what to write.

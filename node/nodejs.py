@@ -1,4 +1,4 @@
-"""Says one helpful line to those who wanted Node.js and got Canopy's `node`. Runs nothing."""
+"""One helpful line for those who meant Node.js and got Canopy's `node`. Runs nothing."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ GOOD = Probe(
     return_ms=25.0,
 )
 FAILED = Probe(ok=False, error="nobody answered")
-SCENE = NodeSnapshot(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.1),), 2, 10, 4_096, 1_000.0)
+SNAPSHOT = NodeSnapshot(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.1),), 2, 10, 4_096, 1_000.0)
 
 
 @dataclass
@@ -108,23 +108,23 @@ class MeasuredHealth:
 class MeasuredNode:
     """A node's counters without the node."""
 
-    tally: NodeCounters = field(default_factory=NodeCounters)
-    scene: NodeSnapshot = SCENE
+    counters: NodeCounters = field(default_factory=NodeCounters)
+    snapshot: NodeSnapshot = SNAPSHOT
 
     def __post_init__(self) -> None:
         model = ModelIdentity("whole", "a" * 64, "c" * 64, "w" * 64, "t" * 64, 12)
         device = Device(torch.device("cpu"))
         device.memory_bytes, device.temperature_c = (lambda: 10_000), (lambda: 61.0)  # type: ignore[method-assign]
-        subject = NodeDescription(model, None, device, self.tally, self.look)
-        self.figures = NodeFigures(PeerId("QmFirst"), subject)
+        description = NodeDescription(model, None, device, self.counters, self.look)
+        self.figures = NodeFigures(PeerId("QmFirst"), description)
 
     def look(self) -> NodeSnapshot:
         """Before every scrape a sweep was run, after a long wait, and one failed."""
-        tally = self.tally
-        tally.queue_times.add_ms(2_000.0)
-        tally.compute_times.add_ms(40.0)
-        tally.forwarded([15.0, 25.0])
-        tally.failed(ArithmeticError("hidden states are not finite"))
-        tally.sweeps += 1
-        assert tally.errors_by_kind[ErrorKind.INTERNAL] == tally.errors
-        return self.scene
+        counters = self.counters
+        counters.queue_times.add_ms(2_000.0)
+        counters.compute_times.add_ms(40.0)
+        counters.forwarded([15.0, 25.0])
+        counters.failed(ArithmeticError("hidden states are not finite"))
+        counters.sweeps += 1
+        assert counters.errors_by_kind[ErrorKind.INTERNAL] == counters.errors
+        return self.snapshot

@@ -154,15 +154,15 @@ async def _serve(stack: AsyncExitStack, way: str, url: str, folder: Path) -> Ser
 
 async def measure_publisher(url: str, seconds: float) -> float:
     """CPU seconds per second of a publisher that says what a serving node says, in a process that does nothing else."""
-    identity, tally, outbox = Identity.ephemeral(), NodeCounters(), Outbox()
+    identity, counters, outbox = Identity.ephemeral(), NodeCounters(), Outbox()
     model = ModelIdentity("demo-target", "0" * 64, "0" * 64, "0" * 64, "0" * 64, 12)
-    scene = NodeSnapshot(
+    snapshot = NodeSnapshot(
         Span(0, 12), NodeState.SERVING, "cpu-float32", ((1, 8.0), (8, 9.0), (64, 20.0)), 1, 1_000, 4_096, 1.0
     )
-    subject = NodeDescription(model, None, Device(torch.device("cpu")), tally, lambda: scene)
+    description = NodeDescription(model, None, Device(torch.device("cpu")), counters, lambda: snapshot)
     connected = asyncio.Event()
     address = Address(parse_broker(url), "canopy", model.fingerprint, identity)
-    async with TelemetryPublisher(address, NodeReport(subject, outbox), outbox, lambda _: connected.set()):
+    async with TelemetryPublisher(address, NodeReport(description, outbox), outbox, lambda _: connected.set()):
         await connected.wait()
         began_s, cpu_s = time.monotonic(), time.process_time()
         await asyncio.sleep(seconds)

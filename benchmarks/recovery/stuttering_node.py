@@ -8,22 +8,23 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Sequence
 
 from node.cli import main
+from node.engine.batch import Batch
+from node.engine.scheduler import Schedulable
 from node.engine.sweep_run import SweepRun
 
 
 def stutter(chance: float, seconds: float) -> None:
     """Let each forward wait `seconds` with this probability, all else of the machine with it."""
-    rng, advance = random.Random(0), SweepRun.advance
+    rng, run_batch = random.Random(0), Batch.run
 
-    def stuttering(run: SweepRun, count: int, others: Sequence[SweepRun] = ()) -> dict[SweepRun, Exception]:
+    def stuttering(batch: Batch[Schedulable]) -> dict[SweepRun, Exception]:
         if rng.random() < chance:
             time.sleep(seconds)
-        return advance(run, count, others)
+        return run_batch(batch)
 
-    SweepRun.advance = stuttering  # type: ignore[method-assign, assignment]
+    Batch.run = stuttering  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

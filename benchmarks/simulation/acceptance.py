@@ -30,7 +30,7 @@ from client.decode.walk import Walk
 from client.drafting.drafter import Drafter, ModelDrafter, NoDrafter, TreeDrafter
 from client.drafting.search.local_session import LocalSession
 from client.drafting.search.tree import DraftTree
-from node.session.accepted_path import AcceptedPath, rows_wanted
+from node.session.accepted_path import AcceptedPath, requested_rows
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.inference.row_codec import encode_rows, lossless_codec
@@ -138,7 +138,7 @@ def answer(session: LocalSession, sweep: Sweep) -> Reply:
     reply = Reply(sweep.sequence, sweep.generation, tuple(zip(wanted, picks, strict=True)))
     accepted_path = AcceptedPath()
     accepted_path.note(dict(reply.picks), state, is_cut=True)
-    row_ids = rows_wanted(sweep, accepted_path.walk(state, sweep))
+    row_ids = requested_rows(sweep, accepted_path.walk(state, sweep))
     if not row_ids:
         return reply
     rows = hidden[[node - sweep.first_id for node in row_ids]]

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 
+from node.engine.batch import Batch, BatchMember
 from node.engine.sweep_run import HopRole, SweepRun
 from node.model.span import SpanModel
 from node.session.service import Context
@@ -61,7 +62,7 @@ class StarSession:
         work = self._log.next_work()
         assert work is not None, "just received"
         run = SweepRun(self._model, self._arena, self._role, work, self._log.executed.sampling)
-        for error in run.advance(run.remaining).values():
+        for error in Batch([BatchMember(self, run, run.remaining)]).run().values():
             raise error
         if run.rows is not None:
             return SweepFrame(sweep, None, run.rows)

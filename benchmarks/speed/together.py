@@ -18,6 +18,7 @@ import torch
 import tyro
 
 from benchmarks.sheet import Sheet
+from node.engine.batch import Batch, BatchMember
 from node.engine.sweep_run import HopRole, SweepRun
 from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, load_span
@@ -85,7 +86,7 @@ class BinaryTreeSession:
         self._log, self._arena = HopLog(limits), KvCache(model.layout, 1_024)
         self._role = HopRole(model.span, lossless_codec(model.dtype), model.vocab_size, gumbel_row)
         run = self.next([None, *range(CONTEXT - 1)], commit=CONTEXT - 1)
-        run.advance(run.remaining)
+        Batch([BatchMember(self, run, run.remaining)]).run()
 
     def next(self, parents: Sequence[int | None], commit: int = 0) -> SweepRun:
         """The next sweep, ready to run. Parents are places in it; `commit` is the place of the node that comes true."""
@@ -122,12 +123,13 @@ def measure(model: SpanModel, nodes: int, sessions: int, repeats: int) -> tuple[
     crowd = [BinaryTreeSession(model, seed) for seed in range(sessions)]
     times: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(2 * repeats):
-        runs, together = [session.next(parents) for session in crowd], turn % 2 == 0
+        together = turn % 2 == 0
+        members = [BatchMember(session, session.next(parents), nodes + 1) for session in crowd]
         started = time.perf_counter()
         if together:
-            failed = runs[0].advance(nodes + 1, runs[1:])
+            failed = Batch(members).run()
         else:
-            failed = {run: error for one in runs for run, error in one.advance(nodes + 1).items()}
+            failed = {run: error for one in members for run, error in Batch([one]).run().items()}
         times[together].append((time.perf_counter() - started) * 1e3)
         assert not failed, failed
     return median(times[True]), median(times[False])

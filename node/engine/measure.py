@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from node.engine.scheduler import LEAST_ROWS, StepCost
+from node.engine.step_cost import MIN_ROWS, StepCost
 from node.model.span import SpanModel
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
@@ -19,17 +19,17 @@ from swarm.protocol.messages import Sampling
 
 TREE_NODES = (1, 8, 64)
 REPEATS = 5
-WARMED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Tree nodes of the sweeps that a card sees before its first one: it loads kernels, which differ with the size."""
+WARM_UP_NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Tree nodes of the sweeps that a GPU runs before its first one: it loads kernels, which differ with the size."""
 OFFLOADED_ROWS = 2_560
-"""The largest tree of one session, and more."""
+"""More rows than the largest tree of one session."""
 
 
 def measure_sweeps(model: SpanModel, clock: Callable[[], float] = time.perf_counter) -> tuple[tuple[int, float], ...]:
     """Median milliseconds of a sweep's forward at 1, 8 and 64 tree nodes, head included at the tail.
 
-    In turns, so that a bad moment of the machine makes none of them alone slow; and a larger sweep holds a smaller one,
-    so it is never quicker.
+    The sizes take turns, so that a slow moment of the machine does not fall on one of them alone. The results never
+    fall with the size, because a larger sweep includes a smaller one.
     """
     if model.device.type == "cuda":
         warm_up(model)
@@ -39,12 +39,12 @@ def measure_sweeps(model: SpanModel, clock: Callable[[], float] = time.perf_coun
 
 
 def warm_up(model: SpanModel) -> None:
-    """Run trees of many sizes below one token, and pick after them, so that nobody's text waits for what is loaded."""
-    arena = KvCache(model.layout, 1 + max(WARMED))
+    """Run trees of many sizes below one token, and pick after them, so that no text waits for kernels to load."""
+    arena = KvCache(model.layout, 1 + max(WARM_UP_NODES))
     prompt = _chain(model, arena, 1)
     model.forward([prompt])
     arena.commit(prompt.node_ids, [])
-    for nodes in WARMED:
+    for nodes in WARM_UP_NODES:
         chain = _chain(model, arena, nodes)
         ids = tuple(TreeNodeId(1 + node) for node in chain.node_ids)
         hidden = model.forward([replace(chain, node_ids=ids, parents=(None,) * nodes, positions=(1,) * nodes)])
@@ -57,11 +57,13 @@ def warm_up(model: SpanModel) -> None:
 def step_cost(sweep_ms: tuple[tuple[int, float], ...], *, offloaded: bool = False) -> StepCost:
     """A first prediction for the engine, from the smallest and the largest measurement.
 
-    offloaded: every forward reads all weights again, so that a tree is never cut.
+    Args:
+        sweep_ms: (tree nodes, milliseconds), from the smallest sweep to the largest.
+        offloaded: every forward reads all weights again, so a tree is never cut.
     """
     (few, few_ms), (many, many_ms) = sweep_ms[0], sweep_ms[-1]
     per_row = max(many_ms - few_ms, 0.0) / (many - few)
-    return StepCost(max(few_ms - per_row * few, 0.0), per_row, OFFLOADED_ROWS if offloaded else LEAST_ROWS)
+    return StepCost(max(few_ms - per_row * few, 0.0), per_row, OFFLOADED_ROWS if offloaded else MIN_ROWS)
 
 
 def _forward_ms(model: SpanModel, nodes: int, clock: Callable[[], float]) -> float:

@@ -1,17 +1,13 @@
-"""One sweep on one hop, run slice by slice on the compute thread: the KV changes, the forward, the picks.
+"""One sweep on one hop, slice by slice: its KV changes, what a forward needs of it, and what it makes of the result.
 
-Any topological cut of a sweep gives the same result (F3), so a slice is simply the next few nodes in order. Slices of
-several sessions may share a forward and the head: no row sees another session's. Owns no queue and no network.
+The forward itself is `node.engine.batch`'s. Owns no queue and no network.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 import torch
@@ -28,42 +24,56 @@ from swarm.layers import Span
 from swarm.protocol.hop_log import SweepWork
 from swarm.protocol.messages import Codec, Rows, Sampling
 
-logger = logging.getLogger(__name__)
-
 NoiseSource = Callable[[int, int, int], NDArray[np.float64]]
 """Makes a row of noise from seed, position and vocabulary size, as `swarm.inference.gumbel.gumbel_row`."""
 
 
 @dataclass(frozen=True, slots=True)
 class HopRole:
-    """What a session wants of this hop: its layers, how rows leave, which ids the tail may pick, whence its noise."""
+    """What a session wants of this hop."""
 
     span: Span
+    """The layers that it runs here."""
     codec: Codec
+    """How rows leave."""
     valid_tokens: int
+    """Ids that the tail may pick are below this."""
     noise: NoiseSource
 
 
 @dataclass(frozen=True, slots=True)
-class _Slice:
-    """The next nodes of a run: their offsets in its sweep, and what a forward needs of them."""
+class SweepSlice:
+    """The next nodes of a run."""
 
     run: SweepRun
     chosen: tuple[int, ...]
+    """Their offsets in its sweep."""
     work: SessionRows
+    """What a forward needs of them."""
 
 
 class SweepRun:
-    """The next sweep of a session: `advance` until `is_done`, then read `rows` (a middle hop) or `picks` (the tail)."""
+    """The next sweep of a session: in batches until `is_done`; then it has `rows` (a middle hop) or `picks` (the tail).
+
+    Attributes:
+        model: the layers of this machine.
+        work: the sweep and what it changes in the session.
+        compute_ms: its share of the forwards that it was part of.
+        encode_ms: how long its rows were encoded.
+        forwards_ms: of the batches in which it came first.
+        rows: what travels on; None at the tail and until the sweep is done.
+        picks: (tree node, token picked after it), at the tail.
+        is_tail: whether this hop runs the model's last layer.
+    """
 
     def __init__(self, model: SpanModel, arena: KvCache, role: HopRole, work: SweepWork, sampling: Sampling) -> None:
+        self.model = model
         self.work = work
         self.compute_ms = 0.0
         self.encode_ms = 0.0
         self.forwards_ms: list[float] = []
         self.rows: Rows | None = None
         self.picks: list[tuple[TreeNodeId, int]] = []
-        self._model = model
         self._arena = arena
         self._role = role
         self._sampling = sampling
@@ -73,6 +83,11 @@ class SweepRun:
         self._final: dict[TreeNodeId, torch.Tensor] = {}
         self._prepared = False
         self._done = 0
+
+    @property
+    def span(self) -> Span:
+        """The layers that it runs through here."""
+        return self._role.span
 
     @property
     def remaining(self) -> int:
@@ -90,44 +105,12 @@ class SweepRun:
         run = set(self.work.run)
         return tuple(offset in run for offset in range(len(self.work.frame.sweep.tokens)))
 
-    def advance(self, count: int, others: Sequence[SweepRun] = ()) -> dict[SweepRun, Exception]:
-        """Run the next `count` nodes, and with them in one forward all that remains of others with the same layers.
-
-        The first call of a sweep also applies truncation and commit, the last one encodes the rows. A joint forward
-        that fails is tried again for each alone.
-
-        Returns:
-            the runs that failed and why: rows that arrived are not finite or of another width, or whatever the forward
-            raised. The others are none the worse.
-        """
-        failed: dict[SweepRun, Exception] = {}
-        slices: list[_Slice] = []
-        for run, rows in ((self, count), *((other, other.remaining) for other in others)):
-            with _blame(run, failed):
-                slices.append(run.take(rows))
-        started = time.perf_counter()
-        working = [piece for piece in slices if piece.chosen]
-        for hidden, ran in _forward(self._model, self._role.span, working, failed) if working else ():
-            if self.is_tail:
-                _pick(self._model, hidden, ran, failed)
-            for piece, made in zip(ran, torch.split(hidden, [len(piece.chosen) for piece in ran]), strict=True):
-                piece.run.keep(made, piece.chosen)
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)  # or the next slice would be charged for this
-        if working:
-            self.forwards_ms.append((time.perf_counter() - started) * 1e3)
-        for piece in slices:
-            if piece.run not in failed and piece.run.is_done and not self.is_tail:
-                with _blame(piece.run, failed):
-                    piece.run.encode()
-        return failed
-
     @property
     def final(self) -> Mapping[TreeNodeId, torch.Tensor]:
-        """At the tail, the last layer's hidden rows of nodes whose picks are wanted, if the client wants rows."""
+        """At the tail, the hidden row [hidden_size] of each node whose pick the client wants, if it wants rows."""
         return self._final
 
-    def take(self, count: int) -> _Slice:
+    def take(self, count: int) -> SweepSlice:
         """The next `count` nodes, which now count as run; the first time also truncate and commit.
 
         Raises:
@@ -141,7 +124,7 @@ class SweepRun:
         sweep, applied = self.work.frame.sweep, self.work.applied
         ids = rows = None
         if self._entered is None:
-            ids = torch.tensor([sweep.tokens[offset] for offset in chosen], device=self._model.device)
+            ids = torch.tensor([sweep.tokens[offset] for offset in chosen], device=self.model.device)
         else:
             rows = self._entered[start : start + len(chosen)]
         work = SessionRows(
@@ -152,7 +135,7 @@ class SweepRun:
             ids=ids,
             rows=rows,
         )
-        return _Slice(self, chosen, work)
+        return SweepSlice(self, chosen, work)
 
     def _prepare(self) -> None:
         applied = self.work.applied
@@ -162,28 +145,28 @@ class SweepRun:
             self._arena.commit(applied.path, applied.survivors)
         rows = self.work.frame.rows
         if rows is not None and self.work.run:
-            decoded = decode_rows(rows, self._model.dtype, self._model.device)
+            decoded = decode_rows(rows, self.model.dtype, self.model.device)
             self._entered = decoded[torch.tensor(self.work.kept_rows, device=decoded.device)]
         self._prepared = True
 
-    def wanted(self, chosen: Sequence[int]) -> list[tuple[int, int]]:
-        """Which of these nodes the client wants picks of: (place among them, offset)."""
+    def asked(self, chosen: Sequence[int]) -> list[tuple[int, int]]:
+        """The nodes among `chosen` whose picks the client wants: (place among them, offset in the sweep)."""
         appended, picks_from = self.work.applied.appended, self.work.frame.sweep.picks_from
         return [(place, offset) for place, offset in enumerate(chosen) if appended[offset] >= picks_from]
 
     def keep(self, hidden: torch.Tensor, chosen: Sequence[int]) -> None:
-        """Take what the forward made of these nodes: rows for the next hop, or at the tail those that a head wants."""
+        """Take hidden rows [len(chosen), hidden_size] of these nodes, for the next hop or, at the tail, for a head."""
         want = self.work.frame.sweep.want
         if not self.is_tail:
             self._hidden.append(hidden)
         elif want is not None and want.hidden_rows:
             appended = self.work.applied.appended
-            self._final |= {appended[offset]: hidden[place] for place, offset in self.wanted(chosen)}
+            self._final |= {appended[offset]: hidden[place] for place, offset in self.asked(chosen)}
 
     def encode(self) -> None:
         """Make the rows that travel on; the last thing that a hop before the tail does."""
         started = time.perf_counter()
-        empty = torch.empty(0, self._model.hidden_size, dtype=self._model.dtype)
+        empty = torch.empty(0, self.model.hidden_size, dtype=self.model.dtype)
         hidden = torch.cat(self._hidden) if self._hidden else empty
         if not all_finite(hidden):
             raise ArithmeticError("hidden states are not finite")  # this hop's fault, so the next must not be blamed
@@ -192,7 +175,12 @@ class SweepRun:
         self.encode_ms = (time.perf_counter() - started) * 1e3
 
     def pick(self, logits: torch.Tensor, offsets: Sequence[int]) -> None:
-        """Choose the tokens after some nodes: by shared noise, or by what the draft drew."""
+        """Pick the tokens after some nodes, by shared noise or by what the draft drew.
+
+        Args:
+            logits: [len(offsets), vocab_size].
+            offsets: the nodes, by place in the sweep.
+        """
         applied = self.work.applied
         positions = [applied.positions[offset] + 1 for offset in offsets]
         tokens = self._choose(logits, positions, offsets)
@@ -207,44 +195,3 @@ class SweepRun:
         probs = target_probs(logits[:, :valid], sampling)
         probs = torch.nn.functional.pad(probs, (0, logits.shape[1] - probs.shape[1]))  # padding may be drawn, in vain
         return picks(probs, positions, [guesses.get(offset) for offset in offsets], sampling.seed, sweep.sequence)
-
-
-@contextmanager
-def _blame(run: SweepRun, failed: dict[SweepRun, Exception]) -> Iterator[None]:
-    """What is raised within is this run's own trouble."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other runs go on
-        failed[run] = error
-
-
-def _forward(
-    model: SpanModel, span: Span, slices: Sequence[_Slice], failed: dict[SweepRun, Exception]
-) -> list[tuple[torch.Tensor, Sequence[_Slice]]]:
-    """Hidden rows [R, hidden_size] and whose they are, one after the other: one forward for all if it can be."""
-    try:
-        return [(model.forward([piece.work for piece in slices], span), slices)]
-    except Exception as error:  # noqa: BLE001 - such as no memory for all of them
-        if len(slices) == 1:
-            failed[slices[0].run] = error
-            return []
-        logger.warning("a forward of %d sessions failed, now each alone: %s", len(slices), error)
-        return [made for piece in slices for made in _forward(model, span, [piece], failed)]
-
-
-def _pick(model: SpanModel, hidden: torch.Tensor, ran: Sequence[_Slice], failed: dict[SweepRun, Exception]) -> None:
-    """Run the head on wanted rows only, of all sessions, as many at a time as its memory bound allows (F3)."""
-    wanted: list[tuple[SweepRun, int, int]] = []
-    start = 0
-    for piece in ran:
-        wanted += [(piece.run, start + place, offset) for place, offset in piece.run.wanted(piece.chosen)]
-        start += len(piece.chosen)
-    for first in range(0, len(wanted), model.head_rows):
-        some = wanted[first : first + model.head_rows]
-        logits = model.logits(hidden[torch.tensor([row for _, row, _ in some], device=hidden.device)])
-        done = 0
-        for run, of_run in groupby(some, key=lambda entry: entry[0]):
-            offsets = [offset for *_, offset in of_run]
-            with _blame(run, failed):
-                run.pick(logits[done : done + len(offsets)], offsets)
-            done += len(offsets)

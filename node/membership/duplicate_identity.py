@@ -1,6 +1,6 @@
-"""Another machine under this node's identity, because a key file was copied: found by the record that it wrote.
+"""Duplicate identity: another machine has a copy of this node's key file. It is found by the record that it wrote.
 
-Nobody else can sign such a record, so neither check can be provoked by a stranger.
+No stranger can sign such a record, so no stranger can make either check fail.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ async def check_alone(registry: Registry, address: str) -> None:
     """Before this node listens: refuse to start while its identity is in use elsewhere.
 
     A record alone may be what an earlier run of this machine left behind, so its address is called, unless it is the
-    one that this node has bound: nobody else can listen there, and its own socket does not answer yet.
+    one that this node has bound: no other program can listen there, and its own socket does not answer yet.
 
     Raises:
         IdentityError: another machine answers under this identity.
     """
     found = await registry.mine()
     if found is not None and found.address != address and await _answers(found):
-        raise _shared(found)
+        raise _duplicate(found)
 
 
 async def check_still_alone(registry: Registry, announced: NodeRecord) -> None:
@@ -45,7 +45,7 @@ async def check_still_alone(registry: Registry, announced: NodeRecord) -> None:
     if found is None or found.expires_at <= announced.expires_at:
         return
     if (announced.sequence, announced.address) <= (found.sequence, found.address):
-        raise _shared(found)
+        raise _duplicate(found)
     logger.warning("another machine, at %s, uses a copy of this node's identity file; stop it", found.address)
 
 
@@ -57,7 +57,7 @@ async def _answers(found: NodeRecord) -> bool:
         return False
 
 
-def _shared(found: NodeRecord) -> IdentityError:
+def _duplicate(found: NodeRecord) -> IdentityError:
     return IdentityError(
         f"another machine, at {found.address}, already serves under this node's identity {found.peer}; "
         "give this one a key of its own with --identity FILE"

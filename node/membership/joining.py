@@ -1,9 +1,9 @@
 """Which span an `--layers auto` node takes: chosen from fresh records, reserved before anything is loaded.
 
-The reservation is a `JOINING` record, which no route uses and every other placement counts. Of two that reserve at the
-same time the one with the lower peer id keeps its span, and the other chooses again with that span taken.
+The reservation is a `JOINING` record, which no route uses and every other placement counts. Of two nodes that reserve
+at the same time the one with the lower peer id keeps its span; the other chooses again with that span taken.
 
-    choose ──▶ announce JOINING ──▶ settle ──▶ read ──▶ did somebody who goes before me reserve meanwhile? ──▶ again
+    choose ──▶ announce JOINING ──▶ settle ──▶ read ──▶ did a node with a lower peer id reserve meanwhile? ──▶ again
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from swarm.layers import Span
 from swarm.routing.placement import Newcomer, layout_of, own_move, plan_join, typical_capacity
 
 SETTLE_S = 3.0
-"""Longer than it takes to choose and to store a record: of two that reserve together at least one sees the other."""
+"""Longer than choosing and storing a record take: of two nodes that reserve together at least one sees the other."""
 MAX_ROUNDS = 4
 
 Choose = Callable[[Sequence[NodeRecord]], Span | None]
@@ -27,11 +27,12 @@ Choose = Callable[[Sequence[NodeRecord]], Span | None]
 
 @dataclass(frozen=True, slots=True)
 class SpanReservation:
-    """Where spans of a model are reserved. announce: publishes this machine's `JOINING` record for a span."""
+    """Where spans of a model are reserved."""
 
     registry: Registry
     model: ModelIdentity
     announce: Callable[[Span], Awaitable[None]]
+    """Publishes this machine's `JOINING` record for a span."""
 
     @property
     def peer(self) -> PeerId:
@@ -44,7 +45,7 @@ class SpanReservation:
         return [record for record in records if record.peer != self.peer]
 
     async def reserve(self, choose: Choose) -> Span | None:
-        """The span that `choose` makes of the others' records, reserved; None when it makes none of them.
+        """The span that `choose` finds in the others' records, reserved; None when it finds none.
 
         Raises:
             RegistryError: the directory cannot be read or written.
@@ -70,7 +71,7 @@ class SpanReservation:
 
 
 def joiners_choice(peer: PeerId, num_layers: int, model: ModelIdentity) -> Choose:
-    """What a newcomer takes; until it has measured itself it passes for a typical machine."""
+    """The span that a newcomer takes; until it has measured itself it counts as a typical machine."""
 
     def choose(records: Sequence[NodeRecord]) -> Span:
         capacity = typical_capacity(records)
@@ -81,7 +82,7 @@ def joiners_choice(peer: PeerId, num_layers: int, model: ModelIdentity) -> Choos
 
 
 def movers_choice(own: NodeRecord) -> Choose:
-    """Where a node that serves as `own` says goes now, if it is its turn."""
+    """The span that a node with the record `own` moves to now, if it is its turn."""
 
     def choose(records: Sequence[NodeRecord]) -> Span | None:
         layout = layout_of((*records, own), own.model.num_layers, typical_capacity((*records, own)))

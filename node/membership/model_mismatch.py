@@ -1,4 +1,7 @@
-"""Models of one name that are not the same: other weights, config or tokenizer. Pure."""
+"""Models of one name that are not the same: other weights, config or tokenizer.
+
+Pure, and in a file of its own so that it is tested without a node.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ from swarm.ids import ModelIdentity
 
 
 def check_same_model(own: ModelIdentity, known: Sequence[ModelIdentity], *, must_match: bool) -> str | None:
-    """What to tell the user of models that are called like this node's and differ; None if there is nothing to tell.
+    """A line for the user when models of the same name differ from this node's; None when there is nothing to report.
 
     Raises:
         ModelMismatch: they differ, and this node asked for the swarm's own.
     """
-    replicas = [model for model in known if model.name == own.name]
-    if not replicas or any(replica.fingerprint == own.fingerprint for replica in replicas):
+    same_name = [model for model in known if model.name == own.name]
+    if not same_name or any(model.fingerprint == own.fingerprint for model in same_name):
         return None
     line = (
         f"{own.name} here is {own.fingerprint[:12]}, in the swarm it is "
-        f"{', '.join(sorted(replica.fingerprint[:12] for replica in replicas))}: other weights, config or tokenizer"
+        f"{', '.join(sorted(model.fingerprint[:12] for model in same_name))}: other weights, config or tokenizer"
     )
     if must_match:
         raise ModelMismatch(line)

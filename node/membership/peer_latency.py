@@ -1,4 +1,4 @@
-"""What a node tells others of its place: delays to nodes that may follow it in a chain, its uplink, how busy it is.
+"""Peer latency, as a node publishes it: delays to its likely successors in a chain, its uplink, how busy it is.
 
 Measured a little at a time, before announcements. Owns no record and no session.
 """
@@ -22,7 +22,7 @@ RATE_KEPT_S = 3_600.0
 
 
 class ModelShape(Protocol):
-    """The model, as far as it matters here."""
+    """What is used of the model here."""
 
     hidden_size: int
     dtype: torch.dtype
@@ -31,7 +31,7 @@ class ModelShape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """How delays and the rate are measured; tests bring their own."""
+    """How delays and the rate are measured."""
 
     delays: Callable[[Sequence[NodeRecord]], Awaitable[dict[PeerId, float]]] = measure_delays
     rate: Callable[[NodeRecord], Awaitable[float | None]] = measure_rate
@@ -39,12 +39,19 @@ class Probes:
 
 
 class PeerDelays:
-    """What the node `peer`, which runs `model`, knows of its place."""
+    """The delays and the uplink of one node."""
 
     def __init__(
         self, peer: PeerId, model: ModelShape, worked_ms: Callable[[], float], probes: Probes | None = None
     ) -> None:
-        """worked_ms: what the engine computed so far."""
+        """Know nothing yet.
+
+        Args:
+            peer: this node.
+            model: what it runs.
+            worked_ms: how long its engine computed so far.
+            probes: how to measure.
+        """
         self._peer = peer
         self._model = model
         self._worked_ms = worked_ms
@@ -52,10 +59,10 @@ class PeerDelays:
         self._measured: dict[PeerId, tuple[float, float | None]] = {}
         self._uplink_mbit_per_s: float | None = None
         self._rate_at: float | None = None
-        self._then = self._now()
+        self._last = self._now()
 
     def describe(self, record: NodeRecord) -> NodeRecord:
-        """The record with all this; busy is the fraction of time since the last call."""
+        """The record with delays, uplink and row size; `busy` is the fraction of time since the last call."""
         return replace(
             record,
             delays_ms=self.delays_ms,
@@ -96,8 +103,8 @@ class PeerDelays:
         return serves and record.span.start <= self._model.span.end < record.span.end
 
     def _busy(self) -> float:
-        last, self._then = self._then, self._now()
-        passed_s, worked_ms = (now - then for now, then in zip(self._then, last, strict=True))
+        last, self._last = self._last, self._now()
+        passed_s, worked_ms = (now - before for now, before in zip(self._last, last, strict=True))
         return min(max(worked_ms / (passed_s * 1e3), 0.0), 1.0) if passed_s > 0 else 0.0
 
     def _now(self) -> tuple[float, float]:

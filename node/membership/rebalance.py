@@ -1,8 +1,8 @@
-"""A running `--layers auto` node looks now and then whether it is needed elsewhere. Owns neither span nor session.
+"""A running `--layers auto` node checks at times whether it is needed elsewhere. Owns neither span nor session.
 
-Everybody plans the same from the same records (`swarm.routing.placement`), so at most one machine finds that it is its
-turn. It first fetches what it would read, while it still serves; then it reserves the span as a newcomer does, and
-moves.
+All nodes plan the same from the same records (`swarm.routing.placement`), so at most one machine finds that it is its
+turn. It first fetches the files of the other span, while it still serves; then it reserves that span as a newcomer
+does, and moves.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from swarm.layers import Span
 LOOK_S = 180.0
 """Mean time between looks; each is drawn from half of it to one and a half."""
 COOL_DOWN_S = 300.0
-"""For so long at least, and half as long again at most, a node stays where it came to."""
+"""After it arrived, a node stays so long at least, and half as long again at most."""
 
 logger = logging.getLogger(__name__)
 
 
 class MovableNode(Protocol):
-    """The node, as far as it matters here."""
+    """What is used of the node here."""
 
     def serving(self) -> NodeRecord:
-        """What it announces now."""
+        """The record that it announces now."""
 
     async def fetch(self, span: Span) -> None:
         """Download what another span needs, and go on serving."""
@@ -60,21 +60,21 @@ class Rebalance:
         """Begin a cool-down."""
         self._stays_until = self._clock() + COOL_DOWN_S * self._rng.uniform(1.0, 1.5)
 
-    async def keep_looking(self, seats: SpanReservation, node: MovableNode) -> None:
-        """Look every few minutes, for ever; what stands in the way of a look is logged."""
+    async def keep_looking(self, reservation: SpanReservation, node: MovableNode) -> None:
+        """Look every few minutes, for ever; what fails is logged."""
         while True:
             await asyncio.sleep(LOOK_S * self._rng.uniform(0.5, 1.5))
             if self.may_move:
-                await self.look(seats, node)
+                await self.look(reservation, node)
 
-    async def look(self, seats: SpanReservation, node: MovableNode) -> None:
+    async def look(self, reservation: SpanReservation, node: MovableNode) -> None:
         """Move if it is this node's turn.
 
         Raises:
             SwarmError: it gave its span up and cannot load the other.
         """
         try:
-            span = await self._reserve(seats, node)
+            span = await self._reserve(reservation, node)
         except SwarmError as trouble:
             logger.warning("stays where it is: %s", trouble)
             return
@@ -82,15 +82,15 @@ class Rebalance:
             self.arrived()
             await node.move(span)
 
-    async def _reserve(self, seats: SpanReservation, node: MovableNode) -> Span | None:
+    async def _reserve(self, reservation: SpanReservation, node: MovableNode) -> Span | None:
         choose = movers_choice(node.serving())
-        span = await asyncio.to_thread(choose, await seats.others())
+        span = await asyncio.to_thread(choose, await reservation.others())
         if span is None:
             return None
         await node.fetch(span)
         reserved = None
         try:
-            reserved = await seats.reserve(choose)
+            reserved = await reservation.reserve(choose)
         finally:
             if reserved is None:
                 await node.stay()

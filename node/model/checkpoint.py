@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model on disk or on the hub; `weight_map` says which file holds each tensor."""
+    """A model on disk or on the hub."""
 
     name: str
     folder: Path
     config: PreTrainedConfig
     weight_map: Mapping[str, str]
+    """The file that holds each tensor."""
     hub: Hub | None = None
+    """Whence files are downloaded; None for a folder of the user's."""
 
     def files(self, tensors: Iterable[str]) -> list[str]:
         """The files that hold some tensors."""
@@ -65,14 +67,14 @@ class Checkpoint:
         Raises:
             UnsupportedModel: a file is damaged.
         """
-        wanted = set(names)
-        self.fetch(wanted)
+        asked = set(names)
+        self.fetch(asked)
         found: dict[str, torch.Tensor] = {}
-        for file in self.files(wanted):
+        for file in self.files(asked):
             try:
                 with safe_open(self.folder / file, framework="pt") as opened:
                     stored = {_text_name(name): name for name in opened.keys()}  # noqa: SIM118 - it is no dict
-                    found |= {name: opened.get_tensor(stored[name]) for name in wanted & stored.keys()}
+                    found |= {name: opened.get_tensor(stored[name]) for name in asked & stored.keys()}
             except (OSError, SafetensorError) as error:
                 raise unreadable_weights(self.name, self.folder / file, error) from error
         return found
@@ -92,11 +94,12 @@ def open_checkpoint(model: str | Path, revision: str | None = None) -> Checkpoin
     return Checkpoint(folder.name if hub is None else hub.repo, folder, config, tensors, hub)
 
 
-def open_called(name: str, config: ServeConfig) -> Checkpoint:
-    """Find the model that a node serves, by what its user or else the swarm calls it.
+def open_named(name: str, config: ServeConfig) -> Checkpoint:
+    """Find the model that a node serves, by the name that its user or else the swarm gives it.
 
     Raises:
-        UnknownModel, UnsupportedModel, HubError: as `open_checkpoint`; only the swarm's word may be a folder elsewhere.
+        UnknownModel: there is no such model; the swarm's name may be a folder on another machine.
+        UnsupportedModel, HubError: as `open_checkpoint`.
     """
     try:
         return open_checkpoint(name, config.revision)

@@ -1,4 +1,4 @@
-"""What is known of the device that computes: its product name, memory in use, temperature. Knows no model."""
+"""The device that computes, as it is published: product name, memory in use, temperature. Knows no model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class Device:
-    """A torch device as it is told to others."""
+    """A torch device as others see it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -33,7 +33,7 @@ class Device:
         return total - free
 
     def temperature_c(self) -> float | None:
-        """Degrees Celsius; None where nobody can tell."""
+        """Degrees Celsius; None where it is not known."""
         if not self._has_thermometer:
             return None
         try:

@@ -1,4 +1,4 @@
-"""A family that the tests do not cover proves itself before it is served, as a small random model in three spans."""
+"""The family conformance test: before an untested family is served, a small random model of it runs in three spans."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ _SMALL: dict[str, Any] = {
 """Sizes of the model that takes the test, for those of these names that a config has."""
 
 
-def prove(config: PreTrainedConfig, load: Load) -> None:
-    """Load a small random model of the same family in three spans and compare logits with the whole.
+def check_conformance(config: PreTrainedConfig, load: Load) -> None:
+    """Load a small random model of the same family in three spans and compare its logits with the whole model's.
 
     Raises:
         UnsupportedModel: it does not run, or the logits differ.
@@ -77,7 +77,7 @@ def prove(config: PreTrainedConfig, load: Load) -> None:
     family = config.get_text_config().model_type
     try:
         error = _largest_error(shrink(config), load)
-    except Exception as failure:  # a class that nobody tried may raise anything, and all of it means no
+    except Exception as failure:  # an untested class may raise anything, and all of it means no
         reason = f"not a tested family, and does not run in spans ({first_line(failure)}); choose another model"
         raise UnsupportedModel(f"{family}: {reason}") from failure
     if not error <= TOLERANCE:
@@ -85,7 +85,7 @@ def prove(config: PreTrainedConfig, load: Load) -> None:
 
 
 def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The same config at toy size; what says which kind a layer is, stays."""
+    """The same config at toy size; the layers keep their kinds."""
     values = copy.deepcopy(config.get_text_config().to_dict())
     aliases = type(config.get_text_config()).attribute_map
     for name, small in _SMALL.items():
@@ -107,7 +107,7 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _pick_layers(text: PreTrainedConfig) -> list[int]:
-    """The layers whose kinds the toy's layers have: the first ones, and the first of each kind; few are repeated."""
+    """The layers whose kinds the small model has: the first ones, and the first of each kind; few are repeated."""
     kinds = list(getattr(text, "layer_types", None) or ())
     picked = dict.fromkeys([*map(kinds.index, dict.fromkeys(kinds)), *range(text.num_hidden_layers)])
     count: int = _SMALL["num_hidden_layers"]
@@ -115,7 +115,7 @@ def _pick_layers(text: PreTrainedConfig) -> list[int]:
 
 
 def _plain_rope(rope: dict[str, Any]) -> dict[str, Any]:
-    """Stretched rotary embeddings have lists as long as a head is wide; the plain ones do for the test."""
+    """Plain rotary embeddings: stretched ones have lists as long as a head is wide, which the test does not need."""
     if all(isinstance(value, dict) for value in rope.values()):
         return {kind: _plain_rope(value) for kind, value in rope.items()}
     if not any(isinstance(value, list) for value in rope.values()):
@@ -133,17 +133,17 @@ def _largest_error(config: PreTrainedConfig, load: Load) -> float:
     texts = torch.arange(SESSIONS * len(PARENTS)).reshape(SESSIONS, -1) * 7 % 120 + 3
     logits = _tree_logits(models, texts)
     worst = 0.0
-    for ids, made in zip(texts, logits, strict=True):
+    for ids, in_spans in zip(texts, logits, strict=True):
         for node in range(len(PARENTS)):
             with torch.no_grad():
                 alone = whole(ids[_path(node)][None], use_cache=False).logits[0, -1]
-            worst = max(worst, float((made[node] - alone).abs().max()))
-        worst = max(worst, float((made[TIP] - _decoded(whole, ids[_path(TIP)])).abs().max()))
+            worst = max(worst, float((in_spans[node] - alone).abs().max()))
+        worst = max(worst, float((in_spans[TIP] - _decoded(whole, ids[_path(TIP)])).abs().max()))
     return worst
 
 
 def _decoded(whole: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    """Logits [vocab_size] after a text as `generate` has them: the last token sees what the cache kept of the rest."""
+    """Logits [vocab_size] after a text as `generate` computes them: the last token attends to the cached rest."""
     with torch.no_grad():
         kept = whole(ids[None, :-1], use_cache=True).past_key_values
         logits: torch.Tensor = whole(ids[None, -1:], past_key_values=kept, use_cache=True).logits[0, -1]
@@ -151,7 +151,7 @@ def _decoded(whole: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _random_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """Random in every weight, norms too, so that a wrong one shows."""
+    """A model with every weight random, norms too, so that a wrong one changes the logits."""
     config = copy.deepcopy(config)
     config._attn_implementation = "eager"
     with torch.random.fork_rng(devices=[]):

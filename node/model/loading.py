@@ -25,12 +25,12 @@ BF16_CAPABILITY = (8, 0)
 MAX_DEFAULT_KV_TOKENS = 262_144
 PROGRESS_LINES = 20
 KV_SHARE = 0.5
-"""Part of the memory that is free after loading which KV may take."""
+"""Fraction of the memory that is free after loading which KV may take."""
 
 AUTO_SHARE = 0.6
-"""Part of the free memory that `--layers auto` fills with weights and the KV that it reckons with."""
+"""Fraction of the free memory that `--layers auto` fills with weights and KV."""
 KV_RESERVE_TOKENS = 8_192
-"""KV that it reckons with: two sessions of 4,096 tokens."""
+"""KV that `--layers auto` allows for: two sessions of 4,096 tokens."""
 
 Say = Callable[[str], None]
 
@@ -40,7 +40,11 @@ def load(
 ) -> SpanModel:
     """Check that the span fits, fetch its files and no others, and load it.
 
-    held: parts of the last span that this one needs too; they are not read again.
+    Args:
+        checkpoint: the model.
+        config: the layers, the device and how to compute.
+        say: takes lines for the user.
+        held: parts of the last span that this one needs too; they are not read again.
 
     Raises:
         ConfigError: the layers, the device or the room for them are not there.
@@ -48,15 +52,15 @@ def load(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device, dtype = compute_of(checkpoint, config)
-    anatomy = dissect(checkpoint.config)
-    span = Span.parse(config.layers).within(anatomy.num_layers)
+    layout = dissect(checkpoint.config)
+    span = Span.parse(config.layers).within(layout.num_layers)
     held = held or {}
-    say(f"{span.describe(anatomy.num_layers)} as {str(dtype).removeprefix('torch.')} on {device}")
+    say(f"{span.describe(layout.num_layers)} as {str(dtype).removeprefix('torch.')} on {device}")
     if config.offload:
-        return _load_offloaded(checkpoint, config, (anatomy, span, dtype, device), say)
-    needs_bytes = anatomy.weights_in(span, held) * dtype.itemsize
-    check_memory(span, needs_bytes, _layer_bytes(anatomy, span, dtype), device)
-    fetch(checkpoint, anatomy, span, say)
+        return _load_offloaded(checkpoint, config, (layout, span, dtype, device), say)
+    needs_bytes = layout.weights_in(span, held) * dtype.itemsize
+    check_memory(span, needs_bytes, _layer_bytes(layout, span, dtype), device)
+    fetch(checkpoint, layout, span, say)
     started = time.perf_counter()
     model = load_span(checkpoint, span, dtype, device, held)
     say(f"loaded {model.weight_bytes / 2**20:.1f} MiB of weights in {time.perf_counter() - started:.1f} s")
@@ -64,14 +68,14 @@ def load(
 
 
 def _load_offloaded(
-    checkpoint: Checkpoint, config: ServeConfig, what: tuple[ModelLayout, Span, torch.dtype, torch.device], say: Say
+    checkpoint: Checkpoint, config: ServeConfig, parts: tuple[ModelLayout, Span, torch.dtype, torch.device], say: Say
 ) -> SpanModel:
-    anatomy, span, dtype, device = what
-    held, stored = (weights * dtype.itemsize for weights in held_weights(anatomy, span))
-    check_memory(span, held, _layer_bytes(anatomy, span, dtype), device)
+    layout, span, dtype, device = parts
+    held, stored = (weights * dtype.itemsize for weights in held_weights(layout, span))
+    check_memory(span, held, _layer_bytes(layout, span, dtype), device)
     if device.type != "cpu" and config.offload_folder is None:
-        check_memory(span, stored, _layer_bytes(anatomy, span, dtype))
-    fetch(checkpoint, anatomy, span, say)
+        check_memory(span, stored, _layer_bytes(layout, span, dtype))
+    fetch(checkpoint, layout, span, say)
     started = time.perf_counter()
     model = load_offloaded(checkpoint, span, dtype, device, Offload(config.offload_mb_per_s, config.offload_folder))
     say(
@@ -81,13 +85,13 @@ def _load_offloaded(
     return model
 
 
-def fetch(checkpoint: Checkpoint, anatomy: ModelLayout, span: Span, say: Say) -> None:
+def fetch(checkpoint: Checkpoint, layout: ModelLayout, span: Span, say: Say) -> None:
     """Download the files of a span that are not here yet.
 
     Raises:
         SwarmError: the disk has no room for them, or they cannot be had.
     """
-    tensors = [name for name in checkpoint.weight_map if anatomy.holds(name, span)]
+    tensors = [name for name in checkpoint.weight_map if layout.holds(name, span)]
     check_disk(checkpoint, span, tensors)
     checkpoint.fetch(tensors, progress_lines(say))
 
@@ -102,20 +106,20 @@ def compute_of(checkpoint: Checkpoint, config: ServeConfig) -> tuple[torch.devic
     return device, pick_dtype(config.dtype, device, checkpoint)
 
 
-def fitting_layers(anatomy: ModelLayout, dtype: torch.dtype, free_bytes: int, kv_tokens: int | None = None) -> int:
+def fitting_layers(layout: ModelLayout, dtype: torch.dtype, free_bytes: int, kv_tokens: int | None = None) -> int:
     """How many layers fit in `AUTO_SHARE` of the free memory, wherever in the model, beside KV for some tokens.
 
     Raises:
         NotEnoughSpace: not one does.
     """
-    text, count = anatomy.config, anatomy.num_layers
+    text, count = layout.config, layout.num_layers
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     kv_weights = 2 * heads * width * (kv_tokens or KV_RESERVE_TOKENS)
 
     def needs_bytes(layers: int) -> int:
         spans = (Span(start, start + layers) for start in range(count - layers + 1))
-        weights = max(anatomy.weights_in(span) for span in spans)
+        weights = max(layout.weights_in(span) for span in spans)
         return (weights + int(kv_weights) * layers) * dtype.itemsize
 
     fit = next((layers for layers in range(count, 0, -1) if needs_bytes(layers) <= free_bytes * AUTO_SHARE), 0)
@@ -128,7 +132,7 @@ def fitting_layers(anatomy: ModelLayout, dtype: torch.dtype, free_bytes: int, kv
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of the device that nobody uses now."""
+    """Free memory of the device, in bytes."""
     free: int = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     return free
 
@@ -137,14 +141,14 @@ def progress_lines(say: Say) -> Progress:
     """Report a download in lines: one when a file begins, and one for each twentieth of all the bytes."""
     last = ("", 0)
 
-    def tell(file: str, here: int, total: int) -> None:
+    def report(file: str, here: int, total: int) -> None:
         nonlocal last
         now = (file, PROGRESS_LINES * here // max(1, total))
         if now != last:
             last = now
             say(f"fetching {file}: {here / 2**20:,.0f} of {total / 2**20:,.0f} MiB are here")
 
-    return tell
+    return report
 
 
 def check_compute(config: ServeConfig) -> None:
@@ -158,26 +162,26 @@ def check_compute(config: ServeConfig) -> None:
         check_dtype(DTYPES[config.dtype], device)
 
 
-def pick_device(wanted: str) -> torch.device:
+def pick_device(name: str) -> torch.device:
     """The device of that name; auto prefers a GPU.
 
     Raises:
         ConfigError: there is no such device, or it is of a kind that no span runs on.
     """
-    if wanted == "auto":
+    if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(wanted)
+        device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"device {wanted!r} cannot be used ({reason}); cpu always can") from None
+        raise ConfigError(f"device {name!r} cannot be used ({reason}); cpu always can") from None
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device {wanted!r}: layers run on cpu, cuda or cuda:N only")
+        raise ConfigError(f"device {name!r}: layers run on cpu, cuda or cuda:N only")
     return device
 
 
-def pick_dtype(wanted: str, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
+def pick_dtype(name: str, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
     """The compute type of that name; auto is exact on a CPU and the checkpoint's own type elsewhere.
 
     Raises:
@@ -185,7 +189,7 @@ def pick_dtype(wanted: str, device: torch.device, checkpoint: Checkpoint) -> tor
     """
     own = checkpoint.config.get_text_config().dtype
     auto = own if device.type != "cpu" and isinstance(own, torch.dtype) else torch.float32
-    dtype = DTYPES.get(wanted, auto)
+    dtype = DTYPES.get(name, auto)
     check_dtype(dtype, device)
     return dtype
 
@@ -234,5 +238,5 @@ def count_tokens(folder: Path, vocab_size: int) -> int:
     return min(vocab_size, max(ids, default=vocab_size - 1) + 1)
 
 
-def _layer_bytes(anatomy: ModelLayout, span: Span, dtype: torch.dtype) -> int:
-    return max(anatomy.weights[f"{anatomy.layers}.{index}"] for index in range(span.start, span.end)) * dtype.itemsize
+def _layer_bytes(layout: ModelLayout, span: Span, dtype: torch.dtype) -> int:
+    return max(layout.weights[f"{layout.layers}.{index}"] for index in range(span.start, span.end)) * dtype.itemsize

@@ -1,4 +1,4 @@
-"""A span whose layers are not held: they lie in host memory or in a mapped file and pass by, sweep after sweep.
+"""A span whose layers are streamed: they lie in host memory or in a mapped file and are read for every sweep.
 
 What a sweep costs then is one reading of the weights, however many tree nodes it carries. Embedding, norm and head stay
 on the device, as do KV and the layers' buffers; of the layers' weights two layers' worth are there at a time
@@ -38,14 +38,13 @@ NAME = "layer"
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Where weights lie, and how fast they come.
-
-    mb_per_s: read no faster. folder: of mapped files; None is pinned memory for a GPU and the system's temporary folder
-    for a CPU, whose memory they would fill otherwise.
-    """
+    """Where weights lie, and how fast they are read."""
 
     mb_per_s: float | None = None
+    """Read no faster."""
     folder: Path | None = None
+    """Of mapped files; None is pinned memory for a GPU, and the system's temporary folder for a CPU, whose memory the
+    weights would fill otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,13 @@ class WeightSlice:
 
 
 class Layer:
-    """A layer without weights of its own, and where they lie in its bytes."""
+    """A layer without weights of its own.
+
+    Attributes:
+        module: the model class's own layer.
+        places: where each weight lies in the layer's bytes.
+        size_bytes: of all weights, with gaps for alignment.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -91,20 +96,28 @@ class Layer:
 
 
 class OffloadedSpan(SpanModel):
-    """A span whose layers' weights pass by on a belt; `weight_bytes` counts what is held, `stored_bytes` the layers."""
+    """A span whose layers' weights are streamed.
 
-    def __init__(self, model: PreTrainedModel, span: Span, layers: Mapping[int, Layer], belt: WeightStreamer) -> None:
-        self.belt = belt
+    Attributes:
+        streamer: brings the layers' weights.
+        ends: what `close` ends.
+        weight_bytes: what the device holds, the buffers included.
+        stored_bytes: what lies in the store.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, span: Span, layers: Mapping[int, Layer], streamer: WeightStreamer
+    ) -> None:
+        self.streamer = streamer
         self.ends = ExitStack()
-        """What `close` ends."""
         self.stored_bytes = sum(layer.size_bytes for layer in layers.values())
         for index, layer in layers.items():
             self._stream(index, layer)
         super().__init__(model, span)
-        self.weight_bytes += belt.resident_bytes
+        self.weight_bytes += streamer.resident_bytes
 
     def close(self) -> None:
-        """End the reader's thread and remove the files; this span runs no more."""
+        """End the reader's thread and remove the files; this span cannot run again."""
         self.ends.close()
 
     def hand_over(self, names: Iterable[str]) -> dict[str, nn.Module]:
@@ -115,16 +128,16 @@ class OffloadedSpan(SpanModel):
     def _arrange(self, start: int, end: int) -> None:
         super()._arrange(start, end)
         if start < end:
-            self.belt.take(start, end)
+            self.streamer.set_layers(start, end)
 
     def _stream(self, index: int, layer: Layer) -> None:
-        belt = self.belt
+        streamer = self.streamer
 
         def leave(*_: object) -> None:
             layer.unbind(self.device)
-            belt.leave(index)
+            streamer.release(index)
 
-        layer.module.register_forward_pre_hook(lambda *_: layer.bind(belt.enter(index)))
+        layer.module.register_forward_pre_hook(lambda *_: layer.bind(streamer.acquire(index)))
         layer.module.register_forward_hook(leave, always_call=True)
 
 
@@ -139,10 +152,10 @@ def load_offloaded(
         NotEnoughSpace: the disk is full.
     """
     check_family(checkpoint)
-    anatomy = dissect(checkpoint.config)
-    span.within(anatomy.num_layers)
-    names = {index: f"{anatomy.layers}.{index}" for index in range(span.start, span.end)}
-    frame = _fill(checkpoint, anatomy, span, dtype, list(names.values()))
+    layout = dissect(checkpoint.config)
+    span.within(layout.num_layers)
+    names = {index: f"{layout.layers}.{index}" for index in range(span.start, span.end)}
+    frame = _fill(checkpoint, layout, span, dtype, list(names.values()))
     cast("nn.Module", frame).to(device)
     layers: dict[int, Layer] = {}
     store: dict[int, torch.Tensor] = {}
@@ -152,29 +165,29 @@ def load_offloaded(
             files = Path(tempfile.mkdtemp(prefix="canopy-offload-", dir=offload.folder))
             ends.callback(shutil.rmtree, files, ignore_errors=True)
         for index, name in names.items():
-            alone = _fill(checkpoint, anatomy, Span(index, index + 1), dtype, [*anatomy.front, *anatomy.tail])
+            alone = _fill(checkpoint, layout, Span(index, index + 1), dtype, [*layout.front, *layout.tail])
             layers[index] = layer = Layer(alone.get_submodule(name))
             store[index] = _keep(layer.pack(), files and files / f"{index}.safetensors", device)
             layer.unbind(device)
             frame.set_submodule(name, layer.module.to(device))
-        belt = WeightStreamer(store, device, None if offload.mb_per_s is None else offload.mb_per_s * 1e6)
-        ends.callback(belt.close)
-        model = OffloadedSpan(frame, span, layers, belt)
+        streamer = WeightStreamer(store, device, None if offload.mb_per_s is None else offload.mb_per_s * 1e6)
+        ends.callback(streamer.close)
+        model = OffloadedSpan(frame, span, layers, streamer)
         model.ends = ends.pop_all()
         return model
 
 
-def held_weights(anatomy: ModelLayout, span: Span) -> tuple[int, int]:
+def held_weights(layout: ModelLayout, span: Span) -> tuple[int, int]:
     """How many weights an offloaded span holds on its device, and how many lie in its store."""
-    layers = [anatomy.weights[f"{anatomy.layers}.{index}"] for index in range(span.start, span.end)]
-    return anatomy.weights_in(span) - sum(layers) + 2 * max(layers), sum(layers)
+    layers = [layout.weights[f"{layout.layers}.{index}"] for index in range(span.start, span.end)]
+    return layout.weights_in(span) - sum(layers) + 2 * max(layers), sum(layers)
 
 
 def _fill(
-    checkpoint: Checkpoint, anatomy: ModelLayout, span: Span, dtype: torch.dtype, held: list[str]
+    checkpoint: Checkpoint, layout: ModelLayout, span: Span, dtype: torch.dtype, held: list[str]
 ) -> PreTrainedModel:
-    tensors = checkpoint.tensors(name for name in checkpoint.weight_map if anatomy.holds(name, span, held))
-    return fill_span(anatomy, span, tensors, dtype, held)
+    tensors = checkpoint.tensors(name for name in checkpoint.weight_map if layout.holds(name, span, held))
+    return fill_span(layout, span, tensors, dtype, held)
 
 
 def _keep(data: torch.Tensor, file: Path | None, device: torch.device) -> torch.Tensor:

@@ -1,10 +1,11 @@
-"""The span loader: a Hugging Face causal LM with holes, of which this machine has only some layers.
+"""The span loader: a Hugging Face causal LM of which this machine has only some layers.
 
 Design: docs/design/span-loading.md.
 
-The class, the names of its tensors and its config stay what they are. Layers outside the span become holes, what only
-the first or the last machine needs becomes `MissingModule`, and `from_pretrained` does the rest on the span's tensors
-alone: renames, fused experts, ties, buffers. Writes no decoder layer and knows no family by name.
+The class, the names of its tensors and its config stay what they are. A layer outside the span becomes a
+`PassThroughLayer`, what only the first or the last machine needs becomes a `MissingModule`, and `from_pretrained` does
+the rest on the span's tensors alone: renames, fused experts, ties, buffers. Writes no decoder layer and knows no family
+by name.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from node.model.family_check import prove
+from node.model.family_check import check_conformance
 from swarm.errors import UnsupportedModel
 from swarm.inference.ragged_batch import PassThroughLayer, RaggedModel, find_layers
 from swarm.inference.tree_attention import use_canopy
@@ -38,10 +39,10 @@ class SpanModel(RaggedModel):
     """The layers of a span, ready for several sessions' nodes at a time; with the head when the span ends the model."""
 
     def close(self) -> None:
-        """End what goes on beside forwards: here nothing."""
+        """End what runs beside forwards: here nothing."""
 
     def hand_over(self, names: Iterable[str]) -> dict[str, nn.Module]:
-        """Take modules out by name and free the memory of all others; this span runs no more."""
+        """Take modules out by name and free the memory of all others; this span cannot run again."""
         self._arrange(self.span.start, self.span.end)
         parts = {name: self.model.get_submodule(name) for name in names}
         for name in parts:
@@ -52,7 +53,7 @@ class SpanModel(RaggedModel):
 
 
 class MissingModule(nn.Module):
-    """Stands for a module that only another machine runs: hands hidden states on, or makes rows of zeros."""
+    """In place of a module that only another machine runs: passes hidden states on, or makes rows of zeros."""
 
     def __init__(self, hidden_size: int, embedding_dim: int) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class MissingModule(nn.Module):
         self.embedding_dim = embedding_dim
 
     def forward(self, first: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        """Return [1, R, hidden_size]: `first` when it is that, else zeros, which nobody reads."""
+        """Return [1, R, hidden_size]: `first` when it has this shape, else zeros, which are never used."""
         if first.ndim == 3 and first.shape[-1] == self.hidden_size:
             return first
         return torch.zeros(*first.shape[:2], self.hidden_size, device=first.device)
@@ -68,17 +69,19 @@ class MissingModule(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class ModelLayout:
-    """Which parts a model class has and when they run, as module names; `config` is the text model's own.
-
-    front: run before the layers, the embedding first. tail: run after them. weights: how many, per module name.
-    """
+    """Which modules a model class has, and when they run."""
 
     model_class: type[PreTrainedModel]
     config: PreTrainedConfig
+    """The text model's own."""
     layers: str
+    """Name of the list of decoder layers."""
     front: tuple[str, ...]
+    """Names of what runs before the layers, the embedding first."""
     tail: tuple[str, ...]
+    """Names of what runs after them."""
     weights: Mapping[str, int]
+    """How many weights each module has, by name."""
 
     @property
     def num_layers(self) -> int:
@@ -129,7 +132,7 @@ class ModelLayout:
 
 
 def dissect(config: PreTrainedConfig) -> ModelLayout:
-    """Learn a model class's anatomy by running it on the meta device, without weights and with every layer a hole.
+    """Learn a model class's layout by running it on the meta device, without weights and with empty layers.
 
     Raises:
         UnsupportedModel: Canopy cannot run this model.
@@ -140,7 +143,7 @@ def dissect(config: PreTrainedConfig) -> ModelLayout:
         return _dissect(model_class, text)
     except UnsupportedModel:
         raise
-    except Exception as failure:  # a class that nobody tried may raise anything, and all of it means no
+    except Exception as failure:  # an untested class may raise anything, and all of it means no
         reason = f"it cannot be cut into spans ({first_line(failure)}); choose another model"
         raise UnsupportedModel(f"{text.model_type}: {reason}") from failure
 
@@ -193,14 +196,14 @@ def check_family(checkpoint: Checkpoint) -> None:
     """
     causal_lm_class(checkpoint.config)
     if checkpoint.config.get_text_config().model_type not in TESTED:
-        prove(checkpoint.config, _load)
+        check_conformance(checkpoint.config, _load)
 
 
-def shared_parts(model: SpanModel, anatomy: ModelLayout, span: Span) -> dict[str, nn.Module]:
-    """The modules of a loaded span that another span needs too; `model` is given up for them."""
-    shared = set(anatomy.modules(model.span)) & set(anatomy.modules(span))
-    if anatomy.is_tied and (model.span.end == anatomy.num_layers) != (span.end == anatomy.num_layers):
-        shared.discard(anatomy.front[0])  # one weight for two modules: they are read together
+def shared_parts(model: SpanModel, layout: ModelLayout, span: Span) -> dict[str, nn.Module]:
+    """The modules of a loaded span that another span needs too; `model` cannot run again."""
+    shared = set(layout.modules(model.span)) & set(layout.modules(span))
+    if layout.is_tied and (model.span.end == layout.num_layers) != (span.end == layout.num_layers):
+        shared.discard(layout.front[0])  # one weight for two modules: they are read together
     return model.hand_over(shared)
 
 
@@ -211,10 +214,10 @@ def _load(
     device: torch.device | str = "cpu",
     held: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> SpanModel:
-    anatomy = dissect(checkpoint.config)
-    span.within(anatomy.num_layers)
-    tensors = checkpoint.tensors(name for name in checkpoint.weight_map if anatomy.holds(name, span, held))
-    model: Any = fill_span(anatomy, span, tensors, dtype, held)
+    layout = dissect(checkpoint.config)
+    span.within(layout.num_layers)
+    tensors = checkpoint.tensors(name for name in checkpoint.weight_map if layout.holds(name, span, held))
+    model: Any = fill_span(layout, span, tensors, dtype, held)
     model = model.to(device)
     for name, part in held.items():
         model.set_submodule(name, part)
@@ -222,50 +225,55 @@ def _load(
 
 
 def fill_span(
-    anatomy: ModelLayout,
+    layout: ModelLayout,
     span: Span,
     tensors: Mapping[str, torch.Tensor],
     dtype: torch.dtype,
     held: Container[str] = (),
 ) -> PreTrainedModel:
-    """Make the class with holes and fill it with a span's tensors, under the checkpoint's own names.
+    """Make the class without the layers of others, and fill it with a span's tensors.
 
-    Where something is held already the class has holes too.
+    Args:
+        layout: of the model class.
+        span: the layers.
+        tensors: under the checkpoint's own names.
+        dtype: to compute in.
+        held: modules that exist already: they are left out too.
 
     Raises:
         UnsupportedModel: tensors are missing, unknown or of another shape.
     """
-    config = copy.deepcopy(anatomy.config)
-    config.tie_word_embeddings = anatomy.ties(span) and anatomy.front[0] not in held
+    config = copy.deepcopy(layout.config)
+    config.tie_word_embeddings = layout.ties(span) and layout.front[0] not in held
     use_canopy(config)
-    filled: tuple[PreTrainedModel, dict[str, Any]] = _class_with_holes(anatomy, span, held).from_pretrained(
+    filled: tuple[PreTrainedModel, dict[str, Any]] = _class_without(layout, span, held).from_pretrained(
         None, config=config, state_dict=dict(tensors), dtype=dtype, output_loading_info=True
     )
     model, info = filled
-    for complaint in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if loose := sorted(map(str, info[complaint])):
-            what = f"{len(loose)} {complaint.replace('_', ' ')}, such as {loose[0]}"
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if loose := sorted(map(str, info[problem])):
+            what = f"{len(loose)} {problem.replace('_', ' ')}, such as {loose[0]}"
             raise UnsupportedModel(f"{config.model_type}: the checkpoint does not fit its class: {what}")
     return model
 
 
-def _class_with_holes(anatomy: ModelLayout, span: Span, held: Container[str]) -> Any:  # noqa: ANN401 - a class made here
-    base: Any = anatomy.model_class
+def _class_without(layout: ModelLayout, span: Span, held: Container[str]) -> Any:  # noqa: ANN401 - a class of its own per call
+    base: Any = layout.model_class
 
-    class WithHoles(base):  # type: ignore[misc]
+    class PartialModel(base):  # type: ignore[misc]
         def __init__(self, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:
             super().__init__(config, *args, **kwargs)
-            layers = self.get_submodule(anatomy.layers)
-            for index in range(anatomy.num_layers):
-                if not span.start <= index < span.end or f"{anatomy.layers}.{index}" in held:
+            layers = self.get_submodule(layout.layers)
+            for index in range(layout.num_layers):
+                if not span.start <= index < span.end or f"{layout.layers}.{index}" in held:
                     layers[index] = PassThroughLayer(layers[index])
             absent = MissingModule(config.hidden_size, self.get_input_embeddings().embedding_dim)
-            for name in (*anatomy.front, *anatomy.tail):
-                if name in held or name not in anatomy.modules(span):
+            for name in (*layout.front, *layout.tail):
+                if name in held or name not in layout.modules(span):
                     self.set_submodule(name, absent)
 
-    WithHoles.__name__, WithHoles.__module__ = base.__name__, base.__module__  # renames of tensors go by these
-    return WithHoles
+    PartialModel.__name__, PartialModel.__module__ = base.__name__, base.__module__  # renames of tensors go by these
+    return PartialModel
 
 
 def _trace(model: PreTrainedModel, first_layer: nn.Module, others: Iterable[nn.Module]) -> list[nn.Module]:

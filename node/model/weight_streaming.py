@@ -1,10 +1,10 @@
-"""Weights that pass by: layers lie in a store and come into two slots, one that computes and one that is being filled.
+"""Weight streaming: layers lie in a store and come into two buffers, one computes while the other is filled.
 
-    sweep      … │ layer i computes in slot A │ layer i+1 computes in slot B │ …
-    reader     … │ i+1 is read into slot B    │ i+2 is read into slot A      │ …
+    sweep      … │ layer i computes in buffer A │ layer i+1 computes in buffer B │ …
+    reader     … │ i+1 is read into buffer B    │ i+2 is read into buffer A      │ …
 
-Reading goes on behind the last layer with the first ones, for the next sweep. A store is a tensor of bytes per layer,
-in host memory or mapped from a file; one thread of the belt's own reads it, in order. Knows no model and no session.
+After the last layer, reading goes on with the first ones, for the next sweep. A store is a tensor of bytes per layer,
+in host memory or mapped from a file; one reader thread reads it, in order. Knows no model and no session.
 Source: SpecExec (arXiv 2406.02532), its offloading: a pass over the weights is paid by all nodes of a large tree.
 """
 
@@ -21,10 +21,10 @@ from typing import Literal, Protocol
 
 import torch
 
-SLOTS = 2
+BUFFERS = 2
 PIECE_BYTES = 256 << 10
-"""So much is read between two looks at the pace."""
-MOMENTS_KEPT = 4_096
+"""Where the rate is limited, so much is read at a time."""
+MAX_TRACE_EVENTS = 4_096
 
 TraceEvent = tuple[Literal["read", "ready", "run", "done"], int]
 """Reading of a layer began, ended; computing it began, ended."""
@@ -39,7 +39,13 @@ class RateLimiter:
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
-        """bytes_per_s: None is as fast as it goes."""
+        """Limit nothing yet.
+
+        Args:
+            bytes_per_s: the rate; None is as fast as it goes.
+            clock: in seconds.
+            wait: sleeps so many seconds.
+        """
         self._bytes_per_s = bytes_per_s
         self._clock = clock
         self._wait = wait
@@ -50,8 +56,8 @@ class RateLimiter:
         """How much to read at a time; None is all of it."""
         return None if self._bytes_per_s is None else PIECE_BYTES
 
-    def spent(self, count: int) -> None:
-        """Wait until so many bytes more than before could have been read; time that nobody read in is not saved up."""
+    def wait_for(self, count: int) -> None:
+        """Wait until so many more bytes may have been read; idle time is not saved up."""
         if self._bytes_per_s is None:
             return
         now = self._clock()
@@ -60,53 +66,59 @@ class RateLimiter:
 
 
 class LayerBuffer:
-    """Room for one layer: `buffer` uint8 on the compute device. reading: ends when `layer` is in it."""
+    """Room for one layer.
+
+    Attributes:
+        data: uint8 [size_bytes] on the compute device.
+        layer: whose weights it has or gets; None while it is empty.
+        reading: done when `layer` is in it.
+    """
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
-        self.buffer = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        self.data = torch.empty(size_bytes, dtype=torch.uint8, device=device)
         self.layer: int | None = None
         self.reading: Future[None] | None = None
 
 
 class CopyStream(Protocol):
-    """How bytes get from the store into a slot, and how the two sides of a slot wait for each other."""
+    """How bytes get from the store into a buffer, and how its reader and its user wait for each other."""
 
     @contextmanager
-    def writing(self, slot: LayerBuffer) -> Iterator[None]:
-        """The reader's thread fills a slot within this."""
+    def writing(self, buffer: LayerBuffer) -> Iterator[None]:
+        """The reader's thread fills a buffer within this block."""
         yield
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Some bytes, within `writing`."""
+        """Copy some bytes, within `writing`."""
 
-    def begin(self, slot: LayerBuffer) -> None:
-        """The slot is about to be computed with, by the calling thread."""
+    def begin(self, buffer: LayerBuffer) -> None:
+        """The calling thread is about to compute with the buffer."""
 
-    def end(self, slot: LayerBuffer) -> None:
-        """Everything that computes with it was started."""
+    def end(self, buffer: LayerBuffer) -> None:
+        """Everything that computes with the buffer was started."""
 
 
 class HostCopyStream:
-    """Slots in host memory: what was copied is there, and what was computed is done."""
+    """Buffers in host memory: what was copied is there, and what was computed is done."""
 
     @contextmanager
-    def writing(self, slot: LayerBuffer) -> Iterator[None]:
+    def writing(self, buffer: LayerBuffer) -> Iterator[None]:
         """Nothing is waited for."""
         yield
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """On this thread alone: torch would take the computing cores for it."""
+        """Copy on this thread alone: torch would take the computing cores for it."""
         target.numpy()[:] = source.numpy()
 
-    def begin(self, slot: LayerBuffer) -> None:
+    def begin(self, buffer: LayerBuffer) -> None:
         """Nothing is waited for."""
 
-    def end(self, slot: LayerBuffer) -> None:
+    def end(self, buffer: LayerBuffer) -> None:
         """Nothing is waited for."""
 
 
 class CudaCopyStream:
-    """Slots on a GPU, filled on a stream of their own from pinned memory."""
+    """Buffers on a GPU, filled on a CUDA stream of their own from pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -115,34 +127,34 @@ class CudaCopyStream:
         self._used: dict[LayerBuffer, torch.cuda.Event] = {}
 
     @contextmanager
-    def writing(self, slot: LayerBuffer) -> Iterator[None]:
-        """Copies wait, on the device, until what computed with the slot is done."""
+    def writing(self, buffer: LayerBuffer) -> Iterator[None]:
+        """Copies wait, on the device, until what computed with the buffer is done."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            if slot in self._used:
-                self._stream.wait_event(self._used[slot])
+            if buffer in self._used:
+                self._stream.wait_event(self._used[buffer])
             yield
             filled = torch.cuda.Event()  # type: ignore[no-untyped-call]
             filled.record(self._stream)
-            self._filled[slot] = filled
+            self._filled[buffer] = filled
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Asynchronous where the source is pinned."""
+        """Copy, asynchronously where the source is pinned."""
         target.copy_(source, non_blocking=True)
 
-    def begin(self, slot: LayerBuffer) -> None:
+    def begin(self, buffer: LayerBuffer) -> None:
         """Computing waits, on the device, for the copies."""
-        torch.cuda.current_stream(self._device).wait_event(self._filled[slot])
+        torch.cuda.current_stream(self._device).wait_event(self._filled[buffer])
 
-    def end(self, slot: LayerBuffer) -> None:
-        """Marks on the computing stream after what copies must not overwrite the slot."""
+    def end(self, buffer: LayerBuffer) -> None:
+        """Mark on the computing stream after what copies may overwrite the buffer."""
         used = torch.cuda.Event()  # type: ignore[no-untyped-call]
         used.record(torch.cuda.current_stream(self._device))
-        self._used[slot] = used
+        self._used[buffer] = used
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """The layers `[start, end)` that a sweep takes, one after the other, and the next sweep again."""
+class LayerCycle:
+    """The layers `[start, end)` that a sweep runs, one after the other, and the next sweep again."""
 
     start: int
     end: int
@@ -153,110 +165,119 @@ class Round:
 
 
 class WeightStreamer:
-    """Brings layers by in order. One thread computes and calls everything here; the belt's own thread reads.
+    """Brings layers in order. One thread computes and calls everything here; a thread of the streamer reads.
 
-    moments: what happened, the last `MOMENTS_KEPT`. reads: layers that were read. waited_s: computing waited so long.
+    Attributes:
+        trace: what happened, the last `MAX_TRACE_EVENTS` events.
+        reads: how many layers were read.
+        waited_s: how long computing waited for layers.
     """
 
     def __init__(self, store: Mapping[int, torch.Tensor], device: torch.device, bytes_per_s: float | None) -> None:
-        """store: uint8 [bytes] per layer, on the host."""
-        self.moments: deque[TraceEvent] = deque(maxlen=MOMENTS_KEPT)
+        """Read nothing yet.
+
+        Args:
+            store: uint8 [bytes] per layer, on the host.
+            device: where layers compute.
+            bytes_per_s: read no faster; None is as fast as it goes.
+        """
+        self.trace: deque[TraceEvent] = deque(maxlen=MAX_TRACE_EVENTS)
         self.reads = 0
         self.waited_s = 0.0
         self._store = store
-        self._round = Round(min(store), max(store) + 1)
+        self._cycle = LayerCycle(min(store), max(store) + 1)
         largest = max(len(data) for data in store.values())
-        self._slots = [LayerBuffer(largest, device) for _ in range(min(SLOTS, len(store)))]
-        self._lane: CopyStream = HostCopyStream() if device.type == "cpu" else CudaCopyStream(device)
+        self._buffers = [LayerBuffer(largest, device) for _ in range(min(BUFFERS, len(store)))]
+        self._copy_stream: CopyStream = HostCopyStream() if device.type == "cpu" else CudaCopyStream(device)
         self._stopped = threading.Event()
-        self._pace = RateLimiter(bytes_per_s, wait=self._stopped.wait)
-        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="belt")
+        self._rate_limiter = RateLimiter(bytes_per_s, wait=self._stopped.wait)
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
 
     @property
     def resident_bytes(self) -> int:
-        """What the slots take on the compute device."""
-        return sum(len(slot.buffer) for slot in self._slots)
+        """What the buffers take on the compute device."""
+        return sum(len(buffer.data) for buffer in self._buffers)
 
-    def take(self, start: int, end: int) -> None:
-        """The next sweeps take these layers."""
-        self._round = Round(start, end)
+    def set_layers(self, start: int, end: int) -> None:
+        """The next sweeps run the layers `[start, end)`."""
+        self._cycle = LayerCycle(start, end)
 
-    def enter(self, index: int) -> torch.Tensor:
-        """The bytes of a layer, uint8 on the compute device, there until `leave`; the next one is read meanwhile.
+    def acquire(self, index: int) -> torch.Tensor:
+        """The bytes of a layer, uint8 on the compute device, there until `release`; the next one is read meanwhile.
 
         Raises:
             OSError: the store cannot be read.
         """
-        assert self._slots, "the belt is closed"
-        slot = self._slot_of(index) or self._fetch(index, self._spare(None))
-        self._ahead(self._round.after(index), slot)
+        assert self._buffers, "the streamer is closed"
+        buffer = self._buffer_of(index) or self._start_reading(index, self._spare(None))
+        self._prefetch(self._cycle.after(index), buffer)
         started = time.perf_counter()
-        assert slot.reading is not None
+        assert buffer.reading is not None
         try:
-            slot.reading.result()
+            buffer.reading.result()
         except BaseException:
-            slot.layer = None
+            buffer.layer = None
             raise
         self.waited_s += time.perf_counter() - started
-        self._lane.begin(slot)
-        self.moments.append(("run", index))
-        return slot.buffer[: len(self._store[index])]
+        self._copy_stream.begin(buffer)
+        self.trace.append(("run", index))
+        return buffer.data[: len(self._store[index])]
 
-    def leave(self, index: int) -> None:
-        """The layer is done with, or failed."""
-        slot = self._slot_of(index)
-        if slot is None:
+    def release(self, index: int) -> None:
+        """The layer was computed, or failed."""
+        buffer = self._buffer_of(index)
+        if buffer is None:
             return
-        self._lane.end(slot)
-        self.moments.append(("done", index))
-        first = self._round.start
-        if index + 1 == self._round.end and self._slot_of(first) not in (None, slot):
-            self._ahead(self._round.after(first), self._slot_of(first))
+        self._copy_stream.end(buffer)
+        self.trace.append(("done", index))
+        first = self._cycle.start
+        if index + 1 == self._cycle.end and self._buffer_of(first) not in (None, buffer):
+            self._prefetch(self._cycle.after(first), self._buffer_of(first))
 
     def close(self) -> None:
-        """Stop reading and give the slots up; waits for the reader's thread."""
+        """Stop reading and free the buffers; waits for the reader's thread."""
         self._stopped.set()
         self._reader.shutdown(wait=True, cancel_futures=True)
-        self._slots.clear()
+        self._buffers.clear()
 
-    def _ahead(self, index: int, keep: LayerBuffer | None) -> None:
-        """Begin to read what comes next into a slot that is not needed."""
-        if self._slot_of(index) is None and len(self._slots) > 1:
-            self._fetch(index, self._spare(keep))
+    def _prefetch(self, index: int, keep: LayerBuffer | None) -> None:
+        """Begin to read what comes next into a buffer that is not needed."""
+        if self._buffer_of(index) is None and len(self._buffers) > 1:
+            self._start_reading(index, self._spare(keep))
 
-    def _slot_of(self, index: int) -> LayerBuffer | None:
-        return next((slot for slot in self._slots if slot.layer == index), None)
+    def _buffer_of(self, index: int) -> LayerBuffer | None:
+        return next((buffer for buffer in self._buffers if buffer.layer == index), None)
 
     def _spare(self, keep: LayerBuffer | None) -> LayerBuffer:
-        return next(slot for slot in self._slots if slot is not keep)
+        return next(buffer for buffer in self._buffers if buffer is not keep)
 
-    def _fetch(self, index: int, slot: LayerBuffer) -> LayerBuffer:
-        if slot.reading is not None:
-            slot.reading.cancel()  # a guess that nobody needs any more
-        slot.layer = index
-        slot.reading = self._reader.submit(self._read, index, slot)
-        return slot
+    def _start_reading(self, index: int, buffer: LayerBuffer) -> LayerBuffer:
+        if buffer.reading is not None:
+            buffer.reading.cancel()  # it was read ahead in vain
+        buffer.layer = index
+        buffer.reading = self._reader.submit(self._read, index, buffer)
+        return buffer
 
-    def _read(self, index: int, slot: LayerBuffer) -> None:
-        self.moments.append(("read", index))
+    def _read(self, index: int, buffer: LayerBuffer) -> None:
+        self.trace.append(("read", index))
         source = self._store[index]
-        step = self._pace.piece_bytes or len(source)
-        with self._lane.writing(slot):
+        step = self._rate_limiter.piece_bytes or len(source)
+        with self._copy_stream.writing(buffer):
             for start in range(0, len(source), step):
                 piece = source[start : start + step]
-                self._lane.copy(slot.buffer[start : start + len(piece)], piece)
-                self._pace.spent(len(piece))
+                self._copy_stream.copy(buffer.data[start : start + len(piece)], piece)
+                self._rate_limiter.wait_for(len(piece))
                 if self._stopped.is_set():
                     raise RuntimeError("the span was closed while its layers were read")
         self.reads += 1
-        self.moments.append(("ready", index))
+        self.trace.append(("ready", index))
 
 
-def overlaps(moments: Iterable[TraceEvent]) -> int:
-    """How many layers were computed while reading of a later one had begun before they ended."""
+def overlaps(trace: Iterable[TraceEvent]) -> int:
+    """How many layers were computed while a later one was being read."""
     begun: set[int] = set()
     found = 0
-    for kind, index in moments:
+    for kind, index in trace:
         match kind:
             case "read":
                 begun.add(index)

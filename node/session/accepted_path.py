@@ -14,11 +14,11 @@ from swarm.protocol.messages import Sweep
 from swarm.protocol.session import Parent, SessionState
 
 MAX_ROWS = 64
-"""Most hidden rows in a reply: the deepest of its path."""
+"""At most so many hidden rows travel in a reply: the deepest of its path."""
 
 
 class AcceptedPath:
-    """Remembers the picks after live nodes and the tip, no others."""
+    """Keeps the picks after live nodes and the tip, no others."""
 
     def __init__(self) -> None:
         self._picks: dict[Parent, int] = {}
@@ -28,14 +28,20 @@ class AcceptedPath:
         self._picks = {}
 
     def note(self, picks: Mapping[TreeNodeId, int], state: SessionState, *, is_cut: bool) -> None:
-        """Take the picks of a sweep that was run; is_cut: it truncated first, so what was picked before is void."""
+        """Take the picks of a sweep that was run.
+
+        Args:
+            picks: token by tree node.
+            state: of the session, the sweep included.
+            is_cut: the sweep truncated first, so earlier picks are void.
+        """
         known: dict[Parent, int] = {} if is_cut else dict(self._picks)
         known.update(picks.items())
         tip = _tip(state)
         self._picks = {node: token for node, token in known.items() if node == tip or node in state.live}
 
     def walk(self, state: SessionState, last: Sweep) -> list[TreeNodeId]:
-        """Live nodes on the path, from below the tip down. last: the newest sweep, which `state` includes."""
+        """Live nodes on the path, from below the tip down; `last` is the newest sweep, which `state` includes."""
         path: list[TreeNodeId] = []
         at: Parent = None
         tip = _tip(state)
@@ -52,8 +58,8 @@ def _tip(state: SessionState) -> Parent:
     return state.committed[-1].id if state.committed else None
 
 
-def rows_wanted(sweep: Sweep, path: Iterable[TreeNodeId]) -> tuple[TreeNodeId, ...]:
-    """The nodes whose hidden rows answer a sweep: its own on the path whose picks are wanted, the deepest of them."""
+def requested_rows(sweep: Sweep, path: Iterable[TreeNodeId]) -> tuple[TreeNodeId, ...]:
+    """The nodes whose hidden rows answer a sweep: its own on the path whose picks are asked for, the deepest ones."""
     if sweep.want is None or not sweep.want.hidden_rows:
         return ()
     end = sweep.first_id + len(sweep.tokens)

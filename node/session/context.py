@@ -1,4 +1,4 @@
-"""What all sessions of a node share."""
+"""What all sessions of a node share: the model, the engine, the directory, connections. Owns no session."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ class NodeContext:
     """What all sessions of a node share."""
 
     peer: PeerId
+    """This node."""
     model: SpanModel
     engine: Engine
     registry: Registry
     dialer: Dialer
-    tally: NodeCounters
+    counters: NodeCounters
     valid_tokens: int
+    """Ids that the tail may pick are below this."""
     noise: NoiseSource
     journals: JournalBudget = field(default_factory=lambda: JournalBudget(JOURNAL_BYTES))
 
@@ -50,8 +52,8 @@ class NodeContext:
         Args:
             fingerprint: of the model.
             hop: whom to dial.
-            records: signed ones that the client passed on: with these nobody waits for the directory.
-            stuck: on which nothing comes through any more; not over that one.
+            records: signed ones that the client passed on: with these the directory is not asked.
+            stuck: a connection on which nothing comes through any more; another one is made.
 
         Raises:
             Unreachable: it has no such record.

@@ -1,4 +1,4 @@
-"""What a hop checks of a frame beyond the session's rules, before it takes it: rows, codec, sampling. Pure."""
+"""Frame validation beyond the session's rules: rows, codec, sampling. Pure: changes no session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swarm.protocol.messages import Codec, Rows, SweepFrame
 
 
 def check_sweep(frame: SweepFrame, model: SpanModel, codec: Codec, *, is_first: bool) -> None:
-    """Rows come from hops, never from a client, in the model's shape; sampling makes sense.
+    """Refuse a sweep whose rows, sampling or wishes this hop cannot serve.
 
     Raises:
         RemoteProtocolError: names the field.
@@ -30,7 +30,7 @@ def check_sweep(frame: SweepFrame, model: SpanModel, codec: Codec, *, is_first: 
 
 
 def check_rows(rows: Rows | None, model: SpanModel, codec: Codec, *, is_first: bool) -> None:
-    """Hop 0 embeds ids, later hops take rows of the model's width in the session's codec.
+    """Refuse rows at hop 0, which embeds ids, and rows of another width or codec at later hops.
 
     Raises:
         RemoteProtocolError: names the field.

@@ -1,4 +1,4 @@
-"""What two machines with the same layers computed for the same sweep: is it the same? Bounded, owns no policy."""
+"""Hedge comparison: are the rows the same that two replicas computed for one sweep? Bounded; owns no policy."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from swarm.inference.row_codec import decode_rows
 from swarm.protocol.messages import Codec, Rows, SweepFrame
 
 SWEEPS = 64
+"""Of so many late sweeps the first rows are kept."""
 ROWS = 16
 """Of each sweep, so many rows are compared."""
-MOST_DIFFERENT = {Codec.FP32: 1e-3, Codec.FP16: 0.02, Codec.BF16: 0.1, Codec.INT8: 0.1}
+MAX_DIFFERENCE = {Codec.FP32: 1e-3, Codec.FP16: 0.02, Codec.BF16: 0.1, Codec.INT8: 0.1}
 """Relative to the largest value of the sweep's rows: far above what the order of additions changes
 (docs/decisions/0005-near-ties-stay.md)."""
 
 
 class HedgeRows:
-    """Rows of late sweeps as the faster replica sent them."""
+    """Rows of the latest sweeps as the faster replica sent them."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, dict[TreeNodeId, bytes]] = OrderedDict()
 
     def keep(self, frame: SweepFrame) -> None:
         """A sweep came for the first time."""
-        assert frame.rows is not None, "who has a replica before it is not the first hop"
+        assert frame.rows is not None, "a hop after a replica is not the first one"
         self._kept[frame.sweep.sequence] = _rows(frame, frame.rows)
         while len(self._kept) > SWEEPS:
             self._kept.popitem(last=False)
@@ -51,7 +52,7 @@ class HedgeRows:
                 decode_rows(replace(frame.rows, count=len(nodes), data=b"".join(side)), torch.float32)
                 for side in ([rows[node] for node in nodes] for rows in (first, again))
             )
-        except RemoteProtocolError:  # a value that is no number
+        except RemoteProtocolError:  # a value is not a number
             return math.inf
         return float((ours - theirs).abs().max() / ours.abs().max().clamp_min(1e-30))
 

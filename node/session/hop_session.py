@@ -51,19 +51,26 @@ logger = logging.getLogger(__name__)
 
 
 class HopSession:
-    """One session's hop; `run` owns it from attach to close."""
+    """One session's hop; `run` owns it from attach to close.
 
-    def __init__(self, shop: NodeContext, attach: Attach, credits: Credits) -> None:
+    Attributes:
+        credits: how much may be unanswered.
+        replies: at the tail, what the client has not confirmed.
+        log: the session's rules and state here.
+        journal: what the next hop may need again (R5).
+    """
+
+    def __init__(self, context: NodeContext, attach: Attach, credits: Credits) -> None:
         self.credits = credits
         self.replies = ReplyBuffer()
-        self.log = HopLog(shop.limits(credits))
+        self.log = HopLog(context.limits(credits))
         self.journal = Journal(self.log.executed)
-        self._shop = shop
+        self._context = context
         self._attach = attach
         self._arena: KvCache | None = None
-        self._role = HopRole(attach.route[attach.index].span, attach.open.codec, shop.valid_tokens, shop.noise)
+        self._role = HopRole(attach.route[attach.index].span, attach.open.codec, context.valid_tokens, context.noise)
         self._is_tail = attach.index == len(attach.route) - 1
-        self._upstreams = UpstreamSet(shop.peer, shop.tally, self._receipt)
+        self._upstreams = UpstreamSet(context.peer, context.counters, self._receipt)
         self._next: SessionLink | None = None
         self._running: SweepRun | None = None
         self._tail = Tail(self.log)
@@ -93,9 +100,9 @@ class HopSession:
 
     @property
     def max_row_bytes(self) -> int:
-        """Most bytes of rows in a frame: every node that the session may hold (a snapshot's), in its codec."""
+        """The largest frame's bytes of rows: every node that the session may hold (a snapshot's), in its codec."""
         tokens = self.credits.window_tokens + self.credits.nodes
-        return self._role.codec.row_bytes(self._shop.model.hidden_size) * tokens
+        return self._role.codec.row_bytes(self._context.model.hidden_size) * tokens
 
     @property
     def is_closed(self) -> bool:
@@ -121,7 +128,7 @@ class HopSession:
         """
         if upstream not in self._upstreams or self.is_closed:
             return
-        here = RouteHop(self._shop.peer, self.span)
+        here = RouteHop(self._context.peer, self.span)
         if here not in reroute.route:
             raise RemoteProtocolError("route", f"{here.peer} does not have layers {here.span} in it")
         index = reroute.route.index(here)
@@ -155,33 +162,33 @@ class HopSession:
         try:
             if self._upstreams.ready_for < 0 and self._attach.generation == 0 and self._attach.hedge is None:
                 raise RemoteProtocolError("sequence", f"sweep {frame.sweep.sequence} came before Ready")
-            check_sweep(frame, self._shop.model, self._role.codec, is_first=self._attach.index == 0)
+            check_sweep(frame, self._context.model, self._role.codec, is_first=self._attach.index == 0)
             is_new = self.log.receive(frame)
         except SwarmError as error:
-            self._shop.tally.failed(error)
+            self._context.counters.failed(error)
             self._upstreams.report(error)
             return
         self._lease.renew()
-        self._shop.tally.frames_in += 1
+        self._context.counters.frames_in += 1
         if is_new:
             self._upstreams.note(frame)
             self._arrived[frame.sweep.sequence] = time.perf_counter()
-            self._shop.engine.submit(self)
-        elif not self._upstreams.is_double(upstream, frame) and self._is_tail:
+            self._context.engine.submit(self)
+        elif not self._upstreams.is_duplicate(upstream, frame) and self._is_tail:
             self.replies.resend(frame.sweep.sequence)
 
     def restore(self, upstream: UpstreamStream, snapshot: Snapshot) -> None:
         """Forget what was here and continue from a snapshot (R5), unless a replica brought as much already."""
         if upstream not in self._upstreams or self.is_closed:
             return
-        is_double = len(self._upstreams) > 1 and snapshot.sequence <= self.log.received.sequence
-        if is_double and self._asked_in < self._attach.generation:
+        is_duplicate = len(self._upstreams) > 1 and snapshot.sequence <= self.log.received.sequence
+        if is_duplicate and self._asked_in < self._attach.generation:
             return
         try:
-            check_rows(snapshot.rows, self._shop.model, self._role.codec, is_first=self._attach.index == 0)
+            check_rows(snapshot.rows, self._context.model, self._role.codec, is_first=self._attach.index == 0)
             self.log.restore(snapshot)
         except SwarmError as error:
-            self._shop.tally.failed(error)
+            self._context.counters.failed(error)
             self._upstreams.report(error)
             return
         self._running = None  # what runs now is of no use any more
@@ -191,9 +198,9 @@ class HopSession:
         if self._next is not None:
             self._next.desync()
         self._account()
-        self._shop.tally.restores += 1
-        self._shop.tally.restored_nodes += len(snapshot.ids)
-        self._shop.engine.submit(self)
+        self._context.counters.restores += 1
+        self._context.counters.restored_nodes += len(snapshot.ids)
+        self._context.engine.submit(self)
 
     def hold(self, generation: int, seconds: float) -> None:
         """Outlive the upstream for a while: the chain is being repaired (R9)."""
@@ -201,8 +208,8 @@ class HopSession:
             self._lease.hold(seconds)
 
     def warn(self, reason: str) -> None:
-        """Say that this hop leaves soon, and serve on."""
-        self._upstreams.report(HopLeaving(self._shop.peer, str(self.span), reason))
+        """Report that this hop leaves soon, and serve on."""
+        self._upstreams.report(HopLeaving(self._context.peer, str(self.span), reason))
 
     def closed_by(self, upstream: UpstreamStream, close: Close) -> None:
         """The session's upstream says that it is over, here or altogether."""
@@ -217,12 +224,12 @@ class HopSession:
 
     def leave(self, reason: str) -> None:
         """Leave the session to others, and say why."""
-        self._upstreams.report(HopClosed(self._shop.peer, str(self._role.span), reason))
+        self._upstreams.report(HopClosed(self._context.peer, str(self._role.span), reason))
         self.dismiss(reason)
 
     def expire(self, reason: str) -> None:
-        """End a session that nobody wants any more, here and behind."""
-        self._upstreams.report(HopClosed(self._shop.peer, str(self._role.span), reason))
+        """End a session that no client asks for any more, here and behind."""
+        self._upstreams.report(HopClosed(self._context.peer, str(self._role.span), reason))
         self.close(reason)
 
     def close(self, reason: str) -> None:
@@ -238,9 +245,9 @@ class HopSession:
         """Reserve KV and attach what lies behind this hop, then wait for the end."""
         self._attaching = asyncio.current_task()
         try:
-            self._arena = await self._shop.arena(self.span, self._attach.open.window_tokens + self.credits.nodes)
+            self._arena = await self._context.arena(self.span, self._attach.open.window_tokens + self.credits.nodes)
             self._attaching = None
-            self._shop.engine.submit(self)  # a replay may have come before there was room for it
+            self._context.engine.submit(self)  # a replay may have come before there was room for it
             await (self._serve_tail() if self._is_tail else self._serve_linked())
         except SwarmError as error:
             self._upstreams.report(error)
@@ -250,13 +257,13 @@ class HopSession:
             self.close("ended")
             self._lease.cancel()
             self._upstreams.end()
-            self._arena = self._running = None  # its KV is free now, whoever still holds this session
+            self._arena = self._running = None  # its KV is free now, whatever still refers to this session
             self.journal.drop()
             self._account()
             logger.info("session over: %s; %d sweeps", self._reason, self.log.received.sequence)
 
-    def ahead(self) -> PendingWork | None:
-        """For the engine: what `next_run` would give."""
+    def pending(self) -> PendingWork | None:
+        """For the engine: what `next_run` would return."""
         if self.is_closed or self._arena is None:
             return None
         rows = self.log.next_rows if self._running is None else self._running.remaining
@@ -270,7 +277,7 @@ class HopSession:
             work = self.log.next_work()
             if work is not None:
                 sampling = self.log.executed.sampling
-                self._running = SweepRun(self._shop.model, self._arena, self._role, work, sampling)
+                self._running = SweepRun(self._context.model, self._arena, self._role, work, sampling)
         return self._running
 
     def finish(self, run: SweepRun) -> None:
@@ -278,7 +285,7 @@ class HopSession:
         if self.is_closed or run is not self._running:
             return
         self._running = None
-        self._shop.tally.forwarded(run.forwards_ms)
+        self._context.counters.forwarded(run.forwards_ms)
         self._note(run)
         if run.work.is_replay:
             self._end_replay(run)
@@ -287,9 +294,9 @@ class HopSession:
         stayed_ms = (time.perf_counter() - self._arrived.pop(sweep.sequence)) * 1e3
         waited_ms = stayed_ms - run.compute_ms - run.encode_ms
         link_ms = self.replies.link_ms if self._next is None else self._next.rtt_ms / 2
-        other_ms = run.encode_ms + self._shop.engine.handling.mean_ms
+        other_ms = run.encode_ms + self._context.engine.loop_cost.mean_ms
         times = (*run.work.frame.times, HopTime(max(waited_ms, 0.0), run.compute_ms, other_ms, link_ms))
-        self._shop.tally.swept(run.work, len(self.span), max(waited_ms, 0.0), run.compute_ms)
+        self._context.counters.swept(run.work, len(self.span), max(waited_ms, 0.0), run.compute_ms)
         if self._is_tail:
             self.replies.put(self._tail.reply(run, times), self.log.received.acked)
             return
@@ -307,7 +314,7 @@ class HopSession:
 
     def _end_replay(self, run: SweepRun) -> None:
         """A part of a snapshot was run: after the last one, go on where the hop before left off."""
-        self._shop.tally.replay_us += round(run.compute_ms * 1e3)
+        self._context.counters.replay_us += round(run.compute_ms * 1e3)
         if self._is_tail:
             self._tail.replayed(run)
         if self.log.is_replaying:
@@ -328,8 +335,8 @@ class HopSession:
             self._need_replay()
             return None
         messages = self.journal.replay(received)
-        self._shop.tally.replays += any(isinstance(message, Snapshot) for message in messages)
-        self._shop.tally.catch_ups += sum(isinstance(message, SweepFrame) for message in messages)
+        self._context.counters.replays += any(isinstance(message, Snapshot) for message in messages)
+        self._context.counters.catch_ups += sum(isinstance(message, SweepFrame) for message in messages)
         return messages
 
     def _need_replay(self) -> None:
@@ -338,7 +345,7 @@ class HopSession:
         self._asked_in = generation
         if asked == generation:
             self._upstreams.report(
-                Busy(self._shop.peer, str(self.span), "has no memory to replay this session to the next hop")
+                Busy(self._context.peer, str(self.span), "has no memory to replay this session to the next hop")
             )
         else:
             self._upstreams.send(Attached(generation, None))
@@ -347,7 +354,7 @@ class HopSession:
         """The hops behind are attached."""
         if ready.generation == self._attach.generation:
             self.credits = self.credits.least(ready.credits)
-            self.log.limit(self._shop.limits(self.credits))
+            self.log.limit(self._context.limits(self.credits))
             self._upstreams.be_ready(self.credits)
 
     def on_fault(self, fault: Fault) -> None:
@@ -356,7 +363,7 @@ class HopSession:
 
     def on_trouble(self, error: HopError | LocalProtocolError) -> None:
         """The next hop is lost, or cannot be told: the client's business."""
-        self._shop.tally.failed(error)
+        self._context.counters.failed(error)
         self._upstreams.report(error)
 
     def fail(self, error: Exception, run: SweepRun | None = None) -> None:
@@ -364,7 +371,7 @@ class HopSession:
         if run is not None and run is not self._running:
             return  # of a state that was replaced meanwhile
         self._running = None
-        self._shop.tally.failed(error)
+        self._context.counters.failed(error)
         if not isinstance(error, SwarmError) or isinstance(error, LocalProtocolError):
             logger.error("a forward failed", exc_info=error)
         self._upstreams.report(error)
@@ -372,17 +379,17 @@ class HopSession:
 
     async def _serve_linked(self) -> None:
         async with TaskScope() as scope:
-            link = SuccessorLink(scope, self._dial, self, self._shop.tally.sent)
+            link = SuccessorLink(scope, self._dial, self, self._context.counters.sent)
             self._next = follow(link, replace(self._attach, index=self._attach.index + 1))
             try:
                 await self._closed.wait()
             finally:
-                self._upstreams.end()  # whoever closed waits for this hop only, not for all behind it
+                self._upstreams.end()  # the hop before waits for this hop only, not for all behind it
                 self._next.close(None if self._is_dismissed else self._reason)
                 await self._next.gone()
 
     async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> tuple[grpc.aio.Channel, bool]:
-        return await self._shop.dial(self._attach.open.fingerprint, hop, self._attach.records, stuck)
+        return await self._context.dial(self._attach.open.fingerprint, hop, self._attach.records, stuck)
 
     async def _serve_tail(self) -> None:
         self._upstreams.be_ready(self.credits)
@@ -393,4 +400,4 @@ class HopSession:
         return Ack(self.log.received.sequence, parts, working)
 
     def _account(self) -> None:
-        self._journal_bytes = self._shop.journals.settle(self._journal_bytes, self.journal)
+        self._journal_bytes = self._context.journals.settle(self._journal_bytes, self.journal)

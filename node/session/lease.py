@@ -1,4 +1,4 @@
-"""How long a session may live without news: renewed by whatever is heard, shortened when its upstream is lost (R9)."""
+"""How long a session lives without news: renewed by every message, shortened when its upstream is lost (R9)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ORPHAN_S = 4.0
 HOLD_S = 60.0
 """The longest time for which a client may hold an orphan."""
 IDLE_S = 1_800.0
-"""How long a session may stay without a sweep; a chat's user may think meanwhile."""
+"""How long a session may stay without a sweep: a chat's user may think for a while."""
 
 
 class Lease:
@@ -22,7 +22,7 @@ class Lease:
         self._is_over = False
 
     def renew(self) -> None:
-        """Something was heard of the session."""
+        """A message of the session came."""
         self._set(IDLE_S, "nothing was heard of it")
 
     def orphan(self) -> None:

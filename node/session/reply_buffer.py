@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator
 from swarm.protocol.messages import Ping, Reply
 from swarm.transport.link import ROUND_TRIPS_KEPT
 
-MOST_ROUND_TRIP_MS = 120_000.0
+MAX_ROUND_TRIP_MS = 120_000.0
 
 
 class ReplyBuffer:
     """Bounded by the session's credits: the client never has more than W sweeps unanswered (F1).
 
-    link_ms: half the round trip to the client, the least that was measured lately on the reply stream.
+    Attributes:
+        link_ms: half the shortest of the latest round trips to the client on the reply stream.
     """
 
     def __init__(self) -> None:
@@ -35,8 +36,8 @@ class ReplyBuffer:
         self._changed.set()
 
     def measured(self, round_trip_ms: float) -> None:
-        """A ping was answered; what the client says of it is bounded."""
-        self._round_trips.append(min(round_trip_ms, MOST_ROUND_TRIP_MS))
+        """A ping was answered; the time that the client reports is bounded."""
+        self._round_trips.append(min(round_trip_ms, MAX_ROUND_TRIP_MS))
         self.link_ms = min(self._round_trips) / 2
 
     def ping(self, ping: Ping) -> None:

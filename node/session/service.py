@@ -20,7 +20,7 @@ from node.session.table import SessionTable
 from node.session.upstream import UpstreamStream
 from node.telemetry.counters import NodeCounters
 from swarm import wire
-from swarm.discovery import address_proof as hello
+from swarm.discovery import address_proof
 from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError, SwarmError
 from swarm.ids import PeerId
@@ -76,9 +76,9 @@ class NodeService:
 
     async def hello(self, request: bytes, context: Context) -> bytes:
         """Prove that this address belongs to this identity."""
-        if len(request) != hello.NONCE_BYTES:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a nonce has {hello.NONCE_BYTES} bytes")
-        return hello.hello_response(self._identity, request)
+        if len(request) != address_proof.NONCE_BYTES:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a nonce has {address_proof.NONCE_BYTES} bytes")
+        return address_proof.hello_response(self._identity, request)
 
     async def info(self, request: bytes, context: Context) -> bytes:
         """What this node serves and has done."""
@@ -87,16 +87,16 @@ class NodeService:
     async def hold(self, request: bytes, context: Context) -> bytes:
         """Keep a session whose upstream is lost while its chain is repaired (R9)."""
         try:
-            wanted = wire.decode_hold(request)
+            hold = wire.decode_hold(request)
         except RemoteProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        hop = self._sessions.find(wanted.session)
+        hop = self._sessions.find(hold.session)
         if hop is not None:
-            hop.hold(wanted.generation, wanted.ttl_s)
+            hop.hold(hold.generation, hold.ttl_s)
         return wire.encode_held(Held(hop is not None))
 
     async def replies(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        """The picks of one session, for whoever holds its id."""
+        """The picks of one session, for a client that has its id."""
         try:
             async with asyncio.timeout(FIRST_MESSAGE_S):
                 request = wire.decode_replies_up(await anext(requests, b""))
@@ -110,8 +110,8 @@ class NodeService:
         try:
             async with TaskScope() as scope:
                 scope.spawn(self._measure(requests, hop.replies))
-                scope.spawn(_beat(hop.replies))
-                out = PatientWriter(context, self._sessions.tally)
+                scope.spawn(_send_pings(hop.replies))
+                out = TimedWriter(context, self._sessions.counters)
                 async for message in hop.replies.stream(request.acked):
                     for part in split(message):
                         await out.write(part)
@@ -135,7 +135,7 @@ class NodeService:
             async with TaskScope() as scope:
                 reader = scope.spawn(self._read(requests, upstream))
                 reader.add_done_callback(lambda _: upstream.end())
-                await upstream.drain(PatientWriter(context, self._sessions.tally))
+                await upstream.drain(TimedWriter(context, self._sessions.counters))
         except TimeoutError:
             await _give_up(context)
 
@@ -146,7 +146,7 @@ class NodeService:
             async with asyncio.timeout(FIRST_MESSAGE_S):
                 part = await anext(requests, None)
             if part is None:
-                return  # whoever opened it had nothing to say
+                return  # the peer opened it and sent nothing
             attach = self._first(part)
             generation = attach.generation
             upstream.count_part()
@@ -165,17 +165,17 @@ class NodeService:
                 hop.detach(upstream)
 
     async def _read_session(self, requests: AsyncIterator[bytes], hop: HopSession, upstream: UpstreamStream) -> None:
-        joiner = FrameAssembler(FrameLimits(rows_bytes=hop.max_row_bytes))
+        assembler = FrameAssembler(FrameLimits(rows_bytes=hop.max_row_bytes))
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(UPSTREAM_S) as patience:
+            async with asyncio.timeout(UPSTREAM_S) as deadline:
                 async for part in requests:
-                    patience.reschedule(loop.time() + UPSTREAM_S)
+                    deadline.reschedule(loop.time() + UPSTREAM_S)
                     upstream.count_part()
-                    self._sessions.tally.bytes_in += len(part)
-                    message = joiner.feed(part)
+                    self._sessions.counters.bytes_in += len(part)
+                    message = assembler.feed(part)
                     if message is not None:
-                        self._take(message, hop, upstream)
+                        self._dispatch(message, hop, upstream)
                     if upstream.ended.is_set():
                         break
         except TimeoutError:
@@ -189,7 +189,7 @@ class NodeService:
             raise RemoteProtocolError("attach", "must be the first message of a stream")
         return message
 
-    def _take(self, message: Frame, hop: HopSession, upstream: UpstreamStream) -> None:
+    def _dispatch(self, message: Frame, hop: HopSession, upstream: UpstreamStream) -> None:
         match message:
             case SweepFrame():
                 hop.receive(upstream, message)
@@ -207,24 +207,24 @@ class NodeService:
                 raise RemoteProtocolError("kind", f"{type(message).__name__} is not understood by this version")
 
 
-async def _beat(replies: ReplyBuffer) -> None:
+async def _send_pings(replies: ReplyBuffer) -> None:
     while True:
         replies.ping(Ping(time.perf_counter_ns()))
         await asyncio.sleep(REPLY_PING_S)
 
 
-class PatientWriter:
-    """A stream's way out, with a bound on patience: TimeoutError when the peer does not read."""
+class TimedWriter:
+    """A stream's way out: TimeoutError when the peer does not read for `WRITE_S`."""
 
-    def __init__(self, context: Context, tally: NodeCounters) -> None:
+    def __init__(self, context: Context, counters: NodeCounters) -> None:
         self._context = context
-        self._tally = tally
+        self._counters = counters
 
     async def write(self, message: bytes) -> None:
         """Send one message."""
         async with asyncio.timeout(WRITE_S):
             await self._context.write(message)
-        self._tally.sent(len(message))
+        self._counters.sent(len(message))
 
 
 async def _give_up(context: Context) -> NoReturn:

@@ -25,12 +25,17 @@ MAX_SESSIONS = 1_024
 
 
 class SessionTable:
-    """All sessions of this node; each holds its reservation until it ends."""
+    """All sessions of this node; each holds its reservation until it ends.
 
-    def __init__(self, shop: NodeContext, identity: ModelIdentity, kv_tokens: int, scope: TaskScope) -> None:
+    Attributes:
+        kv_tokens: the KV budget of all sessions together.
+        draining: whether new sessions are refused.
+    """
+
+    def __init__(self, context: NodeContext, identity: ModelIdentity, kv_tokens: int, scope: TaskScope) -> None:
         self.kv_tokens = kv_tokens
         self.draining = False
-        self._shop = shop
+        self._context = context
         self._identity = identity
         self._scope = scope
         self._open: dict[SessionId, HopSession] = {}
@@ -42,14 +47,14 @@ class SessionTable:
         return len(self._open)
 
     @property
-    def tally(self) -> NodeCounters:
+    def counters(self) -> NodeCounters:
         """What this node has done."""
-        return self._shop.tally
+        return self._context.counters
 
     @property
     def worked_ms(self) -> float:
-        """How long the engine has computed since it was made."""
-        return self._shop.engine.worked_ms
+        """How long the engine has computed since its start."""
+        return self._context.engine.worked_ms
 
     @property
     def kv_tokens_free(self) -> int:
@@ -93,7 +98,7 @@ class SessionTable:
 
     def info(self) -> NodeInfo:
         """What this node serves, how much room it has and what it has done."""
-        model, identity = self._shop.model, self._identity
+        model, identity = self._context.model, self._identity
         return NodeInfo(
             **asdict(identity),
             span=model.span,
@@ -104,7 +109,7 @@ class SessionTable:
             kv_tokens_total=self.kv_tokens,
             kv_tokens_free=self.kv_tokens_free,
             sessions=len(self),
-            counters=self._shop.tally.counters(model.forwards, model.rows_in),
+            counters=self._context.counters.to_message(model.forwards, model.rows_in),
         )
 
     async def drain(self, seconds: float) -> bool:
@@ -126,17 +131,17 @@ class SessionTable:
             hop.leave(reason)
 
     def _reserve(self, attach: Attach) -> HopSession:
-        want = attach.open
-        peer, span = self._shop.peer, str(attach.route[attach.index].span)
+        asked = attach.open
+        peer, span = self._context.peer, str(attach.route[attach.index].span)
         if self.draining:
             raise HopClosed(peer, span, "is leaving the swarm")
-        credits = Credits(want.window_tokens, min(want.sweeps, MAX_SWEEPS), min(want.nodes, MAX_NODES))
+        credits = Credits(asked.window_tokens, min(asked.sweeps, MAX_SWEEPS), min(asked.nodes, MAX_NODES))
         tokens = credits.window_tokens + credits.nodes
         if len(self._open) >= MAX_SESSIONS:
             raise Busy(peer, span, f"has {MAX_SESSIONS} sessions already")
         if tokens > self.kv_tokens_free:
             raise Busy(peer, span, f"needs KV for {tokens} tokens, {self.kv_tokens_free} of {self.kv_tokens} are free")
-        hop = HopSession(self._shop, attach, credits)
+        hop = HopSession(self._context, attach, credits)
         self._open[attach.session] = hop
         self._reserved[hop] = tokens
         return hop
@@ -156,14 +161,14 @@ class SessionTable:
 
     def _check(self, attach: Attach) -> None:
         """Refuse what cannot be this node's part of a chain, before anything is allocated."""
-        route, hop, model = attach.route, attach.route[attach.index], self._shop.model
+        route, hop, model = attach.route, attach.route[attach.index], self._context.model
         if attach.open.fingerprint != self._identity.fingerprint:
             theirs, ours = attach.open.fingerprint[:12], self._identity.fingerprint[:12]
-            raise ModelMismatch(f"the session is for model {theirs}, node {self._shop.peer} serves {ours}")
-        if hop.peer != self._shop.peer:
-            raise RemoteProtocolError("route", f"hop {attach.index} is {hop.peer}, this is {self._shop.peer}")
+            raise ModelMismatch(f"the session is for model {theirs}, node {self._context.peer} serves {ours}")
+        if hop.peer != self._context.peer:
+            raise RemoteProtocolError("route", f"hop {attach.index} is {hop.peer}, this is {self._context.peer}")
         if not model.span.contains(hop.span):
-            raise RemoteProtocolError("route", f"layers {hop.span} are not within {model.span} of {self._shop.peer}")
+            raise RemoteProtocolError("route", f"layers {hop.span} are not within {model.span} of {self._context.peer}")
         if len({other.peer for other in route}) < len(route):
             raise RemoteProtocolError("route", "a node stands in it twice")
         ends = [0, *(other.span.end for other in route)]
@@ -172,8 +177,8 @@ class SessionTable:
             or ends[-1] != model.num_layers
         ):
             raise RemoteProtocolError("route", f"its spans do not cover layers 0-{model.num_layers} one after another")
-        want = attach.open
-        if min(want.window_tokens, want.sweeps, want.nodes) < 1:
+        asked = attach.open
+        if min(asked.window_tokens, asked.sweeps, asked.nodes) < 1:
             raise RemoteProtocolError("open", "a session asks for at least one token, one sweep and one node")
-        if model.max_positions is not None and want.window_tokens > model.max_positions:
-            raise ContextFull(f"{want.window_tokens} tokens; the model's context is {model.max_positions}")
+        if model.max_positions is not None and asked.window_tokens > model.max_positions:
+            raise ContextFull(f"{asked.window_tokens} tokens; the model's context is {model.max_positions}")

@@ -1,6 +1,6 @@
-"""What the tail of one session says to its client: picks, and hidden rows of the accepted path where they are wanted.
+"""Replies of one session's tail: picks, and hidden rows of the accepted path where the client asks for them.
 
-After a snapshot it says again what is unanswered (R6), from the parts of the replay.
+After a snapshot it answers again what is unanswered (R6), from the parts of the replay. Owns no stream.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from node.engine.sweep_run import SweepRun
-from node.session.accepted_path import AcceptedPath, rows_wanted
+from node.session.accepted_path import AcceptedPath, requested_rows
 from swarm.ids import TreeNodeId
 from swarm.inference.row_codec import encode_rows, lossless_codec
 from swarm.protocol.hop_log import HopLog
@@ -19,7 +19,7 @@ from swarm.protocol.messages import HopTime, Reply
 
 
 class Tail:
-    """Makes the replies of one session; its log says where the session stands."""
+    """Makes the replies of one session, whose state its log holds."""
 
     def __init__(self, log: HopLog) -> None:
         self._log = log
@@ -33,7 +33,7 @@ class Tail:
         reply = Reply(sweep.sequence, sweep.generation, tuple(run.picks), tuple(times))
         if sweep.want is None:
             return reply
-        return _with_rows(reply, rows_wanted(sweep, self._accepted.walk(state, sweep)), run.final)
+        return _with_rows(reply, requested_rows(sweep, self._accepted.walk(state, sweep)), run.final)
 
     def replayed(self, run: SweepRun) -> None:
         """A part of a snapshot was run."""
@@ -59,14 +59,14 @@ class Tail:
         if log.unanswered:
             path += self._accepted.walk(state, log.unanswered[-1])
         return [
-            _with_rows(reply, rows_wanted(header, path), final)
+            _with_rows(reply, requested_rows(header, path), final)
             for header, reply in zip(log.unanswered, replies, strict=True)
         ]
 
 
-def _with_rows(reply: Reply, wanted: Sequence[TreeNodeId], final: Mapping[TreeNodeId, torch.Tensor]) -> Reply:
-    """Rows travel as they were computed, whatever the codec between hops."""
-    held = tuple(node for node in wanted if node in final)
+def _with_rows(reply: Reply, requested: Sequence[TreeNodeId], final: Mapping[TreeNodeId, torch.Tensor]) -> Reply:
+    """The reply with rows [R, hidden_size] as they were computed, whatever the codec between hops."""
+    held = tuple(node for node in requested if node in final)
     if not held:
         return reply
     rows = torch.stack([final[node] for node in held])

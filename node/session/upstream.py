@@ -1,4 +1,4 @@
-"""The downstream side of a link: what this node says back to whoever opened the stream. Bounded, never waits."""
+"""The downstream side of a link: what this node sends back to the peer that opened the stream. Never waits."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ class UpstreamStream:
     """One incoming stream's way back; an unread outbox ends the stream.
 
     Receipts gather for a moment: one for each sweep would cost every hop two wake-ups while it computes.
+
+    Attributes:
+        receipt: makes a receipt from the number of parts that arrived.
+        ended: set at the end; what is queued then still leaves.
     """
 
     def __init__(self) -> None:

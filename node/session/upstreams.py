@@ -1,4 +1,4 @@
-"""Who brings one session's sweeps and hears of its trouble: one neighbour or two replicas (R3, H2).
+"""The streams that bring one session's sweeps and hear of its faults: one neighbour's or two replicas' (R3, H2).
 
 Each stream is known by its sender's peer id, "" for the client. Only the newest generation's streams are heard.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from node.session.hedge_compare import MOST_DIFFERENT, HedgeRows
+from node.session.hedge_compare import MAX_DIFFERENCE, HedgeRows
 from node.session.upstream import UpstreamStream
 from node.telemetry.counters import NodeCounters
 from swarm.errors import HopClosed, ReplicasDiffer
@@ -20,17 +20,19 @@ from swarm.transport.hedged_link import senders
 class UpstreamSet:
     """The streams into one session of `peer`.
 
-    heard: the newest generation. ready_for: the last one of which all hops behind are attached.
+    Attributes:
+        heard: the newest generation; -1 before the first.
+        ready_for: the last generation of which all hops behind are attached; -1 before the first.
     """
 
-    def __init__(self, peer: PeerId, tally: NodeCounters, receipt: Callable[[int], Ack]) -> None:
+    def __init__(self, peer: PeerId, counters: NodeCounters, receipt: Callable[[int], Ack]) -> None:
         self.heard = self.ready_for = -1
         self._peer = peer
-        self._tally = tally
+        self._counters = counters
         self._receipt = receipt
         self._by_sender: dict[str, UpstreamStream] = {}
         self._rows = HedgeRows()
-        self._told_in = -1
+        self._reported_in = -1
 
     def __contains__(self, upstream: UpstreamStream) -> bool:
         return upstream in self._by_sender.values()
@@ -56,13 +58,13 @@ class UpstreamSet:
         upstream.receipt = self._receipt
         upstream.send(Attached(attach.generation, received or None))
         if not is_new:
-            self._welcome(upstream, credits)
+            self._repeat_ready(upstream, credits)
         return is_new
 
     def reroute(self, upstream: UpstreamStream, reroute: Reroute, index: int, credits: Credits) -> bool:
         """Hear of a new route, in which this hop stands at `index`; whether it is news."""
         if reroute.generation <= self.heard:
-            self._welcome(upstream, credits)
+            self._repeat_ready(upstream, credits)
             return False
         self.heard = reroute.generation
         self._keep(senders(reroute.route, index, reroute.hedge))
@@ -79,16 +81,16 @@ class UpstreamSet:
         self._keep(())
 
     def send(self, message: Upstream) -> None:
-        """Say it to all."""
+        """Send a message on all streams."""
         for upstream in self._by_sender.values():
             upstream.send(message)
 
     def report(self, error: Exception) -> None:
-        """Say what is wrong."""
+        """Send a fault on all streams."""
         self.send(fault_of(error, self.heard, self._peer))
 
     def be_ready(self, credits: Credits) -> None:
-        """Say that all hops behind are attached."""
+        """Report that all hops behind are attached."""
         self.ready_for = self.heard
         self.send(Ready(self.heard, credits))
 
@@ -97,17 +99,17 @@ class UpstreamSet:
         if len(self) > 1:
             self._rows.keep(frame)
 
-    def is_double(self, upstream: UpstreamStream, frame: SweepFrame) -> bool:
+    def is_duplicate(self, upstream: UpstreamStream, frame: SweepFrame) -> bool:
         """Whether a sweep came again only because a replica brings it too (H3); rows that differ are reported once."""
         difference = self._rows.compare(frame)
         if difference is None:
             return False
-        self._tally.doubles += 1
+        self._counters.doubles += 1
         assert frame.rows is not None, "it was compared"
-        if difference > MOST_DIFFERENT[frame.rows.codec]:
-            self._tally.differences += 1
-            if self._told_in < self.heard:
-                self._told_in = self.heard
+        if difference > MAX_DIFFERENCE[frame.rows.codec]:
+            self._counters.differences += 1
+            if self._reported_in < self.heard:
+                self._reported_in = self.heard
                 reason = f"its rows differ from its replica's by {difference:.1e} of the largest value"
                 self.report(ReplicasDiffer(self._sender(upstream), "?", reason))
         return True
@@ -128,7 +130,7 @@ class UpstreamSet:
     def _sender(self, upstream: UpstreamStream) -> str:
         return next(sender for sender, known in self._by_sender.items() if known is upstream)
 
-    def _welcome(self, upstream: UpstreamStream, credits: Credits) -> None:
-        """Tell one of two replicas what the other was told."""
+    def _repeat_ready(self, upstream: UpstreamStream, credits: Credits) -> None:
+        """Send one of two replicas the Ready that the other got."""
         if self.ready_for == self.heard:
             upstream.send(Ready(self.heard, credits))

@@ -1,1 +1,1 @@
-"""What a node tells of itself: counters, reports by MQTT, metrics."""
+"""What a node publishes of itself: counters, reports by MQTT, metrics."""

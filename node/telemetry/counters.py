@@ -1,4 +1,4 @@
-"""What this node has done since it started: plain counters, written by the event loop only."""
+"""What this node has done since it started: running totals, written by the event loop only. Owns no clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarm.protocol.messages import Counters
 
 
 class ErrorKind(enum.StrEnum):
-    """Whose fault an error in a session was, roughly."""
+    """What kind of error ended a session, or a part of it."""
 
     PROTOCOL = "protocol"
     """A neighbour or client broke the protocol."""
@@ -27,7 +27,7 @@ class ErrorKind(enum.StrEnum):
     REFUSED = "refused"
     """Anything else that is refused on purpose."""
     INTERNAL = "internal"
-    """A mistake, or a forward that failed: look into the log."""
+    """A bug, or a forward that failed: look into the log."""
 
     @classmethod
     def of(cls, error: Exception) -> ErrorKind:
@@ -49,12 +49,7 @@ class ErrorKind(enum.StrEnum):
 
 @dataclass(slots=True)
 class NodeCounters:
-    """Running totals; names as in `swarm.protocol.messages.Counters`, then what only telemetry tells.
-
-    tokens: tree nodes that became committed. layer_tokens: tokens × layers that computed them. queue_ms, compute_ms: of
-    all sweeps. bytes_in: from upstream neighbours. bytes_out: to the next hop, back upstream, and to clients.
-    queue_times, compute_times: per sweep. forward_times: per forward.
-    """
+    """Running totals; names as in `swarm.protocol.messages.Counters`, then what only telemetry publishes."""
 
     sweeps: int = 0
     frames_in: int = 0
@@ -70,23 +65,39 @@ class NodeCounters:
     doubles: int = 0
     differences: int = 0
     tokens: int = 0
+    """Tree nodes that became committed."""
     layer_tokens: int = 0
+    """Tokens times the layers that computed them."""
     queue_ms: float = 0.0
+    """Of all sweeps together."""
     compute_ms: float = 0.0
+    """Of all sweeps together."""
     bytes_in: int = 0
+    """From upstream neighbours."""
     bytes_out: int = 0
+    """To the next hop, back upstream, and to clients."""
     errors_by_kind: Counter[ErrorKind] = field(default_factory=Counter)
     queue_times: Histogram = field(default_factory=Histogram)
+    """Per sweep."""
     compute_times: Histogram = field(default_factory=Histogram)
+    """Per sweep."""
     forward_times: Histogram = field(default_factory=Histogram)
+    """Per forward."""
 
-    def counters(self, forwards: int, rows_in_forwards: int) -> Counters:
+    def to_message(self, forwards: int, rows_in_forwards: int) -> Counters:
         """The totals as a message, with what the model itself counted."""
         own = {field.name: getattr(self, field.name) for field in fields(Counters) if hasattr(self, field.name)}
         return Counters(**own, forwards=forwards, rows_in_forwards=rows_in_forwards)
 
     def swept(self, work: SweepWork, layers: int, queue_ms: float, compute_ms: float) -> None:
-        """A sweep was run by so many layers, after it had waited."""
+        """A sweep was run.
+
+        Args:
+            work: the sweep and what it changed.
+            layers: how many layers ran it here.
+            queue_ms: how long it waited.
+            compute_ms: its share of forwards.
+        """
         self.sweeps += 1
         self.frames_out += 1
         self.tree_nodes += len(work.run)
@@ -99,12 +110,12 @@ class NodeCounters:
         self.compute_times.add_ms(compute_ms)
 
     def forwarded(self, forwards_ms: Iterable[float]) -> None:
-        """Forwards took so long."""
+        """Forwards took so many milliseconds."""
         for milliseconds in forwards_ms:
             self.forward_times.add_ms(milliseconds)
 
     def failed(self, error: Exception) -> None:
-        """Something went wrong in a session."""
+        """An error came up in a session."""
         self.errors += 1
         self.errors_by_kind[ErrorKind.of(error)] += 1
 

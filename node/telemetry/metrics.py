@@ -1,8 +1,7 @@
-"""`/metrics` of a node (`--metrics-port`): what its counters and its scene say, for Prometheus.
+"""`/metrics` of a node (`--metrics-port`): its counters and its state now, for Prometheus.
 
 Served from the event loop, which also writes every counter: nothing is locked, and no second thread competes with the
-one that computes for Python's lock, of which a switch takes up to 5 ms. A page has some hundred and fifty lines and is
-written in about two milliseconds, once per second at most.
+one that computes for Python's lock. A page is short, and is written once per second at most.
 """
 
 from __future__ import annotations
@@ -85,41 +84,41 @@ FIGURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class NodeFigures:
-    """A node's figures; `collect` reads them as they stand."""
+    """A node's metrics; `collect` reads them as they are now."""
 
     peer: PeerId
-    subject: NodeDescription
+    description: NodeDescription
 
     def collect(self) -> Iterable[Metric]:
         """For prometheus-client."""
-        sheet, subject, tally = MetricSet(FIGURES), self.subject, self.subject.tally
-        scene = subject.look()
-        model = subject.model
-        own = (self.peer, model.name, model.fingerprint, str(scene.span))
-        facts = (subject.device.name, scene.numeric_class, version("canopy-swarm"), subject.name or "")
+        sheet, description, counters = MetricSet(FIGURES), self.description, self.description.counters
+        snapshot = description.look()
+        model = description.model
+        own = (self.peer, model.name, model.fingerprint, str(snapshot.span))
+        facts = (description.device.name, snapshot.numeric_class, version("canopy-swarm"), description.name or "")
         sheet.describe(ABOUT, dict(zip(FACTS, (*own, *facts), strict=True)))
-        sheet.be(STATE, NodeState, scene.state)
-        sheet.set(LAYERS, len(scene.span))
-        sheet.set(SESSIONS, scene.sessions)
-        sheet.set(KV, scene.kv_tokens_total)
-        sheet.set(KV_USED, scene.kv_tokens_total - scene.kv_tokens_free)
-        sheet.set(MEMORY, subject.device.memory_bytes())
-        sheet.set(HEAT, subject.device.temperature_c())
-        sheet.spread(QUEUE, tally.queue_times)
-        sheet.spread(COMPUTE, tally.compute_times)
-        sheet.spread(FORWARD, tally.forward_times)
+        sheet.be(STATE, NodeState, snapshot.state)
+        sheet.set(LAYERS, len(snapshot.span))
+        sheet.set(SESSIONS, snapshot.sessions)
+        sheet.set(KV, snapshot.kv_tokens_total)
+        sheet.set(KV_USED, snapshot.kv_tokens_total - snapshot.kv_tokens_free)
+        sheet.set(MEMORY, description.device.memory_bytes())
+        sheet.set(HEAT, description.device.temperature_c())
+        sheet.spread(QUEUE, counters.queue_times)
+        sheet.spread(COMPUTE, counters.compute_times)
+        sheet.spread(FORWARD, counters.forward_times)
         for kind in ErrorKind:
-            sheet.set(ERRORS, tally.errors_by_kind[kind], kind.value)
-        sheet.set(BUSY, scene.worked_ms / 1e3)
-        sheet.set(REPLAYED, tally.replay_us / 1e6)
+            sheet.set(ERRORS, counters.errors_by_kind[kind], kind.value)
+        sheet.set(BUSY, snapshot.worked_ms / 1e3)
+        sheet.set(REPLAYED, counters.replay_us / 1e6)
         for name, figure in TOTALS.items():
-            sheet.set(figure, getattr(tally, name))
+            sheet.set(figure, getattr(counters, name))
         return sheet.collect()
 
 
 @contextmanager
 def listening(host: str, port: int | None) -> Iterator[socket.socket | None]:
-    """Take the port before anything slow; None where no metrics are wanted.
+    """Take the port before anything slow; None without `--metrics-port`.
 
     Raises:
         ConfigError: it is taken, or the address is not this machine's.

@@ -1,7 +1,7 @@
-"""What a node has yet to say over MQTT: the newest status, the newest metrics, a few events. Bounded; never waits.
+"""What a node has yet to publish over MQTT: the newest status and metrics, a few events. Bounded; never blocks.
 
-Status and metrics are taken when they leave, so only that they are due is kept: old ones are never sent. Of events the
-oldest give way.
+Status and metrics are made when they leave, so only the fact that they are due is kept: old ones are never sent. When
+there are too many events, the oldest are dropped.
 """
 
 from __future__ import annotations
@@ -29,21 +29,26 @@ Due = PendingEvent | MessageKind
 
 
 class Outbox:
-    """dropped: events that gave way. leaving: the node leaves; the status is the last thing to be said."""
+    """A queue whose order is by kind: status first, then events, then metrics.
+
+    Attributes:
+        dropped: how many events were dropped.
+        leaving: the node leaves; the status is the last message.
+    """
 
     def __init__(self) -> None:
         self.dropped = 0
         self.leaving = False
         self._events: deque[PendingEvent] = deque()
-        self._wanted: set[MessageKind] = set()
+        self._requested: set[MessageKind] = set()
         self._changed = asyncio.Event()
 
-    def want(self, part: MessageKind) -> None:
+    def request(self, part: MessageKind) -> None:
         """The newest status or metrics are due."""
-        self._wanted.add(part)
+        self._requested.add(part)
         self._changed.set()
 
-    def tell(self, event: EventKind, text: str) -> None:
+    def add_event(self, event: EventKind, text: str) -> None:
         """Something happened."""
         if len(self._events) >= MAX_EVENTS:
             self._events.popleft()
@@ -52,29 +57,29 @@ class Outbox:
         self._changed.set()
 
     def leave(self) -> None:
-        """Nothing more is said but what waits, and then the status."""
+        """Publish nothing more but what waits, and then the status."""
         self.leaving = True
-        self.want(MessageKind.STATUS)
+        self.request(MessageKind.STATUS)
 
     async def next(self) -> Due:
-        """What is to be said next; it stays due until it was `said`."""
+        """What is to be published next; it stays due until `sent`."""
         while (due := self._first()) is None:
             self._changed.clear()
             await self._changed.wait()
         if isinstance(due, MessageKind):
-            self._wanted.discard(due)  # what changes from now on is news
+            self._requested.discard(due)  # what changes from now on is news
         return due
 
-    def said(self, due: Due) -> None:
+    def sent(self, due: Due) -> None:
         """It has left."""
         if self._events and self._events[0] is due:
             self._events.popleft()
 
     def _first(self) -> Due | None:
-        if MessageKind.STATUS in self._wanted and not self.leaving:
+        if MessageKind.STATUS in self._requested and not self.leaving:
             return MessageKind.STATUS
         if self._events:
             return self._events[0]
         if self.leaving:
             return MessageKind.STATUS
-        return MessageKind.METRICS if MessageKind.METRICS in self._wanted else None
+        return MessageKind.METRICS if MessageKind.METRICS in self._requested else None

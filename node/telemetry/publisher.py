@@ -1,8 +1,8 @@
-"""Says over MQTT what a node has to say: connects, signs, sends, comes back. Owns neither the words nor their order.
+"""Publishes a node's telemetry over MQTT: connects, signs, sends, connects again. Owns neither content nor order.
 
-One connection has one nonce: the will is signed with it before, the birth is the first thing that is sent, and what
-follows is counted. Whatever a broker does, serving goes on: one message at a time is under way, each with a deadline,
-and nothing that goes wrong here leaves this file.
+One connection has one nonce: the will is signed with it at the start, the birth is the first message, and all that
+follow are counted. Whatever a broker does, serving goes on: one message at a time is under way, each with a deadline,
+and no error leaves this file.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from swarm.telemetry.messages import (
 )
 
 MAX_INCOMING: Final = 8
-"""A node subscribes to nothing; a broker that sends all the same is not listened to."""
+"""A node subscribes to nothing; what a broker sends all the same is dropped."""
 
 logger = logging.getLogger(__name__)
 _silent = logging.getLogger(f"{__name__}.mqtt")
-_silent.setLevel(logging.CRITICAL)  # an outage is told once, and by this file
+_silent.setLevel(logging.CRITICAL)  # an outage is reported once, and by this file
 
 
 class Reporter(Protocol):
-    """The words."""
+    """Makes the messages."""
 
     def status(self, stamp: Stamp, *, is_birth: bool, leaving: bool) -> Status:
         """What the node is now."""
@@ -57,27 +57,28 @@ class Reporter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PublishIntervals:
-    """How often things are said, and how long is waited, in seconds.
-
-    answer_s: for the broker's answer to one message. first_wait_s, longest_wait_s: before the broker is tried again,
-    doubled each time, with jitter. steady_s: how long a connection must have lived for the next wait to be the first
-    again. leave_s: for the last words. jitter: drawn from [0, 1); each wait is between half of it and one and a half.
-    """
+    """How often messages are published, and how long the publisher waits, in seconds."""
 
     metrics_s: float = METRICS_S
     status_s: float = STATUS_S
     keep_alive_s: int = 5
     answer_s: float = 10.0
+    """For the broker's answer to one message."""
     first_wait_s: float = 1.0
+    """Before the broker is tried again, the first time; then doubled each time, with jitter."""
     longest_wait_s: float = 60.0
+    """No wait is longer, jitter apart."""
     steady_s: float = 10.0
+    """After a connection that lived so long, the next wait is the first again."""
     leave_s: float = 2.0
+    """For the last messages."""
     jitter: Callable[[], float] = random.random
+    """Drawn from [0, 1): each wait is multiplied by half to one and a half."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a node speaks, as whom, and of which model."""
+    """Where a node publishes, under which identity, and of which model."""
 
     broker: BrokerAddress
     prefix: str
@@ -94,22 +95,30 @@ class Address:
 
 
 class TelemetryPublisher:
-    """`async with Publisher(…)`: entering waits for nobody, leaving says goodbye if the broker takes it in time."""
+    """`async with TelemetryPublisher(…)`: entering does not wait, leaving sends the last status if it goes in time."""
 
     def __init__(
         self,
         address: Address,
-        voice: Reporter,
+        reporter: Reporter,
         outbox: Outbox,
         say: Callable[[str], None],
-        pace: PublishIntervals | None = None,
+        intervals: PublishIntervals | None = None,
     ) -> None:
-        """`say` gets a line when an outage begins and when it is over."""
+        """Connect to nothing yet.
+
+        Args:
+            address: where to publish, and as whom.
+            reporter: makes status and metrics.
+            outbox: says what is due.
+            say: takes a line when an outage begins and when it is over.
+            intervals: how often, and how long to wait.
+        """
         self._address = address
-        self._voice = voice
+        self._reporter = reporter
         self._outbox = outbox
         self._say = say
-        self._pace = pace or PublishIntervals()
+        self._intervals = intervals or PublishIntervals()
         self._client_id = f"canopy-{secrets.token_hex(8)}"  # kept: a broker then drops the old connection for the new
         self._is_down = False
         self._up_s: float | None = None
@@ -125,11 +134,11 @@ class TelemetryPublisher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Say the last words if somebody listens, and end."""
+        """Send the last messages if the broker is there, and end."""
         self._outbox.leave()
         try:
             if not self._is_down:
-                async with asyncio.timeout(self._pace.leave_s):
+                async with asyncio.timeout(self._intervals.leave_s):
                     await self._left.wait()
         except TimeoutError:
             logger.info("left without saying so to the MQTT broker")
@@ -137,18 +146,18 @@ class TelemetryPublisher:
             await self._scope.__aexit__(None, None, None)
 
     async def _run(self) -> None:
-        """Connect again and again until the last words are said."""
-        wait_s = self._pace.first_wait_s
+        """Connect again and again until the last message is sent."""
+        wait_s = self._intervals.first_wait_s
         while not self._left.is_set():
             self._up_s = None
             try:
-                await self._converse()
+                await self._run_connection()
             except Exception as trouble:  # noqa: BLE001 - nothing that a broker does may end the node
                 self._down(trouble)
-            if self._up_s is not None and time.monotonic() - self._up_s > self._pace.steady_s:
-                wait_s = self._pace.first_wait_s
-            await self._pause(wait_s * (0.5 + self._pace.jitter()))
-            wait_s = min(2 * wait_s, self._pace.longest_wait_s)
+            if self._up_s is not None and time.monotonic() - self._up_s > self._intervals.steady_s:
+                wait_s = self._intervals.first_wait_s
+            await self._pause(wait_s * (0.5 + self._intervals.jitter()))
+            wait_s = min(2 * wait_s, self._intervals.longest_wait_s)
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -170,7 +179,7 @@ class TelemetryPublisher:
         self._is_down = False
         self._up_s = time.monotonic()
 
-    async def _converse(self) -> None:
+    async def _run_connection(self) -> None:
         """One connection, from its opening to its end.
 
         Raises:
@@ -181,9 +190,9 @@ class TelemetryPublisher:
             scope.spawn(_watch(client))
             await self._send(client, MessageKind.STATUS, Stamp(nonce, 1, _now()), is_birth=True)
             self._up()
-            scope.spawn(self._every(self._pace.metrics_s, MessageKind.METRICS))
-            scope.spawn(self._every(self._pace.status_s, MessageKind.STATUS))
-            await self._talk(client, nonce)
+            scope.spawn(self._every(self._intervals.metrics_s, MessageKind.METRICS))
+            scope.spawn(self._every(self._intervals.status_s, MessageKind.STATUS))
+            await self._send_due(client, nonce)
 
     def _client(self, nonce: str) -> aiomqtt.Client:
         address, broker = self._address, self._address.broker
@@ -197,8 +206,8 @@ class TelemetryPublisher:
             identifier=self._client_id,
             will=aiomqtt.Will(address.topic(MessageKind.STATUS), will, qos=1, retain=True),
             clean_session=True,
-            keepalive=self._pace.keep_alive_s,
-            timeout=self._pace.answer_s,
+            keepalive=self._intervals.keep_alive_s,
+            timeout=self._intervals.answer_s,
             max_queued_incoming_messages=MAX_INCOMING,
             logger=_silent,
         )
@@ -206,16 +215,16 @@ class TelemetryPublisher:
     async def _every(self, seconds: float, part: MessageKind) -> None:
         while True:
             await asyncio.sleep(seconds)
-            self._outbox.want(part)
+            self._outbox.request(part)
 
-    async def _talk(self, client: aiomqtt.Client, nonce: str) -> None:
+    async def _send_due(self, client: aiomqtt.Client, nonce: str) -> None:
         """Send what is due, as long as the connection holds and the node stays."""
         sequence = 1
         while True:
             due = await self._outbox.next()
             sequence += 1
             await self._send(client, due, Stamp(nonce, sequence, _now()))
-            self._outbox.said(due)
+            self._outbox.sent(due)
             if self._outbox.leaving and due is MessageKind.STATUS:
                 self._left.set()
                 return
@@ -232,9 +241,9 @@ class TelemetryPublisher:
             case PendingEvent():
                 return Event(stamp, due.event, due.text)
             case MessageKind.METRICS:
-                return self._voice.metrics(stamp)
+                return self._reporter.metrics(stamp)
             case _:
-                return self._voice.status(stamp, is_birth=is_birth, leaving=self._outbox.leaving)
+                return self._reporter.status(stamp, is_birth=is_birth, leaving=self._outbox.leaving)
 
 
 class BrokerClient:
@@ -252,29 +261,29 @@ class BrokerClient:
         try:
             return await self._client.__aenter__()
         except BaseException:
-            await self._part()
+            await self._disconnect()
             raise
 
     async def __aexit__(self, *error: object) -> None:
-        """Say goodbye if it can be said at once, and close."""
-        await self._part()
+        """Send the goodbye if that takes no waiting, and close."""
+        await self._disconnect()
 
-    async def _part(self) -> None:
+    async def _disconnect(self) -> None:
         paho = self._client._client
-        # from now on nobody, not even a thread that still connects, asks the loop to watch a socket that is closed
+        # from now on nothing, not even a thread that still connects, asks the loop to watch a socket that is closed
         paho.on_socket_open = paho.on_socket_register_write = None
         await asyncio.sleep(0)  # what was asked before is done
         paho.disconnect()
         paho._sock_close()
         for outcome in (self._client._connected, self._client._disconnected):
             if outcome.done() and not outcome.cancelled():
-                outcome.exception()  # or asyncio reports that nobody asked for it
+                outcome.exception()  # or asyncio reports an exception that was never retrieved
 
 
 async def _watch(client: aiomqtt.Client) -> None:
-    """Raise as soon as the connection breaks, or brings what nobody asked for."""
+    """Raise as soon as the connection breaks, or brings a message."""
     async for _ in client.messages:
-        raise aiomqtt.MqttError("it sends messages to who subscribed to none")
+        raise aiomqtt.MqttError("it sends messages, and the node subscribed to none")
 
 
 def _now() -> float:

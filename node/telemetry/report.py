@@ -1,5 +1,6 @@
-"""What a node tells the world of itself: its status, what it has done, what went wrong. Says nothing: that is the
-publisher's business. No address, host name or path is among the words.
+"""What a node publishes of itself: its status, what it has done, what went wrong. Sends nothing: the publisher does.
+
+No address, host name or path is part of it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from swarm.layers import Span
 from swarm.telemetry.messages import EventKind, Metrics, Presence, ServedModel, Stamp, Status
 
 QUIET_S: Final = 60.0
-"""Trouble of one kind is told at most so often, added up."""
+"""Errors of one kind are reported at most so often, added up."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """How the node is at a moment. worked_ms: what its engine computed so far; a new engine begins at 0."""
+    """How the node is at a moment."""
 
     span: Span
     state: NodeState
@@ -34,22 +35,25 @@ class NodeSnapshot:
     kv_tokens_free: int = 0
     kv_tokens_total: int = 0
     worked_ms: float = 0.0
+    """How long its engine computed so far; a new engine begins at 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeDescription:
-    """Of whom is told: the model, the node's public name if it has one, its device, its counters, how to look at it."""
+    """What is published of a node, and where it is read."""
 
     model: ModelIdentity
     name: str | None
+    """Its public name, if it has one."""
     device: Device
-    tally: NodeCounters
+    counters: NodeCounters
     look: Callable[[], NodeSnapshot]
+    """Reads how the node is now."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
-    """Where the running totals stood when metrics were last told."""
+class _PublishedTotals:
+    """The running totals when metrics were last published."""
 
     at_s: float
     worked_ms: float
@@ -58,8 +62,8 @@ class _Mark:
     compute_ms: float
 
 
-class Troubles:
-    """What went wrong since it was last told, told seldom."""
+class ErrorEvents:
+    """Events about what went wrong: at most one per kind and `QUIET_S`."""
 
     KINDS: Final = (
         ("errors", EventKind.ERROR, "errors in sessions"),
@@ -67,85 +71,89 @@ class Troubles:
         ("differences", EventKind.DIFFERENCE, "sweeps in which replicas differed"),
     )
 
-    def __init__(self, tally: NodeCounters, timer: Callable[[], float] = time.monotonic) -> None:
-        self._tally = tally
+    def __init__(self, counters: NodeCounters, timer: Callable[[], float] = time.monotonic) -> None:
+        self._counters = counters
         self._timer = timer
-        self._told = {name: (float("-inf"), 0) for name, _, _ in self.KINDS}
+        self._reported = {name: (float("-inf"), 0) for name, _, _ in self.KINDS}
 
-    def tell(self, outbox: Outbox) -> None:
+    def add_to(self, outbox: Outbox) -> None:
         """Put what is new into the outbox."""
         now_s = self._timer()
         for name, event, words in self.KINDS:
-            told_s, told = self._told[name]
-            count = getattr(self._tally, name)
-            if count > told and now_s - told_s >= QUIET_S:
-                self._told[name] = (now_s, count)
-                outbox.tell(event, f"{words}: {count - told}")
+            reported_s, reported = self._reported[name]
+            count = getattr(self._counters, name)
+            if count > reported and now_s - reported_s >= QUIET_S:
+                self._reported[name] = (now_s, count)
+                outbox.add_event(event, f"{words}: {count - reported}")
 
 
 class NodeReport:
-    """A node's words (`node.telemetry.publisher.Reporter`); means and busyness are since the last metrics.
+    """A node's messages (`node.telemetry.publisher.Reporter`); means and busyness are since the last metrics.
 
-    What went wrong goes into the outbox, whenever metrics are told.
+    What went wrong goes into the outbox, whenever metrics are made.
     """
 
-    def __init__(self, subject: NodeDescription, outbox: Outbox, timer: Callable[[], float] = time.monotonic) -> None:
-        self._subject = subject
+    def __init__(
+        self, description: NodeDescription, outbox: Outbox, timer: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._description = description
         self._outbox = outbox
         self._timer = timer
-        self._troubles = Troubles(subject.tally, timer)
+        self._error_events = ErrorEvents(description.counters, timer)
         self._started_at = round(time.time(), 3)
         self._started_s = timer()
-        self._mark = self._count(subject.look())
+        self._last = self._count(description.look())
 
     def status(self, stamp: Stamp, *, is_birth: bool, leaving: bool) -> Status:
         """What the node is now."""
-        subject, scene = self._subject, self._subject.look()
-        model = subject.model
+        description, snapshot = self._description, self._description.look()
+        model = description.model
         return Status(
             stamp=stamp,
             is_birth=is_birth,
             model=ServedModel(model.name, model.fingerprint, model.num_layers),
-            span=scene.span,
-            state=Presence.LEFT if leaving else Presence(scene.state.value),
-            device=subject.device.name,
-            numeric_class=scene.numeric_class,
+            span=snapshot.span,
+            state=Presence.LEFT if leaving else Presence(snapshot.state.value),
+            device=description.device.name,
+            numeric_class=snapshot.numeric_class,
             version=version("canopy-swarm"),
-            name=subject.name,
+            name=description.name,
             started_at=self._started_at,
-            kv_tokens_total=scene.kv_tokens_total,
+            kv_tokens_total=snapshot.kv_tokens_total,
         )
 
     def metrics(self, stamp: Stamp) -> Metrics:
         """What it has done."""
-        self._troubles.tell(self._outbox)
-        subject, scene = self._subject, self._subject.look()
-        tally, last = subject.tally, self._mark
-        now = self._mark = self._count(scene)
+        self._error_events.add_to(self._outbox)
+        description, snapshot = self._description, self._description.look()
+        counters, last = description.counters, self._last
+        now = self._last = self._count(snapshot)
         sweeps = max(now.sweeps - last.sweeps, 1)
         passed_ms = max((now.at_s - last.at_s) * 1e3, 1e-3)
         worked_ms = now.worked_ms - (last.worked_ms if now.worked_ms >= last.worked_ms else 0.0)
         return Metrics(
             stamp=stamp,
             uptime_s=round(now.at_s - self._started_s, 1),
-            sweeps=tally.sweeps,
-            tree_nodes=tally.tree_nodes,
-            tokens=tally.tokens,
-            layer_tokens=tally.layer_tokens,
-            bytes_in=tally.bytes_in,
-            bytes_out=tally.bytes_out,
-            errors=tally.errors,
+            sweeps=counters.sweeps,
+            tree_nodes=counters.tree_nodes,
+            tokens=counters.tokens,
+            layer_tokens=counters.layer_tokens,
+            bytes_in=counters.bytes_in,
+            bytes_out=counters.bytes_out,
+            errors=counters.errors,
             busy=round(min(worked_ms / passed_ms, 1.0), 4),
             queue_ms=round((now.queue_ms - last.queue_ms) / sweeps, 3),
             compute_ms=round((now.compute_ms - last.compute_ms) / sweeps, 3),
-            kv_tokens_free=scene.kv_tokens_free,
-            kv_tokens_total=scene.kv_tokens_total,
-            sessions=scene.sessions,
-            sweep_ms=tuple((nodes, round(ms, 3)) for nodes, ms in scene.sweep_ms),
-            device_memory_bytes=subject.device.memory_bytes(),
-            device_temperature_c=subject.device.temperature_c(),
+            kv_tokens_free=snapshot.kv_tokens_free,
+            kv_tokens_total=snapshot.kv_tokens_total,
+            sessions=snapshot.sessions,
+            sweep_ms=tuple((nodes, round(ms, 3)) for nodes, ms in snapshot.sweep_ms),
+            device_memory_bytes=description.device.memory_bytes(),
+            device_temperature_c=description.device.temperature_c(),
         )
 
-    def _count(self, scene: NodeSnapshot) -> _Mark:
-        tally = self._subject.tally
-        return _Mark(self._timer(), scene.worked_ms, tally.sweeps, tally.queue_ms, tally.compute_ms)
+    def _count(self, snapshot: NodeSnapshot) -> _PublishedTotals:
+        counters = self._description.counters
+        return _PublishedTotals(
+            self._timer(), snapshot.worked_ms, counters.sweeps, counters.queue_ms, counters.compute_ms
+        )

@@ -23,6 +23,7 @@ from client.chain.chain import Chain
 from client.chain.peer_latency import PeerLatency
 from client.options import GenerateOptions
 from node.engine.sweep_run import SweepRun
+from node.lifecycle.span_host import bind
 from node.serve import Node
 from node.session.hop_session import HopSession
 from node.session.service import NodeService
@@ -30,7 +31,7 @@ from swarm.demo import DRAFT, TARGET
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import PeerId
 from swarm.protocol.session import SessionState
-from tests.net.running import engine_of, until, until_freed
+from tests.net.running import engine_of, server_of, service_of, until, until_freed
 from tests.swarm_here import swarm_here
 
 POOL = {
@@ -78,22 +79,21 @@ class Mortals:
     async def announce(self, *names: str) -> None:
         """Announce them."""
         for name in names:
-            await self.nodes[name]._announce(NodeState.SERVING)
+            await self.nodes[name].running.announcer.announce(NodeState.SERVING)
 
     async def unlist(self, *names: str) -> None:
         """Take their records back."""
         for name in names:
             node = self.nodes[name]
-            await node.registry.withdraw(node._record(NodeState.DRAINING))
+            await node.registry.withdraw(node.running.announcer.record(NodeState.DRAINING))
 
     async def kill(self, *names: str) -> None:
         """End them as kill -9 would, all in one moment."""
         self._dead |= set(names)
         async with asyncio.TaskGroup() as group:
             for node in (self.nodes[name] for name in names):
-                assert node._server is not None
-                group.create_task(node._server.stop(None))
-                group.create_task(node._dialer.__aexit__())
+                group.create_task(server_of(node).stop(None))
+                group.create_task(node.running.resources.dialer.__aexit__())
 
     async def revive(self, name: str) -> None:
         """Start it again, with nothing but its identity, its port and its layers."""
@@ -102,10 +102,10 @@ class Mortals:
         while len(node.sessions):
             await node.sessions._ended.wait()
         node.sessions.draining = False
-        server, _ = node._bind(node._port)
+        server, _ = bind("127.0.0.1", node.running.resources.port)
         server.add_generic_rpc_handlers((NodeService(node.registry.identity, node.sessions).handlers(),))
         await server.start()
-        node._server = server
+        node.running.host.service = replace(service_of(node), server=server)
         self._dead.remove(name)
 
     def stall(self, name: str, at: int) -> asyncio.Event:
@@ -125,7 +125,7 @@ class Mortals:
         node = self.nodes[name]
         self._stalled.pop(node.peer_id)
         for session in node.sessions._open.values():
-            session._shop.engine.submit(session)
+            session._context.engine.submit(session)
 
     async def undisturbed(self, prompt: Sequence[int], **options: Unpack[GenerateOptions]) -> tuple[int, ...]:
         """The tokens of an undisturbed run, made once: how it is cut into sweeps and hops changes nothing."""
@@ -179,7 +179,7 @@ class Mortals:
         listed = await some.registry.records(some.identity.fingerprint, some.identity.num_layers)
         await self.unlist(*(name for name, node in self.nodes.items() if node.peer_id in {one.peer for one in listed}))
         for node in self.nodes.values():
-            await node._dialer.__aexit__()  # a channel to one who was dead waits before it tries again
+            await node.running.resources.dialer.__aexit__()  # a channel to one who was dead waits before it tries again
         await self.client._opener.dialer.__aexit__()
         self.chains.clear()
 
@@ -193,7 +193,7 @@ class Mortals:
             begin(chain, state)
 
         def stalling(hop: HopSession) -> SweepRun | None:
-            stall = self._stalled.get(hop._shop.peer)
+            stall = self._stalled.get(hop._context.peer)
             if stall is not None and stall.holds(hop):
                 stall.arrived.set()
                 return None
@@ -214,7 +214,7 @@ async def mortals() -> AsyncIterator[Mortals]:
     async with making as here, here.client(draft=DRAFT, adapt=False) as swarm:
         nodes = dict(zip(POOL, here.nodes, strict=True))
         for node in nodes.values():
-            node._announcing.cancel()  # or it would list itself again
+            node.running.announcing.cancel()  # or it would list itself again
             await engine_of(node).on_thread(int)  # its thread lives as long as the node
         await swarm.generate("It", max_new_tokens=3, nodes=1)
         everybody = Mortals(nodes, swarm)
@@ -226,7 +226,7 @@ async def mortals() -> AsyncIterator[Mortals]:
 async def equal_mortals() -> AsyncIterator[Mortals]:
     """Machines of equal speed, so that tests choose the routes; a death is a broken stream, not silence."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("node.serve.measure_sweeps", lambda _: SPEED)
+        patch.setattr("node.lifecycle.span_host.measure_sweeps", lambda _: SPEED)
         for module in (swarm.transport.liveness, client.chain.reply_stream):
             patch.setattr(module, "SILENCE_S", 10.0)  # however busy the machine is
         async with mortals() as everybody:

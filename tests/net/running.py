@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from client import AsyncSwarm
 from node.engine.scheduler import Engine
+from node.lifecycle.span_host import SpanService
 from node.serve import Node
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.protocol.messages import Counters, Fault, Ready, RouteHop
@@ -77,8 +78,18 @@ async def until_received(node: Node, frames: int) -> None:
     await until(received)
 
 
+def service_of(node: Node) -> SpanService:
+    service = node.running.host.service
+    assert service is not None
+    return service
+
+
 def engine_of(node: Node) -> Engine:
-    return node.sessions._shop.engine
+    return service_of(node).engine
+
+
+def server_of(node: Node) -> grpc.aio.Server:
+    return service_of(node).server
 
 
 @asynccontextmanager

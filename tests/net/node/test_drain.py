@@ -40,7 +40,7 @@ async def test_sessions_move_while_the_node_still_serves(place: int, temperature
         stream = swarm.stream(prompt(1), **options)
         text = (await anext(stream)).text
         busy = [node for node in here.nodes if (await info(node)).sessions]
-        leaving = next(node for node in busy if str(node._model.span) == SPANS[place])
+        leaving = next(node for node in busy if str(node.running.host.model.span) == SPANS[place])
         before = await counters(here.nodes)
         async with asyncio.TaskGroup() as group:
             drained = group.create_task(leaving.sessions.drain(20))
@@ -54,7 +54,7 @@ async def test_sessions_move_while_the_node_still_serves(place: int, temperature
         assert (repair.is_move, repair.replaced) == (True, (leaving.peer_id,))
         after = await counters(here.nodes)
         restored = [node for node, a, b in zip(here.nodes, before, after, strict=True) if b.restores > a.restores]
-        assert [str(node._model.span) for node in restored] == [SPANS[place]]
+        assert [str(node.running.host.model.span) for node in restored] == [SPANS[place]]
         assert leaving not in restored
 
 

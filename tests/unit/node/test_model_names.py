@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from node.config import ServeConfig
-from node.model.checkpoint import open_called
+from node.model.checkpoint import open_named
 from swarm.errors import HubError, UnknownModel
 from swarm.ids import ModelIdentity
 
@@ -37,6 +37,6 @@ def test_what_only_the_swarm_calls_so_is_asked_for(tmp_path: Path, monkeypatch: 
     """Elsewhere the name is a folder; the user's own word is reported as it is."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnknownModel, match=r"^the swarm calls its model nowhere-7b; give your own copy of it as MODEL"):
-        open_called("nowhere-7b", ServeConfig("0-4"))
+        open_named("nowhere-7b", ServeConfig("0-4"))
     with pytest.raises((UnknownModel, HubError), match=r"^(?!the swarm calls)"):
-        open_called("nowhere-7b", ServeConfig("0-4", "nowhere-7b"))
+        open_named("nowhere-7b", ServeConfig("0-4", "nowhere-7b"))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from node.engine.batch import Batch, BatchMember
 from node.engine.sweep_run import HopRole, SweepRun
 from node.model.checkpoint import open_checkpoint
 from node.model.span import SpanModel, load_span
@@ -37,7 +38,7 @@ class Hop:
         self._role = HopRole(model.span, Codec.FP32, VOCAB, gumbel_row)
         self._random = torch.Generator().manual_seed(seed)
         self._tip: TreeNodeId | None = None
-        assert self.next((None, 0, 1, 2, 3), commit=4).advance(5) == {}
+        assert run_batch(self.next((None, 0, 1, 2, 3), commit=4), 5) == {}
 
     def next(self, parents: Sequence[int | None] = PARENTS, commit: int = 1, *, spoil: bool = False) -> SweepRun:
         """The next sweep.
@@ -79,6 +80,12 @@ def model(request: pytest.FixtureRequest, whole: Path) -> SpanModel:
     return load_span(open_checkpoint(whole), request.param, torch.float32)
 
 
+def run_batch(run: SweepRun, rows: int, others: Sequence[SweepRun] = ()) -> dict[SweepRun, Exception]:
+    """Some rows of one sweep and all that is left of others, in one batch."""
+    parts = [(run, rows), *((other, other.remaining) for other in others)]
+    return Batch([BatchMember(None, part, count) for part, count in parts]).run()
+
+
 def hops(model: SpanModel) -> list[Hop]:
     return [Hop(model, seed, sampling) for seed, sampling in enumerate(SAMPLINGS)]
 
@@ -98,12 +105,12 @@ def test_a_shared_forward_gives_each_what_it_gets_alone(model: SpanModel) -> Non
     for _ in range(3):
         expected, runs = [[hop.next() for hop in some] for some in (alone, together)]
         for run in expected:
-            assert run.advance(4) == {}
+            assert run_batch(run, 4) == {}
         forwards = model.forwards
-        assert runs[0].advance(2, runs[1:]) == {}
+        assert run_batch(runs[0], 2, runs[1:]) == {}
         assert [run.is_done for run in runs] == [False, True, True]
         assert model.forwards == forwards + 1
-        assert runs[0].advance(2) == {}
+        assert run_batch(runs[0], 2) == {}
         for one, other in zip(expected, runs, strict=True):
             assert same(one, other)
             assert other.picks or other.rows is not None
@@ -117,8 +124,8 @@ def test_rows_that_are_no_numbers_are_their_own_sessions_trouble(whole: Path) ->
     expected = [hop.next() for hop in alone]
     runs = [hop.next(spoil=place == 1) for place, hop in enumerate(together)]
     for run in expected:
-        run.advance(4)
-    failed = runs[0].advance(4, runs[1:])
+        run_batch(run, 4)
+    failed = run_batch(runs[0], 4, runs[1:])
     assert list(failed) == [runs[1]]
     assert isinstance(failed[runs[1]], RemoteProtocolError)
     assert same(runs[0], expected[0])
@@ -130,7 +137,7 @@ def test_where_a_shared_forward_fails_each_is_tried_alone(model: SpanModel, monk
     alone, together = hops(model), hops(model)
     expected, runs = [[hop.next() for hop in some] for some in (alone, together)]
     for run in expected:
-        run.advance(4)
+        run_batch(run, 4)
     run_layers: Callable[..., torch.Tensor] = RaggedModel._run
 
     def short_of_memory(self: RaggedModel, step: object, sub: Span, entering: torch.Tensor, at: torch.Tensor) -> object:
@@ -140,7 +147,7 @@ def test_where_a_shared_forward_fails_each_is_tried_alone(model: SpanModel, monk
         return run_layers(self, step, sub, entering, at)
 
     monkeypatch.setattr(RaggedModel, "_run", short_of_memory)
-    failed = runs[0].advance(4, runs[1:])
+    failed = run_batch(runs[0], 4, runs[1:])
     assert {run: str(error) for run, error in failed.items()} == {runs[2]: "no memory"}
     assert same(runs[0], expected[0])
     assert same(runs[1], expected[1])

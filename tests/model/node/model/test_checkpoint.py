@@ -55,8 +55,8 @@ def test_a_broken_weight_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_named_before_anything_is_loaded(sharded: Path) -> None:
     checkpoint = open_checkpoint(sharded)
-    anatomy = dissect(checkpoint.config)
-    needed = checkpoint.files(name for name in checkpoint.weight_map if anatomy.holds(name, Span(2, 4)))
+    layout = dissect(checkpoint.config)
+    needed = checkpoint.files(name for name in checkpoint.weight_map if layout.holds(name, Span(2, 4)))
     (sharded / needed[0]).unlink()
     with pytest.raises(UnknownModel, match=f"{needed[0]} is missing"):
         load_span(checkpoint, Span(2, 4), torch.float32)
@@ -80,6 +80,6 @@ def test_too_little_memory_says_needs_has_and_what_would_fit(
 def test_the_weight_count_of_a_span_needs_no_weights(sharded: Path) -> None:
     for file in sharded.glob("*.safetensors"):
         file.unlink()
-    anatomy = dissect(open_checkpoint(sharded).config)
+    layout = dissect(open_checkpoint(sharded).config)
     index = json.loads((sharded / "model.safetensors.index.json").read_text())
-    assert 4 * anatomy.weights_in(Span(0, 6)) == cast("int", index["metadata"]["total_size"])
+    assert 4 * layout.weights_in(Span(0, 6)) == cast("int", index["metadata"]["total_size"])

@@ -90,11 +90,11 @@ def test_trees_of_two_ragged_sessions_in_one_forward_give_what_each_path_gives_a
 
 
 def test_a_span_has_its_own_weights_and_no_others(family: Family) -> None:
-    anatomy = dissect(open_checkpoint(family.folder / "whole").config)
+    layout = dissect(open_checkpoint(family.folder / "whole").config)
     for model, span in zip(family.spans, SPANS, strict=True):
-        assert model.weight_bytes == 4 * anatomy.weights_in(span)
-    is_tied = anatomy.is_tied
-    shared = 4 * anatomy.weights[anatomy.front[0]] if is_tied else 0  # the tail has a copy of the embedding
+        assert model.weight_bytes == 4 * layout.weights_in(span)
+    is_tied = layout.is_tied
+    shared = 4 * layout.weights[layout.front[0]] if is_tied else 0  # the tail has a copy of the embedding
     total = sum(4 * weight.numel() for weight in family.whole.parameters())
     assert sum(model.weight_bytes for model in family.spans) == total + shared
-    assert anatomy.weights_in(Span(0, LAYERS)) * 4 == total
+    assert layout.weights_in(Span(0, LAYERS)) * 4 == total

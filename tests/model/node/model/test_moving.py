@@ -46,13 +46,13 @@ def test_only_what_is_missing_is_read(
     family: str, old: tuple[int, int], new: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = open_checkpoint(save_sharded(tiny_model(family), tmp_path / "whole"))
-    anatomy = dissect(checkpoint.config)
+    layout = dissect(checkpoint.config)
     before, after = Span(*old), Span(*new)
-    assert anatomy.num_layers == 6
+    assert layout.num_layers == 6
     model = load_span(checkpoint, before, torch.float32)
     fresh = run(load_span(checkpoint, after, torch.float32))
     kept = {index: id(model._owned[index]) for index in range(max(old[0], new[0]), min(old[1], new[1]))}
-    held = shared_parts(model, anatomy, after)
+    held = shared_parts(model, layout, after)
     read: list[str] = []
     tensors = Checkpoint.tensors
 
@@ -65,7 +65,7 @@ def test_only_what_is_missing_is_read(
     moved = load_span(checkpoint, after, torch.float32, held=held)
     wanted = {index for index in range(*new) if index not in kept}
     assert {
-        index for index in range(6) if any(anatomy.holds(name, Span(index, index + 1)) for name in layers(read))
+        index for index in range(6) if any(layout.holds(name, Span(index, index + 1)) for name in layers(read))
     } == wanted
     assert {index: id(moved._owned[index]) for index in kept} == kept
     assert torch.equal(run(moved), fresh)
@@ -77,13 +77,13 @@ def layers(tensors: list[str]) -> list[str]:
 
 
 def test_as_many_layers_as_fit_anywhere_in_the_model() -> None:
-    anatomy = dissect(open_checkpoint(TARGET).config)
+    layout = dissect(open_checkpoint(TARGET).config)
     ends, layer, kv = 786_432 + 192, 393_600, 2 * 2 * 32
     for count in (1, 5, 12):
         needs = 4 * (ends + count * (layer + kv * KV_RESERVE_TOKENS))
-        assert fitting_layers(anatomy, torch.float32, int(needs / AUTO_SHARE) + 2) == count
-        assert fitting_layers(anatomy, torch.bfloat16, int(needs / AUTO_SHARE / 2) + 2) == count
-    assert fitting_layers(anatomy, torch.float32, 2**40) == 12
-    assert fitting_layers(anatomy, torch.float32, int(4 * (ends + layer * 3) / AUTO_SHARE), kv_tokens=1) == 2
+        assert fitting_layers(layout, torch.float32, int(needs / AUTO_SHARE) + 2) == count
+        assert fitting_layers(layout, torch.bfloat16, int(needs / AUTO_SHARE / 2) + 2) == count
+    assert fitting_layers(layout, torch.float32, 2**40) == 12
+    assert fitting_layers(layout, torch.float32, int(4 * (ends + layer * 3) / AUTO_SHARE), kv_tokens=1) == 2
     with pytest.raises(NotEnoughSpace, match=r"not one layer fits: .*--num-layers 1"):
-        fitting_layers(anatomy, torch.float32, 1_000)
+        fitting_layers(layout, torch.float32, 1_000)

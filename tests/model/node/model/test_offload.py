@@ -18,7 +18,7 @@ from node.model.checkpoint import open_checkpoint
 from node.model.loading import load
 from node.model.offload import Offload, OffloadedSpan, held_weights, load_offloaded
 from node.model.span import SpanModel, dissect, load_span
-from node.model.weight_streaming import MOMENTS_KEPT, TraceEvent, overlaps
+from node.model.weight_streaming import MAX_TRACE_EVENTS, TraceEvent, overlaps
 from swarm.demo import TARGET
 from swarm.errors import ConfigError, NotEnoughSpace
 from swarm.ids import TreeNodeId
@@ -63,12 +63,12 @@ class Watched(deque[TraceEvent]):
     """Moments for which one can wait."""
 
     def __init__(self) -> None:
-        super().__init__(maxlen=MOMENTS_KEPT)
+        super().__init__(maxlen=MAX_TRACE_EVENTS)
         self._changed = threading.Condition()
 
-    def append(self, moment: TraceEvent) -> None:
+    def append(self, event: TraceEvent) -> None:
         with self._changed:
-            super().append(moment)
+            super().append(event)
             self._changed.notify_all()
 
     def wait_ahead(self, index: int) -> None:
@@ -107,15 +107,15 @@ def test_the_demo_target_in_bfloat16_is_the_resident_one_too(device: str) -> Non
 
 def test_two_layers_weights_are_held_at_a_time_and_reading_runs_beside_computing() -> None:
     """Computing a layer waits here until the reader is seen at another one: without overlap it would wait in vain."""
-    anatomy = dissect(open_checkpoint(TARGET).config)
-    layer = 4 * anatomy.weights["model.layers.0"]
-    others = 4 * (anatomy.weights_in(WHOLE) - sum(anatomy.weights[f"model.layers.{index}"] for index in range(12)))
+    layout = dissect(open_checkpoint(TARGET).config)
+    layer = 4 * layout.weights["model.layers.0"]
+    others = 4 * (layout.weights_in(WHOLE) - sum(layout.weights[f"model.layers.{index}"] for index in range(12)))
     with offloaded(TARGET, WHOLE) as streamed:
         held: list[int] = []
-        streamed.belt._reader.submit(lambda: None).result()  # what was read ahead when it was loaded is there
-        watched, loading = Watched(), list(streamed.belt.moments)
+        streamed.streamer._reader.submit(lambda: None).result()  # what was read ahead when it was loaded is there
+        watched, loading = Watched(), list(streamed.streamer.trace)
         watched.extend(loading)
-        streamed.belt.moments = watched
+        streamed.streamer.trace = watched
 
         def look(index: int) -> None:
             held.append(weight_bytes(streamed.model))
@@ -129,10 +129,10 @@ def test_two_layers_weights_are_held_at_a_time_and_reading_runs_beside_computing
         assert max(held) <= others + layer + room, "one layer computes, the other one's bytes hang from no weight"
         assert weight_bytes(streamed.model) <= others + room
         assert streamed.weight_bytes <= others + 2 * (layer + room)
-        assert streamed.belt.resident_bytes <= 2 * (layer + room)
+        assert streamed.streamer.resident_bytes <= 2 * (layer + room)
         assert streamed.weight_bytes < (others + 12 * layer) / 3
-        assert abs(4 * held_weights(anatomy, WHOLE)[0] - streamed.weight_bytes) <= 2 * room
-        assert streamed.belt.reads >= 24
+        assert abs(4 * held_weights(layout, WHOLE)[0] - streamed.weight_bytes) <= 2 * room
+        assert streamed.streamer.reads >= 24
         assert overlaps(watched) - overlaps(loading) == 24
 
 
@@ -148,10 +148,10 @@ def test_a_rate_makes_a_sweep_take_what_reading_its_layers_takes(tmp_path: Path)
     with closing(model):
         assert any(f"offloaded {model.stored_bytes / 2**20:.1f} MiB" in line for line in said)
         assert [path.name.startswith("canopy-offload-") for path in tmp_path.iterdir()] == [True]
-        started = len(model.belt.moments)
+        started = len(model.streamer.trace)
         sweeps(model)
-        assert len(model.belt.moments) > started
-        assert model.belt.waited_s >= 0.3 * model.stored_bytes / 400e6
+        assert len(model.streamer.trace) > started
+        assert model.streamer.waited_s >= 0.3 * model.stored_bytes / 400e6
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
@@ -211,8 +211,8 @@ async def test_a_swarm_with_an_offloaded_node_gives_the_same_text() -> None:
         async with swarm_here(TARGET, ["0-12"], **options) as here, here.client() as client:
             result = await client.generate("The river", max_new_tokens=8, seed=3, temperature=0.8, nodes=0)
             texts.append(result.tokens)
-            model = here.nodes[0]._model
+            model = here.nodes[0].running.host.model
             assert isinstance(model, OffloadedSpan) is bool(options)
             if isinstance(model, OffloadedSpan):
-                assert model.belt.reads >= 8 * 10
+                assert model.streamer.reads >= 8 * 10
     assert texts[0] == texts[1]

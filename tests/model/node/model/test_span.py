@@ -25,9 +25,9 @@ import node.model.family_check
 import node.model.span
 import swarm.inference.ragged_batch
 import swarm.inference.tree_attention
-from node.engine.measure import TREE_NODES, WARMED, measure_sweeps, warm_up
+from node.engine.measure import TREE_NODES, WARM_UP_NODES, measure_sweeps, warm_up
 from node.model.checkpoint import open_checkpoint
-from node.model.family_check import prove
+from node.model.family_check import check_conformance
 from node.model.span import SpanModel, dissect, load_span
 from swarm.demo import PASSAGES, TARGET
 from swarm.errors import LayersError, UnknownModel, UnsupportedModel
@@ -204,10 +204,10 @@ def test_bfloat16_spans_stay_near_the_whole(family: str, tmp_path: Path) -> None
 
 def test_layers_outside_a_span_hold_nothing(demo: SpanModel) -> None:
     middle = load_span(open_checkpoint(TARGET), Span(4, 8), torch.float32)
-    anatomy = dissect(open_checkpoint(TARGET).config)
+    layout = dissect(open_checkpoint(TARGET).config)
     held = {name.rpartition(".layers.")[2].partition(".")[0] for name, _ in middle.model.named_parameters()}
     assert held == {"4", "5", "6", "7"}
-    assert middle.weight_bytes == 4 * anatomy.weights_in(Span(4, 8)) < demo.weight_bytes / 2
+    assert middle.weight_bytes == 4 * layout.weights_in(Span(4, 8)) < demo.weight_bytes / 2
     assert isinstance(cast("Any", middle.model).model.layers[3], PassThroughLayer)
 
 
@@ -293,7 +293,7 @@ def test_an_untested_family_that_comes_out_different_is_refused(monkeypatch: pyt
         swarm.inference.tree_attention.SessionRange, "mask", lambda part, _window, like: part.visible.to(like.device)
     )
     with pytest.raises(UnsupportedModel, match=r"starcoder2: not a tested family, and its self-test is .* off"):
-        prove(make_config("starcoder2", sliding_window=4096), node.model.span._load)
+        check_conformance(make_config("starcoder2", sliding_window=4096), node.model.span._load)
 
 
 @pytest.mark.parametrize(
@@ -304,31 +304,33 @@ def test_an_untested_family_that_comes_out_different_is_refused(monkeypatch: pyt
     ],
 )
 def test_the_self_test_takes_models_of_fewer_and_of_more_layers(family: str, changes: dict[str, Any]) -> None:
-    prove(make_config(family, **changes), node.model.span._load)
+    check_conformance(make_config(family, **changes), node.model.span._load)
 
 
 def test_the_self_test_has_a_layer_of_every_kind() -> None:
     """A kind that begins late: its window is in the mask of the whole, but the layer itself does not know it."""
     late = {"layer_types": ["full_attention"] * 6 + ["sliding_attention"] * 2, "use_sliding_window": True}
     with pytest.raises(UnsupportedModel, match=r"qwen2_moe: not a tested family, and its self-test is .* off"):
-        prove(make_config("qwen2_moe", num_hidden_layers=8, sliding_window=4096, **late), node.model.span._load)
+        check_conformance(
+            make_config("qwen2_moe", num_hidden_layers=8, sliding_window=4096, **late), node.model.span._load
+        )
 
 
 def test_an_untested_family_is_compared_with_decoding_by_a_cache_too() -> None:
     """Moshi's own cache keeps a window of keys, of which its forward of a whole text knows nothing."""
     with pytest.raises(UnsupportedModel, match=r"moshi: not a tested family, and its self-test is .* off"):
-        prove(make_config("moshi"), node.model.span._load)
+        check_conformance(make_config("moshi"), node.model.span._load)
 
 
 def test_an_untested_family_that_does_not_run_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match=r"doge: not a tested family, and does not run in spans \(.*\); choose"):
-        prove(make_config("doge"), node.model.span._load)
+        check_conformance(make_config("doge"), node.model.span._load)
 
 
 def test_the_self_test_leaves_the_programs_randomness_alone() -> None:
     torch.manual_seed(5)
     state = torch.random.get_rng_state()
-    prove(make_config("starcoder2"), node.model.span._load)
+    check_conformance(make_config("starcoder2"), node.model.span._load)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -387,7 +389,7 @@ def test_a_card_sees_trees_of_many_sizes_below_a_token_before_it_is_measured(
 
     monkeypatch.setattr(model, "forward", noted)
     warm_up(model)
-    assert seen == [(1, 1), *((nodes, 1 + nodes) for nodes in WARMED)]
+    assert seen == [(1, 1), *((nodes, 1 + nodes) for nodes in WARM_UP_NODES)]
     monkeypatch.setattr("node.engine.measure.warm_up", lambda _: seen.clear())
     measure_sweeps(model)
     assert seen, "a CPU has nothing to load"

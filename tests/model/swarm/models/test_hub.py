@@ -38,8 +38,8 @@ POISON = b"import os, pathlib\npathlib.Path(os.environ['CANOPY_POISON']).touch()
 
 
 def span_tensors(checkpoint: Checkpoint, span: Span) -> list[str]:
-    anatomy = dissect(checkpoint.config)
-    return [name for name in checkpoint.weight_map if anatomy.holds(name, span)]
+    layout = dissect(checkpoint.config)
+    return [name for name in checkpoint.weight_map if layout.holds(name, span)]
 
 
 def a_shard(checkpoint: Checkpoint) -> str:

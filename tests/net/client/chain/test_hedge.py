@@ -223,7 +223,7 @@ async def test_rows_that_differ_are_reported(nodes: Mortals, monkeypatch: pytest
     finish = HopSession.finish
 
     def wrong(hop: HopSession, run: SweepRun) -> None:
-        if hop._shop.peer == nodes["b1"].peer_id and run.rows is not None and run.rows.count:
+        if hop._context.peer == nodes["b1"].peer_id and run.rows is not None and run.rows.count:
             rows = decode_rows(run.rows, torch.float32).clone()
             rows[-1, 0] += 0.05 * rows.abs().max()
             run.rows = encode_rows(rows, run.rows.codec)
@@ -245,7 +245,7 @@ async def test_picks_that_differ_are_reported(nodes: Mortals, monkeypatch: pytes
     finish = HopSession.finish
 
     def wrong(hop: HopSession, run: SweepRun) -> None:
-        if hop._shop.peer == nodes["b2"].peer_id and run.work.frame.sweep.sequence == 4:
+        if hop._context.peer == nodes["b2"].peer_id and run.work.frame.sweep.sequence == 4:
             run.picks = [(one, token + 1) for one, token in run.picks]
         finish(hop, run)
 

@@ -25,7 +25,7 @@ from swarm.protocol.messages import Sweep
 from swarm.protocol.proposal import DraftDistribution
 from swarm.routing.costs import RouteForecast
 from swarm.transport import liveness as watch
-from tests.net.running import engine_of, prompt
+from tests.net.running import engine_of, prompt, server_of
 from tests.swarm_here import SwarmHere, swarm_here
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
@@ -152,9 +152,9 @@ async def test_it_goes_on_after_a_death_with_a_sweep_in_flight(
         return picks(probs, positions, guesses, seed, sequence)
 
     def stalling(hop: HopSession) -> SweepRun | None:
-        queue, is_it = hop.log._queue, hop._shop.peer in struck or (hop.is_tail == (place == -1) and not struck)
+        queue, is_it = hop.log._queue, hop._context.peer in struck or (hop.is_tail == (place == -1) and not struck)
         if is_it and hop._running is None and queue and queue[0].sweep.sequence >= STRUCK:
-            struck[:] = [hop._shop.peer]
+            struck[:] = [hop._context.peer]
             arrived.set()
             return None
         return run(hop)
@@ -169,9 +169,8 @@ async def test_it_goes_on_after_a_death_with_a_sweep_in_flight(
         telling = group.create_task(work)
         await arrived.wait()
         [victim] = [one for one in here.nodes if one.peer_id in struck]
-        assert victim._server is not None
-        await victim._server.stop(None)
-        await victim._dialer.__aexit__()
+        await server_of(victim).stop(None)
+        await victim.running.resources.dialer.__aexit__()
     result = telling.result()
     assert len(result.tokens) == NEW_TOKENS
     assert [repair.replaced for repair in result.stats.repairs] == [tuple(struck)]

@@ -170,7 +170,9 @@ async def test_the_replay_comes_after_all_are_attached(
 
     def late(successor: SuccessorLink) -> None:
         behind = [hop._next for hop in nodes["b1"].sessions._open.values()]
-        is_first = isinstance(successor._listener, HopSession) and successor._listener._shop.peer == nodes["a0"].peer_id
+        is_first = (
+            isinstance(successor._listener, HopSession) and successor._listener._context.peer == nodes["a0"].peer_id
+        )
         is_repair = bool(nodes.chains) and nodes.chains[-1].generation > 0
         if is_first and is_repair and not any(map(is_attached, behind)):
             asyncio.get_running_loop().call_later(0.01, late, successor)
@@ -301,7 +303,7 @@ async def test_a_hop_without_its_journal_is_replayed_itself(later_bytes: int, re
 
     Where it has no room for that either, another machine takes its place too.
     """
-    room = nodes["a0"].sessions._shop.journals
+    room = nodes["a0"].sessions._context.journals
     most = room.limit_bytes
     plain = await nodes.undisturbed(IDS, **GREEDY)
     room.limit_bytes = 2_000

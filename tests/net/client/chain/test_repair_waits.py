@@ -75,7 +75,7 @@ async def test_a_machine_that_takes_sessions_and_always_fails_is_waited_for_no_l
     run, finish, stood = HopSession.next_run, Chain._finish, 0
 
     def idle(hop: HopSession) -> SweepRun | None:
-        if hop._shop.peer != nodes["a1"].peer_id:
+        if hop._context.peer != nodes["a1"].peer_id:
             return run(hop)
         if hop.log._queue and nodes.chains[-1].generation == 0:
             hop.fail(RuntimeError("out of order"))

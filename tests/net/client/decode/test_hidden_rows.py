@@ -35,7 +35,7 @@ from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Reply, Sweep
 from swarm.protocol.session import Limits
-from tests.net.running import engine_of, prompt
+from tests.net.running import engine_of, prompt, server_of
 from tests.swarm_here import SwarmHere, swarm_here
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
@@ -191,9 +191,9 @@ async def test_rows_after_the_tails_death_with_a_sweep_in_flight(
     struck = list[str]()
 
     def stalling(hop: HopSession) -> SweepRun | None:
-        queue, is_it = hop.log._queue, hop._shop.peer in struck or (hop.is_tail and not struck)
+        queue, is_it = hop.log._queue, hop._context.peer in struck or (hop.is_tail and not struck)
         if is_it and hop._running is None and queue and queue[0].sweep.sequence >= 5:
-            struck[:] = [hop._shop.peer]
+            struck[:] = [hop._context.peer]
             arrived.set()
             return None
         return next_run(hop)
@@ -203,8 +203,7 @@ async def test_rows_after_the_tails_death_with_a_sweep_in_flight(
         telling = group.create_task(tokens_of(running.client, listener, nodes=8))
         await arrived.wait()
         [victim] = [node for node in running.nodes if node.peer_id in struck]
-        assert victim._server is not None
-        await victim._server.stop(None)
-        await victim._dialer.__aexit__()
+        await server_of(victim).stop(None)
+        await victim.running.resources.dialer.__aexit__()
     check(listener, whole, telling.result())
     assert sum(node.sessions.info().counters.restores for node in running.nodes) == 1

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-import node.serve
+import node.lifecycle.announcer
 from swarm.commands.route import ShowRoute, show_route
 from swarm.demo import TARGET
 from swarm.discovery.node_record import NodeRecord
@@ -32,7 +32,7 @@ JOIN = ("/ip4/192.0.2.1/tcp/1/p2p/Qm",)
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def here() -> AsyncIterator[SwarmHere]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node.serve, "ANNOUNCE_S", 0.05)
+        patch.setattr(node.lifecycle.announcer, "ANNOUNCE_S", 0.05)
         async with swarm_here(TARGET, ["0-6", "4-12", "6-12"]) as running:
             yield running
 
@@ -55,7 +55,7 @@ async def test_nodes_publish_delays_to_those_who_may_follow_and_their_uplink(her
     assert {peer for peer, _ in by_peer[first].delays_ms} == set(lasts)
     assert all(0 < delay_ms < 1_000 for _, delay_ms in by_peer[first].delays_ms)
     assert all(by_peer[peer].delays_ms == () for peer in lasts), "nobody follows the last layer"
-    assert by_peer[first].row_bytes == 4 * here.nodes[0]._model.hidden_size
+    assert by_peer[first].row_bytes == 4 * here.nodes[0].running.host.model.hidden_size
 
 
 async def test_the_dead_cost_a_second_at_most(here: SwarmHere) -> None:

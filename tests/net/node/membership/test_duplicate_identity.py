@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-import node.serve
+import node.lifecycle.announcer
 from node.config import ServeConfig
 from node.membership.duplicate_identity import check_alone, check_still_alone
 from node.serve import Node
@@ -143,7 +143,7 @@ async def test_of_two_that_began_together_exactly_one_gives_way() -> None:
 
 
 async def test_a_node_gives_its_name_up_and_leaves_the_others_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.serve, "ANNOUNCE_S", 0.05)
+    monkeypatch.setattr(node.lifecycle.announcer, "ANNOUNCE_S", 0.05)
     network, identity = MemoryNetwork(), Identity.ephemeral()
     other = MemoryRegistry(network, identity)
     config = ServeConfig(layers="8-12", model=str(TARGET), host="127.0.0.1", threads=1)
@@ -180,7 +180,7 @@ class HalfDeaf(MemoryRegistry):
 async def test_an_announcement_that_arrived_although_it_failed_is_nobody_elses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(node.serve, "ANNOUNCE_S", 0.02)
+    monkeypatch.setattr(node.lifecycle.announcer, "ANNOUNCE_S", 0.02)
     registry = HalfDeaf(MemoryNetwork())
     config = ServeConfig(layers="8-12", model=str(TARGET), host="127.0.0.1", threads=1)
     async with Node(config, lambda _: None, registry), asyncio.timeout(10):

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+import node.lifecycle.announcer
+import node.lifecycle.span_host
 import node.membership.joining
 import node.membership.rebalance
-import node.serve
 from node.config import ServeConfig
 from node.membership.joining import SpanReservation, joiners_choice
 from node.membership.rebalance import Rebalance
@@ -66,8 +67,8 @@ async def reserve(registry: Registry, together: asyncio.Barrier) -> tuple[Span |
         if len(announced) == 1:
             await together.wait()
 
-    seats = SpanReservation(registry, MODEL, announce)
-    return await seats.reserve(joiners_choice(registry.peer_id, 6, MODEL)), announced
+    reservation = SpanReservation(registry, MODEL, announce)
+    return await reservation.reserve(joiners_choice(registry.peer_id, 6, MODEL)), announced
 
 
 async def two_at_once(one: Registry, two: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +144,7 @@ async def test_an_auto_node_fills_the_gap_moves_when_needed_and_reads_only_what_
 
 async def test_a_reservation_is_renewed_while_a_node_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node.membership.joining, "SETTLE_S", 0.0)
-    monkeypatch.setattr(node.serve, "ANNOUNCE_S", 0.02)
+    monkeypatch.setattr(node.lifecycle.announcer, "ANNOUNCE_S", 0.02)
     network, renewed = MemoryNetwork(), threading.Event()
     records: list[NodeRecord] = []
     announce = MemoryRegistry.announce
@@ -159,7 +160,7 @@ async def test_a_reservation_is_renewed_while_a_node_loads(monkeypatch: pytest.M
         return load(*arguments)
 
     monkeypatch.setattr(MemoryRegistry, "announce", noted)
-    monkeypatch.setattr(node.serve, "load", slowly)
+    monkeypatch.setattr(node.lifecycle.span_host, "load", slowly)
     async with auto_node(network, "auto", 6):
         assert [record.state for record in records[:4]] == [NodeState.JOINING] * 4
         assert {record.span for record in records} == {Span(0, 6)}
@@ -175,7 +176,7 @@ async def test_a_node_that_cannot_load_takes_its_reservation_back(monkeypatch: p
         assert network.get([MODELS_KEY])
         raise NotEnoughSpace("the disk is full")
 
-    monkeypatch.setattr(node.serve, "load", broken)
+    monkeypatch.setattr(node.lifecycle.span_host, "load", broken)
     with pytest.raises(NotEnoughSpace):
         await auto_node(network, "auto", 6).__aenter__()
     assert not network.get([MODELS_KEY])
@@ -190,13 +191,13 @@ async def test_a_running_node_closes_the_gap_that_somebody_left(monkeypatch: pyt
         async with auto_node(network, "auto", 6) as mover:
             start = span_of(mover, network)
             rebalance = Rebalance(random.Random(0))
-            monkeypatch.setattr(mover, "_rebalance", rebalance)
-            await rebalance.look(mover._seats, mover)
+            monkeypatch.setattr(mover.running.announcer, "_rebalance", rebalance)
+            await rebalance.look(reservation_of(mover), mover)
             assert span_of(mover, network) == start, "every layer has two holders"
-            monkeypatch.setattr(mover, "_span", Span(6, 12))
+            monkeypatch.setattr(mover.running.announcer, "_span", Span(6, 12))
             await mover.move(Span(6, 12))
             await leaving.aclose()
-            await rebalance.look(mover._seats, mover)
+            await rebalance.look(reservation_of(mover), mover)
             assert span_of(mover, network) == Span(0, 6)
             assert not rebalance.may_move
 
@@ -209,17 +210,23 @@ async def test_a_node_whose_turn_it_is_no_more_goes_on_where_it_is(monkeypatch: 
     lower, higher = sorted((Identity.ephemeral(), Identity.ephemeral()), key=lambda identity: identity.peer_id)
     async with auto_node(network, "0-6"), auto_node(network, "auto", 6, higher) as mover:
         rival = MemoryRegistry(network, lower)
-        reserve = mover._seats.announce
+        reserve = reservation_of(mover).announce
 
         async def announce(span: Span) -> None:
             await reserve(span)
             assert rival.peer_id < mover.peer_id
             await rival.announce(replace(mover.serving(), peer=rival.peer_id, state=NodeState.JOINING, span=span))
 
-        seats = replace(mover._seats, announce=announce)
-        await Rebalance(random.Random(0)).look(seats, mover)
+        reservation = replace(reservation_of(mover), announce=announce)
+        await Rebalance(random.Random(0)).look(reservation, mover)
         assert span_of(mover, network) == Span(6, 12)
         assert next(choices, "all asked") == "all asked"
+
+
+def reservation_of(mover: Node) -> SpanReservation:
+    reservation = mover.running.reservation
+    assert reservation is not None, "it chooses its layers itself"
+    return reservation
 
 
 def span_of(running: Node, network: MemoryNetwork) -> Span:

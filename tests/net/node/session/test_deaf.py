@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-import node.serve
+import node.lifecycle.span_host
 import node.session.service
 from node.serve import Node
 from node.session.service import Context
@@ -145,7 +145,7 @@ async def test_a_frame_that_never_ends_costs_what_its_session_may_send_and_no_mo
 
 
 async def test_more_streams_than_a_node_takes_are_refused_and_go_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.serve, "MAX_STREAMS", 20)
+    monkeypatch.setattr(node.lifecycle.span_host, "MAX_STREAMS", 20)
     monkeypatch.setattr(node.session.service, "FIRST_MESSAGE_S", 3.0)
     async with swarm_here(TARGET, SPANS) as here, AsyncExitStack() as stack:
         calls = [await stack.enter_async_context(dial(here.nodes[0], wire.LINK)) for _ in range(40)]

@@ -207,10 +207,10 @@ async def test_a_sweep_before_ready_is_refused(nodes: tuple[Node, ...], monkeypa
     dial = NodeContext.dial
 
     async def gated(
-        shop: NodeContext, fingerprint: str, hop: RouteHop, records: Iterable[bytes], stuck: grpc.aio.Channel | None
+        context: NodeContext, fingerprint: str, hop: RouteHop, records: Iterable[bytes], stuck: grpc.aio.Channel | None
     ) -> tuple[grpc.aio.Channel, bool]:
         await gate.wait()
-        return await dial(shop, fingerprint, hop, records, stuck)
+        return await dial(context, fingerprint, hop, records, stuck)
 
     monkeypatch.setattr(NodeContext, "dial", gated)
     sweep = SweepFrame(Sweeps().chain(WORDS))

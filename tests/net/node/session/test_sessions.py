@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,9 @@ import pytest_asyncio
 
 import node.session.lease
 from client.options import GenerateOptions
-from node.engine.scheduler import StepCost
+from node.engine.batch import Batch
+from node.engine.scheduler import Schedulable
+from node.engine.step_cost import StepCost
 from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
 from node.session.upstream import UpstreamStream
@@ -203,14 +205,14 @@ async def test_two_sessions_at_once_get_their_own_texts(running: Running, monkey
     ]
     alone = [await running.client.generate(ids, **options) for ids, options in asked]
     most = 0
-    advance = SweepRun.advance
+    run_batch = Batch.run
 
-    def watched(run: SweepRun, count: int, others: Sequence[SweepRun] = ()) -> dict[SweepRun, Exception]:
+    def watched(batch: Batch[Schedulable]) -> dict[SweepRun, Exception]:
         nonlocal most
         most = max(most, len(running.nodes[0].sessions))
-        return advance(run, count, others)
+        return run_batch(batch)
 
-    monkeypatch.setattr(SweepRun, "advance", watched)
+    monkeypatch.setattr(Batch, "run", watched)
     together = await asyncio.gather(*(running.client.generate(ids, **options) for ids, options in asked))
     assert most >= 2
     assert [result.tokens for result in together] == [result.tokens for result in alone]
@@ -223,14 +225,15 @@ async def test_a_long_prefill_does_not_hold_up_another_session(
     """By the order of the slices: the short session came second and is served between the long one's slices (F3)."""
     first, _, tail = running.nodes
     slices: list[int] = []
-    advance = SweepRun.advance
+    run_batch = Batch.run
 
-    def watched(run: SweepRun, count: int, others: Sequence[SweepRun] = ()) -> dict[SweepRun, Exception]:
-        if run._model is first._model:
+    def watched(batch: Batch[Schedulable]) -> dict[SweepRun, Exception]:
+        run = batch.members[0].run
+        if run.model is first.running.host.model:
             slices.append(len(run.work.frame.sweep.tokens))
-        return advance(run, count, others)
+        return run_batch(batch)
 
-    monkeypatch.setattr(SweepRun, "advance", watched)
+    monkeypatch.setattr(Batch, "run", watched)
     monkeypatch.setattr(StepCost, "rows_within", lambda *_: 16)
     monkeypatch.setattr(engine_of(first), "_quantum_ms", 1.0)  # less than a slice: one slice per turn
     route, asks = running.route, opening(first, window=400, nodes=400)
@@ -263,14 +266,14 @@ async def test_sweeps_that_wait_at_a_hop_share_a_forward(running: Running, monke
     """Three come while the hop computes: the one that it had taken runs alone, the others together."""
     first, _, tail = running.nodes
     shared: list[int] = []
-    advance = SweepRun.advance
+    run_batch = Batch.run
 
-    def watched(run: SweepRun, count: int, others: Sequence[SweepRun] = ()) -> dict[SweepRun, Exception]:
-        if run._model is first._model:
-            shared.append(1 + len(others))
-        return advance(run, count, others)
+    def watched(batch: Batch[Schedulable]) -> dict[SweepRun, Exception]:
+        if batch.members[0].run.model is first.running.host.model:
+            shared.append(len(batch.members))
+        return run_batch(batch)
 
-    monkeypatch.setattr(SweepRun, "advance", watched)
+    monkeypatch.setattr(Batch, "run", watched)
     texts = [prompt(line, tokens=6) for line in (1, 2, 3)]
     picks: list[list[tuple[tuple[TreeNodeId, int], ...]]] = []
     for together in (False, True):

@@ -20,7 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-import node.serve
+import node.lifecycle.startup
 from node.telemetry.outbox import MAX_EVENTS, Outbox
 from node.telemetry.publisher import Address, PublishIntervals, TelemetryPublisher
 from swarm.demo import DRAFT, TARGET
@@ -39,7 +39,7 @@ QUICK = PublishIntervals(
 
 @dataclass
 class Speaker:
-    """A voice, and what the publisher told its owner."""
+    """A reporter, and what the publisher told its owner."""
 
     state: Presence = Presence.SERVING
     lines: list[str] = field(default_factory=list)
@@ -85,12 +85,12 @@ async def test_a_node_is_born_speaks_and_leaves(tmp_path: Path) -> None:
             async with publisher(speaker, f"mqtt://127.0.0.1:{port}"):
                 await ear.until(born)
                 speaker.state = Presence.SERVING
-                speaker.outbox.want(MessageKind.STATUS)
-                speaker.outbox.tell(EventKind.JOINED, "serves layers 0…3 of 12")
+                speaker.outbox.request(MessageKind.STATUS)
+                speaker.outbox.add_event(EventKind.JOINED, "serves layers 0…3 of 12")
                 await ear.until(lambda body: isinstance(body, Status) and body.state is Presence.SERVING)
                 await ear.until(lambda body: isinstance(body, Event))
                 await ear.until(lambda body: isinstance(body, Metrics) and body.stamp.seq > 4)
-                speaker.outbox.tell(EventKind.LEFT, "left the swarm")
+                speaker.outbox.add_event(EventKind.LEFT, "left the swarm")
             await ear.until(lambda body: isinstance(body, Status) and body.state is Presence.LEFT)
             assert ear.refused == []
             assert not any(isinstance(body, Will) for body in ear.believed)
@@ -132,7 +132,7 @@ async def test_a_broker_that_is_down_is_told_once_and_found_when_it_comes_back(t
         async with ear_at(port) as ear, wire_to(port, shut=True) as wire, publisher(speaker, f"{url}:{wire.port}"):
             await speaker.until_said("no telemetry")
             for number in range(1_000):
-                speaker.outbox.tell(EventKind.ERROR, f"number {number}")
+                speaker.outbox.add_event(EventKind.ERROR, f"number {number}")
             wire.shut = False
             await ear.until(lambda body: isinstance(body, Event) and body.text == "number 999")
     told = [body.text for body in ear.believed if isinstance(body, Event)]
@@ -239,7 +239,9 @@ async def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     """A broker and an ear for a whole node, which speaks quickly."""
     port = free_port()
     monkeypatch.setattr(
-        node.serve, "TelemetryPublisher", partial(TelemetryPublisher, pace=replace(QUICK, metrics_s=0.5))
+        node.lifecycle.startup,
+        "TelemetryPublisher",
+        partial(TelemetryPublisher, intervals=replace(QUICK, metrics_s=0.5)),
     )
     with mosquitto(tmp_path, port):
         async with ear_at(port) as ear:

@@ -135,7 +135,7 @@ async def test_a_node_serves_them_while_it_serves() -> None:
             await client.generate("It was", max_new_tokens=4)
             found = await scrape(port, OPEN)  # another form, so made anew
             sweeps = found["canopy_node_sweeps_total"]
-            assert sweeps == node.sessions.tally.sweeps > 0
+            assert sweeps == node.sessions.counters.sweeps > 0
             assert found["canopy_node_queue_seconds_count"] == found["canopy_node_compute_seconds_count"] == sweeps
             assert found["canopy_node_forward_seconds_count"] >= sweeps - 1, "a sweep may only commit"
             assert 0 < found["canopy_node_forward_seconds_sum"] <= found["canopy_node_busy_seconds_total"]

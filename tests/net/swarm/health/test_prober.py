@@ -56,7 +56,7 @@ async def test_a_probe_measures_every_hop_and_finds_who_differs(monkeypatch: pyt
         finish = HopSession.finish
 
         def wrong(hop: HopSession, run: SweepRun) -> None:
-            if hop._shop.peer == replica:
+            if hop._context.peer == replica:
                 run.picks = [(one, token ^ 1) for one, token in run.picks]
             finish(hop, run)
 

@@ -70,7 +70,7 @@ async def wired(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[AsyncSwa
     monkeypatch.setattr(Dialer, "channel", by_wire)
     async with swarm_here(TARGET, SPANS, kv_tokens=4_096) as here, AsyncExitStack() as stack:
         for node in here.nodes:
-            wires[node._address] = await stack.enter_async_context(_wire_to(node._port))
+            wires[node.address] = await stack.enter_async_context(_wire_to(node.running.resources.port))
         swarm = await stack.enter_async_context(here.client(draft=DRAFT, adapt=False))
         yield swarm, list(wires.values())
 

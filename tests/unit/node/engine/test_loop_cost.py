@@ -23,13 +23,13 @@ def test_it_is_what_the_loop_computes_beside_forwards() -> None:
     clocks = Clocks()
     handling = LoopCost(lambda: clocks.cpu_s, lambda: clocks.now_s)
     clocks.pass_(cpu_ms=5_000)
-    handling.swept()
+    handling.end_sweep()
     assert handling.mean_ms == 0, "what was before the first sweep is not its"
     for _ in range(200):
         clocks.pass_(cpu_ms=1.5, idle_ms=3)
         clocks.pass_(cpu_ms=6)
-        handling.computed(6)
-        handling.swept()
+        handling.add_compute(6)
+        handling.end_sweep()
     assert handling.mean_ms == pytest.approx(1.5, rel=0.01)
 
 
@@ -37,6 +37,6 @@ def test_what_passes_between_sweeps_that_are_far_apart_is_not_theirs() -> None:
     clocks = Clocks()
     handling = LoopCost(lambda: clocks.cpu_s, lambda: clocks.now_s)
     for _ in range(20):
-        handling.swept()
+        handling.end_sweep()
         clocks.pass_(cpu_ms=40, idle_ms=NEAR_S * 1e3)
     assert handling.mean_ms == 0

@@ -11,7 +11,9 @@ from typing import ClassVar, cast
 import pytest
 
 import node.engine.scheduler
-from node.engine.scheduler import Engine, PendingWork, StepCost
+from node.engine.batch import Batch
+from node.engine.scheduler import Engine, PendingWork, Schedulable
+from node.engine.step_cost import MIN_ROWS, StepCost
 from node.engine.sweep_run import SweepRun
 from swarm.layers import Span
 
@@ -64,7 +66,7 @@ class FakeSession:
         self.span, self.error = SPAN, cast("Exception | None", None)
         self._clock, self._shape, self._run = clock, (rows, row_ms, base_ms), cast("FakeRun | None", None)
 
-    def ahead(self) -> PendingWork | None:
+    def pending(self) -> PendingWork | None:
         if not self.left:
             return None
         return PendingWork(self.span, self._shape[0] if self._run is None else self._run.remaining)
@@ -86,10 +88,18 @@ class FakeSession:
         self.ended.set()
 
 
+def run_fakes(batch: Batch[Schedulable]) -> dict[FakeRun, Exception]:
+    """In place of a forward: the first member's fake says what became of all."""
+    first, *others = (cast("FakeRun", member.run) for member in batch.members)
+    assert batch.rows[1:] == [other.remaining for other in others], "whole sweeps join"
+    return first.advance(batch.rows[0], others)
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(node.engine.scheduler, "time", clock)
+    monkeypatch.setattr(Batch, "run", run_fakes)
     monkeypatch.setattr(FakeRun, "forwards", [])
     return clock
 
@@ -301,7 +311,7 @@ def test_the_cost_forgets_a_wrong_start() -> None:
 
 def test_a_dear_base_is_paid_for_many_rows() -> None:
     assert StepCost(base_ms=400.0, per_row_ms=2.0).rows_within(50.0) == 200
-    assert StepCost(base_ms=0.0, per_row_ms=100.0).rows_within(50.0) == node.engine.scheduler.LEAST_ROWS
+    assert StepCost(base_ms=0.0, per_row_ms=100.0).rows_within(50.0) == MIN_ROWS
 
 
 class ThreadRun(FakeRun):

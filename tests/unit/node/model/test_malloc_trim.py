@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from node.model.malloc_trim import give_back
+from node.model.malloc_trim import trim_heap
 
 PIECE, PIECES = 1_000, 100_000
 
@@ -20,6 +20,6 @@ def test_what_is_free_is_handed_back() -> None:
     last = bytearray(PIECE)
     full = process.memory_info().rss
     del pieces
-    give_back()
+    trim_heap()
     assert process.memory_info().rss < full - PIECE * PIECES / 2
     assert len(last) == PIECE

@@ -1,4 +1,4 @@
-"""The belt: layers come in order into two slots, reading runs beside computing, and a rate is kept."""
+"""The streamer: layers come in order into two buffers, reading runs beside computing, and a rate is kept."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from node.model.weight_streaming import (
-    MOMENTS_KEPT,
+    BUFFERS,
+    MAX_TRACE_EVENTS,
     PIECE_BYTES,
-    SLOTS,
     HostCopyStream,
     RateLimiter,
     TraceEvent,
@@ -31,84 +31,84 @@ def store(layers: int, size: int = 100, first: int = 0) -> dict[int, torch.Tenso
 
 
 @contextmanager
-def belt_of(data: dict[int, torch.Tensor], bytes_per_s: float | None = None) -> Iterator[WeightStreamer]:
-    with closing(WeightStreamer(data, CPU, bytes_per_s)) as belt:
-        yield belt
+def streamer_of(data: dict[int, torch.Tensor], bytes_per_s: float | None = None) -> Iterator[WeightStreamer]:
+    with closing(WeightStreamer(data, CPU, bytes_per_s)) as streamer:
+        yield streamer
 
 
 class Watched(deque[TraceEvent]):
     """Moments that say when reading of a layer begins."""
 
     def __init__(self, layers: int) -> None:
-        super().__init__(maxlen=MOMENTS_KEPT)
+        super().__init__(maxlen=MAX_TRACE_EVENTS)
         self.begun = [threading.Event() for _ in range(layers)]
 
-    def append(self, moment: TraceEvent) -> None:
-        super().append(moment)
-        if moment[0] == "read":
-            self.begun[moment[1]].set()
+    def append(self, event: TraceEvent) -> None:
+        super().append(event)
+        if event[0] == "read":
+            self.begun[event[1]].set()
 
 
-def sweep(belt: WeightStreamer, layers: range) -> list[tuple[int, int]]:
+def sweep(streamer: WeightStreamer, layers: range) -> list[tuple[int, int]]:
     """What each layer found on entering: its bytes' value and their number."""
     found = []
     for index in layers:
-        data = belt.enter(index)
+        data = streamer.acquire(index)
         assert len(set(data.tolist())) == 1, "bytes of two layers at once"
         found.append((int(data[0]), len(data)))
-        belt.leave(index)
+        streamer.release(index)
     return found
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 7])
 def test_every_layer_has_its_own_bytes_sweep_after_sweep(layers: int) -> None:
     data = store(layers, first=4)
-    with belt_of(data) as belt:
+    with streamer_of(data) as streamer:
         for _ in range(3):
-            assert sweep(belt, range(4, 4 + layers)) == [(index, 100 + index) for index in data]
-        assert belt.resident_bytes == min(SLOTS, layers) * (100 + 3 + layers)
+            assert sweep(streamer, range(4, 4 + layers)) == [(index, 100 + index) for index in data]
+        assert streamer.resident_bytes == min(BUFFERS, layers) * (100 + 3 + layers)
 
 
-def test_what_fits_the_slots_is_read_once() -> None:
-    with belt_of(store(2)) as belt:
+def test_what_fits_the_buffers_is_read_once() -> None:
+    with streamer_of(store(2)) as streamer:
         for _ in range(5):
-            sweep(belt, range(2))
-        assert belt.reads == 2
+            sweep(streamer, range(2))
+        assert streamer.reads == 2
 
 
 def test_the_next_sweeps_first_layers_are_read_behind_the_last_one() -> None:
-    with belt_of(store(5)) as belt:
-        belt.moments = watched = Watched(5)
-        belt.enter(0)
+    with streamer_of(store(5)) as streamer:
+        streamer.trace = watched = Watched(5)
+        streamer.acquire(0)
         watched.begun[1].wait(10)
-        belt.leave(0)
+        streamer.release(0)
         for begun in watched.begun[:2]:
             begun.clear()
-        sweep(belt, range(1, 5))
+        sweep(streamer, range(1, 5))
         assert all(begun.wait(10) for begun in watched.begun)
-        belt.enter(0)
+        streamer.acquire(0)
         assert [index for kind, index in watched if kind == "read"][:7] == [0, 1, 2, 3, 4, 0, 1]
 
 
 def test_a_part_of_the_layers_goes_round_by_itself() -> None:
-    with belt_of(store(8)) as belt:
-        belt.take(2, 6)
+    with streamer_of(store(8)) as streamer:
+        streamer.set_layers(2, 6)
         for _ in range(2):
-            assert [index for index, _ in sweep(belt, range(2, 6))] == [2, 3, 4, 5]
-        belt.take(0, 8)
-        assert [index for index, _ in sweep(belt, range(8))] == list(range(8))
+            assert [index for index, _ in sweep(streamer, range(2, 6))] == [2, 3, 4, 5]
+        streamer.set_layers(0, 8)
+        assert [index for index, _ in sweep(streamer, range(8))] == list(range(8))
 
 
 def test_reading_the_next_layer_begins_before_computing_this_one_ends() -> None:
     """Computing a layer waits here until the reader was seen at the next one: without overlap it would wait in vain."""
-    with belt_of(store(6)) as belt:
-        belt.moments = watched = Watched(6)
+    with streamer_of(store(6)) as streamer:
+        streamer.trace = watched = Watched(6)
         for index in range(6):
             following = watched.begun[(index + 1) % 6]
             following.clear()
-            belt.enter(index)
+            streamer.acquire(index)
             assert following.wait(10)
-            belt.leave(index)
+            streamer.release(index)
         assert overlaps(watched) == 6
 
 
@@ -121,29 +121,29 @@ def test_overlap_is_not_seen_where_there_is_none() -> None:
 
 
 def test_a_layer_that_could_not_be_read_is_read_again_when_it_is_asked_for_again() -> None:
-    with belt_of(store(3)) as belt:
-        lane, broken = belt._lane, [True]
+    with streamer_of(store(3)) as streamer:
+        copy_stream, broken = streamer._copy_stream, [True]
 
         class Failing(HostCopyStream):
             def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
                 if broken[0]:
                     raise OSError("the disk is gone")
-                lane.copy(target, source)
+                copy_stream.copy(target, source)
 
-        belt._lane = Failing()
+        streamer._copy_stream = Failing()
         with pytest.raises(OSError, match="the disk is gone"):
-            belt.enter(0)
-        belt.leave(0)
+            streamer.acquire(0)
+        streamer.release(0)
         broken[0] = False
-        assert [index for index, _ in sweep(belt, range(3))] == [0, 1, 2]
+        assert [index for index, _ in sweep(streamer, range(3))] == [0, 1, 2]
 
 
 def test_closing_ends_a_slow_read_and_whoever_waits_for_it() -> None:
     data = store(2, size=4 * PIECE_BYTES)
-    belt = WeightStreamer(data, CPU, bytes_per_s=1.0)
+    streamer = WeightStreamer(data, CPU, bytes_per_s=1.0)
     with ThreadPoolExecutor(1) as computing:
-        waiting = computing.submit(belt.enter, 0)
-        belt.close()
+        waiting = computing.submit(streamer.acquire, 0)
+        streamer.close()
         with pytest.raises((RuntimeError, CancelledError, AssertionError)):
             waiting.result(10)
 
@@ -154,15 +154,15 @@ def test_a_rate_is_kept_and_idle_time_is_not_saved_up() -> None:
     def wait(seconds: float) -> None:
         now[0] += seconds
 
-    pace = RateLimiter(1_000.0, lambda: now[0], wait)
+    limiter = RateLimiter(1_000.0, lambda: now[0], wait)
     for _ in range(5):
-        pace.spent(100)
+        limiter.wait_for(100)
     assert now[0] == pytest.approx(100.5)
     now[0] += 60
-    pace.spent(200)
+    limiter.wait_for(200)
     assert now[0] == pytest.approx(160.7)
     now[0] += 0.05  # reading itself took time
-    pace.spent(100)
+    limiter.wait_for(100)
     assert now[0] == pytest.approx(160.85)
-    RateLimiter(None, lambda: now[0], wait).spent(1 << 40)
+    RateLimiter(None, lambda: now[0], wait).wait_for(1 << 40)
     assert now[0] == pytest.approx(160.85)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.session.reply_buffer import MOST_ROUND_TRIP_MS, ReplyBuffer
+from node.session.reply_buffer import MAX_ROUND_TRIP_MS, ReplyBuffer
 from swarm.transport.link import ROUND_TRIPS_KEPT
 
 
@@ -16,4 +16,4 @@ def test_the_least_of_the_latest_round_trips_counts() -> None:
     assert replies.link_ms == pytest.approx(25.0)
     for _ in range(ROUND_TRIPS_KEPT):
         replies.measured(1e9)
-    assert replies.link_ms == MOST_ROUND_TRIP_MS / 2, "whatever a client answers"
+    assert replies.link_ms == MAX_ROUND_TRIP_MS / 2, "whatever a client answers"

@@ -14,7 +14,7 @@ from node.config import ServeConfig
 from node.model.device import Device
 from node.telemetry.counters import NodeCounters
 from node.telemetry.outbox import MAX_EVENTS, Due, Outbox, PendingEvent
-from node.telemetry.report import NodeDescription, NodeReport, NodeSnapshot, Troubles
+from node.telemetry.report import ErrorEvents, NodeDescription, NodeReport, NodeSnapshot
 from swarm.discovery.node_record import NodeState
 from swarm.errors import ConfigError
 from swarm.ids import ModelIdentity
@@ -38,11 +38,11 @@ class Stage:
     """A node without a node."""
 
     def __init__(self) -> None:
-        self.timer, self.tally, self.outbox = Timer(), NodeCounters(), Outbox()
-        self.scene = NodeSnapshot(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.123456),), 2, 100, 4_096, 0.0)
+        self.timer, self.counters, self.outbox = Timer(), NodeCounters(), Outbox()
+        self.snapshot = NodeSnapshot(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.123456),), 2, 100, 4_096, 0.0)
         model = ModelIdentity("demo-target", PRINT, "c" * 64, "w" * 64, "t" * 64, 12)
-        subject = NodeDescription(model, None, Device(torch.device("cpu")), self.tally, lambda: self.scene)
-        self.portrait = NodeReport(subject, self.outbox, self.timer)
+        description = NodeDescription(model, None, Device(torch.device("cpu")), self.counters, lambda: self.snapshot)
+        self.portrait = NodeReport(description, self.outbox, self.timer)
 
 
 @pytest.fixture
@@ -51,18 +51,19 @@ def stage() -> Stage:
 
 
 def test_metrics_are_totals_and_means_since_the_last(stage: Stage) -> None:
-    tally = stage.tally
-    tally.sweeps, tally.tree_nodes, tally.tokens, tally.layer_tokens = 10, 640, 30, 120
-    tally.queue_ms, tally.compute_ms, tally.bytes_in, tally.bytes_out, tally.errors = 5.0, 800.0, 1_000, 2_000, 1
+    counters = stage.counters
+    counters.sweeps, counters.tree_nodes, counters.tokens, counters.layer_tokens = 10, 640, 30, 120
+    counters.queue_ms, counters.compute_ms = 5.0, 800.0
+    counters.bytes_in, counters.bytes_out, counters.errors = 1_000, 2_000, 1
     stage.timer.now_s += 4
-    stage.scene = replace(stage.scene, worked_ms=1_000.0)
+    stage.snapshot = replace(stage.snapshot, worked_ms=1_000.0)
     first = stage.portrait.metrics(STAMP)
     assert (first.sweeps, first.tree_nodes, first.tokens, first.layer_tokens) == (10, 640, 30, 120)
     assert (first.queue_ms, first.compute_ms, first.busy, first.uptime_s) == (0.5, 80.0, 0.25, 4.0)
     assert (first.bytes_in, first.bytes_out, first.errors, first.sessions) == (1_000, 2_000, 1, 2)
     assert (first.kv_tokens_free, first.kv_tokens_total, first.sweep_ms) == (100, 4_096, ((1, 8.123),))
     assert (first.device_memory_bytes, first.device_temperature_c) == (None, None)
-    tally.sweeps, tally.queue_ms, tally.compute_ms = 12, 25.0, 820.0
+    counters.sweeps, counters.queue_ms, counters.compute_ms = 12, 25.0, 820.0
     stage.timer.now_s += 2
     second = stage.portrait.metrics(STAMP)
     assert (second.sweeps, second.queue_ms, second.compute_ms, second.busy) == (12, 10.0, 10.0, 0.0)
@@ -72,17 +73,17 @@ def test_metrics_are_totals_and_means_since_the_last(stage: Stage) -> None:
 
 
 def test_a_node_that_moved_has_a_new_engine_and_is_not_less_than_idle(stage: Stage) -> None:
-    stage.scene = replace(stage.scene, worked_ms=9_000.0)
+    stage.snapshot = replace(stage.snapshot, worked_ms=9_000.0)
     stage.timer.now_s += 5
     assert stage.portrait.metrics(STAMP).busy == 1.0, "a long slice is booked when it ends"
-    stage.scene = replace(stage.scene, worked_ms=500.0)
+    stage.snapshot = replace(stage.snapshot, worked_ms=500.0)
     stage.timer.now_s += 5
     assert stage.portrait.metrics(STAMP).busy == 0.1
 
 
 @pytest.mark.parametrize("state", NodeState)
 def test_status_says_what_the_node_is(stage: Stage, state: NodeState) -> None:
-    stage.scene = replace(stage.scene, state=state)
+    stage.snapshot = replace(stage.snapshot, state=state)
     status = stage.portrait.status(STAMP, is_birth=True, leaving=False)
     assert (status.state.value, status.is_birth, status.stamp) == (state.value, True, STAMP)
     assert (status.device, status.name, status.span, status.kv_tokens_total) == ("cpu", None, Span(0, 4), 4_096)
@@ -100,34 +101,34 @@ async def everything(outbox: Outbox) -> list[Due]:
         except TimeoutError:
             return found
         found.append(due)
-        outbox.said(due)
+        outbox.sent(due)
         if outbox.leaving and due is MessageKind.STATUS:
             return found
 
 
 async def test_trouble_is_told_seldom_and_added_up(stage: Stage) -> None:
-    troubles = Troubles(stage.tally, stage.timer)
-    troubles.tell(stage.outbox)
+    troubles = ErrorEvents(stage.counters, stage.timer)
+    troubles.add_to(stage.outbox)
     assert await everything(stage.outbox) == []
-    stage.tally.errors, stage.tally.restores = 3, 1
-    troubles.tell(stage.outbox)
-    stage.tally.errors = 5
-    troubles.tell(stage.outbox)
+    stage.counters.errors, stage.counters.restores = 3, 1
+    troubles.add_to(stage.outbox)
+    stage.counters.errors = 5
+    troubles.add_to(stage.outbox)
     assert await everything(stage.outbox) == [
         PendingEvent(EventKind.ERROR, "errors in sessions: 3"),
         PendingEvent(EventKind.RESTORED, "sessions restored here: 1"),
     ]
     stage.timer.now_s += 60
-    troubles.tell(stage.outbox)
+    troubles.add_to(stage.outbox)
     assert await everything(stage.outbox) == [PendingEvent(EventKind.ERROR, "errors in sessions: 2")]
 
 
 async def test_what_waits_is_bounded_and_the_oldest_gives_way() -> None:
     outbox = Outbox()
     for number in range(1_000):
-        outbox.want(MessageKind.METRICS)
-        outbox.want(MessageKind.STATUS)
-        outbox.tell(EventKind.ERROR, str(number))
+        outbox.request(MessageKind.METRICS)
+        outbox.request(MessageKind.STATUS)
+        outbox.add_event(EventKind.ERROR, str(number))
     waiting = await everything(outbox)
     assert waiting[0] is MessageKind.STATUS
     assert waiting[1:-1] == [PendingEvent(EventKind.ERROR, str(number)) for number in range(1_000 - MAX_EVENTS, 1_000)]
@@ -137,20 +138,20 @@ async def test_what_waits_is_bounded_and_the_oldest_gives_way() -> None:
 
 async def test_an_event_waits_until_it_was_said() -> None:
     outbox = Outbox()
-    outbox.tell(EventKind.JOINED, "one")
+    outbox.add_event(EventKind.JOINED, "one")
     first = await outbox.next()
     assert await outbox.next() is first, "its connection broke"
     for number in range(MAX_EVENTS):
-        outbox.tell(EventKind.ERROR, str(number))
-    outbox.said(first)  # it gave way meanwhile: nothing else is taken for it
+        outbox.add_event(EventKind.ERROR, str(number))
+    outbox.sent(first)  # it gave way meanwhile: nothing else is taken for it
     assert len(await everything(outbox)) == MAX_EVENTS
 
 
 async def test_the_last_word_is_the_status() -> None:
     outbox = Outbox()
-    outbox.want(MessageKind.STATUS)
-    outbox.want(MessageKind.METRICS)
-    outbox.tell(EventKind.LEFT, "left the swarm")
+    outbox.request(MessageKind.STATUS)
+    outbox.request(MessageKind.METRICS)
+    outbox.add_event(EventKind.LEFT, "left the swarm")
     outbox.leave()
     assert await everything(outbox) == [PendingEvent(EventKind.LEFT, "left the swarm"), MessageKind.STATUS]
 
@@ -195,7 +196,7 @@ def test_a_broker_is_an_url() -> None:
 
 
 def test_counters_of_the_wire_are_what_they_were() -> None:
-    counters = NodeCounters(sweeps=3, errors=1, tokens=9, bytes_in=4).counters(5, 6)
+    counters = NodeCounters(sweeps=3, errors=1, tokens=9, bytes_in=4).to_message(5, 6)
     assert counters == Counters(sweeps=3, errors=1, forwards=5, rows_in_forwards=6)
 
 

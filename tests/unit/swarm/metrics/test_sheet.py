@@ -107,10 +107,10 @@ def test_a_node_is_described_and_measured(health: Collected) -> None:
 
 def test_a_nodes_own_page() -> None:
     one = MeasuredNode()
-    one.tally.bytes_in = 7
-    one.tally.failed(errors.RemoteProtocolError("rows", "are not finite"))
-    one.tally.errors_by_kind[ErrorKind.PROTOCOL] -= 1
-    one.tally.errors -= 1
+    one.counters.bytes_in = 7
+    one.counters.failed(errors.RemoteProtocolError("rows", "are not finite"))
+    one.counters.errors_by_kind[ErrorKind.PROTOCOL] -= 1
+    one.counters.errors -= 1
     found = samples(one.figures.collect())
     assert value(found, "canopy_node_received_bytes_total") == 7
     assert value(found, "canopy_node_kv_used_tokens") == 4_086

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.session.hedge_compare import MOST_DIFFERENT, ROWS, SWEEPS, HedgeRows
+from node.session.hedge_compare import MAX_DIFFERENCE, ROWS, SWEEPS, HedgeRows
 from node.session.upstream import UpstreamStream
 from node.session.upstreams import UpstreamSet
 from node.telemetry.counters import NodeCounters
@@ -290,7 +290,7 @@ def test_rounding_is_no_difference(factor: float, is_reported: bool) -> None:
     rows.keep(frame(1, ROWS_OF_ONE))
     difference = rows.compare(frame(1, ROWS_OF_ONE * factor))
     assert difference is not None
-    assert (difference > MOST_DIFFERENT[Codec.FP32]) == is_reported
+    assert (difference > MAX_DIFFERENCE[Codec.FP32]) == is_reported
 
 
 def test_a_value_that_is_no_number_differs() -> None:

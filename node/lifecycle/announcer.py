@@ -1,0 +1,145 @@
+"""What a node says of itself: its record in the directory, renewed while it runs, and its state for telemetry.
+
+Owns the record's span, state and sequence number. Loads nothing and serves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from dataclasses import replace
+from importlib.metadata import version
+
+from node.lifecycle.resources import NodeResources
+from node.lifecycle.span_host import SpanHost
+from node.membership.duplicate_identity import check_still_alone
+from node.model.malloc_trim import trim_heap
+from node.telemetry.report import NodeSnapshot
+from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.discovery.registry import RECORD_TTL_S
+from swarm.errors import RegistryError
+from swarm.layers import Span
+from swarm.telemetry.messages import MessageKind
+
+ANNOUNCE_S = RECORD_TTL_S / 3
+
+logger = logging.getLogger(__name__)
+
+
+class Announcer:
+    """Writes a node's record.
+
+    Attributes:
+        announced: the newest record, also one whose announcement failed: it may have reached some peers all the same.
+    """
+
+    def __init__(self, resources: NodeResources, host: SpanHost) -> None:
+        self.announced: NodeRecord | None = None
+        self._resources = resources
+        self._host = host
+        self._rebalance = resources.rebalance
+        self._span: Span | None = None
+        self._state = NodeState.JOINING
+        self._sequence = 0
+        self._one_by_one = asyncio.Lock()  # a record must expire later than the one before
+
+    @property
+    def span(self) -> Span:
+        """The layers that the node serves, or is about to load."""
+        assert self._span is not None, "layers are chosen before anything is said of them"
+        return self._span
+
+    def choose(self, span: Span) -> None:
+        """The node serves these layers, or is about to load them."""
+        self._span = span
+
+    async def reserve(self, span: Span) -> None:
+        """Announce that the node is about to load a span."""
+        self.choose(span)
+        await self.announce(NodeState.JOINING)
+
+    async def announce(self, state: NodeState) -> None:
+        """Write the record.
+
+        Raises:
+            RegistryError: the directory does not take it.
+        """
+        self._state = state
+        self._resources.outbox.request(MessageKind.STATUS)
+        async with self._one_by_one:
+            record = self.record(self._state)
+            self.announced = record
+            await self._resources.registry.announce(record)
+
+    async def keep_announcing(self) -> None:
+        """Renew the record for ever, and measure a little before each time.
+
+        Raises:
+            IdentityError: another machine has served under this identity for longer.
+        """
+        resources = self._resources
+        while True:
+            await asyncio.sleep(ANNOUNCE_S)
+            await resources.dialer.tidy()
+            await asyncio.to_thread(trim_heap)
+            try:
+                assert self.announced is not None
+                await check_still_alone(resources.registry, self.announced)
+                await self._measure_delays()
+                await self.announce(self._state)
+            except RegistryError as trouble:
+                logger.warning("not announced this time: %s", trouble)
+
+    async def _measure_delays(self) -> None:
+        service, identity = self._host.service, self._resources.identity
+        if service is not None:
+            records = await self._resources.registry.records(identity.fingerprint, identity.num_layers)
+            await service.peer_delays.measure(records)
+
+    async def withdraw(self) -> None:
+        """Take back what was announced by a node that could not start."""
+        if self.announced is not None:
+            with suppress(RegistryError):
+                await self._resources.registry.withdraw(self.announced)
+
+    def record(self, state: NodeState) -> NodeRecord:
+        """The record of this node in some state, newer than every one before."""
+        resources, host = self._resources, self._host
+        self._sequence += 1
+        record = NodeRecord(
+            peer=resources.registry.peer_id,
+            model=resources.identity,
+            span=self.span,
+            address=resources.address,
+            state=state,
+            numeric_class=host.numeric_class,
+            version=version("canopy-swarm"),
+            name=resources.config.name,
+            sweep_ms=host.sweep_ms,
+            kv_tokens_free=0,
+            kv_tokens_total=0,
+            sequence=self._sequence,
+            expires_at=time.time() + RECORD_TTL_S,
+            movable=resources.config.is_auto and state is NodeState.SERVING and self._rebalance.may_move,
+        )
+        if host.service is None:
+            return record  # nothing is loaded
+        kv_free, kv_total = host.sessions.kv_tokens_free, host.sessions.kv_tokens
+        return host.service.peer_delays.describe(replace(record, kv_tokens_free=kv_free, kv_tokens_total=kv_total))
+
+    def snapshot(self) -> NodeSnapshot:
+        """How this node is now, for telemetry."""
+        host = self._host
+        snapshot = NodeSnapshot(self.span, self._state, host.numeric_class, host.sweep_ms)
+        if host.service is None:
+            return snapshot  # nothing is loaded
+        sessions = host.sessions
+        return replace(
+            snapshot,
+            sessions=len(sessions),
+            kv_tokens_free=sessions.kv_tokens_free,
+            kv_tokens_total=sessions.kv_tokens,
+            worked_ms=sessions.worked_ms,
+        )

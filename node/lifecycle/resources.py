@@ -1,0 +1,45 @@
+"""What a node holds from its start to its end, whichever layers it serves. Owns nothing: a value.
+
+The start-up fills it before any layer is chosen; the span's host and the announcer work with it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from node.config import ServeConfig
+from node.membership.rebalance import Rebalance
+from node.model.checkpoint import Checkpoint
+from node.model.loading import Say
+from node.telemetry.counters import NodeCounters
+from node.telemetry.outbox import Outbox
+from swarm.discovery.registry import Registry
+from swarm.ids import ModelIdentity
+from swarm.runtime.tasks import TaskScope
+from swarm.transport.dial import Dialer
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResources:
+    """What exists once the ports are bound, the directory is joined and the model is found."""
+
+    config: ServeConfig
+    say: Say
+    """Takes lines for the user."""
+    registry: Registry
+    address: str
+    """`host:port` under which others reach the gRPC service."""
+    port: int
+    """The TCP port that is bound for it."""
+    identity: ModelIdentity
+    """Of the model."""
+    checkpoint: Checkpoint
+    rebalance: Rebalance
+    counters: NodeCounters
+    outbox: Outbox
+    loaded: ExitStack
+    """Ends the loaded layers, after everything that computes with them."""
+    dialer: Dialer
+    scope: TaskScope
+    """Owns the node's background tasks."""

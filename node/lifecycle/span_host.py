@@ -1,0 +1,180 @@
+"""The layers that a node has loaded, and the gRPC service on them: opened, ended, and replaced when the node moves.
+
+Owns the model, the engine, the sessions and the server. Says nothing to the directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import grpc.aio
+import torch
+from torch import nn
+
+from node.engine.measure import measure_sweeps, step_cost
+from node.engine.scheduler import Engine
+from node.lifecycle.resources import NodeResources
+from node.membership.peer_latency import PeerDelays
+from node.model.loading import count_tokens, default_kv_tokens, fetch, load
+from node.model.span import SpanModel, dissect, shared_parts
+from node.session.context import NodeContext
+from node.session.service import NodeService
+from node.session.table import SessionTable
+from swarm.discovery.dht.registry import check_ours
+from swarm.discovery.node_record import bracketed
+from swarm.errors import ConfigError
+from swarm.inference.gumbel import gumbel_row
+from swarm.layers import Span
+from swarm.transport.dial import SERVER_OPTIONS
+
+STOP_GRACE_S = 2.0
+MAX_STREAMS = 4_096
+NOISE_ROWS = 64
+"""Positions whose noise is kept: neighbouring sweeps pick at the same ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpanService:
+    """What serves one loaded span; a move replaces all of it."""
+
+    engine: Engine
+    computing: asyncio.Task[None]
+    """The engine's loop."""
+    sessions: SessionTable
+    server: grpc.aio.Server
+    peer_delays: PeerDelays
+
+
+class SpanHost:
+    """The loaded layers of a node and their service.
+
+    Attributes:
+        service: None while no layers are served.
+        numeric_class: of the loaded layers, or of those that are about to be loaded.
+        sweep_ms: (tree nodes, milliseconds of a sweep) as measured; empty until layers are loaded.
+    """
+
+    def __init__(self, resources: NodeResources) -> None:
+        self.service: SpanService | None = None
+        self.numeric_class = ""
+        self.sweep_ms: tuple[tuple[int, float], ...] = ()
+        self._resources = resources
+        self._model: SpanModel | None = None
+
+    @property
+    def model(self) -> SpanModel:
+        """The loaded layers."""
+        assert self._model is not None, "no layers are loaded yet"
+        return self._model
+
+    @property
+    def sessions(self) -> SessionTable:
+        """The sessions of the loaded layers."""
+        assert self.service is not None, "no layers are served now"
+        return self.service.sessions
+
+    async def fetch(self, span: Span) -> None:
+        """Download what a span needs."""
+        checkpoint = self._resources.checkpoint
+        layout = await asyncio.to_thread(dissect, checkpoint.config)
+        await asyncio.to_thread(fetch, checkpoint, layout, span, self._resources.say)
+
+    async def load(self, span: Span, held: Mapping[str, nn.Module] | None = None) -> None:
+        """Load a span and measure how fast it is.
+
+        Args:
+            span: the layers.
+            held: parts of the last span that this one needs too; they are not read again.
+
+        Raises:
+            SwarmError: it cannot be loaded.
+        """
+        resources = self._resources
+        order = replace(resources.config, layers=str(span))
+        self._model = model = await asyncio.to_thread(load, resources.checkpoint, order, resources.say, held)
+        resources.loaded.close()
+        resources.loaded.callback(model.close)
+        self.numeric_class = model.numeric_class
+        self.sweep_ms = await asyncio.to_thread(measure_sweeps, model)
+        model.forwards = model.rows_in = 0
+        resources.say("speed: " + ", ".join(f"{ms:.1f} ms per sweep of {nodes}" for nodes, ms in self.sweep_ms))
+
+    async def open(self, server: grpc.aio.Server) -> None:
+        """Serve the loaded layers on a server whose port is bound."""
+        resources, config, model = self._resources, self._resources.config, self.model
+        registry = resources.registry
+        # Where one thread computes, what it did not get of a CPU is known: it waited then, as others' work went on.
+        alone = model.device.type == "cpu" and not config.offload and torch.get_num_threads() == 1
+        engine = Engine(step_cost(self.sweep_ms, offloaded=config.offload), counts_cpu=alone)
+        valid_tokens = await asyncio.to_thread(count_tokens, resources.checkpoint.folder, model.vocab_size)
+        context = NodeContext(
+            peer=registry.peer_id,
+            model=model,
+            engine=engine,
+            registry=registry,
+            dialer=resources.dialer,
+            counters=resources.counters,
+            valid_tokens=valid_tokens,
+            noise=lru_cache(NOISE_ROWS)(gumbel_row),
+        )
+        kv_tokens = config.kv_tokens or default_kv_tokens(model)
+        sessions = SessionTable(context, resources.identity, kv_tokens, resources.scope)
+        computing = resources.scope.spawn(engine.run())
+        server.add_generic_rpc_handlers((NodeService(registry.identity, sessions).handlers(),))
+        await server.start()
+        peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms)
+        self.service = SpanService(engine, computing, sessions, server, peer_delays)
+
+    async def drain(self, reason: str) -> None:
+        """Take no new session, serve on until those that run have moved, and end what is left."""
+        if self.service is None:
+            return  # it moves now: the old sessions were drained
+        sessions, resources = self.service.sessions, self._resources
+        if len(sessions):
+            resources.say(
+                f"waiting up to {resources.config.drain:.0f} s for {len(sessions)} sessions to move elsewhere"
+            )
+        if not await sessions.drain(resources.config.drain):
+            resources.say(f"{len(sessions)} sessions had nowhere to go")
+        sessions.close_all(reason)
+
+    async def stop_server(self) -> None:
+        """Take no more calls."""
+        if self.service is not None:
+            await self.service.server.stop(STOP_GRACE_S)
+
+    async def end_service(self) -> None:
+        """Stop the server and the engine of sessions that were drained."""
+        await self.stop_server()
+        if self.service is not None:
+            self.service.computing.cancel()
+            await asyncio.wait([self.service.computing])
+        self.service = None
+
+    async def reload(self, span: Span) -> None:
+        """Load and serve another span on the same port; what both spans have stays in memory.
+
+        Raises:
+            SwarmError: it cannot be loaded.
+        """
+        resources = self._resources
+        layout = await asyncio.to_thread(dissect, resources.checkpoint.config)
+        await self.load(span, shared_parts(self.model, layout, span))
+        await self.open(bind(resources.config.host, resources.port)[0])
+
+
+def bind(host: str, port: int) -> tuple[grpc.aio.Server, int]:
+    """A server that has a port, and the port: taken before anything slow, so that a taken one is reported at once.
+
+    Raises:
+        ConfigError: the port or the address cannot be had.
+    """
+    server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
+    try:
+        return server, server.add_insecure_port(f"{bracketed(host)}:{port}")
+    except RuntimeError:
+        check_ours(host)
+        raise ConfigError(f"port {port} of {host} cannot be opened; is another node using it?") from None
