@@ -105,7 +105,7 @@ def test_columns_share_the_room() -> None:
 
 def test_a_gap_runs_through_all_rows_and_signs_need_no_colour() -> None:
     model = read(page_states.broken()).models[0]
-    rows = {node.called: row(node, model, 80).plain for node in model.nodes}
+    rows = {node.label: row(node, model, 80).plain for node in model.nodes}
     assert rows["greenhouse"][LABEL:] == "█" * 20 + GAP * 20 + " " * 20
     assert rows["attic"].startswith("✗")
     assert "offline 4…7" in rows["attic"]
