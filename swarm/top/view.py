@@ -128,7 +128,7 @@ def _distance(model: ModelShown) -> str:
     """How far the model is from breaking; of a broken one, what is broken."""
     if model.verdict != "broken":
         return f"{plural(model.machines_to_break, 'machine')} away from breaking"
-    return f"broken: {layers(model.missing)} missing" if model.missing else "broken"
+    return f"broken: {layers(model.missing)} missing" if model.missing else "broken, though every layer has a machine"
 
 
 def _speed(probe: ProbeShown | None) -> str:

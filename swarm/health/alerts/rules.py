@@ -211,7 +211,7 @@ class AlertBook:
         Args:
             findings: all that hold now.
             now: Unix seconds.
-            is_blind: whether nothing can be said now of what was once found.
+            is_unobservable: whether the subject of an earlier finding cannot be observed now.
         """
         found = {finding.id: finding for finding in findings}
         for name, finding in found.items():

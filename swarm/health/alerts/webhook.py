@@ -130,7 +130,7 @@ class Webhook:
 
     async def run(self) -> None:
         """Send what is queued, for ever."""
-        # no variables of the environment, no redirects: messages go where the operator said and nowhere else
+        # no proxy from the environment, no redirects: messages go to the operator's URL and nowhere else
         async with httpx2.AsyncClient(
             verify=ssl.create_default_context(),
             timeout=self._timing.answer_s,

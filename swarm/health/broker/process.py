@@ -4,9 +4,9 @@ One line of JSON on standard input holds the settings; one on standard output sa
 standard input closes, and when it uses too much memory. What amqtt 0.12 leaves open is closed here:
 
     it never enforces keep-alive                       `BoundedReader` does, so wills of cut-off nodes come
-    it takes packets of 256 MB                         of `MAX_PACKET_BYTES`
-    it sends what is retained to whoever connects      to subscribers only
-    anybody may subscribe, publish and retain anything only the service subscribes, nodes publish their topics
+    it takes packets of 256 MB                         `MAX_PACKET_BYTES` is the limit
+    it sends retained messages to every client         to subscribers only
+    any client may subscribe and publish anything      only the service subscribes, nodes publish their topics
 """
 
 from __future__ import annotations
