@@ -30,13 +30,13 @@ PEER = PeerId("QmNode")
 
 
 class Keeper:
-    """A clerk whose clock stands until it is told otherwise."""
+    """A health loop whose clock stands until a test sets it."""
 
     def __init__(self, history: History) -> None:
         self.now = NOW
-        self.told: list[Change] = []
+        self.reported: list[Change] = []
         overview = Overview(["/ip4/x"], "canopy", NOW)
-        self.health_loop = HealthLoop(overview, StatePublisher(), history, lambda: self.now, self.told.extend)
+        self.health_loop = HealthLoop(overview, StatePublisher(), history, lambda: self.now, self.reported.extend)
 
     def hear(self, span: Span) -> None:
         body = status(at=self.now, span=span, model=ServedModel(NAME, PRINT, 12))
@@ -120,13 +120,13 @@ async def check_conditions(port: int, first: dict[str, str]) -> None:
         assert (answer.status, bool(answer.body)) == (code, code == 200), header
 
 
-async def test_a_restart_tells_nobody_what_was_told(tmp_path: Path) -> None:
+async def test_a_restart_reports_no_change_twice(tmp_path: Path) -> None:
     async with History.open(tmp_path / "h") as history:
         keeper = Keeper(history)
         await keeper.health_loop.load()
         keeper.be(5, Span(0, 4))
-        assert [change.step for change in keeper.told] == [AlertTransition.BEGAN]
-        await keeper.health_loop._write()  # no polite end: it is kept as soon as it is told
+        assert [change.step for change in keeper.reported] == [AlertTransition.BEGAN]
+        await keeper.health_loop._write()  # without `close`: an alert is stored as soon as it is reported
     async with History.open(tmp_path / "h") as history:
         again = Keeper(history)
         again.now = keeper.now + 60
@@ -134,7 +134,7 @@ async def test_a_restart_tells_nobody_what_was_told(tmp_path: Path) -> None:
         again.health_loop.step()
         assert len(again.health_loop.overview.alerts.open()) == 1, "it is held while the model is not known yet"
         again.be(5, Span(0, 4))
-        assert again.told == []
+        assert again.reported == []
         again.be(25, Span(0, 12))
-        (ended,) = again.told
-        assert (ended.step, ended.alert.occurrence) == (AlertTransition.ENDED, keeper.told[0].alert.occurrence)
+        (ended,) = again.reported
+        assert (ended.step, ended.alert.occurrence) == (AlertTransition.ENDED, keeper.reported[0].alert.occurrence)
