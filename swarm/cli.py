@@ -1,4 +1,4 @@
-"""The command `swarm`: a bare DHT peer, who serves what, a session's way, a swarm's health. Owns output, exit codes."""
+"""The command `swarm`: bootstrap peers, status, routes, plans, health. Owns options, output and exit codes."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from swarm.top.options import Top
 BOOTSTRAP_PORT = 31_337
 _TITLES = ("peer", "name", "layers", "state", "address", "ms per sweep (1/8/64)", "KV free/total", "class", "version")
 _WHOLE = frozenset(map(_TITLES.index, ("peer", "layers", "state", "address")))
-"""Columns whose cells are of no use in pieces."""
+"""Columns whose cells must not be wrapped."""
 _SHAREABLE = frozenset(map(_TITLES.index, ("class", "version")))
-"""Columns that are said once where a terminal is narrow and all nodes agree."""
+"""Columns that are printed once, above the table, where a terminal is narrow and all nodes agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,8 @@ class ShowStatus:
     model: tyro.conf.Positional[Model | None] = None
 
 
+ABOUT = "Start, watch and plan a swarm: the machines that run a large language model together, layer by layer."
+
 Command = (
     Annotated[Bootstrap, tyro.conf.subcommand("bootstrap")]
     | Annotated[ShowStatus, tyro.conf.subcommand("status")]
@@ -87,13 +89,13 @@ Command = (
 
 def main() -> None:
     """Entry point."""
-    command = tyro.cli(Command, prog="swarm", description="Canopy's directory.", registry=plain_words())
+    command = tyro.cli(Command, prog="swarm", description=ABOUT, registry=plain_words())
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     sys.exit(run(command))
 
 
 def run(command: Bootstrap | ShowStatus | ShowRoute | ShowPlan | Health | Private | Top) -> int:
-    """Carry out a command; the exit code."""
+    """Run a command; returns the exit code."""
     console = make_console(soft_wrap=True)
     try:
         match command:
@@ -146,11 +148,11 @@ async def bootstrap(command: Bootstrap, console: Console) -> None:
 async def _health(command: Health, console: Console) -> None:
     from swarm.health.service import health  # brings a web server and a broker's client, which nothing else here needs
 
-    given = None if command.embedded_broker else os.environ.get("CANOPY_MQTT")
+    mqtt = None if command.embedded_broker else os.environ.get("CANOPY_MQTT")
     webhooks = (*command.webhook, *os.environ.get("CANOPY_WEBHOOK", "").split())
     secret = os.environ.get("CANOPY_WEBHOOK_SECRET") or None
     await health(
-        replace(command, mqtt=command.mqtt or given, webhook=webhooks, webhook_secret=secret),
+        replace(command, mqtt=command.mqtt or mqtt, webhook=webhooks, webhook_secret=secret),
         console,
     )
 
@@ -188,11 +190,11 @@ async def status(command: ShowStatus, console: Console) -> None:
         report(coverage, command.join, console)
 
 
-def _chosen(models: Sequence[ModelIdentity], wanted: str | None) -> list[ModelIdentity]:
-    chosen = [model for model in models if wanted is None or model.is_called(wanted)]
+def _chosen(models: Sequence[ModelIdentity], selected: str | None) -> list[ModelIdentity]:
+    chosen = [model for model in models if selected is None or model.is_called(selected)]
     if models and not chosen:
         names = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in models)
-        raise UnknownModel(f"nobody serves {wanted!r}; this swarm has: {names}")
+        raise UnknownModel(f"nobody serves {selected!r}; this swarm has: {names}")
     return chosen
 
 
@@ -201,7 +203,7 @@ async def _coverage(registry: Registry, model: ModelIdentity) -> Coverage:
 
 
 def report(coverage: Coverage, join: Sequence[str], console: Console) -> None:
-    """One model: its nodes, then what is missing. Names come from strangers, so nothing is read as markup."""
+    """Print one model: its nodes, then what is missing. Names come from strangers, so nothing is read as markup."""
     model = coverage.model
     console.print(Text(f"{model.name} · fingerprint {model.fingerprint[:12]} · {model.num_layers} layers"))
     rows = list(map(_cells, coverage.records))

@@ -13,7 +13,7 @@ from node.telemetry.counters import ErrorKind, NodeCounters
 from node.telemetry.metrics import NodeFigures
 from node.telemetry.report import NodeDescription, NodeSnapshot
 from swarm.discovery.node_record import NodeState
-from swarm.health.metrics.exporter import HealthView, look
+from swarm.health.metrics.exporter import HealthView, take_view
 from swarm.health.state.assessment import LinkState
 from swarm.health.state.node import ReportedModel
 from swarm.health.state.overview import Overview
@@ -65,24 +65,24 @@ class MeasuredHealth:
         self.overview = Overview(["/ip4/192.0.2.1/tcp/1/p2p/Qm"], "canopy", self.at, self.guard.counts)
         self.publisher = StatePublisher()
         unused = cast("History", SimpleNamespace())
-        self.clerk = HealthLoop(self.overview, self.publisher, unused, clock=lambda: self.at + 1)
+        self.health_loop = HealthLoop(self.overview, self.publisher, unused, clock=lambda: self.at + 1)
         for model, peer, span in NODES:
             served = ServedModel(model.name, model.fingerprint, model.num_layers)
             told = status(model=served, span=span, name="attic" if peer == "QmFirst" else None)
-            self.overview.knowledge.believe(PeerId(peer), model.fingerprint, told, self.at)
-        self.overview.broker_is(LinkState.DOWN, self.at - 60)
-        self.overview.dht_is(LinkState.OK, self.at - 60)
+            self.overview.knowledge.apply_telemetry(PeerId(peer), model.fingerprint, told, self.at)
+        self.overview.set_broker_state(LinkState.DOWN, self.at - 60)
+        self.overview.set_dht_state(LinkState.OK, self.at - 60)
         self._probe()
         self.hear()
 
     def _probe(self) -> None:
         overview = self.overview
-        overview.probed(WHOLE, GOOD, self.at - 5_000)
-        overview.probed(SHAKY, FAILED, self.at)
+        overview.record_probe(WHOLE, GOOD, self.at - 5_000)
+        overview.record_probe(SHAKY, FAILED, self.at)
         for _ in range(2):
-            overview.probed(TORN, FAILED, self.at)
-        overview.knowledge.probed(WHOLE.fingerprint, PeerId("QmFirst"), 8.0)
-        overview.compared(WHOLE, ReplicaComparison(PeerId("QmFirst"), (PeerId("QmSecond"),), False, 64))
+            overview.record_probe(TORN, FAILED, self.at)
+        overview.knowledge.record_probe(WHOLE.fingerprint, PeerId("QmFirst"), 8.0)
+        overview.record_comparison(WHOLE, ReplicaComparison(PeerId("QmFirst"), (PeerId("QmSecond"),), False, 64))
 
     def hear(self) -> None:
         """Every node did a little more; one message is believed, and ten are forged."""
@@ -90,7 +90,7 @@ class MeasuredHealth:
         done = 100 * self.looks
         for model, peer, _ in NODES:
             body = metrics(uptime_s=100.0 + 5 * self.looks, sweeps=done, layer_tokens=10 * done)
-            self.overview.knowledge.believe(PeerId(peer), model.fingerprint, body, self.at)
+            self.overview.knowledge.apply_telemetry(PeerId(peer), model.fingerprint, body, self.at)
         told = status(seq=self.looks, at=NOW)
         sealed = seal_body(told, topic(told), identity(0))
         self.guard.accept(topic(told), sealed, False, NOW)
@@ -100,8 +100,8 @@ class MeasuredHealth:
     def look(self) -> HealthView:
         """What a scrape sees."""
         self.hear()
-        self.clerk.step()
-        return look(self.clerk, self.guard, 300.0)
+        self.health_loop.step()
+        return take_view(self.health_loop, self.guard, 300.0)
 
 
 @dataclass

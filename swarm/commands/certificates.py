@@ -31,21 +31,21 @@ _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """A fresh key."""
+    """A new private key."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """The key as a file holds it, not encrypted."""
+    """The key as PEM, not encrypted."""
     plain = serialization.NoEncryption()
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
 
 
 def read_key(data: bytes) -> ec.EllipticCurvePrivateKey:
-    """The key in such a file.
+    """The key in a PEM file.
 
     Raises:
-        ValueError: it holds none.
+        ValueError: it holds no EC key.
     """
     key = serialization.load_pem_private_key(data, None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -54,12 +54,12 @@ def read_key(data: bytes) -> ec.EllipticCurvePrivateKey:
 
 
 def authority(key: ec.EllipticCurvePrivateKey, now: datetime.datetime) -> x509.Certificate:
-    """A certificate that may sign others, for itself."""
-    name = _named("Canopy private swarm")
+    """The authority's own certificate, with which it signs others."""
+    name = _common_name("Canopy private swarm")
     usage = _usage(signs_certificates=True)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     return (
-        _begin(name, name, key.public_key(), now, AUTHORITY_DAYS)
+        _builder(name, name, key.public_key(), now, AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(identifier, critical=False)
@@ -77,7 +77,7 @@ def broker_certificate(
     issuer, issuer_key = signer
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
     return (
-        _begin(_named(hosts[0][:64]), issuer.subject, key, now, BROKER_DAYS)
+        _builder(_common_name(hosts[0][:64]), issuer.subject, key, now, BROKER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -89,7 +89,7 @@ def broker_certificate(
 
 
 def general_name(host: str) -> x509.GeneralName:
-    """A host as certificates name it.
+    """A host as a name in a certificate.
 
     Raises:
         ConfigError: neither an IP address nor a host name.
@@ -120,14 +120,14 @@ def password_line(user: str, password: str) -> str:
     return f"{user}:$7${ITERATIONS}${packed[0]}${packed[1]}"
 
 
-def _begin(
+def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime.datetime, days: int
 ) -> x509.CertificateBuilder:
     builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
     return builder.not_valid_before(now - _SLACK).not_valid_after(now + datetime.timedelta(days=days))
 
 
-def _named(text: str) -> x509.Name:
+def _common_name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
 
 

@@ -1,4 +1,4 @@
-"""`swarm plan`: what joining with so many layers would change, and the line that does it."""
+"""`swarm plan`: what a machine that joins with so many layers would change, and the command that joins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarm.commands.route import short, the_model
+from swarm.commands.route import select_model, short
 from swarm.discovery.coverage import serve_line
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.registry import Registry
@@ -40,7 +40,7 @@ class ShowPlan:
     ms: Milliseconds | None = None
 
     def check(self) -> None:
-        """Refuse what no swarm could make right.
+        """Refuse options that are wrong for every swarm.
 
         Raises:
             ConfigError: names the option and what to write.
@@ -54,7 +54,7 @@ class ShowPlan:
 
 
 async def plan(command: ShowPlan, console: Console) -> None:
-    """Find and print it.
+    """Print the plan.
 
     Raises:
         SwarmError: no such model or peer, or the model has fewer layers.
@@ -65,8 +65,8 @@ async def plan(command: ShowPlan, console: Console) -> None:
 
 
 async def show_plan(command: ShowPlan, registry: Registry, console: Console) -> None:
-    """The same through a registry that is open."""
-    model = the_model(await registry.models(), command.model)
+    """The same through an open registry."""
+    model = select_model(await registry.models(), command.model)
     records = await registry.records(model.fingerprint, model.num_layers, within_s=0.0)
     Span(0, command.num_layers).within(model.num_layers)
     capacity = typical_capacity(records) if command.ms is None else 1e3 / command.ms
@@ -85,13 +85,13 @@ def _table(before: Layout, joined: Layout) -> Table:
     table = Table()
     for title in ("", "now", "with this machine"):
         table.add_column(title, justify="right" if title else "left")
-    for name, tell in (
+    for name, value_of in (
         ("layers that nobody holds", _gaps),
         ("layers with one holder", lambda layout: str(-layout.score().minus_singles)),
         ("fewest holders of a layer", lambda layout: str(int(layout.counts.min()))),
         ("weakest layer, sweeps/s", lambda layout: f"{layout.score().weakest:.2f}"),
     ):
-        table.add_row(name, tell(before), tell(joined))
+        table.add_row(name, value_of(before), value_of(joined))
     return table
 
 

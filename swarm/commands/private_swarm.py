@@ -1,7 +1,7 @@
 """`swarm private`: a folder with all that the machines of a private swarm need: keys, certificate, passwords.
 
-What is there stays: running it again adds what is missing. Only the broker's list of passwords is written anew, and
-keeps the lines that it has. Owns files, no network.
+Existing files stay: running it again adds what is missing. Only the broker's password file is rewritten, and keeps its
+lines. Owns files, no network.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Private:
 
     Attributes:
         folder: where they are kept; it holds every secret of the swarm.
-        host: IP address or name under which nodes reach the broker; may be repeated, the first is told to nodes.
+        host: IP address or name under which nodes reach the broker; may be repeated, nodes get the first.
         bootstrap_host: IP address or name of the bootstrap peer, where it differs (default: the broker's).
         nodes: how many nodes get an identity made here.
         peer: peer id of a node that keeps its own identity; may be repeated (default: none).
@@ -65,7 +65,7 @@ class Private:
     bootstrap_port: Port = 31_337
 
     def check(self) -> None:
-        """Refuse what cannot be.
+        """Refuse wrong options.
 
         Raises:
             ConfigError: names the option.
@@ -85,10 +85,10 @@ class Private:
 
 
 def private(command: Private, console: Console) -> None:
-    """Make what is missing and say what goes where.
+    """Make what is missing, and print what goes to which machine.
 
     Raises:
-        ConfigError: an option cannot be, or a file cannot be used.
+        ConfigError: an option is wrong, or a file cannot be used.
     """
     command.check()
     try:
@@ -122,11 +122,11 @@ class PrivateFolder:
     def __init__(self, command: Private) -> None:
         self._command = command
         self._folder = command.folder
-        self._made = 0
+        self._created = 0
         self._now = datetime.datetime.now(datetime.UTC)
 
     def fill(self) -> int:
-        """Make what is missing; how many files that were.
+        """Make what is missing; returns how many files that were.
 
         Raises:
             ConfigError: a file there holds something else.
@@ -147,7 +147,7 @@ class PrivateFolder:
             name = f"node-{peer[-8:]}"
             (self._folder / name).mkdir(exist_ok=True, mode=0o700)
             self._member(name, peer, "node.env")
-        return self._made
+        return self._created
 
     @cached_property
     def _join(self) -> str:
@@ -185,7 +185,7 @@ class PrivateFolder:
     def _identity(self, name: str) -> Identity:
         path = self._folder / name / "identity.key"
         if not path.exists():
-            self._made += 1
+            self._created += 1
         return Identity.load_or_create(path)
 
     def _member(self, name: str, user: str, file: str) -> None:
@@ -195,13 +195,13 @@ class PrivateFolder:
         if env.exists():
             return
         password = new_password()
-        self._enlist(user, password)  # first: what an env file says must hold
+        self._set_password(user, password)  # first: a password in an env file must work
         host = self._command.host[0]
         where = f"[{host}]" if ":" in host else host
         url = f"mqtts://{user}:{password}@{where}:{self._command.broker_port}"
         self._write(env, f"CANOPY_JOIN={self._join}\nCANOPY_MQTT={url}\n".encode())
 
-    def _enlist(self, user: str, password: str) -> None:
+    def _set_password(self, user: str, password: str) -> None:
         path = self._folder / "broker" / "passwords"
         lines = path.read_text().splitlines() if path.exists() else []
         kept = [line for line in lines if not line.startswith(f"{user}:")]
@@ -210,7 +210,7 @@ class PrivateFolder:
     def _write(self, path: Path, data: bytes, mode: int = 0o600) -> None:
         if not path.exists():
             _replace(path, data, mode)
-            self._made += 1
+            self._created += 1
 
 
 def _pem(certificate: x509.Certificate) -> bytes:
@@ -230,7 +230,7 @@ def _parsed(path: Path, read: Callable[[bytes], _Parsed]) -> _Parsed:
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
-    """Write all of a file or nothing; it belongs to whom its folder belongs."""
+    """Write a file atomically; its owner is that of its folder."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -1,4 +1,4 @@
-"""`swarm route`: the chain that a client here would take, why, and how much slower the next best is."""
+"""`swarm route`: the chain that a client here would take, its cost hop by hop, and the next best chain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from swarm.runtime.cli_types import Count, Model, Peer
 _TITLES = ("peer", "name", "layers", "address", "delay in", "transfer in", "queue", "compute", "sum")
 _WORDS = 4
 _WHOLE = ("peer", "layers", "address")
-"""Columns whose cells are of no use in pieces."""
+"""Columns whose cells must not be wrapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class ShowRoute:
 
 
 async def route(command: ShowRoute, console: Console) -> None:
-    """Find and print it.
+    """Find the chain and print it.
 
     Raises:
         SwarmError: no such model or peer, or no chain.
@@ -59,13 +59,13 @@ async def route(command: ShowRoute, console: Console) -> None:
 
 
 async def show_route(command: ShowRoute, registry: Registry, console: Console) -> None:
-    """The same through a registry that is open."""
-    model = the_model(await registry.models(), command.model)
+    """The same through an open registry."""
+    model = select_model(await registry.models(), command.model)
     records = await registry.records(model.fingerprint, model.num_layers, within_s=0.0)
-    avoid = frozenset(_named(records, peer) for peer in command.avoid)
-    asked = chain_ends([one for one in records if one.peer not in avoid], model.num_layers, random.SystemRandom())
+    avoid = frozenset(_peer_matching(records, peer) for peer in command.avoid)
+    measured = chain_ends([one for one in records if one.peer not in avoid], model.num_layers, random.SystemRandom())
     query = RouteQuery(model.name, model.num_layers, command.nodes, command.join, avoid=avoid)
-    query = replace(query, delays_ms=await measure_delays(asked))
+    query = replace(query, delays_ms=await measure_delays(measured))
     best = best_route(records, query)
     console.print(Text(f"{model.name} · {model.num_layers} layers · tree of {command.nodes} nodes"))
     table = _table(best, model.num_layers)
@@ -105,27 +105,27 @@ def _table(best: Route, num_layers: int) -> Table:
 
 
 def short(peer: str) -> str:
-    """A peer id, as tables show it."""
+    """A peer id as tables show it."""
     return f"{peer[:4]}…{peer[-6:]}"
 
 
-def the_model(models: Sequence[ModelIdentity], wanted: str | None) -> ModelIdentity:
+def select_model(models: Sequence[ModelIdentity], selected: str | None) -> ModelIdentity:
     """The model that was asked for, or the only one."""
-    chosen = [model for model in models if wanted is None or model.is_called(wanted)]
+    chosen = [model for model in models if selected is None or model.is_called(selected)]
     if len(chosen) == 1:
         return chosen[0]
     names = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in models) or "nothing"
     if chosen:
         raise UnknownModel(f"say which model, by its fingerprint if need be; this swarm has: {names}")
-    raise UnknownModel(f"nobody serves {wanted or 'anything'!r}; this swarm has: {names}")
+    raise UnknownModel(f"nobody serves {selected or 'anything'!r}; this swarm has: {names}")
 
 
-def _named(records: Sequence[NodeRecord], wanted: str) -> str:
-    """The one peer whose id is `wanted`, ends with it, or is shown like it."""
-    found = [record.peer for record in records if record.peer.endswith(wanted) or short(record.peer) == wanted]
-    if len(found) != 1 or not wanted:
+def _peer_matching(records: Sequence[NodeRecord], selected: str) -> str:
+    """The one peer whose id is `selected`, ends with it, or is shown like it."""
+    found = [record.peer for record in records if record.peer.endswith(selected) or short(record.peer) == selected]
+    if len(found) != 1 or not selected:
         known = ", ".join(short(record.peer) for record in records)
         raise ConfigError(
-            f"--avoid {wanted!r}: {'several peers end so' if found else 'no such peer'}; there are {known}"
+            f"--avoid {selected!r}: {'several peers end so' if found else 'no such peer'}; there are {known}"
         )
     return found[0]

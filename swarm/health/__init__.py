@@ -1,1 +1,1 @@
-"""The health service: what the swarm serves, said to a page, an API, alerts and metrics."""
+"""The health service: watches a swarm and shows it on a page, an API, alerts and metrics."""

@@ -1,4 +1,7 @@
-"""What `swarm health` can be told; its command line is built from this and defaults stand here only."""
+"""The options of `swarm health`; its command line is built from them, and defaults stand here only.
+
+A file of its own, so that the command line is read without importing a web server or a broker's client.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +34,17 @@ class Health:
         embedded_broker: run a broker in this program, to which nodes publish.
         broker_host: IP address on which the embedded broker listens.
         broker_port: TCP port on which it listens; 0 takes any free one.
-        broker_passwords: file with user:hash lines, argon2 (default: none, everybody may publish, signed as ever).
+        broker_passwords: file with user:hash lines, argon2 (default: none, anybody may publish signed telemetry).
         prefix: first levels of the MQTT topics.
         host: IP address on which the page is served.
         port: TCP port on which it is served; 0 takes any free one.
         data: SQLite file that keeps the history (default: health.sqlite3 in the user's data folder).
-        webhook: URL that is told of alerts by POST, as JSON; may be repeated. CANOPY_WEBHOOK takes more, for URLs that
-            not every user of this machine may read; CANOPY_WEBHOOK_SECRET signs what is sent.
-        webhook_min: the least severity that it is told of.
-        webhook_secret: not an option: what signs the messages.
+        webhook: URL to which alerts are sent by POST, as JSON; may be repeated. CANOPY_WEBHOOK takes more, for URLs
+            that not every user of this machine may read; CANOPY_WEBHOOK_SECRET signs what is sent.
+        webhook_min: lowest severity that is sent.
+        webhook_secret: signs the messages; not an option.
         probe_every: seconds between canary generations through each model; 0 probes never.
-        probe_budget: most tokens that probes may cost in an hour, prompts included.
+        probe_budget: tokens that probes may use in an hour, prompts included.
         snapshot: folder into which the page is also written every minute, as files for any static host (default: none).
         url: with --snapshot: address of a health service that runs already, of which one snapshot is written
             (default: this one).

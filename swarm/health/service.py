@@ -1,8 +1,8 @@
-"""`swarm health`: everything of the health service put together. Owns the lifecycle, no rules.
+"""`swarm health`: puts the parts of the health service together. Owns their lifecycle, no rules.
 
 broker ──▶ feed ──▶ guard ──▶ overview ◀── directory ◀── DHT
                                  │  ▲
-              clerk: judge twice a second  prober ──▶ client.probe, a process of its own
+        health loop: judge twice a second  prober ──▶ client.probe, a process of its own
                   │                 │
               publisher ──▶ HTTP   history (SQLite)
 """
@@ -30,7 +30,7 @@ from swarm.health.metrics.exporter import health_metrics
 from swarm.health.options import Health
 from swarm.health.state.assessment import LinkState
 from swarm.health.state.directory import Directory
-from swarm.health.state.mqtt_feed import Feed
+from swarm.health.state.mqtt_feed import MqttFeed
 from swarm.health.state.overview import Overview
 from swarm.health.tasks.history import History, default_data_path
 from swarm.health.tasks.prober import Prober, run_probe
@@ -54,7 +54,7 @@ async def health(command: Health, console: Console) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Raises:
-        ConfigError: an option cannot be.
+        ConfigError: options are wrong, or do not go together.
     """
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -76,7 +76,7 @@ async def health(command: Health, console: Console) -> None:
 
 
 def check(command: Health) -> None:
-    """Refuse what cannot be, before anything slow.
+    """Refuse wrong options, before anything slow.
 
     Raises:
         ConfigError: names the option.
@@ -107,7 +107,7 @@ class HealthService:
         self._command = command
         self._stack = AsyncExitStack()
         self._guard = TelemetryGuard(command.prefix, vouched=lambda *who: self.overview.knowledge.is_listed(*who))
-        self._given = None if command.mqtt is None else parse_broker(command.mqtt, command.mqtt_ca)
+        self._broker_address = None if command.mqtt is None else parse_broker(command.mqtt, command.mqtt_ca)
         self.overview = Overview(command.join, command.prefix, round(time.time(), 3), self._guard.counts)
         self._webhooks = [
             Webhook(parse_receiver(url, command.webhook_min, command.webhook_secret), self.overview.name)
@@ -131,7 +131,7 @@ class HealthService:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        """End everything, the readers first."""
+        """Stop everything, the readers first."""
         self.publisher.close()
         return await self._stack.__aexit__(kind, error, trace)
 
@@ -141,24 +141,24 @@ class HealthService:
         self.http_address = listening.getsockname()[:2]
         path = command.data or default_data_path(dict(os.environ))
         history = await stack.enter_async_context(History.open(path))
-        clerk = HealthLoop(overview, self.publisher, history, tell=self._tell)
-        await clerk.load()
-        stack.push_async_callback(clerk.close)
+        health_loop = HealthLoop(overview, self.publisher, history, on_changes=self._offer_to_webhooks)
+        await health_loop.load()
+        stack.push_async_callback(health_loop.close)
         if command.embedded_broker:
             broker = EmbeddedBroker(command.broker_host, command.broker_port, command.prefix, command.broker_passwords)
             self.broker = await stack.enter_async_context(broker)
-        overview.dht_is(LinkState.DOWN, time.time())
-        clerk.step()
+        overview.set_dht_state(LinkState.DOWN, time.time())
+        health_loop.step()
         scope = await stack.enter_async_context(TaskScope())
-        scope.spawn(clerk.run(), "clerk")
+        scope.spawn(health_loop.run(), "health loop")
         for webhook in self._webhooks:
             scope.spawn(webhook.run(), "webhook")
         self._listen_to_nodes(scope)
         config = DhtConfig(join=command.join, client_mode=True)
         directory = Directory(
             lambda: DhtRegistry.open(config),
-            overview.knowledge.listed,
-            overview.dht_is,
+            overview.knowledge.apply_records,
+            overview.set_dht_state,
             overview.knowledge.slots.choose,
         )
         scope.spawn(directory.run(), "directory")
@@ -166,33 +166,33 @@ class HealthService:
             prober = Prober(overview, command.probe_every, command.probe_budget, run_probe, time.time)
             scope.spawn(prober.run(), "prober")
         if command.snapshot is not None:
-            scope.spawn(keep_snapshot(command.snapshot, lambda: self.publisher.state, clerk.points), "snapshot")
-        app = make_app(self.publisher, clerk.points)
-        app.include_router(alert_routes(clerk))
-        app.routes.append(health_metrics(clerk, self._guard, command.probe_every).route())
+            scope.spawn(keep_snapshot(command.snapshot, lambda: self.publisher.state, health_loop.points), "snapshot")
+        app = make_app(self.publisher, health_loop.points)
+        app.include_router(alert_routes(health_loop))
+        app.routes.append(health_metrics(health_loop, self._guard, command.probe_every).route())
         server = make_server(app)
         task = scope.spawn(_serve(server, listening), "http")
-        stack.push_async_callback(_end, server, task)
+        stack.push_async_callback(_stop_server, server, task)
 
-    def _tell(self, changes: Sequence[Change]) -> None:
+    def _offer_to_webhooks(self, changes: Sequence[Change]) -> None:
         for webhook in self._webhooks:
             webhook.offer(changes)
 
     def _listen_to_nodes(self, scope: TaskScope) -> None:
-        overview, broker, given = self.overview, self.broker, self._given
-        if broker is not None or given is not None:
-            overview.broker_is(LinkState.DOWN, time.time())
-        feed = Feed(
+        overview, broker, broker_address = self.overview, self.broker, self._broker_address
+        if broker is not None or broker_address is not None:
+            overview.set_broker_state(LinkState.DOWN, time.time())
+        feed = MqttFeed(
             self._guard,
             self._command.prefix,
-            lambda one, now: overview.knowledge.believe(one.peer, one.fingerprint, one.body, now),
-            overview.broker_is,
+            lambda one, now: overview.knowledge.apply_telemetry(one.peer, one.fingerprint, one.body, now),
+            overview.set_broker_state,
         )
         if broker is not None:
             scope.spawn(feed.run(broker.own_address), "feed")
-            scope.spawn(broker.keep(), "broker")
-        elif given is not None:
-            scope.spawn(feed.run(lambda: given), "feed")
+            scope.spawn(broker.supervise(), "broker")
+        elif broker_address is not None:
+            scope.spawn(feed.run(lambda: broker_address), "feed")
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -200,7 +200,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening = socket.socket(family)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # inherited by connections: who takes nothing any more is let go
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # inherited by connections: a reader that takes nothing is cut off
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_READER_MS)
         listening.bind((host, port))
         listening.listen(BACKLOG)
@@ -214,6 +214,6 @@ async def _serve(server: Server, listening: socket.socket) -> None:
     await server.serve(sockets=[listening])
 
 
-async def _end(server: Server, task: asyncio.Task[None]) -> None:
+async def _stop_server(server: Server, task: asyncio.Task[None]) -> None:
     server.should_exit = True
     await asyncio.wait([task])

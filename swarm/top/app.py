@@ -1,4 +1,4 @@
-"""`swarm top` on a terminal: the newest state, drawn when it comes and once a second, since ages grow by themselves.
+"""`swarm top` on a terminal: draws the newest state when it comes, and once a second, since it shows ages.
 
 textual, and not rich's Live: over ssh it sends only the cells that changed, and it brings keys, the mouse, scrolling
 and resizing. It uses the terminal's own colours, so that a light terminal stays light, and none where NO_COLOR is set.
@@ -15,13 +15,15 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
 from textual.css.query import NoMatches
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
 from textual.widgets import Static
 
 from swarm.health.remote.state import ModelShown, State
 from swarm.top.feed import LatestState
 from swarm.top.format import NONE, VERDICTS, clock, duration, line
 from swarm.top.layer_map import head, in_order, row
-from swarm.top.line_list import Lines
 from swarm.top.view import (
     COLUMNS,
     LAYERS,
@@ -53,7 +55,7 @@ q              quit
   Colours and signs say the same. Names and texts come from the machines themselves."""
 CSS: Final = """
 Screen { layout: vertical; overflow: hidden; background: ansi_default; color: ansi_default; }
-Static, Lines, Container, Vertical { background: ansi_default; color: ansi_default; }
+Static, LineList, Container, Vertical { background: ansi_default; color: ansi_default; }
 #top, #models, #freshness, #keys { height: 1; }
 #models { display: none; }
 #models.several { display: block; }
@@ -66,8 +68,8 @@ Static, Lines, Container, Vertical { background: ansi_default; color: ansi_defau
 .pane.chosen { display: block; }
 .pane > .title { height: 1; }
 .pane > .head { height: auto; }
-Lines { height: 1fr; scrollbar-size-vertical: 1; }
-Lines { scrollbar-background: ansi_default; scrollbar-color: ansi_bright_black; }
+LineList { height: 1fr; scrollbar-size-vertical: 1; }
+LineList { scrollbar-background: ansi_default; scrollbar-color: ansi_bright_black; }
 .-wide.-tall #panes { layout: grid; grid-size: 2 2; grid-gutter: 0 2; grid-columns: 3fr 2fr; grid-rows: 3fr 2fr; }
 .-wide.-tall .pane { display: block; height: 100%; }
 #help { display: none; height: 1fr; padding: 1 2; }
@@ -76,35 +78,67 @@ Lines { scrollbar-background: ansi_default; scrollbar-color: ansi_bright_black; 
 """
 
 
+class LineList(ScrollView, can_focus=True):
+    """A scrolling list that makes only the lines in sight: a thousand machines cost what a screenful does."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(id=name)
+        self._count = 0
+        self._line: Callable[[int], Text] = lambda _: Text()
+
+    def show(self, count: int, line: Callable[[int], Text]) -> None:
+        """Replace what is shown, and keep the scroll position; `line(number)` makes one line."""
+        self._count, self._line = count, line
+        self.virtual_size = Size(self.scrollable_content_region.width, count)
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """One line on the screen, as textual asks for it."""
+        number = y + self.scroll_offset.y
+        width = self.size.width
+        if not 0 <= number < self._count:
+            return Strip.blank(width, self.rich_style)
+        text = self._line(number)
+        text.truncate(width, overflow="ellipsis")
+        segments = [segment for segment in text.render(self.app.console) if segment.text]
+        return Strip(segments, text.cell_len).apply_style(self.rich_style).adjust_cell_length(width, self.rich_style)
+
+
 class Pane(Vertical):
-    """A title, what stands above the lines, and the lines."""
+    """A title, a head, and a list of lines."""
 
     def __init__(self, name: str, title: str) -> None:
         super().__init__(id=f"pane-{name}", classes="pane")
-        self._called, self._title = name, title
+        self._list_id, self._title = name, title
 
     def compose(self) -> ComposeResult:
-        """Its parts."""
+        """The widgets of the pane."""
         yield Static(self._title, classes="title", markup=False)
         yield Static("", classes="head", markup=False)
-        yield Lines(self._called)
+        yield LineList(self._list_id)
 
     def show(self, titles: tuple[Text, list[Text]], count: int, make: Callable[[int], Text]) -> None:
-        """Draw it."""
+        """Draw the pane.
+
+        Args:
+            titles: the title, and the lines of the head.
+            count: number of lines.
+            make: gives a line by its number.
+        """
         title, above = titles
         self.query_one(".title", Static).update(title)
         self.query_one(".head", Static).update(Text("\n").join(above))
         self.query_one(".head", Static).display = bool(above)
-        self.query_one(Lines).show(count, make)
+        self.query_one(LineList).show(count, make)
 
     @property
     def room(self) -> int:
-        """Cells across, but for the scroll bar."""
+        """Width for lines, in cells, without the scroll bar."""
         return max(self.size.width - 1, 20)
 
 
 class TopApp(App[None]):
-    """The live view; `source` brings states into `watched` for ever."""
+    """The live view; `source` brings states into `watched`, for ever."""
 
     CSS = CSS
     ENABLE_COMMAND_PALETTE = False
@@ -125,17 +159,17 @@ class TopApp(App[None]):
     ]
 
     def __init__(
-        self, source: Callable[[LatestState], Coroutine[Any, Any, None]], state: State, wanted: str | None
+        self, source: Callable[[LatestState], Coroutine[Any, Any, None]], state: State, selected: str | None
     ) -> None:
         super().__init__(ansi_color=True)
         self.theme = "ansi-dark"
         self.watched = LatestState(self.redraw)
-        self._source, self._first, self._wanted = source, state, wanted
+        self._source, self._first_state, self._selected = source, state, selected
         self._pane, self._sort, self._is_turned = 0, LAYERS, False
-        self._said = ""
+        self._notice = ""
 
     def compose(self) -> ComposeResult:
-        """The screen."""
+        """The widgets of the screen."""
         for name in ("top", "models", "freshness", "verdict", "fix"):
             yield Static("", id=name, markup=False)
         with Container(id="panes"):
@@ -145,53 +179,53 @@ class TopApp(App[None]):
         yield Static("", id="keys", markup=False)
 
     def on_mount(self) -> None:
-        """Begin to listen."""
-        self.watched.take(self._first)
+        """Show the first state and start the source."""
+        self.watched.take(self._first_state)
         self.action_open(0)
         self.set_interval(1.0, self.redraw)
         self.run_worker(self._source(self.watched), name="source")
 
     def on_resize(self, _: events.Resize) -> None:
-        """The lines are made for a width."""
+        """Draw anew: lines are made for a width."""
         self.call_after_refresh(self.redraw)
 
     @property
     def model(self) -> ModelShown | None:
-        """The model that is shown: the wanted one, else the worst, which then stays."""
+        """The model that is shown: the selected one, else the worst, which is then selected."""
         state = self.watched.state
         if state is None:
             return None
-        found = choose(state, self._wanted) or choose(state, None)
-        if found is not None and self._wanted is None:
-            self._wanted = found.fingerprint
+        found = choose(state, self._selected) or choose(state, None)
+        if found is not None and self._selected is None:
+            self._selected = found.fingerprint
         return found
 
     def redraw(self) -> None:
-        """Draw everything anew; what has not changed is not sent to the terminal."""
+        """Draw everything anew; textual sends only the cells that changed."""
         try:
             self._draw()
         except NoMatches:
-            return  # not made yet, or gone already
+            return  # the widgets are not mounted yet, or not any more
 
     def _draw(self) -> None:
         watched, model = self.watched, self.model
-        self._tell("top", _top(watched))
-        self._tell("keys", self._keys())
+        self._set_text("top", _top(watched))
+        self._set_text("keys", self._keys())
         self._freshness()
         if watched.state is None:
-            self._tell("verdict", line("waiting for the first state …"))
+            self._set_text("verdict", line("waiting for the first state …"))
             return
         self._models(watched.state, model)
         if model is None:
-            self._tell("verdict", line("nobody serves a model here yet; on any machine, run:"))
-            self._tell("fix", line("node serve MODEL --layers auto --join PEER"))
+            self._set_text("verdict", line("nobody serves a model here yet; on any machine, run:"))
+            self._set_text("fix", line("node serve MODEL --layers auto --join PEER"))
             return
-        self._tell("verdict", Text("\n").join(verdict(model, watched.now, watched.is_stale)))
-        self._tell("fix", Text(model.fixes[0] if model.fixes else ""))
+        self._set_text("verdict", Text("\n").join(verdict(model, watched.now, watched.is_stale)))
+        self._set_text("fix", Text(model.fixes[0] if model.fixes else ""))
         self.query_one("#fix").display = bool(model.fixes)
         self._panes(watched.state, model)
 
-    def _tell(self, name: str, text: Text) -> None:
+    def _set_text(self, name: str, text: Text) -> None:
         self.query_one(f"#{name}", Static).update(text)
 
     def _freshness(self) -> None:
@@ -205,7 +239,7 @@ class TopApp(App[None]):
         elif watched.trouble is not None:
             text = line((f"{watched.trouble}; trying again", "bold yellow"))
         self.query_one("#freshness").set_class(bool(text.plain), "shown")
-        self._tell("freshness", text)
+        self._set_text("freshness", text)
 
     def _models(self, state: State, chosen: ModelShown | None) -> None:
         text = line()
@@ -214,7 +248,7 @@ class TopApp(App[None]):
             style = "bold reverse" if model is chosen else ""
             text.append(f" {sign.glyph} ", sign.style)
             text.append(f" {model.name} ", style)
-        self._tell("models", text)
+        self._set_text("models", text)
         self.query_one("#models").set_class(len(state.models) > 1, "several")
 
     def _panes(self, state: State, model: ModelShown) -> None:
@@ -244,30 +278,30 @@ class TopApp(App[None]):
     def _keys(self) -> Text:
         return line(
             (
-                self._said or "q quit · tab pane · ←→ model · ↑↓ scroll · s r sort · c copy · ? help",
+                self._notice or "q quit · tab pane · ←→ model · ↑↓ scroll · s r sort · c copy · ? help",
                 "dim",
             )
         )
 
     def action_pane(self, by: int) -> None:
-        """The next pane."""
+        """Open the next pane, or the one before."""
         self.action_open((self._pane + by) % len(PANES))
 
     def action_open(self, place: int) -> None:
-        """Another pane."""
+        """Open a pane."""
         self._pane = place
         for number, name in enumerate(PANES):
             self.query_one(f"#pane-{name}").set_class(number == place, "chosen")
-        self.query_one(f"#{PANES[place]}", Lines).focus()
+        self.query_one(f"#{PANES[place]}", LineList).focus()
         self.redraw()
 
     def action_model(self, by: int) -> None:
-        """Another model."""
+        """Show the next model, or the one before."""
         state, model = self.watched.state, self.model
         if state is None or model is None:
             return
         place = (state.models.index(model) + by) % len(state.models)
-        self._wanted = state.models[place].fingerprint
+        self._selected = state.models[place].fingerprint
         self.redraw()
 
     def action_sort(self) -> None:
@@ -282,18 +316,18 @@ class TopApp(App[None]):
         self.redraw()
 
     def action_copy(self) -> None:
-        """Give the command to the terminal's clipboard."""
+        """Copy the command to the terminal's clipboard."""
         model = self.model
         if model is not None and model.fixes:
             self.copy_to_clipboard(model.fixes[0])
-            self._say(f"copied, if this terminal takes it: {model.fixes[0]}")
+            self._show_notice(f"copied, if this terminal takes it: {model.fixes[0]}")
 
-    def _say(self, text: str) -> None:
+    def _show_notice(self, text: str) -> None:
         def done() -> None:
-            self._said = ""
+            self._notice = ""
             self.redraw()
 
-        self._said = text
+        self._notice = text
         self.set_timer(3.0, done)
         self.redraw()
 
@@ -320,5 +354,5 @@ def _top(watched: LatestState) -> Text:
     elif watched.trouble is not None:
         fresh = ("! reconnecting", "bold yellow")
     worst = [f"✗ {len(state.alerts)} alerts"] if len(state.alerts) > 1 else ["1 alert"] if state.alerts else []
-    said = " · ".join([clock(watched.now), sources(state), *worst])
-    return line(("Canopy", "bold"), f" {state.swarm}  ", fresh, f"  {said}")
+    summary = " · ".join([clock(watched.now), sources(state), *worst])
+    return line(("Canopy", "bold"), f" {state.swarm}  ", fresh, f"  {summary}")

@@ -1,4 +1,4 @@
-"""`swarm top`: asks first, so that a wrong address is one clear line, then watches, or prints once."""
+"""`swarm top`: asks first, so that a wrong address gives one clear line; then watches, or prints once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swarm.errors import ConfigError, RegistryError, UnknownModel
 from swarm.health.remote.client import TIMEOUT, service_url
 from swarm.health.remote.state import State
 from swarm.runtime.tasks import TaskScope
-from swarm.top.feed import LatestState, ask, follow, look
+from swarm.top.feed import LatestState, ask, follow, poll_dht
 from swarm.top.format import plural
 from swarm.top.options import DEFAULT_URL, Top
 from swarm.top.view import choose, screen
@@ -27,10 +27,10 @@ FIRST_S = 30.0
 
 
 async def top(command: Top, console: Console) -> None:
-    """Watch until somebody quits, or print one screen.
+    """Watch until the user quits, or print one screen.
 
     Raises:
-        ConfigError: an option cannot be.
+        ConfigError: options are wrong, or do not go together.
         RegistryError: nobody answers there.
     """
     if command.join and command.url is not None:
@@ -38,7 +38,7 @@ async def top(command: Top, console: Console) -> None:
     if command.join:
         for address in command.join:
             check_join_address(address)
-        await _show(command, partial(look, command.join), await _first(partial(look, command.join)), console)
+        await _show(command, partial(poll_dht, command.join), await _first(partial(poll_dht, command.join)), console)
         return
     url = service_url(command.url or DEFAULT_URL)
     async with httpx2.AsyncClient(timeout=TIMEOUT) as client:
@@ -77,9 +77,9 @@ async def _first(source: Callable[[LatestState], Coroutine[Any, Any, None]]) -> 
     return watched.state
 
 
-def _print(state: State, wanted: str | None, console: Console) -> None:
+def _print(state: State, selected: str | None, console: Console) -> None:
     width = console.width if console.is_terminal else SCREEN_WIDTH
-    model = choose(state, wanted)
+    model = choose(state, selected)
     if model is None:
         console.print(Text(f"nobody serves a model here yet ({plural(len(state.alerts), 'alert')})"))
         return

@@ -1,7 +1,7 @@
-"""Where `swarm top` has its state from: a health service's event stream, or the DHT alone. Draws nothing.
+"""Where `swarm top` gets its state from: a health service's event stream, or the DHT alone. Draws nothing.
 
-A connection that breaks or falls silent is opened again with back-off; what is known meanwhile, and since when it was
-not renewed, is `LatestState`'s to say.
+A connection that breaks or falls silent is opened again with back-off; `LatestState` holds the newest state meanwhile,
+and its age.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from swarm.health.remote.state import State, read_state
 
 STREAM: Final = "api/v1/stream"
 STALE_S: Final = 15.0
-"""A state that was not renewed for so long is old: a service that works makes a new one every 5 s."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
+"""A state that was not renewed for so long is old: a working service makes a new one every 5 s."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 15.0
 DHT_S: Final = 5.0
 
 
@@ -30,7 +30,12 @@ DHT_S: Final = 5.0
 class LatestState:
     """The newest state, and how fresh it is.
 
-    changed: called after every change. trouble: what went wrong last, None while all is well.
+    Attributes:
+        changed: called after every change.
+        clock: seconds, monotonic.
+        state: the newest; None before the first.
+        trouble: what went wrong last; None while all is well.
+        renewed_at: when a newer state last came, by `clock`.
     """
 
     changed: Callable[[], None]
@@ -40,7 +45,7 @@ class LatestState:
     renewed_at: float = field(default=0.0)
 
     def take(self, state: State) -> None:
-        """A state came; one that is not newer than what is shown renews nothing."""
+        """Take in a state; one that is not newer than the one shown renews nothing."""
         before = self.state
         if before is not None and before.started_at == state.started_at and state.at <= before.at:
             return
@@ -48,7 +53,7 @@ class LatestState:
         self.changed()
 
     def fail(self, reason: str) -> None:
-        """The connection broke, or brought what cannot be read."""
+        """Note that the connection broke, or brought something unreadable."""
         self.trouble = reason
         self.changed()
 
@@ -59,12 +64,12 @@ class LatestState:
 
     @property
     def is_stale(self) -> bool:
-        """Whether what is shown may not be true any more."""
+        """Whether the state is too old to be trusted."""
         return self.state is not None and self.silent_s > STALE_S
 
     @property
     def now(self) -> float:
-        """The service's clock, without believing this machine's."""
+        """The service's clock now, whatever this machine's clock says."""
         return 0.0 if self.state is None else self.state.at + self.silent_s
 
 
@@ -72,7 +77,7 @@ async def ask(client: httpx2.AsyncClient, url: httpx2.URL) -> State:
     """The state, checked.
 
     Raises:
-        RegistryError: nobody answers there, or somebody else.
+        RegistryError: nobody answers there, or it is no health service.
     """
     try:
         return read_state(await ask_bytes(client, url, STATE))
@@ -81,8 +86,8 @@ async def ask(client: httpx2.AsyncClient, url: httpx2.URL) -> State:
 
 
 async def follow(client: httpx2.AsyncClient, url: httpx2.URL, watched: LatestState) -> None:
-    """Follow the event stream for ever."""
-    chance = random.SystemRandom()
+    """Follow the event stream, for ever."""
+    rng = random.SystemRandom()
     pause_s = FIRST_PAUSE_S
     while True:
         before = watched.renewed_at
@@ -95,8 +100,8 @@ async def follow(client: httpx2.AsyncClient, url: httpx2.URL, watched: LatestSta
                     watched.fail("the service ended the stream")
         except httpx2.RequestError as error:
             watched.fail(reason(error))
-        pause_s = FIRST_PAUSE_S if watched.renewed_at != before else min(2 * pause_s, LONGEST_PAUSE_S)
-        await asyncio.sleep(pause_s * chance.uniform(0.5, 1.0))
+        pause_s = FIRST_PAUSE_S if watched.renewed_at != before else min(2 * pause_s, MAX_PAUSE_S)
+        await asyncio.sleep(pause_s * rng.uniform(0.5, 1.0))
 
 
 async def _read(answer: httpx2.Response, watched: LatestState) -> None:
@@ -109,8 +114,8 @@ async def _read(answer: httpx2.Response, watched: LatestState) -> None:
             watched.fail(str(error))
 
 
-async def look(join: Sequence[str], watched: LatestState) -> None:
-    """Ask the DHT for ever: verdicts and machines without load, probes or history."""
+async def poll_dht(join: Sequence[str], watched: LatestState) -> None:
+    """Poll the DHT, for ever: verdicts and machines without load, probes or history."""
     from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
     from swarm.health.state.assessment import LinkState
     from swarm.health.state.directory import Directory
@@ -119,7 +124,7 @@ async def look(join: Sequence[str], watched: LatestState) -> None:
     overview = Overview(join, "DHT only", time.time())
 
     def changed(link: LinkState, now: float) -> None:
-        overview.dht_is(link, now)
+        overview.set_dht_state(link, now)
         if link is not LinkState.OK:
             watched.fail("the DHT does not answer")
             return
@@ -127,4 +132,6 @@ async def look(join: Sequence[str], watched: LatestState) -> None:
 
     config = DhtConfig(join=tuple(join), client_mode=True)
     knowledge = overview.knowledge
-    await Directory(lambda: DhtRegistry.open(config), knowledge.listed, changed, knowledge.slots.choose).run(DHT_S)
+    await Directory(lambda: DhtRegistry.open(config), knowledge.apply_records, changed, knowledge.slots.choose).run(
+        DHT_S
+    )

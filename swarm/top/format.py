@@ -1,4 +1,4 @@
-"""Numbers, times, layers and signs as `swarm top` says them: the page's words. Pure; unknown is an en dash."""
+"""Numbers, times, layers and signs as text, in the page's words. Pure; unknown is an en dash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ UNKNOWN: Final = "–"
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """How something is shown: a glyph, a colour of the terminal's own palette, and what fills its bar on the map."""
+    """How a state is shown, with and without colour.
+
+    Attributes:
+        glyph: one character.
+        style: a colour of the terminal's own palette.
+        fill: what fills its bar on the map.
+    """
 
     glyph: str
     style: str
@@ -45,17 +51,17 @@ SEVERITIES: Final[Mapping[str, Sign]] = {
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """A number with its thousands apart."""
+    """A number with thousands separated."""
     return UNKNOWN if value is None else f"{value:,.{digits}f}"
 
 
 def percent(share: float | None) -> str:
-    """A share of one."""
+    """A share, 0 to 1, in per cent."""
     return UNKNOWN if share is None else f"{share:.0%}"
 
 
 def compact(value: int | None) -> str:
-    """A count in at most five characters or so."""
+    """A count with a unit, in about five characters."""
     if value is None:
         return UNKNOWN
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
@@ -79,7 +85,7 @@ def duration(seconds: float | None) -> str:
 
 
 def clock(at: float) -> str:
-    """The time of day here; nothing where a stranger's time is none."""
+    """The local time of day; unknown where a stranger's time is out of range."""
     try:
         return time.strftime("%H:%M:%S", time.localtime(at))
     except (OverflowError, OSError, ValueError):
@@ -92,7 +98,7 @@ def plural(count: int, one: str) -> str:
 
 
 def layers(ranges: Sequence[tuple[int, int]]) -> str:
-    """Half-open ranges as people count."""
+    """Half-open ranges in words, with their last layer: [4, 8) is layers 4…7."""
     return name_layers([Span(start, end) for start, end in ranges if start < end])
 
 
@@ -103,7 +109,7 @@ def short_layers(span: tuple[int, int]) -> str:
 
 
 def fitted(text: str, width: int) -> str:
-    """Exactly so many cells, cut with … where it is longer."""
+    """The text in exactly so many cells, cut with … where it is longer."""
     if width <= 0:
         return ""
     return set_cell_size(text, width) if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"

@@ -1,7 +1,7 @@
 """The layer map in characters: layers across, machines per layer on top, one row per machine. Pure.
 
-Where there are more layers than columns a column stands for several, and says the worst of them. Colour says nothing
-that a glyph does not say too.
+Where there are more layers than columns, a column stands for several and shows the worst of them. Every colour has a
+glyph beside it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ _STEPS: Final = (1, 2, 4, 5, 8, 10, 16, 20, 32, 40, 50, 64, 80, 100, 128, 200, 2
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where layers lie: each is `cells` wide, or each cell holds several; `[start, end)` of a layer in cells."""
+    """Which cells show which layers: a layer takes several cells, or a cell shows several layers.
+
+    Attributes:
+        num_layers: of the model.
+        width: cells of the whole map.
+    """
 
     num_layers: int
     width: int
 
     @classmethod
     def fit(cls, num_layers: int, room: int) -> Columns:
-        """As wide as there is room, in whole cells per layer where that is possible."""
+        """The widest map for the room, in whole cells per layer where that is possible."""
         room = max(room, 1)
         per_layer = min(room // max(num_layers, 1), MAX_PER_LAYER)
         return cls(num_layers, num_layers * per_layer if per_layer else room)
@@ -63,18 +68,20 @@ def head(model: ModelShown, room: int) -> list[Text]:
     counts = line((fitted("machines", LABEL), "dim"))
     per_layer = columns.width // model.num_layers if model.num_layers else 0
     for cell in range(columns.width):
-        least = min((model.replicas[layer] for layer in columns.layers(cell) if layer < len(model.replicas)), default=0)
+        min_count = min(
+            (model.replicas[layer] for layer in columns.layers(cell) if layer < len(model.replicas)), default=0
+        )
         is_first = per_layer <= 1 or cell % per_layer == 0
-        counts.append(*_count(least, is_first))
+        counts.append(*_count(min_count, is_first))
     return [line((fitted("layer", LABEL), "dim"), (_axis(columns), "dim")), counts]
 
 
-def _count(least: int, is_first: bool) -> tuple[str, str]:
+def _count(min_count: int, is_first: bool) -> tuple[str, str]:
     """A cell of the row of counts; the number stands at the layer's first cell."""
-    if least <= 0:
+    if min_count <= 0:
         return "✗", "bold red"
-    text = (str(least) if least < 10 else "+") if is_first else "·"
-    return text, "bold yellow" if least == 1 else "green"
+    text = (str(min_count) if min_count < 10 else "+") if is_first else "·"
+    return text, "bold yellow" if min_count == 1 else "green"
 
 
 def _axis(columns: Columns) -> str:
@@ -90,18 +97,18 @@ def _axis(columns: Columns) -> str:
 
 
 def in_order(nodes: Sequence[NodeShown]) -> list[NodeShown]:
-    """By where they lie, so that a change of state moves nothing."""
+    """The nodes by span, so that a change of state moves nothing."""
     return sorted(nodes, key=lambda node: (node.span[0], -node.span[1], node.peer))
 
 
 def row(node: NodeShown, model: ModelShown, room: int) -> Text:
-    """One machine's bar; layers that nobody serves are struck through all rows."""
+    """One machine's bar; gaps are drawn through all rows."""
     columns = Columns.fit(model.num_layers, room - LABEL)
     sign = STATES.get(node.state, NONE)
     start, end = columns.cells(node.span)
     gaps = {cell for missing in model.missing for cell in range(*columns.cells(missing))}
     left, right = _gapped(range(start), gaps), _gapped(range(end, columns.width), gaps)
-    label = line((sign.glyph, sign.style), " ", fitted(node.called, LABEL - 3), " ")
+    label = line((sign.glyph, sign.style), " ", fitted(node.label, LABEL - 3), " ")
     label.append_text(left)
     label.append(_bar(sign.fill, end - start, node), sign.style)
     label.append_text(right)
@@ -109,7 +116,7 @@ def row(node: NodeShown, model: ModelShown, room: int) -> Text:
 
 
 def _bar(fill: str, cells: int, node: NodeShown) -> str:
-    """What is not serving says so in its bar, where there is room."""
+    """The bar; it names a state other than serving, where there is room."""
     bar = fill * cells
     word = f" {node.state} {short_layers(node.span)} "
     return bar if node.state == "serving" or len(word) + 2 > cells else word.center(cells, fill)

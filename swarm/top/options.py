@@ -1,4 +1,7 @@
-"""What `swarm top` can be told; its command line is built from this and defaults stand here only."""
+"""The options of `swarm top`; its command line is built from them, and defaults stand here only.
+
+A file of its own, so that the command line is read without importing a terminal's toolkit or an HTTP client.
+"""
 
 from __future__ import annotations
 

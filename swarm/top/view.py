@@ -1,4 +1,4 @@
-"""What `swarm top` says of a state, as lines: verdict, machines, probe, alerts, events, and all of it as one screen.
+"""A state as lines of text: verdict, machines, probe, alerts, events, and all of it as one screen.
 
 Pure: a state and a width in, lines out. The live view and `--once` draw the same lines.
 """
@@ -33,13 +33,20 @@ from swarm.top.layer_map import head, in_order, row
 WORST: Final = ("broken", "degraded", "serving")
 BESIDE_BAR: Final = 65
 """Cells that a hop's name, layers and figures take."""
-MOST_ROWS: Final = 24
+MAX_ROWS: Final = 24
 """Machines on the one screen of `--once`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table of nodes. width: cells; the name takes what is left. key: what it is sorted by."""
+    """A column of the table of nodes.
+
+    Attributes:
+        title: its head.
+        width: in cells.
+        text: what it shows of a node, at a time.
+        key: what it is sorted by.
+    """
 
     title: str
     width: int
@@ -48,7 +55,7 @@ class Column:
 
 
 def _known(value: float | None) -> tuple[bool, float]:
-    """Unknown comes last."""
+    """A sort key under which unknown comes last."""
     return value is None, value or 0.0
 
 
@@ -63,7 +70,7 @@ COLUMNS: Final = (
         lambda node, _: node.state,
         lambda node, _: list(STATES).index(node.state) if node.state in STATES else 9,
     ),
-    Column("node", 14, lambda node, _: node.called, lambda node, _: node.called.casefold()),
+    Column("node", 14, lambda node, _: node.label, lambda node, _: node.label.casefold()),
     Column("layers", 9, lambda node, _: short_layers(node.span), lambda node, _: node.span),
     Column("load", 6, lambda node, _: percent(node.busy), lambda node, _: _known(node.busy)),
     Column("KV free", 13, lambda node, _: _free(node), lambda node, _: _known(node.kv_free)),
@@ -83,23 +90,25 @@ COLUMNS: Final = (
     Column("class", 14, lambda node, _: node.numeric_class or "–", lambda node, _: node.numeric_class or ""),
     Column("device", 24, lambda node, _: node.device or "–", lambda node, _: node.device or ""),
 )
-"""Where a terminal is narrow the last ones are left out."""
+"""From left to right; where a terminal is narrow, the last ones are left out."""
 LAYERS: Final = 2
-"""The column by which the rows are sorted at first."""
+"""Index of the column by which the rows are sorted at first."""
 
 
-def choose(state: State, wanted: str | None) -> ModelShown | None:
-    """The model of this name or fingerprint, or its beginning; the worst one where none is wanted."""
-    if wanted is None:
+def choose(state: State, selected: str | None) -> ModelShown | None:
+    """The model with this name or fingerprint, or the beginning of one; the worst model if none is selected."""
+    if selected is None:
         ranks = {verdict: rank for rank, verdict in enumerate(WORST)}
         return min(state.models, key=lambda model: ranks.get(model.verdict, 9), default=None)
-    exact = [model for model in state.models if wanted in (model.name, model.fingerprint)]
-    begun = [model for model in state.models if model.fingerprint.startswith(wanted) or model.name.startswith(wanted)]
-    return next(iter([*exact, *begun]), None)
+    exact = [model for model in state.models if selected in (model.name, model.fingerprint)]
+    by_prefix = [
+        model for model in state.models if model.fingerprint.startswith(selected) or model.name.startswith(selected)
+    ]
+    return next(iter([*exact, *by_prefix]), None)
 
 
 def verdict(model: ModelShown, now: float, is_stale: bool) -> list[Text]:
-    """How the model is, why, and the command that helps most."""
+    """How the model fares, why, and what the command below helps with."""
     sign = VERDICTS.get(model.verdict, NONE)
     style = "dim" if is_stale else f"bold {sign.style}"
     word = f"{sign.glyph} {'last known: ' if is_stale else ''}{model.verdict.upper()}"
@@ -108,14 +117,18 @@ def verdict(model: ModelShown, now: float, is_stale: bool) -> list[Text]:
             (word, style), "  ", (model.name, "bold"), f"  {model.fingerprint[:12]}  for {duration(now - model.since)}"
         ),
         line(f"  {model.reason}"),
-        line(
-            f"  {plural(model.away, 'machine')} away from breaking · {model.serving} serving"
-            f" · {model.num_layers} layers · {_speed(model.probe)}"
-        ),
+        line(f"  {_distance(model)} · {model.serving} serving · {model.num_layers} layers · {_speed(model.probe)}"),
     ]
     if model.fixes:
         found.append(line(f"  {_why(model)}"))
     return found
+
+
+def _distance(model: ModelShown) -> str:
+    """How far the model is from breaking; of a broken one, what is broken."""
+    if model.verdict != "broken":
+        return f"{plural(model.machines_to_break, 'machine')} away from breaking"
+    return f"broken: {layers(model.missing)} missing" if model.missing else "broken, though every layer has a machine"
 
 
 def _speed(probe: ProbeShown | None) -> str:
@@ -132,7 +145,7 @@ def _why(model: ModelShown) -> str:
 
 
 def table_head(width: int, sort: int, is_reversed: bool) -> Text:
-    """The titles; the column that the rows are sorted by is marked."""
+    """The titles, with a mark at the column by which the rows are sorted."""
     text = line()
     for place, column in enumerate(fitting(width)):
         mark = ("↓" if is_reversed else "↑") if place == sort else ""
@@ -163,11 +176,11 @@ def table_row(node: NodeShown, now: float, width: int) -> Text:
     sign = STATES.get(node.state, NONE)
     text = line()
     for column in fitting(width):
-        said = column.text(node, now)
+        cell = column.text(node, now)
         if column.title == "state":
-            text.append(fitted(f"{sign.glyph} {said}", column.width), sign.style)
+            text.append(fitted(f"{sign.glyph} {cell}", column.width), sign.style)
         else:
-            text.append(fitted(said, column.width))
+            text.append(fitted(cell, column.width))
         text.append(" ")
     return text
 
@@ -188,7 +201,7 @@ def waterfall(model: ModelShown, now: float, width: int) -> list[Text]:
     ]
     if not probe.hops:
         return found
-    names = {node.peer: node.called for node in model.nodes}
+    names = {node.peer: node.label for node in model.nodes}
     steps = [(hop, _parts(hop)) for hop in probe.hops]
     back = max(probe.return_ms or 0.0, 0.0)
     total = max(sum(sum(parts) for _, parts in steps) + back, 1e-3)
@@ -219,8 +232,8 @@ def _step(name: str, span: str, bar: tuple[float, Sequence[float]], scale: tuple
     for place, (fill, style) in enumerate((("─", "dim"), ("▒", "yellow"), ("█", "green"))):
         text.append(fill * (edges[place + 1] - edges[place]), style)
     text.append(" " * (room - edges[3]))
-    said = zip(("wire", "wait", "compute"), parts, strict=True)
-    text.append("  " + " · ".join(f"{word} {number(ms)}" for word, ms in said if ms > 0), "dim")
+    named = zip(("wire", "wait", "compute"), parts, strict=True)
+    text.append("  " + " · ".join(f"{word} {number(ms)}" for word, ms in named if ms > 0), "dim")
     return text
 
 
@@ -233,7 +246,7 @@ def alert(one: AlertShown, now: float) -> Text:
 
 
 def event(one: EventShown) -> Text:
-    """What happened."""
+    """One event."""
     who = f"{one.short} " if one.short else ""
     return line((f"{clock(one.at)} ", "dim"), fitted(one.kind, 9), " ", who, one.text)
 
@@ -247,13 +260,13 @@ def journal(state: State, now: float) -> list[Text]:
 
 
 def sources(state: State) -> str:
-    """Broker and DHT."""
+    """The states of broker and DHT."""
     links = (("broker", state.sources.broker), ("DHT", state.sources.dht))
     return " · ".join(f"{name} {link.state}" for name, link in links if link is not None)
 
 
 def screen(state: State, model: ModelShown, width: int) -> list[Text]:
-    """Everything once, without a terminal's help; commands are never cut."""
+    """Everything as one screen, for `--once`; commands are never cut."""
     now = state.at
     found = [line(("Canopy", "bold"), f" {state.swarm} · {clock(now)} · {sources(state)}"), line()]
     found += verdict(model, now, is_stale=False)
@@ -261,9 +274,9 @@ def screen(state: State, model: ModelShown, width: int) -> list[Text]:
     others = [f"{one.name} {one.verdict}" for one in state.models if one is not model]
     if others:
         found.append(line(f"  other models: {', '.join(others[:8])}{' …' if len(others) > 8 else ''}"))
-    more = len(model.nodes) - MOST_ROWS
+    more = len(model.nodes) - MAX_ROWS
     rest = [line(f"… and {plural(more, 'machine')} more")] if more > 0 else []
-    bars = [row(node, model, width) for node in in_order(model.nodes)[:MOST_ROWS]]
+    bars = [row(node, model, width) for node in in_order(model.nodes)[:MAX_ROWS]]
     found += [line(), *head(model, width), *bars, *rest, line(), table_head(width, LAYERS, is_reversed=False)]
-    found += [table_row(node, now, width) for node in sorted_nodes(model, now, LAYERS, is_reversed=False)[:MOST_ROWS]]
-    return [*found, *rest, line(), *waterfall(model, now, width), line(), *journal(state, now)[:MOST_ROWS]]
+    found += [table_row(node, now, width) for node in sorted_nodes(model, now, LAYERS, is_reversed=False)[:MAX_ROWS]]
+    return [*found, *rest, line(), *waterfall(model, now, width), line(), *journal(state, now)[:MAX_ROWS]]

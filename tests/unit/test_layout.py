@@ -37,7 +37,6 @@ PURE = (
     "swarm/health/state/probe_results",
     "swarm/health/state/totals",
     "swarm/health/state/verdict",
-    "swarm/health/web/docs_page",
     "swarm/ids",
     "swarm/inference/gumbel",
     "swarm/inference/kv_slots",

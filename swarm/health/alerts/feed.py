@@ -37,8 +37,8 @@ def rss(changes: Sequence[Change], site: str, own: str, swarm: str, about: str |
         changes: the oldest first.
         site: URL of the health page.
         own: URL of this feed.
-        swarm: its name.
-        about: the model that it is about; None for all.
+        swarm: the swarm's name.
+        about: name or fingerprint of the one model that it is about; None for all.
     """
     feed = Xml.Element("rss", version="2.0")
     channel = Xml.SubElement(feed, "channel")
@@ -85,5 +85,5 @@ def _add(parent: Xml.Element, name: str, text: str) -> Xml.Element:
 
 
 def _clean(text: str) -> str:
-    """Without what no XML may hold, however it is escaped."""
+    """The text with each character that XML forbids, escaped or not, replaced."""
     return _NO_XML.sub("\ufffd", text)

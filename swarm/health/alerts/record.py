@@ -1,4 +1,4 @@
-"""Alerts as JSON values: for the API, for webhooks, and for the file that outlives a restart. Pure."""
+"""Alerts as JSON values: for the API, for webhooks, and for the history's file, over restarts. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VERSION: Final = 1
 
 
 def alert_shown(alert: Alert) -> dict[str, Any]:
-    """An open alert. id: of the trouble; occurrence: of this time that it is there."""
+    """An open alert; `id` names the trouble, `occurrence` this time that it is there."""
     finding = alert.finding
     return {
         "id": finding.id,
@@ -57,7 +57,7 @@ def alerts_shown(book: AlertBook, now: float) -> dict[str, Any]:
 
 
 def dump_book(book: AlertBook) -> dict[str, Any]:
-    """What must outlive a restart."""
+    """What must survive a restart."""
     return {
         "v": _VERSION,
         "open": [{**alert_shown(alert), "worst": book.worst(alert).value} for alert in book.open()],
@@ -66,7 +66,7 @@ def dump_book(book: AlertBook) -> dict[str, Any]:
 
 
 def load_book(book: AlertBook, kept: object) -> None:
-    """Take up what `dump_book` gave; what has another form is left out."""
+    """Load what `dump_book` gave; entries of another form are left out."""
     if not isinstance(kept, dict) or kept.get("v") != _VERSION:
         return
     changes = sorted(_read(kept.get("changes"), _change), key=lambda change: change.at)

@@ -1,11 +1,11 @@
-"""What an operator should know, with hysteresis: what is found must hold for a while, and be gone for a while. Pure.
+"""Alerts with hysteresis: a finding must hold for a while to begin, and be gone for a while to end. Pure.
 
 A finding is named by its id. It becomes an alert once it has been found for `raise_s`, and ends once it has not been
-found for `clear_s`; what begins again soon after it ended must be gone for longer each time, so whatever flaps stays
-one alert. While nothing can be said of its subject (the service has just started, the model is unknown) it is held.
+found for `clear_s`; what begins again soon after it ended must be gone for longer each time, so a flapping finding
+stays one alert. While its subject cannot be observed (the service has just started, the model is unknown) it is held.
 
 watched ──raise_s──▶ BEGAN ──▶ WORSE (each time its severity rises) ──clear_s──▶ ENDED
-                       └────────── nothing can be said of it for HELD_S ───────▶ FORGOTTEN
+                       └────────── not observable for HELD_S ──────────────────▶ FORGOTTEN
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 MAX_ALERTS = 600
-"""More than all models of the page can have at once, so none is turned away."""
+"""More than all models of the page can have at once, so none is left out."""
 MAX_CHANGES = 200
-"""What began and ended, the newest."""
+"""Beginnings and ends that are kept, the newest."""
 HELD_S = 600.0
-"""How long an alert is held while nothing can be said of its subject."""
+"""How long an alert is held while its subject cannot be observed."""
 FLAP_S = 900.0
-"""What begins again within this time flaps."""
+"""An alert that begins again within this time flaps."""
 MAX_FLAP = 16.0
-"""By how much its `clear_s` grows at most."""
+"""Largest factor by which flapping multiplies `clear_s`."""
 
 
 class Severity(enum.StrEnum):
-    """How bad it is."""
+    """How bad a finding is."""
 
     INFO = "info"
     WARNING = "warning"
@@ -41,7 +41,7 @@ class Severity(enum.StrEnum):
 
 
 class AlertKind(enum.StrEnum):
-    """What it is about."""
+    """What a finding is about."""
 
     GAP = "gap"
     LAST_HOLDER = "last-holder"
@@ -54,30 +54,42 @@ class AlertKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds for which something must be found, or not be found any more, before that counts."""
+class AlertDelays:
+    """The hysteresis of one kind.
+
+    Attributes:
+        raise_s: for how long a finding must hold before it is an alert.
+        clear_s: for how long it must be gone before the alert ends.
+    """
 
     raise_s: float
     clear_s: float
 
 
-PATIENCE: Mapping[AlertKind, Patience] = {
-    AlertKind.GAP: Patience(3.0, 20.0),
-    AlertKind.LAST_HOLDER: Patience(30.0, 60.0),
-    AlertKind.PROBE: Patience(0.0, 330.0),  # longer than between two probes: one that passes is not yet the end
-    AlertKind.VERSION: Patience(120.0, 120.0),
-    AlertKind.CLOCK: Patience(0.0, 300.0),
-    AlertKind.STALE: Patience(15.0, 30.0),
-    AlertKind.BROKER: Patience(5.0, 10.0),
-    AlertKind.DHT: Patience(15.0, 10.0),
+ALERT_DELAYS: Mapping[AlertKind, AlertDelays] = {
+    AlertKind.GAP: AlertDelays(3.0, 20.0),
+    AlertKind.LAST_HOLDER: AlertDelays(30.0, 60.0),
+    AlertKind.PROBE: AlertDelays(0.0, 330.0),  # longer than between two probes: the next one must pass too
+    AlertKind.VERSION: AlertDelays(120.0, 120.0),
+    AlertKind.CLOCK: AlertDelays(0.0, 300.0),
+    AlertKind.STALE: AlertDelays(15.0, 30.0),
+    AlertKind.BROKER: AlertDelays(5.0, 10.0),
+    AlertKind.DHT: AlertDelays(15.0, 10.0),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is so now. fingerprint: of the model that it is about, None for the whole swarm; model: its name.
+    """Something that deserves attention, and is so now.
 
-    fix: the command that mends it, where there is one.
+    Attributes:
+        kind: what it is about.
+        severity: how bad it is.
+        fingerprint: of the model; None for the whole swarm.
+        text: one line for people.
+        about: tells findings of one kind and model apart.
+        model: the model's name.
+        fix: the command that mends it, where there is one.
     """
 
     kind: AlertKind
@@ -96,7 +108,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A finding that lasts. since: Unix seconds of when it was first found. quiet_since: it is not found since then."""
+    """A finding that lasts.
+
+    Attributes:
+        finding: as it was last found.
+        since: when it was first found, in Unix seconds.
+        quiet_since: since when it is not found; None while it is.
+    """
 
     finding: Finding
     since: float
@@ -104,7 +122,7 @@ class Alert:
 
     @property
     def occurrence(self) -> str:
-        """Names this time that the trouble is there; another time has another name."""
+        """Id of this occurrence: the same trouble at another time has another one."""
         return f"{self.finding.id}@{self.since:.3f}"
 
 
@@ -119,7 +137,14 @@ class AlertTransition(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An alert began, became worse or ended. at: Unix seconds. worst: the highest severity that it has had."""
+    """An alert began, became worse or ended.
+
+    Attributes:
+        alert: as it was then.
+        step: what happened.
+        at: Unix seconds.
+        worst: the highest severity that it has had.
+    """
 
     alert: Alert
     step: AlertTransition
@@ -138,54 +163,68 @@ class Change:
 
     @property
     def id(self) -> str:
-        """Names it for ever: whoever is told twice can know it."""
+        """The same in every delivery of this change, so that receivers can drop duplicates."""
         return f"{self.alert.occurrence}/{self.step}" + (f"/{self.worst}" if self.step is AlertTransition.WORSE else "")
 
 
 @dataclass(slots=True)
 class _AlertState:
-    """worst: the highest severity that was told; None as long as it is no alert. flap: multiplies `clear_s`."""
+    """A finding that is watched.
+
+    Attributes:
+        finding: as it was last found.
+        since: when it was first found.
+        flap: multiplies `clear_s`.
+        worst: the highest severity that was reported; None while it is no alert yet.
+        quiet_since: since when it is not found.
+        unobservable_since: since when its subject cannot be observed.
+    """
 
     finding: Finding
     since: float
     flap: float = 1.0
     worst: Severity | None = None
-    missing_since: float | None = None
-    blind_since: float | None = None
+    quiet_since: float | None = None
+    unobservable_since: float | None = None
 
     def alert(self) -> Alert:
-        return Alert(self.finding, self.since, self.missing_since)
+        return Alert(self.finding, self.since, self.quiet_since)
 
 
 @dataclass(slots=True)
 class AlertBook:
-    """All alerts that are open, and what began and ended lately, the oldest first."""
+    """All alerts that are open.
+
+    Attributes:
+        changes: what began, became worse and ended lately, the oldest first.
+    """
 
     changes: deque[Change] = field(default_factory=lambda: deque(maxlen=MAX_CHANGES))
     _watched: dict[str, _AlertState] = field(default_factory=dict)
     _flaps: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def update(
-        self, findings: Iterable[Finding], now: float, is_blind: Callable[[Finding], bool] = lambda _: False
+        self, findings: Iterable[Finding], now: float, is_unobservable: Callable[[Finding], bool] = lambda _: False
     ) -> list[Change]:
-        """Take in everything that is found now; what began and ended by it.
+        """Take in everything that is found now.
 
         Args:
-            findings: all of them.
+            findings: all that hold now.
             now: Unix seconds.
-            is_blind: whether nothing can be said now of what was once found.
+            is_unobservable: whether the subject of an earlier finding cannot be observed now.
         """
         found = {finding.id: finding for finding in findings}
         for name, finding in found.items():
             watched = self._watched.get(name)
             if watched is not None:
-                watched.finding, watched.missing_since, watched.blind_since = finding, None, None
+                watched.finding, watched.quiet_since, watched.unobservable_since = finding, None, None
             elif len(self._watched) < MAX_ALERTS:
-                self._watched[name] = _AlertState(finding, now, self._flap(name, now))
+                self._watched[name] = _AlertState(finding, now, self._flap_factor(name, now))
         changes = [
             change
             for name, watched in list(self._watched.items())
-            if (change := _found(watched, now) if name in found else self._missed(name, now, is_blind)) is not None
+            if (change := _raise_or_worsen(watched, now) if name in found else self._missed(name, now, is_unobservable))
+            is not None
         ]
         self.changes.extend(changes)
         return changes
@@ -196,7 +235,7 @@ class AlertBook:
         return sorted(raised, key=lambda alert: (-alert.finding.severity.rank, -alert.since, alert.finding.id))
 
     def resume(self, alerts: Iterable[tuple[Alert, Severity]], changes: Iterable[Change]) -> None:
-        """Go on after a restart: these are open, at their worst of that severity, and nobody need be told again."""
+        """Go on after a restart: these alerts are open, with their worst severities, and were reported already."""
         for alert, worst in alerts:
             if len(self._watched) < MAX_ALERTS:
                 self._watched[alert.finding.id] = _AlertState(alert.finding, alert.since, worst=worst)
@@ -206,24 +245,24 @@ class AlertBook:
         """The highest severity that an open alert has had."""
         return self._watched[alert.finding.id].worst or alert.finding.severity
 
-    def _flap(self, name: str, now: float) -> float:
+    def _flap_factor(self, name: str, now: float) -> float:
         ended_at, flap = self._flaps.get(name, (-FLAP_S, 1.0))
         return min(2 * flap, MAX_FLAP) if now - ended_at < FLAP_S else 1.0
 
-    def _missed(self, name: str, now: float, is_blind: Callable[[Finding], bool]) -> Change | None:
+    def _missed(self, name: str, now: float, is_unobservable: Callable[[Finding], bool]) -> Change | None:
         watched = self._watched[name]
         if watched.worst is None:
             del self._watched[name]
             return None
-        if is_blind(watched.finding):
-            watched.missing_since = None
-            watched.blind_since = now if watched.blind_since is None else watched.blind_since
-            is_over, step = now - watched.blind_since >= HELD_S, AlertTransition.FORGOTTEN
+        if is_unobservable(watched.finding):
+            watched.quiet_since = None
+            watched.unobservable_since = now if watched.unobservable_since is None else watched.unobservable_since
+            is_over, step = now - watched.unobservable_since >= HELD_S, AlertTransition.FORGOTTEN
         else:
-            watched.blind_since = None
-            watched.missing_since = now if watched.missing_since is None else watched.missing_since
-            clear_s = PATIENCE[watched.finding.kind].clear_s * watched.flap
-            is_over, step = now - watched.missing_since >= clear_s, AlertTransition.ENDED
+            watched.unobservable_since = None
+            watched.quiet_since = now if watched.quiet_since is None else watched.quiet_since
+            clear_s = ALERT_DELAYS[watched.finding.kind].clear_s * watched.flap
+            is_over, step = now - watched.quiet_since >= clear_s, AlertTransition.ENDED
         if not is_over:
             return None
         del self._watched[name]
@@ -232,10 +271,10 @@ class AlertBook:
         return Change(watched.alert(), step, now, watched.worst)
 
 
-def _found(watched: _AlertState, now: float) -> Change | None:
+def _raise_or_worsen(watched: _AlertState, now: float) -> Change | None:
     severity = watched.finding.severity
     if watched.worst is None:
-        if now - watched.since < PATIENCE[watched.finding.kind].raise_s:
+        if now - watched.since < ALERT_DELAYS[watched.finding.kind].raise_s:
             return None
         watched.worst = severity
         return Change(watched.alert(), AlertTransition.BEGAN, now, severity)

@@ -1,12 +1,12 @@
 """The embedded MQTT broker's process: amqtt behind bounds of our own. `python -m swarm.health.broker.process`.
 
-One line of JSON on standard input says what to do; one on standard output says where it listens. It ends when its
-standard input closes, and when it grows too large. What amqtt 0.12 leaves open is closed here:
+One line of JSON on standard input holds the settings; one on standard output says where it listens. It ends when its
+standard input closes, and when it uses too much memory. What amqtt 0.12 leaves open is closed here:
 
     it never enforces keep-alive                       `BoundedReader` does, so wills of cut-off nodes come
-    it takes packets of 256 MB                         of `MAX_PACKET_BYTES`
-    it sends what is retained to whoever connects      to subscribers only
-    anybody may subscribe, publish and retain anything only the service subscribes, nodes publish their topics
+    it takes packets of 256 MB                         `MAX_PACKET_BYTES` is the limit
+    it sends retained messages to every client         to subscribers only
+    any client may subscribe and publish anything      only the service subscribes, nodes publish their topics
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ MAX_PACKET_BYTES = 16_384
 MAX_CONNECTIONS = 2_048
 MAX_RETAINED = 4_096
 RETAINED_S = 900.0
-"""How long a retained status is kept without a newer one: longer than anybody may believe it."""
+"""How long a retained status is kept without a newer one: longer than telemetry counts."""
 MAX_MEMORY_BYTES = 512 * 2**20
-HELLO_S = 10.0
+CONNECT_S = 10.0
 SILENT_S = 3_600.0
-"""For a client that asked for no keep-alive."""
-SWEEP_S = 5.0
+"""Longest silence of a client that asked for no keep-alive."""
+EXPIRE_S = 5.0
 _CONNECT = 0x10
 _HEAD_BYTES = 16
 
 
 class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt has no types
-    """What a client sends: small packets, and something within 1.5 times its keep-alive."""
+    """What a client sends, within bounds: small packets, and something within 1.5 times its keep-alive."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         super().__init__(reader)
         self._head = b""
-        self._limit_s = HELLO_S
+        self._limit_s = CONNECT_S
         self._heard_at = time.monotonic()
         self._is_over = False
 
@@ -57,7 +57,7 @@ class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt has no 
         """The next `n` bytes.
 
         Raises:
-            ConnectionResetError: too many, or too late; nothing comes any more.
+            ConnectionResetError: too many, or too late; the connection is over.
         """
         if self._is_over or n > MAX_PACKET_BYTES:
             self._is_over = True
@@ -90,29 +90,35 @@ def read_keep_alive(head: bytes) -> int | None:
 
 
 class ServiceAuth(BaseAuthPlugin):  # type: ignore[misc]  # amqtt has no types
-    """Lets the service in by its secret, and nodes by the password file, or all of them where there is none."""
+    """Authenticates the service by its secret; without a password file it lets every node in."""
 
     @dataclass
     class Config:
-        """What the service told."""
+        """Settings from the service.
+
+        Attributes:
+            own_user: the service's user.
+            own_secret: its password.
+            is_open: there is no password file.
+        """
 
         own_user: str
         own_secret: str
         is_open: bool
 
     async def authenticate(self, *, session: Session) -> bool | None:
-        """Whether this one may come in; None where the password file decides."""
+        """Whether this client may connect; None where the password file decides."""
         if session.username == self.config.own_user:
             return bool(session.password == self.config.own_secret)
         return True if self.config.is_open else None
 
 
 class PasswordAuth(FileAuthPlugin):  # type: ignore[misc]  # amqtt has no types
-    """The password file; the service itself is not in it."""
+    """Authenticates nodes by the password file, in which the service itself does not stand."""
 
     @dataclass
     class Config(FileAuthPlugin.Config):  # type: ignore[misc]  # amqtt has no types
-        """Where the file is, and who is not looked up in it."""
+        """Where the file is, and which user is not looked up in it."""
 
         own_user: str = ""
 
@@ -128,7 +134,12 @@ class TopicAcl(BaseTopicPlugin):  # type: ignore[misc]  # amqtt has no types
 
     @dataclass
     class Config:
-        """What the service told."""
+        """Settings from the service.
+
+        Attributes:
+            own_user: the one user that may subscribe.
+            prefix: first levels of the topics.
+        """
 
         own_user: str
         prefix: str
@@ -141,14 +152,14 @@ class TopicAcl(BaseTopicPlugin):  # type: ignore[misc]  # amqtt has no types
     async def topic_filtering(
         self, *, session: Session | None = None, topic: str | None = None, action: Action | None = None
     ) -> bool | None:
-        """Whether this may be done."""
+        """Whether the client may publish to the topic, or subscribe to it."""
         if action is Action.PUBLISH:
             return topic is not None and self._published.fullmatch(topic) is not None
         return session is not None and session.username == self.config.own_user
 
 
 class BoundedBroker(Broker):  # type: ignore[misc]  # amqtt has no types
-    """amqtt that keeps what is retained to subscribers."""
+    """amqtt, with retained messages for subscribers only and for a bounded time."""
 
     async def _publish_retained_messages_for_subscription(
         self, subscription: tuple[str, int], session: Session
@@ -157,8 +168,12 @@ class BoundedBroker(Broker):  # type: ignore[misc]  # amqtt has no types
         if any(subscriber.client_id == session.client_id for subscriber, _ in subscribers):
             await super()._publish_retained_messages_for_subscription(subscription, session)
 
-    async def sweep(self, first_seen: dict[str, tuple[int, float]]) -> None:
-        """Let go of what was retained too long, or is too much; wills pass no topic check, so it is done here."""
+    async def expire_retained(self, first_seen: dict[str, tuple[int, float]]) -> None:
+        """Drop retained messages that are too old or too many; wills pass no topic check, so they are bounded here.
+
+        Args:
+            first_seen: by topic, the message's id and when it was first seen; kept between calls.
+        """
         now = time.monotonic()
         for topic, message in self._retained_messages.items():
             seen = first_seen.get(topic)
@@ -172,19 +187,19 @@ class BoundedBroker(Broker):  # type: ignore[misc]  # amqtt has no types
             await self.retain_message(None, topic, b"")
 
 
-def make_broker(told: dict[str, Any]) -> BoundedBroker:
-    """The broker as the service wants it; it has no listener of its own."""
-    here, user = "swarm.health.broker.process", told["own_user"]
+def make_broker(settings: dict[str, Any]) -> BoundedBroker:
+    """The broker with the service's settings; `serve` brings it connections."""
+    user = settings["own_user"]
     plugins: dict[str, Any] = {
-        f"{here}.Door": {
+        _plugin(ServiceAuth): {
             "own_user": user,
-            "own_secret": told["own_secret"],
-            "is_open": told["passwords"] is None,
+            "own_secret": settings["own_secret"],
+            "is_open": settings["passwords"] is None,
         },
-        f"{here}.Topics": {"own_user": user, "prefix": told["prefix"]},
+        _plugin(TopicAcl): {"own_user": user, "prefix": settings["prefix"]},
     }
-    if told["passwords"] is not None:
-        plugins[f"{here}.Users"] = {"password_file": told["passwords"], "own_user": user}
+    if settings["passwords"] is not None:
+        plugins[_plugin(PasswordAuth)] = {"password_file": settings["passwords"], "own_user": user}
     config = {
         "listeners": {"default": {"type": "external", "bind": "-"}},
         "timeout_disconnect_delay": 0,
@@ -194,24 +209,29 @@ def make_broker(told: dict[str, Any]) -> BoundedBroker:
     return BoundedBroker(BrokerConfig.from_dict(config))
 
 
-async def serve(told: dict[str, Any]) -> None:
+def _plugin(plugin: type) -> str:
+    """The path by which amqtt imports a plugin; under `python -m` this module's own name is `__main__`."""
+    return f"swarm.health.broker.process.{plugin.__name__}"
+
+
+async def serve(settings: dict[str, Any]) -> None:
     """Run until standard input closes."""
-    broker = make_broker(told)
+    broker = make_broker(settings)
     await broker.start()
-    open_now = 0
+    connections = 0
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal open_now
-        open_now += 1
+        nonlocal connections
+        connections += 1
         try:
-            if open_now <= MAX_CONNECTIONS:
+            if connections <= MAX_CONNECTIONS:
                 with suppress(ConnectionError, TimeoutError):
                     await broker.external_connected(BoundedReader(reader), StreamWriterAdapter(writer), "default")
         finally:
-            open_now -= 1
+            connections -= 1
             writer.close()
 
-    server = await asyncio.start_server(connected, told["host"], told["port"], limit=2 * MAX_PACKET_BYTES)
+    server = await asyncio.start_server(connected, settings["host"], settings["port"], limit=2 * MAX_PACKET_BYTES)
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)  # noqa: T201 - the answer
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(_watch(broker))
@@ -223,11 +243,11 @@ async def serve(told: dict[str, Any]) -> None:
 
 async def _watch(broker: BoundedBroker) -> None:
     first_seen: dict[str, tuple[int, float]] = {}
-    this = psutil.Process()
+    process = psutil.Process()
     while True:
-        await asyncio.sleep(SWEEP_S)
-        await broker.sweep(first_seen)
-        if this.memory_info().rss > MAX_MEMORY_BYTES:
+        await asyncio.sleep(EXPIRE_S)
+        await broker.expire_retained(first_seen)
+        if process.memory_info().rss > MAX_MEMORY_BYTES:
             raise MemoryError(f"more than {MAX_MEMORY_BYTES >> 20} MiB")
 
 
@@ -241,9 +261,9 @@ async def _input_closed() -> None:
 def main() -> None:
     """Entry point."""
     logging.basicConfig(level=logging.CRITICAL)
-    told = json.loads(sys.stdin.readline())
+    settings = json.loads(sys.stdin.readline())
     try:
-        asyncio.run(serve(told))
+        asyncio.run(serve(settings))
     except OSError as error:
         print(json.dumps({"error": str(error)}), flush=True)  # noqa: T201 - the answer
         sys.exit(1)

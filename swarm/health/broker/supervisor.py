@@ -1,6 +1,6 @@
-"""The owner's end of the embedded broker: starts its process, again when it ends or hangs, and ends it with itself.
+"""Supervises the embedded broker's process: starts it, restarts it when it ends or hangs, and ends it at exit.
 
-Whether it lives is asked as a node would ask: a connection that must be answered, now and again.
+Whether it works is checked as a node would see it: a connection must be answered, again and again.
 """
 
 from __future__ import annotations
@@ -24,34 +24,42 @@ logger = logging.getLogger(__name__)
 
 START_S = 30.0
 STOP_S = 5.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 STEADY_S = 60.0
-"""A broker that ran so long is started again at once."""
-_HELLO = b"\x10\x0f\x00\x04MQTT\x04\x02\x00\x0a\x00\x03up?"
-"""MQTT 3.1.1 CONNECT of a nameless client `up?`: a broker that lives answers, whether it lets it in or not."""
-_ANSWER = 0x20
-_GOODBYE = b"\xe0\x00"
+"""A broker that ran for so long is restarted after the shortest pause."""
+_CONNECT_PACKET = b"\x10\x0f\x00\x04MQTT\x04\x02\x00\x0a\x00\x03up?"
+"""MQTT 3.1.1 CONNECT of a client `up?` without a user: a working broker answers, whether it accepts it or not."""
+_CONNACK = 0x20
+_DISCONNECT_PACKET = b"\xe0\x00"
 OWN_USER = "swarm-health"
 
 
 @dataclass(frozen=True, slots=True)
-class Checks:
-    """How a broker that hangs is found out, in seconds: asked every so often, `misses` in a row are the end of it."""
+class LivenessChecks:
+    """How a broker that hangs is found.
+
+    Attributes:
+        every_s: time between checks.
+        answer_s: longest wait for an answer.
+        max_misses: checks in a row without an answer, after which it is ended.
+    """
 
     every_s: float = 3.0
     answer_s: float = 4.0
-    misses: int = 2
+    max_misses: int = 2
 
 
 class EmbeddedBroker:
-    """`async with EmbeddedBroker(…) as broker`, and `keep` in a task. What floods it ends its process alone."""
+    """`async with EmbeddedBroker(…) as broker`, and `supervise` in a task. A flood can end its process only."""
 
-    def __init__(self, host: str, port: int, prefix: str, passwords: Path | None, checks: Checks | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, prefix: str, passwords: Path | None, checks: LivenessChecks | None = None
+    ) -> None:
         if passwords is not None and not passwords.is_file():
             raise ConfigError(f"--broker-passwords {passwords}: no such file")
         self._host, self._port, self._prefix, self._passwords = host, port, prefix, passwords
         self._secret = secrets.token_urlsafe(24)
-        self._checks = checks or Checks()
+        self._checks = checks or LivenessChecks()
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -65,7 +73,7 @@ class EmbeddedBroker:
         return BrokerAddress(anywhere.get(self._host, self._host), self._port, None, OWN_USER, self._secret)
 
     async def __aenter__(self) -> Self:
-        """Start it.
+        """Start the process.
 
         Raises:
             ConfigError: it cannot listen there.
@@ -88,26 +96,26 @@ class EmbeddedBroker:
             process.kill()
             await process.wait()
 
-    async def keep(self) -> None:
-        """Start it again whenever it ends, and end it when it hangs."""
+    async def supervise(self) -> None:
+        """Restart it whenever it ends, and end it when it hangs; never returns."""
         pause_s = FIRST_PAUSE_S
         while True:
             if self._process is not None:
                 started = time.monotonic()
-                status = await self._ended(self._process)
+                status = await self._wait_ended(self._process)
                 logger.warning("the embedded broker ended (status %s); starting it again", status)
                 pause_s = FIRST_PAUSE_S if time.monotonic() - started > STEADY_S else pause_s
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
             try:
                 await self._start()
             except (ConfigError, OSError) as error:
                 logger.warning("%s", error)
 
-    async def _ended(self, process: asyncio.subprocess.Process) -> int:
-        """Wait until it has ended, by itself or because it answers no more; its exit status."""
+    async def _wait_ended(self, process: asyncio.subprocess.Process) -> int:
+        """Wait until it has ended, by itself or because it stopped answering; its exit status."""
         missed = 0
-        while missed < self._checks.misses:
+        while missed < self._checks.max_misses:
             try:
                 async with asyncio.timeout(self._checks.every_s):
                     return await process.wait()
@@ -124,14 +132,14 @@ class EmbeddedBroker:
             async with asyncio.timeout(self._checks.answer_s):
                 reader, writer = await asyncio.open_connection(own.host, own.port)
                 try:
-                    writer.write(_HELLO)
+                    writer.write(_CONNECT_PACKET)
                     answer = await reader.readexactly(1)
-                    writer.write(_GOODBYE)
+                    writer.write(_DISCONNECT_PACKET)
                 finally:
                     writer.transport.abort()
         except (TimeoutError, OSError, asyncio.IncompleteReadError):
             return False
-        return answer[0] == _ANSWER
+        return answer[0] == _CONNACK
 
     async def _start(self) -> None:
         process = await asyncio.create_subprocess_exec(
@@ -142,7 +150,7 @@ class EmbeddedBroker:
         )
         self._process = process
         assert process.stdin is not None and process.stdout is not None, "started with pipes"  # noqa: PT018
-        told = {
+        settings = {
             "host": self._host,
             "port": self._port,
             "prefix": self._prefix,
@@ -151,7 +159,7 @@ class EmbeddedBroker:
             "own_secret": self._secret,
         }
         try:
-            process.stdin.write(json.dumps(told).encode() + b"\n")
+            process.stdin.write(json.dumps(settings).encode() + b"\n")
             line = await asyncio.wait_for(process.stdout.readline(), START_S)
             answer = json.loads(line) if line else {"error": "it ended at once"}
         except (TimeoutError, ConnectionError, ValueError) as error:

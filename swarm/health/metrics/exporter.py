@@ -1,4 +1,4 @@
-"""`/metrics` of the health service: how everything stands is noted in the event loop and written out in a thread."""
+"""`/metrics` of the health service: values are copied in the event loop and written out in a thread."""
 
 from __future__ import annotations
 
@@ -50,7 +50,19 @@ FIGURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class HealthView:
-    """How everything stands; nothing in it changes any more."""
+    """All values of one scrape, copied: nothing in it changes any more.
+
+    Attributes:
+        swarm: its name.
+        models: each with its probes and totals.
+        alerts: how many are open, by kind and severity.
+        sources: broker and DHT.
+        believed: telemetry messages accepted, by topic.
+        refused: telemetry messages rejected, by reason.
+        turned_away: messages and records for which there was no room.
+        readers: of the event stream.
+        probe_every_s: time between probes of a model.
+    """
 
     swarm: str
     models: Sequence[ModelView]
@@ -83,25 +95,26 @@ class HealthView:
         return sheet.collect()
 
 
-def look(clerk: HealthLoop, guard: TelemetryGuard, probe_every_s: float) -> HealthView:
-    """Note how everything stands."""
-    overview = clerk.overview
+def take_view(health_loop: HealthLoop, guard: TelemetryGuard, probe_every_s: float) -> HealthView:
+    """Copy all values."""
+    overview = health_loop.overview
     totals = overview.knowledge.totals.models
     return HealthView(
         swarm=overview.name,
         models=[
-            ModelView(one, copy(one.log), copy(totals.get(one.model.fingerprint, Totals()))) for one in clerk.found
+            ModelView(one, copy(one.log), copy(totals.get(one.model.fingerprint, Totals())))
+            for one in health_loop.assessments
         ],
         alerts=Counter((alert.finding.kind, alert.finding.severity) for alert in overview.alerts.open()),
         sources={"broker": copy(overview.broker), "dht": copy(overview.dht)},
         believed=dict(guard.believed),
         refused=dict(guard.counts),
         turned_away=overview.knowledge.turned_away,
-        readers=clerk.publisher.readers,
+        readers=health_loop.publisher.readers,
         probe_every_s=probe_every_s,
     )
 
 
-def health_metrics(clerk: HealthLoop, guard: TelemetryGuard, probe_every_s: float) -> MetricsPage:
-    """The page; a thousand nodes take tens of milliseconds to write out, which the event loop does not wait for."""
-    return MetricsPage(lambda: look(clerk, guard, probe_every_s), in_thread=True)
+def health_metrics(health_loop: HealthLoop, guard: TelemetryGuard, probe_every_s: float) -> MetricsPage:
+    """The page; it is written out in a thread, since a thousand nodes would hold up the event loop."""
+    return MetricsPage(lambda: take_view(health_loop, guard, probe_every_s), in_thread=True)

@@ -1,4 +1,4 @@
-"""What Prometheus is told of models, their layers, probes and nodes. Pure: assessments in, figures out.
+"""Metrics of models, their layers, probes and nodes. Pure: assessments in, values out.
 
 Anybody may join a public swarm, so what a page holds is bounded: `MAX_NODES` nodes, `MAX_LAYERS` layers and `MAX_HOPS`
 hops in all, the models with most machines first, their nodes by peer id. What is beyond is counted, not shown.
@@ -117,7 +117,13 @@ FIGURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """One model as it stands: what is thought of it, its probes, what it did."""
+    """One model at the time of a scrape.
+
+    Attributes:
+        assessment: its nodes and verdict.
+        log: its probes.
+        totals: its counters.
+    """
 
     assessment: Assessment
     log: ProbeLog
@@ -145,7 +151,7 @@ def write_models(sheet: MetricSet, views: Sequence[ModelView]) -> None:
 
 
 def names(view: ModelView) -> tuple[str, str]:
-    """The labels of everything that is said of a model."""
+    """The labels of all metrics of a model."""
     model = view.assessment.model
     return _plain(model.name), model.fingerprint
 
@@ -240,5 +246,5 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 
 def _plain(text: str) -> str:
-    """What a page can hold: half a surrogate pair would break all of it."""
+    """The text as UTF-8 can hold it: half a surrogate pair would break the whole page."""
     return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Asks a running health service over HTTP, with a bound on time and size. Owns no knowledge of what is answered."""
+"""Asks a running health service over HTTP, with a bound on time and size. Returns bytes; reads nothing into them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def service_url(text: str) -> httpx2.URL:
 
 
 async def ask_bytes(client: httpx2.AsyncClient, url: httpx2.URL, path: str) -> bytes:
-    """What a service answers, up to a bound.
+    """The body that a service answers with, up to `MAX_ANSWER_BYTES`.
 
     Raises:
-        RegistryError: nobody answers there, or not with that.
+        RegistryError: nobody answers there, or with something else.
     """
     found = bytearray()
     try:

@@ -1,7 +1,8 @@
-"""A health service's state as `swarm top` believes it: checked, bounded, and every text made harmless. Pure.
+"""A health service's state as `swarm top` reads it: checked, bounded, and every text made harmless. Pure.
 
-All of it comes from strangers, through a server that may be another than one thinks: what has another form is refused
-as a whole, unknown fields are left out, and no text can move a terminal's cursor or change its colours.
+All of it comes from strangers, through a server that may be the wrong one: a state of another form is refused as a
+whole, unknown fields are left out, and no text can move a terminal's cursor or change its colours. The fields are those
+of `/api/v1/state`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from swarm.errors import RemoteProtocolError
 MAX_TEXT: Final = 2_000
 MAX_LAYERS: Final = 4_096
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Mn", "Me"})
-"""Categories that a terminal would act upon, or that pile up in one cell: controls, directions, lone marks."""
+"""Unicode categories that a terminal interprets, or that pile up in one cell: controls, directions, lone marks."""
 
 
 def harmless(text: str) -> str:
@@ -25,41 +26,41 @@ def harmless(text: str) -> str:
     return "".join("�" if unicodedata.category(one) in _HIDDEN else one for one in composed)
 
 
-Said = Annotated[str, AfterValidator(harmless)]
+SafeText = Annotated[str, AfterValidator(harmless)]
 Layer = Annotated[int, Field(ge=0, le=MAX_LAYERS)]
 Range = tuple[Layer, Layer]
-"""Half-open."""
+"""A range of layers, half-open."""
 
 
-class _Part(BaseModel):
+class _StateModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
-class SourceShown(_Part):
-    """The way to the broker or the DHT."""
+class SourceShown(_StateModel):
+    """The service's connection to the broker or the DHT."""
 
-    state: Said
+    state: SafeText
     since: float = 0.0
 
 
-class Sources(_Part):
-    """Where the service's knowledge comes from."""
+class Sources(_StateModel):
+    """Where the service gets its data from."""
 
     broker: SourceShown | None = None
     dht: SourceShown | None = None
 
 
-class NodeShown(_Part):
+class NodeShown(_StateModel):
     """One machine."""
 
-    peer: Said
-    short: Said
-    name: Said | None = None
+    peer: SafeText
+    short: SafeText
+    name: SafeText | None = None
     span: Range
-    state: Said
-    device: Said | None = None
-    numeric_class: Said | None = None
-    version: Said | None = None
+    state: SafeText
+    device: SafeText | None = None
+    numeric_class: SafeText | None = None
+    version: SafeText | None = None
     started_at: float | None = None
     seen_at: float | None = None
     busy: float | None = None
@@ -69,28 +70,28 @@ class NodeShown(_Part):
     agrees: bool | None = None
 
     @property
-    def called(self) -> str:
+    def label(self) -> str:
         """The name that its owner gave it, or the end of its peer id."""
         return self.name or self.short
 
 
-class HopShown(_Part):
+class HopShown(_StateModel):
     """One hop of a probe's sweep."""
 
-    peer: Said
-    short: Said
+    peer: SafeText
+    short: SafeText
     span: Range
     link_ms: float | None = None
     queue_ms: float | None = None
     compute_ms: float | None = None
 
 
-class ProbeShown(_Part):
+class ProbeShown(_StateModel):
     """The latest canary generation."""
 
     at: float
     ok: bool
-    error: Said | None = None
+    error: SafeText | None = None
     ttft_ms: float | None = None
     tokens_per_s: float | None = None
     acceptance_length: float | None = None
@@ -99,17 +100,17 @@ class ProbeShown(_Part):
     return_ms: float | None = None
 
 
-class ModelShown(_Part):
+class ModelShown(_StateModel):
     """One model and its machines."""
 
-    name: Said
-    fingerprint: Said
+    name: SafeText
+    fingerprint: SafeText
     num_layers: Layer
-    verdict: Said
-    reason: Said
+    verdict: SafeText
+    reason: SafeText
     since: float
     missing: tuple[Range, ...]
-    fixes: tuple[Said, ...]
+    fixes: tuple[SafeText, ...]
     margin: int
     replicas: Annotated[tuple[int, ...], Field(max_length=MAX_LAYERS)]
     nodes: tuple[NodeShown, ...]
@@ -117,41 +118,41 @@ class ModelShown(_Part):
 
     @property
     def serving(self) -> int:
-        """Machines that serve."""
+        """How many machines serve."""
         return sum(node.state == "serving" for node in self.nodes)
 
     @property
-    def away(self) -> int:
-        """How many machines must go before it breaks: the margin says how many may."""
+    def machines_to_break(self) -> int:
+        """Machines that must go before it breaks: one more than the margin; 0 where it is broken."""
         return 0 if self.verdict == "broken" else self.margin + 1
 
 
-class AlertShown(_Part):
+class AlertShown(_StateModel):
     """Something that an operator should see."""
 
-    severity: Said
-    model: Said | None = None
-    text: Said
+    severity: SafeText
+    model: SafeText | None = None
+    text: SafeText
     since: float
 
 
-class EventShown(_Part):
+class EventShown(_StateModel):
     """Something that happened."""
 
     at: float
-    model: Said | None = None
-    short: Said | None = None
-    kind: Said
-    text: Said
+    model: SafeText | None = None
+    short: SafeText | None = None
+    kind: SafeText
+    text: SafeText
 
 
-class State(_Part):
-    """Everything."""
+class State(_StateModel):
+    """The whole answer of `/api/v1/state`."""
 
     v: int
     at: float
     started_at: float
-    swarm: Said = ""
+    swarm: SafeText = ""
     sources: Sources = Sources()
     models: tuple[ModelShown, ...]
     alerts: tuple[AlertShown, ...] = ()
@@ -162,7 +163,7 @@ def read_state(text: str | bytes) -> State:
     """Read a state's JSON.
 
     Raises:
-        RemoteProtocolError: it is none, or of another version.
+        RemoteProtocolError: it is no state, or of another version.
     """
     try:
         state = State.model_validate_json(text)

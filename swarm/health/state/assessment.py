@@ -1,4 +1,7 @@
-"""What of the swarm's present state deserves an alert. Pure: state in, findings out."""
+"""Which parts of the swarm's present state deserve an alert. Pure: state in, findings out.
+
+`alerts.rules` decides how long a finding must hold to become an alert.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ from swarm.health.state.probe_results import ProbeLog
 from swarm.health.state.verdict import Verdict
 from swarm.layers import name_layers
 
-NAMED = 3
+MAX_NAMED = 3
+"""Nodes, versions or gaps that one text names."""
 
 GONE = (Condition.STALE, Condition.OFFLINE)
 
 
 class LinkState(enum.StrEnum):
-    """How one of the two sources is."""
+    """How the connection to one of the two sources is."""
 
     OFF = "off"
     CONNECTED = "connected"
@@ -28,13 +32,13 @@ class LinkState(enum.StrEnum):
 
 @dataclass(slots=True)
 class SourceStatus:
-    """The way to the broker, or to the DHT, and since when it is so."""
+    """The connection to the broker, or to the DHT, and since when its state holds (Unix seconds)."""
 
     state: LinkState = LinkState.OFF
     since: float = 0.0
 
-    def become(self, state: LinkState, now: float) -> bool:
-        """Whether this is news."""
+    def change_to(self, state: LinkState, now: float) -> bool:
+        """Set the state; whether it is another one."""
         if state is self.state:
             return False
         self.state, self.since = state, now
@@ -47,7 +51,15 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """One model, its nodes, and what is thought of it. since: when the verdict became what it is."""
+    """One model, its nodes, and the verdict.
+
+    Attributes:
+        model: which.
+        nodes: all that are known.
+        verdict: how the model fares.
+        since: when the verdict became what it is, in Unix seconds.
+        log: its probes.
+    """
 
     model: ReportedModel
     nodes: Sequence[NodeView]
@@ -57,11 +69,11 @@ class Assessment:
 
 
 def all_findings(
-    found: Sequence[Assessment], broker: SourceStatus, dht: SourceStatus, is_skewed: bool
+    assessments: Sequence[Assessment], broker: SourceStatus, dht: SourceStatus, is_skewed: bool
 ) -> list[Finding]:
-    """Everything that is worth a word now."""
+    """Everything that deserves attention now."""
     findings = []
-    for one in found:
+    for one in assessments:
         about = (*(_without_chain(one) or _coverage(one)), *_probing(one), *_nodes(one))
         fix = next(iter(one.verdict.fixes), None)
         for finding in about:
@@ -81,11 +93,11 @@ def all_findings(
     return findings
 
 
-def is_blind(finding: Finding, found: Sequence[Assessment]) -> bool:
-    """Whether nothing can be said now of something that was found before: its model is unknown, or not yet probed."""
+def is_unobservable(finding: Finding, assessments: Sequence[Assessment]) -> bool:
+    """Whether an earlier finding can be neither confirmed nor denied: its model is unknown, or not yet probed."""
     if finding.fingerprint is None:
         return False
-    one = next((one for one in found if one.model.fingerprint == finding.fingerprint), None)
+    one = next((one for one in assessments if one.model.fingerprint == finding.fingerprint), None)
     if one is None:
         return True
     if finding.kind is not AlertKind.PROBE or finding.about == "unknown":
@@ -96,7 +108,7 @@ def is_blind(finding: Finding, found: Sequence[Assessment]) -> bool:
 
 
 def _without_chain(one: Assessment) -> list[Finding]:
-    """Every layer has its machines, and yet no numeric class has them all."""
+    """Every layer has a machine, and yet no numeric class covers all layers."""
     held: dict[str, set[int]] = {}
     if one.verdict.missing or one.verdict.margin:
         return []
@@ -105,7 +117,7 @@ def _without_chain(one: Assessment) -> list[Finding]:
             held.setdefault(node.numeric_class, set()).update(range(node.span.start, node.span.end))
     if any(len(layers) >= one.model.num_layers for layers in held.values()):
         return []
-    text = f"{one.model.name}: no chain of one numeric class covers it ({', '.join(sorted(held)[:NAMED])})"
+    text = f"{one.model.name}: no chain of one numeric class covers it ({', '.join(sorted(held)[:MAX_NAMED])})"
     return [Finding(AlertKind.GAP, Severity.CRITICAL, one.model.fingerprint, text)]
 
 
@@ -113,53 +125,55 @@ def _silent(one: Assessment) -> Iterator[Finding]:
     silent = [node for node in one.nodes if node.is_silent and node.condition not in GONE]
     if silent:
         text = f"{one.model.name}: telemetry of {_some(silent)} has stopped, the DHT still lists it"
-        print_ = one.model.fingerprint
-        yield Finding(AlertKind.STALE, Severity.INFO, print_, text, about="telemetry", model=one.model.name)
+        fingerprint = one.model.fingerprint
+        yield Finding(AlertKind.STALE, Severity.INFO, fingerprint, text, about="telemetry", model=one.model.name)
 
 
 def _coverage(one: Assessment) -> Iterator[Finding]:
-    name, print_, verdict = one.model.name, one.model.fingerprint, one.verdict
+    name, fingerprint, verdict = one.model.name, one.model.fingerprint, one.verdict
     if verdict.missing:
-        layers = name_layers(verdict.missing[:NAMED])
-        yield Finding(AlertKind.GAP, Severity.CRITICAL, print_, f"{name}: nobody serves {layers}")
+        layers = name_layers(verdict.missing[:MAX_NAMED])
+        yield Finding(AlertKind.GAP, Severity.CRITICAL, fingerprint, f"{name}: nobody serves {layers}")
     elif verdict.margin == 0:
-        yield Finding(AlertKind.LAST_HOLDER, Severity.WARNING, print_, f"{name}: some layers hang on a single machine")
+        yield Finding(
+            AlertKind.LAST_HOLDER, Severity.WARNING, fingerprint, f"{name}: some layers hang on a single machine"
+        )
 
 
 def _probing(one: Assessment) -> Iterator[Finding]:
-    name, print_, log = one.model.name, one.model.fingerprint, one.log
+    name, fingerprint, log = one.model.name, one.model.fingerprint, one.log
     if log.failures:
         severity = Severity.CRITICAL if log.failures >= 2 else Severity.WARNING
         why = "" if log.last is None or log.last.error is None else f": {log.last.error}"
         many = "the last probe" if log.failures == 1 else f"{log.failures} probes in a row"
-        yield Finding(AlertKind.PROBE, severity, print_, f"{name}: {many} failed{why}")
+        yield Finding(AlertKind.PROBE, severity, fingerprint, f"{name}: {many} failed{why}")
     if log.trouble is not None:
         text = f"{name}: no probe could be made: {log.trouble}"
-        yield Finding(AlertKind.PROBE, Severity.INFO, print_, text, about="unknown")
+        yield Finding(AlertKind.PROBE, Severity.INFO, fingerprint, text, about="unknown")
     differing = [node for node in one.nodes if node.agrees is False]
     if differing:
         text = f"{name}: {_some(differing)} and another holder of the same layers answer differently"
-        yield Finding(AlertKind.PROBE, Severity.CRITICAL, print_, text, about="difference")
+        yield Finding(AlertKind.PROBE, Severity.CRITICAL, fingerprint, text, about="difference")
 
 
 def _nodes(one: Assessment) -> Iterator[Finding]:
-    name, print_ = one.model.name, one.model.fingerprint
+    name, fingerprint = one.model.name, one.model.fingerprint
     serving = [node for node in one.nodes if node.condition is Condition.SERVING]
     versions = sorted({node.version for node in serving})
     if len(versions) > 1:
-        text = f"{name}: nodes run different versions ({', '.join(versions[:NAMED])})"
-        yield Finding(AlertKind.VERSION, Severity.INFO, print_, text)
-    said_nothing = (node for node in one.nodes if node.is_silent or node.condition is Condition.STALE)
-    stale = [node for node in said_nothing if node.condition in GONE]
+        text = f"{name}: nodes run different versions ({', '.join(versions[:MAX_NAMED])})"
+        yield Finding(AlertKind.VERSION, Severity.INFO, fingerprint, text)
+    silent = (node for node in one.nodes if node.is_silent or node.condition is Condition.STALE)
+    stale = [node for node in silent if node.condition in GONE]
     if stale:
         text = f"{name}: nothing is heard of {_some(stale)} any more"
-        yield Finding(AlertKind.STALE, Severity.WARNING, print_, text)
-    torn = [node for node in serving if node.disagrees]
-    if torn:
-        text = f"{name}: broker and DHT say different things of {_some(torn)}"
-        yield Finding(AlertKind.DHT, Severity.WARNING, print_, text)
+        yield Finding(AlertKind.STALE, Severity.WARNING, fingerprint, text)
+    disagreeing = [node for node in serving if node.disagrees]
+    if disagreeing:
+        text = f"{name}: broker and DHT say different things of {_some(disagreeing)}"
+        yield Finding(AlertKind.DHT, Severity.WARNING, fingerprint, text)
 
 
 def _some(nodes: Sequence[NodeView]) -> str:
-    names = ", ".join(node.peer[-8:] for node in nodes[:NAMED])
-    return names if len(nodes) <= NAMED else f"{names} and {len(nodes) - NAMED} more"
+    names = ", ".join(node.peer[-8:] for node in nodes[:MAX_NAMED])
+    return names if len(nodes) <= MAX_NAMED else f"{names} and {len(nodes) - MAX_NAMED} more"

@@ -1,6 +1,6 @@
-"""Who contributed how much: layer-tokens that peers say they served, over all their runs. Pure and bounded.
+"""Who contributed how much: layer-tokens that peers report, over all their runs. Pure and bounded.
 
-Peers report running totals of one run. What a total grew by is counted, at most as much as a machine could have done.
+Peers report running totals of one run. The growth of a total is counted, at most as much as a machine could do.
 """
 
 from __future__ import annotations
@@ -13,69 +13,91 @@ from swarm.ids import PeerId
 from swarm.telemetry.messages import Metrics, Status
 
 MAX_PEERS = 4_096
-MOST_TOKENS_PER_S = 50_000.0
-"""Per layer: more than any machine computes. Who claims more is counted with this."""
+MAX_TOKENS_PER_S = 50_000.0
+"""Per layer: more than any machine computes. A higher claim is cut to this."""
 UNSEEN_S = 86_400.0
-"""For how long somebody may have served before he was first heard."""
+"""For how long a peer may have served before its first message came."""
 SLACK_S = 10.0
 
 
 @dataclass(slots=True)
-class Served:
-    """One peer's part. run: when the run began whose total is `last`. heard_at: when it was told, by our own clock."""
+class Contribution:
+    """One peer's part.
+
+    Attributes:
+        name: the name that its owner gave it.
+        layer_tokens: committed tokens times layers, over all runs.
+        run_started_at: when the run began to which `last_total` belongs; Unix seconds of the peer's clock.
+        last_total: the running total that it reported last.
+        heard_at: when that report came, by this machine's clock.
+    """
 
     name: str | None = None
     layer_tokens: int = 0
-    run: float = 0.0
-    last: int = 0
+    run_started_at: float = 0.0
+    last_total: int = 0
     heard_at: float | None = None
 
 
 @dataclass(slots=True)
-class ServedBook:
-    """What all peers served."""
+class ContributionBook:
+    """The contributions of all peers, at most `MAX_PEERS`."""
 
-    peers: dict[PeerId, Served] = field(default_factory=dict)
+    peers: dict[PeerId, Contribution] = field(default_factory=dict)
 
     def add(self, peer: PeerId, status: Status, metrics: Metrics, now: float) -> None:
-        """Count what a peer did since it was last heard; of its own clock nothing is believed."""
-        served = self.peers.setdefault(peer, Served())
-        if served.run != status.started_at or metrics.layer_tokens < served.last:
-            served.run, served.last = status.started_at, 0
-        seconds = UNSEEN_S if served.heard_at is None else max(now - served.heard_at, 0.0) + SLACK_S
-        most = int(MOST_TOKENS_PER_S * seconds * len(status.span))
-        served.layer_tokens += min(metrics.layer_tokens - served.last, most)
-        served.last, served.heard_at, served.name = metrics.layer_tokens, now, status.name
+        """Count what a peer did since its last report; elapsed time is this machine's, never the peer's."""
+        contribution = self.peers.setdefault(peer, Contribution())
+        if contribution.run_started_at != status.started_at or metrics.layer_tokens < contribution.last_total:
+            contribution.run_started_at, contribution.last_total = status.started_at, 0
+        seconds = UNSEEN_S if contribution.heard_at is None else max(now - contribution.heard_at, 0.0) + SLACK_S
+        max_tokens = int(MAX_TOKENS_PER_S * seconds * len(status.span))
+        contribution.layer_tokens += min(metrics.layer_tokens - contribution.last_total, max_tokens)
+        contribution.last_total, contribution.heard_at, contribution.name = metrics.layer_tokens, now, status.name
         if len(self.peers) > MAX_PEERS:
             del self.peers[min(self.peers, key=lambda one: self.peers[one].layer_tokens)]
 
-    def best(self, count: int) -> list[tuple[PeerId, Served, float]]:
+    def best(self, count: int) -> list[tuple[PeerId, Contribution, float]]:
         """The peers that served most, with their share of all."""
-        whole = sum(served.layer_tokens for served in self.peers.values())
+        total = sum(one.layer_tokens for one in self.peers.values())
         ranked = sorted(self.peers.items(), key=lambda pair: (-pair[1].layer_tokens, pair[0]))
-        return [(peer, served, served.layer_tokens / whole) for peer, served in ranked[:count] if served.layer_tokens]
+        return [
+            (peer, contribution, contribution.layer_tokens / total)
+            for peer, contribution in ranked[:count]
+            if contribution.layer_tokens
+        ]
 
     def dump(self) -> list[list[Any]]:
         """Everything as plain values, to be kept."""
-        return [[peer, one.name, one.layer_tokens, one.run, one.last, one.heard_at] for peer, one in self.peers.items()]
+        return [
+            [peer, one.name, one.layer_tokens, one.run_started_at, one.last_total, one.heard_at]
+            for peer, one in self.peers.items()
+        ]
 
     def load(self, rows: Iterable[Any]) -> None:
         """Take up what `dump` gave; what has another form is left out."""
         for row in rows:
             match row:
-                case [str(peer), str() | None as name, int(total), float(run), int(last), float() | None as heard_at]:
-                    self.peers[PeerId(peer)] = Served(name, total, run, last, heard_at)
+                case [
+                    str(peer),
+                    str() | None as name,
+                    int(total),
+                    float(run_started_at),
+                    int(last_total),
+                    float() | None as heard_at,
+                ]:
+                    self.peers[PeerId(peer)] = Contribution(name, total, run_started_at, last_total, heard_at)
 
 
-def shares(best: Iterable[tuple[PeerId, Served, float]]) -> list[Mapping[str, Any]]:
+def shares(best: Iterable[tuple[PeerId, Contribution, float]]) -> list[Mapping[str, Any]]:
     """The list of contributors as the page shows it."""
     return [
         {
             "peer": peer,
             "short": peer[-8:],
-            "name": served.name,
-            "layer_tokens": served.layer_tokens,
+            "name": contribution.name,
+            "layer_tokens": contribution.layer_tokens,
             "share": round(share, 4),
         }
-        for peer, served, share in best
+        for peer, contribution, share in best
     ]

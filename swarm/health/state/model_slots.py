@@ -1,8 +1,8 @@
-"""Which models the page has room for, so that strangers who make some up do not crowd out those that are. Pure.
+"""Which models the page has room for, so that invented models do not crowd out real ones. Pure.
 
     PROVED   a probe generated text with it, in the last 30 days; kept over restarts
     LISTED   a peer has a signed record of it in the DHT
-    TOLD     telemetry alone speaks of it
+    REPORTED telemetry alone names it
 
 When all slots are taken, a newcomer takes that of a model of lower standing. Else it takes that of an equal which has
 had its slot for `TRIAL_S` without being proved, so they take turns; a proved model never gives way.
@@ -22,48 +22,56 @@ TRIAL_S: Final = 3_600.0
 PROVED_S: Final = 30 * 86_400.0
 MAX_PROVED: Final = 256
 NEW_PER_LOOK: Final = 8
-"""Unknown models at which is looked although all slots are taken: they may have what it takes."""
+"""Unknown models that are looked up although all slots are taken: they may deserve one."""
 
 
 class Standing(enum.IntEnum):
     """The evidence that a model exists."""
 
-    TOLD = 0
+    REPORTED = 0
     LISTED = 1
     PROVED = 2
 
 
 @dataclass(slots=True)
 class ModelSlots:
-    """The models that have one, with their standing and since when they have it. proved: when each last was."""
+    """The models that have a slot, with their standing and since when they have it.
+
+    Attributes:
+        proved: when a probe last generated text with a model, by fingerprint, in Unix seconds; the oldest first.
+    """
 
     proved: dict[str, float] = field(default_factory=dict)
     _taken: dict[str, tuple[Standing, float]] = field(default_factory=dict)
 
     def standing(self, fingerprint: str) -> Standing:
-        """That of a model which has a slot; the least if it has none."""
-        return self._taken.get(fingerprint, (Standing.TOLD, 0.0))[0]
+        """The standing of a model that has a slot; the lowest if it has none."""
+        return self._taken.get(fingerprint, (Standing.REPORTED, 0.0))[0]
 
     def enter(self, fingerprint: str, is_listed: bool, now: float) -> tuple[bool, str | None]:
-        """Ask for a slot, or for the one that it has; whether it has one now, and which model lost its own by that."""
-        standing = Standing.LISTED if is_listed else Standing.TOLD
+        """Take a slot for a model, or keep the one that it has.
+
+        Returns:
+            Whether it has one now, and the model that lost its slot to it.
+        """
+        standing = Standing.LISTED if is_listed else Standing.REPORTED
         if now - self.proved.get(fingerprint, -PROVED_S) < PROVED_S:
             standing = Standing.PROVED
         if fingerprint in self._taken:
             before, since = self._taken[fingerprint]
             self._taken[fingerprint] = max(before, standing), since
             return True, None
-        loser = None
+        evicted = None
         if len(self._taken) >= MAX_MODELS:
-            loser = min(self._taken, key=lambda one: self._taken[one])
-            if not self._gives_way(loser, standing, now):
+            evicted = min(self._taken, key=lambda one: self._taken[one])
+            if not self._gives_way(evicted, standing, now):
                 return False, None
-            del self._taken[loser]
+            del self._taken[evicted]
         self._taken[fingerprint] = standing, now
-        return True, loser
+        return True, evicted
 
     def prove(self, fingerprint: str, now: float) -> None:
-        """A probe generated text with it."""
+        """Note that a probe generated text with it."""
         self.proved.pop(fingerprint, None)
         self.proved[fingerprint] = now
         while len(self.proved) > MAX_PROVED:
@@ -72,11 +80,11 @@ class ModelSlots:
             self._taken[fingerprint] = Standing.PROVED, self._taken[fingerprint][1]
 
     def leave(self, fingerprint: str) -> None:
-        """Nothing is known of it any more."""
+        """Free the slot of a model of which nothing is known any more."""
         self._taken.pop(fingerprint, None)
 
     def choose(self, models: Sequence[ModelIdentity], turn: int) -> list[ModelIdentity]:
-        """Those of a directory at which to look: proved ones, those with a slot, and some of the others in turn."""
+        """The models to look up, of all in the DHT: proved ones, those with a slot, and some of the others in turn."""
         known: list[ModelIdentity] = []
         others: list[ModelIdentity] = []
         for one in models:
@@ -96,11 +104,11 @@ class ModelSlots:
     def load(self, kept: object) -> None:
         """Take up what `dump` gave; what has another form is left out."""
         if isinstance(kept, dict):
-            fit = [(at, name) for name, at in kept.items() if isinstance(name, str) and isinstance(at, float | int)]
-            self.proved = {name: float(at) for at, name in sorted(fit)[-MAX_PROVED:]}
+            valid = [(at, name) for name, at in kept.items() if isinstance(name, str) and isinstance(at, float | int)]
+            self.proved = {name: float(at) for at, name in sorted(valid)[-MAX_PROVED:]}
 
-    def _gives_way(self, loser: str, to: Standing, now: float) -> bool:
-        standing, since = self._taken[loser]
+    def _gives_way(self, evicted: str, to: Standing, now: float) -> bool:
+        standing, since = self._taken[evicted]
         if standing is Standing.PROVED:
             return False
         return standing < to or (standing == to and now - since >= TRIAL_S)

@@ -1,4 +1,4 @@
-"""The health service's ear at the broker: subscribes, lets the guard judge, comes back after every outage."""
+"""The health service's MQTT client: subscribes, passes messages to the guard, reconnects after every outage."""
 
 from __future__ import annotations
 
@@ -20,46 +20,52 @@ logger = logging.getLogger(__name__)
 KEEP_ALIVE_S = 10
 CONNECT_S = 10.0
 MAX_WAITING = 8_192
-"""Messages that wait to be judged; more are dropped, the broker's own queue being no place for them either."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-AT_ONCE = 64
-"""Messages judged before the loop may do other things."""
+"""Messages that wait for the guard; more are dropped."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
+MESSAGES_PER_TURN = 64
+"""Messages handled before the event loop may do other work."""
 
 
-class Feed:
-    """One subscription; `run` never ends by itself.
-
-    heard: called with what is believed and the time. changed: called when the connection comes or goes.
-    """
+class MqttFeed:
+    """One subscription; `run` never ends by itself."""
 
     def __init__(
         self,
         guard: TelemetryGuard,
         prefix: str,
-        heard: Callable[[AcceptedMessage, float], None],
-        changed: Callable[[LinkState, float], None],
+        on_message: Callable[[AcceptedMessage, float], None],
+        on_link_change: Callable[[LinkState, float], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """Prepare; connects nowhere.
+
+        Args:
+            guard: decides which messages are accepted.
+            prefix: first levels of the MQTT topics.
+            on_message: called with each accepted message and the time.
+            on_link_change: called with the time when the connection comes or goes.
+            clock: Unix seconds.
+        """
         self._guard, self._topics = guard, f"{prefix}/v1/+/+/+"
-        self._heard, self._changed, self._clock = heard, changed, clock
+        self._on_message, self._on_link_change, self._clock = on_message, on_link_change, clock
         self._rng = random.SystemRandom()
         self._was_connected = False
 
     async def run(self, address: Callable[[], BrokerAddress]) -> None:
-        """Listen, and come back after every outage; `address` is asked each time."""
-        pause_s, is_told = FIRST_PAUSE_S, False
+        """Listen, and reconnect after every outage; `address` is called before each attempt."""
+        pause_s, is_reported = FIRST_PAUSE_S, False
         while True:
             try:
                 await self._listen(address())
             except (aiomqtt.MqttError, OSError) as error:
-                self._changed(LinkState.DOWN, self._clock())
-                if not is_told or self._was_connected:
+                self._on_link_change(LinkState.DOWN, self._clock())
+                if not is_reported or self._was_connected:
                     logger.warning("the MQTT broker does not answer (%s); trying again", error)
-                    is_told = True
+                    is_reported = True
             if self._was_connected:
                 pause_s = FIRST_PAUSE_S
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def _listen(self, address: BrokerAddress) -> None:
         self._was_connected = False
@@ -79,22 +85,22 @@ class Feed:
             await client.subscribe(self._topics, qos=1)
             _check_cancelled()
             self._was_connected = True
-            self._changed(LinkState.CONNECTED, self._clock())
+            self._on_link_change(LinkState.CONNECTED, self._clock())
             logger.info("listening at %s", address)
-            judged = 0
+            handled = 0
             async for message in client.messages:
-                self._judge(message)
-                judged += 1
-                if judged % AT_ONCE == 0:
+                self._handle(message)
+                handled += 1
+                if handled % MESSAGES_PER_TURN == 0:
                     await asyncio.sleep(0)
 
-    def _judge(self, message: aiomqtt.Message) -> None:
+    def _handle(self, message: aiomqtt.Message) -> None:
         payload = message.payload if isinstance(message.payload, bytes) else b""
         now = self._clock()
         verdict = self._guard.accept(message.topic.value, payload, message.retain, now)
         match verdict:
             case AcceptedMessage():
-                self._heard(verdict, now)
+                self._on_message(verdict, now)
             case _:
                 logger.debug("%s: %s", message.topic.value[:200], verdict.reason)
 

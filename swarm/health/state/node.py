@@ -1,4 +1,4 @@
-"""What is known of one node, as it is shown: plain values. Pure."""
+"""Plain values about one node, as the page, the metrics and the alerts show them. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swarm.layers import Span
 
 
 class Condition(enum.StrEnum):
-    """How a node is, all in all."""
+    """The state of a node, judged from all sources."""
 
     SERVING = "serving"
     JOINING = "joining"
@@ -22,7 +22,7 @@ class Condition(enum.StrEnum):
 
 
 class EvidenceSource(enum.StrEnum):
-    """Who says so."""
+    """Where what is shown of a node comes from."""
 
     MQTT = "mqtt"
     DHT = "dht"
@@ -31,7 +31,7 @@ class EvidenceSource(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReportedModel:
-    """A model as its nodes name it."""
+    """A model as its nodes report it."""
 
     name: str
     fingerprint: str
@@ -40,10 +40,30 @@ class ReportedModel:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node of one model as it is now; times are Unix seconds. disagrees: broker and DHT say different things of it.
+    """One node of one model as it is now.
 
-    probed_ms: what a probe measured of its compute per sweep. agrees: whether its answers were another holder's.
-    is_silent: its telemetry ended without a farewell.
+    Attributes:
+        peer: its id.
+        model: the model that it serves.
+        span: the layers that it holds.
+        condition: its state, judged from all sources.
+        source: where that comes from.
+        device: its device in words.
+        numeric_class: device kind, dtype and codec, which decide the last bits of its results.
+        version: of its program.
+        name: the name that its owner gave it.
+        started_at: when its run began, in Unix seconds.
+        seen_at: when anything last came of it, in Unix seconds.
+        busy: part of the time in which it computes, 0 to 1.
+        kv_free: KV tokens that a new session could take.
+        kv_total: KV tokens that it has.
+        sweeps_per_s: between its last two metrics messages.
+        layer_tokens: committed tokens times layers, in this run.
+        claimed_ms: milliseconds per sweep that it reports, by tree nodes of the sweep.
+        disagrees: broker and DHT differ about it.
+        probed_ms: compute per sweep for the whole span, as a probe measured it.
+        agrees: whether its answers were those of another holder of its layers; None if never compared.
+        is_silent: its telemetry ended without a farewell.
     """
 
     peer: PeerId
@@ -71,7 +91,15 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class SwarmEvent:
-    """Something happened to a node, or to a model (then `peer` is None)."""
+    """Something happened to a node, or to a model.
+
+    Attributes:
+        at: Unix seconds.
+        fingerprint: of the model.
+        peer: the node; None where it is about the model.
+        kind: a node's event, or a condition, or a verdict.
+        text: one line for people.
+    """
 
     at: float
     fingerprint: str
@@ -81,5 +109,5 @@ class SwarmEvent:
 
 
 def by_condition(nodes: Iterable[NodeView]) -> Mapping[Condition, int]:
-    """How many nodes are how."""
+    """How many nodes are in each condition."""
     return Counter(node.condition for node in nodes)

@@ -1,6 +1,6 @@
-"""All that the health service knows, judged: verdicts, alerts and the state that the page shows. Pure; time is given.
+"""All that the health service knows, judged: verdicts, alerts and the state that the page shows. Pure.
 
-`health_state` keeps what came in; this module says what it means. Owns no network and no storage.
+`state.model` keeps what came in; this module says what it means. Time is a parameter. Owns no network and no storage.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.health.alerts.rules import Alert, AlertBook, Change
-from swarm.health.state.assessment import Assessment, LinkState, SourceStatus, all_findings, is_blind
+from swarm.health.state.assessment import Assessment, LinkState, SourceStatus, all_findings, is_unobservable
 from swarm.health.state.contributions import shares
 from swarm.health.state.model import Knowledge
 from swarm.health.state.model_slots import Standing
@@ -21,15 +21,26 @@ from swarm.telemetry.guard import Reason
 
 MAX_NODES_SHOWN = 2_000
 MAX_CONTRIBUTORS = 50
-SKEW_TOLD_S = 300.0
+SKEW_SHOWN_S = 300.0
+"""For how long a message with a wrong clock is a reason for an alert."""
 
 
 @dataclass(slots=True)
 class Overview:
     """The swarm as the health service sees it.
 
-    join: addresses of the swarm for the commands. name: what the swarm is called. refused: how many messages the guard
-    turned away, by reason. newest_changes: alerts that began or ended by the last `assess`.
+    Attributes:
+        join: addresses of the swarm, for the commands that it shows.
+        name: what the swarm is called.
+        started_at: when this service started, in Unix seconds.
+        refused: messages that the guard rejected, by reason.
+        knowledge: what came in about nodes.
+        alerts: open alerts, and those that ended lately.
+        probes: results of probes, by fingerprint.
+        broker: the connection to the MQTT broker.
+        dht: the connection to the DHT.
+        version: rises with every change of more than numbers, beside those of `knowledge`.
+        newest_changes: alerts that began or ended by the last `assess`.
     """
 
     join: Sequence[str]
@@ -47,15 +58,15 @@ class Overview:
     _skewed: int = 0
     _skewed_at: float | None = None
 
-    def broker_is(self, state: LinkState, now: float) -> None:
+    def set_broker_state(self, state: LinkState, now: float) -> None:
         """The connection to the broker changed."""
-        self.version += self.broker.become(state, now)
+        self.version += self.broker.change_to(state, now)
 
-    def dht_is(self, state: LinkState, now: float) -> None:
+    def set_dht_state(self, state: LinkState, now: float) -> None:
         """The DHT answers, or does not any more."""
-        self.version += self.dht.become(state, now)
+        self.version += self.dht.change_to(state, now)
 
-    def probed(self, model: ReportedModel, probe: Probe, now: float) -> None:
+    def record_probe(self, model: ReportedModel, probe: Probe, now: float) -> None:
         """Take in a canary generation."""
         log = self.probes.setdefault(model.fingerprint, ProbeLog())
         log.add(probe, now)
@@ -66,13 +77,13 @@ class Overview:
         for hop in probe.hops:
             layers = hop.span[1] - hop.span[0]
             if hop.peer in spans and layers > 0:
-                self.knowledge.probed(model.fingerprint, hop.peer, hop.compute_ms * len(spans[hop.peer]) / layers)
+                self.knowledge.record_probe(model.fingerprint, hop.peer, hop.compute_ms * len(spans[hop.peer]) / layers)
 
-    def compared(self, model: ReportedModel, comparison: ReplicaComparison) -> None:
-        """Take in a comparison; where two differ, nobody knows which of them is right."""
+    def record_comparison(self, model: ReportedModel, comparison: ReplicaComparison) -> None:
+        """Take in a comparison; where two differ, either may be wrong, so both are marked."""
         if comparison.agrees is not None:
             for peer in (comparison.peer, *comparison.others):
-                self.knowledge.compared(model.fingerprint, peer, comparison.agrees)
+                self.knowledge.record_comparison(model.fingerprint, peer, comparison.agrees)
 
     @property
     def changes(self) -> int:
@@ -87,14 +98,14 @@ class Overview:
     def assess(self, now: float) -> list[Assessment]:
         """Judge every model, note changes of verdicts, and bring the alerts up to date."""
         self.knowledge.forget(now)
-        self.knowledge.listen(now, is_connected=self.broker.state is LinkState.CONNECTED)
-        found = [self._assess(model, nodes, now) for model, nodes in self.knowledge.nodes(now).values()]
-        known = {one.model.fingerprint for one in found}
+        self.knowledge.check_silence(now, is_connected=self.broker.state is LinkState.CONNECTED)
+        assessments = [self._assess(model, nodes, now) for model, nodes in self.knowledge.nodes(now).values()]
+        known = {one.model.fingerprint for one in assessments}
         for kept in (self._grades, self.probes):
             for fingerprint in [one for one in kept if one not in known]:
                 del kept[fingerprint]
-        self._update_alerts(found, now)
-        return sorted(found, key=lambda one: (-one.verdict.grade.rank, one.model.name, one.model.fingerprint))
+        self._update_alerts(assessments, now)
+        return sorted(assessments, key=lambda one: (-one.verdict.grade.rank, one.model.name, one.model.fingerprint))
 
     def _assess(self, model: ReportedModel, nodes: list[NodeView], now: float) -> Assessment:
         log = self.probes.get(model.fingerprint, ProbeLog())
@@ -105,23 +116,23 @@ class Overview:
             self._grades[model.fingerprint] = verdict.grade, now
             if grade is not None:
                 text = f"{model.name} is {verdict.grade}: {verdict.reason}"
-                self.knowledge.note(SwarmEvent(now, model.fingerprint, None, verdict.grade.value, text))
+                self.knowledge.add_event(SwarmEvent(now, model.fingerprint, None, verdict.grade.value, text))
         return Assessment(model, nodes, verdict, since, log)
 
-    def _update_alerts(self, found: Sequence[Assessment], now: float) -> None:
+    def _update_alerts(self, assessments: Sequence[Assessment], now: float) -> None:
         skewed = self.refused.get(Reason.SKEWED, 0)
         if skewed > self._skewed:
             self._skewed, self._skewed_at = skewed, now
-        is_skewed = self._skewed_at is not None and now - self._skewed_at < SKEW_TOLD_S
+        is_skewed = self._skewed_at is not None and now - self._skewed_at < SKEW_SHOWN_S
         slots = self.knowledge.slots
-        vouched = [one for one in found if slots.standing(one.model.fingerprint) > Standing.TOLD]
-        findings = all_findings(vouched, self.broker, self.dht, is_skewed)
-        changes = self.alerts.update(findings, now, lambda finding: is_blind(finding, vouched))
+        trusted = [one for one in assessments if slots.standing(one.model.fingerprint) > Standing.REPORTED]
+        findings = all_findings(trusted, self.broker, self.dht, is_skewed)
+        changes = self.alerts.update(findings, now, lambda finding: is_unobservable(finding, trusted))
         self.version += len(changes)
         self.newest_changes = changes
 
-    def state(self, found: Sequence[Assessment], now: float) -> dict[str, Any]:
-        """The state as JSON values; `found` is what `assess` said."""
+    def state(self, assessments: Sequence[Assessment], now: float) -> dict[str, Any]:
+        """The state as JSON values; `assessments` is the result of `assess`."""
         knowledge = self.knowledge
         return {
             "v": 1,
@@ -130,10 +141,10 @@ class Overview:
             "swarm": self.name,
             "sources": {"broker": self.broker.shown(), "dht": self.dht.shown()},
             "refused": {reason.value: count for reason, count in self.refused.items()},
-            "models": [_model(one) for one in found],
+            "models": [_model(one) for one in assessments],
             "alerts": [_alert(alert) for alert in self.alerts.open()],
             "events": [_event(event) for event in knowledge.events],
-            "contributors": shares(knowledge.served.best(MAX_CONTRIBUTORS)),
+            "contributors": shares(knowledge.contributions.best(MAX_CONTRIBUTORS)),
         }
 
 

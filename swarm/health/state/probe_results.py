@@ -18,7 +18,15 @@ HOUR_S = 3_600.0
 
 @dataclass(frozen=True, slots=True)
 class HopProbe:
-    """One hop of a probe's chain; medians. link_ms: one way, from the machine before it. span: what it computed."""
+    """One hop of a probe's chain; times are medians over its sweeps.
+
+    Attributes:
+        peer: the node.
+        span: the layers that it computed, half-open.
+        link_ms: one way, from the machine before it.
+        queue_ms: waiting at the node.
+        compute_ms: computing.
+    """
 
     peer: PeerId
     span: tuple[int, int]
@@ -29,9 +37,18 @@ class HopProbe:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A canary generation. ok: None where it could not be made, which says nothing of the swarm.
+    """A canary generation.
 
-    tokens: prompt and new ones, what it cost. return_ms: from the tail back to the prober.
+    Attributes:
+        ok: whether it made its tokens; None where it could not be started, which says nothing of the swarm.
+        error: why not.
+        tokens: prompt and new tokens, which is its cost.
+        ttft_ms: time to the first token.
+        tokens_per_s: after the first token.
+        acceptance_length: tokens per sweep.
+        sweep_ms: median time of a sweep.
+        hops: its chain, in order.
+        return_ms: one way from the tail back to the prober.
     """
 
     ok: bool | None
@@ -47,7 +64,15 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaComparison:
-    """The same generation over a peer and around it. agrees: None if nobody can tell. others: its stand-ins."""
+    """The same generation over a peer and around it.
+
+    Attributes:
+        peer: the node under test.
+        others: the nodes that held its layers in the other chain.
+        agrees: whether both gave the same tokens; None if one of the two could not be made.
+        tokens: prompt and new tokens of both.
+        error: why one could not be made.
+    """
 
     peer: PeerId
     others: tuple[PeerId, ...]
@@ -122,9 +147,13 @@ def _hop(raw: Mapping[str, Any]) -> HopProbe:
 
 @dataclass(slots=True)
 class ProbeLog:
-    """The probes of one model. last: the last that said something. failures: of them, in a row up to now.
+    """The probes of one model.
 
-    trouble: why the newest could not be made, None if it could.
+    Attributes:
+        last: the newest that passed or failed.
+        last_at: when it ended, in Unix seconds.
+        failures: probes in a row, up to now, that failed.
+        trouble: why the newest could not be started; None if it could.
     """
 
     last: Probe | None = None
@@ -133,7 +162,7 @@ class ProbeLog:
     trouble: str | None = None
 
     def add(self, probe: Probe, now: float) -> None:
-        """Take in the newest."""
+        """Take in the newest probe."""
         if probe.ok is None:
             self.trouble = probe.error
             return
@@ -150,11 +179,11 @@ class ProbeBudget:
     _spent: deque[tuple[float, int]] = field(default_factory=deque)
 
     def left(self, now: float) -> int:
-        """What may be spent now."""
+        """Tokens that may be spent now."""
         while self._spent and now - self._spent[0][0] >= HOUR_S:
             self._spent.popleft()
         return self.tokens_per_hour - sum(tokens for _, tokens in self._spent)
 
     def spend(self, tokens: int, now: float) -> None:
-        """Note what a probe cost."""
+        """Note the tokens of a probe."""
         self._spent.append((now, tokens))

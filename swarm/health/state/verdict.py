@@ -1,4 +1,4 @@
-"""How a model fares: from its nodes and probes to a verdict, its reason, and the command that helps most. Pure.
+"""How a model fares: from its nodes and probes to a verdict, its reason, and the commands that help. Pure.
 
 broken     some layer has no serving machine, or no chain of one numeric class, or the last two probes failed
 degraded   the last probe failed, or broker and DHT disagree
@@ -34,10 +34,15 @@ class Grade(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is the matter with a model.
+    """How a model fares, and why.
 
-    missing: layers without a serving machine. replicas: serving machines per layer. margin: machines that may go, any
-    ones, before it breaks. fixes: commands, the one that helps most first.
+    Attributes:
+        grade: the verdict's word.
+        reason: one line for people.
+        missing: layers without a serving machine.
+        replicas: serving machines per layer.
+        margin: machines, whichever they are, that may go while the model still works.
+        fixes: commands, the one that helps most first.
     """
 
     grade: Grade
@@ -49,26 +54,26 @@ class Verdict:
 
 
 def judge(model: ReportedModel, nodes: Sequence[NodeView], failures: int, join: Sequence[str]) -> Verdict:
-    """Say how a model is.
+    """Judge a model.
 
     Args:
         model: which.
-        nodes: all that is known of it.
-        failures: probes that failed since the last that did not.
+        nodes: all its nodes.
+        failures: probes in a row, up to now, that failed.
         join: an address of the swarm, for the commands.
     """
     serving = [node for node in nodes if node.condition is Condition.SERVING]
     replicas = count_replicas(serving, model.num_layers)
     missing = tuple(Span(*gap) for gap in missing_layers([node.span for node in serving], model.num_layers))
-    survivable = sum(_fewest(kind, model.num_layers) for kind in _by_class(serving))
-    grade, reason = _grade(missing, survivable, failures, serving)
-    wanted = missing or (_weakest(replicas, serving) if survivable <= 1 and replicas else ())
-    fixes = tuple(serve_line(model.name, span, join) for span in wanted[:MAX_FIXES])
-    return Verdict(grade, reason, missing, replicas, max(survivable - 1, 0), fixes)
+    machines_to_break = sum(_min_holders(one_class, model.num_layers) for one_class in _by_class(serving))
+    grade, reason = _grade(missing, machines_to_break, failures, serving)
+    weak_spans = missing or (_weakest(replicas, serving) if machines_to_break <= 1 and replicas else ())
+    fixes = tuple(serve_line(model.name, span, join) for span in weak_spans[:MAX_FIXES])
+    return Verdict(grade, reason, missing, replicas, max(machines_to_break - 1, 0), fixes)
 
 
 def count_replicas(serving: Iterable[NodeView], num_layers: int) -> tuple[int, ...]:
-    """Machines per layer."""
+    """Serving machines per layer."""
     steps = [0] * (num_layers + 1)
     for node in serving:
         steps[node.span.start] += 1
@@ -81,45 +86,47 @@ def count_replicas(serving: Iterable[NodeView], num_layers: int) -> tuple[int, .
 
 
 def _by_class(serving: Sequence[NodeView]) -> list[list[NodeView]]:
-    """A chain never mixes numeric classes, so each has to cover the model by itself."""
+    """Nodes by numeric class: a chain never mixes classes, so each has to cover the model by itself."""
     classes: dict[str, list[NodeView]] = {}
     for node in serving:
         classes.setdefault(node.numeric_class, []).append(node)
     return list(classes.values())
 
 
-def _fewest(nodes: Sequence[NodeView], num_layers: int) -> int:
-    """How many machines hold the layer that the fewest hold: as many must go before these cover no chain."""
+def _min_holders(nodes: Sequence[NodeView], num_layers: int) -> int:
+    """Machines of the layer that the fewest hold: as many must go before these machines form no chain."""
     return min(count_replicas(nodes, num_layers), default=0)
 
 
-def _grade(missing: Sequence[Span], survivable: int, failures: int, serving: Sequence[NodeView]) -> tuple[Grade, str]:
+def _grade(
+    missing: Sequence[Span], machines_to_break: int, failures: int, serving: Sequence[NodeView]
+) -> tuple[Grade, str]:
     if missing:
         return Grade.BROKEN, f"nobody serves {name_layers(missing[:MAX_FIXES])}"
-    if survivable == 0:
+    if machines_to_break == 0:
         return Grade.BROKEN, f"no chain of one numeric class covers it ({_classes(serving)})"
     if failures >= 2:
         return Grade.BROKEN, f"the last {failures} probes failed"
     if failures:
         return Grade.DEGRADED, "the last probe failed"
-    torn = sum(node.disagrees for node in serving)
-    if torn:
-        return Grade.DEGRADED, f"broker and DHT disagree about {_machines(torn)}"
-    if survivable == 1:
+    disagreeing = sum(node.disagrees for node in serving)
+    if disagreeing:
+        return Grade.DEGRADED, f"broker and DHT disagree about {_machines(disagreeing)}"
+    if machines_to_break == 1:
         return Grade.SERVING, "one machine away from breaking: some layers have a single one"
-    return Grade.SERVING, f"every layer has at least {_machines(survivable)}"
+    return Grade.SERVING, f"every layer has at least {_machines(machines_to_break)}"
 
 
 def _weakest(replicas: Sequence[int], serving: Sequence[NodeView]) -> tuple[Span, ...]:
     """The layers that the fewest machines hold, in pieces as large as machines here take."""
-    fewest, longest = min(replicas), max(len(node.span) for node in serving)
+    min_count, max_length = min(replicas), max(len(node.span) for node in serving)
     spans: list[Span] = []
     start: int | None = None
-    for layer, count in enumerate([*replicas, fewest + 1]):
-        if count > fewest and start is not None:
-            spans += [Span(at, min(at + longest, layer)) for at in range(start, layer, longest)]
+    for layer, count in enumerate([*replicas, min_count + 1]):
+        if count > min_count and start is not None:
+            spans += [Span(at, min(at + max_length, layer)) for at in range(start, layer, max_length)]
             start = None
-        elif count == fewest and start is None:
+        elif count == min_count and start is None:
             start = layer
     return tuple(spans)
 

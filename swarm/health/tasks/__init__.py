@@ -1,1 +1,1 @@
-"""What the health service does all the time: record, probe, publish."""
+"""The background work of the health service: judge and record, probe, publish."""

@@ -1,8 +1,8 @@
-"""How models fared, kept in SQLite over restarts: 5 s for an hour, a minute for a day, 15 minutes for 30 days.
+"""How models fared, stored in SQLite over restarts: 5 s for an hour, a minute for a day, 15 minutes for 30 days.
 
-A sample is folded into its bucket of every resolution as it comes, so nothing has to be rolled up later. A bucket keeps
-the worst verdict and, for each verdict, the seconds that it held: what is said of a month are shares of those. Rows are
-per model and not per node, and the number of models is bounded, so the file is too.
+A sample is folded into its bucket of every resolution as it comes, so nothing has to be rolled up later. A bucket holds
+the worst verdict and, for each verdict, the seconds for which it held; the page shows shares of those. Rows are per
+model and not per node, and the number of models is bounded, so the file is too. Owns the file, judges nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,18 @@ T = TypeVar("T")
 
 MAX_MODELS: Final = 128
 PRUNE_S: Final = 60.0
+"""Time between deletions of expired buckets."""
 _VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How far back, and how finely."""
+    """A resolution of the history.
+
+    Attributes:
+        step_s: length of a bucket.
+        kept_s: how far back buckets are stored.
+    """
 
     step_s: int
     kept_s: int
@@ -37,7 +43,7 @@ class Window:
 
 WINDOWS: Final = {"1h": Window(5, 3_600), "24h": Window(60, 86_400), "30d": Window(900, 30 * 86_400)}
 SAMPLE_S: Final = WINDOWS["1h"].step_s
-"""How long a sample stands for a model, where nothing else is known."""
+"""Time between samples, and the time for which one counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +55,10 @@ class Sample:
         grade: its verdict.
         min_replicas: machines of the layer that the fewest hold.
         machines: machines that serve it.
-        sweeps_per_s: sweeps through the whole model, where nodes tell.
+        sweeps_per_s: sweeps through the whole model, where nodes report them.
         tokens_per_s: speed of a probe, where one was made since the last sample.
         ttft_ms: time to that probe's first token.
-        seconds: time for which the sample stands, up to its moment.
+        seconds: time for which the sample counts, up to its moment.
     """
 
     fingerprint: str
@@ -89,7 +95,7 @@ UPDATE points SET
 PRAGMA user_version = 2;
 COMMIT;
 """
-"""A bucket of version 1 knows the worst of its verdicts only, which then counts for all of its time."""
+"""A bucket of version 1 has the worst of its verdicts only, which then counts for all of its time."""
 
 _FOLD = """
 INSERT INTO points VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -128,11 +134,11 @@ class History:
 
     @classmethod
     def open(cls, path: Path) -> History:
-        """A history that is opened when it is entered."""
+        """A history; `async with` opens the file."""
         return cls(path)
 
     async def __aenter__(self) -> Self:
-        """Open the file, or make it.
+        """Open the file, or create it.
 
         Raises:
             ConfigError: it cannot be used.
@@ -164,22 +170,22 @@ class History:
         """A model's history as JSON values.
 
         Raises:
-            KeyError: nothing is known of it.
+            KeyError: nothing is recorded of it.
             sqlite3.Error: the file cannot be read.
         """
         return await self._run(lambda: self._points(fingerprint, window, now))
 
-    async def keep(self, name: str, value: Any) -> None:  # noqa: ANN401  (JSON values)
-        """Keep something under a name, in place of what was there.
+    async def save(self, name: str, value: Any) -> None:  # noqa: ANN401  (JSON values)
+        """Store a value under a name, in place of what was there.
 
         Raises:
             sqlite3.Error: the disk is full, the file is damaged …
         """
-        await self._run(lambda: self._keep(name, json.dumps(value)))
+        await self._run(lambda: self._save(name, json.dumps(value)))
 
-    async def kept(self, name: str) -> Any:  # noqa: ANN401  (JSON values)
-        """What was kept under a name; None if nothing was."""
-        return await self._run(lambda: self._kept(name))
+    async def load(self, name: str) -> Any:  # noqa: ANN401  (JSON values)
+        """The value stored under a name; None if there is none."""
+        return await self._run(lambda: self._load(name))
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -231,31 +237,31 @@ class History:
             self._db.execute(f"DELETE FROM points WHERE model NOT IN ({newest})", (MAX_MODELS,))
 
     def _points(self, fingerprint: str, window: str, now: float) -> dict[str, Any]:
-        wanted = WINDOWS[window]
+        selected = WINDOWS[window]
         known = self._db.execute("SELECT 1 FROM points WHERE model = ? LIMIT 1", (fingerprint,)).fetchone()
         if known is None:
             raise KeyError(fingerprint)
-        rows = self._db.execute(_READ, (fingerprint, wanted.step_s, int(now) - wanted.kept_s))
+        rows = self._db.execute(_READ, (fingerprint, selected.step_s, int(now) - selected.kept_s))
         grades = list(Grade)
         points = [
             {
                 "at": at,
                 "verdict": grades[worst].value,
                 "seconds": {grade.value: round(held, 1) for grade, held in zip(grades, seconds, strict=True) if held},
-                "min_replicas": fewest,
+                "min_replicas": min_replicas,
                 "machines": round(machines, 1),
                 "tokens_per_s": _rounded(tokens_per_s),
                 "ttft_ms": _rounded(ttft_ms),
                 "sweeps_per_s": _rounded(sweeps_per_s),
             }
-            for at, worst, *seconds, fewest, machines, tokens_per_s, ttft_ms, sweeps_per_s in rows
+            for at, worst, *seconds, min_replicas, machines, tokens_per_s, ttft_ms, sweeps_per_s in rows
         ]
-        return {"v": 1, "model": fingerprint, "window": window, "step_s": wanted.step_s, "points": points}
+        return {"v": 1, "model": fingerprint, "window": window, "step_s": selected.step_s, "points": points}
 
-    def _keep(self, name: str, text: str) -> None:
+    def _save(self, name: str, text: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (name, text))
 
-    def _kept(self, name: str) -> Any:  # noqa: ANN401
+    def _load(self, name: str) -> Any:  # noqa: ANN401
         row = self._db.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
         return None if row is None else json.loads(row[0])
 
@@ -281,6 +287,6 @@ def _rounded(value: float | None) -> float | None:
 
 
 def default_data_path(environment: dict[str, str]) -> Path:
-    """Where the history lies if nobody says: `canopy/health.sqlite3` in the user's data folder."""
+    """Where the history lies without `--data`: `canopy/health.sqlite3` in the user's data folder."""
     base = environment.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(base).expanduser() / "canopy" / "health.sqlite3"

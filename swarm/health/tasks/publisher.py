@@ -1,4 +1,4 @@
-"""The newest state as bytes, and its readers: each gets the newest when it is ready, and none holds others up."""
+"""The newest state as bytes, and its readers: each gets the newest when it is ready, and none delays others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StatePublisher:
 
     @property
     def packed(self) -> bytes:
-        """The same, compressed once for everybody."""
+        """The same, compressed with gzip once for all readers."""
         if self._packed is None:
             self._packed = gzip.compress(self._json, compresslevel=1)
         return self._packed
@@ -58,7 +58,7 @@ class StatePublisher:
         self._wake()
 
     async def frames(self, heartbeat_s: float = HEARTBEAT_S) -> AsyncGenerator[bytes, None]:
-        """Server-sent events: the state whenever it is a new one, and a sign of life in between."""
+        """Server-sent events: every newer state, and a heartbeat where none comes."""
         self.readers += 1
         seen = 0
         try:

@@ -1,4 +1,4 @@
-"""Judges twice a second, publishes what is new, and writes the history. Owns no network."""
+"""The health loop: judges twice a second, publishes what is new, and writes the history. Owns no network."""
 
 from __future__ import annotations
 
@@ -22,43 +22,53 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
 IDLE_S = 5.0
-"""Something changes by time alone; and readers see that the service lives."""
-NUMBERS_S = 1.0
-"""How often mere numbers are published at most."""
+"""Longest time between states: some things change by time alone, and readers see that the service is alive."""
+NUMBERS_INTERVAL_S = 1.0
+"""Shortest time between states of which only numbers differ."""
 BYTES_PER_S = 256_000
-"""Of mere numbers to every reader, where the state is large."""
-KEEP_S = 60.0
+"""Most bytes of such states to each reader: a large state is published less often."""
+SAVE_S = 60.0
+"""Time between writes of what must survive a restart."""
 
 
 @dataclass(slots=True)
 class HealthLoop:
-    """Turns what is known into what is shown and kept. tell: called with the alerts that began or ended."""
+    """Turns what is known into what is shown and stored.
+
+    Attributes:
+        overview: what is known.
+        publisher: holds the state that readers get.
+        history: the file.
+        clock: Unix seconds.
+        on_changes: called with the alerts that began or ended.
+        assessments: the models as last judged.
+    """
 
     overview: Overview
     publisher: StatePublisher
     history: History
     clock: Callable[[], float] = time.time
-    tell: Callable[[Sequence[Change]], None] = lambda _: None
-    found: Sequence[Assessment] = ()
+    on_changes: Callable[[Sequence[Change]], None] = lambda _: None
+    assessments: Sequence[Assessment] = ()
     _published_at: float = field(default=-1e9)
     _urgent: int = -1
     _changes: int = -1
     _sampled_at: float = field(default=-1e9)
-    _kept_at: float = field(default=-1e9)
+    _saved_at: float = field(default=-1e9)
     _probes: dict[str, float] = field(default_factory=dict)
     _is_failing: bool = False
 
     async def load(self) -> None:
-        """Take up what was kept when the service last ran."""
-        kept = await self.history.kept("served")
-        if isinstance(kept, list):
-            self.overview.knowledge.served.load(kept)
-        load_book(self.overview.alerts, await self.history.kept("alerts"))
-        self.overview.knowledge.slots.load(await self.history.kept("slots"))
-        self._kept_at = self.clock()
+        """Load what the last run stored."""
+        saved = await self.history.load("served")
+        if isinstance(saved, list):
+            self.overview.knowledge.contributions.load(saved)
+        load_book(self.overview.alerts, await self.history.load("alerts"))
+        self.overview.knowledge.slots.load(await self.history.load("slots"))
+        self._saved_at = self.clock()
 
     async def run(self) -> None:
-        """Work for ever."""
+        """Judge, publish and write, for ever."""
         while True:
             self.step()
             await self._write()
@@ -67,12 +77,12 @@ class HealthLoop:
     def step(self) -> None:
         """Judge, and publish if there is reason to."""
         now, overview = self.clock(), self.overview
-        self.found = overview.assess(now)
+        self.assessments = overview.assess(now)
         if overview.newest_changes:
-            self._kept_at = -1e9  # so that a restart does not tell them again
-            self.tell(overview.newest_changes)
+            self._saved_at = -1e9  # written at once, so that a restart does not report them again
+            self.on_changes(overview.newest_changes)
         age_s = now - self._published_at
-        numbers_s = max(NUMBERS_S, len(self.publisher.json) / BYTES_PER_S)
+        numbers_s = max(NUMBERS_INTERVAL_S, len(self.publisher.json) / BYTES_PER_S)
         is_due = (
             overview.urgent != self._urgent
             or (overview.changes != self._changes and age_s >= numbers_s)
@@ -80,33 +90,33 @@ class HealthLoop:
         )
         if is_due:
             self._urgent, self._changes, self._published_at = overview.urgent, overview.changes, now
-            self.publisher.publish(overview.state(self.found, now))
+            self.publisher.publish(overview.state(self.assessments, now))
 
     async def points(self, fingerprint: str, window: str) -> dict[str, Any]:
         """A model's history as JSON values.
 
         Raises:
-            KeyError: nothing is known of it.
+            KeyError: nothing is recorded of it, and it is not known now.
         """
         try:
             return await self.history.points(fingerprint, window, self.clock())
         except KeyError:
-            if all(one.model.fingerprint != fingerprint for one in self.found):
+            if all(one.model.fingerprint != fingerprint for one in self.assessments):
                 raise
-            step_s = WINDOWS[window].step_s  # it has only just come
+            step_s = WINDOWS[window].step_s  # known, but not sampled yet
             return {"v": 1, "model": fingerprint, "window": window, "step_s": step_s, "points": []}
 
     async def close(self) -> None:
-        """Write down at last what must survive a restart."""
+        """Write what must survive a restart."""
         try:
-            await self._keep()
+            await self._save()
         except sqlite3.Error as error:
             logger.warning("the history cannot be written (%s)", error)
 
-    async def _keep(self) -> None:
-        await self.history.keep("served", self.overview.knowledge.served.dump())
-        await self.history.keep("alerts", dump_book(self.overview.alerts))
-        await self.history.keep("slots", self.overview.knowledge.slots.dump())
+    async def _save(self) -> None:
+        await self.history.save("served", self.overview.knowledge.contributions.dump())
+        await self.history.save("alerts", dump_book(self.overview.alerts))
+        await self.history.save("slots", self.overview.knowledge.slots.dump())
 
     async def _write(self) -> None:
         now = self.clock()
@@ -114,11 +124,11 @@ class HealthLoop:
             since_s = now - self._sampled_at
             if not 0 <= since_s < SAMPLE_S:
                 self._sampled_at = now
-                seconds = since_s if SAMPLE_S <= since_s <= 2 * SAMPLE_S else SAMPLE_S  # after a gap nobody looked
-                await self.history.add([self._sample(one, seconds) for one in self.found], now)
-            if not 0 <= now - self._kept_at < KEEP_S:
-                self._kept_at = now
-                await self._keep()
+                seconds = since_s if SAMPLE_S <= since_s <= 2 * SAMPLE_S else SAMPLE_S  # a longer gap was not watched
+                await self.history.add([self._sample(one, seconds) for one in self.assessments], now)
+            if not 0 <= now - self._saved_at < SAVE_S:
+                self._saved_at = now
+                await self._save()
             self._is_failing = False
         except sqlite3.Error as error:
             if not self._is_failing:
@@ -143,8 +153,8 @@ class HealthLoop:
 
 
 def _sweeps_per_s(nodes: Sequence[NodeView], num_layers: int) -> float | None:
-    """Sweeps through the whole model: what nodes do, by the part of the model that they hold."""
-    told = [node for node in nodes if node.sweeps_per_s is not None]
-    if not told or not num_layers:
+    """Sweeps through the whole model: those of each node, times the part of the layers that it holds."""
+    reported = [node for node in nodes if node.sweeps_per_s is not None]
+    if not reported or not num_layers:
         return None
-    return sum((node.sweeps_per_s or 0.0) * len(node.span) for node in told) / num_layers
+    return sum((node.sweeps_per_s or 0.0) * len(node.span) for node in reported) / num_layers

@@ -20,17 +20,17 @@ _CACHED: Final = {"cache-control": "public, max-age=30"}
 MAX_NAME: Final = 200
 
 
-def alert_routes(clerk: HealthLoop) -> APIRouter:
-    """The routes; what they show is the clerk's."""
+def alert_routes(health_loop: HealthLoop) -> APIRouter:
+    """The routes; the health loop has the data."""
     router = APIRouter()
 
     async def alerts(
         model: Annotated[str | None, Query(max_length=MAX_NAME, description="a model's name or fingerprint")] = None,
     ) -> Response:
         """The alerts that hold now, the worst first, and those that ended lately, the newest first."""
-        shown = alerts_shown(clerk.overview.alerts, clerk.clock())
+        shown = alerts_shown(health_loop.overview.alerts, health_loop.clock())
         if model is not None:
-            _check_known(clerk, model)
+            _check_known(health_loop, model)
             for name in ("open", "ended"):
                 shown[name] = [one for one in shown[name] if model in (one["model"], one["model_name"])]
         text = json.dumps(shown, separators=(",", ":"))
@@ -41,12 +41,12 @@ def alert_routes(clerk: HealthLoop) -> APIRouter:
         model: Annotated[str | None, Query(max_length=MAX_NAME, description="a model's name or fingerprint")] = None,
     ) -> Response:
         """RSS 2.0: an item for whatever began, became worse or ended; answers If-None-Match and If-Modified-Since."""
-        changes = list(clerk.overview.alerts.changes)
+        changes = list(health_loop.overview.alerts.changes)
         if model is not None:
-            _check_known(clerk, model)
+            _check_known(health_loop, model)
             changes = [change for change in changes if _is_about(change.alert, model)]
         site = str(request.base_url)
-        data = rss(changes, site, str(request.url), clerk.overview.name, model)
+        data = rss(changes, site, str(request.url), health_loop.overview.name, model)
         return _conditional(request, data, changes)
 
     for path, handler, summary in (
@@ -62,9 +62,9 @@ def _is_about(alert: Alert, model: str) -> bool:
     return model in (alert.finding.fingerprint, alert.finding.model)
 
 
-def _check_known(clerk: HealthLoop, model: str) -> None:
-    book = clerk.overview.alerts
-    known = {name for one in clerk.found for name in (one.model.name, one.model.fingerprint)}
+def _check_known(health_loop: HealthLoop, model: str) -> None:
+    book = health_loop.overview.alerts
+    known = {name for one in health_loop.assessments for name in (one.model.name, one.model.fingerprint)}
     if model not in known and not any(_is_about(change.alert, model) for change in book.changes):
         raise HTTPException(404, "no model of that name or fingerprint is known")
 
@@ -80,7 +80,7 @@ def _conditional(request: Request, data: bytes, changes: Sequence[Change]) -> Re
 
 
 def _is_unchanged(request: Request, tag: str, changes: Sequence[Change]) -> bool:
-    """Whether the reader has it already; a tag, if there is one, decides alone (RFC 9110, 13.2.2)."""
+    """Whether the client has this version already; a tag, if there is one, decides alone (RFC 9110, 13.2.2)."""
     tags = request.headers.get("if-none-match")
     if tags is not None:
         return tags.strip() == "*" or tag in [one.strip().removeprefix("W/") for one in tags.split(",")]

@@ -1,9 +1,14 @@
-"""The health service over HTTP: state, history, a live stream, the page. Read-only; owns no knowledge of its own."""
+"""The health service over HTTP: state, history, a live stream, badges, the page and the API's reference.
+
+Read-only; owns no data of its own.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -12,8 +17,7 @@ from fastapi.responses import FileResponse, HTMLResponse, Response, StreamingRes
 from fastapi.staticfiles import StaticFiles
 
 from swarm.health.tasks.publisher import StatePublisher
-from swarm.health.web.badge_routes import badge_router
-from swarm.health.web.docs_page import listing
+from swarm.health.web.badge import MAX_LABEL, badge
 from swarm.metrics.http import Guarded
 
 PAGE: Final = Path(__file__).parent / "page"
@@ -21,11 +25,15 @@ Window = Literal["1h", "24h", "30d"]
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Response]])
 Points = Callable[[str, Window], Awaitable[dict[str, Any]]]
 
-_FRESH: Final = {"cache-control": "no-store"}
+MAX_AGE_S: Final = 30
+"""How long a badge may be cached."""
+MAX_NAME: Final = 300
+SUFFIX: Final = ".svg"
+_NO_STORE: Final = {"cache-control": "no-store"}
 
 
 def make_app(publisher: StatePublisher, points: Points, page: Path = PAGE) -> FastAPI:
-    """The whole of it as an ASGI application.
+    """All routes but those of alerts and metrics, as an ASGI application.
 
     Args:
         publisher: holds the state.
@@ -41,14 +49,14 @@ def make_app(publisher: StatePublisher, points: Points, page: Path = PAGE) -> Fa
         redoc_url=None,
     )
     _add_api(app, publisher, points)
-    app.include_router(badge_router(lambda: publisher.state))
+    _add_badges(app, publisher)
     _add_page(app, page)
     app.add_middleware(Guarded)
     return app
 
 
-class Files(StaticFiles):
-    """The page's files, asked for again each time, so that a new version is seen at once; unchanged ones are a 304."""
+class PageFiles(StaticFiles):
+    """The page's files, revalidated each time, so that a new version is seen at once; unchanged ones are a 304."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:  # noqa: ANN401 - starlette's own
         """One file."""
@@ -62,9 +70,9 @@ def _add_api(app: FastAPI, publisher: StatePublisher, points: Points) -> None:
     async def state(request: Request) -> Response:
         """Verdicts, nodes, layers, probes, alerts, events and contributors, at most half a second old."""
         if "gzip" in request.headers.get("accept-encoding", ""):
-            headers = {**_FRESH, "content-encoding": "gzip", "vary": "accept-encoding"}
+            headers = {**_NO_STORE, "content-encoding": "gzip", "vary": "accept-encoding"}
             return Response(publisher.packed, headers=headers, media_type="application/json")
-        return Response(publisher.json, headers={**_FRESH, "vary": "accept-encoding"}, media_type="application/json")
+        return Response(publisher.json, headers={**_NO_STORE, "vary": "accept-encoding"}, media_type="application/json")
 
     @_read(app, "/api/v1/history", "How a model fared")
     async def history(
@@ -84,15 +92,35 @@ def _add_api(app: FastAPI, publisher: StatePublisher, points: Points) -> None:
     async def stream(request: Request) -> Response:
         """Server-sent events: `state` with everything, at most twice a second; slow readers get the newest only."""
         if request.method == "HEAD":
-            return Response(headers=_FRESH, media_type="text/event-stream")
+            return Response(headers=_NO_STORE, media_type="text/event-stream")
         if not publisher.has_room:
             raise HTTPException(503, "too many readers; poll /api/v1/state", {"retry-after": "30"})
-        headers = {**_FRESH, "x-accel-buffering": "no"}
+        headers = {**_NO_STORE, "x-accel-buffering": "no"}
         return StreamingResponse(publisher.frames(), headers=headers, media_type="text/event-stream")
 
     @_read(app, "/api/v1/docs")
     async def docs() -> Response:
-        return HTMLResponse(listing(app.openapi()))
+        return HTMLResponse(reference_html(app.openapi()))
+
+
+def _add_badges(app: FastAPI, publisher: StatePublisher) -> None:
+    @_read(app, "/badge/{model:path}", "A model's verdict as a small SVG")
+    async def picture(
+        request: Request,
+        model: str,
+        label: Annotated[str | None, Query(max_length=MAX_LABEL, description="instead of the model's name")] = None,
+    ) -> Response:
+        """By the model's name, which may hold a slash, or its fingerprint, and `.svg`; an unknown one is a 404."""
+        name = model.removesuffix(SUFFIX)
+        if name == model or not name or len(name) > MAX_NAME:
+            raise HTTPException(404, "a badge is at /badge/MODEL.svg")
+        drawn = badge(publisher.state, name, label)
+        body = drawn.svg.encode()
+        tag = f'"{hashlib.sha256(body).hexdigest()[:24]}"'
+        headers = {"cache-control": f"public, max-age={MAX_AGE_S}", "etag": tag}
+        if drawn.is_known and tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(body, 200 if drawn.is_known else 404, headers, "image/svg+xml")
 
 
 def _add_page(app: FastAPI, page: Path) -> None:
@@ -100,7 +128,7 @@ def _add_page(app: FastAPI, page: Path) -> None:
     async def index() -> Response:
         return FileResponse(page / "index.html", headers={"cache-control": "no-cache"})
 
-    app.mount("/page", Files(directory=page, check_dir=False))
+    app.mount("/page", PageFiles(directory=page, check_dir=False))
 
 
 def _read(app: FastAPI, path: str, summary: str | None = None) -> Callable[[Handler], Handler]:
@@ -115,4 +143,40 @@ def _read(app: FastAPI, path: str, summary: str | None = None) -> Callable[[Hand
 
 
 def _json(values: dict[str, Any]) -> Response:
-    return Response(json.dumps(values, separators=(",", ":")), headers=_FRESH, media_type="application/json")
+    return Response(json.dumps(values, separators=(",", ":")), headers=_NO_STORE, media_type="application/json")
+
+
+def reference_html(openapi: dict[str, Any]) -> str:
+    """The API's reference as plain HTML, from its OpenAPI description: no script, no style, nothing from elsewhere."""
+    info = openapi["info"]
+    title = escape(info["title"])
+    return "\n".join(
+        [
+            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}: API</title>',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"</head><body><main><h1>{title}: API</h1>",
+            f"<p>{escape(info.get('description', ''))}</p>",
+            '<p>As <a href="/api/v1/openapi.json">OpenAPI</a> for programs. <a href="/">The page</a>.</p>',
+            *(
+                line
+                for path, operations in openapi["paths"].items()
+                for line in _path_html(path, operations.get("get", {}))
+            ),
+            "</main></body></html>",
+        ]
+    )
+
+
+def _path_html(path: str, operation: dict[str, Any]) -> Iterator[str]:
+    yield f"<h2><code>GET {escape(path)}</code></h2>"
+    yield f"<p><strong>{escape(operation.get('summary', ''))}.</strong> {escape(operation.get('description', ''))}</p>"
+    parameters = operation.get("parameters", [])
+    if parameters:
+        yield "<dl>"
+        for parameter in parameters:
+            use = "required" if parameter.get("required") else f"default {parameter['schema'].get('default')}"
+            values = parameter["schema"].get("enum") or parameter["schema"].get("pattern") or ""
+            shown = ", ".join(values) if isinstance(values, list) else values
+            yield f"<dt><code>{escape(parameter['name'])}</code> ({escape(use)})</dt>"
+            yield f"<dd>{escape(parameter.get('description', ''))} <code>{escape(shown)}</code></dd>"
+        yield "</dl>"

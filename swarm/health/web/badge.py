@@ -12,7 +12,7 @@ from jinja2 import Environment
 MAX_LABEL: Final = 60
 PADDING: Final = 6
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Categories of characters that XML forbids, or that would turn what stands beside them round."""
+"""Unicode categories that XML forbids, or that would reverse the text beside them."""
 _COLOURS: Final = {"serving": "#14613f", "degraded": "#7d5200", "broken": "#a8231b"}
 _GREY: Final = "#55615a"
 _NARROW, _WIDE = frozenset(" !'(),.:;I[]fijlrt|·"), frozenset("%@MWmw…—")
@@ -36,31 +36,36 @@ _TEMPLATE: Final = Environment(autoescape=True).from_string(
 
 @dataclass(frozen=True, slots=True)
 class Badge:
-    """An SVG, and whether there is such a model."""
+    """A badge.
+
+    Attributes:
+        svg: the picture.
+        is_known: whether there is such a model.
+    """
 
     svg: str
     is_known: bool
 
 
-def badge(state: Mapping[str, Any], wanted: str, label: str | None = None) -> Badge:
+def badge(state: Mapping[str, Any], model_key: str, label: str | None = None) -> Badge:
     """Draw a model's badge.
 
     Args:
         state: as the API gives it.
-        wanted: a model's name or fingerprint; of several models of one name the worst is meant.
+        model_key: a model's name or fingerprint; of several models of one name the worst is meant.
         label: what stands on the left instead of the name.
     """
     models = state.get("models", ())
-    model = next((one for one in models if wanted in (one["name"], one["fingerprint"])), None)
+    model = next((one for one in models if model_key in (one["name"], one["fingerprint"])), None)
     if model is None:
-        return Badge(draw(label or wanted, "unknown", _GREY), is_known=False)
+        return Badge(draw(label or model_key, "unknown", _GREY), is_known=False)
     layers = "1 layer" if model["num_layers"] == 1 else f"{model['num_layers']} layers"
     text = f"{model['verdict']} · {layers}, margin {model['margin']}"
     return Badge(draw(label or model["name"], text, _COLOURS.get(model["verdict"], _GREY)), is_known=True)
 
 
 def draw(label: str, text: str, colour: str) -> str:
-    """Two words on two grounds."""
+    """An SVG with two texts on two coloured fields."""
     shown = _shown(label)
     left, right = _width(shown), _width(text)
     return _TEMPLATE.render(label=shown, text=text, colour=colour, left=left, right=right, padding=2 * PADDING)
@@ -72,7 +77,7 @@ def _shown(label: str) -> str:
 
 
 def _width(text: str) -> int:
-    """About as wide as 11 px Verdana; `textLength` takes up what is left."""
+    """Approximate width in 11 px Verdana; `textLength` takes up the difference."""
     return round(sum(map(_advance, text))) + 2 * PADDING
 
 

@@ -1,6 +1,6 @@
-"""The page as files for any static host: state, history and badges as they are now, and the page that says of when.
+"""The page as files for any static host: state, history and badges as they are now, and a page that shows their age.
 
-Every file is written beside its place and renamed into it, so a reader never meets half of one; links are never
+Every file is written beside its place and renamed into it, so a reader never gets half of one; links are never
 followed. Only a folder that is new, empty or a snapshot's is written to.
 """
 
@@ -30,7 +30,7 @@ POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'"
 )
-"""The service's own, but for what a page cannot ask for itself: who may frame it."""
+"""The service's own policy, without `frame-ancestors`, which a page cannot set for itself."""
 _FINGERPRINT: Final = re.compile(r"[0-9a-f]{8,128}")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -46,7 +46,7 @@ _STILL: Final = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=Tru
     """\
 <section id="still">
   <p class="banner is-warning"><span>This is a <strong>snapshot</strong> of
-  <time datetime="{{ taken }}">{{ said }}</time>, and not a live view. The rest of the page draws itself
+  <time datetime="{{ taken }}">{{ date }}</time>, and not a live view. The rest of the page draws itself
   with JavaScript, from a web server; the same facts are in <a href="state.json">state.json</a>.</span></p>
   {% for model in models %}
   <article class="panel still">
@@ -72,7 +72,7 @@ class PageSnapshot:
 
     @classmethod
     async def take(cls, state: Mapping[str, Any], points: Points) -> PageSnapshot:
-        """Put together what there is; a model of which nothing is recorded has no history."""
+        """Collect it; a model of which nothing is recorded has no history."""
         found: dict[tuple[str, str], Mapping[str, Any]] = {}
         for fingerprint in _fingerprints(state):
             for window in WINDOWS:
@@ -83,21 +83,21 @@ class PageSnapshot:
         return cls(state, found)
 
     def files(self, page: Path = PAGE) -> dict[str, bytes]:
-        """Everything by its path, what others refer to first."""
+        """Every file by its path; those that others refer to come first."""
         found = {f"page/{path.name}": path.read_bytes() for path in sorted(page.iterdir()) if path.suffix != ".html"}
         for (fingerprint, window), history in self.histories.items():
             found[f"history/{fingerprint}.{window}.json"] = _json(history)
-        for name, wanted in self._badges().items():
-            found[f"badge/{name}.svg"] = badge(self.state, wanted).svg.encode()
+        for name, fingerprint in self._badges().items():
+            found[f"badge/{name}.svg"] = badge(self.state, fingerprint).svg.encode()
         found["state.json"] = _json(self.state)
         found["index.html"] = self.index((page / "index.html").read_text(encoding="utf-8")).encode()
         return found
 
     def index(self, live: str) -> str:
-        """The page's HTML, told that it is a snapshot."""
+        """The page's HTML, marked as a snapshot."""
         at = datetime.fromtimestamp(self.state["at"], UTC)
         taken = at.strftime("%Y-%m-%dT%H:%M:%SZ")
-        still = _STILL.render(taken=taken, said=at.strftime("%d %B %Y, %H:%M UTC"), models=self.state["models"])
+        still = _STILL.render(taken=taken, date=at.strftime("%d %B %Y, %H:%M UTC"), models=self.state["models"])
         text = _between(live, "live", "")
         text = text.replace("<!-- snapshot: head -->", _HEAD.render(policy=POLICY, taken=taken))
         text = text.replace("<!-- snapshot: body -->", still).replace('<div id="loading"', '<div hidden id="loading"')
@@ -105,7 +105,7 @@ class PageSnapshot:
         return text.replace('"api/v1/state"', '"state.json"')
 
     def _badges(self) -> dict[str, str]:
-        """Names of files and the models that they are of: each by its fingerprint, and by its name made harmless."""
+        """File names of badges, and the fingerprint of each: one by the fingerprint, one by the name made harmless."""
         names: dict[str, str] = {}
         for model in self.state["models"]:
             if _FINGERPRINT.fullmatch(model["fingerprint"]):
@@ -118,7 +118,7 @@ def check_folder(directory: Path) -> None:
     """Make sure that a snapshot may be written there; changes nothing.
 
     Raises:
-        ConfigError: it is somebody else's, or cannot be read.
+        ConfigError: it holds other files, or cannot be read.
     """
     try:
         if not directory.exists():
@@ -139,7 +139,7 @@ def check_folder(directory: Path) -> None:
 
 
 def write(directory: Path, snapshot: PageSnapshot) -> None:
-    """Bring the folder up to date; the page that leads to the rest comes last.
+    """Bring the folder up to date; index.html, which leads to the rest, comes last.
 
     Raises:
         ConfigError: it cannot be written to.
@@ -174,7 +174,7 @@ def _put(path: Path, data: bytes) -> None:
 
 
 def _between(text: str, name: str, instead: str) -> str:
-    """The text without what only the live page has."""
+    """The text with what stands between a pair of markers replaced."""
     return re.sub(f"<!-- {name}: begin -->.*?<!-- {name}: end -->", instead, text, flags=re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""Snapshots as they are asked for: one of a running service, or one a minute of this one."""
+"""Writes snapshots: one of a running service, or one a minute of this one."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from swarm.health.web.snapshot import PageSnapshot, Points, check_folder, write
 logger = logging.getLogger(__name__)
 
 EVERY_S: Final = 60.0
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 UP: Final = frozenset({"ok", "connected"})
 
 
 async def snapshot_of(address: str, directory: Path) -> int:
-    """Write a running service's page into a folder; how many models it shows.
+    """Write a running service's page into a folder; returns how many models it shows.
 
     Raises:
-        ConfigError: the address or the folder cannot be.
+        ConfigError: the address or the folder cannot be used.
         RegistryError: nobody answers there, or no health service.
     """
     url = service_url(address)
@@ -64,25 +64,31 @@ async def keep_snapshot(
     directory: Path,
     state: Callable[[], Mapping[str, Any]],
     points: Points,
-    pauses_s: tuple[float, float] = (EVERY_S, LOOK_S),
+    pauses_s: tuple[float, float] = (EVERY_S, POLL_S),
 ) -> None:
-    """Write one a minute for ever; what cannot be written is said once, and tried again.
+    """Write one a minute, for ever; a failure is logged once, and tried again.
 
-    Before the broker or the DHT has answered nothing is known, and an old snapshot is better than one that says so.
+    Before the broker or the DHT has answered nothing is known, and an old snapshot is better than an empty one.
+
+    Args:
+        directory: the folder.
+        state: gives the newest state.
+        points: gives the history.
+        pauses_s: between snapshots; between checks whether anything is known yet.
     """
-    every_s, look_s = pauses_s
-    is_known = is_told = False
+    every_s, poll_s = pauses_s
+    is_known = is_reported = False
     while True:
         is_known = is_known or any(link["state"] in UP for link in state().get("sources", {}).values())
         if not is_known:
-            await asyncio.sleep(look_s)
+            await asyncio.sleep(poll_s)
             continue
         try:
             snapshot = await PageSnapshot.take(state(), points)
             await asyncio.to_thread(write, directory, snapshot)
-            is_told = False
+            is_reported = False
         except ConfigError as error:
-            if not is_told:
+            if not is_reported:
                 logger.warning("%s; the snapshot there is old", error)
-                is_told = True
+                is_reported = True
         await asyncio.sleep(every_s)

@@ -34,7 +34,7 @@ def keys(objects: Iterable[dict[str, Any]]) -> set[str]:
 def test_every_field_of_the_state_is_in_the_reference() -> None:
     health = MeasuredHealth()
     health.look()
-    health.overview.probed(SHAKY, GOOD, health.at)  # the verdict changes, which is an event
+    health.overview.record_probe(SHAKY, GOOD, health.at)  # the verdict changes, which is an event
     health.look()
     state = health.publisher.state
     models = state["models"]

@@ -1,4 +1,4 @@
-// The page: keeps what is chosen, and draws each newer state at most once per frame.
+// The page: holds the chosen model, and draws each newer state at most once per frame.
 
 import { attachAll } from "./copy.js";
 import { Claims } from "./claims.js";
@@ -11,7 +11,7 @@ import { History } from "./history.js";
 import { Journal } from "./journal.js";
 import { NodesTable } from "./nodes_table.js";
 import { STATE } from "./source.js";
-import { away, renderVerdicts, weakest } from "./verdicts.js";
+import { machinesToBreak, MAX_RANGES, renderVerdicts, weakest } from "./verdicts.js";
 import { Waterfall } from "./waterfall.js";
 
 const MARK = "#model=";
@@ -44,15 +44,16 @@ function current(models) {
 }
 
 function marginText(model) {
-  const { least, ranges } = weakest(model);
+  const { holders, ranges } = weakest(model);
   if (model.missing.length > 0) return `✕ Broken: nobody serves ${format.layers(model.missing)}`;
-  const who = ranges.length > 3 ? `${ranges.length} stretches of layers` : format.layers(ranges);
-  return `${format.plural(away(model), "machine")} away from breaking: ${who} ${least === 1 ? "hang on one machine" : `have ${least}`}`;
+  if (model.verdict === "broken") return `✕ Broken: ${model.reason}`;
+  const weak = ranges.length > MAX_RANGES ? `${ranges.length} ranges of layers` : format.layers(ranges);
+  return `${format.plural(machinesToBreak(model), "machine")} away from breaking: ${weak} ${holders === 1 ? "hang on one machine" : `have ${holders}`}`;
 }
 
 function drawFrame() {
   renderHeader(feed);
-  announcer.hear(feed);
+  announcer.announce(feed);
   const { state } = feed;
   setHidden(byId("loading"), state !== null || feed.trouble !== null);
   setHidden(byId("trouble"), state !== null || feed.trouble === null);
@@ -61,7 +62,7 @@ function drawFrame() {
     return;
   }
   setAttribute(byId("main"), "aria-busy", null);
-  byId("still")?.remove(); // what a snapshot says where no script runs
+  byId("still")?.remove(); // a snapshot's text for readers without scripts
   setHidden(byId("empty"), state.models.length > 0);
   const model = current(state.models);
   renderVerdicts(state.models, { feed, fingerprint: model?.fingerprint, onSelect: select });

@@ -1,4 +1,4 @@
-// What nodes say of their speed against what this service measured.
+// The speed that nodes claim, beside the speed that this service measured.
 
 import { el, keyed, narrow, setAttribute, setAttributes, setHidden, setText, svg } from "./dom.js";
 import * as format from "./format.js";
@@ -6,7 +6,7 @@ import { glyph, setGlyph } from "./glyphs.js";
 
 const SHOWN = 6;
 const SHOWN_NARROW = 3;
-const TOLERANCE = 1.25; // slower than the highest claim by this much is said
+const TOLERANCE = 1.25; // a node is slow if its probe takes this many times its highest claim
 const VERDICTS = {
   ok: { glyph: "serving", kind: "serving" },
   slow: { glyph: "warning", kind: "degraded" },
@@ -16,10 +16,10 @@ const VERDICTS = {
 const claims = (node) => (node.claimed_ms ?? []).map(([, ms]) => ms).filter(Number.isFinite);
 
 function judge(node) {
-  const most = Math.max(...claims(node));
+  const highest = Math.max(...claims(node));
   const probed = node.probed_ms ?? null;
-  if (probed === null || !Number.isFinite(most)) return { kind: "none", ratio: 0, text: probed === null ? "not probed yet" : "claims nothing" };
-  const ratio = probed / most;
+  if (probed === null || !Number.isFinite(highest)) return { kind: "none", ratio: 0, text: probed === null ? "not probed yet" : "claims nothing" };
+  const ratio = probed / highest;
   if (probed * TOLERANCE < Math.min(...claims(node))) return { kind: "ok", ratio, text: "faster" };
   if (ratio <= TOLERANCE) return { kind: "ok", ratio, text: "as claimed" };
   return { kind: "slow", ratio, text: `${ratio.toFixed(1)} × slower` };
@@ -28,9 +28,9 @@ function judge(node) {
 function range(node) {
   const all = claims(node);
   if (all.length === 0) return "–";
-  const least = Math.min(...all);
-  const most = Math.max(...all);
-  return least === most ? format.milliseconds(least) : `${least.toFixed(1)} to ${most.toFixed(1)} ms`;
+  const lowest = Math.min(...all);
+  const highest = Math.max(...all);
+  return lowest === highest ? format.milliseconds(lowest) : `${lowest.toFixed(1)} to ${highest.toFixed(1)} ms`;
 }
 
 function answers(node) {
@@ -74,10 +74,10 @@ function updateRow(row, { node, verdict }, scale) {
   setSign(parts.verdict, { ...VERDICTS[verdict.kind], text: verdict.text });
   setSign(parts.answers, answers(node));
   const all = claims(node);
-  const least = Math.min(...all, Infinity);
+  const lowest = Math.min(...all, Infinity);
   const share = (ms) => `${((ms / scale) * 97).toFixed(2)}%`;
-  const known = Number.isFinite(least);
-  setAttributes(parts.bar, { x: known ? share(least) : 0, width: known ? share(Math.max(Math.max(...all) - least, scale / 100)) : 0 });
+  const known = Number.isFinite(lowest);
+  setAttributes(parts.bar, { x: known ? share(lowest) : 0, width: known ? share(Math.max(Math.max(...all) - lowest, scale / 100)) : 0 });
   const probed = Number.isFinite(node.probed_ms);
   setAttributes(parts.mark, { x: probed ? share(node.probed_ms) : 0, visibility: probed ? null : "hidden", class: `probed-mark is-${verdict.kind}` });
 }
@@ -116,20 +116,20 @@ export class Claims {
       .filter((node) => node.state !== "offline" && (claims(node).length > 0 || Number.isFinite(node.probed_ms)))
       .map((node) => ({ node, verdict: judge(node) }))
       .sort((a, b) => (a.node.agrees === false ? 0 : 1) - (b.node.agrees === false ? 0 : 1) || b.verdict.ratio - a.verdict.ratio || (a.node.peer < b.node.peer ? -1 : 1));
-    const most = narrow.matches ? SHOWN_NARROW : SHOWN;
-    const shown = rows.slice(0, this.all ? 200 : most);
+    const limit = narrow.matches ? SHOWN_NARROW : SHOWN;
+    const shown = rows.slice(0, this.all ? 200 : limit);
     const sizes = rows.flatMap(({ node }) => (node.claimed_ms ?? []).map(([nodes]) => nodes));
     setText(this.claimed, sizes.length === 0 ? "claimed" : `claimed, for ${Math.min(...sizes)} to ${Math.max(...sizes)} tree nodes`);
     setHidden(this.legend, rows.length === 0);
     const scale = Math.max(...shown.flatMap(({ node }) => [...claims(node), node.probed_ms ?? 0]), 1);
     keyed(this.rows, shown, ({ node }) => node.peer, createRow, (row, item) => updateRow(row, item, scale));
     setHidden(this.table, rows.length === 0);
-    setHidden(this.more, rows.length <= most);
+    setHidden(this.more, rows.length <= limit);
     setText(this.more, this.all ? "Show the worst only" : `Show more of ${format.count(rows.length)}`);
     const probed = rows.filter(({ verdict }) => verdict.ratio > 0);
     const slow = probed.filter(({ verdict }) => verdict.kind === "slow").length;
     const differ = rows.filter(({ node }) => node.agrees === false).length;
-    if (probed.length === 0) setText(this.note, rows.length === 0 ? "No node has said or shown its speed." : "No machine has been probed yet.");
+    if (probed.length === 0) setText(this.note, rows.length === 0 ? "No node has claimed or shown its speed." : "No machine has been probed yet.");
     else setText(this.note, `${format.plural(probed.length, "machine")} probed: ${slow === 0 ? "none" : format.count(slow)} slower than claimed, ${differ === 0 ? "none" : format.count(differ)} with other answers`);
   }
 }

@@ -58,13 +58,13 @@ export class CoverageMap {
   drawColumns(model, { width, perLayer }) {
     const bottom = LABEL_PX + COLUMN_PX;
     const all = runs(model.replicas);
-    const most = Math.max(...model.replicas, 1);
+    const highest = Math.max(...model.replicas, 1);
     const labelled = labels(all, perLayer);
     setAttributes(this.head, { width, height: bottom + AXIS_PX });
     keyed(this.columns, all, (run) => run.start, () => svg("g", {}, svg("rect"), svg("text"), svg("title")), (group, run) => {
       const [column, label, title] = group.children;
       const length = (run.end - run.start) * perLayer;
-      const tall = run.value === 0 ? COLUMN_PX : Math.max(4, (run.value / most) * COLUMN_PX);
+      const tall = run.value === 0 ? COLUMN_PX : Math.max(4, (run.value / highest) * COLUMN_PX);
       const kind = run.value === 0 ? "none" : run.value === 1 ? "one" : "more";
       setAttribute(group, "class", `column is-${kind}`);
       setAttributes(column, { x: run.start * perLayer + 0.5, y: bottom - tall, width: Math.max(length - 1, 0.7), height: tall, rx: Math.min(2, length / 4) });
@@ -128,7 +128,7 @@ export class CoverageMap {
 
 const createBar = () => svg("g", {}, svg("rect"), svg("path"), svg("text"), svg("title"));
 
-// Which columns say their number: all, or where there is no room the gaps and one of the highest.
+// Which columns show their number: all, or where there is no room the gaps and one of the highest.
 function labels(all, perLayer) {
   const widest = Math.max(...all.map((run) => `${run.value}`.length)) * CHARACTER_PX + 2;
   const fits = all.filter((run) => (run.end - run.start) * perLayer > widest);

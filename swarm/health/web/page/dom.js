@@ -21,7 +21,7 @@ export function svg(tag, attributes = {}, ...children) {
 
 // Set or (with null) remove an attribute, touching the page only when it differs.
 export function setAttribute(element, name, value) {
-  if (FORBIDDEN.test(name)) throw new Error(`attribute ${name} is never set`);
+  if (FORBIDDEN.test(name)) throw new Error(`attribute ${name} must not be set`);
   if (value === null || value === undefined || value === false) {
     if (element.hasAttribute(name)) element.removeAttribute(name);
     return;
@@ -45,7 +45,7 @@ export function setText(element, text) {
 }
 
 export function setHidden(element, hidden) {
-  if (element.hasAttribute("hidden") !== hidden) element.toggleAttribute("hidden", hidden); // SVG has no such property
+  if (element.hasAttribute("hidden") !== hidden) element.toggleAttribute("hidden", hidden); // SVG elements have no `hidden` property
 }
 
 // Whether tables are cards; the same width as in the style sheets.
@@ -65,7 +65,7 @@ export function keyed(parent, items, keyOf, create, update) {
   const order = [];
   for (const item of items) {
     const key = keyOf(item);
-    if (after.has(key)) continue; // two items of one key: the first stands
+    if (after.has(key)) continue; // of two items with one key the first counts
     const child = before.get(key) ?? create(item);
     update(child, item);
     after.set(key, child);

@@ -1,16 +1,16 @@
-// Where state comes from: the event stream, and asking where the stream is silent or gone. Draws nothing.
-// A snapshot has no stream: its file is read again now and then, and its age is said by the reader's own clock.
+// Brings states: from the event stream, and by polling where the stream is silent or gone. Draws nothing.
+// A snapshot has no stream: its file is read again now and then, and its age is measured by the reader's own clock.
 
 import { SNAPSHOT, STATE, STREAM } from "./source.js";
 
 const TICK_MS = 1_000;
-const POLL_MS = SNAPSHOT ? 60_000 : 5_000; // between two questions
-const QUIET_MS = 9_000; // a stream this silent is checked by asking: a service that works has news every 5 s
-const DEAD_MS = 20_000; // two heartbeats: a stream this silent is opened anew, whatever the browser thinks of it
+const POLL_MS = SNAPSHOT ? 60_000 : 5_000; // between two polls
+const QUIET_MS = 9_000; // a stream this silent is checked by a poll: a working service sends a state every 5 s
+const DEAD_MS = 20_000; // two heartbeats: a stream this silent is opened anew, even if the browser holds it for open
 const REOPEN_MS = 30_000; // before a stream that was refused is tried again
 const ANSWER_MS = 4_500;
-const OLD_MS = 15 * 60_000; // a snapshot of this age is not what is true now
-const REASONS = { TimeoutError: "no answer in time", TypeError: "it cannot be reached" }; // fetch's own words are no help
+const OLD_MS = 15 * 60_000; // a snapshot of this age is marked as old
+const REASONS = { TimeoutError: "no answer in time", TypeError: "it cannot be reached" }; // in place of fetch's own messages
 export const STALE_MS = 15_000;
 
 export class Feed {
@@ -22,7 +22,7 @@ export class Feed {
     this.snapshot = SNAPSHOT;
     this.streaming = false;
     this.streamedAt = performance.now(); // when the stream last brought anything, or was opened
-    this.renewedAt = this.streamedAt; // when a newer state came: one that is told again renews nothing
+    this.renewedAt = this.streamedAt; // when a newer state came; a repeated one renews nothing
     this.state = null;
     this.askedAt = -POLL_MS;
     this.asking = false;
@@ -37,7 +37,7 @@ export class Feed {
     document.addEventListener("visibilitychange", () => document.hidden || this.tick());
   }
 
-  // How old what is shown is.
+  // Age of the state that is shown, in milliseconds.
   get silentMs() {
     if (SNAPSHOT && this.state !== null) return Math.max(0, Date.now() - this.state.at * 1000);
     return performance.now() - this.renewedAt;
@@ -47,7 +47,7 @@ export class Feed {
     return this.state !== null && this.silentMs > (SNAPSHOT ? OLD_MS : STALE_MS);
   }
 
-  // The service's clock now, without believing this machine's; in a snapshot time stands still.
+  // The service's clock now, whatever this machine's clock says; in a snapshot time stands still.
   get now() {
     if (this.state === null) return 0;
     return SNAPSHOT ? this.state.at : this.state.at + (performance.now() - this.renewedAt) / 1000;
@@ -79,7 +79,7 @@ export class Feed {
     this.onTick();
   }
 
-  // A stream that was refused is tried again after a while, one that says nothing any more at once.
+  // Reopen the stream: after a pause if it was refused, at once if it fell silent.
   tend(now) {
     const isClosed = this.source.readyState === EventSource.CLOSED;
     if (isClosed ? now - this.refusedAt > REOPEN_MS : now - this.streamedAt > DEAD_MS) {
@@ -104,7 +104,7 @@ export class Feed {
     }
   }
 
-  // Take a state unless it is older than the one shown.
+  // Take in a state unless it is older than the one shown.
   read(text) {
     let state;
     try {

@@ -14,7 +14,7 @@ export const percent = (share) => (known(share) ? `${Math.round(share * 100)} %`
 export const decimal = (value, digits = 1) => (known(value) ? value.toFixed(digits) : UNKNOWN);
 export const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
 
-// Share of time: never rounded up to a whole it is not.
+// A share of time; 100 % and 0 % are never the result of rounding.
 export function share(part, all) {
   if (all === 0) return UNKNOWN;
   const value = (100 * part) / all;
@@ -43,7 +43,7 @@ export const clock = (at) => (known(at) ? clockOf.format(at * 1000) : UNKNOWN);
 export const stamp = (at) => (known(at) ? stampOf.format(at * 1000) : UNKNOWN);
 export const iso = (at) => (known(at) ? new Date(at * 1000).toISOString() : "");
 
-// A half-open range of layers as people count: [4, 8] is 4…7.
+// A half-open range of layers with its last layer: [4, 8) is 4…7.
 export function span(range) {
   if (!Array.isArray(range)) return UNKNOWN;
   const [start, end] = range;

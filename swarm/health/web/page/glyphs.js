@@ -1,4 +1,4 @@
-// The signs that say every state a second time, beside its colour. Paths lie in a 16 × 16 box and are stroked.
+// Signs that show every state beside its colour. Paths lie in a 16 × 16 box and are stroked.
 
 import { svg } from "./dom.js";
 

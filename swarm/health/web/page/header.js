@@ -1,4 +1,4 @@
-// What frames the page: sources and freshness, banners, the title, and the voice for those who do not see it.
+// The frame of the page: sources and freshness, banners, the title, and announcements for screen readers.
 
 import { byId, el, keyed, setAttribute, setText } from "./dom.js";
 import * as format from "./format.js";
@@ -93,14 +93,14 @@ export function renderHeader(feed) {
   setText(byId("refused"), refused(feed.state.refused));
 }
 
-// Says aloud, once, every verdict that differs from the one before.
+// Announces every change of a verdict once, through the live region of the page.
 export class Announcer {
   constructor() {
     this.verdicts = null;
     this.wasStale = false;
   }
 
-  hear(feed) {
+  announce(feed) {
     if (feed.state === null) return;
     const now = new Map(feed.state.models.map((model) => [model.fingerprint, model]));
     const changes = [];

@@ -12,17 +12,17 @@ const HEIGHTS = { serving: 100, degraded: 66, broken: 33 }; // per cent: the str
 const REFRESH_MS = 60_000;
 const ANSWER_MS = 5_000;
 const VERDICTS = ["serving", "degraded", "broken"];
-const LEAST_SHOWN = 0.2; // of a cell: what held for a moment only is seen too
-const WHOLE = 0.99; // of a window: less is said
+const MIN_SHOWN = 0.2; // of a cell: a verdict that held for a moment only is visible too
+const WHOLE = 0.99; // of a window: if less is recorded, the text says how much
 
 const total = (seconds) => VERDICTS.reduce((sum, verdict) => sum + seconds[verdict], 0);
 
-// How long each verdict held. Where a point does not tell, its worst verdict counts for all of its time.
+// Seconds for which each verdict held. A point without `seconds` counts as its worst verdict for all of its time.
 function heldIn(points, step) {
   const seconds = Object.fromEntries(VERDICTS.map((verdict) => [verdict, 0]));
   for (const point of points) {
-    const told = point.seconds ?? { [point.verdict]: step };
-    for (const verdict of VERDICTS) if (Number.isFinite(told[verdict]) && told[verdict] > 0) seconds[verdict] += told[verdict];
+    const held = point.seconds ?? { [point.verdict]: step };
+    for (const verdict of VERDICTS) if (Number.isFinite(held[verdict]) && held[verdict] > 0) seconds[verdict] += held[verdict];
   }
   return seconds;
 }
@@ -38,12 +38,12 @@ function shares(seconds) {
 function fold(points, step, window, now) {
   const length = window.seconds / window.cells;
   const first = now - window.seconds;
-  const cells = Array.from({ length: window.cells }, (_, place) => ({ place, from: first + place * length, points: [], least: null, speeds: [] }));
+  const cells = Array.from({ length: window.cells }, (_, place) => ({ place, from: first + place * length, points: [], minReplicas: null, speeds: [] }));
   for (const point of points) {
     const cell = cells[Math.min(Math.floor((point.at - first) / length), window.cells - 1)];
     if (cell === undefined || !VERDICTS.includes(point.verdict)) continue;
     cell.points.push(point);
-    if (Number.isFinite(point.min_replicas)) cell.least = Math.min(cell.least ?? Infinity, point.min_replicas);
+    if (Number.isFinite(point.min_replicas)) cell.minReplicas = Math.min(cell.minReplicas ?? Infinity, point.min_replicas);
     if (Number.isFinite(point.tokens_per_s)) cell.speeds.push(point.tokens_per_s);
   }
   for (const cell of cells) {
@@ -53,22 +53,22 @@ function fold(points, step, window, now) {
   return cells;
 }
 
-function said(points, step, window) {
+function summary(points, step, window) {
   const seconds = heldIn(points, step);
   const recorded = total(seconds);
   if (recorded === 0) return "nothing recorded yet";
   return (recorded < WHOLE * window.seconds ? `${format.duration(recorded)} recorded: ` : "") + shares(seconds);
 }
 
-function ranged(speeds, points) {
+function speedRange(speeds, points) {
   if (points.length === 0) return "";
   if (speeds.length === 0) return "No probed speed recorded";
-  const [least, most] = [Math.min(...speeds), Math.max(...speeds)].map((speed) => format.decimal(speed));
-  return `Probed ${least === most ? least : `${least} to ${most}`} tokens/s`;
+  const [lowest, highest] = [Math.min(...speeds), Math.max(...speeds)].map((speed) => format.decimal(speed));
+  return `Probed ${lowest === highest ? lowest : `${lowest} to ${highest}`} tokens/s`;
 }
 
 // A line through the known speeds, broken where there are none.
-function line(cells, most) {
+function line(cells, highest) {
   let path = "";
   let pen = "M";
   for (const { place, speed } of cells) {
@@ -76,7 +76,7 @@ function line(cells, most) {
       pen = "M";
       continue;
     }
-    path += `${pen}${place + 0.5} ${(38 - (speed / most) * 36).toFixed(2)}`;
+    path += `${pen}${place + 0.5} ${(38 - (speed / highest) * 36).toFixed(2)}`;
     if (pen === "M") path += "h.01";
     pen = "L";
   }
@@ -85,10 +85,10 @@ function line(cells, most) {
 
 function tooltip(cell) {
   const speed = cell.speed === null ? "" : `, ${format.decimal(cell.speed)} tokens/s`;
-  const least = cell.least === null ? "" : `, at least ${format.plural(cell.least, "machine")} per layer`;
+  const replicas = cell.minReplicas === null ? "" : `, at least ${format.plural(cell.minReplicas, "machine")} per layer`;
   const held = VERDICTS.filter((verdict) => cell.seconds[verdict] > 0);
   const verdicts = held.length > 1 ? shares(cell.seconds) : (held[0] ?? "not recorded");
-  return `${format.stamp(cell.from)}: ${verdicts}${least}${speed}`;
+  return `${format.stamp(cell.from)}: ${verdicts}${replicas}${speed}`;
 }
 
 // A bar for each verdict of a cell, side by side: as wide as its share of the recorded time, as high as it is good.
@@ -96,7 +96,7 @@ function bars(cell, width) {
   const recorded = total(cell.seconds);
   if (recorded === 0) return [{ verdict: "unknown", x: 0, width, height: 8 }];
   const held = VERDICTS.filter((verdict) => cell.seconds[verdict] > 0);
-  const weights = held.map((verdict) => Math.max(cell.seconds[verdict] / recorded, LEAST_SHOWN));
+  const weights = held.map((verdict) => Math.max(cell.seconds[verdict] / recorded, MIN_SHOWN));
   const unit = width / weights.reduce((a, b) => a + b, 0);
   let x = 0;
   return held.map((verdict, place) => {
@@ -135,7 +135,7 @@ class Strip {
     setAttribute(this.cells, "aria-label", `${this.window.label}: ${text}`);
     setHidden(this.chart, speeds.length === 0);
     setAttribute(this.path, "d", line(cells, Math.max(...speeds, 0.001)));
-    setText(this.speed, ranged(speeds, points));
+    setText(this.speed, speedRange(speeds, points));
   }
 }
 
@@ -144,7 +144,7 @@ export class History {
     this.strips = WINDOWS.map((window) => new Strip(window));
     this.trouble = el("p", { class: "small" });
     host.append(...this.strips.map(({ box }) => box), this.trouble);
-    this.asked = null; // {fingerprint, verdict, at}
+    this.asked = null; // the last request: {fingerprint, verdict, at}
   }
 
   // Ask again for another model, after a change of verdict, and once a minute.
@@ -164,7 +164,7 @@ export class History {
       if (!answer.ok && !none) throw new Error(`it answered ${answer.status}`);
       const { points, step_s: step } = none ? { points: [], step_s: 0 } : await answer.json();
       if (this.asked.fingerprint !== fingerprint) return;
-      strip.draw(points, step, now, said(points, step, strip.window));
+      strip.draw(points, step, now, summary(points, step, strip.window));
       setText(this.trouble, "");
     } catch (error) {
       setText(this.trouble, `History could not be read: ${error.message}.`);

@@ -28,7 +28,7 @@ function empty(list, text) {
   keyed(list, [text], (line) => `empty ${line}`, (line) => el("li", { class: "small" }, line), () => {});
 }
 
-// What to call the model that an alert or event names by name or fingerprint; nothing where there is only one.
+// The name of the model of an alert or event; null where the page has one model only.
 function modelOf(state, item) {
   if (state.models.length < 2 || !item.model) return null;
   return state.models.find(({ fingerprint }) => fingerprint === item.model)?.name ?? item.model.slice(0, 40);
@@ -49,7 +49,7 @@ function renderContributors(state, all) {
   const list = byId("contributors");
   if (state.contributors.length === 0) return empty(list, "Nobody has served a token yet.");
   const rows = all ? state.contributors : state.contributors.slice(0, CONTRIBUTORS);
-  const most = Math.max(...rows.map((row) => row.layer_tokens), 1);
+  const highest = Math.max(...rows.map((row) => row.layer_tokens), 1);
   const create = () => el("li", { class: "contributor" },
     el("span", { class: "peer" }), el("span", { class: "amount" }), svg("svg", { class: "meter", "aria-hidden": "true" },
       svg("rect", { class: "meter-ground", width: "100%", height: "100%", rx: 2 }), svg("rect", { class: "meter-fill", height: "100%", rx: 2 })));
@@ -57,7 +57,7 @@ function renderContributors(state, all) {
     const [name, amount, meter] = item.children;
     setText(name, format.called(row));
     setText(amount, `${format.compact(row.layer_tokens)} · ${format.percent(row.share)}`);
-    setAttribute(meter.lastChild, "width", `${((row.layer_tokens / most) * 100).toFixed(1)}%`);
+    setAttribute(meter.lastChild, "width", `${((row.layer_tokens / highest) * 100).toFixed(1)}%`);
   });
 }
 

@@ -11,7 +11,7 @@ const load = (node) => (node.state === "offline" ? null : (node.busy ?? null));
 const free = (node) => (node.state !== "offline" && node.kv_total > 0 && node.kv_free !== null ? node.kv_free / node.kv_total : null);
 const uptime = (node, now) => (node.state === "offline" || !node.started_at ? null : now - node.started_at);
 
-// Each column: what it sorts by, and what it says.
+// The columns: `key` sorts, `text` is shown, `meter` fills a bar.
 const COLUMNS = [
   { id: "state", label: "State", key: (node) => NODE_STATES.indexOf(node.state) },
   { id: "name", label: "Node", key: (node) => format.called(node).toLowerCase() },
@@ -124,16 +124,16 @@ export class NodesTable {
 
   draw() {
     const nodes = this.chosen();
-    const most = narrow.matches ? SHOWN_NARROW : SHOWN;
-    const shown = this.all ? nodes : nodes.slice(0, most);
+    const limit = narrow.matches ? SHOWN_NARROW : SHOWN;
+    const shown = this.all ? nodes : nodes.slice(0, limit);
     keyed(this.rows, shown, (node) => node.peer, () => el("tr", { role: "row" }, ...COLUMNS.map(createCell)), (row, node) => {
       setAttribute(row, "class", `is-${known(node.state)}`);
       COLUMNS.forEach((column, place) => updateCell(row.children[place], column, node, this.now));
     });
     this.drawHeads();
     setHidden(this.none, nodes.length > 0);
-    setHidden(this.more, nodes.length <= most);
-    setText(this.more, this.all ? `Show the first ${most} only` : `Show all ${format.count(nodes.length)}`);
+    setHidden(this.more, nodes.length <= limit);
+    setText(this.more, this.all ? `Show the first ${limit} only` : `Show all ${format.count(nodes.length)}`);
     const here = this.model.nodes.length;
     setText(this.note, nodes.length === here ? format.plural(here, "machine") : `${format.count(nodes.length)} of ${format.plural(here, "machine")}`);
   }

@@ -8,14 +8,26 @@ import { runs } from "./lanes.js";
 
 const WORDS = { serving: "Serving", degraded: "Degraded", broken: "Broken" };
 const MAX_FIXES = 4;
+export const MAX_RANGES = 3; // of layers that one text names
 
-// How many machines must go before it breaks: margin is how many may.
-export const away = (model) => (model.verdict === "broken" ? 0 : model.margin + 1);
+// The first figure of a card: how far the model is from breaking; of a broken one, what is broken.
+function distance(model) {
+  if (model.verdict === "broken") {
+    if (model.missing.length === 0) return { value: "Broken", label: "though every layer has a machine" };
+    const missing = model.missing.length > MAX_RANGES ? `${model.missing.length} ranges of layers` : format.layers(model.missing);
+    return { value: "Broken", label: `${missing} missing` };
+  }
+  const machines = machinesToBreak(model);
+  return { value: format.count(machines), label: `${machines === 1 ? "machine" : "machines"} away from breaking` };
+}
 
-// The layers held by the fewest machines.
+// Machines that must go before a working model breaks: one more than its margin.
+export const machinesToBreak = (model) => model.margin + 1;
+
+// The layers held by the fewest machines, and how many hold them.
 export function weakest(model) {
-  const least = Math.min(...model.replicas);
-  return { least, ranges: runs(model.replicas).filter((run) => run.value === least).map((run) => [run.start, run.end]) };
+  const holders = Math.min(...model.replicas);
+  return { holders, ranges: runs(model.replicas).filter((run) => run.value === holders).map((run) => [run.start, run.end]) };
 }
 
 function figure(label) {
@@ -75,9 +87,10 @@ function update(card, model, { feed, chosen, several }) {
   setText(parts.fingerprint, model.fingerprint.slice(0, 12));
   setText(parts.reason, model.reason);
   const serving = model.nodes.filter((node) => node.state === "serving").length;
-  const texts = [format.count(away(model)), format.count(serving), format.decimal(model.probe?.tokens_per_s), format.count(model.num_layers)];
+  const { value: away, label } = distance(model);
+  const texts = [away, format.count(serving), format.decimal(model.probe?.tokens_per_s), format.count(model.num_layers)];
   parts.figures.forEach(({ value }, place) => setText(value, texts[place]));
-  setText(parts.figures[0].name, `${away(model) === 1 ? "machine" : "machines"} away from breaking`);
+  setText(parts.figures[0].name, label);
   setText(parts.figures[1].name, `${serving === 1 ? "machine" : "machines"} serving`);
   const fixes = model.fixes.slice(0, MAX_FIXES);
   setHidden(parts.mend, fixes.length === 0);
@@ -88,7 +101,7 @@ function update(card, model, { feed, chosen, several }) {
   setText(parts.select, chosen ? "Shown below" : "Show details");
 }
 
-// `context`: the feed, the chosen model's fingerprint, and what to do when another is chosen.
+// Draw one card per model; `fingerprint` is the chosen model's, `onSelect` is called when another is chosen.
 export function renderVerdicts(models, { feed, fingerprint, onSelect }) {
   const several = models.length > 1;
   keyed(byId("verdicts"), models, (model) => model.fingerprint, () => create(onSelect), (card, model) =>

@@ -9,7 +9,7 @@ const PARTS = [
   { id: "compute", short: "compute", label: "computing" },
 ];
 
-// The hops, and the way back, each with where its parts start.
+// The hops and the way back, each with its parts and when they start, in milliseconds.
 function steps({ probe, nodes }) {
   const names = new Map(nodes.map((node) => [node.peer, format.called(node)]));
   let at = 0;
@@ -36,8 +36,8 @@ function update(item, step, total) {
   const [name, layers, ms] = text.children;
   setText(name, step.name);
   setText(layers, step.what);
-  const said = PARTS.map((part, place) => ({ label: part.short, ms: step.parts[place] })).filter((part) => part.ms > 0);
-  setText(ms, said.map((part) => `${part.label} ${format.milliseconds(part.ms)}`).join(" · ") || format.milliseconds(0));
+  const taken = PARTS.map((part, place) => ({ label: part.short, ms: step.parts[place] })).filter((part) => part.ms > 0);
+  setText(ms, taken.map((part) => `${part.label} ${format.milliseconds(part.ms)}`).join(" · ") || format.milliseconds(0));
   step.parts.forEach((length, place) => {
     setAttributes(bar.children[place + 1], { x: `${((step.starts[place] / total) * 100).toFixed(2)}%`, width: `${((length / total) * 100).toFixed(2)}%` });
   });

@@ -30,30 +30,30 @@ PEER = PeerId("QmNode")
 
 
 class Keeper:
-    """A clerk whose clock stands until it is told otherwise."""
+    """A health loop whose clock stands until a test sets it."""
 
     def __init__(self, history: History) -> None:
         self.now = NOW
-        self.told: list[Change] = []
+        self.reported: list[Change] = []
         overview = Overview(["/ip4/x"], "canopy", NOW)
-        self.clerk = HealthLoop(overview, StatePublisher(), history, lambda: self.now, self.told.extend)
+        self.health_loop = HealthLoop(overview, StatePublisher(), history, lambda: self.now, self.reported.extend)
 
     def hear(self, span: Span) -> None:
         body = status(at=self.now, span=span, model=ServedModel(NAME, PRINT, 12))
-        self.clerk.overview.knowledge.believe(PEER, PRINT, body, self.now)
-        self.clerk.overview.knowledge.slots.enter(PRINT, True, self.now)
+        self.health_loop.overview.knowledge.apply_telemetry(PEER, PRINT, body, self.now)
+        self.health_loop.overview.knowledge.slots.enter(PRINT, True, self.now)
 
     def be(self, seconds: int, span: Span) -> None:
         for _ in range(seconds):
             self.now += 1.0
             self.hear(span)
-            self.clerk.step()
+            self.health_loop.step()
 
 
 @asynccontextmanager
-async def served(clerk: HealthLoop, page: Path) -> AsyncIterator[int]:
-    app = make_app(clerk.publisher, clerk.points, page)
-    app.include_router(alert_routes(clerk))
+async def served(health_loop: HealthLoop, page: Path) -> AsyncIterator[int]:
+    app = make_app(health_loop.publisher, health_loop.points, page)
+    app.include_router(alert_routes(health_loop))
     server = make_server(app)
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -71,7 +71,7 @@ async def test_alerts_as_json_and_as_a_feed(tmp_path: Path) -> None:
     async with History.open(tmp_path / "h") as history:
         keeper = Keeper(history)
         keeper.be(5, Span(0, 4))
-        async with served(keeper.clerk, tmp_path) as port:
+        async with served(keeper.health_loop, tmp_path) as port:
             shown = json.loads((await ask(port, "/api/v1/alerts")).body)
             (alert,) = shown["open"]
             assert (alert["kind"], alert["severity"], alert["model"], alert["model_name"]) == (
@@ -120,21 +120,21 @@ async def check_conditions(port: int, first: dict[str, str]) -> None:
         assert (answer.status, bool(answer.body)) == (code, code == 200), header
 
 
-async def test_a_restart_tells_nobody_what_was_told(tmp_path: Path) -> None:
+async def test_a_restart_reports_no_change_twice(tmp_path: Path) -> None:
     async with History.open(tmp_path / "h") as history:
         keeper = Keeper(history)
-        await keeper.clerk.load()
+        await keeper.health_loop.load()
         keeper.be(5, Span(0, 4))
-        assert [change.step for change in keeper.told] == [AlertTransition.BEGAN]
-        await keeper.clerk._write()  # no polite end: it is kept as soon as it is told
+        assert [change.step for change in keeper.reported] == [AlertTransition.BEGAN]
+        await keeper.health_loop._write()  # without `close`: an alert is stored as soon as it is reported
     async with History.open(tmp_path / "h") as history:
         again = Keeper(history)
         again.now = keeper.now + 60
-        await again.clerk.load()
-        again.clerk.step()
-        assert len(again.clerk.overview.alerts.open()) == 1, "it is held while the model is not known yet"
+        await again.health_loop.load()
+        again.health_loop.step()
+        assert len(again.health_loop.overview.alerts.open()) == 1, "it is held while the model is not known yet"
         again.be(5, Span(0, 4))
-        assert again.told == []
+        assert again.reported == []
         again.be(25, Span(0, 12))
-        (ended,) = again.told
-        assert (ended.step, ended.alert.occurrence) == (AlertTransition.ENDED, keeper.told[0].alert.occurrence)
+        (ended,) = again.reported
+        assert (ended.step, ended.alert.occurrence) == (AlertTransition.ENDED, keeper.reported[0].alert.occurrence)

@@ -14,9 +14,9 @@ import pytest
 
 from node.telemetry.outbox import Outbox
 from node.telemetry.publisher import Address, PublishIntervals, TelemetryPublisher
-from swarm.health.broker.supervisor import Checks, EmbeddedBroker
+from swarm.health.broker.supervisor import EmbeddedBroker, LivenessChecks
 from swarm.health.state.assessment import LinkState
-from swarm.health.state.mqtt_feed import Feed
+from swarm.health.state.mqtt_feed import MqttFeed
 from swarm.health.state.overview import Overview
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.guard import AcceptedMessage, TelemetryGuard
@@ -50,11 +50,11 @@ class Observatory:
 
     def heard(self, one: AcceptedMessage, now: float) -> None:
         self.born += isinstance(one.body, Status) and one.body.is_birth
-        self.overview.knowledge.believe(one.peer, one.fingerprint, one.body, now)
+        self.overview.knowledge.apply_telemetry(one.peer, one.fingerprint, one.body, now)
         self._news.set()
 
     def changed(self, state: LinkState, now: float) -> None:
-        self.overview.broker_is(state, now)
+        self.overview.set_broker_state(state, now)
         self._news.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -71,11 +71,11 @@ class Observatory:
 
 @asynccontextmanager
 async def observatory() -> AsyncIterator[Observatory]:
-    checks = Checks(every_s=0.2, answer_s=1.0, misses=2)
+    checks = LivenessChecks(every_s=0.2, answer_s=1.0, max_misses=2)
     async with EmbeddedBroker("127.0.0.1", 0, "canopy", None, checks) as broker, TaskScope() as scope:
         made = Observatory(broker)
-        scope.spawn(broker.keep())
-        scope.spawn(Feed(TelemetryGuard(), "canopy", made.heard, made.changed).run(broker.own_address))
+        scope.spawn(broker.supervise())
+        scope.spawn(MqttFeed(TelemetryGuard(), "canopy", made.heard, made.changed).run(broker.own_address))
         await made.until(lambda: made.overview.broker.state is LinkState.CONNECTED)
         address = Address(broker.address, "canopy", PRINT, identity(0))
         async with TelemetryPublisher(address, Speaker(), Outbox(), lambda _: None, PACE):

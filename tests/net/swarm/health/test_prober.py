@@ -16,14 +16,14 @@ from swarm.ids import ModelIdentity
 from tests.swarm_here import SwarmHere, swarm_here
 
 
-async def the_model(here: SwarmHere) -> ModelIdentity:
+async def select_model(here: SwarmHere) -> ModelIdentity:
     (model,) = await MemoryRegistry(here.network).models()
     return model
 
 
 async def line(here: SwarmHere, compare: str | None = None) -> str:
     """What a probe of this swarm prints."""
-    model = await the_model(here)
+    model = await select_model(here)
     command = ProbeSwarm((), model.fingerprint, tokens=12, compare=compare)
     return json.dumps(await probed(MemoryRegistry(here.network), model, command))
 
@@ -42,7 +42,7 @@ async def test_a_probe_measures_every_hop_and_finds_who_differs(monkeypatch: pyt
             assert number > 0
         async with here.client() as plain:
             wanted = await plain.generate(PROMPT, max_new_tokens=12, nodes=0)
-        model = await the_model(here)
+        model = await select_model(here)
         canary = await generate(MemoryRegistry(here.network), model, ProbeSwarm((), model.fingerprint, tokens=12))
         assert canary.tokens == wanted.tokens
 

@@ -25,7 +25,7 @@ from swarm.health.broker.supervisor import EmbeddedBroker
 from swarm.health.state.assessment import LinkState
 from swarm.health.state.directory import Directory
 from swarm.health.state.model import Knowledge
-from swarm.health.state.mqtt_feed import Feed
+from swarm.health.state.mqtt_feed import MqttFeed
 from swarm.health.state.node import Condition
 from swarm.health.state.overview import Overview
 from swarm.health.tasks.publisher import MAX_READERS, StatePublisher
@@ -165,11 +165,11 @@ class Listening:
     overview: Overview = field(default_factory=lambda: Overview(["/ip4/x"], "canopy", 0.0))
     guard: TelemetryGuard = field(default_factory=TelemetryGuard)
 
-    def feed(self) -> Feed:
+    def feed(self) -> MqttFeed:
         def heard(one: object, now: float) -> None:
-            self.overview.knowledge.believe(one.peer, one.fingerprint, one.body, now)  # type: ignore[attr-defined]
+            self.overview.knowledge.apply_telemetry(one.peer, one.fingerprint, one.body, now)  # type: ignore[attr-defined]
 
-        return Feed(self.guard, "canopy", heard, self.overview.broker_is)
+        return MqttFeed(self.guard, "canopy", heard, self.overview.set_broker_state)
 
     async def until_node_is(self, condition: Condition) -> None:
         def holds() -> bool:
@@ -312,7 +312,7 @@ async def test_the_directory_is_looked_at_again_and_again() -> None:
         return opened[-1]
 
     directory = Directory(
-        open_registry, knowledge.listed, lambda state, _: states.append(state), knowledge.slots.choose
+        open_registry, knowledge.apply_records, lambda state, _: states.append(state), knowledge.slots.choose
     )
     async with TaskScope() as scope:
         scope.spawn(directory.run(poll_s=0.01))

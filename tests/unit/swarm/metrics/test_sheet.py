@@ -23,7 +23,7 @@ from node.telemetry.counters import ErrorKind
 from swarm import errors
 from swarm.health.metrics.models import MAX_LAYERS, MAX_NODES
 from swarm.health.state.node import Condition
-from swarm.health.state.totals import MOST_SWEEPS_PER_S, TotalsBook
+from swarm.health.state.totals import MAX_SWEEPS_PER_S, TotalsBook
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.metrics.histogram import BOUNDS_S, Histogram
@@ -147,8 +147,8 @@ def crowd(models: int, nodes: int, layers: int) -> MeasuredHealth:
         start = number * 7 % (layers - 8)
         told = status(model=model, span=Span(start, start + 8))
         peer = PeerId(f"QmPeer{number:040d}")
-        health.overview.knowledge.believe(peer, model.fingerprint, told, NOW)
-        health.overview.knowledge.believe(peer, model.fingerprint, metrics(), NOW)
+        health.overview.knowledge.apply_telemetry(peer, model.fingerprint, told, NOW)
+        health.overview.knowledge.apply_telemetry(peer, model.fingerprint, metrics(), NOW)
     return health
 
 
@@ -183,7 +183,7 @@ def test_who_is_left_out_does_not_change_from_scrape_to_scrape() -> None:
 def test_names_that_would_break_a_page_do_not() -> None:
     health = MeasuredHealth()
     model = ServedModel('a"b\\c\nd\ud800', "d" * 64, 4)
-    health.overview.knowledge.believe(PeerId("QmOdd"), "d" * 64, status(model=model, span=Span(0, 4)), NOW)
+    health.overview.knowledge.apply_telemetry(PeerId("QmOdd"), "d" * 64, status(model=model, span=Span(0, 4)), NOW)
     text = generate_openmetrics(health.look()).decode()  # type: ignore[no-untyped-call]
     found = samples(text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
     assert value(found, "canopy_model_layers", model='a"b\\c\nd?') == 4
@@ -191,7 +191,7 @@ def test_names_that_would_break_a_page_do_not() -> None:
 
 def test_an_offline_node_is_still_told() -> None:
     health = MeasuredHealth()
-    health.clerk.clock = lambda: NOW + 100
+    health.health_loop.clock = lambda: NOW + 100
     found = samples(health.look().collect())
     assert value(found, "canopy_model_node_state", peer="QmFirst", state=Condition.STALE.value) == 1
 
@@ -215,7 +215,7 @@ def test_totals_only_rise_over_runs_gaps_and_liars() -> None:
     hear((1.0, 4), (6.0, 2))
     assert seen == [(0, 0), (10, 20), (12, 24), (12, 24)]
     hear((6.0, 2), (11.0, 2**53))
-    assert seen[-1][0] == 12 + MOST_SWEEPS_PER_S * 15 / 2
+    assert seen[-1][0] == 12 + MAX_SWEEPS_PER_S * 15 / 2
     book.keep({"a" * 64})
     assert book.models
     book.keep(())

@@ -10,10 +10,9 @@ from textual.widgets import Static
 
 from benchmarks.operations import page_states
 from swarm.health.remote.state import State, read_state
-from swarm.top.app import PANES, TopApp
+from swarm.top.app import PANES, LineList, TopApp
 from swarm.top.feed import STALE_S, LatestState
 from swarm.top.layer_map import in_order
-from swarm.top.line_list import Lines
 
 
 def read(state: page_states.State) -> State:
@@ -42,7 +41,7 @@ def said(app: TopApp, name: str) -> str:
 
 
 def lines(app: TopApp, name: str) -> str:
-    shown = app.query_one(f"#{name}", Lines)
+    shown = app.query_one(f"#{name}", LineList)
     return "\n".join(shown.render_line(y).text for y in range(shown.size.height))
 
 
@@ -53,7 +52,9 @@ async def test_every_state_is_drawn_at_every_size(name: str) -> None:
         for width, height in ((150, 45), (20, 6), (8, 3)):
             await pilot.resize_terminal(width, height)
             await pilot.pause()
-            assert all(len(app.query_one(f"#{pane}", Lines)._line(0).plain) < 300 for pane in PANES if name != "empty")
+            assert all(
+                len(app.query_one(f"#{pane}", LineList)._line(0).plain) < 300 for pane in PANES if name != "empty"
+            )
         assert ("nobody serves a model" in said(app, "verdict")) == (name == "empty")
         await pilot.press("q")
     assert app.return_code == 0
@@ -90,7 +91,7 @@ async def test_keys_choose_panes_models_and_order() -> None:
         await pilot.pause()
         model = app.model
         assert model is not None
-        by_load = [node.called for node in sorted(model.nodes, key=lambda node: node.busy or 0)]
+        by_load = [node.label for node in sorted(model.nodes, key=lambda node: node.busy or 0)]
         assert [line.split()[2] for line in lines(app, "nodes").splitlines()[: len(by_load)]] == by_load
         await pilot.press("r")
         assert [line.split()[2] for line in lines(app, "nodes").splitlines()[: len(by_load)]] == by_load[::-1]
@@ -117,8 +118,8 @@ async def test_a_place_in_a_long_list_is_kept() -> None:
         before = lines(app, "map")
         model = app.model
         assert model is not None
-        assert before.splitlines()[-1].split()[1] == in_order(model.nodes)[-1].called
-        assert app.query_one("#map", Lines).scroll_offset.y > 900
+        assert before.splitlines()[-1].split()[1] == in_order(model.nodes)[-1].label
+        assert app.query_one("#map", LineList).scroll_offset.y > 900
         app.watched.take(read(page_states.later(page_states.crowd())))
         await pilot.pause()
         assert lines(app, "map") == before

@@ -105,11 +105,20 @@ def test_columns_share_the_room() -> None:
 
 def test_a_gap_runs_through_all_rows_and_signs_need_no_colour() -> None:
     model = read(page_states.broken()).models[0]
-    rows = {node.called: row(node, model, 80).plain for node in model.nodes}
+    rows = {node.label: row(node, model, 80).plain for node in model.nodes}
     assert rows["greenhouse"][LABEL:] == "█" * 20 + GAP * 20 + " " * 20
     assert rows["attic"].startswith("✗")
     assert "offline 4…7" in rows["attic"]
     assert "░" in rows["new-one"]
+
+
+def test_a_broken_model_is_not_a_number_of_machines_away_from_breaking() -> None:
+    state = read(page_states.broken())
+    text = "\n".join(line.plain for line in verdict(state.models[0], state.at, is_stale=False))
+    assert "  broken: layers 4…7 missing · " in text
+    assert "away from breaking" not in text
+    working = read(page_states.serving())
+    assert "away from breaking" in verdict(working.models[0], working.at, is_stale=False)[2].plain
 
 
 @pytest.mark.parametrize("width", [20, 40, 79, 120, 200])

@@ -12,10 +12,10 @@ from swarm.discovery.registry import RECORD_TTL_S
 from swarm.health.alerts.feed import MAX_ITEMS, rss
 from swarm.health.alerts.record import alerts_shown, dump_book, load_book
 from swarm.health.alerts.rules import (
+    ALERT_DELAYS,
     FLAP_S,
     HELD_S,
     MAX_CHANGES,
-    PATIENCE,
     Alert,
     AlertBook,
     AlertKind,
@@ -69,7 +69,7 @@ def test_what_flaps_slowly_soon_is_one_alert() -> None:
         now = float(second)
         told += book.update([gap()] if second % 40 < 15 else [], now)  # 25 s without it: more than it takes to end
     assert 2 <= len(told) <= 8, steps(told)
-    for second in range(3_600, 3_600 + int(16 * PATIENCE[AlertKind.GAP].clear_s) + 2):
+    for second in range(3_600, 3_600 + int(16 * ALERT_DELAYS[AlertKind.GAP].clear_s) + 2):
         told += book.update([], float(second))
     assert told[-1].step is AlertTransition.ENDED
     later = now + 2 * FLAP_S
@@ -173,8 +173,8 @@ class Swarm:
     def __init__(self) -> None:
         self.refused = {Reason.SKEWED: 0}
         self.overview = Overview(["/ip4/192.0.2.1/tcp/1/p2p/Qm"], "canopy", NOW, self.refused)
-        self.overview.broker_is(LinkState.CONNECTED, NOW)
-        self.overview.dht_is(LinkState.OK, NOW)
+        self.overview.set_broker_state(LinkState.CONNECTED, NOW)
+        self.overview.set_dht_state(LinkState.OK, NOW)
         self.now = NOW
         self.records: dict[PeerId, NodeRecord] = {}
         self.telling: dict[PeerId, Span] = {}
@@ -195,10 +195,10 @@ class Swarm:
     def _hear(self) -> None:
         if self.now % 5 == 0:
             for peer, one in self.telling.items():
-                self.overview.knowledge.believe(peer, PRINT, status(at=self.now, span=one), self.now)
-                self.overview.knowledge.believe(peer, PRINT, metrics(at=self.now), self.now)
+                self.overview.knowledge.apply_telemetry(peer, PRINT, status(at=self.now, span=one), self.now)
+                self.overview.knowledge.apply_telemetry(peer, PRINT, metrics(at=self.now), self.now)
             found = [record(one.peer, self.now, one.span, one.version) for one in self.records.values()]
-            self.overview.knowledge.listed(PRINT, found, self.now)
+            self.overview.knowledge.apply_records(PRINT, found, self.now)
 
     def add(self, peer: PeerId, span: Span = WHOLE, version: str = "0.2.0") -> None:
         self.records[peer] = record(peer, self.now, span, version)
@@ -207,7 +207,7 @@ class Swarm:
     def die(self, peer: PeerId) -> None:
         """Its connection breaks, its record is renewed no more."""
         del self.records[peer], self.telling[peer]
-        self.overview.knowledge.believe(peer, PRINT, will(), self.now)
+        self.overview.knowledge.apply_telemetry(peer, PRINT, will(), self.now)
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def test_a_model_that_is_gone_is_forgotten_not_mended(swarm: Swarm) -> None:
 def test_a_model_in_two_halves_of_different_classes_is_a_gap() -> None:
     other = Swarm()
     for peer, span, kind in ((A, Span(0, 6), "cpu-float32"), (B, Span(6, 12), "cuda-bfloat16")):
-        other.overview.knowledge.believe(peer, PRINT, status(at=NOW, span=span, numeric_class=kind), NOW)
+        other.overview.knowledge.apply_telemetry(peer, PRINT, status(at=NOW, span=span, numeric_class=kind), NOW)
         other.overview.knowledge.slots.enter(PRINT, True, NOW)
     other.overview.assess(NOW)
     other.overview.assess(NOW + 4)
@@ -256,7 +256,7 @@ def test_probes_that_fail_differ_or_cannot_be_made(swarm: Swarm) -> None:
     overview = swarm.overview
 
     def probed(ok: bool | None) -> list[str]:
-        overview.probed(MODEL, Probe(ok=ok, error="why"), swarm.now)
+        overview.record_probe(MODEL, Probe(ok=ok, error="why"), swarm.now)
         return swarm.be(15)
 
     assert [probed(True), probed(False), probed(False)] == [[], ["probe/M began"], ["probe/M worse"]]
@@ -264,9 +264,9 @@ def test_probes_that_fail_differ_or_cannot_be_made(swarm: Swarm) -> None:
     assert swarm.be(400) == ["probe/M ended"]
     assert probed(None) == ["probe/M/unknown began"]
     assert [probed(True), swarm.be(400)] == [[], ["probe/M/unknown ended"]]
-    overview.compared(MODEL, ReplicaComparison(A, (B,), False, 64))
+    overview.record_comparison(MODEL, ReplicaComparison(A, (B,), False, 64))
     assert swarm.be(5) == ["probe/M/difference began"]
-    overview.compared(MODEL, ReplicaComparison(A, (B,), True, 64))
+    overview.record_comparison(MODEL, ReplicaComparison(A, (B,), True, 64))
     assert swarm.be(400) == ["probe/M/difference ended"]
 
 
@@ -298,16 +298,16 @@ def test_telemetry_that_becomes_stale(swarm: Swarm) -> None:
 
 def test_a_broker_that_is_down_is_one_alert_and_not_one_for_every_node(swarm: Swarm) -> None:
     swarm.telling.clear()
-    swarm.overview.broker_is(LinkState.DOWN, swarm.now)
+    swarm.overview.set_broker_state(LinkState.DOWN, swarm.now)
     assert swarm.be(100) == ["broker began"]
-    swarm.overview.broker_is(LinkState.CONNECTED, swarm.now)
+    swarm.overview.set_broker_state(LinkState.CONNECTED, swarm.now)
     swarm.telling |= {A: Span(0, 12), B: Span(0, 12)}
     assert swarm.be(30) == ["broker ended"]
 
 
 def test_who_leaves_politely_is_no_alarm_and_strangers_raise_none(swarm: Swarm) -> None:
     del swarm.records[B], swarm.telling[B]
-    swarm.overview.knowledge.believe(B, PRINT, status(at=swarm.now, state=Presence.LEFT), swarm.now)
+    swarm.overview.knowledge.apply_telemetry(B, PRINT, status(at=swarm.now, state=Presence.LEFT), swarm.now)
     made_up = ServedModel("made-up", "ff" * 16, 12)
-    swarm.overview.knowledge.believe(B, "ff" * 16, status(at=swarm.now, model=made_up), swarm.now)
+    swarm.overview.knowledge.apply_telemetry(B, "ff" * 16, status(at=swarm.now, model=made_up), swarm.now)
     assert swarm.be(120) == ["last-holder/M began"]

@@ -16,13 +16,13 @@ import tyro
 
 from swarm.errors import ConfigError
 from swarm.health.alerts.rules import Alert, AlertKind, AlertTransition, Change, Finding, Severity
-from swarm.health.alerts.webhook import MAX_WAITING, Webhook, WebhookPace, message, parse_receiver, sign
+from swarm.health.alerts.webhook import MAX_WAITING, Webhook, WebhookTiming, message, parse_receiver, sign
 from swarm.health.options import Health
 from swarm.runtime.tasks import TaskScope
 from tests.telling import NOW, PRINT
 
 SECRET_PATH = "T0KEN-in-the-path"
-PACE = WebhookPace(answer_s=0.3, tries=3, first_wait_s=0.01, longest_wait_s=0.02, between_s=0.0, jitter=lambda: 0.5)
+PACE = WebhookTiming(answer_s=0.3, tries=3, first_wait_s=0.01, max_wait_s=0.02, pause_s=0.0, jitter=lambda: 0.5)
 
 
 def change(
@@ -76,7 +76,7 @@ class Receiving:
     answers: list[bytes]
     port: int = 0
     got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _has_waiting: asyncio.Event = field(default_factory=asyncio.Event)
     _ends: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -87,7 +87,7 @@ class Receiving:
                 fields = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
                 body = await reader.readexactly(int(fields["content-length"]))
                 self.got.append((fields | {":path": lines[0].split()[1]}, body))
-                self._news.set()
+                self._has_waiting.set()
                 writer.write(self.answers.pop(0) if self.answers else b"HTTP/1.1 204 No Content\r\n\r\n")
         except (asyncio.IncompleteReadError, OSError):
             pass
@@ -96,8 +96,8 @@ class Receiving:
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
             while not condition():
-                self._news.clear()
-                await self._news.wait()
+                self._has_waiting.clear()
+                await self._has_waiting.wait()
 
     def texts(self) -> list[str]:
         return [json.loads(body)["alert"]["text"] for _, body in self.got]
@@ -164,7 +164,7 @@ async def test_a_receiver_that_fails_is_tried_again_and_the_order_is_kept(caplog
         await server.until(lambda: len(server.got) == 4)
     assert server.texts() == ["one", "one", "one", "two"]
     assert len(set(server.deliveries()[:3])) == 1, "so that who hears it twice can know"
-    assert made.lost == 0
+    assert made.dropped == 0
 
 
 async def test_what_is_refused_is_not_said_again_and_no_redirect_is_followed(caplog: pytest.LogCaptureFixture) -> None:
@@ -173,7 +173,7 @@ async def test_what_is_refused_is_not_said_again_and_no_redirect_is_followed(cap
         async with receiving(status("404 No"), status("429 No"), away) as server, webhook(server.port) as made:
             made.offer([change(str(number)) for number in range(4)])
             await server.until(lambda: len(server.got) == 4)
-        assert (server.texts(), made.lost, elsewhere.got) == (["0", "1", "2", "3"], 3, [])
+        assert (server.texts(), made.dropped, elsewhere.got) == (["0", "1", "2", "3"], 3, [])
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1, "an outage is told once"
 
@@ -185,11 +185,11 @@ async def test_who_hangs_or_is_not_there_holds_up_nobody_and_secrets_are_not_log
     async with receiving(b"HTTP/1.1 200", b"HTTP/1.1 200", b"garbage\r\n\r\n") as server, webhook(server.port) as made:
         made.offer([change("one"), change("two")])
         await server.until(lambda: "two" in server.texts())
-    assert (server.texts()[:3], made.lost) == (["one"] * 3, 1)
+    assert (server.texts()[:3], made.dropped) == (["one"] * 3, 1)
     async with webhook(server.port) as nobody:
         for number in range(MAX_WAITING + 10):
             nobody.offer([change(str(number))])
-        assert nobody.lost == 10
+        assert nobody.dropped == 10
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("swarm")]
     assert ours
     assert SECRET_PATH not in "".join(ours)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import RECORD_TTL_S
-from swarm.health.state.contributions import ServedBook
+from swarm.health.state.contributions import ContributionBook
 from swarm.health.state.model import DISAGREE_S, FRESH_S, KEPT_S, RENEWED_S, SILENT_S, Knowledge
 from swarm.health.state.model_slots import MAX_MODELS
 from swarm.health.state.node import Condition, EvidenceSource, NodeView
@@ -52,14 +52,14 @@ def node(knowledge: Knowledge, now: float, peer: PeerId = A) -> NodeView:
 
 
 def told(knowledge: Knowledge, at: float = NOW, peer: PeerId = A, **other: Any) -> None:  # noqa: ANN401
-    knowledge.believe(peer, PRINT, status(at=at, **other), at)
+    knowledge.apply_telemetry(peer, PRINT, status(at=at, **other), at)
 
 
 def test_telemetry_alone_is_believed_while_it_comes_then_stale_then_gone() -> None:
     knowledge = Knowledge()
     told(knowledge)
     assert (node(knowledge, NOW).condition, node(knowledge, NOW).source) == (Condition.SERVING, EvidenceSource.MQTT)
-    knowledge.believe(A, PRINT, metrics(), NOW + 10)
+    knowledge.apply_telemetry(A, PRINT, metrics(), NOW + 10)
     assert node(knowledge, NOW + 10 + FRESH_S).condition is Condition.SERVING
     late = NOW + 10 + FRESH_S + 1
     assert node(knowledge, late).condition is Condition.STALE
@@ -72,22 +72,22 @@ def test_telemetry_alone_is_believed_while_it_comes_then_stale_then_gone() -> No
 def silent_for(knowledge: Knowledge, start: float, seconds: float, *, is_connected: bool = True) -> None:
     """So long nobody says anything, and the service looks twice a second."""
     for half in range(int(seconds * 2) + 1):
-        knowledge.listen(start + half / 2, is_connected=is_connected)
+        knowledge.check_silence(start + half / 2, is_connected=is_connected)
 
 
 def test_who_told_figures_and_falls_silent_is_offline_until_it_speaks_again() -> None:
     """A broker may take long to see that a connection is dead; the DHT still lists the node meanwhile."""
     knowledge = Knowledge()
-    knowledge.listed(PRINT, [record(A)], NOW)
+    knowledge.apply_records(PRINT, [record(A)], NOW)
     told(knowledge)
-    knowledge.believe(A, PRINT, metrics(), NOW + 5)
+    knowledge.apply_telemetry(A, PRINT, metrics(), NOW + 5)
     silent_for(knowledge, NOW + 5, SILENT_S - 0.5)
     assert node(knowledge, NOW + 5 + SILENT_S - 0.5).condition is Condition.SERVING
     silent_for(knowledge, NOW + 5 + SILENT_S - 0.5, 0.5)
     late = NOW + 5 + SILENT_S
     assert (node(knowledge, late).condition, node(knowledge, late).is_silent) == (Condition.OFFLINE, True)
     assert [event.kind for event in knowledge.events] == ["offline"]
-    knowledge.believe(A, PRINT, will(), late)
+    knowledge.apply_telemetry(A, PRINT, will(), late)
     assert [event.kind for event in knowledge.events] == ["offline"], "its will says nothing new"
     told(knowledge, at=late + 1)
     assert node(knowledge, late + 1).condition is Condition.SERVING
@@ -95,13 +95,13 @@ def test_who_told_figures_and_falls_silent_is_offline_until_it_speaks_again() ->
 
 def test_who_falls_silent_to_the_broker_alone_comes_back_by_its_next_record() -> None:
     knowledge = Knowledge()
-    knowledge.listed(PRINT, [record(A)], NOW)
+    knowledge.apply_records(PRINT, [record(A)], NOW)
     told(knowledge)
-    knowledge.believe(A, PRINT, metrics(), NOW)
+    knowledge.apply_telemetry(A, PRINT, metrics(), NOW)
     silent_for(knowledge, NOW, SILENT_S)
     assert node(knowledge, NOW + SILENT_S).condition is Condition.OFFLINE
     later = NOW + SILENT_S + RENEWED_S + 1
-    knowledge.listed(PRINT, [record(A, announced_at=later)], later)
+    knowledge.apply_records(PRINT, [record(A, announced_at=later)], later)
     assert (node(knowledge, later).condition, node(knowledge, later).source) == (Condition.SERVING, EvidenceSource.DHT)
 
 
@@ -109,18 +109,18 @@ def test_silence_counts_only_while_somebody_listens() -> None:
     """A broker that is gone, or a service that stood still itself, says nothing of nodes."""
     knowledge = Knowledge()
     told(knowledge)
-    knowledge.believe(A, PRINT, metrics(), NOW)
+    knowledge.apply_telemetry(A, PRINT, metrics(), NOW)
     silent_for(knowledge, NOW, SILENT_S - 1)
     silent_for(knowledge, NOW + SILENT_S - 1, 3, is_connected=False)
     silent_for(knowledge, NOW + SILENT_S + 2, 1)
-    knowledge.listen(NOW + FRESH_S, is_connected=True)
+    knowledge.check_silence(NOW + FRESH_S, is_connected=True)
     assert node(knowledge, NOW + FRESH_S).condition is Condition.SERVING
     assert not knowledge.events
 
 
 def test_a_dht_record_alone_is_believed_until_it_expires() -> None:
     knowledge = Knowledge()
-    knowledge.listed(PRINT, [record(A)], NOW)
+    knowledge.apply_records(PRINT, [record(A)], NOW)
     seen = node(knowledge, NOW)
     assert (seen.condition, seen.source, seen.device, seen.kv_free) == (
         Condition.SERVING,
@@ -133,31 +133,31 @@ def test_a_dht_record_alone_is_believed_until_it_expires() -> None:
 
 def test_one_look_that_misses_a_record_means_nothing_two_do() -> None:
     knowledge = Knowledge()
-    knowledge.listed(PRINT, [record(A)], NOW)
-    knowledge.listed(PRINT, [], NOW + 5)
+    knowledge.apply_records(PRINT, [record(A)], NOW)
+    knowledge.apply_records(PRINT, [], NOW + 5)
     assert node(knowledge, NOW + 5).condition is Condition.SERVING
-    knowledge.listed(PRINT, [], NOW + 10)
+    knowledge.apply_records(PRINT, [], NOW + 10)
     assert PRINT not in knowledge.nodes(NOW + 10)
 
 
 def test_both_sources_are_merged_and_telemetry_knows_more() -> None:
     knowledge = Knowledge()
-    knowledge.listed(PRINT, [record(A)], NOW)
+    knowledge.apply_records(PRINT, [record(A)], NOW)
     told(knowledge, name="attic")
-    knowledge.believe(A, PRINT, metrics(kv_tokens_free=7), NOW)
+    knowledge.apply_telemetry(A, PRINT, metrics(kv_tokens_free=7), NOW)
     seen = node(knowledge, NOW)
     assert (seen.source, seen.name, seen.kv_free, seen.busy) == (EvidenceSource.BOTH, "attic", 7, 0.25)
 
 
 def test_a_will_counts_at_once_although_the_dht_still_lists_the_node() -> None:
     knowledge = Knowledge()
-    knowledge.listed(PRINT, [record(A)], NOW)
+    knowledge.apply_records(PRINT, [record(A)], NOW)
     told(knowledge)
     before = knowledge.version
-    knowledge.believe(A, PRINT, will(), NOW + 2)
+    knowledge.apply_telemetry(A, PRINT, will(), NOW + 2)
     assert node(knowledge, NOW + 2).condition is Condition.OFFLINE
     assert knowledge.version > before
-    knowledge.listed(PRINT, [record(A)], NOW + 5)
+    knowledge.apply_records(PRINT, [record(A)], NOW + 5)
     assert node(knowledge, NOW + 5).condition is Condition.OFFLINE
     assert knowledge.events[0].kind == "offline"
 
@@ -165,8 +165,8 @@ def test_a_will_counts_at_once_although_the_dht_still_lists_the_node() -> None:
 def test_a_node_that_lost_only_its_broker_is_back_with_its_next_record() -> None:
     knowledge = Knowledge()
     told(knowledge)
-    knowledge.believe(A, PRINT, will(), NOW + 2)
-    knowledge.listed(PRINT, [record(A, announced_at=NOW + 20)], NOW + 21)
+    knowledge.apply_telemetry(A, PRINT, will(), NOW + 2)
+    knowledge.apply_records(PRINT, [record(A, announced_at=NOW + 20)], NOW + 21)
     seen = node(knowledge, NOW + 21)
     assert (seen.condition, seen.source) == (Condition.SERVING, EvidenceSource.DHT)
 
@@ -174,7 +174,7 @@ def test_a_node_that_lost_only_its_broker_is_back_with_its_next_record() -> None
 def test_a_new_birth_ends_being_offline() -> None:
     knowledge = Knowledge()
     told(knowledge)
-    knowledge.believe(A, PRINT, will(), NOW + 2)
+    knowledge.apply_telemetry(A, PRINT, will(), NOW + 2)
     told(knowledge, NOW + 3)
     assert node(knowledge, NOW + 3).condition is Condition.SERVING
 
@@ -189,7 +189,7 @@ def test_a_new_birth_ends_being_offline() -> None:
 )
 def test_what_a_status_says(state: Presence, condition: Condition) -> None:
     knowledge = Knowledge()
-    knowledge.listed(PRINT, [record(A)], NOW - 1)
+    knowledge.apply_records(PRINT, [record(A)], NOW - 1)
     told(knowledge, state=state)
     assert node(knowledge, NOW).condition is condition
 
@@ -198,9 +198,9 @@ def test_broker_and_dht_may_differ_for_a_while_only() -> None:
     knowledge = Knowledge()
     for seconds in range(0, int(DISAGREE_S) + 10, 5):
         told(knowledge, NOW + seconds)
-        knowledge.listed(PRINT, [], NOW + seconds)
+        knowledge.apply_records(PRINT, [], NOW + seconds)
         assert node(knowledge, NOW + seconds).disagrees is (seconds > DISAGREE_S)
-    knowledge.listed(PRINT, [record(A, announced_at=NOW + 60)], NOW + 60)
+    knowledge.apply_records(PRINT, [record(A, announced_at=NOW + 60)], NOW + 60)
     assert not node(knowledge, NOW + 60).disagrees
 
 
@@ -208,7 +208,7 @@ def test_a_draining_node_need_not_be_listed() -> None:
     knowledge = Knowledge()
     for seconds in (0, 5, 60, 65):
         told(knowledge, NOW + seconds, state=Presence.DRAINING)
-        knowledge.listed(PRINT, [], NOW + seconds)
+        knowledge.apply_records(PRINT, [], NOW + seconds)
     assert not node(knowledge, NOW + 65).disagrees
 
 
@@ -226,35 +226,35 @@ def test_who_describes_the_model_differently_is_left_out() -> None:
 def test_sweeps_per_second_come_from_two_metrics_of_one_run() -> None:
     knowledge = Knowledge()
     told(knowledge)
-    knowledge.believe(A, PRINT, metrics(sweeps=10, uptime_s=100.0), NOW)
+    knowledge.apply_telemetry(A, PRINT, metrics(sweeps=10, uptime_s=100.0), NOW)
     assert node(knowledge, NOW).sweeps_per_s is None
-    knowledge.believe(A, PRINT, metrics(sweeps=25, uptime_s=105.0), NOW + 5)
+    knowledge.apply_telemetry(A, PRINT, metrics(sweeps=25, uptime_s=105.0), NOW + 5)
     assert node(knowledge, NOW + 5).sweeps_per_s == 3.0
-    knowledge.believe(A, PRINT, metrics(sweeps=1, uptime_s=0.0), NOW + 10)
+    knowledge.apply_telemetry(A, PRINT, metrics(sweeps=1, uptime_s=0.0), NOW + 10)
     assert node(knowledge, NOW + 10).sweeps_per_s is None
-    knowledge.believe(A, PRINT, metrics(sweeps=2**53, uptime_s=5e-324), NOW + 11)
+    knowledge.apply_telemetry(A, PRINT, metrics(sweeps=2**53, uptime_s=5e-324), NOW + 11)
     assert node(knowledge, NOW + 11).sweeps_per_s is None, "not infinite"
 
 
 def test_models_and_events_are_bounded() -> None:
     knowledge = Knowledge()
     for number in range(MAX_MODELS + 3):
-        knowledge.believe(A, f"{number:032x}", status(), NOW)
-        knowledge.believe(A, f"{number:032x}", event(at=NOW + number), NOW)
+        knowledge.apply_telemetry(A, f"{number:032x}", status(), NOW)
+        knowledge.apply_telemetry(A, f"{number:032x}", event(at=NOW + number), NOW)
     assert len(knowledge.nodes(NOW)) == MAX_MODELS
     assert knowledge.turned_away > 0
     for number in range(300):
-        knowledge.believe(A, f"{1:032x}", event(at=NOW + number), NOW)
+        knowledge.apply_telemetry(A, f"{1:032x}", event(at=NOW + number), NOW)
     assert len(knowledge.events) == 100
     assert knowledge.events[0].at == NOW + 299
 
 
 def test_contributions_add_up_over_runs_and_restarts_of_the_service() -> None:
-    book = ServedBook()
+    book = ContributionBook()
     run = status(started_at=1.0)
     book.add(A, run, metrics(layer_tokens=100), NOW)
     book.add(A, run, metrics(layer_tokens=150), NOW + 5)
-    again = ServedBook()
+    again = ContributionBook()
     again.load([*json.loads(json.dumps(book.dump())), ["half a row"]])
     again.add(A, run, metrics(layer_tokens=160), NOW + 100)
     again.add(A, status(started_at=50.0), metrics(layer_tokens=40), NOW + 105)
@@ -263,7 +263,7 @@ def test_contributions_add_up_over_runs_and_restarts_of_the_service() -> None:
 
 
 def test_nobody_contributed_more_than_a_machine_can_however_often_it_begins_anew() -> None:
-    book = ServedBook()
+    book = ContributionBook()
     for run in range(10):
         claim = metrics(layer_tokens=2**52, uptime_s=1e10)
         book.add(A, status(started_at=float(run)), claim, NOW + run)
@@ -298,5 +298,5 @@ def test_whatever_is_believed_can_be_shown(bodies: list[Body]) -> None:
     for second, body in enumerate(bodies):
         topic = topic_of("canopy", PRINT, identity(0).peer_id, part_of(body))
         seal_body(body, topic, identity(0))
-        overview.knowledge.believe(A, PRINT, body, NOW + second)
+        overview.knowledge.apply_telemetry(A, PRINT, body, NOW + second)
         json.dumps(overview.state(overview.assess(NOW + second), NOW + second), allow_nan=False)

@@ -42,7 +42,7 @@ def record(fingerprint: str, peer: PeerId = A, name: str = "real") -> NodeRecord
 
 def tell(knowledge: Knowledge, fingerprint: str, peer: str = "QmStranger", at: float = NOW) -> None:
     body = status(at=at, model=ServedModel("made up", fingerprint, 12))
-    knowledge.believe(PeerId(peer), fingerprint, body, at)
+    knowledge.apply_telemetry(PeerId(peer), fingerprint, body, at)
 
 
 def crowd(knowledge: Knowledge, count: int = 10 * MAX_MODELS, first: int = 0) -> None:
@@ -55,7 +55,7 @@ def test_made_up_telemetry_fills_what_is_free_and_no_more() -> None:
     crowd(knowledge)
     assert len(knowledge.nodes(NOW)) == MAX_MODELS
     for number in range(5):
-        knowledge.listed(REAL[:-1] + str(number), [record(REAL[:-1] + str(number))], NOW)
+        knowledge.apply_records(REAL[:-1] + str(number), [record(REAL[:-1] + str(number))], NOW)
     crowd(knowledge, first=5_000)
     shown = knowledge.nodes(NOW)
     assert len(shown) == MAX_MODELS
@@ -65,11 +65,13 @@ def test_made_up_telemetry_fills_what_is_free_and_no_more() -> None:
 
 def test_a_real_model_keeps_its_slot_whatever_strangers_do() -> None:
     knowledge = Knowledge()
-    knowledge.listed(REAL, [record(REAL)], NOW)
+    knowledge.apply_records(REAL, [record(REAL)], NOW)
     knowledge.slots.prove(REAL, NOW)
     for number in range(20 * MAX_MODELS):
         tell(knowledge, made_up(number))
-        knowledge.listed(made_up(number), [record(made_up(number), PeerId(f"QmSybil{number}"))], NOW + 10 * number)
+        knowledge.apply_records(
+            made_up(number), [record(made_up(number), PeerId(f"QmSybil{number}"))], NOW + 10 * number
+        )
     assert REAL in knowledge.nodes(NOW)
     assert len(knowledge.nodes(NOW)) == MAX_MODELS
 
@@ -105,7 +107,7 @@ def test_what_was_proved_outlives_a_restart_and_not_for_ever() -> None:
     late = ModelSlots()
     late.load(slots.dump())
     late.enter(REAL, False, NOW + PROVED_S)
-    assert late.standing(REAL) is Standing.TOLD
+    assert late.standing(REAL) is Standing.REPORTED
     late.load(["nonsense"])
 
 
@@ -130,7 +132,7 @@ def test_nodes_that_the_dht_lists_take_the_place_of_strangers() -> None:
         tell(knowledge, REAL, f"QmSybil{number}")
     tell(knowledge, REAL, "QmOneMore")
     assert knowledge.turned_away == 1
-    knowledge.listed(REAL, [record(REAL)], NOW)
+    knowledge.apply_records(REAL, [record(REAL)], NOW)
     model, nodes = knowledge.nodes(NOW)[REAL]
     assert model.name == "real", "what the DHT lists says what the model is, however many say otherwise"
     assert [node.peer for node in nodes] == [A]
@@ -140,7 +142,7 @@ def test_a_model_without_nodes_leaves_its_slot() -> None:
     knowledge = Knowledge()
     crowd(knowledge, MAX_MODELS)
     knowledge.forget(NOW + 1_000)
-    knowledge.believe(A, REAL, status(at=NOW + 1_000), NOW + 1_000)
+    knowledge.apply_telemetry(A, REAL, status(at=NOW + 1_000), NOW + 1_000)
     assert list(knowledge.nodes(NOW + 1_000)) == [REAL]
 
 

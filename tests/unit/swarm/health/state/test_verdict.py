@@ -127,32 +127,32 @@ def test_the_worst_alert_comes_first() -> None:
 
 def test_what_changes_is_an_event_and_lasts_as_an_alert() -> None:
     overview = Overview(JOIN, "canopy", NOW)
-    believe(overview.knowledge, "QmA", Span(0, 12), NOW)
+    apply_telemetry(overview.knowledge, "QmA", Span(0, 12), NOW)
     overview.knowledge.slots.enter(PRINT, True, NOW)
     assert overview.assess(NOW)[0].verdict.grade is Grade.SERVING
-    overview.probed(MODEL, Probe(ok=False, error="nobody answers"), NOW + 1)
+    overview.record_probe(MODEL, Probe(ok=False, error="nobody answers"), NOW + 1)
     assert overview.assess(NOW + 1)[0].verdict.grade is Grade.DEGRADED
-    overview.probed(MODEL, Probe(ok=False, error="nobody answers"), NOW + 2)
+    overview.record_probe(MODEL, Probe(ok=False, error="nobody answers"), NOW + 2)
     assert overview.assess(NOW + 2)[0].verdict.grade is Grade.BROKEN
     state = overview.state(overview.assess(NOW + 3), NOW + 3)
     assert state["models"][0]["since"] == NOW + 2
     assert state["events"][0]["text"] == "demo-target is broken: the last 2 probes failed"
     assert [(alert["kind"], alert["severity"]) for alert in state["alerts"]] == [("probe", "critical")]
-    overview.probed(MODEL, Probe(ok=None, error="no DHT"), NOW + 4)
+    overview.record_probe(MODEL, Probe(ok=None, error="no DHT"), NOW + 4)
     assert overview.assess(NOW + 4)[0].verdict.grade is Grade.BROKEN, "not knowing is no success"
-    overview.probed(MODEL, Probe(ok=True), NOW + 5)
+    overview.record_probe(MODEL, Probe(ok=True), NOW + 5)
     assert overview.assess(NOW + 5)[0].verdict.grade is Grade.SERVING
 
 
 def test_a_probe_is_kept_beside_the_claims_for_the_whole_span() -> None:
     overview = Overview(JOIN, "canopy", NOW)
     peer = PeerId("QmA")
-    believe(overview.knowledge, peer, Span(0, 12), NOW)
+    apply_telemetry(overview.knowledge, peer, Span(0, 12), NOW)
     hop = HopProbe(peer, (0, 6), 1.0, 0.5, 4.0)
-    overview.probed(MODEL, Probe(ok=True, hops=(hop,), return_ms=1.0), NOW)
-    overview.compared(MODEL, ReplicaComparison(peer, (), None, 0))
+    overview.record_probe(MODEL, Probe(ok=True, hops=(hop,), return_ms=1.0), NOW)
+    overview.record_comparison(MODEL, ReplicaComparison(peer, (), None, 0))
     assert overview.assess(NOW)[0].nodes[0].agrees is None
-    overview.compared(MODEL, ReplicaComparison(peer, (), True, 64))
+    overview.record_comparison(MODEL, ReplicaComparison(peer, (), True, 64))
     shown = overview.state(overview.assess(NOW), NOW)["models"][0]
     assert (shown["nodes"][0]["probed_ms"], shown["nodes"][0]["agrees"]) == (8.0, True)
     assert shown["probe"]["hops"][0]["span"] == [0, 6]
@@ -161,15 +161,15 @@ def test_a_probe_is_kept_beside_the_claims_for_the_whole_span() -> None:
 def test_sources_and_clocks_have_alerts_too() -> None:
     refused = {Reason.SKEWED: 0}
     overview = Overview(JOIN, "canopy", NOW, refused)
-    overview.broker_is(LinkState.DOWN, NOW)
-    overview.dht_is(LinkState.DOWN, NOW)
+    overview.set_broker_state(LinkState.DOWN, NOW)
+    overview.set_dht_state(LinkState.DOWN, NOW)
     refused[Reason.SKEWED] = 1
     overview.assess(NOW)
     overview.assess(NOW + 20)
     kinds = {alert["kind"] for alert in overview.state([], NOW)["alerts"]}
     assert kinds == {"broker", "dht", "clock"}
-    assert not SourceStatus(LinkState.DOWN).become(LinkState.DOWN, NOW)
+    assert not SourceStatus(LinkState.DOWN).change_to(LinkState.DOWN, NOW)
 
 
-def believe(knowledge: Knowledge, peer: str, span: Span, now: float) -> None:
-    knowledge.believe(PeerId(peer), PRINT, status(at=now, span=span), now)
+def apply_telemetry(knowledge: Knowledge, peer: str, span: Span, now: float) -> None:
+    knowledge.apply_telemetry(PeerId(peer), PRINT, status(at=now, span=span), now)

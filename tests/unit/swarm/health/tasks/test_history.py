@@ -85,7 +85,7 @@ async def test_a_file_of_the_version_before_is_read_and_goes_on(tmp_path: Path) 
     for again in range(2):
         async with History.open(path) as history:
             await history.add([sample()], T + 900 + again)
-            assert await history.kept("served") == [1]
+            assert await history.load("served") == [1]
             month = (await history.points(PRINT, "30d", T + 1_800))["points"]
     assert [(point["verdict"], point["seconds"]) for point in month] == [
         ("serving", {"serving": 60.0}),
@@ -99,11 +99,11 @@ async def test_it_survives_a_restart_and_forgets_what_is_too_old(tmp_path: Path)
     path = tmp_path / "deep" / "health.sqlite3"
     async with History.open(path) as history:
         await history.add([sample()], T)
-        await history.keep("served", [1, "two"])
+        await history.save("served", [1, "two"])
     later = T + 2 * 86_400
     async with History.open(path) as history:
-        assert await history.kept("served") == [1, "two"]
-        assert await history.kept("nothing") is None
+        assert await history.load("served") == [1, "two"]
+        assert await history.load("nothing") is None
         await history.add([sample()], later)
         lengths = [len((await history.points(PRINT, window, later))["points"]) for window in ("1h", "24h", "30d")]
         assert lengths == [1, 1, 2]

@@ -13,7 +13,7 @@ from swarm.health.options import Health
 from swarm.health.service import check
 from swarm.health.state.node import NodeView
 from swarm.health.state.overview import Overview
-from swarm.health.tasks.prober import AGAIN_S, PROBE_TOKENS, SETTLE_S, Prober
+from swarm.health.tasks.prober import PROBE_TOKENS, RETRY_S, SETTLE_S, Prober
 from swarm.ids import PeerId
 from swarm.layers import Span
 from tests.telling import NOW, PRINT, status
@@ -45,7 +45,7 @@ class World:
     def hear(self, *spans: tuple[int, int], numeric_class: str = "cpu-float32") -> None:
         for number, span in enumerate(spans):
             body = status(at=self.now, span=Span(*span), numeric_class=numeric_class)
-            self.overview.knowledge.believe(PeerId(f"QmNode{number}"), PRINT, body, self.now)
+            self.overview.knowledge.apply_telemetry(PeerId(f"QmNode{number}"), PRINT, body, self.now)
             self.overview.knowledge.slots.enter(PRINT, True, self.now)
 
     def later(self, seconds: float) -> None:
@@ -117,12 +117,12 @@ async def test_a_failure_is_looked_at_again_soon() -> None:
         (2, '{"ok": false, "error": "nobody"}'),
         (2, RemoteProtocolError("x", "y")),
     ):
-        world.later(2 * AGAIN_S)
+        world.later(2 * RETRY_S)
         await world.turn(trouble)
         assert world.overview.probes[PRINT].failures == failures
-    world.later(3 * AGAIN_S)
+    world.later(3 * RETRY_S)
     assert world.prober.due() is None, "each failure doubles the pause"
-    world.later(AGAIN_S)
+    world.later(RETRY_S)
     await world.turn(FINE, OSError("no process"))
     assert world.overview.probes[PRINT].failures == 0
 
