@@ -22,7 +22,7 @@ from node.telemetry.report import NodeDescription
 from swarm.discovery.node_record import NodeState, bracketed
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
-from swarm.metrics.sheet import MetricFamily, MetricKind, MetricSet
+from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet
 from swarm.runtime.tasks import TaskScope
 
 BACKLOG: Final = 16
@@ -97,17 +97,17 @@ class NodeFigures:
         model = subject.model
         own = (self.peer, model.name, model.fingerprint, str(scene.span))
         facts = (subject.device.name, scene.numeric_class, version("canopy-swarm"), subject.name or "")
-        sheet.describe(ABOUT, dict(zip(FACTS, (*own, *facts), strict=True)))
-        sheet.be(STATE, NodeState, scene.state)
+        sheet.set_info(ABOUT, dict(zip(FACTS, (*own, *facts), strict=True)))
+        sheet.set_state(STATE, NodeState, scene.state)
         sheet.set(LAYERS, len(scene.span))
         sheet.set(SESSIONS, scene.sessions)
         sheet.set(KV, scene.kv_tokens_total)
         sheet.set(KV_USED, scene.kv_tokens_total - scene.kv_tokens_free)
         sheet.set(MEMORY, subject.device.memory_bytes())
         sheet.set(HEAT, subject.device.temperature_c())
-        sheet.spread(QUEUE, tally.queue_times)
-        sheet.spread(COMPUTE, tally.compute_times)
-        sheet.spread(FORWARD, tally.forward_times)
+        sheet.set_histogram(QUEUE, tally.queue_times)
+        sheet.set_histogram(COMPUTE, tally.compute_times)
+        sheet.set_histogram(FORWARD, tally.forward_times)
         for kind in ErrorKind:
             sheet.set(ERRORS, tally.errors_by_kind[kind], kind.value)
         sheet.set(BUSY, scene.worked_ms / 1e3)
