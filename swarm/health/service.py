@@ -106,9 +106,9 @@ class HealthService:
     def __init__(self, command: Health) -> None:
         self._command = command
         self._stack = AsyncExitStack()
-        self._guard = TelemetryGuard(command.prefix, vouched=lambda *who: self.overview.knowledge.is_listed(*who))
+        self._guard = TelemetryGuard(command.prefix, is_listed=lambda *who: self.overview.knowledge.is_listed(*who))
         self._given = None if command.mqtt is None else parse_broker(command.mqtt, command.mqtt_ca)
-        self.overview = Overview(command.join, command.prefix, round(time.time(), 3), self._guard.counts)
+        self.overview = Overview(command.join, command.prefix, round(time.time(), 3), self._guard.rejected)
         self._webhooks = [
             Webhook(parse_receiver(url, command.webhook_min, command.webhook_secret), self.overview.name)
             for url in command.webhook
