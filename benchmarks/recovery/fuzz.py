@@ -39,7 +39,8 @@ from swarm import wire
 from swarm.demo import TARGET
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.protocol.messages import NodeInfo, RouteHop
+from swarm.protocol.messages import RouteHop
+from swarm.protocol.node_info import NodeInfo
 
 PROMPT = (2565, 591, 572, 289, 663, 281)
 NEW_TOKENS = 8

@@ -20,9 +20,9 @@ from client.terminal.report import summary
 from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
 from swarm.demo import DRAFT, TARGET
-from swarm.inference.multistep_sampling import picks
+from swarm.inference.multistep_sampling import multistep_picks
+from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.messages import Sweep
-from swarm.protocol.proposal import DraftDistribution
 from swarm.routing.costs import RouteForecast
 from swarm.transport import liveness as watch
 from tests.net.running import engine_of, prompt
@@ -71,7 +71,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> list[DraftDistribution | None]:
         sequence: int,
     ) -> list[int]:
         seen.extend(guesses)
-        return picks(probs, positions, guesses, seed, sequence)
+        return multistep_picks(probs, positions, guesses, seed, sequence)
 
     monkeypatch.setattr(node.engine.sweep_run, "picks", recording)
     return seen
@@ -149,7 +149,7 @@ async def test_it_goes_on_after_a_death_with_a_sweep_in_flight(
         sequence: int,
     ) -> list[int]:
         told[sequence] += guesses
-        return picks(probs, positions, guesses, seed, sequence)
+        return multistep_picks(probs, positions, guesses, seed, sequence)
 
     def stalling(hop: HopSession) -> SweepRun | None:
         queue, is_it = hop.log._queue, hop._shop.peer in struck or (hop.is_tail == (place == -1) and not struck)

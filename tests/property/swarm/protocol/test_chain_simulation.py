@@ -160,8 +160,8 @@ class EagerLog(HopLog):
         super().__init__(limits)
         self.chance = chance
 
-    def _is_wanted(self, node: TreeNodeId) -> bool:
-        return super()._is_wanted(node) and self.chance.random() < 0.99
+    def _must_run(self, node: TreeNodeId) -> bool:
+        return super()._must_run(node) and self.chance.random() < 0.99
 
 
 def failures(make_log: Callable[[Limits, random.Random], HopLog] | None, because: str = "") -> int:
