@@ -57,7 +57,8 @@ from node.telemetry.publisher import Address, TelemetryPublisher
 from node.telemetry.report import NodeDescription, NodeReport, NodeSnapshot
 from swarm.discovery.address_proof import NONCE_BYTES
 from swarm.discovery.coverage import serve_line
-from swarm.discovery.dht.registry import DhtRegistry, check_ours
+from swarm.discovery.dht.addresses import check_own_address
+from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.node_record import NodeRecord, NodeState, bracketed
 from swarm.discovery.registry import RECORD_TTL_S, Registry
 from swarm.errors import ConfigError, LayersError, RegistryError, UnknownModel, Unreachable
@@ -317,7 +318,7 @@ class Node:
         try:
             return server, server.add_insecure_port(f"{bracketed(host)}:{port}")
         except RuntimeError:
-            check_ours(host)
+            check_own_address(host)
             raise ConfigError(f"port {port} of {host} cannot be opened; is another node using it?") from None
 
     async def _open_service(self, server: grpc.aio.Server) -> None:

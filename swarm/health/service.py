@@ -21,7 +21,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.text import Text
 
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry, check_join_address
+from swarm.discovery.dht.addresses import check_join_address
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.errors import ConfigError
 from swarm.health.alerts.rules import Change
 from swarm.health.alerts.webhook import MAX_WEBHOOKS, Webhook, parse_receiver
