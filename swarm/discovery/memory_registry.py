@@ -94,7 +94,7 @@ class MemoryRegistry:
             raise RegistryError(f"the record of {record.peer} was refused: it does not expire later than the last")
 
     async def models(self) -> list[ModelIdentity]:
-        """The models that somebody serves now."""
+        """The models that some node serves now."""
         self._check_open()
         found = {record.model.fingerprint: record.model for record in self._network.get([MODELS_KEY])}
         return sorted(found.values(), key=lambda model: (model.name, model.fingerprint))
@@ -110,7 +110,7 @@ class MemoryRegistry:
         return next((record for record in self._network.get([MODELS_KEY]) if record.peer == self.peer_id), None)
 
     async def dial_back(self, address: str, nonce: bytes) -> bool | None:
-        """Whatever the network's `dial` says; None without one."""
+        """What the network's `dial` returns; None without one."""
         self._check_open()
         return None if self._network.dial is None else await self._network.dial(self.peer_id, address, nonce)
 

@@ -51,7 +51,7 @@ class Registry(Protocol):
         """Publish this machine's record; the next one must expire later.
 
         Raises:
-            RegistryError: nobody took it.
+            RegistryError: the directory did not store it.
         """
         ...
 

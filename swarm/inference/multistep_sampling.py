@@ -30,7 +30,7 @@ Probs = NDArray[np.float64]
 
 
 def draw_children(offset: int, draft_probs: torch.Tensor, count: int, rng: np.random.Generator) -> DraftDistribution:
-    """Cut one row of draft probabilities to the most probable tokens, and draw children from it.
+    """Cut one row of draft probabilities to its most probable tokens, and draw children from them.
 
     Args:
         offset: the node's place in its sweep.

@@ -49,7 +49,11 @@ class MetricFamily:
 
 @dataclass(slots=True)
 class MetricSet:
-    """The values of some metric families at one moment; `collect` makes it a collector of prometheus-client."""
+    """The values of some metric families at one moment; `collect` makes it a collector of prometheus-client.
+
+    Attributes:
+        definitions: the families, in the order in which they are exported.
+    """
 
     definitions: tuple[MetricFamily, ...]
     _families: dict[str, Metric] = field(default_factory=dict)

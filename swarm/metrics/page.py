@@ -34,7 +34,7 @@ class Collector(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _CachedAnswer:
+class _Scrape:
     """An encoded answer; `text` and the same gzipped."""
 
     made_s: float
@@ -58,7 +58,7 @@ class MetricsPage:
         """
         self._read, self._in_thread, self._timer = read, in_thread, timer
         self._process = (ProcessCollector(registry=None), PlatformCollector(registry=None))
-        self._answers: dict[bool, _CachedAnswer] = {}  # by whether it is OpenMetrics
+        self._answers: dict[bool, _Scrape] = {}  # by whether it is OpenMetrics
         self._lock = asyncio.Lock()
 
     def route(self) -> Route:
@@ -77,16 +77,16 @@ class MetricsPage:
             return Response(answer.gzipped, headers={**headers, "content-encoding": "gzip"})
         return Response(answer.text, headers=headers)
 
-    async def _encode_now(self, is_openmetrics: bool) -> _CachedAnswer:
+    async def _encode_now(self, is_openmetrics: bool) -> _Scrape:
         made_s, metrics = self._timer(), self._read()
         if self._in_thread:
             return await asyncio.to_thread(self._encode, made_s, metrics, is_openmetrics)
         return self._encode(made_s, metrics, is_openmetrics)
 
-    def _encode(self, made_s: float, metrics: Collector, is_openmetrics: bool) -> _CachedAnswer:
+    def _encode(self, made_s: float, metrics: Collector, is_openmetrics: bool) -> _Scrape:
         encode, media_type = choose_encoder(_ACCEPTS[is_openmetrics])
         text = encode(_CollectorChain((metrics, *self._process)))
-        return _CachedAnswer(made_s, media_type, text, gzip.compress(text, compresslevel=1))
+        return _Scrape(made_s, media_type, text, gzip.compress(text, compresslevel=1))
 
 
 class _CollectorChain:

@@ -204,7 +204,7 @@ class HopLog:
 def _replay_of(snapshot: Snapshot, state: SessionState) -> list[SweepWork]:
     """A snapshot as works: committed tokens in chunks, each committed by the next, and the live nodes at last.
 
-    Picks are wanted of every node that an unanswered sweep wants one of, committed ones too (R6).
+    They ask for the pick of every node for which an unanswered sweep asks, committed ones too (R6).
     """
     kept = snapshot.kept or (True,) * len(snapshot.ids)
     rows = list(accumulate(kept, initial=0))

@@ -257,7 +257,14 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Reroute:
-    """A new route for a running session, passed down the chain in band (R2). Fields as in `Attach`."""
+    """A new route for a running session, passed down the chain in band (R2).
+
+    Attributes:
+        generation: of the new route: greater than the old one's.
+        route: all hops, hop 0 first.
+        hedge: the hop with a replica, None without.
+        records: as in `Attach`.
+    """
 
     generation: int
     route: tuple[RouteHop, ...]
@@ -366,7 +373,12 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """This hop and all behind it are attached for `generation` (also the answer to Reroute)."""
+    """This hop and all behind it are attached; also the answer to Reroute.
+
+    Attributes:
+        generation: of the route.
+        credits: of this hop and all behind it.
+    """
 
     generation: int
     credits: Credits

@@ -96,7 +96,13 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One machine leaves its span for another of the same length."""
+    """One machine leaves its span for another of the same length.
+
+    Attributes:
+        peer: the machine.
+        old: the span that it leaves.
+        new: the span that it takes.
+    """
 
     peer: PeerId
     old: Span

@@ -24,7 +24,7 @@ MAX_SPLITS = 24
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """Layers `[start, end)` by the candidate in row `row`."""
+    """Layers `[start, end)` of a chain, computed by the candidate in row `row` of the cost table."""
 
     row: int
     start: int
