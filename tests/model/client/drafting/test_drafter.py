@@ -271,7 +271,7 @@ def test_an_interrupted_tree_leaves_the_drafter_usable(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(draft, "scores", interrupt)
+        patch.setattr(draft, "head_output", interrupt)
         with pytest.raises(KeyboardInterrupt):
             drafter.grow(cut_off, 16, 16, GREEDY)
     fresh = ModelDrafter(draft, VOCAB, 512).grow([*cut_off, 6], 16, 16, GREEDY)

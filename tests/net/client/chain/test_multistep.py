@@ -73,7 +73,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> list[DraftDistribution | None]:
         seen.extend(guesses)
         return multistep_picks(probs, positions, guesses, seed, sequence)
 
-    monkeypatch.setattr(node.engine.sweep_run, "picks", recording)
+    monkeypatch.setattr(node.engine.sweep_run, "multistep_picks", recording)
     return seen
 
 
@@ -160,7 +160,7 @@ async def test_it_goes_on_after_a_death_with_a_sweep_in_flight(
         return run(hop)
 
     monkeypatch.setattr(Chain, "send", sending)
-    monkeypatch.setattr(node.engine.sweep_run, "picks", recording)
+    monkeypatch.setattr(node.engine.sweep_run, "multistep_picks", recording)
     monkeypatch.setattr(HopSession, "next_run", stalling)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         work = client.generate(
