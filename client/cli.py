@@ -98,11 +98,11 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
         AsyncSwarm,  # torch and transformers take seconds to import: bad options are told before
     )
     from client.terminal import report, resumption
-    from swarm.runtime.gc_freeze import settle
+    from swarm.runtime.gc_freeze import freeze_imports
     from swarm.runtime.library_logging import quiet_libraries
 
     quiet_libraries()
-    settle()
+    freeze_imports()
     begun = resumption.load(command.resume) if command.resume is not None else None
     result = None
     async with AsyncSwarm.connect(model, **options) as swarm:
@@ -132,11 +132,11 @@ def chat(command: ChatCommand) -> int:
     command.options.check()
     from client.library.sync import Swarm
     from client.terminal.chat import ChatTerminal, typed_lines
-    from swarm.runtime.gc_freeze import settle
+    from swarm.runtime.gc_freeze import freeze_imports
     from swarm.runtime.library_logging import quiet_libraries
 
     quiet_libraries()
-    settle()
+    freeze_imports()
     console = make_console()
     is_terminal = sys.stdin.isatty() and console.is_terminal
     with (
@@ -163,7 +163,7 @@ async def bench(command: Bench) -> int:
     from client.bench import plot as plotting
     from client.bench import runner as measuring
     from client.library.aio import AsyncSwarm
-    from swarm.runtime.gc_freeze import settle
+    from swarm.runtime.gc_freeze import freeze_imports
     from swarm.runtime.library_logging import quiet_libraries
 
     command.options.check()
@@ -174,7 +174,7 @@ async def bench(command: Bench) -> int:
     if command.json is not None:
         _check_writable(command.json)
     quiet_libraries()
-    settle()
+    freeze_imports()
     console = make_console()
     measured = measuring.Measured(model=model, draft=", ".join(command.draft) or "none", options=command.options)
     async with AsyncSwarm.connect(model, **options) as swarm:

@@ -48,11 +48,11 @@ def serve(config: ServeConfig) -> int:
 async def _run(config: ServeConfig) -> None:
     config.check()
     from node.serve import Node  # torch and transformers take seconds to import: bad options are reported before
-    from swarm.runtime.gc_freeze import settle
+    from swarm.runtime.gc_freeze import freeze_imports
     from swarm.runtime.library_logging import quiet_libraries
 
     quiet_libraries()
-    settle()
+    freeze_imports()
     console = make_console(soft_wrap=True, markup=False)
     _cancel_on_signals()
     try:

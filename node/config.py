@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from swarm.discovery.dht.registry import DhtConfig, listen_on
+from swarm.discovery.dht.addresses import DhtConfig, listen_addresses
 from swarm.discovery.identity import default_identity_path
 from swarm.discovery.node_record import MAX_NAME_CHARACTERS, RecordError, split_address
 from swarm.errors import ConfigError
@@ -135,7 +135,7 @@ class ServeConfig:
             raise ConfigError(f"--drain {self.drain:g}: give seconds from 0 to 3600")
         check_prefix(self.mqtt_prefix)
         self.broker()
-        listen_on(self.dht())
+        listen_addresses(self.dht())
 
     def broker(self) -> BrokerAddress | None:
         """Where telemetry goes, if it goes anywhere.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 DEADLINE_S = 8.0
 _LIBP2P = b"\x13/multistream/1.0.0\n"
-"""The first thing that a libp2p listener says, or answers to."""
+"""The first message on a libp2p connection, from either side."""
 
 
 def node(host: str, port: int) -> bool:
@@ -52,8 +52,8 @@ def bootstrap(host: str, port: int) -> bool:
     try:
         with socket.create_connection((host, port), DEADLINE_S) as connection:
             connection.sendall(_LIBP2P)
-            with connection.makefile("rb") as said:
-                return said.read(len(_LIBP2P)) == _LIBP2P
+            with connection.makefile("rb") as reply:
+                return reply.read(len(_LIBP2P)) == _LIBP2P
     except OSError:
         return False
 

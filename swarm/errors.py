@@ -19,7 +19,7 @@ SwarmError
 │  ├─ Busy                         has no room for this session
 │  ├─ HopClosed                    gone, or gave the session up
 │  ├─ HopLeaving                   leaves soon, and serves until the session has moved
-│  └─ ReplicasDiffer                  does not compute what its replica computes
+│  └─ ReplicasDiffer               does not compute what its replica computes
 ├─ RouteError(missing)             nobody serves some layers
 ├─ SessionError
 │  ├─ SessionExpired               the swarm no longer holds this session
@@ -76,7 +76,12 @@ class IdentityError(ConfigError):
 
 
 class ProtocolError(SwarmError):
-    """A message that breaks the session protocol; `field` names the part at fault."""
+    """A message that breaks the session protocol.
+
+    Attributes:
+        field: the part of the message that is at fault.
+        reason: what is wrong with it.
+    """
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
@@ -93,7 +98,13 @@ class RemoteProtocolError(ProtocolError):
 
 
 class HopError(SwarmError):
-    """One machine of a chain failed; `peer` and `span` (half-open layers) name it."""
+    """One machine of a chain failed.
+
+    Attributes:
+        peer: base58 peer id of the machine.
+        span: its layers in this chain, half-open: `start-end`.
+        reason: what happened there.
+    """
 
     def __init__(self, peer: str, span: str, reason: str) -> None:
         super().__init__(f"node {peer} (--layers {span}): {reason}")
@@ -123,11 +134,15 @@ class HopLeaving(HopError):
 
 
 class ReplicasDiffer(HopError):
-    """Of two machines with the same layers, it computes something else than the other; nobody knows which is right."""
+    """Its rows are not those of its replica. The comparison cannot say which of the two is right."""
 
 
 class RouteError(SwarmError):
-    """Nobody serves the half-open layer ranges in `missing`."""
+    """Nobody serves some layers.
+
+    Attributes:
+        missing: half-open ranges `(start, end)` of those layers, in order.
+    """
 
     def __init__(self, message: str, missing: Sequence[tuple[int, int]]) -> None:
         super().__init__(message)
@@ -152,7 +167,13 @@ class RegistryError(SwarmError):
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What a generation needs to go on where it was: prompt ids, options by name (with its seed), tokens so far."""
+    """What a generation needs to go on where it ended.
+
+    Attributes:
+        prompt: token ids.
+        options: of `generate`, by name, the seed included.
+        tokens: ids that were generated so far.
+    """
 
     prompt: tuple[int, ...]
     options: Mapping[str, Any]
@@ -160,9 +181,12 @@ class Unfinished:
 
 
 class GenerationInterrupted(SwarmError):
-    """Generation ended early; `text` and `tokens` hold what was made before, `__cause__` why.
+    """Generation ended early; `__cause__` is why.
 
-    unfinished: for `resume`.
+    Attributes:
+        text: what was generated so far.
+        tokens: ids of that text.
+        unfinished: what `resume` takes; None where the generation cannot go on.
     """
 
     def __init__(self, reason: str, text: str, tokens: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ PeerId = NewType("PeerId", str)
 """Base58 libp2p peer id: the hash of the machine's public key."""
 
 SessionId = NewType("SessionId", bytes)
-"""128 random bits, chosen by the client; whoever knows them may speak for the session."""
+"""128 random bits, chosen by the client; knowing them is the right to act for the session."""
 
 TreeNodeId = NewType("TreeNodeId", int)
 """Number of a tree node within its session, in the order in which the client appends; never reused."""
@@ -20,8 +20,13 @@ TreeNodeId = NewType("TreeNodeId", int)
 class ModelIdentity:
     """Which model exactly: a chain never mixes fingerprints.
 
-    Digests are hex; `fingerprint` is taken over the other three. name: the hub id, or a folder's name: what others give
-    to serve it too.
+    Attributes:
+        name: the hub id, or a folder's name: what others give to serve the same model.
+        fingerprint: hex digest over the three digests below.
+        config_digest: hex SHA-256 of config.json without its volatile fields.
+        weights_digest: hex SHA-256 of the weights' index, or of samples of a single file.
+        tokenizer_digest: hex SHA-256 of the tokenizer's files and special tokens.
+        num_layers: decoder layers of the whole model.
     """
 
     name: str
@@ -31,13 +36,17 @@ class ModelIdentity:
     tokenizer_digest: str
     num_layers: int
 
-    def is_called(self, wanted: str) -> bool:
-        """Whether a user means this model: by its name, the last part of it, a folder so named, or the fingerprint."""
-        differ = _is_hub_id(wanted) and _is_hub_id(self.name) and wanted != self.name
-        by_name = not differ and PurePath(wanted).name == PurePath(self.name).name
-        return by_name or (len(wanted) >= 6 and self.fingerprint.startswith(wanted))
+    def is_called(self, query: str) -> bool:
+        """Whether a user means this model.
+
+        Args:
+            query: its name, the last part of it, a folder so named, or at least 6 characters of the fingerprint.
+        """
+        differ = _is_hub_id(query) and _is_hub_id(self.name) and query != self.name
+        by_name = not differ and PurePath(query).name == PurePath(self.name).name
+        return by_name or (len(query) >= 6 and self.fingerprint.startswith(query))
 
 
 def _is_hub_id(name: str) -> bool:
-    """Whether it names its owner too."""
+    """Whether it has the form OWNER/MODEL."""
     return name.count("/") == 1 and not name.startswith((".", "/", "~"))

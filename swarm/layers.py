@@ -53,7 +53,7 @@ class Span:
         return self
 
     def describe(self, num_layers: int) -> str:
-        """Say it as people count: `layers 0…19 of 40`."""
+        """The span with inclusive ends, for messages: `layers 0…19 of 40`."""
         return f"{name_layers([self])} of {num_layers}"
 
     def contains(self, other: Span) -> bool:
@@ -62,9 +62,9 @@ class Span:
 
 
 def name_layers(spans: Sequence[Span]) -> str:
-    """Say them as people count: `layer 3`, `layers 0…3, 6 and 8…11`.
+    """Spans with inclusive ends, for messages: `layer 3`, `layers 0…3, 6 and 8…11`.
 
-    Every message says it so; only options, and what is to be typed, are half-open.
+    Only options, and what a user is to type, are half-open.
     """
     texts = [f"{span.start}" if len(span) == 1 else f"{span.start}…{span.end - 1}" for span in spans]
     noun = "layer" if len(spans) == 1 and len(spans[0]) == 1 else "layers"

@@ -62,7 +62,7 @@ class MeasuredHealth:
     looks: int = 0
 
     def __post_init__(self) -> None:
-        self.overview = Overview(["/ip4/192.0.2.1/tcp/1/p2p/Qm"], "canopy", self.at, self.guard.counts)
+        self.overview = Overview(["/ip4/192.0.2.1/tcp/1/p2p/Qm"], "canopy", self.at, self.guard.rejected)
         self.publisher = StatePublisher()
         unused = cast("History", SimpleNamespace())
         self.health_loop = HealthLoop(self.overview, self.publisher, unused, clock=lambda: self.at + 1)

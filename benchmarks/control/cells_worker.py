@@ -33,7 +33,7 @@ from client.stats import Result, SweepMeasurement
 from client.target import Target
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
-from swarm.runtime.gc_freeze import settle
+from swarm.runtime.gc_freeze import freeze_imports
 from swarm.runtime.library_logging import quiet_libraries
 
 IDLE_S = 5.0
@@ -186,7 +186,7 @@ def main() -> None:
     """Entry point."""
     torch.set_num_threads(1)
     quiet_libraries()
-    settle()
+    freeze_imports()
     words = json.loads(sys.argv[1])
     job = Job(**(words | {"cells": tuple((kind, float(temperature)) for kind, temperature in words["cells"])}))
     drafters: list[TimedDrafter] = []

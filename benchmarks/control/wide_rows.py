@@ -25,7 +25,7 @@ from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy
 from client.library.jobs import MOST_NODES
 from swarm.protocol.messages import Sampling
-from swarm.routing.costs import LINK_MBIT_PER_S, RouteForecast
+from swarm.routing.costs import DEFAULT_LINK_MBIT_PER_S, RouteForecast
 from swarm.runtime.console import make_console
 
 LARGE, MEDIUM = 16_384, 8_192
@@ -88,7 +88,7 @@ class Cell:
 
 def assumed(costs: Costs) -> RouteForecast:
     """What routing forecasts for links that nobody measured."""
-    return replace(costs, mbit=LINK_MBIT_PER_S).forecast()
+    return replace(costs, mbit=DEFAULT_LINK_MBIT_PER_S).forecast()
 
 
 def measure(name: tuple[str, float], options: Options) -> Cell:
@@ -135,7 +135,7 @@ def sheet(cells: list[Cell], options: Options) -> Sheet:
     made.notes.append(
         f"{options.prompts} passages, {options.new_tokens} new tokens each, three hops, the demo pair's own guesses. "
         "First texts: each by a client that knows nothing yet, and once more where the links' rate was taken for "
-        f"{LINK_MBIT_PER_S:g} Mbit/s."
+        f"{DEFAULT_LINK_MBIT_PER_S:g} Mbit/s."
     )
     made.measured = {
         "cells": [

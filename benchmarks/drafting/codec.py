@@ -120,20 +120,20 @@ class SplitSession(LocalSession):
 
     def __init__(self, model: RaggedModel, limits: Limits, codec: Codec) -> None:
         super().__init__(model, limits)
-        self._arenas = [KvCache(model.layout.within(span), self.arena.slots.capacity) for span in SPANS]
+        self._kv_caches = [KvCache(model.layout.within(span), self.kv_cache.slots.capacity) for span in SPANS]
         self._codec = codec
 
     def run(self, sweep: Sweep) -> torch.Tensor:
         """Apply a sweep; the hidden rows [nodes, width] that leave the last span."""
         applied = self.state.apply(sweep)
         ids, rows = torch.tensor(sweep.tokens), None
-        for span, arena in zip(SPANS, self._arenas, strict=True):
+        for span, kv_cache in zip(SPANS, self._kv_caches, strict=True):
             if applied.path:
-                arena.commit(applied.path, applied.survivors)
+                kv_cache.commit(applied.path, applied.survivors)
             if rows is not None:
                 rows = decode_rows(encode_rows(rows, self._codec), rows.dtype)
             entering = ids if rows is None else None
-            work = SessionRows(arena, applied.appended, sweep.parents, applied.positions, entering, rows)
+            work = SessionRows(kv_cache, applied.appended, sweep.parents, applied.positions, entering, rows)
             rows = self.model.forward([work], span)
         assert rows is not None
         return rows

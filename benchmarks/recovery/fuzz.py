@@ -38,7 +38,8 @@ from swarm import wire
 from swarm.demo import TARGET
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.protocol.messages import NodeInfo, RouteHop
+from swarm.protocol.messages import RouteHop
+from swarm.protocol.node_info import NodeInfo
 from swarm.runtime.console import make_console
 
 PROMPT = (2565, 591, 572, 289, 663, 281)

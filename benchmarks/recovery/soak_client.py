@@ -25,7 +25,7 @@ from client.options import GenerateOptions
 from client.stats import Result
 from swarm.demo import DRAFT, TARGET
 from swarm.errors import SwarmError
-from swarm.runtime.gc_freeze import settle
+from swarm.runtime.gc_freeze import freeze_imports
 from swarm.runtime.library_logging import quiet_libraries
 
 AFTER_ERROR_S = 1.0
@@ -125,7 +125,7 @@ def main() -> None:
     """Entry point."""
     torch.set_num_threads(1)
     quiet_libraries()
-    settle()
+    freeze_imports()
     job = Job(**json.loads(sys.argv[1]))
     with Path(job.result).open("w", encoding="utf-8", buffering=1) as lines:
         asyncio.run(work(job, lambda told: print(json.dumps(asdict(told)), file=lines)))

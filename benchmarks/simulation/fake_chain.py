@@ -205,7 +205,7 @@ class GlancingLog(HopLog):
         super().__init__(limits)
         self.rng = rng
 
-    def _is_wanted(self, node: TreeNodeId) -> bool:
+    def _must_run(self, node: TreeNodeId) -> bool:
         dead = node in self._dead and self.rng.random() < 0.5
         return not dead and self.executed.live[node].parent not in self._skipped
 
@@ -213,5 +213,5 @@ class GlancingLog(HopLog):
 class ForgetfulLog(GlancingLog):
     """The same without stickiness: it runs nodes below one that it skipped (breaks P7)."""
 
-    def _is_wanted(self, node: TreeNodeId) -> bool:
+    def _must_run(self, node: TreeNodeId) -> bool:
         return node not in self._dead or self.rng.random() < 0.5

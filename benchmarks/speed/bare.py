@@ -138,16 +138,16 @@ class BareTimer:
             self._models[-1].vocab_size, 2 * CONTEXT_TOKENS, sweeps=1, nodes=CONTEXT_TOKENS + len(tree.tokens)
         )
         state = SessionState(limits)
-        arenas = [KvCache(model.layout, limits.window_tokens + limits.nodes) for model in self._models]
+        kv_caches = [KvCache(model.layout, limits.window_tokens + limits.nodes) for model in self._models]
         for sweep in (_prompt(self._sequence[:CONTEXT_TOKENS]), _sweep(tree, self._sequence[CONTEXT_TOKENS])):
             applied = state.apply(sweep)
             rows: torch.Tensor | None = None
             total_ms = 0.0
-            for model, arena in zip(self._models, arenas, strict=True):
+            for model, kv_cache in zip(self._models, kv_caches, strict=True):
                 if applied.path:
-                    arena.commit(applied.path, applied.survivors)
+                    kv_cache.commit(applied.path, applied.survivors)
                 ids = torch.tensor(sweep.tokens) if rows is None else None
-                work = SessionRows(arena, applied.appended, sweep.parents, applied.positions, ids, rows)
+                work = SessionRows(kv_cache, applied.appended, sweep.parents, applied.positions, ids, rows)
                 time.sleep(pause_s)
                 rows, spent_ms = _timed(lambda model=model, work=work: model.forward([work]))  # type: ignore[misc]
                 total_ms += spent_ms

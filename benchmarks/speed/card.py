@@ -92,11 +92,11 @@ class CardBench:
     def __init__(self, model: SpanModel, context: int, most_rows: int) -> None:
         self._model = model
         self._context = context
-        self._arena = KvCache(model.layout, context + most_rows)
+        self._kv_cache = KvCache(model.layout, context + most_rows)
         ids = torch.arange(context) % 1_000 + 3
         nodes = [TreeNodeId(number) for number in range(context)]
-        model.forward([SessionRows(self._arena, nodes, [None, *nodes[:-1]], range(context), ids)])
-        self._arena.commit(nodes, [])
+        model.forward([SessionRows(self._kv_cache, nodes, [None, *nodes[:-1]], range(context), ids)])
+        self._kv_cache.commit(nodes, [])
 
     def sweep(self, rows: int) -> torch.Tensor:
         """The last layer's rows of a tree: [rows, hidden_size]."""
@@ -107,8 +107,10 @@ class CardBench:
         nodes = [TreeNodeId(self._context + offset) for offset in range(rows)]
         above = [None if parent is None else nodes[parent] for parent in parents]
         ids = torch.arange(rows) % 997 + 5
-        hidden = self._model.forward([SessionRows(self._arena, nodes, above, [self._context + d for d in depths], ids)])
-        self._arena.truncate(self._context)
+        hidden = self._model.forward(
+            [SessionRows(self._kv_cache, nodes, above, [self._context + d for d in depths], ids)]
+        )
+        self._kv_cache.truncate(self._context)
         return hidden
 
     def time_ms(self, rows: int, repeats: int, *, head: bool) -> float:

@@ -42,7 +42,7 @@ class StarSession:
         window = min(model.max_positions or WINDOW_TOKENS, WINDOW_TOKENS)
         self._model = model
         self._log = HopLog(Limits(model.vocab_size, window, sweeps=1, nodes=window))
-        self._arena = KvCache(model.layout, 2 * window)
+        self._kv_cache = KvCache(model.layout, 2 * window)
         self._role = HopRole(model.span, lossless_codec(model.dtype), valid_tokens, gumbel_row)
 
     def answer(self, frame: SweepFrame) -> SweepFrame | Reply:
@@ -61,7 +61,7 @@ class StarSession:
             raise RemoteProtocolError("sequence", f"sweep {sweep.sequence} came before")
         work = self._log.next_work()
         assert work is not None, "just received"
-        run = SweepRun(self._model, self._arena, self._role, work, self._log.executed.sampling)
+        run = SweepRun(self._model, self._kv_cache, self._role, work, self._log.executed.sampling)
         for error in Batch([BatchMember(self, run, run.remaining)]).run().values():
             raise error
         if run.rows is not None:

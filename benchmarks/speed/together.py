@@ -76,14 +76,14 @@ class BinaryTreeSession:
     model: SpanModel
     seed: int
     _log: HopLog = field(init=False)
-    _arena: KvCache = field(init=False)
+    _kv_cache: KvCache = field(init=False)
     _role: HopRole = field(init=False)
     _tip: TreeNodeId | None = None
 
     def __post_init__(self) -> None:
         model = self.model
         limits = Limits(model.vocab_size, window_tokens=512, sweeps=2, nodes=512)
-        self._log, self._arena = HopLog(limits), KvCache(model.layout, 1_024)
+        self._log, self._kv_cache = HopLog(limits), KvCache(model.layout, 1_024)
         self._role = HopRole(model.span, lossless_codec(model.dtype), model.vocab_size, gumbel_row)
         run = self.next([None, *range(CONTEXT - 1)], commit=CONTEXT - 1)
         Batch([BatchMember(self, run, run.remaining)]).run()
@@ -108,7 +108,7 @@ class BinaryTreeSession:
         self._log.receive(SweepFrame(sweep, None, self._rows(len(parents))))
         work = self._log.next_work()
         assert work is not None, "just received"
-        return SweepRun(self.model, self._arena, self._role, work, sampling)
+        return SweepRun(self.model, self._kv_cache, self._role, work, sampling)
 
     def _rows(self, count: int) -> Rows | None:
         if self.model.span.start == 0:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from swarm.discovery.node_record import NodeRecord
 from swarm.ids import PeerId
-from swarm.routing.latency import LIMIT_S, chain_ends, measure_delays
+from swarm.routing.latency import TIMEOUT_S, chain_ends, measure_delays
 from swarm.routing.route import RouteQuery
 
 KEPT_S = 60.0
@@ -50,7 +50,7 @@ class PeerLatency:
             return
         self._measured_at = now
         asked = chain_ends(records, num_layers, self.rng)
-        self.delays_ms = dict.fromkeys([record.peer for record in asked], LIMIT_S * 1e3) | await self.probe(asked)
+        self.delays_ms = dict.fromkeys([record.peer for record in asked], TIMEOUT_S * 1e3) | await self.probe(asked)
 
     def failed(self, peer: str) -> None:
         """A machine failed: others are preferred for a while."""

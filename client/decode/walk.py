@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from client.drafting.search.tree import DraftTree
 from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.ids import TreeNodeId
+from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.messages import Reply, Sampling, Sweep, Want
-from swarm.protocol.proposal import DraftDistribution
 from swarm.protocol.session import Limits, Parent, SessionState
 
 

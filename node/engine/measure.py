@@ -40,18 +40,18 @@ def measure_sweeps(model: SpanModel, clock: Callable[[], float] = time.perf_coun
 
 def warm_up(model: SpanModel) -> None:
     """Run trees of many sizes below one token, and pick after them, so that no text waits for kernels to load."""
-    arena = KvCache(model.layout, 1 + max(WARM_UP_NODES))
-    prompt = _chain(model, arena, 1)
+    kv_cache = KvCache(model.layout, 1 + max(WARM_UP_NODES))
+    prompt = _chain(model, kv_cache, 1)
     model.forward([prompt])
-    arena.commit(prompt.node_ids, [])
+    kv_cache.commit(prompt.node_ids, [])
     for nodes in WARM_UP_NODES:
-        chain = _chain(model, arena, nodes)
+        chain = _chain(model, kv_cache, nodes)
         ids = tuple(TreeNodeId(1 + node) for node in chain.node_ids)
         hidden = model.forward([replace(chain, node_ids=ids, parents=(None,) * nodes, positions=(1,) * nodes)])
         if model.span.end == model.num_layers:
             for sampling in (Sampling(), Sampling(temperature=1.0)):
                 pick(model.logits(hidden), (2,) * nodes, sampling)
-        arena.truncate(1)
+        kv_cache.truncate(1)
 
 
 def step_cost(sweep_ms: tuple[tuple[int, float], ...], *, offloaded: bool = False) -> StepCost:
@@ -67,23 +67,23 @@ def step_cost(sweep_ms: tuple[tuple[int, float], ...], *, offloaded: bool = Fals
 
 
 def _forward_ms(model: SpanModel, nodes: int, clock: Callable[[], float]) -> float:
-    arena = KvCache(model.layout, nodes)
+    kv_cache = KvCache(model.layout, nodes)
     started = clock()
-    hidden = model.forward([_chain(model, arena, nodes)])
+    hidden = model.forward([_chain(model, kv_cache, nodes)])
     if model.span.end == model.num_layers:
         hidden = model.logits(hidden)
     hidden[-1, -1].item()  # waits for the device
     return (clock() - started) * 1e3
 
 
-def _chain(model: SpanModel, arena: KvCache, nodes: int) -> SessionRows:
+def _chain(model: SpanModel, kv_cache: KvCache, nodes: int) -> SessionRows:
     ids = tuple(TreeNodeId(number) for number in range(nodes))
     embeds = model.span.start == 0
     return SessionRows(
-        arena=arena,
+        kv_cache=kv_cache,
         node_ids=ids,
         parents=(None, *ids[:-1]),
         positions=tuple(range(nodes)),
-        ids=torch.zeros(nodes, dtype=torch.long, device=model.device) if embeds else None,
+        token_ids=torch.zeros(nodes, dtype=torch.long, device=model.device) if embeds else None,
         rows=None if embeds else torch.zeros(nodes, model.hidden_size, dtype=model.dtype, device=model.device),
     )

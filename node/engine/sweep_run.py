@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from node.model.span import SpanModel
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
-from swarm.inference.multistep_sampling import by_offset, picks
+from swarm.inference.multistep_sampling import by_offset, multistep_picks
 from swarm.inference.ragged_batch import SessionRows
 from swarm.inference.row_codec import all_finite, decode_rows, encode_rows
 from swarm.inference.sampling import pick, target_probs
@@ -66,7 +66,7 @@ class SweepRun:
         is_tail: whether this hop runs the model's last layer.
     """
 
-    def __init__(self, model: SpanModel, arena: KvCache, role: HopRole, work: SweepWork, sampling: Sampling) -> None:
+    def __init__(self, model: SpanModel, kv_cache: KvCache, role: HopRole, work: SweepWork, sampling: Sampling) -> None:
         self.model = model
         self.work = work
         self.compute_ms = 0.0
@@ -74,7 +74,7 @@ class SweepRun:
         self.forwards_ms: list[float] = []
         self.rows: Rows | None = None
         self.picks: list[tuple[TreeNodeId, int]] = []
-        self._arena = arena
+        self._kv_cache = kv_cache
         self._role = role
         self._sampling = sampling
         self.is_tail = role.span.end == model.num_layers
@@ -128,11 +128,11 @@ class SweepRun:
         else:
             rows = self._entered[start : start + len(chosen)]
         work = SessionRows(
-            arena=self._arena,
+            kv_cache=self._kv_cache,
             node_ids=tuple(applied.appended[offset] for offset in chosen),
             parents=tuple(sweep.parents[offset] for offset in chosen),
             positions=tuple(applied.positions[offset] for offset in chosen),
-            ids=ids,
+            token_ids=ids,
             rows=rows,
         )
         return SweepSlice(self, chosen, work)
@@ -140,9 +140,9 @@ class SweepRun:
     def _prepare(self) -> None:
         applied = self.work.applied
         if applied.truncated_to is not None:
-            self._arena.truncate(applied.truncated_to)
+            self._kv_cache.truncate(applied.truncated_to)
         if applied.path:
-            self._arena.commit(applied.path, applied.survivors)
+            self._kv_cache.commit(applied.path, applied.survivors)
         rows = self.work.frame.rows
         if rows is not None and self.work.run:
             decoded = decode_rows(rows, self.model.dtype, self.model.device)
@@ -194,4 +194,6 @@ class SweepRun:
         guesses = by_offset(sweep.guesses)
         probs = target_probs(logits[:, :valid], sampling)
         probs = torch.nn.functional.pad(probs, (0, logits.shape[1] - probs.shape[1]))  # padding may be drawn, in vain
-        return picks(probs, positions, [guesses.get(offset) for offset in offsets], sampling.seed, sweep.sequence)
+        return multistep_picks(
+            probs, positions, [guesses.get(offset) for offset in offsets], sampling.seed, sweep.sequence
+        )

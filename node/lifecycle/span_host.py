@@ -23,7 +23,7 @@ from node.model.span import SpanModel, dissect, shared_parts
 from node.session.context import NodeContext
 from node.session.service import NodeService
 from node.session.table import SessionTable
-from swarm.discovery.dht.registry import check_ours
+from swarm.discovery.dht.addresses import check_own_address
 from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError
 from swarm.inference.gumbel import gumbel_row
@@ -176,5 +176,5 @@ def bind(host: str, port: int) -> tuple[grpc.aio.Server, int]:
     try:
         return server, server.add_insecure_port(f"{bracketed(host)}:{port}")
     except RuntimeError:
-        check_ours(host)
+        check_own_address(host)
         raise ConfigError(f"port {port} of {host} cannot be opened; is another node using it?") from None

@@ -15,7 +15,7 @@ import torch
 from swarm.discovery.node_record import MAX_DELAYS, NodeRecord, NodeState
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.routing.latency import AT_ONCE, measure_delays, measure_rate
+from swarm.routing.latency import MAX_MEASURED, measure_delays, measure_rate
 
 DELAY_KEPT_S = 300.0
 RATE_KEPT_S = 3_600.0
@@ -78,12 +78,12 @@ class PeerDelays:
         return tuple((peer, round(delay_ms, 3)) for delay_ms, peer in sorted(known)[:MAX_DELAYS])
 
     async def measure(self, records: Sequence[NodeRecord]) -> None:
-        """Measure those successors among `records` whose turn it is, at most `AT_ONCE`; never-measured ones first."""
+        """Measure the successors among `records` that are due, at most `MAX_MEASURED`; never-measured ones first."""
         now = self._probes.clock()
         successors = {record.peer: record for record in records if self._may_follow(record)}
         self._measured = {peer: known for peer, known in self._measured.items() if peer in successors}
         due = [peer for peer in successors if now - self._measured.get(peer, (-DELAY_KEPT_S, None))[0] >= DELAY_KEPT_S]
-        asked = sorted(due, key=lambda peer: self._measured.get(peer, (float("-inf"), None))[0])[:AT_ONCE]
+        asked = sorted(due, key=lambda peer: self._measured.get(peer, (float("-inf"), None))[0])[:MAX_MEASURED]
         if asked:
             answers = await self._probes.delays([successors[peer] for peer in asked])
             self._measured |= {peer: (now, answers.get(peer)) for peer in asked}

@@ -67,7 +67,7 @@ class NodeContext:
                     return self.dialer.channel(record.address, stuck), self.dialer.was_cold(record.address)
         raise Unreachable(hop.peer, str(hop.span), "has no valid record in the registry")
 
-    async def arena(self, span: Span, tokens: int) -> KvCache:
+    async def kv_cache(self, span: Span, tokens: int) -> KvCache:
         """KV for so many tokens of some layers.
 
         Raises:

@@ -24,8 +24,8 @@ def check_sweep(frame: SweepFrame, model: SpanModel, codec: Codec, *, is_first: 
         except ConfigError as error:
             raise RemoteProtocolError("sampling", str(error)) from None
     for guess in frame.sweep.guesses:
-        if (complaint := guess.complaint(model.vocab_size)) is not None:
-            raise RemoteProtocolError("guesses", complaint)
+        if (problem := guess.problem(model.vocab_size)) is not None:
+            raise RemoteProtocolError("guesses", problem)
     check_rows(frame.rows, model, codec, is_first=is_first)
 
 

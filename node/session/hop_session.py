@@ -67,7 +67,7 @@ class HopSession:
         self.journal = Journal(self.log.executed)
         self._context = context
         self._attach = attach
-        self._arena: KvCache | None = None
+        self._kv_cache: KvCache | None = None
         self._role = HopRole(attach.route[attach.index].span, attach.open.codec, context.valid_tokens, context.noise)
         self._is_tail = attach.index == len(attach.route) - 1
         self._upstreams = UpstreamSet(context.peer, context.counters, self._receipt)
@@ -138,7 +138,7 @@ class HopSession:
 
     def _go_on(self, attach: Attach) -> None:
         self._attach = attach
-        if self._is_tail and self._arena is not None:
+        if self._is_tail and self._kv_cache is not None:
             self._upstreams.be_ready(self.credits)
         elif self._next is not None:
             self._next = follow(self._next, replace(attach, index=attach.index + 1))
@@ -245,7 +245,9 @@ class HopSession:
         """Reserve KV and attach what lies behind this hop, then wait for the end."""
         self._attaching = asyncio.current_task()
         try:
-            self._arena = await self._context.arena(self.span, self._attach.open.window_tokens + self.credits.nodes)
+            self._kv_cache = await self._context.kv_cache(
+                self.span, self._attach.open.window_tokens + self.credits.nodes
+            )
             self._attaching = None
             self._context.engine.submit(self)  # a replay may have come before there was room for it
             await (self._serve_tail() if self._is_tail else self._serve_linked())
@@ -257,27 +259,27 @@ class HopSession:
             self.close("ended")
             self._lease.cancel()
             self._upstreams.end()
-            self._arena = self._running = None  # its KV is free now, whatever still refers to this session
+            self._kv_cache = self._running = None  # its KV is free now, whatever still refers to this session
             self.journal.drop()
             self._account()
             logger.info("session over: %s; %d sweeps", self._reason, self.log.received.sequence)
 
     def pending(self) -> PendingWork | None:
         """For the engine: what `next_run` would return."""
-        if self.is_closed or self._arena is None:
+        if self.is_closed or self._kv_cache is None:
             return None
         rows = self.log.next_rows if self._running is None else self._running.remaining
         return None if rows is None else PendingWork(self.span, rows)
 
     def next_run(self) -> SweepRun | None:
         """For the engine: the sweep to work on."""
-        if self.is_closed or self._arena is None:
+        if self.is_closed or self._kv_cache is None:
             return None
         if self._running is None:
             work = self.log.next_work()
             if work is not None:
                 sampling = self.log.executed.sampling
-                self._running = SweepRun(self._context.model, self._arena, self._role, work, sampling)
+                self._running = SweepRun(self._context.model, self._kv_cache, self._role, work, sampling)
         return self._running
 
     def finish(self, run: SweepRun) -> None:
@@ -353,7 +355,7 @@ class HopSession:
     def on_ready(self, ready: Ready) -> None:
         """The hops behind are attached."""
         if ready.generation == self._attach.generation:
-            self.credits = self.credits.least(ready.credits)
+            self.credits = self.credits.min_with(ready.credits)
             self.log.limit(self._context.limits(self.credits))
             self._upstreams.be_ready(self.credits)
 

@@ -14,7 +14,8 @@ from node.session.upstream import UpstreamStream
 from node.telemetry.counters import NodeCounters
 from swarm.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
 from swarm.ids import ModelIdentity, SessionId
-from swarm.protocol.messages import Attach, Credits, NodeInfo
+from swarm.protocol.messages import Attach, Credits
+from swarm.protocol.node_info import NodeInfo
 from swarm.runtime.tasks import TaskScope
 
 logger = logging.getLogger(__name__)

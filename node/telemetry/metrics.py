@@ -21,7 +21,7 @@ from node.telemetry.report import NodeDescription
 from swarm.discovery.node_record import NodeState, bracketed
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
-from swarm.metrics.sheet import MetricFamily, MetricKind, MetricSet
+from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet
 from swarm.runtime.tasks import TaskScope
 
 BACKLOG: Final = 16
@@ -96,17 +96,17 @@ class NodeFigures:
         model = description.model
         own = (self.peer, model.name, model.fingerprint, str(snapshot.span))
         facts = (description.device.name, snapshot.numeric_class, version("canopy-swarm"), description.name or "")
-        sheet.describe(ABOUT, dict(zip(FACTS, (*own, *facts), strict=True)))
-        sheet.be(STATE, NodeState, snapshot.state)
+        sheet.set_info(ABOUT, dict(zip(FACTS, (*own, *facts), strict=True)))
+        sheet.set_state(STATE, NodeState, snapshot.state)
         sheet.set(LAYERS, len(snapshot.span))
         sheet.set(SESSIONS, snapshot.sessions)
         sheet.set(KV, snapshot.kv_tokens_total)
         sheet.set(KV_USED, snapshot.kv_tokens_total - snapshot.kv_tokens_free)
         sheet.set(MEMORY, description.device.memory_bytes())
         sheet.set(HEAT, description.device.temperature_c())
-        sheet.spread(QUEUE, counters.queue_times)
-        sheet.spread(COMPUTE, counters.compute_times)
-        sheet.spread(FORWARD, counters.forward_times)
+        sheet.set_histogram(QUEUE, counters.queue_times)
+        sheet.set_histogram(COMPUTE, counters.compute_times)
+        sheet.set_histogram(FORWARD, counters.forward_times)
         for kind in ErrorKind:
             sheet.set(ERRORS, counters.errors_by_kind[kind], kind.value)
         sheet.set(BUSY, snapshot.worked_ms / 1e3)

@@ -16,7 +16,7 @@ from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span, missing_layers
-from swarm.routing.placement import Layout, Newcomer, Plan, layout_of, plan_join, typical_capacity
+from swarm.routing.placement import JoinPlan, Layout, Newcomer, layout_of, plan_join, typical_capacity
 from swarm.runtime.cli_types import Count, Milliseconds, Model, Peer
 
 _YOU = PeerId("you")
@@ -100,7 +100,7 @@ def _gaps(layout: Layout) -> str:
     return ", ".join(f"{start}-{end}" for start, end in gaps) or "none"
 
 
-def _moves(found: Plan, joined: Layout, model: ModelIdentity) -> list[str]:
+def _moves(found: JoinPlan, joined: Layout, model: ModelIdentity) -> list[str]:
     if not found.moves:
         return []
     lines = [
@@ -115,7 +115,7 @@ def _moves(found: Plan, joined: Layout, model: ModelIdentity) -> list[str]:
     ]
 
 
-def _lines(command: ShowPlan, found: Plan, model: ModelIdentity) -> list[str]:
+def _lines(command: ShowPlan, found: JoinPlan, model: ModelIdentity) -> list[str]:
     auto = f"{serve_line(model.name, 'auto', command.join)} --num-layers {command.num_layers}"
     stays = serve_line(model.name, found.span, command.join)
     return [f"this takes them, and moves when it is needed elsewhere:\n{auto}", f"this takes them and stays:\n{stays}"]

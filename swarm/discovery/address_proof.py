@@ -16,10 +16,10 @@ _DOMAIN = b"canopy-hello"
 
 
 def hello_response(identity: Identity, nonce: bytes) -> bytes:
-    """Answer a Hello: who is here, signed over the caller's nonce.
+    """The answer to a Hello: msgpack of peer id, public key and a signature over the caller's nonce.
 
     Raises:
-        ValueError: the nonce has not 16 bytes.
+        ValueError: the nonce is not 16 bytes long.
     """
     if len(nonce) != NONCE_BYTES:
         raise ValueError(f"a nonce has {NONCE_BYTES} bytes, not {len(nonce)}")
@@ -33,7 +33,7 @@ def hello_response(identity: Identity, nonce: bytes) -> bytes:
 
 
 def check_hello(peer_id: PeerId, nonce: bytes, response: bytes) -> bool:
-    """Whether the response to `nonce` was signed by `peer_id`."""
+    """Whether a response was signed by this peer over this nonce; never raises, whatever the bytes."""
     if len(response) > MAX_HELLO_BYTES:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Who serves which layers, and the command that fills a gap. Pure: records in, answers out."""
+"""Which layers of a model are served, and the command that fills a gap. Pure: records in, answers out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from swarm.layers import Span, missing_layers
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """One model's nodes, and the layers that no serving node holds."""
+    """One model's nodes, and the layers that no serving node holds.
+
+    Attributes:
+        model: which model.
+        records: of its nodes, also of those that do not serve now.
+        missing: layers without a serving node, in order.
+    """
 
     model: ModelIdentity
     records: tuple[NodeRecord, ...]
@@ -26,7 +32,7 @@ class Coverage:
 
 
 def cover(model: ModelIdentity, records: Iterable[NodeRecord]) -> Coverage:
-    """Say what is covered; only nodes that take sessions count."""
+    """The coverage of a model; only nodes that take sessions count."""
     own = tuple(record for record in records if record.model.fingerprint == model.fingerprint)
     spans = [record.span for record in own if record.state is NodeState.SERVING]
     gaps = missing_layers(spans, model.num_layers)
@@ -34,7 +40,13 @@ def cover(model: ModelIdentity, records: Iterable[NodeRecord]) -> Coverage:
 
 
 def serve_line(model: str, span: Span | str, join: Sequence[str]) -> str:
-    """The exact command that serves these layers in the swarm behind `join`."""
+    """The exact command that serves these layers.
+
+    Args:
+        model: as the user calls it.
+        span: layers, half-open.
+        join: addresses of the swarm; the command has the first.
+    """
     parts = ["node", "serve", model, "--layers", str(span)]
     for address in join[:1]:
         parts += ["--join", address]

@@ -25,7 +25,7 @@ from swarm.ids import PeerId
 _MAX_FILE_BYTES = 16_384
 _MAX_PUBLIC_KEY_BYTES = 1_024
 _KEY_BITS = range(2_048, 4_097)
-_EXPONENT = 65_537  # every libp2p's; with a huge one a signature takes fifty times as long to check
+_EXPONENT = 65_537  # the one that libp2p uses; a huge exponent would make a signature expensive to check
 _SHA2_256 = b"\x12\x20"  # multihash: function code, digest length
 
 
@@ -36,7 +36,11 @@ def default_identity_path() -> Path:
 
 
 class Identity:
-    """An RSA key and the peer id that belongs to it."""
+    """An RSA key and the peer id that belongs to it.
+
+    Attributes:
+        path: the key's file; None for an identity in memory.
+    """
 
     def __init__(self, key: rsa.RSAPrivateKey, path: Path | None = None) -> None:
         self._key = key
@@ -68,23 +72,23 @@ class Identity:
         return identity
 
     def save(self, path: Path) -> None:
-        """Write the identity where no file is yet; a file that appeared meanwhile is left alone."""
+        """Write the identity's file (mode 0400), unless there is one: an existing file is never changed."""
         der = self._key.private_bytes(
             serialization.Encoding.DER,
             serialization.PrivateFormat.TraditionalOpenSSL,
             serialization.NoEncryption(),
         )
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(_wrap_key(der))
-            draft.chmod(0o400)
-            path.hardlink_to(draft)
+            temporary.chmod(0o400)
+            path.hardlink_to(temporary)  # atomic, and fails where the file exists
         except FileExistsError:
             pass
         finally:
-            draft.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
     @cached_property
     def public_key(self) -> bytes:
@@ -105,7 +109,7 @@ class Identity:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold this identity for one running program of this machine; it ends with the process.
+        """Lock this identity for one running program of this machine; the lock ends with the process.
 
         Raises:
             IdentityError: another program runs under the same identity file.
@@ -125,7 +129,14 @@ class Identity:
 
 
 def verify(peer_id: PeerId, public_key: bytes, data: bytes, signature: bytes) -> bool:
-    """Whether `signature` over `data` was made by `peer_id`, whose key `public_key` must be."""
+    """Whether a signature was made by a peer.
+
+    Args:
+        peer_id: whose signature it should be.
+        public_key: the peer's, as libp2p encodes it; its hash must be the peer id.
+        data: what was signed.
+        signature: RSA, PKCS #1 v1.5, SHA-256.
+    """
     if len(public_key) > _MAX_PUBLIC_KEY_BYTES or _peer_id(public_key) != peer_id:
         return False
     try:

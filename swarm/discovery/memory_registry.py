@@ -1,4 +1,4 @@
-"""A registry without network, for tests: the same records, checks and replacement rules as the DHT's."""
+"""A registry without a network, for tests and virtual time: the records, checks and replacement rules of the DHT's."""
 
 from __future__ import annotations
 
@@ -14,28 +14,37 @@ from swarm.discovery.registry import MODELS_KEY, RECENT_S, block_keys, record_ke
 from swarm.errors import RegistryError
 from swarm.ids import ModelIdentity, PeerId
 
-DialBack = Callable[[PeerId, str, bytes], Awaitable[bool]]
+DialBackCall = Callable[[PeerId, str, bytes], Awaitable[bool]]
+"""Calls a peer at an address with a nonce; whether it answered with its signature."""
 
 
 class MemoryNetwork:
     """What all memory registries of a test share.
 
-    clock: DHT time in seconds. dial: asked to call `(peer, address, nonce)`; None means that nobody can be asked.
+    Attributes:
+        clock: DHT time in seconds.
+        dial: carries out dial-backs; None means that nobody can be asked for one.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time, dial: DialBack | None = None) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, dial: DialBackCall | None = None) -> None:
         self.clock = clock
         self.dial = dial
         self._stored: dict[str, dict[PeerId, tuple[float, bytes]]] = {}
 
     def store(self, key: str, peer: PeerId, data: bytes, expires_at: float) -> bool:
-        """File a sealed record as a DHT peer would.
+        """Store a sealed record as a DHT peer would.
+
+        Args:
+            key: the storage key.
+            peer: whose record it is.
+            data: the sealed record.
+            expires_at: DHT time in seconds.
 
         Returns:
-            Whether it was taken; a record that does not expire later than the stored one is not.
+            Whether it was stored; a record that does not expire later than the stored one is not.
 
         Raises:
-            RecordError: the record does not hold.
+            RecordError: the record is not valid.
         """
         now = self.clock()
         sealed = open_filed(data, peer, expires_at, now)
@@ -85,7 +94,7 @@ class MemoryRegistry:
             raise RegistryError(f"the record of {record.peer} was refused: it does not expire later than the last")
 
     async def models(self) -> list[ModelIdentity]:
-        """The models that somebody serves now."""
+        """The models that some node serves now."""
         self._check_open()
         found = {record.model.fingerprint: record.model for record in self._network.get([MODELS_KEY])}
         return sorted(found.values(), key=lambda model: (model.name, model.fingerprint))
@@ -101,7 +110,7 @@ class MemoryRegistry:
         return next((record for record in self._network.get([MODELS_KEY]) if record.peer == self.peer_id), None)
 
     async def dial_back(self, address: str, nonce: bytes) -> bool | None:
-        """Whatever the network's `dial` says; None without one."""
+        """What the network's `dial` returns; None without one."""
         self._check_open()
         return None if self._network.dial is None else await self._network.dial(self.peer_id, address, nonce)
 

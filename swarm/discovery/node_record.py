@@ -1,7 +1,7 @@
-"""What a node says about itself, signed by its identity: encoding, bounds, checks. Pure; time is a parameter.
+"""A node's announcement, signed by its identity: encoding, bounds, checks. Pure; time is a parameter.
 
-A sealed record is msgpack of {public key, body, signature}; the body is msgpack of the record's fields.
-Every DHT peer runs `open_sealed` on what it stores, every reader runs `unseal`.
+A sealed record is msgpack of [public key, body, signature]; the body is msgpack of the record's fields, in order.
+Every DHT peer runs `open_filed` on what it stores, every reader runs `live_records` or `unseal`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from swarm.layers import Span
 from swarm.protocol.limits import MAX_RECORD_BYTES
 
 MAX_TTL_S: Final = 300.0
+"""How far ahead a record may expire."""
 MAX_LAYERS: Final = 4_096
 MAX_DELAYS: Final = 16
+"""Delays that a record may hold."""
 MAX_ROW_BYTES: Final = 2**20
 CLOCK_SLACK_S: Final = 5.0  # the DHT tolerates clocks that differ by 3 s
 MAX_NAME_CHARACTERS: Final = 64
@@ -32,7 +34,7 @@ _DOMAIN: Final = b"canopy-record"
 
 
 class RecordError(RemoteProtocolError):
-    """A record that is not believed; `field` names the part at fault."""
+    """A record that is not valid; `field` names the part at fault."""
 
 
 class NodeState(enum.Enum):
@@ -47,11 +49,26 @@ class NodeState(enum.Enum):
 class NodeRecord:
     """One node's announcement.
 
-    address: `host:port` of its gRPC service. sweep_ms: (tree nodes, measured ms per sweep) pairs, a hint only.
-    expires_at: DHT time (Unix seconds). sequence: grows with every announcement of one run.
-    delays_ms: one-way delays, measured, to nodes that may follow it in a chain. busy: the fraction of time for which it
-    computes. uplink_mbit_per_s: None while not measured. row_bytes: of a hidden row, lossless; None if it does not say.
-    movable: it goes where the swarm needs it, and would now. sealed: what its node signed, where it was read.
+    Attributes:
+        peer: the node's identity.
+        model: what it serves.
+        span: which layers of it.
+        address: `host:port` of its gRPC service.
+        state: whether it takes sessions.
+        numeric_class: device kind, dtype and lossy codec; at most 96 characters.
+        version: of the program; at most 32 characters.
+        name: at most `MAX_NAME_CHARACTERS`; None unless the owner chose one.
+        sweep_ms: at most 8 pairs (tree nodes, measured ms per sweep): a hint, which nobody can verify.
+        kv_tokens_free: KV tokens that no session has reserved.
+        kv_tokens_total: KV tokens for all sessions together.
+        sequence: grows with every announcement of one run.
+        expires_at: DHT time (Unix seconds).
+        delays_ms: measured one-way delays to nodes that may follow it in a chain; at most `MAX_DELAYS`.
+        busy: fraction of the time in which it computes.
+        uplink_mbit_per_s: None while it is not measured.
+        row_bytes: of a hidden row in the lossless codec; None if it is not announced.
+        movable: whether it would now move to layers where the swarm needs it.
+        sealed: the signed bytes that the record was read from; empty for a record made here.
     """
 
     peer: PeerId
@@ -77,7 +94,12 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A record whose signature and bounds hold; `left` marks the last word of a node that is gone."""
+    """A record whose signature and bounds hold.
+
+    Attributes:
+        record: the announcement.
+        left: whether it is the last one of a node that has left.
+    """
 
     record: NodeRecord
     left: bool
@@ -85,6 +107,11 @@ class Sealed:
 
 def seal(record: NodeRecord, identity: Identity, *, left: bool = False) -> bytes:
     """Encode and sign a record.
+
+    Args:
+        record: the announcement.
+        identity: its peer's.
+        left: whether the node leaves.
 
     Raises:
         RecordError: the record breaks its own bounds, or names another peer.
@@ -112,7 +139,11 @@ def unseal(data: bytes, now: float) -> NodeRecord:
 
 
 def open_sealed(data: bytes, now: float) -> Sealed:
-    """Check everything but whether the record is over: what a DHT peer asks before it stores one.
+    """Decode a record and check everything but whether it has expired.
+
+    Args:
+        data: the sealed record.
+        now: DHT time in seconds.
 
     Raises:
         RecordError: the field at fault and why.
@@ -131,10 +162,16 @@ def open_sealed(data: bytes, now: float) -> Sealed:
 
 
 def open_filed(data: bytes, peer: object, expires_at: float, now: float) -> Sealed:
-    """Check a record as the DHT files it: only under its signer's own name, for exactly the signed time.
+    """Check a record as the DHT stores it: only under its signer's own id, for exactly the signed time.
+
+    Args:
+        data: the sealed record.
+        peer: the id under which it is stored.
+        expires_at: the expiry with which it is stored.
+        now: DHT time in seconds.
 
     Raises:
-        RecordError: as `open_sealed`, or the record is filed under another peer or expiry.
+        RecordError: as `open_sealed`, or it is stored under another peer or expiry.
     """
     sealed = open_sealed(data, now)
     if sealed.record.peer != peer:
@@ -145,9 +182,13 @@ def open_filed(data: bytes, peer: object, expires_at: float, now: float) -> Seal
 
 
 def live_records(blobs: Iterable[bytes], now: float) -> list[NodeRecord]:
-    """The nodes that are there: the newest valid record per peer, ordered by layers; what does not hold is skipped.
+    """The records of nodes that are present: the newest one per peer, ordered by layers.
 
-    The record that expires last is the newest, as in the DHT itself, then the one with the higher sequence.
+    The record that expires last is the newest, as in the DHT itself; of equals, the one with the higher sequence.
+
+    Args:
+        blobs: sealed records; invalid ones are skipped.
+        now: DHT time in seconds.
     """
     newest: dict[PeerId, Sealed] = {}
     for blob in blobs:
@@ -163,20 +204,20 @@ def live_records(blobs: Iterable[bytes], now: float) -> list[NodeRecord]:
 
 
 def tombstone(record: NodeRecord) -> NodeRecord:
-    """What replaces `record` when its node leaves: a moment newer, to be sealed with `left`."""
+    """The record that replaces another when its node leaves: 1 ms newer, to be sealed with `left`."""
     return replace(record, sequence=record.sequence + 1, expires_at=record.expires_at + 0.001)
 
 
 def bracketed(host: str) -> str:
-    """A host as it stands before a port."""
+    """A host as it is written before a port: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Take `host:port` (IPv6 in brackets) apart.
+    """The host and the port of `host:port` (IPv6 in brackets).
 
     Raises:
-        RecordError: it is something else.
+        RecordError: the address is malformed.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match["port"]) < 65_536:

@@ -1,6 +1,6 @@
-"""How machines find each other: the interface to the swarm's directory. Owns no network and no storage.
+"""How machines find each other: the interface of the swarm's directory. Owns no network and no storage.
 
-`swarm.discovery.dht.registry` is the real one, `swarm.discovery.memory_registry` the one for tests.
+`swarm.discovery.dht.registry` implements it over a DHT, `swarm.discovery.memory_registry` in memory, for tests.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from swarm.discovery.node_record import NodeRecord
 
 RECENT_S = 1.5
-"""How old an answer of the directory may be where nothing else is said."""
+"""Age up to which the directory's cached answers are used by default."""
 
 KNOWN_S = 30.0
-"""How old it may be where every millisecond counts: while a chain is repaired."""
+"""Age up to which they are used while a chain is repaired, where every millisecond counts."""
 
 RECORD_TTL_S = 60.0
 """How long a record lives after its announcement; the announcer renews it well before."""
@@ -27,6 +27,7 @@ BLOCK_LAYERS = 16
 """Layers per storage key: a record is filed under every block that its span touches."""
 
 MODELS_KEY = "canopy/v1/models"
+"""The storage key under which every node's record is filed, whatever its model."""
 
 
 class Registry(Protocol):
@@ -50,7 +51,7 @@ class Registry(Protocol):
         """Publish this machine's record; the next one must expire later.
 
         Raises:
-            RegistryError: nobody took it.
+            RegistryError: the directory did not store it.
         """
         ...
 
@@ -59,11 +60,17 @@ class Registry(Protocol):
         ...
 
     async def models(self) -> list[ModelIdentity]:
-        """The models that somebody serves now."""
+        """The models that some node serves now."""
         ...
 
     async def records(self, fingerprint: str, num_layers: int, *, within_s: float = RECENT_S) -> list[NodeRecord]:
-        """Valid, unexpired records of a model, the newest per peer, as known at most `within_s` seconds ago."""
+        """Valid, unexpired records of a model, the newest per peer.
+
+        Args:
+            fingerprint: the model's.
+            num_layers: the model's.
+            within_s: how old a cached answer may be, in seconds.
+        """
         ...
 
     async def mine(self) -> NodeRecord | None:
@@ -71,11 +78,19 @@ class Registry(Protocol):
         ...
 
     async def dial_back(self, address: str, nonce: bytes) -> bool | None:
-        """Ask a peer to call this machine at `host:port`: does it answer with `nonce` signed? None: nobody to ask."""
+        """Ask a peer to call this machine.
+
+        Args:
+            address: `host:port` to call.
+            nonce: 16 bytes that the answer must sign.
+
+        Returns:
+            Whether this machine answered there; None if no peer could be asked.
+        """
         ...
 
     async def wait_closed(self) -> None:
-        """Return when this machine's part of the directory has ended, for whatever reason."""
+        """Return when this machine's membership has ended, for whatever reason."""
         ...
 
     async def aclose(self) -> None:

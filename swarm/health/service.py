@@ -21,7 +21,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.text import Text
 
-from swarm.discovery.dht.registry import DhtConfig, DhtRegistry, check_join_address
+from swarm.discovery.dht.addresses import check_join_address
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.errors import ConfigError
 from swarm.health.alerts.rules import Change
 from swarm.health.alerts.webhook import MAX_WEBHOOKS, Webhook, parse_receiver
@@ -106,9 +107,9 @@ class HealthService:
     def __init__(self, command: Health) -> None:
         self._command = command
         self._stack = AsyncExitStack()
-        self._guard = TelemetryGuard(command.prefix, vouched=lambda *who: self.overview.knowledge.is_listed(*who))
+        self._guard = TelemetryGuard(command.prefix, is_listed=lambda *who: self.overview.knowledge.is_listed(*who))
         self._broker_address = None if command.mqtt is None else parse_broker(command.mqtt, command.mqtt_ca)
-        self.overview = Overview(command.join, command.prefix, round(time.time(), 3), self._guard.counts)
+        self.overview = Overview(command.join, command.prefix, round(time.time(), 3), self._guard.rejected)
         self._webhooks = [
             Webhook(parse_receiver(url, command.webhook_min, command.webhook_secret), self.overview.name)
             for url in command.webhook

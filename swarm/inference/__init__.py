@@ -1,1 +1,1 @@
-"""What nodes and drafts compute with: KV cache, tree attention, ragged batches, sampling, row codecs."""
+"""Computation that nodes and drafts share: KV cache, tree attention, ragged batches, sampling, codecs. No network."""

@@ -22,10 +22,10 @@ Words = npt.NDArray[np.uint64]
 """32-bit words held in 64 bits, so that a product keeps its high half."""
 
 PICK_DOMAIN = 0
-"""Third counter word: other uses of a session's seed take other domains."""
+"""Third counter word of the picks' noise; any other use of a session's seed has another domain."""
 
 MULTISTEP_DOMAIN = 1
-"""Numbers of `swarm.inference.multistep_sampling`; the last counter word is the sweep's."""
+"""Third counter word for `swarm.inference.multistep_sampling`; its last counter word is the sweep's sequence."""
 
 _WORD = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
@@ -37,7 +37,14 @@ _BELOW_ONE = 1.0 - 2.0**-53
 
 
 def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
-    """Philox4x32-10 of every counter block; a counter's words have one shape, or none.
+    """Philox4x32-10 of every counter block.
+
+    Args:
+        counter: four words per block; each is an array of one common shape, or a scalar.
+        key: two 32-bit words.
+
+    Returns:
+        Four words per block, in the counter's shape.
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4.3.
     """
@@ -61,7 +68,15 @@ def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> 
 
 
 def gumbel(seed: int, position: int, ids: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
-    """Noise of the given token ids, in their order; `ids` is a vector of any subset, repeats allowed.
+    """Noise of the given token ids.
+
+    Args:
+        seed: the session's, below 2^64.
+        position: of the picked token, below 2^32.
+        ids: [n] any token ids, repeats allowed.
+
+    Returns:
+        [n], in the order of `ids`.
 
     Raises:
         ValueError: seed outside 64 bits, position outside 32 bits, or an id outside 33 bits.
@@ -74,7 +89,10 @@ def gumbel(seed: int, position: int, ids: npt.NDArray[np.integer]) -> npt.NDArra
 
 
 def gumbel_row(seed: int, position: int, vocab_size: int) -> npt.NDArray[np.float64]:
-    """Noise of the whole vocabulary `[0, vocab_size)`: the same numbers as `gumbel`, for less work.
+    """Noise of the whole vocabulary: the same numbers as `gumbel`, for less work.
+
+    Returns:
+        [vocab_size]
 
     Raises:
         ValueError: seed outside 64 bits, position outside 32 bits, or a vocabulary above 2**33.
@@ -92,7 +110,14 @@ def gumbel_row(seed: int, position: int, vocab_size: int) -> npt.NDArray[np.floa
 
 
 def uniforms(seed: int, position: int, use: tuple[int, int], count: int) -> npt.NDArray[np.float64]:
-    """`count` numbers in (0, 1) for another use than picks' noise: the law's u with `use` as last counter words."""
+    """Numbers in (0, 1) for another use than the picks' noise: the law's u with other counter words.
+
+    Args:
+        seed: the session's, below 2^64.
+        position: of the picked token, below 2^32.
+        use: the last two counter words: a domain, and what distinguishes numbers within it.
+        count: how many.
+    """
     blocks = np.arange((count + 1) // 2, dtype=np.uint64)
     words = philox((_word(position), blocks, _word(use[0]), _word(use[1])), (seed & 0xFFFFFFFF, seed >> 32))
     return np.stack([_uniform(*words[:2]), _uniform(*words[2:])], axis=1).reshape(-1)[:count]

@@ -3,10 +3,10 @@
     row   = scales, bf16 little-endian, one per block ‖ values, int8 in [-127, 127], one per column
     block = 32 columns of one row; a row's last block may be shorter
 
-A scale is the block's largest magnitude / 127, rounded to bf16: fp32's range in two bytes. fp16 would lose a quiet
-row's digits, fp32 costs 6 % more bytes. The rounding moves the largest value to at most 127.25 scales, which is still
-127. Value × scale has 15 bits, so it is exact in float32 on every device, and decoded rows encode to the same bytes
-again. Nothing here looks beyond one row. Design: docs/design/session-protocol.md.
+A scale is the block's largest magnitude / 127, rounded to bf16, which has fp32's range in two bytes; fp16 would lose
+the digits of rows with small values. The rounding moves the largest value to at most 127.25 scales, which is still 127.
+Value × scale has 15 bits, so it is exact in float32 on every device, and decoded rows encode to the same bytes again.
+Nothing here looks beyond one row. Design: docs/design/session-protocol.md.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import torch
 from numpy.typing import NDArray
 
 from swarm.errors import LocalProtocolError, RemoteProtocolError
-from swarm.protocol.messages import BLOCK, SCALE_BYTES
+from swarm.protocol.messages import INT8_BLOCK, INT8_SCALE_BYTES
 
 LEVELS = 127
-SMALLEST = torch.finfo(torch.bfloat16).tiny
-"""Least scale, that of zeros too: 2^-126."""
-LARGEST = {torch.float32: 2.0**121 * 129 / 128, torch.bfloat16: 2.0**121, torch.float16: 512.0}
-"""Greatest scale for which 127 scales are finite in a compute dtype: what was finite stays so."""
-WIRE = np.dtype("<i2")
+MIN_SCALE = torch.finfo(torch.bfloat16).tiny
+"""Smallest scale, also that of a block of zeros: 2^-126."""
+MAX_SCALE = {torch.float32: 2.0**121 * 129 / 128, torch.bfloat16: 2.0**121, torch.float16: 512.0}
+"""Largest scale of which 127 times is finite in a compute dtype: finite values stay finite."""
+SCALE_DTYPE = np.dtype("<i2")
 
 
 def pack(rows: torch.Tensor) -> NDArray[np.uint8]:
@@ -39,13 +39,13 @@ def pack(rows: torch.Tensor) -> NDArray[np.uint8]:
     largest = torch.maximum(steps.amax(dim=-1), steps.amin(dim=-1).neg_())
     if not math.isfinite(largest.sum(dtype=torch.float64).item()):
         raise LocalProtocolError("rows", "a value is not finite, int8 cannot hold it")
-    scales = (largest / LEVELS).clamp_(SMALLEST, LARGEST[rows.dtype]).to(torch.bfloat16)
+    scales = (largest / LEVELS).clamp_(MIN_SCALE, MAX_SCALE[rows.dtype]).to(torch.bfloat16)
     steps.div_(scales.float()[..., None]).round_().clamp_(-LEVELS, LEVELS)
-    split = scales.shape[1] * SCALE_BYTES
+    split = scales.shape[1] * INT8_SCALE_BYTES
     packed = torch.empty(count, split + width, dtype=torch.uint8, device=rows.device)
     packed[:, split:].view(torch.int8).copy_(steps.view(count, -1)[:, :width])
     octets: NDArray[np.uint8] = packed.cpu().numpy()
-    octets[:, :split] = scales.view(torch.int16).cpu().numpy().astype(WIRE, copy=False).view(np.uint8)
+    octets[:, :split] = scales.view(torch.int16).cpu().numpy().astype(SCALE_DTYPE, copy=False).view(np.uint8)
     return octets
 
 
@@ -56,7 +56,7 @@ def unpack(octets: NDArray[np.uint8], width: int, device: torch.device | str) ->
         RemoteProtocolError: a scale is not positive.
     """
     count, split = len(octets), octets.shape[1] - width
-    bits = octets[:, :split].copy().view(WIRE).astype(WIRE.newbyteorder("="), copy=False)
+    bits = octets[:, :split].copy().view(SCALE_DTYPE).astype(SCALE_DTYPE.newbyteorder("="), copy=False)
     if (bits <= 0).any():
         raise RemoteProtocolError("rows", "an int8 block's scale is not positive")
     scales = torch.from_numpy(bits).view(torch.bfloat16).to(device)
@@ -65,7 +65,7 @@ def unpack(octets: NDArray[np.uint8], width: int, device: torch.device | str) ->
 
 
 def _blocks(rows: torch.Tensor) -> torch.Tensor:
-    """[n, d] as [n, blocks, 32], n > 0, filled up with zeros."""
-    missing = -rows.shape[1] % BLOCK
+    """[n, d] as [n, blocks, 32], n > 0, padded with zeros."""
+    missing = -rows.shape[1] % INT8_BLOCK
     filled = torch.nn.functional.pad(rows, (0, missing)) if missing else rows.contiguous()
-    return filled.view(len(rows), -1, BLOCK)
+    return filled.view(len(rows), -1, INT8_BLOCK)

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayerKv:
-    """What one layer keeps per token: `kv_heads` keys of `key_width` and values of `value_width`."""
+    """What one layer keeps per token.
+
+    Attributes:
+        index: the layer's number in the whole model.
+        kv_heads: keys, and values, per token.
+        key_width: numbers of a key.
+        value_width: numbers of a value.
+    """
 
     index: int
     kv_heads: int
@@ -34,7 +41,13 @@ class LayerKv:
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """What the layers of a span keep per token; `index` is the layer's number in the whole model."""
+    """What the layers of a span keep per token.
+
+    Attributes:
+        layers: in the order in which they run.
+        dtype: of keys and values.
+        device: where they lie.
+    """
 
     layers: tuple[LayerKv, ...]
     dtype: torch.dtype
@@ -52,13 +65,18 @@ class KvLayout:
 
 
 class KvCache:
-    """Keys and values of one session, `capacity` tokens in all, allocated at once (P8)."""
+    """Keys and values of one session, allocated at once (P8).
+
+    Attributes:
+        layout: what each layer keeps.
+        slots: where the rows lie; it has `capacity` slots.
+    """
 
     def __init__(self, layout: KvLayout, capacity: int) -> None:
         self.layout = layout
         self.slots = KvSlots(capacity)
-        self._keys: dict[int, torch.Tensor] = {}
-        self._values: dict[int, torch.Tensor] = {}
+        self._keys: dict[int, torch.Tensor] = {}  # layer → [kv_heads, capacity, key_width]
+        self._values: dict[int, torch.Tensor] = {}  # layer → [kv_heads, capacity, value_width]
         for layer in layout.layers:
             self._keys[layer.index] = self._empty(layer.kv_heads, capacity, layer.key_width)
             self._values[layer.index] = self._empty(layer.kv_heads, capacity, layer.value_width)
@@ -98,17 +116,24 @@ class KvCache:
         return torch.cat([torch.ones(len(ids), self.slots.committed, dtype=torch.bool), live], dim=1)
 
     def withdraw(self, count: int) -> None:
-        """Take back the last `count` nodes: the forward that was to store their keys and values failed."""
+        """Remove the last `count` nodes again: the forward that would have stored their keys and values failed."""
         self.slots.withdraw(count)
 
     def store(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Write the rows of new nodes from slot `start` on: keys [kv_heads, r, key_width], values likewise."""
+        """Write the keys and values of r new nodes.
+
+        Args:
+            layer: the layer's number in the whole model.
+            start: slot of the first of them.
+            keys: [kv_heads, r, key_width]
+            values: [kv_heads, r, value_width]
+        """
         end = start + keys.shape[1]
         self._keys[layer][:, start:end] = keys
         self._values[layer][:, start:end] = values
 
     def view(self, layer: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys [kv_heads, length, key_width] and values likewise of the first slots, not copied."""
+        """The first `length` slots, not copied: keys [kv_heads, length, key_width], values likewise."""
         return self._keys[layer][:, :length], self._values[layer][:, :length]
 
     def check_integrity(self) -> None:

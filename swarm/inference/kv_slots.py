@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 
 class KvSlots:
-    """Slots, positions and ancestors of one session; `capacity` slots in all."""
+    """Slots, positions and ancestors of one session.
+
+    Attributes:
+        capacity: slots in all.
+        committed: committed tokens; they have the first slots.
+        ids: the live nodes that have a slot, in slot order.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -106,7 +112,7 @@ class KvSlots:
         return self._ancestors[old:total, :total]
 
     def withdraw(self, count: int) -> None:
-        """Take back the last `count` nodes, which nothing was computed for."""
+        """Remove the last `count` nodes again, for which nothing was computed."""
         for node in self.ids[len(self.ids) - count :]:
             del self._index[node]
         del self.ids[len(self.ids) - count :]
@@ -128,7 +134,7 @@ class KvSlots:
         count, live = len(order), len(self.ids)
         stays = np.zeros(live, dtype=np.bool_)
         stays[order] = True
-        # `order` rises, so a mask does; it is twice as fast as indices (10 ms when 2,048 of 2,049 nodes stay).
+        # `order` rises, so a mask selects the same columns as indices would, and faster.
         self._ancestors[:count, :count] = np.compress(stays, self._ancestors[order, :live], axis=1)
         self._positions[:count] = self._positions[order]
         self.ids = [self.ids[row] for row in order]

@@ -1,10 +1,10 @@
 """New tree nodes of several sessions through one model in one forward. Owns no session, no network and no sampling.
 
-    works ──▶ forward ──▶ hidden rows after the last layer used ──▶ logits (whoever has the head, for wanted rows only)
+    batch ──▶ forward ──▶ hidden rows after the last layer used ──▶ logits (at the tail, for rows that are asked for)
 
-The model is Hugging Face's own class. Layers that a forward does not use are holes: they pass hidden states on, and
-the last hole before the first layer used is where rows from the previous machine come in. The head runs as the same
-model with every layer a hole, so norm, soft caps and scales are the class's own and happen exactly once.
+The model is Hugging Face's own class. Layers that a forward does not use are pass-through layers, and the last one
+before the first layer used is where rows from the previous machine come in. The head runs as the same model with every
+layer passing through, so norm, soft caps and scales are the class's own and happen exactly once.
 """
 
 from __future__ import annotations
@@ -31,30 +31,39 @@ if TYPE_CHECKING:
     from swarm.ids import TreeNodeId
     from swarm.inference.kv_cache import KvCache
 
-LOGITS_BYTES = 64 << 20
-"""How much memory the head's output may take at a time."""
+MAX_LOGITS_BYTES = 64 << 20
+"""Memory that the head's output may take at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRows:
-    """One session's new nodes in a forward, in id order; a parent of None is the tip.
+    """One session's r new nodes in a forward.
 
-    ids: int64 [r], what the first layer's machine embeds. rows: [r, hidden_size], what every other machine gets.
+    Attributes:
+        kv_cache: the session's.
+        node_ids: [r] in id order.
+        parents: [r] their parents; None is the tip.
+        positions: [r] their positions.
+        token_ids: int64 [r], on the machine with layer 0, which embeds them.
+        rows: [r, hidden_size], on every other machine.
     """
 
-    arena: KvCache
+    kv_cache: KvCache
     node_ids: Sequence[TreeNodeId]
     parents: Sequence[TreeNodeId | None]
     positions: Sequence[int]
-    ids: torch.Tensor | None = None
+    token_ids: torch.Tensor | None = None
     rows: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HeadOutput:
-    """Logits [r, vocab_size] and the hidden rows [r, width] that the output matrix made them of, float32.
+    """What a model's head gives for r nodes.
 
-    rows: None where a model has no such matrix (`RaggedModel.output`).
+    Attributes:
+        logits: float32 [r, vocab_size]
+        rows: float32 [r, width], the hidden rows that the output matrix made them of; None where a model has no such
+            matrix (`RaggedModel.output`).
     """
 
     logits: torch.Tensor
@@ -62,7 +71,7 @@ class HeadOutput:
 
 
 class PassThroughLayer(nn.Module):
-    """Stands where a layer is not used: passes hidden states on, or lets `rows` [1, R, hidden_size] in."""
+    """Stands where a layer is not used: passes hidden states on, or replaces them by `rows` [1, R, hidden_size]."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -77,7 +86,11 @@ class PassThroughLayer(nn.Module):
 
 
 def find_layers(model: PreTrainedModel) -> str:
-    """Name of the module list that holds the decoder layers: the outermost one of the right length."""
+    """Name of the module list that holds the decoder layers: the outermost one of the right length.
+
+    Raises:
+        UnsupportedModel: there is none.
+    """
     count = model.config.num_hidden_layers
     lists: list[str] = [
         name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == count
@@ -90,7 +103,20 @@ def find_layers(model: PreTrainedModel) -> str:
 class RaggedModel:
     """A causal LM, or a span of one, that runs several sessions' nodes together. One thread at a time.
 
-    forwards, rows_in: how many forwards ran, and how many rows they had in all.
+    Attributes:
+        model: Hugging Face's model; its list of layers changes with each forward.
+        span: the layers that this machine has.
+        config: the model's.
+        num_layers: layers of the whole model.
+        hidden_size: values of a hidden row.
+        vocab_size: token ids are below it.
+        max_positions: tokens of a session, None for no limit.
+        dtype: of weights and hidden rows.
+        device: where it runs.
+        weight_bytes: memory of its parameters.
+        forwards: how many forwards ran.
+        rows_in: how many rows they had in all.
+        layout: what its layers keep per token.
     """
 
     def __init__(self, model: PreTrainedModel, span: Span) -> None:
@@ -113,8 +139,8 @@ class RaggedModel:
         head = cast("Any", model).get_output_embeddings()
         self._head_matrix = head if isinstance(head, nn.Linear) and head.weight.is_floating_point() else None
         self._owned = {index: layers[index] for index in range(span.start, span.end)}
-        self._holes = [PassThroughLayer(layer) for layer in layers]
-        self._arranged: tuple[int, int] | None = None
+        self._pass_through = [PassThroughLayer(layer) for layer in layers]
+        self._arranged: tuple[int, int] | None = None  # the layers `[start, end)` that are in place
         self.layout = self._probe()
 
     @property
@@ -124,31 +150,33 @@ class RaggedModel:
 
     @property
     def head_rows(self) -> int:
-        """How many rows of logits fit the head's memory bound; more rows are computed in several goes."""
-        return max(1, LOGITS_BYTES // (4 * self.vocab_size))
+        """How many rows of logits fit the head's memory bound; more rows are computed piece by piece."""
+        return max(1, MAX_LOGITS_BYTES // (4 * self.vocab_size))
 
     @torch.inference_mode()
-    def forward(self, works: Sequence[SessionRows], sub: Span | None = None) -> torch.Tensor:
-        """Run new nodes through the layers of `sub` (the whole span when None) and keep their KV.
+    def forward(self, batch: Sequence[SessionRows], sub: Span | None = None) -> torch.Tensor:
+        """Run new nodes and keep their KV. A forward that fails leaves no node behind in any session.
 
-        A forward that fails leaves no node behind in any session.
+        Args:
+            batch: at most one entry per session; R rows in all.
+            sub: the layers to run, None for the whole span.
 
         Returns:
-            [R, hidden_size] in the compute dtype, before the final norm: the rows of all works, one after the other.
+            [R, hidden_size] in the compute dtype, before the final norm: the sessions' rows, one after the other.
         """
         sub = sub or self.span
         assert self.span.contains(sub)
         parts: list[SessionRange] = []
         try:
-            for work in works:
-                parts.append(_part(work, parts[-1].end if parts else 0))
-            positions = torch.tensor([at for work in works for at in work.positions], device=self.device)
-            enters_ids = sub.start == 0
-            entering = torch.cat([work.ids if enters_ids else work.rows for work in works])  # type: ignore[misc]
+            for work in batch:
+                parts.append(_append(work, parts[-1].end if parts else 0))
+            positions = torch.tensor([at for work in batch for at in work.positions], device=self.device)
+            embeds = sub.start == 0
+            entering = torch.cat([work.token_ids if embeds else work.rows for work in batch])  # type: ignore[misc]
             hidden = self._run(AttentionStep(tuple(parts)), sub, entering, positions)
         except BaseException:
             for part in parts:
-                part.arena.withdraw(part.rows)
+                part.kv_cache.withdraw(part.rows)
             raise
         self.forwards += 1
         self.rows_in += len(positions)
@@ -156,43 +184,52 @@ class RaggedModel:
 
     @property
     def output(self) -> torch.Tensor | None:
-        """The matrix [vocab_size, width] that makes logits of hidden rows, up to a scale; None if there is no such."""
+        """The matrix [vocab_size, width] that makes logits of hidden rows, up to a scale; None if there is none."""
         return None if self._head_matrix is None else self._head_matrix.weight.detach()
 
     @torch.inference_mode()
-    def scores(self, work: SessionRows, last: int) -> HeadOutput:
-        """Run new nodes through a whole model and keep their KV; what it says of the last nodes.
+    def head_output(self, work: SessionRows, last: int) -> HeadOutput:
+        """Run new nodes through a whole model and keep their KV.
 
         One call of the model where memory allows, which for small models is faster than `forward` and `logits`.
+
+        Args:
+            work: the nodes, by token ids.
+            last: of how many nodes, the last ones, the output is asked for.
         """
         assert len(self.span) == self.num_layers
         if self._head_matrix is None:
-            return HeadOutput(self._scores(work, last), None)
+            return HeadOutput(self._whole_logits(work, last), None)
         entered: list[torch.Tensor] = []
-        enter = self._head_matrix.register_forward_pre_hook(lambda _head, inputs: entered.append(inputs[0]))
+        hook = self._head_matrix.register_forward_pre_hook(lambda _head, inputs: entered.append(inputs[0]))
         try:
-            logits = self._scores(work, last)
+            logits = self._whole_logits(work, last)
         finally:
-            enter.remove()
+            hook.remove()
         return HeadOutput(logits, torch.cat([rows.flatten(0, -2) for rows in entered])[-last:].float())
 
-    def _scores(self, work: SessionRows, last: int) -> torch.Tensor:
-        assert work.ids is not None
+    def _whole_logits(self, work: SessionRows, last: int) -> torch.Tensor:
+        """The logits of the last nodes, float32 [last, vocab_size]."""
+        assert work.token_ids is not None
         if last > self.head_rows:
             return self.logits(self.forward([work])[-last:])
         positions = torch.tensor(work.positions, device=self.device)
         self.forwards += 1
         self.rows_in += len(positions)
         self._arrange(0, self.num_layers)
-        inputs = self._inputs(work.ids, positions, AttentionStep((_part(work, 0),)))
+        inputs = self._inputs(work.token_ids, positions, AttentionStep((_append(work, 0),)))
         logits: torch.Tensor = self.model(**inputs, logits_to_keep=last).logits
         return logits[0].float()
 
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """The head on some rows of the last layer: [r, hidden_size] to float32 [r, vocab_size].
+        """The head on some rows of the last layer; no more than `head_rows` are computed at a time.
 
-        The caller bounds r; no more than `head_rows` are computed at a time.
+        Args:
+            rows: [r, hidden_size]; the caller bounds r.
+
+        Returns:
+            float32 [r, vocab_size]
         """
         assert self.span.end == self.num_layers
         self._arrange(self.num_layers, self.num_layers)
@@ -200,32 +237,42 @@ class RaggedModel:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def _head(self, rows: torch.Tensor) -> torch.Tensor:
-        door = self._holes[-1]
-        door.rows = rows[None]
+        entry = self._pass_through[-1]
+        entry.rows = rows[None]
         positions = torch.zeros(len(rows), dtype=torch.long, device=self.device)
         try:
             logits: torch.Tensor = self.model(**self._inputs(None, positions, AttentionStep())).logits
         finally:
-            door.rows = None
+            entry.rows = None
         return logits[0].float()
 
     def _run(self, step: AttentionStep, sub: Span, entering: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """entering: ids [R] when `sub` starts the model, else rows [R, hidden_size]."""
+        """One forward through the layers of `sub`.
+
+        Args:
+            step: whose rows.
+            sub: the layers.
+            entering: token ids [R] when `sub` starts the model, else rows [R, hidden_size].
+            positions: [R]
+
+        Returns:
+            [R, hidden_size]
+        """
         self._arrange(sub.start, sub.end)
-        left: list[torch.Tensor] = []
-        leave = self._layers[sub.end - 1].register_forward_hook(lambda _layer, _inputs, output: left.append(output))
-        door = self._holes[sub.start - 1] if sub.start else None
-        if door is not None:
-            door.rows = entering[None].to(self.device, self.dtype)
+        outputs: list[torch.Tensor] = []
+        hook = self._layers[sub.end - 1].register_forward_hook(lambda _layer, _inputs, output: outputs.append(output))
+        entry = self._pass_through[sub.start - 1] if sub.start else None
+        if entry is not None:
+            entry.rows = entering[None].to(self.device, self.dtype)
         try:
-            self.model.base_model(**self._inputs(None if door else entering, positions, step))
+            self.model.base_model(**self._inputs(None if entry else entering, positions, step))
         finally:
-            leave.remove()
-            if door is not None:
-                door.rows = None
-        if len(left) != 1 or not isinstance(left[0], torch.Tensor):
+            hook.remove()
+            if entry is not None:
+                entry.rows = None
+        if len(outputs) != 1 or not isinstance(outputs[0], torch.Tensor):
             raise UnsupportedModel(f"{self.config.model_type}: its layers do not return hidden states alone")
-        return left[0][0]
+        return outputs[0][0]
 
     def _inputs(self, ids: torch.Tensor | None, positions: torch.Tensor, step: AttentionStep) -> dict[str, Any]:
         """Arguments of the model; embeddings of zeros stand in where rows enter further on."""
@@ -236,16 +283,16 @@ class RaggedModel:
         return inputs | {"inputs_embeds": torch.zeros(1, len(positions), width, dtype=self.dtype, device=self.device)}
 
     def _arrange(self, start: int, end: int) -> None:
-        """Put owned layers at `[start, end)` and holes everywhere else."""
+        """Put owned layers at `[start, end)` and pass-through layers everywhere else."""
         if self._arranged == (start, end):
             return
-        for index, hole in enumerate(self._holes):
-            self._layers[index] = self._owned[index] if start <= index < end else hole
+        for index, pass_through in enumerate(self._pass_through):
+            self._layers[index] = self._owned[index] if start <= index < end else pass_through
         self._arranged = start, end
 
     @torch.inference_mode()
     def _probe(self) -> KvLayout:
-        """Run one row to see what each layer keeps; nothing is kept."""
+        """Run one row to see what each layer would keep of it; no KV is stored."""
         step = AttentionStep()
         zero = torch.zeros(1, dtype=torch.long, device=self.device)
         row = torch.zeros(1, self.hidden_size, dtype=self.dtype, device=self.device)
@@ -267,11 +314,11 @@ def load_whole(model: str | Path, dtype: torch.dtype, device: torch.device | str
     return RaggedModel(whole, Span(0, whole.config.num_hidden_layers))
 
 
-def _part(work: SessionRows, start: int) -> SessionRange:
-    """Give a work its slots, and its rows in the forward from `start` on."""
-    slots = work.arena.slots
+def _append(work: SessionRows, start: int) -> SessionRange:
+    """Give a session's nodes their slots, and its rows in the forward from `start` on."""
+    slots = work.kv_cache.slots
     # A chain into an empty session sees exactly the lower triangle.
     is_prefill = slots.used == 0 and [*work.parents] == [None, *work.node_ids[:-1]]
-    visible = work.arena.append(work.node_ids, work.parents, work.positions)
+    visible = work.kv_cache.append(work.node_ids, work.parents, work.positions)
     positions = torch.from_numpy(slots.positions)
-    return SessionRange(work.arena, start, start + len(work.node_ids), visible, positions, is_prefill)
+    return SessionRange(work.kv_cache, start, start + len(work.node_ids), visible, positions, is_prefill)

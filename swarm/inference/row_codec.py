@@ -18,7 +18,7 @@ from swarm.protocol.messages import Codec, Rows
 
 DTYPES = {Codec.FP32: torch.float32, Codec.FP16: torch.float16, Codec.BF16: torch.bfloat16}
 LOSSLESS = {dtype: codec for codec, dtype in DTYPES.items()}
-BITS: dict[int, tuple[torch.dtype, np.dtype[Any]]] = {
+BITS: dict[int, tuple[torch.dtype, np.dtype[Any]]] = {  # bytes per value → integers of that size, here and on the wire
     4: (torch.int32, np.dtype("<i4")),
     2: (torch.int16, np.dtype("<i2")),
 }
@@ -36,9 +36,11 @@ def lossless_codec(dtype: torch.dtype) -> Codec:
 
 
 def encode_rows(rows: torch.Tensor, codec: Codec) -> Rows:
-    """Encode `rows` [n, d], of any float dtype, on CPU or CUDA.
+    """Encode rows for the wire. The result may share memory with `rows`: do not write to them afterwards.
 
-    The result may share memory with `rows`: do not write to them afterwards.
+    Args:
+        rows: [n, d], of any float dtype, on CPU or CUDA.
+        codec: how.
 
     Raises:
         LocalProtocolError: not a matrix, or a value that is not finite and a codec that cannot carry it.
@@ -96,5 +98,5 @@ def all_finite(values: torch.Tensor) -> bool:
     """Whether no value is NaN or infinite, in one pass without a temporary: aminmax passes NaN on."""
     if values.numel() == 0:
         return True
-    least, greatest = torch.aminmax(values)
-    return bool(torch.isfinite(least) & torch.isfinite(greatest))
+    smallest, largest = torch.aminmax(values)
+    return bool(torch.isfinite(smallest) & torch.isfinite(largest))

@@ -25,10 +25,10 @@ from swarm.protocol.messages import Sampling
 
 Noise = npt.NDArray[np.float64]
 
-COLDEST = 1e-6
-"""Least temperature above 0: logit / T stays finite for every float32 logit."""
+MIN_TEMPERATURE = 1e-6
+"""Lowest temperature above 0: logit / T stays finite for every float32 logit."""
 
-_HEAD_TOKENS = 1024  # top-p looks at so many best tokens before it sorts a whole row
+_HEAD_TOKENS = 1024  # top-p first looks at this many best tokens, and sorts a whole row only if they do not suffice
 _BATCH_ROWS = 8  # float64 rows scored at once: 8 MB at a vocabulary of 128k
 
 
@@ -45,7 +45,7 @@ def check(sampling: Sampling, vocab_size: int = 1) -> None:
         (
             "temperature",
             temperature,
-            temperature == 0 or COLDEST <= temperature < math.inf,
+            temperature == 0 or MIN_TEMPERATURE <= temperature < math.inf,
             "must be 0 or 1e-6 and more",
         ),
         ("top_k", top_k, top_k is None or 1 <= top_k < 2**32, "must lie in [1, 2**32)"),
@@ -66,9 +66,16 @@ def pick(
 ) -> list[int]:
     """The target's pick after each tree node.
 
-    logits: [rows, vocabulary], float32 or less, on any device that has float64. positions: [rows], each the position
-    of the token to be picked, not of the node before it. Ids from `valid_tokens` on are padding and are never picked.
-    noise: makes a row of noise, once per distinct position; pass a cached `gumbel_row` where sweeps share positions.
+    Args:
+        logits: [rows, vocab_size], float32 or less, on any device that has float64.
+        positions: [rows], each the position of the token to be picked, not of the node before it.
+        sampling: the rule.
+        valid_tokens: ids from here on are padding and are never picked; None for no padding.
+        noise: makes a row of noise from (seed, position, vocab_size), once per distinct position; pass a cached
+            `gumbel_row` where sweeps share positions.
+
+    Returns:
+        [rows] token ids.
 
     Raises:
         ConfigError: a row holds NaN or has no finite maximum.
@@ -93,8 +100,14 @@ def ranking_scores(
 ) -> Tensor:
     """What a drafter ranks candidates by: the target's own score, computed from the draft's logits.
 
-    draft_logits and positions as in `pick`. Returns float64 [rows, vocabulary]: filtered tokens are -inf, and at
-    temperature 0 the scores are the logits themselves.
+    Args:
+        draft_logits: [rows, vocab_size]
+        positions: as in `pick`.
+        sampling: as in `pick`.
+        noise: as in `pick`.
+
+    Returns:
+        float64 [rows, vocab_size]: filtered tokens are -inf; at temperature 0 the scores are the logits themselves.
     """
     if sampling.temperature == 0:
         return draft_logits.to(torch.float64, copy=True)
@@ -105,7 +118,10 @@ def ranking_scores(
 
 
 def target_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The law of a pick: float64 [rows, vocabulary], the softmax of what the filters leave; temperature above 0.
+    """The law of a pick: the softmax of what the filters leave; temperature above 0.
+
+    Returns:
+        float64 [rows, vocab_size]
 
     Raises:
         ConfigError: a row holds NaN or has no finite maximum.
@@ -122,7 +138,7 @@ def _check_finite(logits: Tensor) -> None:
 def _scored(
     logits: Tensor, positions: Sequence[int], sampling: Sampling, noise: Callable[[int, int, int], Noise]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Row numbers and their scores, few rows at a time, position after position: one row of noise is alive."""
+    """Row numbers and their scores, few rows at a time, position after position: one row of noise is in memory."""
     if len(positions) != len(logits):
         raise ValueError(f"{len(positions)} positions for {len(logits)} rows of logits")
     rows_of: dict[int, list[int]] = {}
@@ -141,10 +157,10 @@ def _filtered(logits: Tensor, sampling: Sampling) -> Tensor:
     vocab_size = logits.shape[1]
     top_k = min(sampling.top_k or vocab_size, vocab_size)
     if sampling.top_p is not None and sampling.top_p < 1:
-        scaled.masked_fill_(_behind(logits, *_nucleus(logits, scaled, top_k, sampling)), -math.inf)
+        scaled.masked_fill_(_dropped(logits, *_nucleus(logits, scaled, top_k, sampling)), -math.inf)
     elif top_k < vocab_size:
         last = logits.topk(top_k).values[:, -1]
-        scaled.masked_fill_(_behind(logits, last, torch.full_like(last, top_k, dtype=torch.long)), -math.inf)
+        scaled.masked_fill_(_dropped(logits, last, torch.full_like(last, top_k, dtype=torch.long)), -math.inf)
     if sampling.min_p:
         scaled.masked_fill_(_weights(scaled, scaled.amax(dim=1)) < sampling.min_p, -math.inf)
     return scaled
@@ -156,24 +172,24 @@ def _scaled(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _nucleus(logits: Tensor, scaled: Tensor, top_k: int, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Top-p after top-k: each row's last kept logit and its number of kept tokens.
+    """Top-p after top-k: each row's last kept logit and its number of kept tokens, both [rows].
 
     A token stays while the mass before it is below top_p, so the first one always does. How ties are ordered
     changes neither result, so values alone are sorted.
     """
     assert sampling.top_p is not None
     top = scaled.amax(dim=1)
-    every = top_k == logits.shape[1]
-    best = logits.topk(min(top_k, _HEAD_TOKENS) if every else top_k).values
+    no_top_k = top_k == logits.shape[1]
+    best = logits.topk(min(top_k, _HEAD_TOKENS) if no_top_k else top_k).values
     weights = _weights(_scaled(best, sampling), top)
-    wanted = sampling.top_p * (_weights(scaled, top) if every else weights).sum(dim=1, keepdim=True)
-    counts = (weights.cumsum(dim=1) < wanted).sum(dim=1) + 1
+    mass = sampling.top_p * (_weights(scaled, top) if no_top_k else weights).sum(dim=1, keepdim=True)
+    counts = (weights.cumsum(dim=1) < mass).sum(dim=1) + 1
     lasts = best.gather(1, (counts[:, None] - 1).clamp(max=best.shape[1] - 1))[:, 0]
     short = (counts > best.shape[1]).nonzero()[:, 0]
-    if every and best.shape[1] < top_k and len(short):
+    if no_top_k and best.shape[1] < top_k and len(short):
         best = _sorted(logits[short])
         weights = _weights(_scaled(best, sampling), top[short])
-        counts[short] = (weights.cumsum(dim=1) < wanted[short]).sum(dim=1) + 1
+        counts[short] = (weights.cumsum(dim=1) < mass[short]).sum(dim=1) + 1
         lasts[short] = best.gather(1, (counts[short, None] - 1).clamp(max=top_k - 1))[:, 0]
     return lasts, counts.clamp(max=top_k)
 
@@ -183,8 +199,14 @@ def _sorted(logits: Tensor) -> Tensor:
     return logits.sort(dim=1, descending=True).values
 
 
-def _behind(logits: Tensor, lasts: Tensor, counts: Tensor) -> Tensor:
-    """Mask of what lies behind each row's first `counts` tokens by (−logit, id); `lasts`: logit of the last of them."""
+def _dropped(logits: Tensor, lasts: Tensor, counts: Tensor) -> Tensor:
+    """Mask of the tokens that a filter drops, bool [rows, vocab_size].
+
+    Args:
+        logits: [rows, vocab_size]
+        lasts: [rows] logit of the last token that stays.
+        counts: [rows] how many stay, in the order (−logit, id).
+    """
     drop = logits < lasts[:, None]
     surplus = (logits.shape[1] - counts - drop.sum(dim=1)).tolist()
     for row, extra in enumerate(surplus):

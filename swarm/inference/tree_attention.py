@@ -1,8 +1,9 @@
 """The one attention function: new rows of several sessions against each session's own KV, the tree's shape included.
 
 Hugging Face calls it for every layer as the attention implementation "canopy" and builds no mask for it. It stores the
-new keys and values in each session's arena, then each row attends to all committed tokens and to its own ancestors.
+new keys and values in each session's KV cache, then each row attends to all committed tokens and to its own ancestors.
 The running step travels as the keyword argument `canopy` of the model's forward: there is no state here.
+Source: SpecInfer (arXiv 2305.09781), tree attention.
 """
 
 from __future__ import annotations
@@ -25,22 +26,27 @@ if TYPE_CHECKING:
 
 NAME = "canopy"
 
-FOLDED_ROWS = 16
-"""Up to this many rows, the query heads of a KV head share one product: K is read once (CPU, 8 heads: 3 × faster)."""
+MAX_FOLDED_ROWS = 16
+"""Up to this many rows, the query heads of a KV head share one product, so that K is read once."""
 
-SCORES_BYTES = 64 << 20
-"""How much memory the scores of the explicit path may take at a time."""
+MAX_SCORES_BYTES = 64 << 20
+"""Memory that the scores of the explicit path may take at a time."""
 
 
 @dataclass(slots=True)
 class SessionRange:
     """One session's rows `[start, end)` within a step.
 
-    visible: bool [end - start, used], on the CPU: what each row sees, sliding windows aside.
-    positions: int64 [used], on the CPU: of every slot.
+    Attributes:
+        kv_cache: the session's.
+        start: its first row in the forward.
+        end: the row after its last one.
+        visible: bool [end - start, used], on the CPU: which slots each row sees, sliding windows aside.
+        positions: int64 [used], on the CPU: of every slot.
+        is_prefill: whether the rows are a chain into an empty session, which sees exactly the lower triangle.
     """
 
-    arena: KvCache
+    kv_cache: KvCache
     start: int
     end: int
     visible: torch.Tensor
@@ -59,11 +65,19 @@ class SessionRange:
         return self.visible.shape[1]
 
     def is_causal(self, window: int | None) -> bool:
-        """Whether the mask is the plain triangle: a chain into an empty session, shorter than the window."""
+        """Whether the mask is the lower triangle: a chain into an empty session, no longer than the window."""
         return self.is_prefill and (window is None or self.used <= window)
 
     def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
-        """What each row sees, bool [rows, used] on the device of `like`; made once per step."""
+        """Which slots each row sees, made once per step.
+
+        Args:
+            window: positions that a sliding-window layer sees, None for all.
+            like: a tensor on the device that is asked for.
+
+        Returns:
+            bool [rows, used]
+        """
         if (window, 0) not in self._masks:
             seen = self.visible
             if window is not None:
@@ -72,10 +86,15 @@ class SessionRange:
         return self._masks[window, 0]
 
     def bias(self, window: int | None, like: torch.Tensor, times: int = 1) -> torch.Tensor:
-        """The mask as 0 and -inf in the dtype of `like` (a third faster than bool on a CPU); made once per step.
+        """The mask as 0 and -inf, which CPUs add faster than they apply a bool mask; made once per step.
+
+        Args:
+            window: as in `mask`.
+            like: a tensor of the dtype and on the device that is asked for.
+            times: how often to repeat the rows.
 
         Returns:
-            [times · rows, used]: the same rows so many times.
+            [times · rows, used]
         """
         if (window, times) not in self._masks:
             mask = self.mask(window, like)
@@ -86,7 +105,12 @@ class SessionRange:
 
 @dataclass(frozen=True, slots=True)
 class AttentionStep:
-    """One forward: whose rows it has; without parts it only writes down what each layer keeps."""
+    """One forward.
+
+    Attributes:
+        parts: the rows of each session, one after the other; empty in a probing forward.
+        seen: what each layer keeps, written down by a probing forward.
+    """
 
     parts: Sequence[SessionRange] = ()
     seen: list[LayerKv] = field(default_factory=list)
@@ -97,7 +121,7 @@ def use_canopy(config: PreTrainedConfig) -> None:
     from transformers import AttentionInterface  # brings every model's base, 2 s: a client without a draft needs none
 
     AttentionInterface.register(NAME, attend)
-    # cuDNN's attention, which torch prefers on Hopper and Blackwell, is planned anew for every shape, some 40 ms each
+    # cuDNN's attention, which torch prefers on Hopper and Blackwell, is planned anew for every shape
     # (pytorch/pytorch#191576), and KV grows with every sweep. Nothing else changes for this process.
     torch.backends.cuda.enable_cudnn_sdp(False)
     config._attn_implementation = NAME
@@ -105,7 +129,14 @@ def use_canopy(config: PreTrainedConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """How one layer weighs what it sees; sinks: [heads], a score per head that takes probability and adds nothing."""
+    """How one layer weighs what it sees.
+
+    Attributes:
+        scale: of query · key.
+        window: positions that a row sees, None for all.
+        softcap: bound on scores, None for none.
+        sinks: [heads] a score per head that takes probability and adds no value, None for none.
+    """
 
     scale: float
     window: int | None
@@ -123,7 +154,13 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Store the new rows and attend; the signature is Hugging Face's.
 
-    query [1, heads, R, key_width], key [1, kv_heads, R, key_width], value [1, kv_heads, R, value_width].
+    Args:
+        module: the layer's attention module.
+        query: [1, heads, R, key_width]
+        key: [1, kv_heads, R, key_width]
+        value: [1, kv_heads, R, value_width]
+        attention_mask: must be None.
+        options: what the family passes on, the running `AttentionStep` among it.
 
     Returns:
         [1, R, heads, value_width] and no weights.
@@ -147,10 +184,10 @@ def attend(
         sinks=options.get("s_aux"),
     )
     outputs = []
-    for part in step.parts:  # one after the other, and all rows are somebody's
+    for part in step.parts:  # sessions one after the other; together they have all R rows
         rows = slice(part.start, part.end)
-        part.arena.store(layer, part.used - part.rows, key[0, :, rows], value[0, :, rows])
-        keys, values = part.arena.view(layer, part.used)
+        part.kv_cache.store(layer, part.used - part.rows, key[0, :, rows], value[0, :, rows])
+        keys, values = part.kv_cache.view(layer, part.used)
         is_plain = rules.softcap is None and rules.sinks is None
         weigh = _fused if is_plain else _explicit
         outputs.append(weigh(part, query[0, :, rows], keys, values, rules).transpose(0, 1))
@@ -161,12 +198,23 @@ def attend(
 def _fused(
     part: SessionRange, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rules: _Rules
 ) -> torch.Tensor:
-    """Torch's own attention, K and V shared by the query heads of a group: [heads, r, value_width]."""
+    """Torch's own attention, K and V shared by the query heads of a group.
+
+    Args:
+        part: the session's rows.
+        query: [heads, r, key_width]
+        keys: [kv_heads, used, key_width]
+        values: [kv_heads, used, value_width]
+        rules: without soft cap and sinks.
+
+    Returns:
+        [heads, r, value_width]
+    """
     heads, rows, width = query.shape
     groups = heads // keys.shape[0]
-    if rows <= FOLDED_ROWS:
+    if rows <= MAX_FOLDED_ROWS:
         bias = part.bias(rules.window, query, groups)
-        folded = query.reshape(1, -1, groups * rows, width)
+        folded = query.reshape(1, -1, groups * rows, width)  # [1, kv_heads, groups · r, key_width]
         out = scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=bias, scale=rules.scale)
         return out.reshape(heads, rows, -1)
     is_causal = part.is_causal(rules.window)
@@ -184,13 +232,13 @@ def _fused(
 def _explicit(
     part: SessionRange, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rules: _Rules
 ) -> torch.Tensor:
-    """Softmax written out, for soft caps and sinks; a few rows at a time, so that memory stays bounded."""
+    """The same with the softmax written out, for soft caps and sinks; a few rows at a time, to bound memory."""
     heads, rows, width = query.shape
     groups = heads // keys.shape[0]
     mask = part.mask(rules.window, query)
     grouped = query.reshape(-1, groups, rows, width)
     exact = torch.promote_types(query.dtype, torch.float32)
-    at_once = max(1, SCORES_BYTES // (4 * heads * part.used))
+    at_once = max(1, MAX_SCORES_BYTES // (4 * heads * part.used))
     pieces = []
     for start in range(0, rows, at_once):
         piece = slice(start, min(start + at_once, rows))

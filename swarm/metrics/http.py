@@ -26,7 +26,7 @@ _METHODS: Final = ["GET", "HEAD"]
 
 
 class Guarded:
-    """Adds the security headers to every answer, and lets nothing through that could change anything."""
+    """Adds the security headers to every answer, and refuses every method but GET and HEAD."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,7 +1,7 @@
-"""`/metrics` over HTTP: a registry's figures as text or OpenMetrics. Owns no figures.
+"""`/metrics` over HTTP: a collector's metrics as Prometheus text or OpenMetrics. Owns no metrics.
 
-Whoever asks within a second of another gets the same answer, made once: a flood of scrapes costs no more than one. How
-the figures stand is read in the event loop, where they are written; writing them out may be left to a thread.
+Scrapes within a second of each other get the same answer, encoded once: a flood of scrapes costs no more than one.
+Values are read in the event loop, where they are written; encoding them may be left to a thread.
 """
 
 from __future__ import annotations
@@ -21,72 +21,81 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 PATH: Final = "/metrics"
-KEPT_S: Final = 1.0
-_OPEN: Final = "application/openmetrics-text"
-_ACCEPTS: Final = {True: f"{_OPEN}; version=1.0.0", False: "text/plain; version=0.0.4"}
+CACHE_S: Final = 1.0
+_OPENMETRICS: Final = "application/openmetrics-text"
+_ACCEPTS: Final = {True: f"{_OPENMETRICS}; version=1.0.0", False: "text/plain; version=0.0.4"}
 
 
 class Collector(Protocol):
-    """Figures at one moment."""
+    """Metrics at one moment."""
 
     def collect(self) -> Iterable[Metric]:
-        """Write them out."""
+        """All families with their samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Scrape:
+    """An encoded answer; `text` and the same gzipped."""
+
     made_s: float
     media_type: str
     text: bytes
-    packed: bytes
+    gzipped: bytes
 
 
 class MetricsPage:
-    """Answers scrapes. look: called in the event loop, gives the figures as they stand and may be read in a thread."""
+    """Answers scrapes from metrics that it reads anew at most once per `CACHE_S`."""
 
     def __init__(
-        self, look: Callable[[], Collector], *, in_thread: bool, timer: Callable[[], float] = time.monotonic
+        self, read: Callable[[], Collector], *, in_thread: bool, timer: Callable[[], float] = time.monotonic
     ) -> None:
-        self._look, self._in_thread, self._timer = look, in_thread, timer
+        """A page over the metrics that `read` gives.
+
+        Args:
+            read: called in the event loop; its collector may be used in a thread.
+            in_thread: whether to encode in a thread, for pages that take long.
+            timer: monotonic seconds.
+        """
+        self._read, self._in_thread, self._timer = read, in_thread, timer
         self._process = (ProcessCollector(registry=None), PlatformCollector(registry=None))
-        self._answers: dict[bool, _Scrape] = {}
-        self._one_by_one = asyncio.Lock()
+        self._answers: dict[bool, _Scrape] = {}  # by whether it is OpenMetrics
+        self._lock = asyncio.Lock()
 
     def route(self) -> Route:
-        """Where it is served, for GET and HEAD."""
+        """The page's route, for GET and HEAD."""
         return Route(PATH, self.answer, methods=["GET"], include_in_schema=False)
 
     async def answer(self, request: Request) -> Response:
-        """Everything, in the form that the reader asks for."""
-        wants_open = _OPEN in request.headers.get("accept", "")
-        async with self._one_by_one:
-            answer = self._answers.get(wants_open)
-            if answer is None or not 0 <= self._timer() - answer.made_s < KEPT_S:
-                answer = self._answers[wants_open] = await self._make(wants_open)
+        """All metrics, in the form that the request accepts."""
+        is_openmetrics = _OPENMETRICS in request.headers.get("accept", "")
+        async with self._lock:
+            answer = self._answers.get(is_openmetrics)
+            if answer is None or not 0 <= self._timer() - answer.made_s < CACHE_S:
+                answer = self._answers[is_openmetrics] = await self._encode_now(is_openmetrics)
         headers = {"cache-control": "no-store", "vary": "accept, accept-encoding", "content-type": answer.media_type}
         if "gzip" in request.headers.get("accept-encoding", ""):
-            return Response(answer.packed, headers={**headers, "content-encoding": "gzip"})
+            return Response(answer.gzipped, headers={**headers, "content-encoding": "gzip"})
         return Response(answer.text, headers=headers)
 
-    async def _make(self, wants_open: bool) -> _Scrape:
-        made_s, seen = self._timer(), self._look()
+    async def _encode_now(self, is_openmetrics: bool) -> _Scrape:
+        made_s, metrics = self._timer(), self._read()
         if self._in_thread:
-            return await asyncio.to_thread(self._write, made_s, seen, wants_open)
-        return self._write(made_s, seen, wants_open)
+            return await asyncio.to_thread(self._encode, made_s, metrics, is_openmetrics)
+        return self._encode(made_s, metrics, is_openmetrics)
 
-    def _write(self, made_s: float, seen: Collector, wants_open: bool) -> _Scrape:
-        encode, media_type = choose_encoder(_ACCEPTS[wants_open])
-        text = encode(_Together((seen, *self._process)))
+    def _encode(self, made_s: float, metrics: Collector, is_openmetrics: bool) -> _Scrape:
+        encode, media_type = choose_encoder(_ACCEPTS[is_openmetrics])
+        text = encode(_CollectorChain((metrics, *self._process)))
         return _Scrape(made_s, media_type, text, gzip.compress(text, compresslevel=1))
 
 
-class _Together:
+class _CollectorChain:
     """Several collectors as one."""
 
     def __init__(self, collectors: Iterable[Collector]) -> None:
         self._collectors = collectors
 
     def collect(self) -> Iterable[Metric]:
-        """All that they have."""
+        """The families of all, one collector after the other."""
         for collector in self._collectors:
             yield from collector.collect()

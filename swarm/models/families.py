@@ -34,9 +34,10 @@ TESTED = frozenset(
         "qwen3_moe",
     }
 )
-"""Families (`model_type`) that the tests run in spans; any other proves itself when it is loaded."""
+"""Families (`model_type`) that the tests run in spans; `node.model.family_check` tests any other when it is loaded."""
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+"""Layer types, as configs name them, that keep KV per token."""
 
 GROWING_ROPE = {"dynamic", "longrope"}
 """Rotary embeddings whose frequencies change once positions pass the original window."""
@@ -66,7 +67,7 @@ def causal_lm_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """A copy of the language model's own config; whether its head is tied is the whole model's word, if it has one."""
+    """A copy of the language model's own config; the whole model's config decides whether its head is tied."""
     text = copy.deepcopy(config.get_text_config())
     text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
     return text

@@ -14,11 +14,9 @@ from typing import Any
 
 from swarm.errors import UnknownModel
 from swarm.ids import ModelIdentity
-from swarm.models.pretrained import read_config
+from swarm.models.pretrained import INDEX, SINGLE, read_config
 
 CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 VOLATILE = frozenset({"transformers_version", "_name_or_path"})
 """Fields of config.json that say nothing about the model."""
 
@@ -27,6 +25,7 @@ TOKENIZER = "tokenizer.json"
 OLDER_TOKENIZERS = ("tokenizer.model", "vocab.json", "merges.txt")
 
 SAMPLED_BLOCKS = 64
+"""Blocks of a single weight file that its digest reads, evenly spread, because hashing a whole file takes too long."""
 BLOCK_BYTES = 4096
 HEADER_LIMIT_BYTES = 100 << 20
 """The largest header that the safetensors format allows."""
@@ -51,7 +50,10 @@ def model_identity(folder: Path, name: str | None = None, commit: str | None = N
 
 
 def client_identity(folder: Path, name: str | None = None) -> tuple[str, str, str]:
-    """What can be said without weights: (name, config digest, tokenizer digest).
+    """The part of an identity that needs no weights.
+
+    Returns:
+        Name, config digest and tokenizer digest.
 
     Raises:
         UnknownModel: a file is missing or not what it should be.
@@ -73,7 +75,7 @@ def _tokenizer_digest(folder: Path) -> str:
 
 
 def _weights(folder: Path, commit: str | None) -> object:
-    """The index's weight map; without one, nothing where a commit says it all, else the single file's contents."""
+    """What the digest of the weights covers: the index's map, or nothing where a commit fixes them, or samples."""
     if (folder / INDEX).exists():
         return _read_json(folder / INDEX).get("weight_map")
     if commit is not None:
@@ -99,7 +101,7 @@ def _header(file: Path) -> dict[str, Any]:
 
 
 def _samples(file: Path, size: int) -> str:
-    """Hash of blocks that lie evenly in a file, its last block among them."""
+    """Hash of evenly spread blocks of a file, its last block included."""
     digest = hashlib.sha256()
     last = max(0, size - BLOCK_BYTES)
     with file.open("rb") as opened:

@@ -2,8 +2,7 @@
 
     find_model ──▶ config, index and tokenizer are in a folder ──▶ Hub.fetch puts chosen weight files beside them
 
-Files lie in Hugging Face's own cache, so that other programs find them and this one finds theirs. Code that comes with
-a model is never fetched, let alone run.
+Files lie in Hugging Face's own cache, which other programs share. Code that comes with a model is never fetched.
 """
 
 from __future__ import annotations
@@ -21,26 +20,31 @@ from huggingface_hub.errors import SafetensorsParsingError
 from huggingface_hub.file_download import repo_folder_name
 
 from swarm.errors import HubError, SwarmError, UnknownModel, UnsupportedModel
-from swarm.models.download import Damaged, SnapshotFile, download
-from swarm.models.hub_errors import TROUBLES, check_token, explain
+from swarm.models.download import DamagedFile, SnapshotFile, download
+from swarm.models.hub_errors import FETCH_ERRORS, check_token, explain
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
 
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
-"""What is fetched of a hub model before anything is known of it: config, index, tokenizer."""
+"""Files of a hub model that are fetched first: config, index, tokenizer."""
 CONFIG = "config.json"
 WEIGHTS = "*.safetensors"
 ANSWER_TIMEOUT_S = 10
 DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 Progress = Callable[[str, int, int], None]
-"""Called with a file's name, how many bytes of all the files are here and how many there are."""
+"""Called with a file's name, the bytes of all files that are here, and the bytes of all files."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file on the hub. digest: SHA-256, or git's blob id of a small file; empty where the hub does not say."""
+    """A file on the hub.
+
+    Attributes:
+        size_bytes: of the whole file.
+        digest: SHA-256, or git's blob id of a small file; empty where the hub does not list it.
+    """
 
     size_bytes: int
     digest: str = ""
@@ -50,24 +54,29 @@ class HubFile:
 class Hub:
     """One commit of a hub model and the cache folder for its files.
 
-    files: what the hub lists; empty when it could not be asked, and `trouble` is why.
+    Attributes:
+        repo: the hub id.
+        commit: the commit's hash.
+        folder: of the commit's snapshot in the cache.
+        files: what the hub lists, by name; empty when the hub did not answer.
+        failure: why it did not answer, else None.
     """
 
     repo: str
     commit: str
     folder: Path
     files: Mapping[str, HubFile] = field(default_factory=dict)
-    trouble: Exception | None = None
+    failure: Exception | None = None
 
     def missing_bytes(self, names: Iterable[str]) -> int:
-        """How many bytes of some files are not on this machine yet."""
+        """How many bytes of these files are not on this machine yet."""
         missing = [
             (name, self.files[name]) for name in names if not (self.folder / name).exists() and name in self.files
         ]
-        return sum(file.size_bytes - self._place(name, file).bytes_here() for name, file in missing)
+        return sum(file.size_bytes - self._target(name, file).bytes_here() for name, file in missing)
 
-    def fetch(self, names: Iterable[str], told: Progress | None = None) -> None:
-        """Download those of some files that are not here; what an interrupted download left is completed.
+    def fetch(self, names: Iterable[str], report: Progress | None = None) -> None:
+        """Download those of these files that are not here; what an interrupted download left is completed.
 
         Raises:
             UnknownModel: a file is neither here nor on the hub.
@@ -77,21 +86,21 @@ class Hub:
         missing = [(name, self._listed(name)) for name in names if not (self.folder / name).exists()]
         before, total = 0, sum(file.size_bytes for _, file in missing)
         for name, file in missing:
-            self._fetch(name, file, None if told is None else partial(_tell, told, name, before, total))
+            self._fetch(name, file, None if report is None else partial(_report_total, report, name, before, total))
             before += file.size_bytes
 
     def tensor_names(self, file: str) -> list[str]:
         """The tensors of a safetensors file that stays on the hub; only its header is read.
 
         Raises:
-            HubError: it cannot be had.
-            UnsupportedModel: it is no such file.
+            HubError: it cannot be fetched.
+            UnsupportedModel: it is no safetensors file.
         """
         try:
             header = HfApi().parse_safetensors_file_metadata(self.repo, file, revision=self.commit)
         except SafetensorsParsingError:
             raise UnsupportedModel(f"{self.repo}: {file} cannot be read; the file on the hub is damaged") from None
-        except TROUBLES as error:
+        except FETCH_ERRORS as error:
             raise explain(error, self.repo, file) from error
         return list(header.tensors)
 
@@ -100,33 +109,40 @@ class Hub:
             raise UnsupportedModel(f"{self.repo}: {name!r} is not fetched; only safetensors are read")
         if name in self.files:
             return self.files[name]
-        if self.trouble is not None:
-            raise explain(self.trouble, self.repo, name) from self.trouble
+        if self.failure is not None:
+            raise explain(self.failure, self.repo, name) from self.failure
         raise UnknownModel(f"{self.repo}: {name}: the hub has no such file; the model there is incomplete")
 
-    def _fetch(self, name: str, file: HubFile, told: Callable[[int], None] | None) -> None:
+    def _fetch(self, name: str, file: HubFile, report: Callable[[int], None] | None) -> None:
         try:
             if file.digest and file.size_bytes <= constants.MAX_HTTP_DOWNLOAD_SIZE:
-                download(hf_hub_url(self.repo, name, revision=self.commit), self._place(name, file), told)
+                download(hf_hub_url(self.repo, name, revision=self.commit), self._target(name, file), report)
             else:
                 hf_hub_download(self.repo, name, revision=self.commit)
-        except Damaged:
+        except DamagedFile:
             raise HubError(f"{self.repo}: {name} arrived damaged and was deleted; run this again") from None
-        except TROUBLES as error:
+        except FETCH_ERRORS as error:
             raise explain(error, self.repo, name) from error
 
-    def _place(self, name: str, file: HubFile) -> SnapshotFile:
+    def _target(self, name: str, file: HubFile) -> SnapshotFile:
         return SnapshotFile(self.folder / name, file.digest, file.size_bytes)
 
 
-def _tell(told: Progress, name: str, before: int, total: int, here: int) -> None:
-    told(name, before + here, total)
+def _report_total(report: Progress, name: str, before: int, total: int, here: int) -> None:
+    report(name, before + here, total)
 
 
 def find_model(model: str | Path, revision: str | None = None) -> tuple[Path, Hub | None]:
-    """The folder of a model's small files: its own, or the cache's when `model` is a hub id.
+    """Find a model's small files, and fetch them if it is on the hub.
 
-    What was downloaded before serves when the hub cannot be asked or refuses.
+    Files that are in the cache already serve when the hub cannot be reached or refuses.
+
+    Args:
+        model: a folder, or a hub id.
+        revision: branch, tag or commit on the hub; None for its default branch.
+
+    Returns:
+        The folder of the small files, and the commit on the hub for a hub id, else None.
 
     Raises:
         UnknownModel: there is no such model.
@@ -140,7 +156,7 @@ def find_model(model: str | Path, revision: str | None = None) -> tuple[Path, Hu
         raise UnknownModel(f"{model}: no such folder")
     hub = _open(str(model), revision)
     small = [name for name in hub.files if "/" not in name and any(fnmatch(name, kind) for kind in SMALL_FILES)]
-    if hub.trouble is None and CONFIG not in small:
+    if hub.failure is None and CONFIG not in small:
         raise UnsupportedModel(f"{model}: has no {CONFIG}, so it is no model of transformers; choose another one")
     hub.fetch(sorted(small, key=lambda name: name == CONFIG))  # last: with it, the others are there too
     return hub.folder, hub
@@ -157,7 +173,7 @@ def _open(repo: str, revision: str | None) -> Hub:
         cache = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
         hub = Hub(repo, commit, cache / "snapshots" / commit, files)
         _remember(cache, revision or constants.DEFAULT_REVISION, commit)
-    except TROUBLES as error:
+    except FETCH_ERRORS as error:
         return _cached(repo, revision, error)
     return hub
 
@@ -169,18 +185,23 @@ def _hub_file(file: RepoSibling) -> HubFile:
 
 
 def _remember(cache: Path, revision: str, commit: str) -> None:
-    """Note which commit a branch or tag stands for, as the cache has it, for when the hub cannot be asked."""
+    """Note in the cache which commit a branch or tag stands for, for when the hub cannot be reached."""
     if revision != commit:
         (cache / "refs" / revision).parent.mkdir(parents=True, exist_ok=True)
         (cache / "refs" / revision).write_text(commit)
 
 
-def _cached(repo: str, revision: str | None, trouble: Exception) -> Hub:
-    told: SwarmError = explain(trouble, repo, "" if revision is None else f"revision {revision}")
+def _cached(repo: str, revision: str | None, failure: Exception) -> Hub:
+    """The commit as it lies in the cache.
+
+    Raises:
+        SwarmError: it does not; the error is the hub's failure, explained.
+    """
+    error: SwarmError = explain(failure, repo, "" if revision is None else f"revision {revision}")
     try:
         folder = Path(snapshot_download(repo, revision=revision, local_files_only=True, allow_patterns=[CONFIG]))
     except (OSError, ValueError):
-        raise told from trouble
+        raise error from failure
     if not (folder / CONFIG).exists():
-        raise told from trouble
-    return Hub(repo, folder.name, folder, trouble=trouble)
+        raise error from failure
+    return Hub(repo, folder.name, folder, failure=failure)

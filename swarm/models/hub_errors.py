@@ -1,6 +1,6 @@
-"""What goes wrong between this machine and the hub, as one line: what happened, to which model, what to do.
+"""Failures between this machine and the hub as one line each: what happened, to which model, what to do.
 
-A token is part of no message, and neither is text that the hub sent.
+No message contains a token, or text that the hub sent.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # exporte
 
 from swarm.errors import HubError, NotEnoughSpace, SwarmError, UnknownModel
 
-TROUBLES = (OSError, httpx.HTTPError, ValueError, TypeError, KeyError)
-"""What asking the hub may raise; the last three when something else than a hub answers."""
+FETCH_ERRORS = (OSError, httpx.HTTPError, ValueError, TypeError, KeyError)
+"""What a request to the hub may raise; the last three where the server that answers is no hub."""
 
 LOG_IN = "set HF_TOKEN or run `hf auth login`"
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def explain(error: Exception, model: str, what: str = "") -> SwarmError:
-    """The typed error for what was raised while `what` of a model was fetched.
+    """The typed error for an exception of a request to the hub.
 
     Args:
-        error: one of `TROUBLES`.
+        error: one of `FETCH_ERRORS`.
         model: the hub id.
-        what: the file concerned or the revision asked for; nothing where it is the model itself.
+        what: the file or revision that was requested; empty for the model itself.
     """
     subject = f"{model}: {what}" if what else model
     match error:
@@ -53,11 +53,11 @@ def explain(error: Exception, model: str, what: str = "") -> SwarmError:
             return _refused(error, model, subject)
         case LocalEntryNotFoundError():  # raised by hf_hub_download in place of what happened
             cause = error.__cause__
-            return explain(cause if isinstance(cause, TROUBLES) else ConnectionError("no answer"), model, what)
+            return explain(cause if isinstance(cause, FETCH_ERRORS) else ConnectionError("no answer"), model, what)
         case httpx.HTTPError():
             return _unreachable(error, subject)
         case OSError(errno=int()):
-            return _not_kept(error, subject)
+            return _not_stored(error, subject)
     return HubError(f"{subject}: {hub_name()} does not answer as a hub does; is a proxy or login page in between?")
 
 
@@ -120,7 +120,7 @@ def _unreachable(error: httpx.HTTPError, subject: str) -> HubError:
     return HubError(f"{subject}: {host} cannot be reached ({reason}); check the network, then run this again")
 
 
-def _not_kept(error: OSError, subject: str) -> SwarmError:
+def _not_stored(error: OSError, subject: str) -> SwarmError:
     cache = constants.HF_HUB_CACHE
     if error.errno in DISK_FULL:
         return NotEnoughSpace(f"{subject}: the disk of {cache} is full; free some, or set HF_HOME to another disk")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TEXT_PART = r"(?:language|text)_model\."
-"""In tensors' names, of a model that also sees or hears: what its language model does not have when it is alone."""
+"""Prefix of the language model's tensors in a multimodal checkpoint; alone, the language model's names lack it."""
 
 OTHER_WEIGHTS = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".pt", ".pth"}
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
@@ -43,10 +43,14 @@ def read_config(folder: Path, model: str) -> PreTrainedConfig:
 
 
 def check_own_code(file: Path, model: str) -> None:
-    """Say so when a config or tokenizer that cannot be read asks for code of its own.
+    """Refuse a config or tokenizer that could be read only by code that comes with the model.
+
+    Args:
+        file: what could not be read.
+        model: for the message.
 
     Raises:
-        UnsupportedModel: it does.
+        UnsupportedModel: it asks for such code.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -78,7 +82,7 @@ def weight_map(folder: Path, hub: Hub | None, model: str) -> Mapping[str, str]:
 
     Raises:
         UnsupportedModel: the weights are no safetensors, or cannot be read.
-        HubError: the header cannot be had.
+        HubError: the header cannot be fetched.
     """
     if weight_files(folder, hub, model) != [SINGLE] or (folder / INDEX).exists():
         return _index(folder, model)
@@ -97,7 +101,7 @@ def unreadable_weights(model: str, file: Path, error: Exception) -> UnsupportedM
 
 
 def first_line(error: Exception) -> str:
-    """The head of a message, or its type's name."""
+    """The first line of an exception's message, or its type's name."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 

@@ -1,4 +1,4 @@
-"""A whole model, as Hugging Face's own class has it: found in a folder or on the hub, weights and all."""
+"""A whole model in Hugging Face's own class, from a folder or the hub, weights included. Owns no files."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ def load_causal_lm(
     device: torch.device | str,
     prepare: Callable[[PreTrainedConfig], None] = lambda _: None,
 ) -> PreTrainedModel:
-    """Load a model of a family that Canopy runs; of one that also sees or hears, the language model alone.
+    """Load a model of a family that Canopy runs; of a multimodal model, the language model alone.
 
-    prepare: changes its config before the class sees it.
+    Args:
+        model: a folder, or a hub id.
+        dtype: of its weights.
+        device: where it runs.
+        prepare: changes the config before the model is made.
 
     Raises:
         UnknownModel: there is no such model.

@@ -35,9 +35,14 @@ _KINDS: list[tuple[type[SwarmError], FaultKind]] = [
 
 
 def fault_of(error: Exception, generation: int, peer: PeerId) -> Fault:
-    """The message for an error that `peer` met; a HopError names the hop that it is about instead.
+    """The message for an error.
 
     Anything that is not a SwarmError is internal: its text stays in the log of the machine where it happened.
+
+    Args:
+        error: what was raised.
+        generation: of the session's route.
+        peer: the machine where it was raised; for a HopError the fault names that error's machine instead.
     """
     kind = next((kind for known, kind in _KINDS if isinstance(error, known)), FaultKind.INTERNAL)
     field = error.field if isinstance(error, ProtocolError) else ""
@@ -49,7 +54,12 @@ def fault_of(error: Exception, generation: int, peer: PeerId) -> Fault:
 
 
 def error_of(fault: Fault, span: str) -> SwarmError:
-    """The exception that a fault stands for; `span` are the layers that the peer has in this chain."""
+    """The exception that a fault stands for.
+
+    Args:
+        fault: as it arrived.
+        span: the layers that the fault's peer has in this chain, half-open, for the message.
+    """
     match fault.kind:
         case FaultKind.PROTOCOL:
             return RemoteProtocolError(fault.field or "sweep", f"refused by node {fault.peer}: {fault.reason}")

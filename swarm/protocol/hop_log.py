@@ -1,4 +1,4 @@
-"""One hop's side of a session as a pure object: sweeps in, work out (PROTOCOL P6, P7, P9). No KV, no network.
+"""One hop's side of a session as a pure object: sweeps in, work out (rules P6, P7, P9). Owns no KV and no network.
 
     received   the state after every sweep that arrived, queued ones included
     executed   the state after every sweep that was handed out by `next_work`
@@ -28,8 +28,12 @@ REPLAY_NODES = 512
 class SweepWork:
     """One sweep to execute: change the KV as `applied` says, then run the nodes at `run`.
 
-    run: offsets within the sweep of the nodes to run; `kept_rows` are the matching rows of `frame.rows`.
-    is_replay: part of a snapshot, dressed as a sweep; nothing is sent on for it.
+    Attributes:
+        frame: the sweep as it arrived.
+        applied: what it changes.
+        run: offsets within the sweep of the nodes to run.
+        kept_rows: [len(run)] rows of `frame.rows` that belong to them.
+        is_replay: part of a snapshot in the form of a sweep; nothing is sent on for it.
     """
 
     frame: SweepFrame
@@ -45,7 +49,14 @@ class SweepWork:
 
 
 class HopLog:
-    """A session on one hop: receives frames in order, hands out work in order."""
+    """A session on one hop: receives frames in order, hands out work in order.
+
+    Attributes:
+        received: the rules' state after every sweep that arrived.
+        executed: the rules' state after every sweep that was handed out.
+        pruned: nodes that were not run because a later sweep had killed them, so far.
+        unanswered: headers of the sweeps that a snapshot left without a reply.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.received = SessionState(limits)
@@ -67,7 +78,7 @@ class HopLog:
 
     @property
     def next_rows(self) -> int | None:
-        """Nodes of what `next_work` would give, at most; None when nothing waits."""
+        """Upper bound on the nodes that the next work runs; None when nothing waits."""
         if self._replay:
             return len(self._replay[0].run)
         return len(self._queue[0].sweep.tokens) if self._queue else None
@@ -117,7 +128,12 @@ class HopLog:
         self.unanswered = snapshot.headers
 
     def replies(self, picks: Mapping[TreeNodeId, int], generation: int) -> list[Reply]:
-        """A new tail's replies to the snapshot's unanswered sweeps, from the picks of its replay (R6)."""
+        """A new tail's replies to the sweeps that its snapshot left unanswered (R6).
+
+        Args:
+            picks: the picks of the replay, by node.
+            generation: of the session's route.
+        """
         return [
             Reply(
                 header.sequence,
@@ -152,7 +168,7 @@ class HopLog:
         for offset, node in enumerate(applied.appended):
             kept = frame.kept is None or frame.kept[offset]
             row += kept
-            if kept and self._is_wanted(node):
+            if kept and self._must_run(node):
                 run.append(offset)
                 kept_rows.append(row)
             else:
@@ -162,7 +178,7 @@ class HopLog:
         return SweepWork(frame, applied, tuple(run), tuple(kept_rows))
 
     def has_room(self, sweep: Sweep) -> bool:
-        """Whether it may wait here."""
+        """Whether a sweep may join the queue."""
         try:
             self._check_room(sweep)
         except RemoteProtocolError:
@@ -170,34 +186,35 @@ class HopLog:
         return True
 
     def _check_room(self, sweep: Sweep) -> None:
-        """Whatever a client says it has answers to, what waits here is bounded (F1).
+        """Refuse a sweep beyond twice the credits, whatever the client claims to have acknowledged (F1).
 
-        By twice the credits: a machine that comes back into a chain may hold as many old sweeps, answered elsewhere.
+        Twice: a machine that comes back into a chain may hold as many old sweeps, answered elsewhere.
         """
-        most_sweeps, most_nodes = 2 * self.received.limits.sweeps, 2 * self.received.limits.nodes
-        if len(self._queue) >= most_sweeps:
-            raise RemoteProtocolError("sequence", f"more than {most_sweeps} sweeps wait here")
-        if sum(len(frame.sweep.tokens) for frame in self._queue) + len(sweep.tokens) > most_nodes:
-            raise RemoteProtocolError("tokens", f"more than {most_nodes} nodes wait here")
+        max_sweeps, max_nodes = 2 * self.received.limits.sweeps, 2 * self.received.limits.nodes
+        if len(self._queue) >= max_sweeps:
+            raise RemoteProtocolError("sequence", f"more than {max_sweeps} sweeps wait here")
+        if sum(len(frame.sweep.tokens) for frame in self._queue) + len(sweep.tokens) > max_nodes:
+            raise RemoteProtocolError("tokens", f"more than {max_nodes} nodes wait here")
 
-    def _is_wanted(self, node: TreeNodeId) -> bool:
+    def _must_run(self, node: TreeNodeId) -> bool:
+        """Whether no queued sweep killed the node, and its parent has KV here."""
         return node not in self._dead and self.executed.live[node].parent not in self._skipped
 
 
 def _replay_of(snapshot: Snapshot, state: SessionState) -> list[SweepWork]:
     """A snapshot as works: committed tokens in chunks, each committed by the next, and the live nodes at last.
 
-    Picks are wanted of every node that an unanswered sweep wants one of, committed ones too (R6).
+    They ask for the pick of every node for which an unanswered sweep asks, committed ones too (R6).
     """
     kept = snapshot.kept or (True,) * len(snapshot.ids)
     rows = list(accumulate(kept, initial=0))
-    wanted = [
+    unanswered = [
         node
         for header in snapshot.headers
         for node in snapshot.ids
         if header.picks_from <= node < header.first_id + len(header.tokens)
     ]
-    picks_from = min(wanted, default=snapshot.next_id)
+    picks_from = min(unanswered, default=snapshot.next_id)
     want = next((header.want for header in snapshot.headers if header.want is not None), None)
     works: list[SweepWork] = []
     path: tuple[TreeNodeId, ...] = ()
@@ -223,14 +240,14 @@ def _replay_of(snapshot: Snapshot, state: SessionState) -> list[SweepWork]:
         )
         applied = Applied(None if works else 0, path, (), ids, positions)
         every = tuple(range(len(ids)))
-        part = _part(snapshot.rows, [rows[place] for place in places])
+        part = _slice_rows(snapshot.rows, [rows[place] for place in places])
         works.append(SweepWork(SweepFrame(sweep, None, part), applied, every, every, is_replay=True))
         path = ids
     return works
 
 
-def _part(rows: Rows | None, places: list[int]) -> Rows | None:
-    """Rows that follow one another."""
+def _slice_rows(rows: Rows | None, places: list[int]) -> Rows | None:
+    """The rows at consecutive places, as a view of the same bytes."""
     if rows is None or not places:
         return None if rows is None else Rows(rows.codec, 0, rows.width, b"")
     size = rows.codec.row_bytes(rows.width)

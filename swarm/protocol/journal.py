@@ -1,4 +1,4 @@
-"""What a machine keeps of a session so that it can replay it to its successor alone (PROTOCOL R4, R5). Pure.
+"""What a machine keeps of a session so that it alone can replay it to its successor (R4, R5). Pure; sends nothing.
 
     headers   of every sweep beyond `acked`
     rows      this machine's output for committed and live nodes, by node; the client has none: its successor embeds ids
@@ -17,7 +17,13 @@ from swarm.protocol.session import Applied, SessionState
 
 
 class Journal:
-    """One session's journal; `state` is the rules' state after the newest sweep noted here."""
+    """One session's journal.
+
+    Attributes:
+        state: the rules' state after the newest sweep that was noted.
+        is_dropped: whether the rows were given up for want of memory (R8).
+        row_bytes: size of one kept row.
+    """
 
     def __init__(self, state: SessionState) -> None:
         self.state = state
@@ -66,7 +72,11 @@ class Journal:
         self._committed, self._live = {}, {}
 
     def replay(self, received: int | None) -> list[SweepFrame] | list[Snapshot]:
-        """What a successor needs that received so much (R4): nothing, the sweeps after that, or a snapshot."""
+        """What a successor needs (R4): nothing, the sweeps that it lacks, or a snapshot.
+
+        Args:
+            received: the last sequence that the successor received; None if it does not have the session.
+        """
         assert not self.is_dropped, "rows that were given up cannot be replayed"
         if self.state.sequence == 0:
             return list[SweepFrame]()
@@ -74,7 +84,7 @@ class Journal:
         return [self.snapshot()] if later is None else later
 
     def since(self, received: int) -> list[SweepFrame] | None:
-        """The sweeps after `received`, for a successor that has all before; None when it needs a snapshot instead.
+        """The sweeps after `received`, for a successor that has all earlier ones; None when it needs a snapshot.
 
         A truncation ended nodes whose rows an earlier commit would need, so it is replayed as a snapshot too.
         """

@@ -1,6 +1,7 @@
-"""What client and hops say to each other, as typed values (docs/reference/protocol.md). Owns no bytes and no rules.
+"""The messages between client and hops, as typed values (docs/PROTOCOL.md). Owns no bytes and no rules.
 
-`swarm.wire` turns them into protobuf and back, `swarm.protocol.session` says which of them are legal.
+`swarm.wire` turns them into protobuf and back, `swarm.protocol.session` says which of them are legal. Limits of fields
+are in `swarm.protocol.limits`. Node ids, sequences and generations are below 2^63, token ids below 2^31.
 A parent of None is the tip: the last committed node after the sweep's own commit.
 """
 
@@ -11,10 +12,12 @@ from dataclasses import dataclass
 
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
-from swarm.protocol.proposal import DraftDistribution
+from swarm.protocol.draft_distribution import DraftDistribution
 
-BLOCK, SCALE_BYTES = 32, 2
-"""Of `Codec.INT8`: values of a row that share a scale, and a scale's bytes."""
+INT8_BLOCK = 32
+"""Values of a row that share a scale in `Codec.INT8`."""
+INT8_SCALE_BYTES = 2
+"""Bytes of such a scale: bf16."""
 
 
 class Codec(enum.Enum):
@@ -32,15 +35,21 @@ class Codec(enum.Enum):
 
     def row_bytes(self, width: int) -> int:
         """Bytes that a row of `width` values takes."""
-        scales = -(-width // BLOCK) if self is Codec.INT8 else 0
-        return width * self.item_bytes + scales * SCALE_BYTES
+        scales = -(-width // INT8_BLOCK) if self is Codec.INT8 else 0
+        return width * self.item_bytes + scales * INT8_SCALE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the tail picks: temperature 0 is greedy, None is no filter, multistep another rule.
+    """How the tail picks a token. Design: docs/design/session-protocol.md.
 
-    Design: docs/design/session-protocol.md.
+    Attributes:
+        seed: key of the Gumbel noise, below 2^64.
+        temperature: finite; 0 is greedy.
+        top_k: at least 1; None is no filter.
+        top_p: in `[0, 1]`; None is no filter.
+        min_p: in `[0, 1]`; None is no filter.
+        multistep: pick by multi-step speculative sampling over `Sweep.guesses`, not by coupled noise.
     """
 
     seed: int = 0
@@ -53,7 +62,12 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What a sweep asks for beside picks."""
+    """What a sweep asks for beside picks.
+
+    Attributes:
+        log_probs: the target's log-probability of each pick.
+        hidden_rows: final hidden rows of the accepted path.
+    """
 
     log_probs: bool = False
     hidden_rows: bool = False
@@ -61,9 +75,13 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Hidden states of `count` tree nodes: one row of `width` values after the other, little-endian, as `codec` says.
+    """Hidden states of tree nodes: a matrix [count, width] in row-major order.
 
-    `data` may share memory with the tensor or frame it came from: never write to it.
+    Attributes:
+        codec: how each row is encoded; values are little-endian.
+        count: rows.
+        width: values per row, the model's hidden size.
+        data: the encoded rows; may share memory with the tensor or frame it came from, so never write to it.
     """
 
     codec: Codec
@@ -79,9 +97,13 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class HopTime:
-    """Where one hop's time went for one sweep, in milliseconds: durations only, clocks differ.
+    """Where one hop's time went for one sweep: durations in milliseconds, because clocks differ (F4).
 
-    compute_ms: its share of forwards. other_ms: encoding, messages. link_ms: half the least round trip of late, onward.
+    Attributes:
+        queue_ms: waiting for the engine.
+        compute_ms: the sweep's share of forwards.
+        other_ms: encoding, and a sweep's messages on average.
+        link_ms: half the shortest recent round trip to the successor; at the tail, to the client.
     """
 
     queue_ms: float
@@ -92,9 +114,22 @@ class HopTime:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One pass of new tree nodes through the chain.
+    """One pass of new tree nodes through the chain (a verification pass).
 
-    Lengths: tokens and parents are equally long; node `i` has id `first_id + i`. guesses: by rising offsets.
+    Attributes:
+        sequence: 1, 2, 3 … per session, without gaps.
+        committed: committed length in tokens after truncation and commit: a check.
+        first_id: node `i` of the sweep has id `first_id + i`.
+        tokens: [n] token ids of the new nodes.
+        parents: [n] their parents.
+        picks_from: first id whose pick the client asks for.
+        generation: of the session's route; only the client raises it (R1).
+        acked: the client holds every reply up to this sequence.
+        truncate_to: committed length to cut back to first, None for no cut.
+        commit_to: live node that becomes committed with its ancestors, None for no commit.
+        sampling: how to pick from now on; None leaves it as it is.
+        want: what to send beside picks; None for nothing.
+        guesses: what a draft drew after nodes of this sweep, at most one per node, by rising offsets.
     """
 
     sequence: int
@@ -114,9 +149,13 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class SweepFrame:
-    """A sweep on a link. Client to hop 0: the bare sweep. Hop to hop: kept nodes and their hidden rows too.
+    """A sweep on a link; the client sends hop 0 the bare sweep.
 
-    kept: one flag per node of the sweep, None when all are; `rows.count` = kept nodes.
+    Attributes:
+        sweep: as the client made it.
+        kept: [n] whether each node of the sweep was not pruned; None when all were kept.
+        rows: one hidden row per kept node, in id order; None from the client.
+        times: [hops so far] in chain order.
     """
 
     sweep: Sweep
@@ -127,9 +166,16 @@ class SweepFrame:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The target's picks for one sweep: one per kept node from `picks_from` on, in id order.
+    """The target's picks for one sweep.
 
-    When wanted: `log_probs`, natural logarithms, one per pick, and final hidden `rows` of the nodes `row_ids`.
+    Attributes:
+        sequence: the sweep's.
+        generation: of the session's route.
+        picks: (node, token picked after it) of each kept node from `Sweep.picks_from` on, in id order.
+        times: [hops] in chain order.
+        log_probs: [len(picks)] natural logarithms; None unless asked for.
+        row_ids: nodes of `rows`, root first.
+        rows: final hidden rows of the accepted path; None unless asked for.
     """
 
     sequence: int
@@ -143,7 +189,12 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class RouteHop:
-    """One hop of a route: who, and which of its layers this session uses (R12)."""
+    """One hop of a route.
+
+    Attributes:
+        peer: the machine.
+        span: which of its layers this session uses (R12).
+    """
 
     peer: PeerId
     span: Span
@@ -151,7 +202,15 @@ class RouteHop:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """What a session asks every hop to reserve."""
+    """What a session asks every hop to reserve (P8, F1).
+
+    Attributes:
+        fingerprint: the model's.
+        window_tokens: KV tokens.
+        sweeps: sweeps that the client asks to have unanswered at a time.
+        nodes: tree nodes that it asks to have live or unanswered at a time.
+        codec: of the rows between hops.
+    """
 
     fingerprint: str
     window_tokens: int
@@ -162,9 +221,11 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Hedge:
-    """A second machine for one hop of a route: it gets every sweep too, and whoever is first is heard (H1).
+    """A second machine for one hop of a route: it gets every sweep too, and the first answer counts (H1).
 
-    index: the hop's place in the route. replica: the machine that stands there in the other route.
+    Attributes:
+        index: the hop's place in the route.
+        replica: the machine that stands at that place in the other route.
     """
 
     index: int
@@ -175,7 +236,14 @@ class Hedge:
 class Attach:
     """First message on a link: this stream is the session's upstream from now on (R3), beside its replica's (H2).
 
-    records: signed records of machines of the route, so that no hop need ask the directory where the next one is.
+    Attributes:
+        session: 16 random bytes, chosen by the client.
+        generation: of the route.
+        route: all hops, hop 0 first.
+        index: the receiver's place in the route.
+        open: what to reserve.
+        hedge: the hop with a replica, None without.
+        records: signed records of machines of the route, so that no hop asks the directory where the next one is.
     """
 
     session: SessionId
@@ -189,7 +257,14 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Reroute:
-    """A new route for a running session, passed down the chain in band (R2). Fields as in `Attach`."""
+    """A new route for a running session, passed down the chain in band (R2).
+
+    Attributes:
+        generation: of the new route: greater than the old one's.
+        route: all hops, hop 0 first.
+        hedge: the hop with a replica, None without.
+        records: as in `Attach`.
+    """
 
     generation: int
     route: tuple[RouteHop, ...]
@@ -199,10 +274,23 @@ class Reroute:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything a fresh hop needs to continue a session (R5): committed and live nodes with their rows.
+    """Everything that a new hop needs to continue a session (R5).
 
-    ids, tokens, sequences and parents: committed nodes first, in order, then live ones. next_id: of the next sweep.
-    kept: one flag per node, None when all are; a node that was pruned has no row. `rows.count` = kept nodes.
+    It has n nodes: the committed ones first, in order, then the live ones.
+
+    Attributes:
+        committed: how many of the nodes are committed.
+        sequence: the last sweep that they include.
+        acked: the client holds every reply up to this sequence.
+        next_id: the id that the next sweep begins with.
+        sampling: how to pick.
+        ids: [n] rising.
+        tokens: [n] token ids.
+        sequences: [n] the sweep that appended each node.
+        parents: [n] their parents.
+        headers: of every sweep beyond `acked`.
+        kept: [n] whether each node has a row; None when all have. A pruned node has none.
+        rows: one hidden row per kept node; None when the receiver embeds the tokens itself.
     """
 
     committed: int
@@ -221,9 +309,12 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The session is over; its KV is free.
+    """The session is over on this hop; its KV is free.
 
-    dismissed: only here. The chain goes on without this hop; those behind it are not told and wait for a new upstream.
+    Attributes:
+        reason: for the log.
+        dismissed: the chain goes on without this hop: it does not pass the Close on, and the hops behind it wait for a
+            new upstream.
     """
 
     reason: str
@@ -232,7 +323,12 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Measures a link: the other side answers with the same number at once. Its padding is thrown away on arrival."""
+    """Measures a link: the other side answers at once.
+
+    Attributes:
+        nonce: what the Pong repeats.
+        padding: ignored on arrival; brings a cold connection up to speed (F2).
+    """
 
     nonce: int
     padding: bytes = b""
@@ -244,21 +340,32 @@ Downstream = Attach | SweepFrame | Reroute | Snapshot | Close | Ping
 
 @dataclass(frozen=True, slots=True)
 class Credits:
-    """What the client may have unanswered (F1): the least over the hops."""
+    """What the client may have unanswered (F1): the minimum over the hops.
+
+    Attributes:
+        window_tokens: the session's window.
+        sweeps: unanswered sweeps.
+        nodes: live nodes, and nodes of unanswered sweeps.
+    """
 
     window_tokens: int
     sweeps: int
     nodes: int
 
-    def least(self, other: Credits) -> Credits:
-        """What both allow."""
+    def min_with(self, other: Credits) -> Credits:
+        """Each credit's minimum: what both allow."""
         ours, theirs = (self.window_tokens, self.sweeps, self.nodes), (other.window_tokens, other.sweeps, other.nodes)
         return Credits(*map(min, ours, theirs))
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """This hop took the stream; `received` is the last sequence it received, queued ones included (R4)."""
+    """This hop took the stream.
+
+    Attributes:
+        generation: of the route.
+        received: the last sequence that it received, queued sweeps included; None if it lacks the session (R4).
+    """
 
     generation: int
     received: int | None
@@ -266,7 +373,12 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """This hop and all behind it are attached for `generation` (also the answer to Reroute)."""
+    """This hop and all behind it are attached; also the answer to Reroute.
+
+    Attributes:
+        generation: of the route.
+        credits: of this hop and all behind it.
+    """
 
     generation: int
     credits: Credits
@@ -274,9 +386,12 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Receipt of all so far, sent by the event loop: alive, whatever the compute thread does (R10).
+    """Receipt of everything so far, sent by the event loop whatever the compute thread does (R10).
 
-    sequence: the last received. parts: of frames, taken from this stream. working: the sweep in work, 0 for none.
+    Attributes:
+        sequence: of the last sweep received.
+        parts: parts of frames taken from this stream.
+        working: sequence of the sweep that is being computed, 0 for none.
     """
 
     sequence: int
@@ -286,7 +401,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """Answer to Ping."""
+    """Answer to Ping, with its nonce."""
 
     nonce: int
 
@@ -308,7 +423,15 @@ class FaultKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something is wrong at `peer`; passed upstream to the client, which alone decides (R1)."""
+    """Something is wrong at a machine; passed on to the client, which alone decides (R1).
+
+    Attributes:
+        generation: of the route.
+        peer: the machine at fault.
+        kind: what is wrong, as a typed status.
+        field: the part of a message at fault, for `FaultKind.PROTOCOL`, else empty.
+        reason: one line for the user.
+    """
 
     generation: int
     peer: PeerId
@@ -326,9 +449,13 @@ Frame = Downstream | Reply | Fault
 
 @dataclass(frozen=True, slots=True)
 class RepliesRequest:
-    """First message on a reply stream: it carries the session's replies from now on, those > `acked` again (R6).
+    """First message on a reply stream: it carries the session's replies from now on (R6).
 
-    may_wait: the session may reach this hop a little later than the request.
+    Attributes:
+        session: whose replies.
+        generation: of the route.
+        acked: cached replies beyond it are sent again.
+        may_wait: the session may reach this hop a little later than the request.
     """
 
     session: SessionId
@@ -343,7 +470,7 @@ RepliesUp = RepliesRequest | Pong
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep a session `ttl_s` more seconds although its upstream is lost (R9)."""
+    """Keep a session although its upstream is lost (R9), for `ttl_s` more seconds."""
 
     session: SessionId
     generation: int
@@ -355,49 +482,3 @@ class Held:
     """Answer to Hold: whether the hop has the session."""
 
     held: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """What a node has done since it started: numbers that only rise.
-
-    replays, catch_ups: snapshots and sweeps sent again to a new hop. restores, restored_nodes: snapshots taken.
-    replay_us: of their forwards. doubles: sweeps that had come from a replica. differences: those with other rows.
-    """
-
-    sweeps: int = 0
-    frames_in: int = 0
-    frames_out: int = 0
-    forwards: int = 0
-    tree_nodes: int = 0
-    rows_in_forwards: int = 0
-    pruned_nodes: int = 0
-    errors: int = 0
-    replays: int = 0
-    catch_ups: int = 0
-    restores: int = 0
-    restored_nodes: int = 0
-    replay_us: int = 0
-    doubles: int = 0
-    differences: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class NodeInfo:
-    """What a node serves and how much room it has: the answer to Info."""
-
-    name: str
-    fingerprint: str
-    config_digest: str
-    weights_digest: str
-    tokenizer_digest: str
-    num_layers: int
-    span: Span
-    vocab_size: int
-    hidden_size: int
-    numeric_class: str
-    version: str
-    kv_tokens_total: int
-    kv_tokens_free: int
-    sessions: int
-    counters: Counters

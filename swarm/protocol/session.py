@@ -1,4 +1,4 @@
-"""The session's rules (PROTOCOL P1–P9): what one sweep does to a sequence and its tree of live nodes. Pure.
+"""The session's rules (P1–P9): what one sweep does to a sequence and its tree of live nodes. Pure.
 
 `SessionState` is a function of the client's log alone (P1): every hop and the client apply the same sweeps and reach
 the same state, and all give the same verdict on a bad header (P8). It knows nothing of KV, pruning or the network.
@@ -18,11 +18,19 @@ from swarm.ids import TreeNodeId
 from swarm.protocol.messages import Sampling, Snapshot, Sweep
 
 Parent = TreeNodeId | None
+"""Parent of a tree node; None is the tip, the last committed node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a session may hold: vocabulary, window in tokens, unanswered sweeps, live and unanswered nodes."""
+    """What a session may hold.
+
+    Attributes:
+        vocab_size: token ids are below it.
+        window_tokens: positions are below it.
+        sweeps: unanswered sweeps at a time (F1).
+        nodes: live nodes, and nodes of unanswered sweeps, at a time (F1).
+    """
 
     vocab_size: int
     window_tokens: int
@@ -32,7 +40,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class LiveNode:
-    """An uncommitted tree node."""
+    """An uncommitted tree node.
+
+    Attributes:
+        token: its token id.
+        parent: the node above it, None for the tip.
+        sequence: of the sweep that appended it.
+        position: committed tokens when it was appended, plus its depth below them.
+    """
 
     token: int
     parent: Parent
@@ -42,7 +57,13 @@ class LiveNode:
 
 @dataclass(frozen=True, slots=True)
 class CommittedToken:
-    """A committed token and the node and sweep that it came from."""
+    """A committed token.
+
+    Attributes:
+        id: of the tree node that it was.
+        token: its token id.
+        sequence: of the sweep that appended the node.
+    """
 
     id: TreeNodeId
     token: int
@@ -51,7 +72,15 @@ class CommittedToken:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What one sweep changed, in order: truncate, commit `path` (keeping `survivors` live), append."""
+    """What one sweep changed, in order: truncate, commit, append.
+
+    Attributes:
+        truncated_to: committed length that was cut back to; None where nothing was cut.
+        path: nodes that became committed, downwards from a child of the tip.
+        survivors: nodes that stayed live, in id order.
+        appended: new live nodes, in id order.
+        positions: [len(appended)] their positions.
+    """
 
     truncated_to: int | None
     path: tuple[TreeNodeId, ...]
@@ -61,7 +90,17 @@ class Applied:
 
 
 class SessionState:
-    """One session's sequence and tree, advanced by sweeps."""
+    """One session's sequence and tree, advanced by sweeps.
+
+    Attributes:
+        limits: what it may hold.
+        sequence: of the last sweep applied; 0 for none.
+        acked: the client holds every reply up to this sequence.
+        next_id: of the next node that is appended.
+        sampling: how the tail picks from now on.
+        committed: the committed tokens, in order.
+        live: the live nodes, in id order.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -71,8 +110,8 @@ class SessionState:
         self.sampling = Sampling()
         self.committed: list[CommittedToken] = []
         self.live: dict[TreeNodeId, LiveNode] = {}
-        self._children: dict[Parent, dict[int, TreeNodeId]] = {}
-        self._unanswered: dict[int, int] = {}
+        self._children: dict[Parent, dict[int, TreeNodeId]] = {}  # parent → token → live child
+        self._unanswered: dict[int, int] = {}  # sequence → number of its nodes
 
     @classmethod
     def restored(cls, limits: Limits, snapshot: Snapshot) -> SessionState:
@@ -137,9 +176,14 @@ class SessionState:
         return Applied(sweep.truncate_to, path, survivors, appended, positions)
 
     def room(self, survivors: int, acked: int) -> int:
-        """Nodes that the next sweep may append when it leaves `survivors` live (F1), whatever the window says.
+        """Nodes that the next sweep may append by the credits (F1); the window may allow less.
 
-        0 while no further sweep may be unanswered at all.
+        Args:
+            survivors: how many nodes that sweep leaves live.
+            acked: the sequence that it acknowledges.
+
+        Returns:
+            0 while no further sweep may be unanswered at all.
         """
         unanswered = self._counts_after(acked)
         if len(unanswered) >= self.limits.sweeps:

@@ -1,1 +1,1 @@
-"""The cheapest chain for a client, and the layers that a swarm needs most. Pure."""
+"""The cheapest chain for a client, the layers that a swarm needs most, and measured delays. Owns no records."""

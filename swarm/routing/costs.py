@@ -1,9 +1,9 @@
-"""What a chain is wanted for, and what each part of it costs: predicted milliseconds of one sweep. Pure.
+"""The query for a chain, and the cost of each part of one: predicted milliseconds of one sweep. Pure; searches nothing.
 
     client → hop 0 · per hop: queue + its layers + messages · hop → next hop: delay + hidden rows / rate · tail → client
 
-A delay that nobody measured is taken to be the larger of the two machines' delays to the client: the two lie between
-their difference and their sum apart, and that is the middle. Ids and picks are too small to count.
+An unmeasured delay between two machines is taken to be the larger of their delays to the client: the true one lies
+between the difference and the sum of the two, and the larger is the middle. Ids and picks are too small to count.
 """
 
 from __future__ import annotations
@@ -23,24 +23,28 @@ from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.protocol.messages import RouteHop
 
-HOP_MS = 30.0
+DEFAULT_DELAY_MS = 30.0
 """One-way delay between the client and a machine that it has not measured: a home link's."""
-LAYER_MS = 10.0
-"""One layer's time on a machine that does not say: slower than most, so that those who do are preferred."""
-MESSAGES_MS = 1.5
-"""What a sweep takes a hop beside its layers. Without it a hop that saves nothing but a delay measured in a bad moment
-would cost nothing. Source: `benchmarks.control.cells`, 5 ms for three hops and a network emulator."""
-LINK_MBIT_PER_S = 100.0
-ROW_BYTES = 8_192
-"""A hidden row's size where no record says: 4,096 values of two bytes."""
-FAILURE_MS = 1_000.0
-"""What a failure of this moment adds to a machine's cost; so a detour of one second is preferred to it."""
+DEFAULT_LAYER_MS = 10.0
+"""One layer's time on a machine that announces none: slower than most, so that machines that do are preferred."""
+HOP_OVERHEAD_MS = 1.5
+"""Time of a sweep at a hop beside its layers. Without it, one delay that was measured too long could make a chain with
+a further hop look cheaper. Source: `python -m benchmarks cells`."""
+DEFAULT_LINK_MBIT_PER_S = 100.0
+"""Uplink of a machine that announces none."""
+DEFAULT_ROW_BYTES = 8_192
+"""Size of a hidden row where no record has it: 4,096 values of two bytes."""
+FAILURE_PENALTY_MS = 1_000.0
+"""What a failure adds to a machine's cost at once: a route that is up to one second longer is preferred to it."""
 FAILURE_HALF_LIFE_S = 60.0
-NEARLY_EQUAL = 0.03
-"""Chance makes a machine seem slower by up to this part: so a chain that it prefers is slower by at most as much."""
-MOST_BUSY = 0.95
-_MOST_MS = 1e7
-"""A claim beyond it (three hours) is taken as this."""
+"""After it, half of that penalty is left."""
+SPEED_JITTER = 0.03
+"""With a seed, machines are made to look slower by random parts up to this one, so that clients spread; the chosen
+chain is slower than the fastest by at most as much."""
+MAX_BUSY = 0.95
+"""Greater announced occupancies are taken as this: the queue's formula diverges at 1."""
+_MAX_MS = 1e7
+"""Greater announced times (three hours) are taken as this."""
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.intp]
@@ -54,12 +58,12 @@ class RouteForecast:
     Attributes:
         links_ms: all delays together.
         compute_ms: of a sweep without a tree, at all hops together.
-        row_ms: what one more node adds there.
+        row_ms: what one more node adds to `compute_ms`.
         link_row_ms: what one more node adds on links, all of them together.
-        waiting_ms: behind others, at all hops together.
+        waiting_ms: queueing behind other sessions' sweeps, at all hops together.
         hops: how many.
-        bottleneck_share: the part of `compute_ms` and `waiting_ms` that one hop has at most; 0 where nobody says, then
-            they are alike.
+        bottleneck_share: the busiest hop's part of `compute_ms + waiting_ms`; 0 where it is unknown, then all hops
+            are taken to be alike.
     """
 
     links_ms: float
@@ -73,16 +77,23 @@ class RouteForecast:
 
 @dataclass(frozen=True, slots=True)
 class RouteQuery:
-    """What a chain is wanted for.
+    """What a chain is needed for.
 
-    name: the model, as the user calls it. nodes: expected tree nodes per sweep, the pending token not counted, so 0 is
-    plain decoding. kv_tokens: what the session reserves on every hop. row_bytes: of a hidden row on the wire, None for
-    what the records say. delays_ms: one way, by peer, as the client measured them.
-
-    avoid: never used. failures: (peer, when) of machines that failed; `now` and those times are of one clock, in
-    seconds. keep: hops that hold the session already; their records must be among the given ones. Every layer that no
-    kept hop computes costs `replay_layer_ms`, and a kept hop computes exactly its layers. numeric_class: the only one
-    that will do. seed: picks among chains of nearly the same time, so that clients spread; None takes the fastest.
+    Attributes:
+        name: the model, as the user calls it.
+        num_layers: layers of the whole model.
+        nodes: expected tree nodes per sweep below the pending token; 0 is plain decoding.
+        join: addresses of the swarm, for the command in an error.
+        kv_tokens: what the session reserves on every hop.
+        row_bytes: size of a hidden row on the wire, None for what the records have.
+        delays_ms: one-way delays to machines, by peer, as the client measured them.
+        avoid: peers that must not be used.
+        failures: (peer, time in seconds) of machines that failed.
+        now: the present, in seconds of the same clock.
+        keep: hops that hold the session already; such a hop computes exactly its layers. Their records must be given.
+        replay_layer_ms: cost of each layer that no kept hop computes.
+        numeric_class: the only one that may be used, None for any.
+        seed: chooses among chains of nearly the same time, so that clients spread; None takes the fastest.
     """
 
     name: str
@@ -105,8 +116,12 @@ class RouteQuery:
 class HopCost:
     """Predicted milliseconds of one hop of a sweep, in the order in which they pass.
 
-    delay_ms, transfer_ms: the link into the hop; `is_measured` says whether somebody measured that delay. compute_ms:
-    its layers and messages.
+    Attributes:
+        delay_ms: one-way delay of the link into the hop.
+        is_measured: whether that delay was measured.
+        transfer_ms: hidden rows on that link.
+        queue_ms: waiting behind other sessions' sweeps.
+        compute_ms: its layers and messages.
     """
 
     delay_ms: float
@@ -117,14 +132,19 @@ class HopCost:
 
     @property
     def total_ms(self) -> float:
-        """All of it."""
+        """Delay, transfer, queue and compute together."""
         return self.delay_ms + self.transfer_ms + self.queue_ms + self.compute_ms
 
 
 def sweep_ms(record: NodeRecord, rows: int) -> float:
-    """Time of a sweep of `rows` through the whole span: between measured sizes linear, beyond them the last slope."""
+    """Time of a sweep through a machine's whole span, interpolated between the sizes that it measured.
+
+    Args:
+        record: the machine's.
+        rows: of the sweep; beyond the measured sizes the nearest slope continues, if it rises.
+    """
     if not record.sweep_ms:
-        return LAYER_MS * len(record.span)
+        return DEFAULT_LAYER_MS * len(record.span)
     points = sorted(record.sweep_ms)
     low = high = points[0]
     for point in points[1:]:
@@ -134,26 +154,26 @@ def sweep_ms(record: NodeRecord, rows: int) -> float:
     slope_ms = (high[1] - low[1]) / (high[0] - low[0]) if high[0] > low[0] else 0.0
     if rows > high[0]:
         slope_ms = max(slope_ms, 0.0)
-    return min(max(high[1] + slope_ms * (max(rows, low[0]) - high[0]), 0.0), _MOST_MS)
+    return min(max(high[1] + slope_ms * (max(rows, low[0]) - high[0]), 0.0), _MAX_MS)
 
 
 def wait_ms(record: NodeRecord, whole_ms: float) -> float:
-    """Expected wait behind others' sweeps of `whole_ms` each: a queue with one server and equal sweeps (M/D/1)."""
-    busy = min(record.busy, MOST_BUSY)
+    """Expected wait behind other sessions' sweeps: a queue with one server and sweeps of `whole_ms` each (M/D/1)."""
+    busy = min(record.busy, MAX_BUSY)
     return whole_ms * busy / (2 * (1 - busy))
 
 
 def transfer_ms(record: NodeRecord, query: RouteQuery) -> float:
     """Time that the hidden rows of a sweep take on the machine's uplink."""
-    rate_mbit = record.uplink_mbit_per_s or LINK_MBIT_PER_S
-    row_bytes = query.row_bytes or record.row_bytes or ROW_BYTES
+    rate_mbit = record.uplink_mbit_per_s or DEFAULT_LINK_MBIT_PER_S
+    row_bytes = query.row_bytes or record.row_bytes or DEFAULT_ROW_BYTES
     return (query.nodes + 1) * row_bytes * 8 / (rate_mbit * 1e3)
 
 
 def penalty_ms(peer: PeerId, query: RouteQuery) -> float:
-    """What the machine's late failures add; each halves every `FAILURE_HALF_LIFE_S`."""
+    """What a machine's recent failures add to its cost; each penalty halves every `FAILURE_HALF_LIFE_S`."""
     ages_s = [max(query.now - at, 0.0) for failed, at in query.failures if failed == peer]
-    return sum(FAILURE_MS * math.exp2(-age_s / FAILURE_HALF_LIFE_S) for age_s in ages_s)
+    return sum(FAILURE_PENALTY_MS * math.exp2(-age_s / FAILURE_HALF_LIFE_S) for age_s in ages_s)
 
 
 def delay_ms(sender: NodeRecord, receiver: NodeRecord, query: RouteQuery) -> tuple[float, bool]:
@@ -167,7 +187,7 @@ def delay_ms(sender: NodeRecord, receiver: NodeRecord, query: RouteQuery) -> tup
 def client_delay_ms(record: NodeRecord, query: RouteQuery) -> tuple[float, bool]:
     """One-way delay between a machine and the client, and whether it was measured."""
     known = query.delays_ms.get(record.peer)
-    return (HOP_MS, False) if known is None else (known, True)
+    return (DEFAULT_DELAY_MS, False) if known is None else (known, True)
 
 
 def can_join(record: NodeRecord, query: RouteQuery) -> bool:
@@ -176,7 +196,13 @@ def can_join(record: NodeRecord, query: RouteQuery) -> bool:
 
 
 class Candidate(NamedTuple):
-    """A machine and the layers that it offers. kept: it holds the session with exactly these, whatever room is left."""
+    """A machine and the layers that it may compute.
+
+    Attributes:
+        record: the machine's.
+        span: the layers.
+        kept: it holds the session with exactly these layers, so its free KV room does not matter.
+    """
 
     record: NodeRecord
     span: Span
@@ -184,11 +210,19 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """The same as arrays, one row per candidate; a machine whose hop is kept may have a second row.
+class CostTable:
+    """The costs of n candidates as arrays; a machine whose hop is kept may be two candidates.
 
-    machine: [n] its number. start, end, kept: [n]. layer_ms, fixed_ms, send_ms, client_ms: [n] per layer used, per use,
-    for rows to a next hop, and the delay to the client. links_ms: [n, n] delays, infinite within a machine.
+    Attributes:
+        machine: [n] number of the candidate's machine.
+        start: [n] first layer.
+        end: [n] the layer after the last one.
+        kept: [n] whether it holds the session with exactly these layers.
+        layer_ms: [n] per layer that is used.
+        fixed_ms: [n] per use: queue, overhead and failures.
+        send_ms: [n] hidden rows to a next hop.
+        client_ms: [n] delay to the client.
+        links_ms: [n, n] delays from row to column; infinite between candidates of one machine.
     """
 
     machine: Ints
@@ -202,39 +236,39 @@ class Costs:
     links_ms: Floats
 
 
-def tabulate(candidates: Sequence[Candidate], query: RouteQuery) -> Costs:
-    """The costs of all candidates; what a session pays once, penalty and replay, counts like a sweep's time."""
+def tabulate(candidates: Sequence[Candidate], query: RouteQuery) -> CostTable:
+    """The costs of all candidates. A penalty and a replay, which a session pays once, count like a sweep's time."""
     records, rows = [candidate.record for candidate in candidates], query.nodes + 1
     number: dict[PeerId, int] = {}
     machine = np.array([number.setdefault(record.peer, len(number)) for record in records], np.intp)
     whole_ms = _whole_ms(records, rows)
-    busy = np.minimum([record.busy for record in records], MOST_BUSY)
+    busy = np.minimum([record.busy for record in records], MAX_BUSY)
     queue_ms = whole_ms * busy / (2 * (1 - busy))
     failed = {peer for peer, _ in query.failures}
     penalties_ms = [penalty_ms(record.peer, query) if record.peer in failed else 0.0 for record in records]
     replay_ms = [0.0 if one.kept else query.replay_layer_ms for one in candidates]
-    client_ms = np.array([query.delays_ms.get(record.peer, HOP_MS) for record in records])
+    client_ms = np.array([query.delays_ms.get(record.peer, DEFAULT_DELAY_MS) for record in records])
     links_ms = _links_ms(records, client_ms)
-    seems = np.ones(len(number))
+    jitter = np.ones(len(number))  # a factor per machine
     if query.seed is not None:
-        seems += NEARLY_EQUAL * np.random.default_rng(query.seed).random(len(number))
-        links_ms *= seems[machine].astype(np.float32)
-    seems = seems[machine]
-    return Costs(
+        jitter += SPEED_JITTER * np.random.default_rng(query.seed).random(len(number))
+        links_ms *= jitter[machine].astype(np.float32)
+    jitter = jitter[machine]
+    return CostTable(
         machine=machine,
         start=np.array([one.span.start for one in candidates], np.intp),
         end=np.array([one.span.end for one in candidates], np.intp),
         kept=np.array([one.kept for one in candidates], np.bool_),
-        layer_ms=seems * whole_ms / [len(record.span) for record in records] + replay_ms,
-        fixed_ms=seems * (queue_ms + MESSAGES_MS) + penalties_ms,
-        send_ms=seems * [transfer_ms(record, query) for record in records],
-        client_ms=seems * client_ms,
+        layer_ms=jitter * whole_ms / [len(record.span) for record in records] + replay_ms,
+        fixed_ms=jitter * (queue_ms + HOP_OVERHEAD_MS) + penalties_ms,
+        send_ms=jitter * [transfer_ms(record, query) for record in records],
+        client_ms=jitter * client_ms,
         links_ms=links_ms,
     )
 
 
 def _whole_ms(records: Sequence[NodeRecord], rows: int) -> Floats:
-    """[n] what `sweep_ms` says of each; machines that measured the same sizes are taken together."""
+    """[n] `sweep_ms` of each; machines that measured the same sizes are computed together."""
     alike: dict[tuple[int, ...], list[int]] = {}
     for row, record in enumerate(records):
         alike.setdefault(tuple(map(itemgetter(0), record.sweep_ms)), []).append(row)
@@ -249,12 +283,12 @@ def _whole_ms(records: Sequence[NodeRecord], rows: int) -> Floats:
         slope_ms = (high_ms - low_ms) / (sizes[place] - sizes[place - 1])
         if rows > sizes[place]:
             slope_ms = np.maximum(slope_ms, 0.0)
-        found[members] = np.clip(high_ms + slope_ms * (max(rows, sizes[place - 1]) - sizes[place]), 0.0, _MOST_MS)
+        found[members] = np.clip(high_ms + slope_ms * (max(rows, sizes[place - 1]) - sizes[place]), 0.0, _MAX_MS)
     return found
 
 
 def _links_ms(records: Sequence[NodeRecord], client_ms: Floats) -> Floats:
-    """[n, n] delays as `delay_ms` says, for all pairs at once; in float32, since they are a million for 1,000 peers."""
+    """[n, n] `delay_ms` of all pairs, as float32: 1,000 machines have a million pairs."""
     table: Floats = np.maximum.outer(client_ms.astype(np.float32), client_ms.astype(np.float32))
     senders = np.repeat(np.arange(len(records)), [len(record.delays_ms) for record in records])
     pairs = list(chain.from_iterable(record.delays_ms for record in records))
@@ -270,7 +304,7 @@ def _links_ms(records: Sequence[NodeRecord], client_ms: Floats) -> Floats:
 
 
 def _rows_of(records: Sequence[NodeRecord]) -> list[dict[PeerId, int]]:
-    """Rows by peer: the first one of each, then the second ones, if there are any."""
+    """Rows of the table by peer: first candidates, then second ones, if there are any."""
     first: dict[PeerId, int] = {}
     second: dict[PeerId, int] = {}
     for row, record in enumerate(records):

@@ -1,4 +1,4 @@
-"""Which layers a machine should serve: the span that is needed most, and who moves as machines come and go. Pure.
+"""Which layers a machine should serve: a newcomer's span, and who moves as machines come and go. Pure; moves nothing.
 
 A machine that computes `capacity` layers per second and holds n layers passes `capacity / n` sweeps per second. A
 layer's rate is the sum over its holders, and a model's the rate of its *weakest* layer: no chain, and no mixture of
@@ -10,10 +10,10 @@ A layout is judged by, in this order:
     2. singles    layers with one holder: one machine's death makes them holes
     3. weakest    the rate of the weakest layer
 
-    join:     every span for the newcomer ──▶ the best few ──▶ what up to two moves make of each ──▶ the best
-    moves:    one move ──▶ the best few ──▶ one move more ──▶ the best, if it is worth it (hysteresis)
+    join:     every span for the newcomer ──▶ the best few ──▶ up to two moves after each ──▶ the best layout
+    moves:    one move ──▶ the best few ──▶ one move more ──▶ the best layout, if it is worth it (hysteresis)
 
-Greedy choice alone is what Petals does: then spans depend on the order of arrivals. Two moves per join make up for it.
+A greedy choice alone, as in Petals, makes spans depend on the order of arrivals. Two moves per join make up for it.
 
 Source: Borzunov et al., "Petals: Collaborative Inference and Fine-tuning of Large Models" (2022), §3.2, server
 load balancing: a newcomer takes the span whose weakest layers are the swarm's weakest (`petals_span`, the baseline).
@@ -32,28 +32,36 @@ from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import PeerId
 from swarm.layers import Span
 
-Floats: TypeAlias = npt.NDArray[np.float64]
-Steps: TypeAlias = tuple["Move", ...]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+Moves: TypeAlias = tuple["Move", ...]
 
 MAX_MOVES: Final = 2
-"""Moves of other machines that one join may bring about."""
-WORTH_IT: Final = 1.2
-"""A move for throughput must raise the weakest layer's rate by this factor: measured speeds are as noisy …"""
-UNEVEN: Final = 0.8
+"""Moves of other machines that one join may cause."""
+MIN_SPEEDUP: Final = 1.2
+"""A move for throughput must raise the weakest layer's rate by this factor, because measured speeds are noisy …"""
+UNEVEN_SHARE: Final = 0.8
 """… or, while the weakest layer has less than this part of the fluid bound, as in a large swarm that lost many …"""
-WELL_USED: Final = 0.5
-"""… by this part of what the machine brings along."""
+MIN_GAIN_SHARE: Final = 0.5
+"""… by this part of the moving machine's own rate."""
 JOIN_BEAM: Final = 12
-"""Spans of a newcomer for which the moves afterwards are looked at."""
+"""A newcomer's spans for which moves are searched."""
 MOVE_BEAM: Final = 48
-"""First moves after which a second one is looked for."""
-SEARCH: Final = 10_000
-"""Holders × layers × spans looked at further: bounds the time of a decision in large swarms."""
+"""First moves after which a second one is searched."""
+MAX_SEARCH: Final = 10_000
+"""Holders × layers × spans in a beam: bounds the time of a decision in large swarms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A machine and its span. capacity: layers per second. may_move: it serves, and goes where it is needed."""
+    """A machine and its span.
+
+    Attributes:
+        peer: the machine.
+        span: its layers.
+        capacity: layers per second.
+        may_move: it serves, and its owner lets it choose its layers.
+        serving: it takes sessions; False while it joins.
+    """
 
     peer: PeerId
     span: Span
@@ -69,7 +77,13 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A machine that can hold `num_layers` and computes `capacity` layers per second."""
+    """A machine that looks for a span.
+
+    Attributes:
+        peer: the machine.
+        num_layers: how many it can hold.
+        capacity: layers per second.
+    """
 
     peer: PeerId
     num_layers: int
@@ -82,7 +96,13 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One machine leaves its span for another of the same length."""
+    """One machine leaves its span for another of the same length.
+
+    Attributes:
+        peer: the machine.
+        old: the span that it leaves.
+        new: the span that it takes.
+    """
 
     peer: PeerId
     old: Span
@@ -91,10 +111,14 @@ class Move:
 
 @dataclass(frozen=True, slots=True, order=True)
 class LayoutScore:
-    """How a layout is judged; the greater the better, compared from the first field on.
+    """How good a layout is; the greater the better, compared from the first field on.
 
-    evenness: minus the mean of `rate ** -8` over what is held, relative to the mean rate: a soft minimum, which tells
-    equals apart; coarser than float64, so that the order of a sum does not.
+    Attributes:
+        minus_holes: minus the number of layers without a holder.
+        minus_singles: minus the number of layers with one holder.
+        weakest: sweeps per second of the weakest layer.
+        evenness: minus the mean of `rate ** -8` over held layers, relative to the mean rate: a soft minimum that
+            orders layouts with equal weakest layers. It is rounded to float32, so that the order of a sum does not.
     """
 
     minus_holes: int
@@ -104,17 +128,32 @@ class LayoutScore:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Where a newcomer goes, and who moves afterwards."""
+class JoinPlan:
+    """Where a newcomer goes, and who moves afterwards.
+
+    Attributes:
+        span: the newcomer's.
+        moves: of other machines, in order.
+        before: score without the newcomer.
+        after: score when all have moved.
+    """
 
     span: Span
-    moves: Steps
+    moves: Moves
     before: LayoutScore
     after: LayoutScore
 
 
 class Layout:
-    """Holders over a model's layers. holders: per layer, int-valued [L]; rates: sweeps per second [L]."""
+    """Machines over a model's L layers.
+
+    Attributes:
+        num_layers: L.
+        holders: the machines, by span.
+        counts: [L] machines that hold the layer.
+        rates: [L] sweeps per second that they pass together.
+        serving: [L] machines that hold the layer and take sessions.
+    """
 
     def __init__(self, num_layers: int, holders: Iterable[Holder]) -> None:
         self.num_layers = num_layers
@@ -143,25 +182,28 @@ class Layout:
         return sum(holder.capacity for holder in self.holders) / self.num_layers
 
     def score(self) -> LayoutScore:
-        """How good it is."""
+        """The layout's score."""
         nothing = np.zeros((1, self.num_layers))
         return LayoutScores(self, nothing, nothing)[0]
 
-    def spread(self, starts: npt.NDArray[Any], ends: npt.NDArray[Any]) -> Floats:
+    def spread(self, starts: npt.NDArray[Any], ends: npt.NDArray[Any]) -> FloatArray:
         """[n, L]: 1 where a layer is in `[start, end)`."""
         layers = np.arange(self.num_layers)
         return ((layers >= starts[:, None]) & (layers < ends[:, None])).astype(float)
 
     def is_free(self, holder: Holder) -> bool:
-        """Whether a holder may leave: others serve all that it holds, or there is no chain to break anyway."""
+        """Whether a holder may leave its span: others serve all of it, or no chain exists that could break."""
         own = slice(holder.span.start, holder.span.end)
         return holder.may_move and bool((self.serving[own] > 1).all() or (self.counts < 1).any())
 
 
 def layout_of(records: Iterable[NodeRecord], num_layers: int, capacity: float) -> Layout:
-    """The layout that valid records describe; who reserves a span counts as if it were there, who drains does not.
+    """The layout that records describe: a machine that reserves a span counts already, one that drains does not.
 
-    capacity: what a machine that has not measured itself yet is taken for, in layers per second.
+    Args:
+        records: valid records of one model.
+        num_layers: the model's.
+        capacity: layers per second of a machine that has not measured itself yet.
     """
     return Layout(
         num_layers,
@@ -180,22 +222,22 @@ def layout_of(records: Iterable[NodeRecord], num_layers: int, capacity: float) -
 
 
 def capacity_of(record: NodeRecord) -> float | None:
-    """Claimed layers per second in plain decoding; None before the machine has measured itself."""
+    """Announced layers per second in plain decoding; None before the machine has measured itself."""
     if not record.sweep_ms or min(record.sweep_ms)[1] <= 0:
         return None
     return 1e3 * len(record.span) / min(record.sweep_ms)[1]
 
 
 def typical_capacity(records: Iterable[NodeRecord]) -> float:
-    """The median of what is claimed; 1 where nobody claims anything."""
-    claimed = [capacity for record in records if (capacity := capacity_of(record)) is not None]
-    return float(np.median(claimed)) if claimed else 1.0
+    """The median of the announced capacities, in layers per second; 1 where there are none."""
+    announced = [capacity for record in records if (capacity := capacity_of(record)) is not None]
+    return float(np.median(announced)) if announced else 1.0
 
 
-def plan_join(layout: Layout, newcomer: Newcomer) -> Plan:
-    """The span for a newcomer with which, after at most two moves of others, the layout is best.
+def plan_join(layout: Layout, newcomer: Newcomer) -> JoinPlan:
+    """The newcomer's span after which, with at most two moves of other machines, the layout is best.
 
-    No hole that it can close waits for a move of others: they take minutes.
+    Only spans that close as many holes as any are considered: a hole must not wait for a move, which takes minutes.
     """
     starts = np.arange(layout.num_layers - newcomer.num_layers + 1)
     counts = layout.spread(starts, starts + newcomer.num_layers)
@@ -207,46 +249,46 @@ def plan_join(layout: Layout, newcomer: Newcomer) -> Plan:
         joining = newcomer.at(int(starts[number]))
         joined = layout.joined(joining)
         moves = plan_moves(joined)
-        plans.append(Plan(joining.span, moves, layout.score(), after(joined, moves).score()))
+        plans.append(JoinPlan(joining.span, moves, layout.score(), after(joined, moves).score()))
     return max(plans, key=lambda plan: (plan.after, -len(plan.moves)))
 
 
-def plan_moves(layout: Layout) -> Steps:
-    """At most two moves, in order, that together are worth it: one if one does, none if none do.
+def plan_moves(layout: Layout) -> Moves:
+    """The moves, in order, that are worth making: none, one or two.
 
-    Everybody who has the same records plans the same, and only the machine that stands first moves; the others plan
-    again when it has. No move ever opens a hole: what a machine leaves is served by others meanwhile.
+    All machines that have the same records plan the same, and only the first machine of the plan moves; the others plan
+    again when it has. No move opens a hole: other machines serve what the moving machine leaves.
     """
     before = layout.score()
     if not _can_be_worth_it(layout, before):
         return ()
-    plans: list[tuple[LayoutScore, Steps]] = [
-        (score, (move,)) for score, move in _step(layout, _beam(layout, MOVE_BEAM))
+    plans: list[tuple[LayoutScore, Moves]] = [
+        (score, (move,)) for score, move in _best_moves(layout, _beam(layout, MOVE_BEAM))
     ]
     for _, (first, *_) in tuple(plans):
-        plans += [(score, (first, second)) for score, second in _step(layout.moved(first), 1)]
+        plans += [(score, (first, second)) for score, second in _best_moves(layout.moved(first), 1)]
     worth = [plan for plan in plans if _is_worth_it(layout, before, plan)]
     return max(worth, key=lambda plan: (plan[0], -len(plan[1])), default=(before, ()))[1]
 
 
 def own_move(layout: Layout, peer: PeerId) -> Move | None:
-    """The move that is this machine's to make now: the first of the plan, or none."""
+    """The move that a machine is to make now: the first of the plan if it is this machine's, else None."""
     moves = plan_moves(layout)
     return moves[0] if moves and moves[0].peer == peer else None
 
 
-def _is_worth_it(layout: Layout, before: LayoutScore, plan: tuple[LayoutScore, Steps]) -> bool:
-    """Hysteresis: a hole closed, a single point of failure less, or a weakest layer that is much faster."""
+def _is_worth_it(layout: Layout, before: LayoutScore, plan: tuple[LayoutScore, Moves]) -> bool:
+    """Hysteresis: fewer holes, else fewer single points of failure, else a much faster weakest layer."""
     score, moves = plan
     if score.minus_holes != before.minus_holes:
         return score.minus_holes > before.minus_holes
     if score.minus_singles != before.minus_singles:
         return score.minus_singles > before.minus_singles
-    if before.weakest < UNEVEN * layout.fluid_bound():
-        brought = max(holder.rate for holder in layout.holders if holder.peer in {move.peer for move in moves})
-        if score.weakest >= before.weakest + WELL_USED * brought:
+    if before.weakest < UNEVEN_SHARE * layout.fluid_bound():
+        moved_rate = max(holder.rate for holder in layout.holders if holder.peer in {move.peer for move in moves})
+        if score.weakest >= before.weakest + MIN_GAIN_SHARE * moved_rate:
             return True
-    return score.weakest >= WORTH_IT * before.weakest > 0
+    return score.weakest >= MIN_SPEEDUP * before.weakest > 0
 
 
 def after(layout: Layout, moves: Sequence[Move]) -> Layout:
@@ -257,22 +299,22 @@ def after(layout: Layout, moves: Sequence[Move]) -> Layout:
 
 
 def _can_be_worth_it(layout: Layout, before: LayoutScore) -> bool:
-    """False when no two moves could lift the weakest layer far enough; spares large, even swarms the search."""
-    if before.minus_holes or before.minus_singles or before.weakest < UNEVEN * layout.fluid_bound():
+    """False when no two moves could raise the weakest layer far enough: large, even swarms then skip the search."""
+    if before.minus_holes or before.minus_singles or before.weakest < UNEVEN_SHARE * layout.fluid_bound():
         return True
-    most = sum(sorted((holder.rate for holder in layout.holders if holder.may_move), reverse=True)[:MAX_MOVES])
-    return before.weakest + most >= WORTH_IT * before.weakest
+    max_gain = sum(sorted((holder.rate for holder in layout.holders if holder.may_move), reverse=True)[:MAX_MOVES])
+    return before.weakest + max_gain >= MIN_SPEEDUP * before.weakest
 
 
-def _beam(layout: Layout, most: int) -> int:
-    """How many to look at further: all in small swarms, few in large ones."""
-    return max(4, min(most, SEARCH // max(1, len(layout.holders) * layout.num_layers)))
+def _beam(layout: Layout, max_width: int) -> int:
+    """How many variants to search further: `max_width` in small swarms, fewer in large ones."""
+    return max(4, min(max_width, MAX_SEARCH // max(1, len(layout.holders) * layout.num_layers)))
 
 
-def _step(layout: Layout, beam: int) -> list[tuple[LayoutScore, Move]]:
-    """The best single moves onto a layer that is in need, and what each leads to, best first."""
+def _best_moves(layout: Layout, beam: int) -> list[tuple[LayoutScore, Move]]:
+    """The best single moves that help a layer in need, and the score after each, best first."""
     spans = np.array([(h.span.start, h.span.end, h.rate) for h in layout.holders if layout.is_free(h)]).reshape(-1, 3)
-    owners, starts = np.nonzero(_wanted(layout, spans))
+    owners, starts = np.nonzero(_helpful_starts(layout, spans))
     if not len(owners):
         return []
     old = spans[owners]
@@ -286,33 +328,55 @@ def _step(layout: Layout, beam: int) -> list[tuple[LayoutScore, Move]]:
     return found
 
 
-def _wanted(layout: Layout, spans: Floats) -> npt.NDArray[np.bool_]:
-    """[movers, L]: where each may begin so that it brings help to a layer in need that it does not hold yet."""
+def _helpful_starts(layout: Layout, spans: FloatArray) -> npt.NDArray[np.bool_]:
+    """Where a machine's new span may begin so that it helps a layer in need that the machine does not hold yet.
+
+    Args:
+        layout: of L layers.
+        spans: [movers, 3] start, end and rate of each machine that may move.
+
+    Returns:
+        bool [movers, L]
+    """
     needy = (layout.counts < 2) | (layout.rates <= layout.rates.min())
     fresh = needy & (layout.spread(spans[:, 0], spans[:, 1]) == 0)
     sums = np.concatenate([np.zeros((len(spans), 1)), fresh.cumsum(axis=1)], axis=1)
     starts = np.arange(layout.num_layers)
     ends = starts + (spans[:, 1] - spans[:, 0])[:, None].astype(int)
     helps = np.take_along_axis(sums, np.minimum(ends, layout.num_layers), axis=1) > sums[:, :-1]
-    wanted: npt.NDArray[np.bool_] = helps & (ends <= layout.num_layers)
-    return wanted
+    helpful: npt.NDArray[np.bool_] = helps & (ends <= layout.num_layers)
+    return helpful
 
 
 class LayoutScores:
-    """Scores of many variants of a layout: counts and rates are what each adds, [variants, L]."""
+    """Scores of n variants of a layout.
 
-    def __init__(self, layout: Layout, counts: Floats, rates: Floats) -> None:
+    Attributes:
+        minus_holes: [n]
+        minus_singles: [n]
+        weakest: [n]
+        evenness: [n]
+    """
+
+    def __init__(self, layout: Layout, counts: FloatArray, rates: FloatArray) -> None:
+        """Score the layout with changes.
+
+        Args:
+            layout: of L layers.
+            counts: [n, L] holders that each variant adds.
+            rates: [n, L] sweeps per second that it adds.
+        """
         held = layout.counts + counts
         passed = np.where(held > 0, layout.rates + rates, 0.0)
-        least = 1e-3 * layout.rates.mean() + 1e-12
-        scarce = np.where(held > 0, max(layout.rates.mean(), 1e-12) / np.maximum(passed, least), 0.0)
+        min_rate = 1e-3 * layout.rates.mean() + 1e-12
+        scarce = np.where(held > 0, max(layout.rates.mean(), 1e-12) / np.maximum(passed, min_rate), 0.0)
         self.minus_holes = -(held < 1).sum(axis=1)
         self.minus_singles = -(held == 1).sum(axis=1)
         self.weakest = passed.min(axis=1).round(9)
         self.evenness = -np.square(np.square(np.square(scarce))).mean(axis=1).astype(np.float32)
 
     def __getitem__(self, number: int) -> LayoutScore:
-        """One variant's."""
+        """One variant's score."""
         return LayoutScore(
             int(self.minus_holes[number]),
             int(self.minus_singles[number]),
@@ -327,7 +391,7 @@ class LayoutScores:
 
 
 def petals_span(layout: Layout, newcomer: Newcomer) -> Span:
-    """The baseline: Petals' greedy rule, the span whose rates, in rising order, come first.
+    """The baseline: Petals' greedy rule takes the span whose rates, in rising order, come first.
 
     Source: Borzunov et al. (2022), §3.2; `petals.server.block_selection`.
     """

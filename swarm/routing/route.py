@@ -1,6 +1,6 @@
 """Which machines a session runs on: the chain over the layers with the lowest predicted time per sweep. Pure.
 
-`swarm.routing.costs` says what everything costs, `swarm.routing.search` finds the cheapest chain.
+`swarm.routing.costs` has the cost of each part, `swarm.routing.search` finds the cheapest chain.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from swarm.ids import PeerId
 from swarm.layers import Span, missing_layers, name_layers
 from swarm.protocol.messages import Hedge, RouteHop
 from swarm.routing.costs import (
-    MESSAGES_MS,
+    HOP_OVERHEAD_MS,
     Candidate,
     HopCost,
     RouteForecast,
@@ -29,20 +29,27 @@ from swarm.routing.costs import (
     transfer_ms,
     wait_ms,
 )
-from swarm.routing.search import Found, cheapest
+from swarm.routing.search import CheapestChain, cheapest
 
 MANY_ROWS = 64
+"""Size of the sweep that, beside one of a single row, gives the cost of a further row."""
 
 __all__ = ["Route", "RouteQuery", "best_route", "hedged", "no_route", "runner_up"]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A chain: its hops with the layers that each computes, where they listen, and what a sweep should take.
+    """A chain and what a sweep should take on it.
 
-    costs: per hop. return_ms: from the tail to the client. forecast: what its sweeps should take by their size. gap_ms:
-    the very best chain may be faster by this at most. hedge, replica: the hop that a second machine stands in for too,
-    and that machine.
+    Attributes:
+        hops: machines and the layers that each computes, in order.
+        records: [hops] their records.
+        costs: [hops] predicted milliseconds.
+        return_ms: delay from the tail to the client.
+        forecast: what sweeps should take by their size.
+        gap_ms: the cheapest chain may be faster by at most this.
+        hedge: the hop that has a replica, None without.
+        replica: the replica's record, None without.
     """
 
     hops: tuple[RouteHop, ...]
@@ -56,19 +63,21 @@ class Route:
 
     @property
     def replicas(self) -> tuple[RouteHop, ...]:
-        """The second machine with the layers that it computes, if there is one."""
+        """The replica with the layers that it computes; empty without one."""
         return () if self.hedge is None else (RouteHop(self.hedge.replica, self.hops[self.hedge.index].span),)
 
     @property
     def sealed(self) -> tuple[bytes, ...]:
         """The signed records of all its machines."""
-        everybody = self.records if self.replica is None else (*self.records, self.replica)
-        return tuple(record.sealed for record in everybody if record.sealed)
+        return tuple(record.sealed for record in self._all_records if record.sealed)
 
     def address(self, peer: PeerId) -> str:
-        """`host:port` of a machine of the chain, from its signed record."""
-        everybody = self.records if self.replica is None else (*self.records, self.replica)
-        return next(record.address for record in everybody if record.peer == peer)
+        """`host:port` of a machine of the chain, or of the replica, from its signed record."""
+        return next(record.address for record in self._all_records if record.peer == peer)
+
+    @property
+    def _all_records(self) -> tuple[NodeRecord, ...]:
+        return self.records if self.replica is None else (*self.records, self.replica)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -91,16 +100,16 @@ def best_route(records: Sequence[NodeRecord], query: RouteQuery) -> Route:
 
     Args:
         records: valid records of one model.
-        query: what the chain is wanted for.
+        query: what the chain is needed for.
 
     Raises:
-        RouteError: some layers have no node that takes the session; names them and the line that would fill the gap.
+        RouteError: no node takes the session on some layers; names them and the command that would fill the gap.
     """
     ordered = sorted(records, key=lambda record: (record.span.start, record.peer))
     found = [one for kind in _classes(ordered, query) if (one := _best_of(kind, query)) is not None]
     if found:
         return min(found, key=lambda pair: pair[0])[1]
-    raise _nobody(ordered, query)
+    raise _no_chain(ordered, query)
 
 
 def runner_up(records: Sequence[NodeRecord], query: RouteQuery, best: Route) -> Route | None:
@@ -115,7 +124,7 @@ def runner_up(records: Sequence[NodeRecord], query: RouteQuery, best: Route) -> 
 
 
 def hedged(route: Route, records: Iterable[NodeRecord], query: RouteQuery) -> Route:
-    """The route with a second machine for its slowest hop that can have one: of the same class, the fastest there."""
+    """The route with a replica for its slowest hop that can have one: the fastest machine of the same numeric class."""
     taken = {hop.peer for hop in route.hops} | query.avoid
     held = set(query.keep)
     spare = [one for one in records if one.peer not in taken and one.numeric_class == route.numeric_class]
@@ -140,7 +149,7 @@ def hedged(route: Route, records: Iterable[NodeRecord], query: RouteQuery) -> Ro
 
 
 def _classes(records: Iterable[NodeRecord], query: RouteQuery) -> list[list[Candidate]]:
-    """What machines offer, by numeric class."""
+    """The candidates that the query allows, by numeric class."""
     kept = {hop.peer: hop.span for hop in query.keep}
     classes: dict[str, list[Candidate]] = {}
     for record in records:
@@ -161,7 +170,7 @@ def _best_of(candidates: Sequence[Candidate], query: RouteQuery) -> tuple[float,
     return None if found is None else (found.cost_ms, _route(candidates, found, query))
 
 
-def _route(candidates: Sequence[Candidate], found: Found, query: RouteQuery) -> Route:
+def _route(candidates: Sequence[Candidate], found: CheapestChain, query: RouteQuery) -> Route:
     chosen = [candidates[leg.row].record for leg in found.legs]
     hops = [RouteHop(record.peer, Span(leg.start, leg.end)) for record, leg in zip(chosen, found.legs, strict=True)]
     senders = [None, *chosen[:-1]]
@@ -180,13 +189,13 @@ def _route(candidates: Sequence[Candidate], found: Found, query: RouteQuery) -> 
 
 
 def _compute_ms(hops: Sequence[RouteHop], records: Sequence[NodeRecord]) -> tuple[list[float], float]:
-    """Each hop's claimed forward of one row with its messages, and what another row adds, in all."""
+    """Each hop's predicted time of a sweep of one row, and what a further row adds at all hops together."""
     parts = [len(hop.span) / len(record.span) for hop, record in zip(hops, records, strict=True)]
     one_ms, many_ms = (
         [sweep_ms(record, rows) * part for record, part in zip(records, parts, strict=True)] for rows in (1, MANY_ROWS)
     )
     row_ms = max((sum(many_ms) - sum(one_ms)) / (MANY_ROWS - 1), 0.0)
-    return [hop_ms + MESSAGES_MS for hop_ms in one_ms], row_ms
+    return [hop_ms + HOP_OVERHEAD_MS for hop_ms in one_ms], row_ms
 
 
 def _hop_cost(sender: NodeRecord | None, record: NodeRecord, span: Span, query: RouteQuery) -> HopCost:
@@ -196,12 +205,12 @@ def _hop_cost(sender: NodeRecord | None, record: NodeRecord, span: Span, query: 
         *link,
         transfer_ms=0.0 if sender is None else transfer_ms(sender, query),
         queue_ms=wait_ms(record, whole_ms),
-        compute_ms=whole_ms * len(span) / len(record.span) + MESSAGES_MS,
+        compute_ms=whole_ms * len(span) / len(record.span) + HOP_OVERHEAD_MS,
     )
 
 
-def _nobody(records: Sequence[NodeRecord], query: RouteQuery) -> RouteError:
-    """Why there is no chain: nobody serves some layers, nobody has room there, or no class covers them all."""
+def _no_chain(records: Sequence[NodeRecord], query: RouteQuery) -> RouteError:
+    """Why there is no chain: some layers are not served, have no room, or no numeric class covers them all."""
     serving = [record for record in records if record.state is NodeState.SERVING and record.peer not in query.avoid]
     missing = missing_layers([record.span for record in serving], query.num_layers)
     full = missing_layers([record.span for record in serving if can_join(record, query)], query.num_layers)
@@ -213,7 +222,13 @@ def _nobody(records: Sequence[NodeRecord], query: RouteQuery) -> RouteError:
 
 
 def no_route(query: RouteQuery, missing: Sequence[tuple[int, int]], classes: Sequence[str] = ()) -> RouteError:
-    """The error for a model that no chain covers: names the gaps and the command that fills the first."""
+    """The error for a model that no chain covers.
+
+    Args:
+        query: what the chain is needed for.
+        missing: half-open ranges of layers that nobody serves; empty where no single numeric class has them all.
+        classes: numeric classes that there are.
+    """
     if not missing:
         kinds = f"the numeric class {query.numeric_class}" if query.numeric_class else "one numeric class"
         return RouteError(f"no chain of {kinds} covers {query.name} (there are {', '.join(classes)})", ())

@@ -1,1 +1,1 @@
-"""The process around us: owned tasks, CPU threads, the garbage collector, libraries that log too much."""
+"""The running process: tasks with an owner, CPU threads, the garbage collector, other libraries' logs."""

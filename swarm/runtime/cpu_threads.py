@@ -1,4 +1,7 @@
-"""How many CPU threads may be asked for: far beyond the cores a native library's thread pool fails to start."""
+"""The bound on `--threads` options: far beyond the cores, a native library's thread pool fails to start.
+
+It is a module of its own because node and client check the option before they import torch.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,15 @@ THREADS_PER_CORE = 16
 
 
 def check_threads(threads: int | None, name: str) -> None:
-    """Refuse none, and more than any machine is helped by.
+    """Refuse a number of threads that cannot be started here.
+
+    Args:
+        threads: None leaves the choice to torch.
+        name: the option, for the message.
 
     Raises:
-        ConfigError: calls the option by this name.
+        ConfigError: less than 1, or more than `THREADS_PER_CORE` per core.
     """
-    most = THREADS_PER_CORE * (os.cpu_count() or 1)
-    if threads is not None and not 1 <= threads <= most:
-        raise ConfigError(f"{name} {threads}: give 1 to {most} on this machine, or leave it out")
+    max_threads = THREADS_PER_CORE * (os.cpu_count() or 1)
+    if threads is not None and not 1 <= threads <= max_threads:
+        raise ConfigError(f"{name} {threads}: give 1 to {max_threads} on this machine, or leave it out")

@@ -1,8 +1,8 @@
-"""Keeps imported libraries out of garbage collection, which stops every thread meanwhile.
+"""Keeps imported libraries out of garbage collection, which stops every thread while it runs.
 
-Torch and transformers are some 380,000 objects: a full collection walks them for .19 s of CPU; without them it takes
-.003 s. On a busy machine .19 s become more than the silence after which others take a machine for dead
-(`swarm.transport.liveness`), and large trees make such collections frequent.
+Torch and transformers are hundreds of thousands of objects, and a full collection walks them all. On a busy machine
+that can take longer than the silence after which peers count a machine as dead (`swarm.transport.liveness`), and large
+trees make full collections frequent. It is a module of its own because programs call it before anything else of theirs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 
 
-def settle() -> None:
-    """Everything that is there now stays. For programs, once they have imported and before they load what may go."""
+def freeze_imports() -> None:
+    """Exempt every object that exists now from collection: a program calls it after its imports, before it loads."""
     gc.collect()
     gc.freeze()

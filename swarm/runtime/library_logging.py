@@ -1,4 +1,4 @@
-"""Keeps other libraries' progress bars out of our output, which says in lines of its own what takes time."""
+"""Keeps other libraries' progress bars and warnings out of Canopy's output. Owns no handler of Canopy's own logs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 
 def quiet_libraries() -> None:
-    """Called by commands only, never by the library."""
+    """Silence Hugging Face's bars and warnings for the whole process: for commands, never for the Python library."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -19,7 +19,7 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def bars_hidden() -> Iterator[None]:
-    """For the library, in whose program bars may be wanted elsewhere."""
+    """Hide Hugging Face's bars in a block: for the Python library, whose host program may want them elsewhere."""
     shown, hub_hidden = transformers_logging.is_progress_bar_enabled(), are_progress_bars_disabled()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

@@ -1,4 +1,4 @@
-"""Owners for background work: a task group that raises errors as themselves, and what runs in tasks of their own."""
+"""Owners of background work: a task group that raises bare errors, relayed generators, contexts held in a task."""
 
 from __future__ import annotations
 
@@ -53,9 +53,14 @@ class TaskScope:
 
 
 async def relay(scope: TaskScope, source: AsyncGenerator[T, None], ahead: int = 256) -> AsyncGenerator[T, None]:
-    """The items and the error of `source`, which runs in a task of its own, up to `ahead` items before its reader.
+    """The items and the error of `source`, which runs in a task of its own.
 
-    So the reader may live in any task, or in several one after another; leaving the loop ends the source first.
+    So the reader may live in any task, or in several one after another. Leaving the loop ends the source first.
+
+    Args:
+        scope: owns the task.
+        source: what is iterated; it is closed at the end.
+        ahead: items that may wait for the reader before the source is paused.
     """
     items: asyncio.Queue[T | _End] = asyncio.Queue(ahead)
 
@@ -82,6 +87,8 @@ async def relay(scope: TaskScope, source: AsyncGenerator[T, None], ahead: int = 
 
 @dataclass(frozen=True, slots=True)
 class _End:
+    """The last item: the source is exhausted, or failed with `error`."""
+
     error: Exception | None
 
 

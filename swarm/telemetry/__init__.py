@@ -1,1 +1,1 @@
-"""What nodes tell the health service by MQTT, and what of it is believed."""
+"""What nodes publish over MQTT: formats, signatures, and which messages are accepted. Owns no connection."""

@@ -1,4 +1,4 @@
-"""Where an MQTT broker listens, as an URL says it: `mqtt://` or `mqtts://` (TLS), with user and password if need be."""
+"""An MQTT broker's URL: `mqtt://` or `mqtts://` (TLS), with user and password if it has them. Connects nowhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ PORTS = {"mqtt": 1_883, "mqtts": 8_883}
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """A broker and who asks it. tls: None for plain TCP."""
+    """A broker, and as whom to connect.
+
+    Attributes:
+        host: name or IP address, IPv6 without brackets.
+        port: TCP port.
+        tls: None for plain TCP.
+        user: None for an anonymous connection.
+        password: never shown.
+    """
 
     host: str
     port: int
@@ -23,13 +31,17 @@ class BrokerAddress:
     password: str | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
-        """Without the password."""
+        """The URL without user and password."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'mqtt' if self.tls is None else 'mqtts'}://{host}:{self.port}"
 
 
 def parse_broker(url: str, ca: Path | None = None) -> BrokerAddress:
-    """Read `mqtt://[user:password@]host[:port]`; `ca` is a file of certificates to trust instead of the system's.
+    """Parse a broker's URL.
+
+    Args:
+        url: `mqtt://[user:password@]host[:port]`, or the same with `mqtts://`.
+        ca: file of certificates to trust instead of the system's.
 
     Raises:
         ConfigError: it is no such URL, or the file cannot be read. The message never holds the password.
@@ -57,7 +69,7 @@ def _tls(ca: Path | None) -> ssl.SSLContext:
 
 
 def _no_broker(url: str) -> ConfigError:
-    """What is wrong, without what may be a password: a forgotten @ makes one look like a port."""
+    """The error for a malformed URL; it shows the scheme alone, because the rest may hold a password."""
     shown = f"{url.partition('://')[0][:20]}://…"
     return ConfigError(
         f"--mqtt {shown!r} is no broker; write mqtt://host:port, or mqtts://user:password@host:port for TLS"

@@ -1,4 +1,4 @@
-"""Values out of JSON that a stranger wrote, each checked before it is used. Pure; knows no message and no topic."""
+"""Values out of untrusted JSON, each checked before it is used. Pure; knows no message and no topic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_MS: Final = 1e9
 
 
 class TelemetryError(RemoteProtocolError):
-    """A message that is not believed; `field` is topic, size, v, payload, signature, or one of its own."""
+    """A message that is rejected; `field` is topic, size, v, payload, signature, or a field of its body."""
 
 
 def parse(field: str, data: bytes | str) -> object:
@@ -31,7 +31,7 @@ def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no number")
 
 
-def an_object(field: str, value: object) -> dict[str, Any]:
+def json_object(field: str, value: object) -> dict[str, Any]:
     """The value, if it is a JSON object."""
     if not isinstance(value, dict):
         raise TelemetryError(field, "must be a JSON object")
@@ -39,7 +39,7 @@ def an_object(field: str, value: object) -> dict[str, Any]:
 
 
 def base64_bytes(raw: Mapping[str, Any], field: str) -> bytes:
-    """Bytes that were written as base64."""
+    """Bytes, encoded as base64."""
     value = raw.get(field)
     if not isinstance(value, str):
         raise TelemetryError(field, "must be base64")
@@ -50,7 +50,7 @@ def base64_bytes(raw: Mapping[str, Any], field: str) -> bytes:
 
 
 def text(raw: Mapping[str, Any], field: str, limit: int) -> str:
-    """Printable text."""
+    """Printable text of at most `limit` characters."""
     value = raw.get(field)
     if not isinstance(value, str) or len(value) > limit or not value.isprintable():
         raise TelemetryError(field, f"must be printable text of at most {limit} characters")
@@ -58,14 +58,14 @@ def text(raw: Mapping[str, Any], field: str, limit: int) -> str:
 
 
 def choice(raw: Mapping[str, Any], field: str, choices: type[enum.StrEnum]) -> str:
-    """One of a few words."""
+    """One of the enum's values."""
     value = raw.get(field)
     if not isinstance(value, str) or value not in set(choices):
         raise TelemetryError(field, f"must be one of {', '.join(choices)}")
     return value
 
 
-def whole(raw: Mapping[str, Any], field: str, limit: int = MAX_COUNT) -> int:
+def integer(raw: Mapping[str, Any], field: str, limit: int = MAX_COUNT) -> int:
     """A whole number in `[0, limit]`."""
     value = raw.get(field)
     if type(value) is not int or not 0 <= value <= limit:
@@ -73,17 +73,17 @@ def whole(raw: Mapping[str, Any], field: str, limit: int = MAX_COUNT) -> int:
     return value
 
 
-def real(raw: Mapping[str, Any], field: str, most: float, least: float = 0.0) -> float:
-    """A number in `[least, most]`, so never infinite and never NaN."""
+def number(raw: Mapping[str, Any], field: str, maximum: float, minimum: float = 0.0) -> float:
+    """A number in `[minimum, maximum]`, so never infinite and never NaN."""
     value = raw.get(field)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise TelemetryError(field, f"must be a number in [{least:g}, {most:g}]")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value <= maximum:
+        raise TelemetryError(field, f"must be a number in [{minimum:g}, {maximum:g}]")
     return float(value)
 
 
 def temperature(raw: Mapping[str, Any], field: str) -> float:
     """Degrees Celsius."""
-    return real(raw, field, 1_000.0, -273.15)
+    return number(raw, field, 1_000.0, -273.15)
 
 
 def pairs(raw: Mapping[str, Any], field: str) -> tuple[tuple[int, float], ...]:
@@ -91,4 +91,4 @@ def pairs(raw: Mapping[str, Any], field: str) -> tuple[tuple[int, float], ...]:
     value = raw.get(field)
     if not isinstance(value, list) or len(value) > 8 or not all(isinstance(p, list) and len(p) == 2 for p in value):
         raise TelemetryError(field, "must be at most 8 pairs")
-    return tuple((whole({field: nodes}, field), real({field: ms}, field, MAX_MS)) for nodes, ms in value)
+    return tuple((integer({field: nodes}, field), number({field: ms}, field, MAX_MS)) for nodes, ms in value)

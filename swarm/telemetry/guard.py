@@ -1,11 +1,11 @@
-"""Which telemetry may be believed: signed, in time, newer than what is known. Pure; time is a parameter.
+"""Which telemetry is accepted: signed, in time, newer than what is known (replay protection). Pure; gets the time.
 
-Per peer and model the guard keeps one connection's nonce and how far each part came in it:
-    a status with a greater `seq` of the same nonce, or of another nonce and signed later, goes on from there;
-    metrics and events count in the nonce of the last believed status only, in rising order;
-    a will counts for that nonce only, once, whatever its age.
-So nothing that was said before can be said again by someone else, and a message that is refused changes nothing.
-What is kept is bounded, in peers and for each of them.
+Per peer and model the guard keeps one connection's nonce and the last `seq` of each kind of message in it:
+    a status is accepted with a greater `seq` of the same nonce, or with another nonce and a later signature;
+    metrics and events are accepted in the nonce of the last accepted status only, in rising order;
+    a will is accepted for that nonce only, once, whatever its age.
+So no message can be replayed, and a message that is rejected changes nothing. Memory is bounded, in peers and for each
+of them.
 """
 
 from __future__ import annotations
@@ -35,38 +35,52 @@ from swarm.telemetry.messages import (
 
 MAX_PEERS: Final = 4_096
 MAX_MODELS_PER_PEER: Final = 8
-SKEW_S: Final = 60.0
-"""How far a peer's clock may be off, the way of its message included."""
-FORGOTTEN_S: Final = MAX_TTL_S + 2 * SKEW_S
-"""Silence after which a peer may be forgotten: all that it ever signed is too old to be believed again."""
-TIDY_S: Final = 1.0
+MAX_SKEW_S: Final = 60.0
+"""How far a message's time may be off: the peer's clock, and the message's way."""
+FORGET_AFTER_S: Final = MAX_TTL_S + 2 * MAX_SKEW_S
+"""Silence after which a peer may be forgotten: everything that it signed is too old to be accepted again."""
+CLEANUP_INTERVAL_S: Final = 1.0
 BURST_MESSAGES: Final = 60.0
+"""Size of the token bucket of one peer and model."""
 MESSAGES_PER_S: Final = 3.0
-"""What one peer may say of one model; a node says less than one message a second."""
+"""Rate at which that bucket fills; a node publishes less than one message a second."""
 
 
 class Reason(enum.StrEnum):
-    """Why a message is not believed."""
+    """Why a message is rejected."""
 
     MALFORMED = "malformed"
     OVERSIZED = "oversized"
     OTHER_VERSION = "other_version"
     FORGED = "forged"
+    """The signature does not hold."""
     SKEWED = "skewed"
+    """Signed more than `MAX_SKEW_S` from now."""
     EXPIRED = "expired"
+    """A retained status beyond its time to live."""
     REPLAYED = "replayed"
+    """Not newer than what was accepted."""
     REPEATED = "repeated"
-    """The very message that is believed already: brokers send it again. No sign of malice."""
+    """The very message that was accepted last: brokers send it again. No sign of malice."""
     FOREIGN_WILL = "foreign_will"
+    """A will of another connection than the accepted one."""
     UNBORN = "unborn"
-    """Metrics or an event of a connection whose birth was not seen."""
+    """Metrics or an event of a connection without an accepted status."""
     FLOOD = "flood"
+    """More messages than the token bucket allows."""
     CROWDED = "crowded"
+    """No room for another peer, or for another model of this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedMessage:
-    """A message that counts."""
+    """A message that is accepted.
+
+    Attributes:
+        peer: who signed it.
+        fingerprint: of the model that it is about.
+        body: its contents.
+    """
 
     peer: PeerId
     fingerprint: str
@@ -75,7 +89,13 @@ class AcceptedMessage:
 
 @dataclass(frozen=True, slots=True)
 class RejectedMessage:
-    """A message that does not. peer: who signed it, if the signature holds; who sent it nobody knows."""
+    """A message that is not.
+
+    Attributes:
+        reason: why.
+        peer: who signed it, where the signature holds; who sent it is unknown.
+        fingerprint: of the model that it is about, where the signature holds.
+    """
 
     reason: Reason
     peer: PeerId | None = None
@@ -86,8 +106,17 @@ _BY_FIELD: Final = {"size": Reason.OVERSIZED, "v": Reason.OTHER_VERSION, "signat
 
 
 @dataclass(slots=True)
-class _Known:
-    """One peer's word about one model. signed_at: of the last believed status. ended: its will was believed."""
+class _PeerState:
+    """What is known of one peer's messages about one model.
+
+    Attributes:
+        nonce: of its connection.
+        signed_at: Unix seconds of the last accepted status.
+        heard_at: Unix seconds when the last message arrived.
+        sequences: the last accepted `seq` of each kind.
+        ended: whether its will was accepted.
+        allowance: messages left in the token bucket.
+    """
 
     nonce: str
     signed_at: float
@@ -98,64 +127,74 @@ class _Known:
 
 
 class TelemetryGuard:
-    """Tells what is believed from what is not; never raises, whatever the bytes."""
+    """Accepts or rejects telemetry messages; never raises, whatever the bytes."""
 
     def __init__(
         self,
         prefix: str = DEFAULT_PREFIX,
         max_peers: int = MAX_PEERS,
-        vouched: Callable[[str, PeerId], bool] = lambda *_: False,
+        is_listed: Callable[[str, PeerId], bool] = lambda *_: False,
     ) -> None:
-        """A guard of the topics below `prefix`, which knows so many peers at most (a peer counts once per model).
+        """A guard of the topics below a prefix.
 
-        When there are so many, one that is `vouched` for (with a model's fingerprint: the DHT lists it) takes the place
-        of one that is not; what that one said within the last minute could be said again, and nobody vouches for it.
+        Args:
+            prefix: of the topics.
+            max_peers: peers that it keeps at a time; a peer counts once per model.
+            is_listed: whether the DHT lists a peer for a model's fingerprint. When the guard is full, a listed peer
+                takes the place of an unlisted one; messages of that one's last minute could then be replayed.
 
         Raises:
-            ConfigError: the prefix is none.
+            ConfigError: the prefix is malformed.
         """
         self._prefix = check_prefix(prefix)
         self._max_peers = max_peers
-        self._vouched = vouched
-        self._known: dict[tuple[PeerId, str], _Known] = {}
+        self._is_listed = is_listed
+        self._known: dict[tuple[PeerId, str], _PeerState] = {}
         self._models: dict[PeerId, int] = {}
-        self._tidied_at = 0.0
-        self._counts = dict.fromkeys(Reason, 0)
-        self._believed = dict.fromkeys(MessageKind, 0)
+        self._cleaned_at = 0.0
+        self._rejected = dict.fromkeys(Reason, 0)
+        self._accepted = dict.fromkeys(MessageKind, 0)
 
     @property
-    def counts(self) -> Mapping[Reason, int]:
-        """How many messages were refused, by reason."""
-        return MappingProxyType(self._counts)
+    def rejected(self) -> Mapping[Reason, int]:
+        """How many messages were rejected, by reason."""
+        return MappingProxyType(self._rejected)
 
     @property
-    def believed(self) -> Mapping[MessageKind, int]:
-        """How many messages were believed, by part; a will is of the status."""
-        return MappingProxyType(self._believed)
+    def accepted(self) -> Mapping[MessageKind, int]:
+        """How many messages were accepted, by kind; a will counts as a status."""
+        return MappingProxyType(self._accepted)
 
     def __len__(self) -> int:
         return len(self._known)
 
     def accept(self, topic: str, payload: bytes, retained: bool, now: float) -> AcceptedMessage | RejectedMessage:
-        """Judge a message. retained: the broker kept it, from whenever. now: Unix seconds."""
+        """Accept or reject a message.
+
+        Args:
+            topic: where it was published.
+            payload: what was published.
+            retained: whether the broker had stored it, so that it may be old.
+            now: Unix seconds.
+        """
         try:
             signed = open_payload(self._prefix, topic, payload)
         except TelemetryError as error:
-            return self._refuse(_BY_FIELD.get(error.field, Reason.MALFORMED))
+            return self._reject(_BY_FIELD.get(error.field, Reason.MALFORMED))
         match signed.body:
             case Status() as status:
                 reason = self._status(signed, status, retained, now)
             case Will() as will:
                 reason = self._will(signed, will)
-            case (Metrics() | Event()) as passing:
-                reason = self._passing(signed, passing, retained, now)
+            case (Metrics() | Event()) as transient:
+                reason = self._transient(signed, transient, retained, now)
         if reason is not None:
-            return self._refuse(reason, signed)
-        self._believed[part_of(signed.body)] += 1
+            return self._reject(reason, signed)
+        self._accepted[part_of(signed.body)] += 1
         return AcceptedMessage(signed.peer, signed.fingerprint, signed.body)
 
-    def _refuse(self, reason: Reason, signed: Signed | None = None) -> RejectedMessage:
-        self._counts[reason] += 1
+    def _reject(self, reason: Reason, signed: Signed | None = None) -> RejectedMessage:
+        self._rejected[reason] += 1
         return RejectedMessage(reason) if signed is None else RejectedMessage(reason, signed.peer, signed.fingerprint)
 
     def _status(self, signed: Signed, status: Status, retained: bool, now: float) -> Reason | None:
@@ -168,7 +207,7 @@ class TelemetryGuard:
         if reason is not None:
             return reason
         if known is None:
-            known = self._known[key] = _Known(stamp.nonce, stamp.at, now)
+            known = self._known[key] = _PeerState(stamp.nonce, stamp.at, now)
             self._models[signed.peer] = self._models.get(signed.peer, 0) + 1
         if not _spend(known, now):
             return Reason.FLOOD
@@ -186,9 +225,9 @@ class TelemetryGuard:
         known.ended = True
         return None
 
-    def _passing(self, signed: Signed, body: Metrics | Event, retained: bool, now: float) -> Reason | None:
+    def _transient(self, signed: Signed, body: Metrics | Event, retained: bool, now: float) -> Reason | None:
         known = self._known.get((signed.peer, signed.fingerprint))
-        reason = Reason.REPLAYED if retained else _stale(known, body)  # no node asks a broker to keep these
+        reason = Reason.REPLAYED if retained else _stale(known, body)  # no node has brokers retain these
         reason = reason or _untimely(body, retained, now)
         if reason is not None:
             return reason
@@ -200,18 +239,18 @@ class TelemetryGuard:
         return None
 
     def _make_room(self, peer: PeerId, fingerprint: str, now: float) -> Reason | None:
-        if len(self._known) >= self._max_peers and now - self._tidied_at > TIDY_S:
-            self._tidied_at = now
-            for key in [key for key, known in self._known.items() if now - known.heard_at > FORGOTTEN_S]:
+        if len(self._known) >= self._max_peers and now - self._cleaned_at > CLEANUP_INTERVAL_S:
+            self._cleaned_at = now
+            for key in [key for key, known in self._known.items() if now - known.heard_at > FORGET_AFTER_S]:
                 self._drop(key)
         if self._models.get(peer, 0) >= MAX_MODELS_PER_PEER:
             return Reason.CROWDED
-        if len(self._known) >= self._max_peers and self._vouched(fingerprint, peer):
-            strangers = [
-                (known.heard_at, key) for key, known in self._known.items() if not self._vouched(key[1], key[0])
+        if len(self._known) >= self._max_peers and self._is_listed(fingerprint, peer):
+            unlisted = [
+                (known.heard_at, key) for key, known in self._known.items() if not self._is_listed(key[1], key[0])
             ]
-            if strangers:
-                self._drop(min(strangers)[1])
+            if unlisted:
+                self._drop(min(unlisted)[1])
         return Reason.CROWDED if len(self._known) >= self._max_peers else None
 
     def _drop(self, key: tuple[PeerId, str]) -> None:
@@ -221,8 +260,8 @@ class TelemetryGuard:
             del self._models[key[0]]
 
 
-def _stale(known: _Known | None, body: Status | Metrics | Event) -> Reason | None:
-    """Whether it is not newer than what is believed."""
+def _stale(known: _PeerState | None, body: Status | Metrics | Event) -> Reason | None:
+    """Why a message is not newer than what was accepted; None where it is."""
     if known is None:
         return None
     if known.nonce != body.stamp.nonce:
@@ -234,16 +273,17 @@ def _stale(known: _Known | None, body: Status | Metrics | Event) -> Reason | Non
 
 
 def _untimely(body: Status | Metrics | Event, retained: bool, now: float) -> Reason | None:
+    """Why a message's time is too far from now; None where it is not."""
     age_s = now - body.stamp.at
     if isinstance(body, Status) and retained:
         if age_s > body.ttl_s:
             return Reason.EXPIRED
-        return Reason.SKEWED if age_s < -SKEW_S else None
-    return Reason.SKEWED if abs(age_s) > SKEW_S else None
+        return Reason.SKEWED if age_s < -MAX_SKEW_S else None
+    return Reason.SKEWED if abs(age_s) > MAX_SKEW_S else None
 
 
-def _spend(known: _Known, now: float) -> bool:
-    """Whether the peer may say one thing more now."""
+def _spend(known: _PeerState, now: float) -> bool:
+    """Take one message from the peer's token bucket; whether there was one."""
     passed_s = max(now - known.heard_at, 0.0)
     known.allowance = min(known.allowance + MESSAGES_PER_S * passed_s, BURST_MESSAGES)
     known.heard_at = max(now, known.heard_at)

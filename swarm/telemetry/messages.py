@@ -1,9 +1,7 @@
-"""What a node tells the world over MQTT: topics, bodies, signatures, bounds. Pure.
-
-Reference: docs/reference/telemetry.md.
+"""What a node publishes over MQTT: topics, bodies, signatures, bounds. Pure; docs/TELEMETRY.md is the reference.
 
 A payload is JSON: a body (itself JSON text), the node's public key, and a signature over domain, topic and body.
-Whether a body may be believed is `swarm.telemetry.guard`'s question. Owns no broker and no clock.
+Whether a message is new, `swarm.telemetry.guard` decides. Owns no broker and no clock.
 """
 
 from __future__ import annotations
@@ -29,9 +27,11 @@ MAX_EVENT_CHARACTERS: Final = 200
 MAX_LAYERS: Final = 4_096
 MAX_TTL_S: Final = 600.0
 STATUS_TTL_S: Final = 180.0
-"""How long a retained status may be believed: three times as long as a node waits until it sends the next."""
+"""How long a retained status is valid: three times the interval between two of them."""
 STATUS_S: Final = 60.0
+"""Interval between two statuses of a node."""
 METRICS_S: Final = 5.0
+"""Interval between two metrics of a node."""
 DEFAULT_PREFIX: Final = "canopy"
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class MessageKind(enum.StrEnum):
 
 
 class Presence(enum.StrEnum):
-    """What a node says of itself; that it is offline only its will says."""
+    """A node's state, as it announces it; that it is offline, only its will announces."""
 
     JOINING = "joining"
     SERVING = "serving"
@@ -75,7 +75,13 @@ class EventKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model of which a node serves some layers; the fingerprint is hex."""
+    """The model of which a node serves some layers.
+
+    Attributes:
+        name: the hub id, or a folder's name; at most 96 characters.
+        fingerprint: 8 to 128 hex digits.
+        num_layers: layers of the whole model.
+    """
 
     name: str
     fingerprint: str
@@ -84,7 +90,13 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Where a message stands: `nonce` is one connection's (hex), `seq` rises within it, `at` is Unix seconds."""
+    """Where a message stands among a node's messages.
+
+    Attributes:
+        nonce: of the connection, 16 to 64 hex digits.
+        seq: rises within the connection.
+        at: Unix seconds when it was signed.
+    """
 
     nonce: str
     seq: int
@@ -93,9 +105,21 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a node is: retained. is_birth: the first one of a connection. ttl_s: how long it may be believed.
+    """What a node is; brokers retain it.
 
-    device: kind or product name, never a host's. name: None unless its owner chose one. started_at: Unix seconds.
+    Attributes:
+        stamp: its place among the node's messages.
+        is_birth: whether it is the first one of a connection.
+        model: what the node serves.
+        span: which layers of it.
+        state: whether it takes sessions.
+        device: kind or product name, never a host's; at most 96 characters.
+        numeric_class: device kind, dtype and lossy codec; at most 96 characters.
+        version: of the program; at most 32 characters.
+        name: at most 64 characters; None unless the owner chose one.
+        started_at: Unix seconds.
+        kv_tokens_total: KV tokens for all sessions together.
+        ttl_s: how long the status is valid, at most `MAX_TTL_S`.
     """
 
     stamp: Stamp
@@ -114,7 +138,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """The broker says that the connection broke. Signed when it was opened: `at` is then, `seq` is 0."""
+    """The connection broke: the broker publishes it, the node signed it when it connected, with `seq` 0."""
 
     stamp: Stamp
 
@@ -123,9 +147,25 @@ class Will:
 class Metrics:
     """What a node has done since it started, and how it is now.
 
-    sweeps … errors: running totals; tokens: tree nodes that became committed; layer_tokens: tokens × layers served.
-    busy: fraction of time since the last metrics. queue_ms, compute_ms: means per sweep since then. sweep_ms: (tree
-    nodes, ms) as measured when the span was loaded.
+    Attributes:
+        stamp: its place among the node's messages.
+        uptime_s: seconds since the start.
+        sweeps: sweeps finished, in all.
+        tree_nodes: tree nodes received, in all.
+        tokens: tree nodes that became committed, in all.
+        layer_tokens: `tokens` × layers served, in all.
+        bytes_in: received on links, in all.
+        bytes_out: sent on links, in all.
+        errors: in sessions, in all.
+        busy: fraction of the time since the last metrics in which it computed.
+        queue_ms: mean wait of a sweep since then.
+        compute_ms: mean compute of a sweep since then.
+        kv_tokens_free: KV tokens that no session has reserved.
+        kv_tokens_total: KV tokens for all sessions together.
+        sessions: open now.
+        sweep_ms: at most 8 pairs (tree nodes, ms per sweep), measured when the span was loaded.
+        device_memory_bytes: in use on the device; None where it is unknown.
+        device_temperature_c: None where it is unknown.
     """
 
     stamp: Stamp
@@ -150,7 +190,13 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something happened; `text` is plain and holds no address."""
+    """Something that happened to a node.
+
+    Attributes:
+        stamp: its place among the node's messages.
+        event: what happened.
+        text: plain text without addresses, at most `MAX_EVENT_CHARACTERS`.
+    """
 
     stamp: Stamp
     event: EventKind
@@ -162,7 +208,13 @@ Body = Status | Will | Metrics | Event
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A message whose signature and bounds hold; whether it is new is another question."""
+    """A message whose signature and bounds hold; it may be a replay.
+
+    Attributes:
+        peer: who signed it.
+        fingerprint: of the model in its topic.
+        body: its contents.
+    """
 
     peer: PeerId
     fingerprint: str
@@ -170,10 +222,10 @@ class Signed:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return a prefix under which topics may stand.
+    """Return the prefix of topics, if it is well formed.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it is not.
     """
     if _PREFIX.fullmatch(prefix) is None:
         raise ConfigError(f"--mqtt-prefix {prefix[:80]!r}: write letters, digits, . _ - and up to three /, as canopy")
@@ -181,12 +233,12 @@ def check_prefix(prefix: str) -> str:
 
 
 def topic_of(prefix: str, fingerprint: str, peer: str, part: str) -> str:
-    """Where a node publishes a part of what it says about a model."""
+    """The topic of a node's messages about a model; `part` is a `MessageKind`."""
     return f"{prefix}/v{_VERSION}/{fingerprint}/{peer}/{part}"
 
 
 def part_of(body: Body) -> MessageKind:
-    """The part to which a body belongs."""
+    """The last level of a body's topic."""
     match body:
         case Status() | Will():
             return MessageKind.STATUS
@@ -218,14 +270,19 @@ def seal_body(body: Body, topic: str, identity: Identity) -> bytes:
 
 
 def open_payload(prefix: str, topic: str, payload: bytes) -> Signed:
-    """Check everything but whether the message is new.
+    """Decode a message and check everything but whether it is new.
+
+    Args:
+        prefix: of the topics.
+        topic: where it was published.
+        payload: what was published.
 
     Raises:
-        TelemetryError: the part at fault and why.
+        TelemetryError: the field at fault and why.
     """
     below, (fingerprint, peer, part) = _split(prefix, topic)
     _check_size(payload)
-    envelope = read.an_object("payload", read.parse("payload", payload))
+    envelope = read.json_object("payload", read.parse("payload", payload))
     if envelope.get("v") != _VERSION or type(envelope["v"]) is not int:
         raise TelemetryError("v", "another version of the format")
     text = envelope.get("body")
@@ -234,7 +291,7 @@ def open_payload(prefix: str, topic: str, payload: bytes) -> Signed:
     key, signature = read.base64_bytes(envelope, "key"), read.base64_bytes(envelope, "sig")
     if not verify(peer, key, _signed_bytes(below, text), signature):
         raise TelemetryError("signature", f"not made by {peer}")
-    return Signed(peer, fingerprint, _decode(read.an_object("body", read.parse("body", text)), part, fingerprint))
+    return Signed(peer, fingerprint, _decode(read.json_object("body", read.parse("body", text)), part, fingerprint))
 
 
 def _signed_bytes(below: str, text: str) -> bytes:
@@ -263,7 +320,7 @@ def _check_size(payload: bytes) -> None:
 
 
 def _check_own(body: Body, below: list[str], identity: Identity) -> None:
-    """A node is as strict with itself as others are with it."""
+    """Check a message of this node as receivers will."""
     _, (fingerprint, peer, part) = _split("own", "/".join(["own", *below]))
     if peer != identity.peer_id or part is not part_of(body):
         raise TelemetryError("topic", "is not this node's for such a message")
@@ -290,8 +347,8 @@ def _encode(body: Body) -> dict[str, Any]:
 
 
 def _decode(raw: Mapping[str, Any], part: MessageKind, fingerprint: str) -> Body:
-    """Fields that this version does not know are left out: a later one may add some."""
-    stamp = Stamp(_nonce(raw), read.whole(raw, "seq"), read.real(raw, "at", _MAX_TIME_S))
+    """The checked body; unknown fields are ignored, because a later version may add some."""
+    stamp = Stamp(_nonce(raw), read.integer(raw, "seq"), read.number(raw, "at", _MAX_TIME_S))
     match part, raw.get("kind"):
         case MessageKind.STATUS, ("birth" | "status") as kind:
             return _status(raw, stamp, kind == "birth", fingerprint)
@@ -309,10 +366,11 @@ def _decode(raw: Mapping[str, Any], part: MessageKind, fingerprint: str) -> Body
 
 
 def _status(raw: Mapping[str, Any], stamp: Stamp, is_birth: bool, fingerprint: str) -> Status:
-    told = read.an_object("model", raw.get("model"))
-    if told.get("fingerprint") != fingerprint:
+    raw_model = read.json_object("model", raw.get("model"))
+    if raw_model.get("fingerprint") != fingerprint:
         raise TelemetryError("model", "is another one than the topic's")
-    model = ServedModel(read.text(told, "name", 96), fingerprint, read.whole(told, "num_layers", MAX_LAYERS))
+    num_layers = read.integer(raw_model, "num_layers", MAX_LAYERS)
+    model = ServedModel(read.text(raw_model, "name", 96), fingerprint, num_layers)
     return Status(
         stamp=stamp,
         is_birth=is_birth,
@@ -323,37 +381,37 @@ def _status(raw: Mapping[str, Any], stamp: Stamp, is_birth: bool, fingerprint: s
         numeric_class=read.text(raw, "numeric_class", 96),
         version=read.text(raw, "version", 32),
         name=None if raw.get("name") is None else read.text(raw, "name", 64),
-        started_at=read.real(raw, "started_at", _MAX_TIME_S),
-        kv_tokens_total=read.whole(raw, "kv_tokens_total"),
-        ttl_s=read.real(raw, "ttl_s", MAX_TTL_S),
+        started_at=read.number(raw, "started_at", _MAX_TIME_S),
+        kv_tokens_total=read.integer(raw, "kv_tokens_total"),
+        ttl_s=read.number(raw, "ttl_s", MAX_TTL_S),
     )
 
 
 def _metrics(raw: Mapping[str, Any], stamp: Stamp) -> Metrics:
-    total = read.whole(raw, "kv_tokens_total")
+    total = read.integer(raw, "kv_tokens_total")
     return Metrics(
         stamp=stamp,
-        uptime_s=read.real(raw, "uptime_s", _MAX_TIME_S),
-        sweeps=read.whole(raw, "sweeps"),
-        tree_nodes=read.whole(raw, "tree_nodes"),
-        tokens=read.whole(raw, "tokens"),
-        layer_tokens=read.whole(raw, "layer_tokens"),
-        bytes_in=read.whole(raw, "bytes_in"),
-        bytes_out=read.whole(raw, "bytes_out"),
-        errors=read.whole(raw, "errors"),
-        busy=read.real(raw, "busy", 1.0),
-        queue_ms=read.real(raw, "queue_ms", read.MAX_MS),
-        compute_ms=read.real(raw, "compute_ms", read.MAX_MS),
-        kv_tokens_free=read.whole(raw, "kv_tokens_free", total),
+        uptime_s=read.number(raw, "uptime_s", _MAX_TIME_S),
+        sweeps=read.integer(raw, "sweeps"),
+        tree_nodes=read.integer(raw, "tree_nodes"),
+        tokens=read.integer(raw, "tokens"),
+        layer_tokens=read.integer(raw, "layer_tokens"),
+        bytes_in=read.integer(raw, "bytes_in"),
+        bytes_out=read.integer(raw, "bytes_out"),
+        errors=read.integer(raw, "errors"),
+        busy=read.number(raw, "busy", 1.0),
+        queue_ms=read.number(raw, "queue_ms", read.MAX_MS),
+        compute_ms=read.number(raw, "compute_ms", read.MAX_MS),
+        kv_tokens_free=read.integer(raw, "kv_tokens_free", total),
         kv_tokens_total=total,
-        sessions=read.whole(raw, "sessions"),
+        sessions=read.integer(raw, "sessions"),
         sweep_ms=read.pairs(raw, "sweep_ms"),
-        device_memory_bytes=_known(raw, "device_memory_bytes", read.whole),
-        device_temperature_c=_known(raw, "device_temperature_c", read.temperature),
+        device_memory_bytes=_optional(raw, "device_memory_bytes", read.integer),
+        device_temperature_c=_optional(raw, "device_temperature_c", read.temperature),
     )
 
 
-def _known(raw: Mapping[str, Any], field: str, reader: Callable[[Mapping[str, Any], str], T]) -> T | None:
+def _optional(raw: Mapping[str, Any], field: str, reader: Callable[[Mapping[str, Any], str], T]) -> T | None:
     return None if raw.get(field) is None else reader(raw, field)
 
 

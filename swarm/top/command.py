@@ -11,7 +11,7 @@ import httpx2
 from rich.console import Console
 from rich.text import Text
 
-from swarm.discovery.dht.registry import check_join_address
+from swarm.discovery.dht.addresses import check_join_address
 from swarm.errors import ConfigError, RegistryError, UnknownModel
 from swarm.health.remote.client import TIMEOUT, service_url
 from swarm.health.remote.state import State

@@ -1,11 +1,13 @@
 """The wire codec: typed messages to protobuf and back, with every edge check. Owns bytes; no I/O and no session rules.
 
-Decoding believes nothing: counts, lengths, ranges, finite numbers and texts are checked, and `RemoteProtocolError`
+Decoding trusts nothing: counts, lengths, ranges, finite numbers and texts are checked, and `RemoteProtocolError`
 names the field. Row values are not in these bytes: `swarm.wire.frames` carries them behind the head. Only this package
 imports the generated modules.
 """
 
+from swarm.protocol.limits import PART_BYTES
 from swarm.wire.decoding import (
+    FramePart,
     decode_frame,
     decode_held,
     decode_hold,
@@ -23,7 +25,6 @@ from swarm.wire.encoding import (
     encode_replies_up,
     encode_upstream,
 )
-from swarm.wire.parts import PART_BYTES, FramePart
 
 SERVICE = "swarm.wire.v1.Node"
 HELLO = f"/{SERVICE}/Hello"

@@ -14,8 +14,11 @@ from swarm.layers import Span
 from swarm.protocol.limits import MAX_LAYERS, MAX_NODES, SESSION_BYTES
 
 ID_END = 1 << 63
+"""Ids, sequences and lengths are below it."""
 TOKEN_END = 1 << 31
+"""Token ids are below it."""
 TIP = -1
+"""The tip as a parent on the wire."""
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S", bound=Sized)
@@ -63,7 +66,7 @@ def parents(values: Collection[int], field: str) -> tuple[TreeNodeId | None, ...
 
 
 def same_length(count: int, expected: int, field: str, of: str) -> None:
-    """Two lists that go together."""
+    """That a list has one entry per `of`."""
     if count != expected:
         raise RemoteProtocolError(field, f"{count}, but there are {expected} {of}")
 
@@ -82,7 +85,7 @@ def non_negative(value: float, field: str) -> float:
     return value
 
 
-def share(value: float, field: str) -> float:
+def fraction(value: float, field: str) -> float:
     """In `[0, 1]`."""
     if not 0 <= value <= 1:
         raise RemoteProtocolError(field, f"{value} is not in 0 … 1")
@@ -90,7 +93,7 @@ def share(value: float, field: str) -> float:
 
 
 def session_id(value: bytes) -> SessionId:
-    """128 bits."""
+    """A session's id: 128 bits."""
     if len(value) != SESSION_BYTES:
         raise RemoteProtocolError("session", f"{len(value)} bytes instead of {SESSION_BYTES}")
     return SessionId(value)

@@ -1,9 +1,9 @@
-"""Protobuf bytes to typed messages. Strangers send them: whatever is wrong with them is a `RemoteProtocolError`."""
+"""Protobuf bytes to typed messages. The bytes are untrusted: whatever is wrong with them is a `RemoteProtocolError`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import numpy as np
@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError, Message
 
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
+from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.limits import (
     MAX_HEADERS,
     MAX_HOPS,
@@ -28,7 +29,6 @@ from swarm.protocol.messages import (
     Attached,
     Close,
     Codec,
-    Counters,
     Credits,
     Fault,
     Frame,
@@ -36,7 +36,6 @@ from swarm.protocol.messages import (
     Held,
     Hold,
     HopTime,
-    NodeInfo,
     Open,
     Ping,
     Pong,
@@ -47,20 +46,35 @@ from swarm.protocol.messages import (
     Reroute,
     RouteHop,
     Rows,
+    Sampling,
     Snapshot,
     Sweep,
     SweepFrame,
     Upstream,
     Want,
 )
+from swarm.protocol.node_info import Counters, NodeInfo
 from swarm.wire import checks, encoding
-from swarm.wire.parts import FramePart
-from swarm.wire.picking import guesses_of, sampling_of
 from swarm.wire.v1 import node_pb2 as pb
 
 CODECS = {int(value): codec for codec, value in encoding.CODECS.items()}
 FAULT_KINDS = {int(value): kind for kind, value in encoding.FAULT_KINDS.items()}
 M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class FramePart:
+    """The next bytes of a frame (F2).
+
+    Attributes:
+        head_bytes: bytes of the whole head in a frame's first part, 0 in the others.
+        rows_bytes: bytes of row values behind the head, in the first part only.
+        data: at most `PART_BYTES` of head, then rows.
+    """
+
+    head_bytes: int
+    rows_bytes: int
+    data: bytes
 
 
 def decode_frame(data: bytes | bytearray) -> Frame:
@@ -243,10 +257,38 @@ def _sweep(sweep: pb.Sweep) -> Sweep:
         acked=checks.number(sweep.acked, "acked"),
         truncate_to=checks.number(sweep.truncate_to, "truncate_to") if sweep.HasField("truncate_to") else None,
         commit_to=checks.node_id(sweep.commit_to, "commit_to") if sweep.HasField("commit_to") else None,
-        sampling=sampling_of(sweep.sampling) if sweep.HasField("sampling") else None,
+        sampling=_sampling(sweep.sampling) if sweep.HasField("sampling") else None,
         want=Want(sweep.want.log_probs, sweep.want.hidden_rows) if sweep.HasField("want") else None,
-        guesses=guesses_of(sweep.guesses, len(tokens)),
+        guesses=_guesses(sweep.guesses, len(tokens)),
     )
+
+
+def _sampling(sampling: pb.Sampling) -> Sampling:
+    top_k = sampling.top_k if sampling.HasField("top_k") else None
+    if top_k == 0:
+        raise RemoteProtocolError("top_k", "0 would leave no token")
+    return Sampling(
+        seed=sampling.seed,
+        temperature=checks.non_negative(sampling.temperature, "temperature"),
+        top_k=top_k,
+        top_p=checks.fraction(sampling.top_p, "top_p") if sampling.HasField("top_p") else None,
+        min_p=checks.fraction(sampling.min_p, "min_p") if sampling.HasField("min_p") else None,
+        multistep=sampling.multistep,
+    )
+
+
+def _guesses(guesses: Collection[pb.Guess], nodes: int) -> tuple[DraftDistribution, ...]:
+    """What a draft drew after nodes of a sweep of `nodes`: at most one per node, by rising offsets."""
+    found: list[DraftDistribution] = []
+    for sent in checks.at_most(guesses, nodes, "guesses"):
+        guess = DraftDistribution(sent.offset, tuple(sent.tokens), tuple(sent.weights), tuple(sent.draws))
+        problem = guess.problem(checks.TOKEN_END)
+        if problem is not None:
+            raise RemoteProtocolError("guesses", problem)
+        if guess.offset >= nodes or (found and guess.offset <= found[-1].offset):
+            raise RemoteProtocolError("guesses", f"offset {guess.offset} is not below {nodes} or not rising")
+        found.append(guess)
+    return tuple(found)
 
 
 def _kept(bitmap: bytes, nodes: int) -> tuple[bool, ...]:
@@ -339,9 +381,9 @@ def _attach(attach: pb.Attach) -> Attach:
 
 
 def _records(records: Collection[bytes]) -> tuple[bytes, ...]:
-    """Sealed ones: who uses one checks it."""
-    few = checks.at_most(records, MAX_HOPS + 1, "records")
-    return tuple(checks.at_most(one, MAX_RECORD_BYTES, "records") for one in few)
+    """Sealed records: their signatures are checked where one is used."""
+    limited = checks.at_most(records, MAX_HOPS + 1, "records")
+    return tuple(checks.at_most(record, MAX_RECORD_BYTES, "records") for record in limited)
 
 
 def _hedge(message: pb.Attach | pb.Reroute, route: Collection[RouteHop]) -> Hedge | None:
@@ -367,7 +409,7 @@ def _snapshot(snapshot: pb.Snapshot) -> Snapshot:
         sequence=checks.number(snapshot.sequence, "sequence"),
         acked=checks.number(snapshot.acked, "acked"),
         next_id=checks.node_id(snapshot.next_id, "next_id"),
-        sampling=sampling_of(snapshot.sampling),
+        sampling=_sampling(snapshot.sampling),
         ids=ids,
         tokens=checks.numbers(snapshot.tokens, "tokens", checks.TOKEN_END),
         sequences=checks.numbers(snapshot.sequences, "sequences"),

@@ -25,7 +25,6 @@ from swarm.protocol.messages import (
     Held,
     Hold,
     HopTime,
-    NodeInfo,
     Ping,
     Pong,
     Ready,
@@ -41,6 +40,7 @@ from swarm.protocol.messages import (
     SweepFrame,
     Upstream,
 )
+from swarm.protocol.node_info import NodeInfo
 from swarm.wire.checks import TIP
 from swarm.wire.v1 import node_pb2 as pb
 
@@ -53,7 +53,7 @@ CODECS: dict[Codec, pb.Codec.ValueType] = {
 FAULT_KINDS: dict[FaultKind, pb.FaultKind.ValueType] = {
     kind: pb.FaultKind.Value(f"FAULT_KIND_{kind.name}") for kind in FaultKind
 }
-LENGTH_DELIMITED = 2
+LENGTH_DELIMITED = 2  # protobuf's wire type of a `bytes` field
 DATA_KEY = bytes([pb.Part.DATA_FIELD_NUMBER << 3 | LENGTH_DELIMITED])
 T = TypeVar("T")
 
@@ -89,10 +89,14 @@ def encode_held(held: Held) -> bytes:
 
 
 def encode_part(head_bytes: int, rows_bytes: int, data: Sequence[bytes | memoryview]) -> bytes:
-    """One part of a frame, `data` joined.
+    """One part of a frame, without the copies that protobuf makes of a `bytes` field.
 
-    Protobuf reads concatenated encodings as one message, so the data is put behind the numbers with a single copy:
-    at 1 MiB this takes a quarter of the time of setting and serialising the field.
+    Protobuf reads concatenated encodings as one message, so the data is put behind the numbers with a single copy.
+
+    Args:
+        head_bytes: see `FramePart`.
+        rows_bytes: see `FramePart`.
+        data: pieces that are joined.
     """
     numbers = pb.Part(head_bytes=head_bytes, rows_bytes=rows_bytes).SerializeToString()
     return b"".join((numbers, DATA_KEY, _varint(sum(map(len, data))), *data))
@@ -269,7 +273,7 @@ def _snapshot(snapshot: Snapshot) -> pb.Snapshot:
 
 
 def _reason(reason: str) -> str:
-    """Cut and clean: a fault's own text must never be what stops it from travelling."""
+    """The text within its limit and valid UTF-8, so that a fault can always be sent."""
     return reason[:REASON_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
 
 

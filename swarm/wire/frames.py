@@ -19,7 +19,12 @@ PART_OVERHEAD_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
-    """The largest frame that a receiver puts together."""
+    """The largest frame that a receiver puts together.
+
+    Attributes:
+        head_bytes: of the serialised message.
+        rows_bytes: of its row values.
+    """
 
     head_bytes: int = 4 << 20
     rows_bytes: int = 256 << 20
@@ -43,7 +48,7 @@ def split(message: Frame) -> Iterator[bytes]:
 
 
 class FrameAssembler:
-    """Puts one stream's parts together. After an error the stream is lost: the next part needs a new Joiner."""
+    """Puts one stream's parts together. After an error the stream is lost: the next part needs a new assembler."""
 
     def __init__(self, limits: FrameLimits | None = None) -> None:
         self._limits = limits or FrameLimits()

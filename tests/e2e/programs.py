@@ -19,7 +19,7 @@ import grpc
 import psutil
 
 from swarm import wire
-from swarm.protocol.messages import NodeInfo
+from swarm.protocol.node_info import NodeInfo
 
 START_S = 100
 GONE_S = 10

@@ -29,7 +29,7 @@ from client.options import GenerateOptions
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Ready, Sweep
 from swarm.routing import route as routing
-from swarm.routing.costs import Candidate, Costs, RouteQuery, tabulate
+from swarm.routing.costs import Candidate, CostTable, RouteQuery, tabulate
 from tests.e2e.programs import LONG, START_S, Program, bootstrap, info, program, serve, within
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
@@ -124,8 +124,8 @@ class Machines:
         return within(seconds, free)
 
 
-def tabulate_evenly(candidates: Sequence[Candidate], query: RouteQuery) -> Costs:
-    """Costs as if all were equally far: on one busy machine delays are chance, and a hop more would seem to pay."""
+def tabulate_evenly(candidates: Sequence[Candidate], query: RouteQuery) -> CostTable:
+    """CostTable as if all were equally far: on one busy machine delays are chance, and a hop more would seem to pay."""
     near = [one._replace(record=replace(one.record, delays_ms=())) for one in candidates]
     return tabulate(near, replace(query, delays_ms={}))
 

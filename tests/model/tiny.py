@@ -121,22 +121,22 @@ def reference(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     return logits.cpu()
 
 
-def chain(arena: KvCache, ids: torch.Tensor, first: int = 0) -> SessionRows:
+def chain(kv_cache: KvCache, ids: torch.Tensor, first: int = 0) -> SessionRows:
     """A text as a chain of nodes `first`, `first + 1`, … below the tip."""
     nodes = [TreeNodeId(first + offset) for offset in range(len(ids))]
-    start = arena.slots.used
-    return SessionRows(arena, nodes, [None, *nodes[:-1]], range(start, start + len(ids)), ids)
+    start = kv_cache.slots.used
+    return SessionRows(kv_cache, nodes, [None, *nodes[:-1]], range(start, start + len(ids)), ids)
 
 
-def run_chain(models: list[SpanModel], arenas: list[list[KvCache]], works: list[SessionRows]) -> torch.Tensor:
-    """Pass works through spans, arenas[i][j] being session j's on machine i; returns the last machine's rows."""
+def run_chain(models: list[SpanModel], kv_caches: list[list[KvCache]], works: list[SessionRows]) -> torch.Tensor:
+    """Pass works through spans, kv_caches[i][j] being session j's on machine i; returns the last machine's rows."""
     rows = models[0].forward(works)
     counts = [len(work.node_ids) for work in works]
-    for model, own in zip(models[1:], arenas[1:], strict=True):
+    for model, own in zip(models[1:], kv_caches[1:], strict=True):
         pieces = torch.split(rows, counts)
         works = [
-            SessionRows(arena, work.node_ids, work.parents, work.positions, rows=piece)
-            for arena, work, piece in zip(own, works, pieces, strict=True)
+            SessionRows(kv_cache, work.node_ids, work.parents, work.positions, rows=piece)
+            for kv_cache, work, piece in zip(own, works, pieces, strict=True)
         ]
         rows = model.forward(works)
     return rows

@@ -18,9 +18,7 @@ from swarm.protocol.messages import (
     Ack,
     Attach,
     Codec,
-    Counters,
     Frame,
-    NodeInfo,
     Open,
     RepliesRequest,
     Reply,
@@ -29,6 +27,7 @@ from swarm.protocol.messages import (
     Sweep,
     Upstream,
 )
+from swarm.protocol.node_info import Counters, NodeInfo
 from swarm.transport.link import Stream
 from swarm.wire.frames import FrameAssembler, split
 

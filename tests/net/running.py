@@ -19,7 +19,8 @@ from node.engine.scheduler import Engine
 from node.lifecycle.span_host import SpanService
 from node.serve import Node
 from swarm.demo import DRAFT, PASSAGES, TARGET
-from swarm.protocol.messages import Counters, Fault, Ready, RouteHop
+from swarm.protocol.messages import Fault, Ready, RouteHop
+from swarm.protocol.node_info import Counters
 from tests.net.raw import RawLink, info, route_of
 from tests.swarm_here import SwarmHere, swarm_here
 

@@ -18,7 +18,7 @@ class LocalSession:
     def __init__(self, model: RaggedModel, limits: Limits) -> None:
         self.model = model
         self.state = SessionState(limits)
-        self.arena = KvCache(model.layout, limits.window_tokens + limits.nodes)
+        self.kv_cache = KvCache(model.layout, limits.window_tokens + limits.nodes)
         self.rows = 0
 
     def run(self, sweep: Sweep) -> torch.Tensor:
@@ -30,19 +30,19 @@ class LocalSession:
         """Apply a sweep that has nodes; logits [last, vocab_size] of its last ones, and the rows that they came of."""
         work = self._work(sweep)
         assert work is not None
-        return self.model.scores(work, last)
+        return self.model.head_output(work, last)
 
     def _work(self, sweep: Sweep) -> SessionRows | None:
         applied = self.state.apply(sweep)
         if applied.truncated_to is not None:
-            self.arena.truncate(applied.truncated_to)
+            self.kv_cache.truncate(applied.truncated_to)
         if applied.path:
-            self.arena.commit(applied.path, applied.survivors)
+            self.kv_cache.commit(applied.path, applied.survivors)
         if not applied.appended:
             return None
         self.rows += len(sweep.tokens)
         ids = torch.tensor(sweep.tokens, device=self.model.device)
-        return SessionRows(self.arena, applied.appended, sweep.parents, applied.positions, ids, None)
+        return SessionRows(self.kv_cache, applied.appended, sweep.parents, applied.positions, ids, None)
 
     def next(
         self, tokens: Sequence[int], parents: Sequence[Parent], commit_to: Parent = None, truncate_to: int | None = None

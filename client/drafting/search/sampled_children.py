@@ -14,9 +14,9 @@ import torch
 
 from client.drafting.search.source import Places, Search
 from client.drafting.search.tree import Picks
-from swarm.inference.multistep_sampling import guess
+from swarm.inference.multistep_sampling import draw_children
 from swarm.inference.sampling import target_probs
-from swarm.protocol.proposal import DraftDistribution
+from swarm.protocol.draft_distribution import DraftDistribution
 
 DRAWS = 4
 PRIOR = (0.6, 0.15, 0.07, 0.04)
@@ -65,7 +65,7 @@ class SampledChildren:
         for node, draft_probs in zip(nodes, target_probs(draft_logits, sampling), strict=True):
             if node in tree.guesses:
                 continue
-            made: DraftDistribution = guess(0, draft_probs, DRAWS, self._rng)
+            made: DraftDistribution = draw_children(0, draft_probs, DRAWS, self._rng)
             tree.guesses[node] = made
             self._drawn[node] = tokens = tuple(dict.fromkeys(made.tokens[draw] for draw in made.draws))
             tree.add_children(node, zip(tokens, chances.tolist(), strict=False))

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from swarm.protocol.proposal import DraftDistribution
+from swarm.protocol.draft_distribution import DraftDistribution
 
 Picks = Mapping[int | None, int]
 """What the target picked after nodes of a tree; None is its root."""

@@ -1,4 +1,4 @@
-"""The owner's end of the DHT process: starts it, exchanges msgpack messages with it, ends it and its daemon."""
+"""The parent's end of the DHT process: starts it, exchanges msgpack messages with it, ends it and its daemon."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from swarm.errors import RegistryError
 _log = logging.getLogger(__name__)
 _MAX_MESSAGE_BYTES = 16 * 2**20
 _MAX_LINE_BYTES = 8_192
-_AT_ONCE = 32
-_LEAVE_S = 6.0
+_MAX_RUNNING = 32  # requests that are unanswered at a time
+_LEAVE_S = 6.0  # for the process to end by itself
 
 
 class DhtPipe(asyncio.SubprocessProtocol):
@@ -28,7 +28,7 @@ class DhtPipe(asyncio.SubprocessProtocol):
 
     def __init__(self) -> None:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_MAX_RUNNING)
         self._ended = asyncio.Event()
         self._unpacker = msgpack.Unpacker(max_buffer_size=_MAX_MESSAGE_BYTES)
         self._line = b""
@@ -37,7 +37,12 @@ class DhtPipe(asyncio.SubprocessProtocol):
         self._transport: asyncio.SubprocessTransport
 
     async def call(self, method: str, arguments: dict[str, Any], deadline_s: float) -> Any:  # noqa: ANN401  (the answer)
-        """Ask the DHT process.
+        """Send the DHT process a request and return its answer.
+
+        Args:
+            method: what to do.
+            arguments: by name.
+            deadline_s: seconds to wait.
 
         Raises:
             RegistryError: it refused, died, or did not answer in time.
@@ -80,7 +85,7 @@ class DhtPipe(asyncio.SubprocessProtocol):
 
     def _kill_group(self) -> None:
         if self._ended.is_set():
-            return  # long gone: its number may be another's by now
+            return  # its process id may belong to another process by now
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._transport.get_pid(), signal.SIGKILL)
 
@@ -89,9 +94,9 @@ class DhtPipe(asyncio.SubprocessProtocol):
         self._transport = cast(asyncio.SubprocessTransport, transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Called by asyncio: answers on 1, complaints on 2."""
+        """Called by asyncio: answers arrive on 1, log lines on 2."""
         if fd == 2:
-            self._complaint(data)
+            self._log_stderr(data)
             return
         try:
             self._unpacker.feed(data)
@@ -110,7 +115,7 @@ class DhtPipe(asyncio.SubprocessProtocol):
         else:
             answer.set_exception(RegistryError(error))
 
-    def _complaint(self, data: bytes) -> None:
+    def _log_stderr(self, data: bytes) -> None:
         *lines, rest = (self._line + data).split(b"\n")
         self._line = rest[-_MAX_LINE_BYTES:]
         for line in lines:
@@ -118,12 +123,12 @@ class DhtPipe(asyncio.SubprocessProtocol):
             _log.info("dht: %s", self._last_line)
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        """Called by asyncio: a process that has closed its output will answer nothing more."""
+        """Called by asyncio: a process that has closed its output cannot answer any more."""
         if fd == 1:
             self._kill_group()
 
     def process_exited(self) -> None:
-        """Called by asyncio when the process is gone: so must be its daemon."""
+        """Called by asyncio when the process has ended: its daemon must end too."""
         self._kill_group()
         self._ended.set()
         for answer in self._waiting.values():
@@ -138,7 +143,7 @@ DHT_PROCESS = (sys.executable, "-P", "-m", "swarm.discovery.dht.process")
 
 
 async def start_pipe(command: Sequence[str] = DHT_PROCESS) -> DhtPipe:
-    """Start the DHT process in a session of its own, so that Ctrl-C in the terminal is left to its owner."""
+    """Start the DHT process in a session of its own, so that Ctrl-C in the terminal reaches only its parent."""
     root = str(Path(__file__).parents[3])  # found also where the package is not installed, whatever the folder
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
     loop = asyncio.get_running_loop()

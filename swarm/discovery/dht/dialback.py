@@ -1,7 +1,7 @@
-"""Dial-back: one DHT peer calls another's gRPC address to see whether strangers can reach it.
+"""Dial-back: one DHT peer calls another's gRPC address to see whether others can reach it (as AutoNAT does).
 
 It must be of no use for anything else: only the requester's own signature counts as an answer, the reply is one bit,
-and both each requester and the whole service are rate-limited.
+and each requester and the whole service are rate-limited.
 """
 
 from __future__ import annotations
@@ -21,16 +21,24 @@ from swarm.ids import PeerId
 HANDLER = "canopy/v1/dial-back"
 DEADLINE_S = 5.0
 _WINDOW_S = 60.0
-_PER_PEER = 6
-_IN_ALL = 60
-_AT_ONCE = 4
+_MAX_PER_PEER = 6  # in the window
+_MAX_REQUESTS = 60  # of all peers, in the window
+_MAX_RUNNING = 4  # at a time
 
-Call = Callable[[str, bytes], Awaitable[bytes]]
+HelloCall = Callable[[str, bytes], Awaitable[bytes]]
 
 
 async def call_hello(address: str, nonce: bytes) -> bytes:
-    """Ask whoever answers at `host:port` for its signed hello. Raises: grpc.aio.AioRpcError."""
-    import grpc  # here, because most DHT processes never need its 9 MB
+    """Send a Hello.
+
+    Args:
+        address: `host:port`
+        nonce: what the answer must sign.
+
+    Raises:
+        grpc.aio.AioRpcError: nothing answers there.
+    """
+    import grpc  # here, because most DHT processes never need it
 
     options = [
         ("grpc.enable_http_proxy", 0),
@@ -48,17 +56,21 @@ async def call_hello(address: str, nonce: bytes) -> bytes:
 class DialBack:
     """Answers dial-back requests of other peers."""
 
-    def __init__(self, call: Call = call_hello, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, call: HelloCall = call_hello, clock: Callable[[], float] = time.monotonic) -> None:
         self._call = call
         self._clock = clock
         self._recent: deque[tuple[float, PeerId]] = deque()
         self._running = 0
 
     async def answer(self, peer: PeerId, request: bytes) -> bytes:
-        """One request from `peer`, whom libp2p authenticated.
+        """Carry out one request.
+
+        Args:
+            peer: who asks; libp2p has authenticated it.
+            request: see `pack_request`.
 
         Returns:
-            msgpack of true (it answered under its own name), false (it did not), or nil (not asked: too busy).
+            msgpack of true (the peer answered with its signature), false (it did not), or nil (not tried: too busy).
         """
         verdict = await self._check(peer, request)
         packed: bytes = msgpack.packb(verdict)
@@ -75,7 +87,7 @@ class DialBack:
         try:
             async with asyncio.timeout(DEADLINE_S):
                 return check_hello(peer, nonce, await self._call(address, nonce))
-        except Exception:  # noqa: BLE001  (whatever a stranger's address does to gRPC means: not reachable)
+        except Exception:  # noqa: BLE001  (whatever an unknown address makes gRPC raise means: not reachable)
             return False
         finally:
             self._running -= 1
@@ -84,8 +96,8 @@ class DialBack:
         now = self._clock()
         while self._recent and self._recent[0][0] <= now - _WINDOW_S:
             self._recent.popleft()
-        own = sum(1 for _, asker in self._recent if asker == peer)
-        if self._running >= _AT_ONCE or own >= _PER_PEER or len(self._recent) >= _IN_ALL:
+        own = sum(1 for _, requester in self._recent if requester == peer)
+        if self._running >= _MAX_RUNNING or own >= _MAX_PER_PEER or len(self._recent) >= _MAX_REQUESTS:
             return False
         self._recent.append((now, peer))
         return True
@@ -98,7 +110,7 @@ def pack_request(address: str, nonce: bytes) -> bytes:
 
 
 def parse_request(request: bytes) -> tuple[str, bytes] | None:
-    """Address and nonce, or None where the request is something else."""
+    """The address and the nonce of a request, or None where it is malformed."""
     if len(request) > 512:
         return None
     try:

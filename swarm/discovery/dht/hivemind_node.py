@@ -1,7 +1,7 @@
-"""The parts of hivemind that a directory needs: a Kademlia node, its p2p daemon, and our rules for what it stores.
+"""The parts of hivemind that a directory needs: a Kademlia node, its p2p daemon, and the rules for what it stores.
 
-Only `swarm.discovery.dht.process` imports this. `import hivemind` loads torch and scipy (278 MB resident, 3 s); its
-Kademlia and libp2p modules need neither, so their packages are entered without running their `__init__` (38 MB, 0.2 s).
+Only `swarm.discovery.dht.process` imports this. `import hivemind` loads torch and scipy, which takes seconds and much
+memory; its Kademlia and libp2p modules need neither, so their packages are entered without their `__init__`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import msgpack
 
+from swarm.discovery.dht.addresses import ListenAddresses
 from swarm.discovery.node_record import RecordError, open_filed
 from swarm.discovery.registry import record_keys
 
@@ -55,7 +55,7 @@ from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerI
 __all__ = ["DHTID", "DHTNode", "Daemon", "P2PContext", "P2PDaemonError", "P2PHandlerError", "PeerID", "ValidationError"]
 
 MAX_KEYS = 4_096
-"""Storage keys that one DHT peer holds for others; those that expire first go first."""
+"""Storage keys that one DHT peer holds for others; those that expire first are dropped first."""
 
 _DIE_WITH_PARENT = (
     "import ctypes,os,signal,sys;"
@@ -66,7 +66,7 @@ _DIE_WITH_PARENT = (
 
 
 class Daemon(P2P):  # type: ignore[misc]  # hivemind is untyped
-    """libp2p's daemon; on Linux the kernel kills it when this process dies, however it dies."""
+    """libp2p's daemon; on Linux the kernel kills it when this process dies, for whatever reason."""
 
     @staticmethod
     def _make_process_args(*args: object, **kwargs: object) -> list[str]:
@@ -86,10 +86,10 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind is untyped
 
 
 class RecordRules(RecordValidatorBase):  # type: ignore[misc]  # hivemind is untyped
-    """What our DHT stores: sealed node records, under their own keys and their signer's name. Nothing else."""
+    """What the DHT stores: sealed node records under their own keys and their signer's id, and nothing else."""
 
     def validate(self, record: DHTRecord) -> bool:
-        """Whether a record that another peer sent holds; whether it is over is the reader's question."""
+        """Whether a record that another peer sent is valid; that it has not expired, its readers check."""
         try:
             peer, data = msgpack.unpackb(record.subkey), msgpack.unpackb(record.value)
             if not isinstance(data, bytes):
@@ -100,17 +100,7 @@ class RecordRules(RecordValidatorBase):  # type: ignore[misc]  # hivemind is unt
         return any(DHTID.generate(key).to_bytes() == record.key for key in record_keys(sealed.record))
 
 
-@dataclass(frozen=True, slots=True)
-class Listen:
-    """Where a DHT peer listens and what it joins; multiaddresses."""
-
-    join: Sequence[str]
-    host: Sequence[str]
-    announce: Sequence[str] | None
-    client: bool
-
-
-async def start_daemon(listen: Listen, identity_path: str) -> Daemon:
+async def start_daemon(listen: ListenAddresses, identity_path: str) -> Daemon:
     """Start libp2p under this identity."""
     options: dict[str, Any] = {"no_listen": True, "dht_mode": "client"} if listen.client else {"dht_mode": "server"}
     daemon: Daemon = await Daemon.create(
@@ -127,7 +117,7 @@ async def start_daemon(listen: Listen, identity_path: str) -> Daemon:
     return daemon
 
 
-async def start_node(daemon: Daemon, listen: Listen) -> DHTNode:
+async def start_node(daemon: Daemon, listen: ListenAddresses) -> DHTNode:
     """Join the DHT. Values are read from its peers each time: nothing is cached here."""
     node = await DHTNode.create(
         p2p=daemon,
@@ -145,9 +135,20 @@ async def start_node(daemon: Daemon, listen: Listen) -> DHTNode:
 
 
 async def store(node: DHTNode, keys: Sequence[str], subkey: str, value: bytes, expires_at: float) -> bool:
-    """File one sealed record under all its keys; whether each is held now.
+    """Store one sealed record under all its keys.
 
-    hivemind's word is the last peer's alone, and a peer to which another one passed this very record refuses it.
+    hivemind reports the last peer's answer alone, and a peer that got this very record from another peer refuses it, so
+    a refusal is checked by reading.
+
+    Args:
+        node: the DHT node.
+        keys: storage keys.
+        subkey: the signer's peer id.
+        value: the sealed record.
+        expires_at: DHT time in seconds.
+
+    Returns:
+        Whether the record is stored under every key now.
     """
     taken = await node.store_many(list(keys), [value] * len(keys), expires_at, subkeys=[subkey] * len(keys))
     return all([done or value in await fetch(node, [key]) for (key, _), done in taken.items()])
@@ -155,7 +156,7 @@ async def store(node: DHTNode, keys: Sequence[str], subkey: str, value: bytes, e
 
 async def fetch(node: DHTNode, keys: Sequence[str]) -> list[bytes]:
     """Every value under these keys, from all the peers that should hold them."""
-    # "Sufficient" is NaN, which no expiry reaches: otherwise one peer could end the search by claiming a far one.
+    # "Sufficient" is NaN, which no expiry reaches: else one peer could end the search by claiming a late expiry.
     found = await node.get_many(list(keys), sufficient_expiration_time=math.nan)
     dictionaries = [entry.value for entry in found.values() if entry is not None and isinstance(entry.value, dict)]
     return [entry.value for dictionary in dictionaries for entry in dictionary.values()]

@@ -1,7 +1,7 @@
 """The process that owns the DHT node and its p2p daemon; `swarm.discovery.dht.child` starts it.
 
 Requests arrive as msgpack `[number, method, arguments]` on standard input, answers leave as `[number, error, value]` on
-standard output; error is nil or `[kind, message]`. The process ends when its standard input closes: its owner is gone.
+standard output; error is nil or a message. The process ends when its standard input closes: its parent has ended.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, BinaryIO
 import msgpack
 from google.protobuf.wrappers_pb2 import BytesValue
 
+from swarm.discovery.dht.addresses import ListenAddresses
 from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, DialBack, pack_request
 from swarm.discovery.dht.hivemind_node import (
     Daemon,
     DHTNode,
-    Listen,
     P2PContext,
     P2PDaemonError,
     P2PHandlerError,
@@ -38,22 +38,22 @@ from swarm.discovery.dht.hivemind_node import (
 from swarm.ids import PeerId
 
 MAX_MESSAGE_BYTES = 16 * 2**20
-AT_ONCE = 32
+MAX_RUNNING = 32
 JOIN_S = 18.0
 CALL_S = 15.0
 _LEAVE_S = 4
-_ASKED = 3  # peers asked to dial back: one alone could veto
+_PEERS_ASKED = 3  # peers asked to dial back: one alone could veto
 
 
 Request = tuple[int, str, dict[str, Any]]
 
 
-class OwnerGone(Exception):
+class ParentEnded(Exception):
     """Standard input has closed."""
 
 
 class RequestRefused(Exception):
-    """What is told to the owner instead of a value."""
+    """A request that cannot be carried out; the message is the answer's error."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -68,8 +68,16 @@ class DhtPeer:
     node: DHTNode
 
     @classmethod
-    async def join(cls, listen: Listen, identity_path: str) -> DhtPeer:
-        """Start both; raises `RequestRefused` where nobody answers."""
+    async def join(cls, listen: ListenAddresses, identity_path: str) -> DhtPeer:
+        """Start both.
+
+        Args:
+            listen: where to listen and whom to join.
+            identity_path: the key file.
+
+        Raises:
+            RequestRefused: no peer answers, the clocks differ, or the daemon did not start.
+        """
         try:
             async with asyncio.timeout(JOIN_S):
                 daemon = await start_daemon(listen, identity_path)
@@ -78,8 +86,8 @@ class DhtPeer:
                     service = DialBack()
 
                     async def dial_back(request: BytesValue, context: P2PContext) -> BytesValue:
-                        asker = PeerId(context.remote_id.to_base58())
-                        return BytesValue(value=await service.answer(asker, request.value))
+                        requester = PeerId(context.remote_id.to_base58())
+                        return BytesValue(value=await service.answer(requester, request.value))
 
                     await daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)
                 return peer
@@ -89,30 +97,30 @@ class DhtPeer:
             raise RequestRefused(_explain(str(error), listen)) from error
 
     async def describe(self) -> dict[str, Any]:
-        """Who this is, and the multiaddresses under which it listens."""
+        """This peer's id, and the multiaddresses under which it listens."""
         listens = not self.node.protocol.client_mode
         addresses = [str(address) for address in await self.daemon.get_visible_maddrs(latest=True)] if listens else []
         return {"peer_id": self.daemon.peer_id.to_base58(), "addresses": addresses}
 
     async def dial_back(self, address: str, nonce: bytes) -> bool | None:
-        """Ask up to three peers; one that got through is enough."""
+        """Ask up to three peers to call this machine; one that got through is enough."""
         known: list[PeerID] = list(self.node.protocol.routing_table.uid_to_peer_id.values())
         verdict: bool | None = None
-        for peer in random.sample(known, min(_ASKED, len(known))):
+        for peer in random.sample(known, min(_PEERS_ASKED, len(known))):
             try:
                 async with asyncio.timeout(DEADLINE_S + 1):
                     request = BytesValue(value=pack_request(address, nonce))
                     answer = await self.daemon.call_protobuf_handler(peer, HANDLER, request, BytesValue)
-                    said = msgpack.unpackb(answer.value)
+                    reached = msgpack.unpackb(answer.value)
             except (TimeoutError, P2PHandlerError, P2PDaemonError, ValueError, msgpack.UnpackException):
                 continue
-            if said is True:
+            if reached is True:
                 return True
-            verdict = False if said is False else verdict
+            verdict = False if reached is False else verdict
         return verdict
 
     async def answer(self, method: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401  (whatever the method gives)
-        """Carry out one request of the owner."""
+        """Carry out one request of the parent."""
         match method:
             case "describe":
                 return await self.describe()
@@ -126,16 +134,16 @@ class DhtPeer:
                 raise RequestRefused(f"no method {method}")
 
     async def leave(self) -> None:
-        """Say goodbye to the daemon."""
+        """Shut down the node, then its daemon."""
         await self.node.shutdown()
         await self.daemon.shutdown()
 
 
-def _listed(listen: Listen) -> str:
+def _listed(listen: ListenAddresses) -> str:
     return ", ".join(listen.join) or "no address"
 
 
-def _explain(reason: str, listen: Listen) -> str:
+def _explain(reason: str, listen: ListenAddresses) -> str:
     text = " ".join(reason.split())
     if "local time must be within" in text:
         return f"this machine's clock differs by more than 3 s from the swarm's: set it (NTP) and try again ({text})"
@@ -147,7 +155,7 @@ def _explain(reason: str, listen: Listen) -> str:
 
 
 class ParentPipe:
-    """The other end of the pipes."""
+    """The pipes from and to the parent process."""
 
     def __init__(self, output: BinaryIO) -> None:
         self._output = output
@@ -163,7 +171,7 @@ class ParentPipe:
                 yield number, method, arguments
 
     def reply(self, number: int, error: str | None, value: Any = None) -> None:  # noqa: ANN401
-        """Answer one request. The owner always reads, and has few requests open, so this does not block for long."""
+        """Answer one request. The parent always reads, and has few requests open, so this does not block for long."""
         with suppress(BrokenPipeError):
             self._output.write(msgpack.packb([number, error, value]))
             self._output.flush()
@@ -171,57 +179,57 @@ class ParentPipe:
 
 class _Pipe(asyncio.StreamReaderProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
-        signal.alarm(_LEAVE_S)  # whatever hangs from here on is cut short; the daemon dies with us
+        signal.alarm(_LEAVE_S)  # bounds the shutdown; the daemon dies with this process
         super().connection_lost(exc)
 
 
-async def serve(owner: ParentPipe, source: BinaryIO) -> None:
-    """Join on the first request, then answer until the owner closes the pipe or the daemon dies."""
-    requests = owner.requests(source)
+async def serve(parent: ParentPipe, source: BinaryIO) -> None:
+    """Join on the first request, then answer until the parent closes the pipe or the daemon dies."""
+    requests = parent.requests(source)
     number, _, arguments = await anext(requests)
     folder = str(arguments["folder"])
     try:
         Daemon.keep_sockets_in(folder)
-        peer = await _open(owner, number, arguments)
+        peer = await _open(parent, number, arguments)
         if peer is not None:
-            await _answer_all(peer, owner, requests)
+            await _answer_all(peer, parent, requests)
             await peer.leave()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _answer_all(peer: DhtPeer, owner: ParentPipe, requests: AsyncIterator[Request]) -> None:
-    slots = asyncio.Semaphore(AT_ONCE)
+async def _answer_all(peer: DhtPeer, parent: ParentPipe, requests: AsyncIterator[Request]) -> None:
+    slots = asyncio.Semaphore(MAX_RUNNING)
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_end_with_daemon(peer.daemon))
             async for request in requests:
                 await slots.acquire()
-                tasks.create_task(_answer(peer, owner, request, slots))
-            raise OwnerGone
-    except* OwnerGone:
+                tasks.create_task(_answer(peer, parent, request, slots))
+            raise ParentEnded
+    except* ParentEnded:
         pass
 
 
-async def _open(owner: ParentPipe, number: int, arguments: dict[str, Any]) -> DhtPeer | None:
+async def _open(parent: ParentPipe, number: int, arguments: dict[str, Any]) -> DhtPeer | None:
     try:
-        peer = await DhtPeer.join(Listen(**arguments["listen"]), arguments["identity_path"])
+        peer = await DhtPeer.join(ListenAddresses(**arguments["listen"]), arguments["identity_path"])
     except RequestRefused as error:
-        owner.reply(number, error.message)
+        parent.reply(number, error.message)
         return None
-    owner.reply(number, None, await peer.describe())
+    parent.reply(number, None, await peer.describe())
     return peer
 
 
-async def _answer(peer: DhtPeer, owner: ParentPipe, request: Request, slots: asyncio.Semaphore) -> None:
+async def _answer(peer: DhtPeer, parent: ParentPipe, request: Request, slots: asyncio.Semaphore) -> None:
     number, method, arguments = request
     try:
         async with asyncio.timeout(CALL_S):
-            owner.reply(number, None, await peer.answer(method, arguments))
+            parent.reply(number, None, await peer.answer(method, arguments))
     except TimeoutError:
-        owner.reply(number, f"the DHT did not answer within {CALL_S:.0f} s")
-    except Exception as error:  # noqa: BLE001  (hivemind raises anything; the owner is told, this process lives on)
-        owner.reply(number, f"{method} failed: {error!r:.300}")
+        parent.reply(number, f"the DHT did not answer within {CALL_S:.0f} s")
+    except Exception as error:  # noqa: BLE001  (hivemind raises anything; the answer says so, and this process goes on)
+        parent.reply(number, f"{method} failed: {error!r:.300}")
     finally:
         slots.release()
 
@@ -232,12 +240,12 @@ async def _end_with_daemon(daemon: Daemon) -> None:
 
 
 def main() -> None:
-    """Run until standard input closes. Ctrl-C and SIGTERM are the owner's to act on."""
+    """Run until standard input closes. Ctrl-C and SIGTERM are left to the parent."""
     os.umask(0o077)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: None)  # unlike SIG_IGN, not inherited by the daemon
     output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whoever prints does not disturb the protocol
+    os.dup2(2, 1)  # what a library prints does not disturb the protocol
     asyncio.run(serve(ParentPipe(output), sys.stdin.buffer))
 
 

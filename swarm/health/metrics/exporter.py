@@ -17,8 +17,8 @@ from swarm.health.metrics.models import ModelView, write_models
 from swarm.health.state.assessment import LinkState, SourceStatus
 from swarm.health.state.totals import Totals
 from swarm.health.tasks.recorder import HealthLoop
+from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet
 from swarm.metrics.page import MetricsPage
-from swarm.metrics.sheet import MetricFamily, MetricKind, MetricSet
 from swarm.telemetry.guard import Reason, TelemetryGuard
 from swarm.telemetry.messages import MessageKind
 
@@ -77,12 +77,12 @@ class HealthView:
     def collect(self) -> Iterable[Metric]:
         """For prometheus-client."""
         sheet = MetricSet(FIGURES)
-        sheet.describe(ABOUT, {"version": version("canopy-swarm"), "swarm": self.swarm})
+        sheet.set_info(ABOUT, {"version": version("canopy-swarm"), "swarm": self.swarm})
         for kind in AlertKind:
             for severity in Severity:
                 sheet.set(ALERTS, self.alerts.get((kind, severity), 0), kind.value, severity.value)
         for name, link in self.sources.items():
-            sheet.be(SOURCE, LinkState, link.state, name)
+            sheet.set_state(SOURCE, LinkState, link.state, name)
             sheet.set(SOURCE_AT, link.since, name)
         for part, count in self.believed.items():
             sheet.set(BELIEVED, count, part.value)
@@ -107,8 +107,8 @@ def take_view(health_loop: HealthLoop, guard: TelemetryGuard, probe_every_s: flo
         ],
         alerts=Counter((alert.finding.kind, alert.finding.severity) for alert in overview.alerts.open()),
         sources={"broker": copy(overview.broker), "dht": copy(overview.dht)},
-        believed=dict(guard.believed),
-        refused=dict(guard.counts),
+        believed=dict(guard.accepted),
+        refused=dict(guard.rejected),
         turned_away=overview.knowledge.turned_away,
         readers=health_loop.publisher.readers,
         probe_every_s=probe_every_s,

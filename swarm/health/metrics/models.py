@@ -16,7 +16,7 @@ from swarm.health.state.node import Condition, NodeView, by_condition
 from swarm.health.state.probe_results import HopProbe, ProbeLog
 from swarm.health.state.totals import Totals
 from swarm.health.state.verdict import Grade
-from swarm.metrics.sheet import MetricFamily, MetricKind, MetricSet
+from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet
 
 MAX_NODES: Final = 200
 MAX_LAYERS: Final = 1_024
@@ -162,7 +162,7 @@ def _serving(view: ModelView) -> list[bool]:
 
 def _write_model(sheet: MetricSet, view: ModelView) -> None:
     own, verdict, one = names(view), view.assessment.verdict, view.assessment
-    sheet.be(VERDICT, Grade, verdict.grade, *own)
+    sheet.set_state(VERDICT, Grade, verdict.grade, *own)
     sheet.set(VERDICT_AT, one.since, *own)
     sheet.set(LAYERS, one.model.num_layers, *own)
     sheet.set(MISSING, sum(map(len, verdict.missing)), *own)
@@ -229,8 +229,8 @@ def _write_nodes(sheet: MetricSet, views: Sequence[ModelView]) -> int:
 def _write_node(sheet: MetricSet, own: tuple[str, str, str], node: NodeView) -> None:
     facts = (str(node.span), node.device or "", node.numeric_class, node.version, node.name or "", node.source.value)
     labels = (*own, *map(_plain, facts))
-    sheet.describe(NODE, dict(zip(NODE.labels, labels, strict=True)))
-    sheet.be(NODE_STATE, Condition, node.condition, *own)
+    sheet.set_info(NODE, dict(zip(NODE.labels, labels, strict=True)))
+    sheet.set_state(NODE_STATE, Condition, node.condition, *own)
     sheet.set(NODE_SEEN, node.seen_at, *own)
     sheet.set(NODE_BUSY, node.busy, *own)
     sheet.set(NODE_KV, node.kv_total, *own)

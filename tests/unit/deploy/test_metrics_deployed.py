@@ -10,7 +10,7 @@ import pytest
 
 import node.telemetry.metrics
 import swarm.health.metrics.exporter
-from swarm.metrics.sheet import MetricKind
+from swarm.metrics.metric_set import MetricKind
 from tests.monitoring import DEPLOY, PROMETHEUS, board, board_queries, recorded, rule_queries
 
 

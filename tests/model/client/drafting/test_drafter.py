@@ -93,7 +93,7 @@ def test_kept_kv_gives_the_tree_of_a_fresh_drafter(
         fresh = ModelDrafter(draft, VOCAB, 512).grow(sequence, 16, 16, sampling)
         assert (tree.tokens, tree.parents) == (fresh.tokens, fresh.parents)
         assert tree.chances == pytest.approx(fresh.chances, rel=1e-4)
-        kept.session.arena.check_integrity()
+        kept.session.kv_cache.check_integrity()
 
 
 def test_accepted_nodes_are_not_run_again(draft: RaggedModel, prompts: list[list[int]]) -> None:
@@ -130,7 +130,7 @@ def test_a_search_goes_on_below_what_was_picked(
         assert tree.rounds < wanted.rounds
         assert (tree.tokens, tree.parents) == (wanted.tokens, wanted.parents)
         assert tree.chances == pytest.approx(wanted.chances, rel=1e-4)
-        kept.session.arena.check_integrity()
+        kept.session.kv_cache.check_integrity()
     before = kept.session.rows
     kept.grow(sequence, 4, 1, replace(sampling, temperature=0.7, seed=9))
     assert kept.session.rows - before == 1, "ranked for another noise, it is of no use"
@@ -271,7 +271,7 @@ def test_an_interrupted_tree_leaves_the_drafter_usable(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(draft, "scores", interrupt)
+        patch.setattr(draft, "head_output", interrupt)
         with pytest.raises(KeyboardInterrupt):
             drafter.grow(cut_off, 16, 16, GREEDY)
     fresh = ModelDrafter(draft, VOCAB, 512).grow([*cut_off, 6], 16, 16, GREEDY)

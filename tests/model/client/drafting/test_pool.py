@@ -51,7 +51,7 @@ def test_drafters_share_models_and_whom_to_believe(drafters: Drafters) -> None:
         assert first is not second
         assert first._model is second._model
         assert first.chances is second.chances
-        assert first.session.arena is not second.session.arena
+        assert first.session.kv_cache is not second.session.kv_cache
 
 
 def test_one_text_after_another_has_the_drafter_that_knows_most(drafters: Drafters) -> None:

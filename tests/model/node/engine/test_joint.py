@@ -34,7 +34,7 @@ class Hop:
 
     def __init__(self, model: SpanModel, seed: int, sampling: Sampling) -> None:
         self.model, self.sampling = model, sampling
-        self.arena, self._log = KvCache(model.layout, 128), HopLog(LIMITS)
+        self.kv_cache, self._log = KvCache(model.layout, 128), HopLog(LIMITS)
         self._role = HopRole(model.span, Codec.FP32, VOCAB, gumbel_row)
         self._random = torch.Generator().manual_seed(seed)
         self._tip: TreeNodeId | None = None
@@ -66,7 +66,7 @@ class Hop:
         assert self._log.receive(frame)
         work = self._log.next_work()
         assert work is not None
-        return SweepRun(self.model, self.arena, self._role, work, self.sampling)
+        return SweepRun(self.model, self.kv_cache, self._role, work, self.sampling)
 
     def _rows(self, count: int, *, spoil: bool) -> Rows:
         values = torch.randn(count, self.model.hidden_size, generator=self._random)
@@ -115,7 +115,7 @@ def test_a_shared_forward_gives_each_what_it_gets_alone(model: SpanModel) -> Non
             assert same(one, other)
             assert other.picks or other.rows is not None
     for hop in together:
-        hop.arena.check_integrity()
+        hop.kv_cache.check_integrity()
 
 
 def test_rows_that_are_no_numbers_are_their_own_sessions_trouble(whole: Path) -> None:
@@ -141,8 +141,8 @@ def test_where_a_shared_forward_fails_each_is_tried_alone(model: SpanModel, monk
     run_layers: Callable[..., torch.Tensor] = RaggedModel._run
 
     def short_of_memory(self: RaggedModel, step: object, sub: Span, entering: torch.Tensor, at: torch.Tensor) -> object:
-        arenas = [part.arena for part in step.parts]  # type: ignore[attr-defined]
-        if len(arenas) > 1 or arenas[0] is together[2].arena:
+        kv_caches = [part.kv_cache for part in step.parts]  # type: ignore[attr-defined]
+        if len(kv_caches) > 1 or kv_caches[0] is together[2].kv_cache:
             raise RuntimeError("no memory")
         return run_layers(self, step, sub, entering, at)
 

@@ -14,7 +14,7 @@ from node.model.span import SpanModel, dissect
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import SessionRows
-from swarm.inference.tree_attention import FOLDED_ROWS
+from swarm.inference.tree_attention import MAX_FOLDED_ROWS
 from swarm.layers import Span
 from swarm.models.families import TESTED
 from tests.model.tiny import FAMILIES, LAYERS, SPANS, WINDOW, chain, load_alone, reference, run_chain, save_sharded
@@ -44,17 +44,19 @@ def random_ids(count: int, seed: int) -> torch.Tensor:
     return torch.randint(3, 128, (count,), generator=torch.Generator().manual_seed(seed))
 
 
-def new_arenas(spans: list[SpanModel], sessions: int) -> list[list[KvCache]]:
+def new_kv_caches(spans: list[SpanModel], sessions: int) -> list[list[KvCache]]:
     return [[KvCache(model.layout, 64) for _ in range(sessions)] for model in spans]
 
 
-def tree(arena: KvCache, ids: torch.Tensor, first: int) -> SessionRows:
+def tree(kv_cache: KvCache, ids: torch.Tensor, first: int) -> SessionRows:
     """PARENTS below the tip of a chain whose last node is `first - 1`."""
     positions: list[int] = []
     for parent in PARENTS:
         positions.append(first if parent is None else positions[parent] + 1)
     parents = [TreeNodeId(first - 1 if parent is None else first + parent) for parent in PARENTS]
-    return SessionRows(arena, [TreeNodeId(first + offset) for offset in range(len(PARENTS))], parents, positions, ids)
+    return SessionRows(
+        kv_cache, [TreeNodeId(first + offset) for offset in range(len(PARENTS))], parents, positions, ids
+    )
 
 
 def path_to(offset: int) -> list[int]:
@@ -70,19 +72,23 @@ def test_the_list_of_tested_families_is_what_is_tested_here() -> None:
 
 def test_three_spans_give_the_whole_models_logits(family: Family) -> None:
     ids = random_ids(20, seed=3)
-    assert len(ids) > max(WINDOW, FOLDED_ROWS)
-    arenas = new_arenas(family.spans, sessions=1)
-    rows = run_chain(family.spans, arenas, [chain(arenas[0][0], ids)])
+    assert len(ids) > max(WINDOW, MAX_FOLDED_ROWS)
+    kv_caches = new_kv_caches(family.spans, sessions=1)
+    rows = run_chain(family.spans, kv_caches, [chain(kv_caches[0][0], ids)])
     assert (family.spans[-1].logits(rows).cpu() - reference(family.whole, ids)).abs().max() <= TOLERANCE
 
 
 def test_trees_of_two_ragged_sessions_in_one_forward_give_what_each_path_gives_alone(family: Family) -> None:
     prompts = [random_ids(11, seed=4), random_ids(4, seed=5)]
     trees = [random_ids(len(PARENTS), seed=6), random_ids(len(PARENTS), seed=7)]
-    arenas = new_arenas(family.spans, sessions=2)
-    run_chain(family.spans, arenas, [chain(arena, ids) for arena, ids in zip(arenas[0], prompts, strict=True)])
-    works = [tree(arena, ids, len(prompt)) for arena, ids, prompt in zip(arenas[0], trees, prompts, strict=True)]
-    logits = family.spans[-1].logits(run_chain(family.spans, arenas, works)).cpu()
+    kv_caches = new_kv_caches(family.spans, sessions=2)
+    run_chain(
+        family.spans, kv_caches, [chain(kv_cache, ids) for kv_cache, ids in zip(kv_caches[0], prompts, strict=True)]
+    )
+    works = [
+        tree(kv_cache, ids, len(prompt)) for kv_cache, ids, prompt in zip(kv_caches[0], trees, prompts, strict=True)
+    ]
+    logits = family.spans[-1].logits(run_chain(family.spans, kv_caches, works)).cpu()
     for ids, prompt, got in zip(trees, prompts, torch.split(logits, len(PARENTS)), strict=True):
         for offset in range(len(PARENTS)):
             alone = reference(family.whole, torch.cat([prompt, ids[path_to(offset)]]))[-1]

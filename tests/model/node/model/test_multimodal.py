@@ -26,8 +26,8 @@ def test_the_language_part_of_a_model_with_eyes_is_served_and_drafts(family: str
     save_sharded(whole, tmp_path / "whole")
     models = [load_alone(tmp_path / "whole", span, tmp_path / str(span)) for span in SPANS]
     ids = torch.arange(3, 19)
-    arenas = [[KvCache(model.layout, 32)] for model in models]
-    logits = models[-1].logits(run_chain(models, arenas, [chain(arenas[0][0], ids)]))
+    kv_caches = [[KvCache(model.layout, 32)] for model in models]
+    logits = models[-1].logits(run_chain(models, kv_caches, [chain(kv_caches[0][0], ids)]))
     assert (logits - reference(whole, ids)).abs().max() <= 1e-5
     draft = load_whole(tmp_path / "whole", torch.float32)
     drafted = draft.logits(draft.forward([chain(KvCache(draft.layout, 32), ids)]))

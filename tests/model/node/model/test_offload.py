@@ -43,18 +43,18 @@ def offloaded(
 
 def sweeps(model: SpanModel) -> list[torch.Tensor]:
     """A prompt, and a tree below it: the rows, and the logits where there is a head."""
-    arena = KvCache(model.layout, 64)
+    kv_cache = KvCache(model.layout, 64)
     ids = torch.arange(3, 19)
-    prompt = chain(arena, ids)
+    prompt = chain(kv_cache, ids)
     nodes = [TreeNodeId(16 + number) for number in range(5)]
     parents, positions = [None, nodes[0], nodes[0], nodes[1], None], [16, 17, 17, 18, 16]
-    tree = SessionRows(arena, nodes, parents, positions, ids[:5])
+    tree = SessionRows(kv_cache, nodes, parents, positions, ids[:5])
     if model.span.start:
         rows = torch.randn(21, model.hidden_size, generator=torch.Generator().manual_seed(1)).to(model.dtype)
-        prompt = SessionRows(arena, prompt.node_ids, prompt.parents, prompt.positions, rows=rows[:16])
-        tree = SessionRows(arena, nodes, parents, positions, rows=rows[16:])
+        prompt = SessionRows(kv_cache, prompt.node_ids, prompt.parents, prompt.positions, rows=rows[:16])
+        tree = SessionRows(kv_cache, nodes, parents, positions, rows=rows[16:])
     first = model.forward([prompt])
-    arena.commit(prompt.node_ids, [])
+    kv_cache.commit(prompt.node_ids, [])
     found = [first, model.forward([tree])]
     return [*found, model.logits(found[1])] if model.span.end == model.num_layers else found
 

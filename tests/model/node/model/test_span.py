@@ -86,16 +86,16 @@ def test_a_tree_nodes_logits_are_those_of_its_path_run_alone(dtype: torch.dtype,
     model = load_whole(TARGET, dtype)
     alone = cast("Any", AutoModelForCausalLM).from_pretrained(TARGET, dtype=dtype)
     prompt, rng = passage(0, 48), random.Random(1)
-    arena = KvCache(model.layout, 128)
-    prefill = chain(arena, prompt)
+    kv_cache = KvCache(model.layout, 128)
+    prefill = chain(kv_cache, prompt)
     model.forward([prefill])
-    arena.commit(prefill.node_ids, [])
+    kv_cache.commit(prefill.node_ids, [])
     parents, positions = random_tree(24, len(prompt) - 1, rng)
     tokens = torch.tensor([rng.randrange(3, 4_000) for _ in parents])
     first = len(prompt)
     nodes = [TreeNodeId(first + offset) for offset in range(len(parents))]
     above = [None if parent is None else nodes[parent] for parent in parents]
-    logits = model.logits(model.forward([SessionRows(arena, nodes, above, positions, tokens)]))
+    logits = model.logits(model.forward([SessionRows(kv_cache, nodes, above, positions, tokens)]))
     for offset, got in enumerate(logits):
         text = torch.cat([prompt, tokens[path_to(parents, offset)]])
         assert (got - reference(alone, text)[-1]).abs().max() <= tolerance
@@ -109,10 +109,10 @@ def test_sub_ranges_of_one_span_make_the_whole(
     rows: torch.Tensor | None = None
     for start, end in itertools.pairwise(cuts):
         sub = Span(start, end)
-        arena = KvCache(demo.layout.within(sub), len(ids))
-        assert [layer.index for layer in arena.layout.layers] == list(range(start, end))
-        work = chain(arena, ids)
-        rows = demo.forward([SessionRows(arena, work.node_ids, work.parents, work.positions, ids, rows)], sub)
+        kv_cache = KvCache(demo.layout.within(sub), len(ids))
+        assert [layer.index for layer in kv_cache.layout.layers] == list(range(start, end))
+        work = chain(kv_cache, ids)
+        rows = demo.forward([SessionRows(kv_cache, work.node_ids, work.parents, work.positions, ids, rows)], sub)
     assert rows is not None
     assert (demo.logits(rows) - reference(hugging_face, ids)).abs().max() <= 2e-5
 
@@ -128,8 +128,8 @@ def test_a_sub_range_runs_only_its_own_layers(demo: SpanModel, monkeypatch: pyte
 
     monkeypatch.setitem(cast("Any", AttentionInterface)._global_mapping, "canopy", recording)
     sub = Span(3, 6)
-    arena = KvCache(demo.layout.within(sub), 4)
-    demo.forward([SessionRows(arena, [TreeNodeId(0)], [None], [0], rows=torch.zeros(1, demo.hidden_size))], sub)
+    kv_cache = KvCache(demo.layout.within(sub), 4)
+    demo.forward([SessionRows(kv_cache, [TreeNodeId(0)], [None], [0], rows=torch.zeros(1, demo.hidden_size))], sub)
     assert ran == [3, 4, 5]
     demo.logits(torch.zeros(2, demo.hidden_size))
     assert ran == [3, 4, 5], "the head runs no layer"
@@ -137,9 +137,9 @@ def test_a_sub_range_runs_only_its_own_layers(demo: SpanModel, monkeypatch: pyte
 
 def test_a_forward_sees_only_new_nodes(demo: SpanModel) -> None:
     forwards, rows_in = demo.forwards, demo.rows_in
-    arena = KvCache(demo.layout, 64)
-    demo.forward([chain(arena, torch.arange(30))])
-    hidden = demo.forward([chain(arena, torch.arange(3), first=30)])
+    kv_cache = KvCache(demo.layout, 64)
+    demo.forward([chain(kv_cache, torch.arange(30))])
+    hidden = demo.forward([chain(kv_cache, torch.arange(3), first=30)])
     assert hidden.shape == (3, demo.hidden_size)
     assert (demo.forwards - forwards, demo.rows_in - rows_in) == (2, 33)
 
@@ -155,10 +155,10 @@ def test_only_the_first_chunk_of_a_prefill_is_a_plain_triangle(
         return causal[-1]
 
     monkeypatch.setattr(swarm.inference.tree_attention.SessionRange, "is_causal", recording)
-    ids, arena = passage(3, 44), KvCache(demo.layout, 44)
-    first, second = chain(arena, ids[:22]), chain(arena, ids[22:], first=22)
+    ids, kv_cache = passage(3, 44), KvCache(demo.layout, 44)
+    first, second = chain(kv_cache, ids[:22]), chain(kv_cache, ids[22:], first=22)
     rows = demo.forward([first])
-    arena.commit(first.node_ids, [])
+    kv_cache.commit(first.node_ids, [])
     rows = torch.cat([rows, demo.forward([replace(second, positions=range(22, 44))])])
     assert causal == [True] * 12 + [False] * 12
     assert (demo.logits(rows) - reference(hugging_face, ids)).abs().max() <= 2e-5
@@ -171,7 +171,7 @@ def test_the_head_runs_in_bounded_chunks_with_the_same_result(demo: SpanModel, m
     assert at_once.dtype == torch.float32
     sizes: list[int] = []
     hook = demo.model.register_forward_hook(lambda _model, _inputs, output: sizes.append(output.logits.shape[1]))
-    monkeypatch.setattr(swarm.inference.ragged_batch, "LOGITS_BYTES", 3 * 4 * demo.vocab_size)
+    monkeypatch.setattr(swarm.inference.ragged_batch, "MAX_LOGITS_BYTES", 3 * 4 * demo.vocab_size)
     in_pieces = demo.logits(rows)
     hook.remove()
     assert sizes == [3, 3, 1]
@@ -196,8 +196,8 @@ def test_bfloat16_spans_stay_near_the_whole(family: str, tmp_path: Path) -> None
     assert {(model.dtype, model.layout.dtype) for model in models} == {(torch.bfloat16, torch.bfloat16)}
     assert models[0].numeric_class == "cpu-bfloat16"
     ids = torch.arange(3, 19)
-    arenas = [[KvCache(model.layout, 32)] for model in models]
-    logits = models[-1].logits(run_chain(models, arenas, [chain(arenas[0][0], ids)]))
+    kv_caches = [[KvCache(model.layout, 32)] for model in models]
+    logits = models[-1].logits(run_chain(models, kv_caches, [chain(kv_caches[0][0], ids)]))
     assert logits.dtype == torch.float32
     assert (logits - reference(whole, ids)).abs().max() <= 0.1
 
@@ -384,7 +384,7 @@ def test_a_card_sees_trees_of_many_sizes_below_a_token_before_it_is_measured(
 
     def noted(works: list[SessionRows]) -> torch.Tensor:
         made = forward(works)
-        seen.append((len(works[0].node_ids), works[0].arena.slots.used))
+        seen.append((len(works[0].node_ids), works[0].kv_cache.slots.used))
         return made
 
     monkeypatch.setattr(model, "forward", noted)

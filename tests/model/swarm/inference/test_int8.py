@@ -60,17 +60,17 @@ class Chain:
             positions.append(start if parent is None else positions[parent] + 1)
         known = [None if parent is None else nodes[parent] for parent in above]
         rows: torch.Tensor | None = None
-        for span, arena in self._spans:
+        for span, kv_cache in self._spans:
             if rows is not None:
                 rows = decode_rows(encode_rows(rows, self._codec), rows.dtype)
             entering = torch.tensor(ids) if rows is None else None
-            rows = self._model.forward([SessionRows(arena, nodes, known, positions, entering, rows)], span)
+            rows = self._model.forward([SessionRows(kv_cache, nodes, known, positions, entering, rows)], span)
         assert rows is not None
         return self._model.logits(rows)
 
     def commit_all(self) -> None:
-        for _, arena in self._spans:
-            arena.commit([TreeNodeId(node) for node in range(arena.slots.used)], [])
+        for _, kv_cache in self._spans:
+            kv_cache.commit([TreeNodeId(node) for node in range(kv_cache.slots.used)], [])
 
 
 def test_teacher_forced_logits_stay_near_the_lossless_ones(target: RaggedModel) -> None:

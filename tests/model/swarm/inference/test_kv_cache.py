@@ -25,19 +25,19 @@ def model() -> RaggedModel:
 
 
 def numbered(count: int) -> KvCache:
-    """An arena whose row i holds the number i everywhere: nodes 0…count-1, all below the root."""
-    arena = KvCache(LAYOUT, 16)
-    arena.append([TreeNodeId(node) for node in range(count)], [None] * count, [0] * count)
+    """An kv_cache whose row i holds the number i everywhere: nodes 0…count-1, all below the root."""
+    kv_cache = KvCache(LAYOUT, 16)
+    kv_cache.append([TreeNodeId(node) for node in range(count)], [None] * count, [0] * count)
     for layer in LAYOUT.layers:
         numbers = torch.arange(float(count))[None, :, None]
         keys = numbers.expand(layer.kv_heads, -1, layer.key_width)
-        arena.store(layer.index, 0, keys, numbers.expand(layer.kv_heads, -1, layer.value_width))
-    return arena
+        kv_cache.store(layer.index, 0, keys, numbers.expand(layer.kv_heads, -1, layer.value_width))
+    return kv_cache
 
 
-def held(arena: KvCache, layer: int) -> list[float]:
+def held(kv_cache: KvCache, layer: int) -> list[float]:
     """What `numbered` rows are now, keys and values agreeing."""
-    keys, values = arena.view(layer, arena.slots.used)
+    keys, values = kv_cache.view(layer, kv_cache.slots.used)
     assert torch.equal(keys[..., :1].expand_as(keys), keys)
     assert torch.equal(values[..., :1], keys[..., :1])
     return keys[0, :, 0].tolist()
@@ -49,18 +49,18 @@ def test_a_layout_counts_bytes_per_layer_used() -> None:
 
 
 def test_a_commit_moves_rows_to_the_front_and_keeps_their_order() -> None:
-    arena = numbered(6)
-    arena.commit([TreeNodeId(2)], [TreeNodeId(3), TreeNodeId(5)])
-    assert held(arena, 3) == held(arena, 4) == [2.0, 3.0, 5.0]
-    assert arena.slots.committed == 1
+    kv_cache = numbered(6)
+    kv_cache.commit([TreeNodeId(2)], [TreeNodeId(3), TreeNodeId(5)])
+    assert held(kv_cache, 3) == held(kv_cache, 4) == [2.0, 3.0, 5.0]
+    assert kv_cache.slots.committed == 1
 
 
 def test_a_refused_append_changes_nothing() -> None:
-    arena = numbered(6)
+    kv_cache = numbered(6)
     with pytest.raises(LocalProtocolError, match="do not fit 16 slots"):
-        arena.append([TreeNodeId(node) for node in range(6, 17)], [None] * 11, [0] * 11)
-    arena.append([TreeNodeId(6)], [None], [0])
-    assert arena.slots.used == 7
+        kv_cache.append([TreeNodeId(node) for node in range(6, 17)], [None] * 11, [0] * 11)
+    kv_cache.append([TreeNodeId(6)], [None], [0])
+    assert kv_cache.slots.used == 7
 
 
 @dataclass
@@ -78,46 +78,46 @@ class Tree:
         return path
 
 
-def grow(model: RaggedModel, arena: KvCache, tree: Tree, rng: random.Random) -> None:
+def grow(model: RaggedModel, kv_cache: KvCache, tree: Tree, rng: random.Random) -> None:
     """Run 1 to 8 new nodes below random live nodes or the tip."""
     nodes = [TreeNodeId(len(tree.tokens) + offset) for offset in range(rng.randint(1, 8))]
     for node in nodes:
         live = [other for other in nodes if other < node]
-        tree.parents[node] = rng.choice([None, *arena.slots.ids, *live])
+        tree.parents[node] = rng.choice([None, *kv_cache.slots.ids, *live])
         tree.tokens[node] = rng.randrange(3, 4_000)
     positions = [len(tree.text) + len(tree.path(node)) - 1 for node in nodes]
     ids = torch.tensor([tree.tokens[node] for node in nodes])
-    model.forward([SessionRows(arena, nodes, [tree.parents[node] for node in nodes], positions, ids)])
+    model.forward([SessionRows(kv_cache, nodes, [tree.parents[node] for node in nodes], positions, ids)])
 
 
-def commit(arena: KvCache, tree: Tree, rng: random.Random) -> None:
+def commit(kv_cache: KvCache, tree: Tree, rng: random.Random) -> None:
     """Commit the path to a random live node; what is below it stays live."""
-    tip = rng.choice(arena.slots.ids)
+    tip = rng.choice(kv_cache.slots.ids)
     path = tree.path(tip)
-    survivors = [node for node in arena.slots.ids if node != tip and tip in tree.path(node)]
-    arena.commit(path, survivors)
+    survivors = [node for node in kv_cache.slots.ids if node != tip and tip in tree.path(node)]
+    kv_cache.commit(path, survivors)
     tree.text += [tree.tokens[node] for node in path]
     tree.parents.update({node: None for node in survivors if tree.parents[node] == tip})
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_after_random_commits_and_truncations_the_kv_is_a_plain_prefills(model: RaggedModel, seed: int) -> None:
-    rng, arena, tree = random.Random(seed), KvCache(model.layout, 160), Tree()
+    rng, kv_cache, tree = random.Random(seed), KvCache(model.layout, 160), Tree()
     for _ in range(12):
-        grow(model, arena, tree, rng)
-        commit(arena, tree, rng)
+        grow(model, kv_cache, tree, rng)
+        commit(kv_cache, tree, rng)
         if rng.random() < 0.3:
-            arena.truncate(rng.randint(0, len(tree.text)))
-            del tree.text[arena.slots.committed :]
-        arena.check_integrity()
-        assert arena.slots.committed == len(tree.text)
-    arena.truncate(len(tree.text))
+            kv_cache.truncate(rng.randint(0, len(tree.text)))
+            del tree.text[kv_cache.slots.committed :]
+        kv_cache.check_integrity()
+        assert kv_cache.slots.committed == len(tree.text)
+    kv_cache.truncate(len(tree.text))
     assert len(tree.text) > 3, "the text is too short to say anything"
     plain = KvCache(model.layout, len(tree.text))
     model.forward([chain(plain, torch.tensor(tree.text))])
-    assert arena.slots.positions.tolist() == plain.slots.positions.tolist() == list(range(len(tree.text)))
+    assert kv_cache.slots.positions.tolist() == plain.slots.positions.tolist() == list(range(len(tree.text)))
     for layer in model.layout.layers:
         for got, wanted in zip(
-            arena.view(layer.index, arena.slots.used), plain.view(layer.index, plain.slots.used), strict=True
+            kv_cache.view(layer.index, kv_cache.slots.used), plain.view(layer.index, plain.slots.used), strict=True
         ):
             assert (got - wanted).abs().max() <= 1e-4

@@ -15,16 +15,16 @@ import swarm.inference.tree_attention
 from swarm.errors import UnsupportedModel
 from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache, KvLayout, LayerKv
-from swarm.inference.tree_attention import FOLDED_ROWS, AttentionStep, SessionRange, attend, use_canopy
+from swarm.inference.tree_attention import MAX_FOLDED_ROWS, AttentionStep, SessionRange, attend, use_canopy
 
 HEADS, KV_HEADS, KEY, VALUE = 6, 2, 8, 12
 LAYOUT = KvLayout((LayerKv(0, KV_HEADS, KEY, VALUE),), torch.float32, torch.device("cpu"))
 MODULE = cast("torch.nn.Module", SimpleNamespace(layer_idx=0))
 
 
-def append(arena: KvCache, count: int, tree: bool = False, is_prefill: bool = False) -> SessionRange:
+def append(kv_cache: KvCache, count: int, tree: bool = False, is_prefill: bool = False) -> SessionRange:
     """New nodes of one session: a chain, or a tree in which node i hangs below node i // 2."""
-    used = arena.slots.used
+    used = kv_cache.slots.used
     nodes = [TreeNodeId(used + offset) for offset in range(count)]
     parents: list[TreeNodeId | None] = []
     positions: list[int] = []
@@ -32,8 +32,8 @@ def append(arena: KvCache, count: int, tree: bool = False, is_prefill: bool = Fa
         above = (offset - 1) // 2 if tree else offset - 1
         parents.append(None if above < 0 else nodes[above])
         positions.append(used if above < 0 else positions[above] + 1)
-    visible = arena.append(nodes, parents, positions)
-    return SessionRange(arena, 0, count, visible, torch.from_numpy(arena.slots.positions), is_prefill)
+    visible = kv_cache.append(nodes, parents, positions)
+    return SessionRange(kv_cache, 0, count, visible, torch.from_numpy(kv_cache.slots.positions), is_prefill)
 
 
 def tensors(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -44,7 +44,7 @@ def tensors(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 def by_hand(part: SessionRange, query: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
-    keys, values = part.arena.view(0, part.used)
+    keys, values = part.kv_cache.view(0, part.used)
     keys, values = (tensor.repeat_interleave(HEADS // KV_HEADS, 0) for tensor in (keys, values))
     scores = query[0] @ keys.transpose(1, 2) * options.get("scaling", KEY**-0.5)
     if options.get("softcap"):
@@ -62,11 +62,11 @@ def by_hand(part: SessionRange, query: torch.Tensor, options: dict[str, Any]) ->
 @pytest.fixture
 def session() -> KvCache:
     """Twelve committed tokens."""
-    arena = KvCache(LAYOUT, 256)
-    part = append(arena, 12)
+    kv_cache = KvCache(LAYOUT, 256)
+    part = append(kv_cache, 12)
     attend(MODULE, *tensors(12, seed=0), None, canopy=AttentionStep([part]))
-    arena.commit([TreeNodeId(node) for node in range(12)], [])
-    return arena
+    kv_cache.commit([TreeNodeId(node) for node in range(12)], [])
+    return kv_cache
 
 
 OPTIONS = [
@@ -120,9 +120,9 @@ def test_a_prefill_shorter_than_the_window_needs_no_mask(
 def test_few_rows_fold_the_heads_of_a_group_into_one_product(
     session: KvCache, fused_calls: list[dict[str, Any]]
 ) -> None:
-    part = append(session, FOLDED_ROWS, tree=True)
-    attend(MODULE, *tensors(FOLDED_ROWS, seed=3), None, canopy=AttentionStep([part]))
-    assert fused_calls[0]["query"] == (1, KV_HEADS, HEADS // KV_HEADS * FOLDED_ROWS, KEY)
+    part = append(session, MAX_FOLDED_ROWS, tree=True)
+    attend(MODULE, *tensors(MAX_FOLDED_ROWS, seed=3), None, canopy=AttentionStep([part]))
+    assert fused_calls[0]["query"] == (1, KV_HEADS, HEADS // KV_HEADS * MAX_FOLDED_ROWS, KEY)
 
 
 def test_the_mask_is_made_once_for_all_layers_of_a_step(session: KvCache) -> None:
@@ -143,7 +143,7 @@ def test_the_explicit_path_takes_few_rows_at_a_time(session: KvCache, monkeypatc
         return softmax(scores, dim)
 
     monkeypatch.setattr(torch.Tensor, "softmax", recording)
-    monkeypatch.setattr(swarm.inference.tree_attention, "SCORES_BYTES", 4 * HEADS * part.used * 8)
+    monkeypatch.setattr(swarm.inference.tree_attention, "MAX_SCORES_BYTES", 4 * HEADS * part.used * 8)
     output, _ = attend(MODULE, query, key, value, None, canopy=AttentionStep([part]), softcap=3.0)
     assert sizes == [8, 8, 4]
     assert (output[0] - by_hand(part, query, {"softcap": 3.0})).abs().max() <= 1e-5

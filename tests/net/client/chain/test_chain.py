@@ -34,7 +34,7 @@ from swarm.protocol.messages import (
     Sweep,
     SweepFrame,
 )
-from swarm.routing.costs import HOP_MS, RouteForecast
+from swarm.routing.costs import DEFAULT_DELAY_MS, RouteForecast
 from swarm.transport.link import WARM_UP_BYTES, WARM_UP_PINGS, Link
 from tests.net.raw import Sweeps, attach, counters, dial, opening, raw_link, raw_replies, route_of
 from tests.net.running import (
@@ -130,7 +130,7 @@ async def test_goodput_begins_with_what_routing_promises(running: Running, monke
     (forecast,) = told
     assert forecast.hops == 3
     assert forecast.compute_ms > 0
-    assert 0 < forecast.links_ms < 4 * HOP_MS, "delays were measured"
+    assert 0 < forecast.links_ms < 4 * DEFAULT_DELAY_MS, "delays were measured"
 
 
 async def test_replies_come_from_the_tail_and_from_no_other_hop(

@@ -20,9 +20,9 @@ from client.terminal.report import summary
 from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
 from swarm.demo import DRAFT, TARGET
-from swarm.inference.multistep_sampling import picks
+from swarm.inference.multistep_sampling import multistep_picks
+from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.messages import Sweep
-from swarm.protocol.proposal import DraftDistribution
 from swarm.routing.costs import RouteForecast
 from swarm.transport import liveness as watch
 from tests.net.running import engine_of, prompt, server_of
@@ -71,9 +71,9 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> list[DraftDistribution | None]:
         sequence: int,
     ) -> list[int]:
         seen.extend(guesses)
-        return picks(probs, positions, guesses, seed, sequence)
+        return multistep_picks(probs, positions, guesses, seed, sequence)
 
-    monkeypatch.setattr(node.engine.sweep_run, "picks", recording)
+    monkeypatch.setattr(node.engine.sweep_run, "multistep_picks", recording)
     return seen
 
 
@@ -149,7 +149,7 @@ async def test_it_goes_on_after_a_death_with_a_sweep_in_flight(
         sequence: int,
     ) -> list[int]:
         told[sequence] += guesses
-        return picks(probs, positions, guesses, seed, sequence)
+        return multistep_picks(probs, positions, guesses, seed, sequence)
 
     def stalling(hop: HopSession) -> SweepRun | None:
         queue, is_it = hop.log._queue, hop._context.peer in struck or (hop.is_tail == (place == -1) and not struck)
@@ -160,7 +160,7 @@ async def test_it_goes_on_after_a_death_with_a_sweep_in_flight(
         return run(hop)
 
     monkeypatch.setattr(Chain, "send", sending)
-    monkeypatch.setattr(node.engine.sweep_run, "picks", recording)
+    monkeypatch.setattr(node.engine.sweep_run, "multistep_picks", recording)
     monkeypatch.setattr(HopSession, "next_run", stalling)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         work = client.generate(

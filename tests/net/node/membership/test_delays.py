@@ -17,7 +17,7 @@ from swarm.demo import TARGET
 from swarm.discovery.node_record import NodeRecord
 from swarm.errors import ConfigError, RouteError, UnknownModel
 from swarm.ids import PeerId
-from swarm.routing.latency import LIMIT_S, measure_delays, measure_rate
+from swarm.routing.latency import TIMEOUT_S, measure_delays, measure_rate
 from swarm.runtime.console import make_console
 from tests.devices import DEVICE
 from tests.net.raw import info
@@ -68,7 +68,7 @@ async def test_the_dead_cost_a_second_at_most(here: SwarmHere) -> None:
         started = time.perf_counter()
         found = await measure_delays([silent, alive, closed], 0.5)
         assert set(found) == {alive.peer}
-        assert time.perf_counter() - started < LIMIT_S * 5
+        assert time.perf_counter() - started < TIMEOUT_S * 5
         assert await measure_rate(closed) is None
         assert await measure_rate(silent, 0.1) is None
 

@@ -80,7 +80,7 @@ async def test_unread_replies_end_their_stream_and_hold_no_kv(nodes: tuple[Node,
         async with raw_replies(nodes[2], opened.session, NARROW) as replies:
             hop = nodes[2].sessions.find(opened.session)
             assert hop is not None
-            arena = weakref.ref(hop._arena)
+            kv_cache = weakref.ref(hop._kv_cache)
             said = Sweeps()
             for number in range(8):
                 await link.send(SweepFrame(said.next(range(150 * number, 150 * (number + 1)), [None] * 150)))
@@ -93,7 +93,7 @@ async def test_unread_replies_end_their_stream_and_hold_no_kv(nodes: tuple[Node,
             async def freed() -> bool:
                 await info(nodes[2])  # what runs on the compute thread ends first
                 gc.collect()
-                return arena() is None
+                return kv_cache() is None
 
             await until(freed)
 

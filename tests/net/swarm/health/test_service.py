@@ -211,7 +211,7 @@ async def test_the_feed_hears_wills_and_survives_the_broker(tmp_path: Path) -> N
                     await publish(client, metrics(at=time.time()))
                     await listening.until_node_is(Condition.SERVING)
                     await client.publish("canopy/v1/x/y/status", b"\xff" * 10_000)
-                    await until(lambda: listening.guard.counts[Reason.MALFORMED] == 1)
+                    await until(lambda: listening.guard.rejected[Reason.MALFORMED] == 1)
                     break_off(client)
                     await listening.until_node_is(Condition.OFFLINE)
             await listening.until_node_is(Condition.OFFLINE)
@@ -238,7 +238,7 @@ async def test_the_embedded_broker_carries_telemetry_and_nothing_else(tmp_path: 
             await until(lambda: listening.overview.changes > before)
             with pytest.raises(aiomqtt.MqttError, match=r"(?i)not authori[sz]ed"):
                 await aiomqtt.Client("127.0.0.1", port, username="swarm-health", password="guess").__aenter__()
-    assert all(count == 0 for count in listening.guard.counts.values()), "nothing else came through"
+    assert all(count == 0 for count in listening.guard.rejected.values()), "nothing else came through"
 
 
 def test_passwords() -> None:

@@ -36,7 +36,7 @@ from client.stats import SweepMeasurement
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import HeadOutput, load_whole
 from swarm.protocol.messages import Sampling, Sweep
-from swarm.routing.costs import LINK_MBIT_PER_S, RouteForecast
+from swarm.routing.costs import DEFAULT_LINK_MBIT_PER_S, RouteForecast
 
 PROMPT, NEW, VOCABULARY = 40, 60, 900
 ROUNDS = 4
@@ -396,7 +396,7 @@ async def test_uplinks_that_are_far_slower_than_said_are_known_from_the_prompt(t
                 self.read, self.row_ms = self.read + spent.nodes, self.cost_of(route).links.b
 
     slow = Costs(10, 0.5, 20, 0.1, 6, row_bytes=8_192)
-    setup = ReplaySetup(forecast=lambda costs: replace(costs, mbit=LINK_MBIT_PER_S).forecast())
+    setup = ReplaySetup(forecast=lambda costs: replace(costs, mbit=DEFAULT_LINK_MBIT_PER_S).forecast())
     for seed in range(3):
         text, policy = recorded(seed, 0.3), Told(64)
         plain, plain_s, _ = await replay_text(text, slow, FixedPolicy(0), tokenizer)

@@ -160,8 +160,8 @@ class EagerLog(HopLog):
         super().__init__(limits)
         self.rng = rng
 
-    def _is_wanted(self, node: TreeNodeId) -> bool:
-        return super()._is_wanted(node) and self.rng.random() < 0.99
+    def _must_run(self, node: TreeNodeId) -> bool:
+        return super()._must_run(node) and self.rng.random() < 0.99
 
 
 def failures(make_log: Callable[[Limits, random.Random], HopLog] | None, because: str = "") -> int:

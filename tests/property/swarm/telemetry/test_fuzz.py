@@ -115,7 +115,7 @@ def test_only_what_was_signed_is_believed_and_once() -> None:
             answer = guard.accept(place, payload, chance.random() < 0.2, NOW + chance.uniform(-10, 30))
             check(answer, believed)
             total[answer.reason if isinstance(answer, RejectedMessage) else None] += 1
-        assert sum(guard.counts.values()) + sum(believed.values()) == MESSAGES
+        assert sum(guard.rejected.values()) + sum(believed.values()) == MESSAGES
         assert len(guard) <= 2
 
     play()

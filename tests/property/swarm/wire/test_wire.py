@@ -12,13 +12,13 @@ from swarm import wire
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
+from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.messages import (
     Ack,
     Attach,
     Attached,
     Close,
     Codec,
-    Counters,
     Credits,
     Fault,
     FaultKind,
@@ -27,7 +27,6 @@ from swarm.protocol.messages import (
     Held,
     Hold,
     HopTime,
-    NodeInfo,
     Open,
     Ping,
     Pong,
@@ -45,7 +44,7 @@ from swarm.protocol.messages import (
     Upstream,
     Want,
 )
-from swarm.protocol.proposal import DraftDistribution
+from swarm.protocol.node_info import Counters, NodeInfo
 from swarm.wire.frames import FrameAssembler, FrameLimits, split
 
 naturals = st.integers(0, 2**63 - 1)

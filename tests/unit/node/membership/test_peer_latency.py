@@ -15,7 +15,7 @@ from node.membership.peer_latency import DELAY_KEPT_S, RATE_KEPT_S, PeerDelays, 
 from swarm.discovery.node_record import MAX_DELAYS, NodeRecord, NodeState
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.routing.latency import AT_ONCE, chain_ends
+from swarm.routing.latency import MAX_MEASURED, chain_ends
 from swarm.routing.route import RouteQuery
 from tests.unit.swarm.routing.test_route import record
 
@@ -68,7 +68,7 @@ async def test_the_nearest_are_published_and_everybody_has_a_turn() -> None:
     for _ in range(3):
         await node.measure(records)
         network.now += 20
-    assert [len(asked) for asked in network.asked] == [AT_ONCE, AT_ONCE, 8]
+    assert [len(asked) for asked in network.asked] == [MAX_MEASURED, MAX_MEASURED, 8]
     assert sorted(chain.from_iterable(network.asked)) == peers
     assert [peer for peer, _ in node.delays_ms] == peers[: -MAX_DELAYS - 1 : -1]
     await node.measure(records)
@@ -116,7 +116,7 @@ def test_a_client_asks_first_and_last_machines_alike() -> None:
     lasts = [record(f"l{number}", 3, 6) for number in range(3)]
     middle = [record("m", 1, 5), replace(record("d", 0, 6), state=NodeState.DRAINING)]
     asked = chain_ends([*firsts, *lasts, *middle], 6, random.Random(1))
-    assert len(asked) == AT_ONCE
+    assert len(asked) == MAX_MEASURED
     assert {one.peer for one in asked} >= {"l0", "l1", "l2"}
     assert not {"m", "d"} & {one.peer for one in asked}
     many = [record(f"l{number}", 3, 6) for number in range(30)]

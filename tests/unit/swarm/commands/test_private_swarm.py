@@ -13,7 +13,7 @@ from cryptography import x509
 
 from swarm.commands.certificates import BROKER_DAYS, general_name, names_in, password_line
 from swarm.commands.private_swarm import Private
-from swarm.discovery.dht.registry import check_join_address
+from swarm.discovery.dht.addresses import check_join_address
 from swarm.discovery.identity import Identity
 from swarm.errors import ConfigError, IdentityError
 from tests.private_here import make, settings

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swarm.errors import LocalProtocolError, RemoteProtocolError
 from swarm.ids import TreeNodeId
-from swarm.inference.int8 import LARGEST, SMALLEST
+from swarm.inference.int8 import MAX_SCALE, MIN_SCALE
 from swarm.inference.row_codec import decode_rows, encode_rows
 from swarm.protocol.messages import Codec, Rows, Sweep, SweepFrame
 from swarm.wire import PART_BYTES, encode_frame, encode_part
@@ -73,7 +73,7 @@ def test_sizes(width: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", LARGEST)
+@pytest.mark.parametrize("dtype", MAX_SCALE)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_value_is_off_by_more_than_half_a_step(width: int, dtype: torch.dtype, device: str) -> None:
     values = rows_like_a_models(5, width, dtype)
@@ -103,13 +103,13 @@ def bits_of(size: int) -> st.SearchStrategy[bytes]:
     return st.binary(min_size=size, max_size=size)
 
 
-@given(st.sampled_from(list(LARGEST)), st.data())
+@given(st.sampled_from(list(MAX_SCALE)), st.data())
 def test_all_that_is_finite_stays_so_and_near(dtype: torch.dtype, data: st.DataObject) -> None:
     """Within half a step, a whole one where a greater scale would overflow, and the compute dtype's own rounding."""
     values = data.draw(any_values(dtype))
     rows = encode_rows(values, Codec.INT8)
     steps, back = step_of(rows).double(), decode_rows(rows, dtype).double()
-    reach = torch.where(steps >= LARGEST[dtype], 1.0, 0.5) * steps
+    reach = torch.where(steps >= MAX_SCALE[dtype], 1.0, 0.5) * steps
     rounding = back.abs() * torch.finfo(dtype).eps + torch.finfo(dtype).smallest_normal
     assert ((back - values.double()).abs() <= reach * 1.000001 + rounding).all()
 
@@ -144,16 +144,16 @@ def test_zeros_are_exact_and_tiny_values_do_no_harm() -> None:
     values[2, 3], values[2, 40] = 1e-40, -3e-37
     back = decode_rows(encode_rows(values, Codec.INT8), torch.float32)
     assert torch.equal(back[:2], values[:2])
-    assert (back[2] - values[2]).abs().max() <= SMALLEST / 2
+    assert (back[2] - values[2]).abs().max() <= MIN_SCALE / 2
 
 
-@pytest.mark.parametrize("dtype", LARGEST)
+@pytest.mark.parametrize("dtype", MAX_SCALE)
 def test_the_largest_values_of_a_dtype_stay_finite(dtype: torch.dtype) -> None:
     largest = torch.finfo(dtype).max
     values = torch.tensor([[largest, -largest, largest / 4, 0.0]], dtype=dtype)
     back = decode_rows(encode_rows(values, Codec.INT8), dtype).double()
     assert ((back - values.double()).abs() <= largest / 127).all()
-    next_scale = torch.tensor(LARGEST[dtype]).bfloat16().view(torch.int16).add(1).view(torch.bfloat16)
+    next_scale = torch.tensor(MAX_SCALE[dtype]).bfloat16().view(torch.int16).add(1).view(torch.bfloat16)
     assert not torch.isfinite((next_scale.double() * 127).to(dtype)), "no greater scale would do"
 
 

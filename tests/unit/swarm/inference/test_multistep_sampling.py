@@ -29,10 +29,10 @@ from swarm import wire
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.ids import TreeNodeId
 from swarm.inference.gumbel import MULTISTEP_DOMAIN, PICK_DOMAIN, gumbel, uniforms
-from swarm.inference.multistep_sampling import by_offset, draft_probs_of, emit, guess, picks
+from swarm.inference.multistep_sampling import by_offset, draft_probs_of, draw_children, multistep_pick, multistep_picks
 from swarm.inference.sampling import target_probs
+from swarm.protocol.draft_distribution import MAX_CANDIDATES, DraftDistribution
 from swarm.protocol.messages import Codec, Reply, Sampling, Sweep, SweepFrame
-from swarm.protocol.proposal import TOP, DraftDistribution
 from swarm.protocol.session import Limits
 from swarm.wire.v1 import node_pb2 as pb
 from tests.unit.swarm.inference.test_sampling_law import LEVEL, chi_square_odds
@@ -56,8 +56,8 @@ def emitted(
     probs = torch.tensor(TARGET, dtype=torch.float64)
     found = []
     for _ in range(TRIALS):
-        made = make(guess(0, draft_probs, 3, rng))
-        found.append(emit(probs.numpy().copy(), made, iter(rng.random(4).tolist())))
+        made = make(draw_children(0, draft_probs, 3, rng))
+        found.append(multistep_pick(probs.numpy().copy(), made, iter(rng.random(4).tolist())))
     return found
 
 
@@ -68,7 +68,7 @@ def test_the_law_is_the_targets_for_any_draft(draft: str) -> None:
 
 def test_without_a_guess_the_law_is_the_targets() -> None:
     probs = torch.tensor([TARGET] * TRIALS, dtype=torch.float64)
-    found = picks(probs, range(TRIALS), [None] * TRIALS, 3, 9)
+    found = multistep_picks(probs, range(TRIALS), [None] * TRIALS, 3, 9)
     assert chi_square_odds(Counter(found), TARGET) > LEVEL
 
 
@@ -87,8 +87,8 @@ def test_draws_are_often_picked() -> None:
     rng, hits = np.random.default_rng(1), 0
     draft_probs = torch.tensor(DRAFTS["near"], dtype=torch.float64)
     for position in range(500):
-        made = guess(0, draft_probs, 3, rng)
-        (token,) = picks(torch.tensor([TARGET], dtype=torch.float64), [position], [made], 2, 1)
+        made = draw_children(0, draft_probs, 3, rng)
+        (token,) = multistep_picks(torch.tensor([TARGET], dtype=torch.float64), [position], [made], 2, 1)
         hits += token in {made.tokens[draw] for draw in made.draws}
     assert hits / 500 > 0.86
     assert sum(map(min, TARGET, DRAFTS["near"])) < 0.85
@@ -144,7 +144,7 @@ def decode(drafter: TreeDrafter, sampling: Sampling) -> tuple[tuple[int, ...], i
             place = None if parent is None else parent - sweep.first_id
             paths[offset] = tuple(text) if place is None else (*paths[place], token)
         logits = torch.tensor([TARGET_LOGITS[paths[offset]] for offset in range(len(sweep.tokens))])
-        found = picks(
+        found = multistep_picks(
             target_probs(logits, sampling),
             [len(paths[offset]) for offset in range(len(sweep.tokens))],
             [guesses.get(offset) for offset in range(len(sweep.tokens))],
@@ -212,12 +212,12 @@ def weights_at(tree: DraftTree, made: DraftDistribution) -> list[float]:
 
 def test_a_guess_is_what_was_drawn_from_after_it_travelled() -> None:
     probs = torch.rand(500, generator=torch.Generator().manual_seed(1)).double().softmax(0)
-    made = guess(3, probs, 5, np.random.default_rng(2))
-    assert len(made.tokens) == TOP
-    assert set(made.tokens) == set(probs.topk(TOP).indices.tolist())
+    made = draw_children(3, probs, 5, np.random.default_rng(2))
+    assert len(made.tokens) == MAX_CANDIDATES
+    assert set(made.tokens) == set(probs.topk(MAX_CANDIDATES).indices.tolist())
     assert [float(np.float32(weight)) for weight in made.weights] == list(made.weights), "they travel as float32"
     assert draft_probs_of(made).sum() == pytest.approx(1)
-    assert made.complaint(500) is None
+    assert made.problem(500) is None
 
 
 def test_a_model_that_gives_no_numbers_is_told_of() -> None:
@@ -227,7 +227,7 @@ def test_a_model_that_gives_no_numbers_is_told_of() -> None:
 
 def test_few_tokens_left_by_filters_are_all_there_is_to_draw() -> None:
     probs = target_probs(torch.tensor([[1.0, 3.0, 2.0, 0.0]]), Sampling(temperature=1.0, top_k=2))[0]
-    made = guess(0, probs, 8, np.random.default_rng(1))
+    made = draw_children(0, probs, 8, np.random.default_rng(1))
     assert set(made.tokens) == {1, 2}
     assert all(0 <= draw < 2 for draw in made.draws)
 
@@ -236,7 +236,7 @@ GOOD = DraftDistribution(0, (4, 9), (0.5, 0.25), (0, 1, 0))
 
 
 @pytest.mark.parametrize(
-    ("bad", "complaint"),
+    ("bad", "problem"),
     [
         (replace(GOOD, tokens=(), weights=(), draws=()), "1 to 32"),
         (replace(GOOD, tokens=(4, 4)), "no token twice"),
@@ -250,9 +250,9 @@ GOOD = DraftDistribution(0, (4, 9), (0.5, 0.25), (0, 1, 0))
         (replace(GOOD, draws=(0,) * 17), "at most 16"),
     ],
 )
-def test_a_guess_that_cannot_be_is_refused(bad: DraftDistribution, complaint: str) -> None:
-    assert complaint in (bad.complaint(10) or "")
-    assert GOOD.complaint(10) is None
+def test_a_guess_that_cannot_be_is_refused(bad: DraftDistribution, problem: str) -> None:
+    assert problem in (bad.problem(10) or "")
+    assert GOOD.problem(10) is None
 
 
 def test_numbers_of_one_seed_are_others_in_every_sweep_and_others_than_picks() -> None:

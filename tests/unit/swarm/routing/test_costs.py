@@ -11,7 +11,7 @@ import pytest
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
-from swarm.routing.costs import MESSAGES_MS, Candidate, RouteQuery, sweep_ms, tabulate, wait_ms
+from swarm.routing.costs import HOP_OVERHEAD_MS, Candidate, RouteQuery, sweep_ms, tabulate, wait_ms
 
 MODEL = ModelIdentity("tiny", "f" * 64, "c" * 64, "e" * 64, "d" * 64, 8)
 RECORD = NodeRecord(
@@ -30,7 +30,7 @@ def test_a_table_of_claims_is_each_claim_alone(nodes: int) -> None:
     table = tabulate([Candidate(record, record.span) for record in records], RouteQuery("tiny", 8, nodes))
     alone = [sweep_ms(record, nodes + 1) for record in records]
     np.testing.assert_allclose(table.layer_ms * 8, alone, rtol=1e-12)
-    fixed = [wait_ms(record, whole_ms) + MESSAGES_MS for record, whole_ms in zip(records, alone, strict=True)]
+    fixed = [wait_ms(record, whole_ms) + HOP_OVERHEAD_MS for record, whole_ms in zip(records, alone, strict=True)]
     np.testing.assert_allclose(table.fixed_ms, fixed, rtol=1e-12)
 
 

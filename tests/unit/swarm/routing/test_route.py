@@ -17,14 +17,14 @@ from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.protocol.messages import RouteHop
 from swarm.routing.costs import (
+    DEFAULT_DELAY_MS,
+    DEFAULT_LAYER_MS,
+    DEFAULT_LINK_MBIT_PER_S,
+    DEFAULT_ROW_BYTES,
     FAILURE_HALF_LIFE_S,
-    FAILURE_MS,
-    HOP_MS,
-    LAYER_MS,
-    LINK_MBIT_PER_S,
-    MESSAGES_MS,
-    NEARLY_EQUAL,
-    ROW_BYTES,
+    FAILURE_PENALTY_MS,
+    HOP_OVERHEAD_MS,
+    SPEED_JITTER,
     penalty_ms,
     sweep_ms,
     wait_ms,
@@ -63,12 +63,12 @@ class Swarm:
     query: RouteQuery
 
     def client_ms(self, node: NodeRecord) -> float:
-        return self.query.delays_ms.get(node.peer, HOP_MS)
+        return self.query.delays_ms.get(node.peer, DEFAULT_DELAY_MS)
 
     def link_ms(self, sender: NodeRecord, receiver: NodeRecord) -> float:
         delay_ms = dict(sender.delays_ms).get(receiver.peer, max(self.client_ms(sender), self.client_ms(receiver)))
-        rate = sender.uplink_mbit_per_s or LINK_MBIT_PER_S
-        return delay_ms + (self.query.nodes + 1) * (sender.row_bytes or ROW_BYTES) * 8e-3 / rate
+        rate = sender.uplink_mbit_per_s or DEFAULT_LINK_MBIT_PER_S
+        return delay_ms + (self.query.nodes + 1) * (sender.row_bytes or DEFAULT_ROW_BYTES) * 8e-3 / rate
 
     def hop_ms(self, node: NodeRecord, span: Span) -> float | None:
         kept = RouteHop(node.peer, span) in self.query.keep
@@ -79,10 +79,12 @@ class Swarm:
         whole_ms = node.sweep_ms[0][1]
         once_ms = 0.0 if kept else self.query.replay_layer_ms * len(span)
         failed_ms = sum(
-            FAILURE_MS / 2 ** ((self.query.now - at) / 60) for peer, at in self.query.failures if peer == node.peer
+            FAILURE_PENALTY_MS / 2 ** ((self.query.now - at) / 60)
+            for peer, at in self.query.failures
+            if peer == node.peer
         )
         wait = whole_ms * node.busy / (2 - 2 * node.busy)
-        return whole_ms * len(span) / len(node.span) + MESSAGES_MS + wait + once_ms + failed_ms
+        return whole_ms * len(span) / len(node.span) + HOP_OVERHEAD_MS + wait + once_ms + failed_ms
 
     def chains(self, begun: tuple[tuple[NodeRecord, Span], ...] = ()) -> Iterator[tuple[tuple[NodeRecord, Span], ...]]:
         start = begun[-1][1].end if begun else 0
@@ -193,10 +195,10 @@ def test_a_route_says_what_sweeps_should_take_by_their_size() -> None:
     route = best_route([first, last], query)
     assert [str(hop.span) for hop in route.hops] == ["0-4", "4-6"]
     forecast = route.forecast
-    assert (forecast.links_ms, forecast.compute_ms, forecast.hops) == (58.0, 24.0 + 2 * MESSAGES_MS, 2)
+    assert (forecast.links_ms, forecast.compute_ms, forecast.hops) == (58.0, 24.0 + 2 * HOP_OVERHEAD_MS, 2)
     assert [forecast.row_ms, forecast.link_row_ms] == pytest.approx([1.0, 0.1])
     assert forecast.bottleneck_share == pytest.approx(
-        (20.0 + MESSAGES_MS) / (forecast.compute_ms + forecast.waiting_ms)
+        (20.0 + HOP_OVERHEAD_MS) / (forecast.compute_ms + forecast.waiting_ms)
     )
     assert forecast.waiting_ms == pytest.approx(wait_ms(last, 8.0)), "behind sweeps as small as it is"
 
@@ -227,7 +229,7 @@ def test_compute_time_is_interpolated_and_goes_on_with_the_last_slope() -> None:
     falling = replace(node, sweep_ms=((1, 10.0), (8, 4.0)))
     assert [sweep_ms(falling, rows) for rows in (8, 800)] == [4.0, 4.0]
     assert sweep_ms(replace(node, sweep_ms=((8, 3.0),)), 1) == 3.0
-    assert sweep_ms(replace(node, sweep_ms=()), 1) == 2 * LAYER_MS
+    assert sweep_ms(replace(node, sweep_ms=()), 1) == 2 * DEFAULT_LAYER_MS
     assert sweep_ms(replace(node, sweep_ms=((1, -5.0),)), 1) == 0.0
     assert sweep_ms(replace(node, sweep_ms=((1, 1e308), (2, -1e308))), 1) < 1e9
 
@@ -251,7 +253,7 @@ def test_a_failure_is_forgotten_by_halves_and_never_forbids() -> None:
     failed, other = record("a", 0, 6, 10.0), record("b", 0, 6, 100.0)
     query = replace(QUERY, failures=(("a", 1_000.0),), now=1_000.0)
     penalties = [penalty_ms(PeerId("a"), replace(query, now=1_000.0 + FAILURE_HALF_LIFE_S * n)) for n in range(3)]
-    assert penalties == [FAILURE_MS, FAILURE_MS / 2, FAILURE_MS / 4]
+    assert penalties == [FAILURE_PENALTY_MS, FAILURE_PENALTY_MS / 2, FAILURE_PENALTY_MS / 4]
     assert best_route([failed, other], query).hops[0].peer == "b"
     assert best_route([failed, other], replace(query, now=2_000.0)).hops[0].peer == "a"
     alone = best_route([failed], query)
@@ -363,7 +365,7 @@ def test_chance_never_costs_more_than_a_few_percent() -> None:
             continue
         drawn = best_route(here.records, replace(query, seed=seed))
         assert best.sweep_ms <= drawn.sweep_ms + 1e-9
-        assert drawn.sweep_ms <= best.sweep_ms * (1 + NEARLY_EQUAL) + 1e-9
+        assert drawn.sweep_ms <= best.sweep_ms * (1 + SPEED_JITTER) + 1e-9
 
 
 def test_chance_picks_among_nearly_equal_chains_only() -> None:

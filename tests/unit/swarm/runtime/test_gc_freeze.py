@@ -13,7 +13,7 @@ import pytest
 
 import node.cli
 from node.config import ServeConfig
-from swarm.runtime.gc_freeze import settle
+from swarm.runtime.gc_freeze import freeze_imports
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def _thawed() -> Iterator[None]:
 
 def test_what_is_there_is_not_looked_at_again() -> None:
     kept: list[list[int]] = [[] for _ in range(10)]
-    settle()
+    freeze_imports()
     assert gc.get_freeze_count() > len(kept)
     assert not any(found is kept for found in gc.get_objects())
 

@@ -31,14 +31,14 @@ def hear(guard: TelemetryGuard) -> Hear:
 
     def said(body: Body, now: float | None = None, *, retained: bool = False, who: int = 0) -> Reason | None:
         payload = seal_body(body, topic(body, who), identity(who))
-        before = dict(guard.counts)
+        before = dict(guard.rejected)
         answer = guard.accept(topic(body, who), payload, retained, body.stamp.at if now is None else now)
         if isinstance(answer, AcceptedMessage):
             assert answer == AcceptedMessage(identity(who).peer_id, PRINT, body)
-            assert guard.counts == before
+            assert guard.rejected == before
             return None
         assert answer.peer == identity(who).peer_id
-        assert guard.counts == before | {answer.reason: before[answer.reason] + 1}
+        assert guard.rejected == before | {answer.reason: before[answer.reason] + 1}
         return answer.reason
 
     return said
@@ -263,7 +263,7 @@ BAD: Mapping[str, tuple[Reason, Callable[[], bytes]]] = {
 def test_what_no_node_says_is_refused_and_counted(case: str, guard: TelemetryGuard) -> None:
     reason, payload = BAD[case]
     assert guard.accept(topic(status()), payload(), False, NOW) == RejectedMessage(reason)
-    assert guard.counts == dict.fromkeys(Reason, 0) | {reason: 1}
+    assert guard.rejected == dict.fromkeys(Reason, 0) | {reason: 1}
     assert len(guard) == 0
 
 
@@ -313,7 +313,7 @@ def test_one_peer_cannot_fill_the_memory(guard: TelemetryGuard) -> None:
 
     answers = [say(number) for number in range(10)]
     assert [isinstance(answer, AcceptedMessage) for answer in answers] == [True] * 8 + [False] * 2
-    assert guard.counts[Reason.CROWDED] == 2
+    assert guard.rejected[Reason.CROWDED] == 2
 
 
 def test_peers_are_bounded_and_the_silent_are_forgotten() -> None:

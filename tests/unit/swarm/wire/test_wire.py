@@ -16,10 +16,8 @@ from swarm.protocol.messages import (
     Attach,
     Close,
     Codec,
-    Counters,
     Fault,
     FaultKind,
-    NodeInfo,
     Open,
     Ping,
     Reply,
@@ -30,6 +28,7 @@ from swarm.protocol.messages import (
     Sweep,
     SweepFrame,
 )
+from swarm.protocol.node_info import Counters, NodeInfo
 from swarm.wire.v1 import node_pb2 as pb
 
 SWEEP = Sweep(

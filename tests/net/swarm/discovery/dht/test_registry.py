@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from swarm.discovery.address_proof import HELLO_METHOD, check_hello, hello_response
-from swarm.discovery.dht import registry as registry_dht
+from swarm.discovery.dht import addresses
 from swarm.discovery.dht.child import DhtPipe, start_pipe
 from swarm.discovery.dht.dialback import DialBack, pack_request
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
@@ -222,7 +222,7 @@ async def test_one_identity_and_one_port_per_running_program(tmp_path: Path) -> 
 
 async def test_a_chosen_port_that_somebody_takes_meanwhile_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """An announced port is chosen before the daemon listens on it; one that never is free is an error after all."""
-    find, tried = registry_dht._free_port, list[int]()
+    find, tried = addresses._free_port, list[int]()
     with socket.create_server(("127.0.0.1", 0)) as somebody:
         taken: int = somebody.getsockname()[1]
 
@@ -230,13 +230,13 @@ async def test_a_chosen_port_that_somebody_takes_meanwhile_is_replaced(monkeypat
             tried.append(find(version) if tried else taken)
             return tried[-1]
 
-        monkeypatch.setattr(registry_dht, "_free_port", late)
+        monkeypatch.setattr(addresses, "_free_port", late)
         async with DhtRegistry.open(replace(LOCAL, announce_host="127.0.0.1")) as one:
             assert len(tried) == 2
             assert [int(address.split("/")[4]) for address in one.join_addresses()] == [tried[-1]]
             async with DhtRegistry.open(joining(one, client_mode=True)) as other:
                 assert await other.models() == []
-        monkeypatch.setattr(registry_dht, "_free_port", lambda _: taken)
+        monkeypatch.setattr(addresses, "_free_port", lambda _: taken)
         with pytest.raises(RegistryError, match=f"{taken}.*address already in use"):
             await DhtRegistry.open(replace(LOCAL, announce_host="127.0.0.1"))
 

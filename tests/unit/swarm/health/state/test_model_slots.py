@@ -148,7 +148,7 @@ def test_a_model_without_nodes_leaves_its_slot() -> None:
 
 def test_the_guard_lets_in_whom_the_dht_lists_although_strangers_fill_it() -> None:
     listed = {identity(2).peer_id}
-    guard = TelemetryGuard(max_peers=2, vouched=lambda fingerprint, peer: fingerprint == PRINT and peer in listed)
+    guard = TelemetryGuard(max_peers=2, is_listed=lambda fingerprint, peer: fingerprint == PRINT and peer in listed)
 
     def hear(who: int, at: float) -> bool:
         body = status(at=at)

@@ -27,7 +27,7 @@ from swarm.health.state.totals import MAX_SWEEPS_PER_S, TotalsBook
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.metrics.histogram import BOUNDS_S, Histogram
-from swarm.metrics.sheet import MetricFamily, MetricKind, MetricSet
+from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet
 from swarm.telemetry.messages import ServedModel
 from tests.measured import SHAKY, TORN, WHOLE, MeasuredHealth, MeasuredNode
 from tests.telling import NOW, metrics, status
@@ -252,9 +252,9 @@ def test_a_figure_is_used_as_it_was_described() -> None:
     for wrong in (
         lambda: sheet.set(gauge, 1.0),
         lambda: sheet.set(info, 1.0, "x"),
-        lambda: sheet.describe(gauge, {"kind": "x"}),
-        lambda: sheet.describe(info, {"other": "x"}),
-        lambda: sheet.spread(gauge, Histogram()),
+        lambda: sheet.set_info(gauge, {"kind": "x"}),
+        lambda: sheet.set_info(info, {"other": "x"}),
+        lambda: sheet.set_histogram(gauge, Histogram()),
         lambda: MetricSet((gauge, gauge)),
         lambda: MetricSet((MetricFamily("sweeps", "Text.", kind=MetricKind.COUNTER),)),
     ):

@@ -1,0 +1,144 @@
+"""Addresses of the DHT: what a configuration says, as multiaddresses, checked. Owns no process and listens nowhere.
+
+It must stay a light import: the DHT process reads it too.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.discovery.identity import is_peer_id
+from swarm.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class DhtConfig:
+    """How to take part in the DHT.
+
+    Attributes:
+        join: multiaddresses of peers; empty for the first peer of a swarm.
+        host: IP address to listen on.
+        port: port to listen on; 0 is any free one.
+        announce_host: IP address or name under which others reach this machine, where it differs from `host`.
+        identity_path: of the key file; None for an identity in memory.
+        client_mode: read only: nothing listens here, and nothing is stored here.
+    """
+
+    join: tuple[str, ...] = ()
+    host: str = "0.0.0.0"
+    port: int = 0
+    announce_host: str | None = None
+    identity_path: Path | None = None
+    client_mode: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddresses:
+    """Where a DHT peer listens and which peers it joins, as multiaddresses.
+
+    Attributes:
+        join: peers.
+        host: what to listen on.
+        announce: under what others reach it; None for what it listens on.
+        client: nothing listens here.
+    """
+
+    join: tuple[str, ...]
+    host: tuple[str, ...]
+    announce: tuple[str, ...] | None
+    client: bool
+
+
+def listen_addresses(config: DhtConfig) -> ListenAddresses:
+    """Turn a configuration into multiaddresses.
+
+    Raises:
+        ConfigError: an address is malformed.
+    """
+    for address in config.join:
+        check_join_address(address)
+    try:
+        host = ipaddress.ip_address("127.0.0.1" if config.host == "localhost" else config.host)
+    except ValueError as error:
+        raise ConfigError(f"--host {config.host!r} is not an IP address; 0.0.0.0 listens everywhere") from error
+    port, announce = config.port, None
+    if config.announce_host is not None:
+        port = port or _free_port(host.version)
+        announce = (f"{_host_part(config.announce_host)}/tcp/{port}",)
+    return ListenAddresses(config.join, (f"/ip{host.version}/{host}/tcp/{port}",), announce, config.client_mode)
+
+
+def chooses_port(config: DhtConfig) -> bool:
+    """Whether `listen_addresses` chooses a port: one that is announced must be known before anything listens."""
+    return config.announce_host is not None and config.port == 0
+
+
+def check_port_free(config: DhtConfig) -> None:
+    """Refuse a port on which another program listens: libp2p would share it, and peers would reach either of the two.
+
+    Raises:
+        ConfigError: the port is taken.
+    """
+    if config.port == 0:
+        return
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"cannot listen on {config.host} port {config.port}: {error}; choose another") from error
+
+
+def check_own_address(host: str) -> None:
+    """Refuse an address that this machine does not have.
+
+    Raises:
+        ConfigError: it cannot be bound here.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            raise ConfigError(f"--host {host}: this machine has no such address") from None
+
+
+def check_join_address(address: str) -> None:
+    """Refuse what is no libp2p address with a peer id.
+
+    Raises:
+        ConfigError: the address is malformed.
+    """
+    match = _JOIN.fullmatch(address)
+    if match is None or not is_peer_id(match["peer"]) or not 0 < int(match["port"]) < 65_536:
+        raise ConfigError(
+            f"--join {address[:120]!r} is no peer address; it looks like /ip4/203.0.113.5/tcp/31337/p2p/Qm…, "
+            "as `swarm bootstrap` and `node serve` print it"
+        )
+
+
+_JOIN = re.compile(
+    r"/(ip4/[0-9.]+|ip6/[0-9A-Fa-f:.]+|dns[46]?/[A-Za-z0-9._-]+)"
+    r"/(tcp|udp)/(?P<port>[0-9]{1,5})(/quic(-v1)?)?/p2p/(?P<peer>[1-9A-HJ-NP-Za-km-z]+)"
+)
+
+
+def _host_part(host: str) -> str:
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError as error:
+        if re.fullmatch(r"[A-Za-z0-9._-]{1,253}", host):
+            return f"/dns/{host}"
+        raise ConfigError(f"--announce-address {host!r} is neither an IP address nor a host name") from error
+    return f"/ip{address.version}/{address}"
+
+
+def _free_port(version: int) -> int:
+    with socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET) as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
