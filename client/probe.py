@@ -136,7 +136,7 @@ async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm
     """
     from client.control.policy import FixedPolicy
     from client.drafting.drafter import LookupDrafter
-    from client.drafting.sources.suffix_lookup import Lookup
+    from client.drafting.sources.lookup import Lookup
     from client.library.jobs import PREFILL_CHUNK
     from client.library.session import SessionOpener
     from client.options import Options
@@ -316,7 +316,7 @@ def main() -> None:
     """Entry point."""
     command = tyro.cli(ProbeSwarm, prog="client.probe")
     logging.basicConfig(level=os.environ.get("CANOPY_LOG", "ERROR"), stream=sys.stderr)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("GRPC_VERBOSITY", "NO_PICKS")
     print(json.dumps(asyncio.run(probe(command))))  # noqa: T201 - its answer
 
 

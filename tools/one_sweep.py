@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from client.demo.__main__ import _swarm, _wait_covered
-from client.drafting.drafter import NONE, Drafter
+from client.drafting.drafter import NO_PICKS, Drafter
 from client.drafting.pool import Drafters
 from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
@@ -45,7 +45,7 @@ class Listener:
         self.grown.append((tuple(sequence), tree))
         return tree
 
-    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NO_PICKS) -> None:
         """What was picked after the nodes of a tree."""
         self.picked.append((tree, {**others, **picks}))
         self.inner.learn(tree, picks, others)
@@ -84,8 +84,8 @@ def _told(listener: Listener, result: Result, text: Any) -> dict[str, Any]:  # n
             {
                 "pending": text(sequence[-1]),
                 "nodes": [
-                    {"token": text(token), "parent": parent, "chance": round(chance, 3)}
-                    for token, parent, chance in zip(tree.tokens, tree.parents, tree.chances, strict=True)
+                    {"token": text(token), "parent": parent, "chance": round(probability, 3)}
+                    for token, parent, probability in zip(tree.tokens, tree.parents, tree.acceptance_probs, strict=True)
                 ],
                 "picks": {"root" if node is None else str(node): text(pick) for node, pick in picks.items()},
                 "emitted": stats.emitted,

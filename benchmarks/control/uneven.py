@@ -26,7 +26,7 @@ from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import prompts_of, write
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy
-from client.library.jobs import MOST_NODES
+from client.library.jobs import MAX_NODES
 from client.stats import SweepMeasurement
 from swarm.protocol.messages import HopTime, Sampling
 from swarm.routing.costs import RouteForecast
@@ -106,9 +106,9 @@ def measure(name: tuple[str, str, str, float], options: Options) -> Cell:
         name,
         told(FixedPolicy(0)).tokens_per_s,
         {f"{size} × {count}": told(FixedPolicy(size, count)).tokens_per_s for size, count in FIXED},
-        told(OneAtATime(MOST_NODES)).tokens_per_s,
-        told(Alike(MOST_NODES)).tokens_per_s,
-        told(Goodput(MOST_NODES)).tokens_per_s,
+        told(OneAtATime(MAX_NODES)).tokens_per_s,
+        told(Alike(MAX_NODES)).tokens_per_s,
+        told(Goodput(MAX_NODES)).tokens_per_s,
     )
 
 

@@ -24,7 +24,7 @@ from benchmarks.simulation.profiles import FIRST_SEED
 from benchmarks.simulation.recorded import prompts_of, write
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy
-from client.library.jobs import MOST_NODES
+from client.library.jobs import MAX_NODES
 from swarm.protocol.messages import Sampling
 from swarm.routing.costs import LINK_MBIT_PER_S, RouteForecast
 
@@ -86,9 +86,9 @@ def measure(name: tuple[str, float], options: Options) -> Cell:
     texts = write(whole_target(), given, samplings, options.new_tokens)
     told = partial(tell, costs=costs)
     fixed = {f"{size} × {count}": told(texts, policy=FixedPolicy(size, count)).tokens_per_s for size, count in FIXED}
-    chosen = told(texts, policy=Goodput(MOST_NODES))
+    chosen = told(texts, policy=Goodput(MAX_NODES))
     first = {
-        word: sum(told([text], policy=Goodput(MOST_NODES), promise=promise).tokens_per_s for text in texts) / len(texts)
+        word: sum(told([text], policy=Goodput(MAX_NODES), promise=promise).tokens_per_s for text in texts) / len(texts)
         for word, promise in (("true", Costs.forecast), ("assumed", assumed))
     }
     plain = told(texts, policy=FixedPolicy(0)).tokens_per_s

@@ -1,4 +1,4 @@
-"""What learned chances gain over the fixed prior, with the demo pair, in one process and without a network.
+"""What learned probabilities gain over the fixed prior, with the demo pair, in one process and without a network.
 
 The protocol is that of `benchmarks.simulation.acceptance`; both sides decode the same prompts with the same seeds, and
 every text is compared with plain decoding's. The calibration learns on the passages between those that are measured,
@@ -7,8 +7,8 @@ learns while it is measured.
 
     python -m benchmarks calibration --json calibration.json
 
-predicted  1 + the sum of a tree's chances, averaged over sweeps: what the drafter expected
-error      expected calibration error of the tree nodes' chances: |predicted − realised| per tenth, weighed by nodes
+predicted  1 + the sum of a tree's probabilities, averaged over sweeps: what the drafter expected
+error      expected calibration error of the tree nodes' probabilities: |predicted − realised| per tenth, weighed by nodes
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rich.progress import track
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.acceptance import FIRST_SEED, Run, Size, demo_prompts, generate
 from client.drafting.drafter import ModelDrafter, NoDrafter
-from client.drafting.search.calibration import Calibration, Candidates, ChanceModel, SoftmaxPrior
+from client.drafting.search.calibration import AcceptanceModel, Calibration, Candidates, SoftmaxPrior
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
@@ -42,7 +42,7 @@ TENTHS = 10
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Measure what learned chances gain over the fixed prior."""
+    """Measure what learned probabilities gain over the fixed prior."""
 
     prompts: int = 24
     """How many of the 24 prompts, and how many others to learn from."""
@@ -61,7 +61,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One way to get chances in one cell. tenths: (predicted, realised, nodes) of each tenth that holds nodes."""
+    """One way to get probabilities in one cell. tenths: (predicted, realised, nodes) of each tenth that holds nodes."""
 
     acceptance: float
     predicted: float
@@ -89,9 +89,9 @@ class Frozen:
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
 
-    def chances(self, candidates: Candidates) -> NDArray[np.float64]:
+    def acceptance_probs(self, candidates: Candidates) -> NDArray[np.float64]:
         """The calibration's."""
-        return self._calibration.chances(candidates)
+        return self._calibration.acceptance_probs(candidates)
 
     def learn(self, candidates: Candidates, hits: NDArray[np.bool_]) -> None:
         """No more."""
@@ -106,9 +106,13 @@ class Bench:
     target: RaggedModel
     draft: RaggedModel
 
-    def runs(self, cases: list[tuple[list[int], Sampling]], nodes: int, chances: ChanceModel, about: str) -> list[Run]:
+    def runs(
+        self, cases: list[tuple[list[int], Sampling]], nodes: int, model: AcceptanceModel, about: str
+    ) -> list[Run]:
         """Decode every case with one drafter."""
-        drafter = ModelDrafter(self.draft, self.target.vocab_size, self.draft.max_positions or 2048, chances=chances)
+        drafter = ModelDrafter(
+            self.draft, self.target.vocab_size, self.draft.max_positions or 2048, acceptance_model=model
+        )
         size = Size(self.options.new_tokens, nodes)
         return [generate(self.target, drafter, *case, size) for case in track(cases, about, console=self.console)]
 
@@ -131,8 +135,8 @@ class Bench:
             for nodes in self.options.nodes:
                 about = f"temperature {temperature}, K = {nodes}"
                 before = self.runs(cases, nodes, SoftmaxPrior(), f"{about}, prior")
-                chances = Calibration() if self.options.cold else Frozen(learned)
-                after = self.runs(cases, nodes, chances, f"{about}, learned")
+                probabilities = Calibration() if self.options.cold else Frozen(learned)
+                after = self.runs(cases, nodes, probabilities, f"{about}, learned")
                 same = sum(
                     run.tokens == text for side in (before, after) for run, text in zip(side, plain, strict=True)
                 )

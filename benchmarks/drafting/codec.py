@@ -99,7 +99,7 @@ class SplitSession(LocalSession):
 
     def __init__(self, model: RaggedModel, limits: Limits, codec: Codec) -> None:
         super().__init__(model, limits)
-        self._arenas = [KvCache(model.layout.within(span), self.arena.slots.capacity) for span in SPANS]
+        self._arenas = [KvCache(model.layout.within(span), self.kv.slots.capacity) for span in SPANS]
         self._codec = codec
 
     def run(self, sweep: Sweep) -> torch.Tensor:

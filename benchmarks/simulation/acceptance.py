@@ -141,7 +141,7 @@ def generate(target: RaggedModel, drafter: Drafter, prompt: list[int], sampling:
             hand_over(reply, walk, tokens, observe)
         picks = dict(zip((None, *range(len(tree))), (token for _, token in reply.picks), strict=True))
         hits = accepted(tree, picks)
-        guesses += zip(tree.chances, hits, strict=True)
+        guesses += zip(tree.acceptance_probs, hits, strict=True)
         passed = {None, *compress(range(len(tree)), hits)}
         others = {node: pick for node, pick in picks.items() if node not in passed}
         drafter.learn(tree, {node: picks[node] for node in passed}, others)

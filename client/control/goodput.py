@@ -39,7 +39,7 @@ PROMISING = 0.8
 EXPLORED = 0.01
 """At most this part of the time goes to trying what seems worse."""
 GAIN_FADE = 0.95
-CORRECTION_FADE, CORRECTION_PRIOR, MOST_CORRECTION = 0.97, 0.3, 1.5
+CORRECTION_FADE, CORRECTION_PRIOR, MAX_CORRECTION = 0.97, 0.3, 1.5
 """Expectations are believed as if so many tokens had been expected and accepted."""
 FIRST_PRIOR = 2.0
 """The same at first: a sweep or two may be unlucky."""
@@ -115,7 +115,7 @@ class AcceptanceCorrection:
     @property
     def ratio(self) -> float:
         """Accepted tokens per expected token."""
-        return min(self.accepted / self.expected, MOST_CORRECTION)
+        return min(self.accepted / self.expected, MAX_CORRECTION)
 
 
 class Goodput:
@@ -283,7 +283,7 @@ class Goodput:
         self._read = self._read + 1 if tree.has_read else 0
         if 0 < self._early < FIRST_TREES:
             return
-        self._gain_of(temperature).learn(tree.chances, planned.nodes, is_settled=tree.is_settled)
+        self._gain_of(temperature).learn(tree.acceptance_probs, planned.nodes, is_settled=tree.is_settled)
         if not 0 < self._read < FIRST_TREES:
             self.draft.learn(len(tree), draft_ms)
             if tree.rounds:

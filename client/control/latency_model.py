@@ -1,8 +1,8 @@
 """What a sweep over one route takes, and what its time is worth to those who share the hops. Pure; learns as it goes.
 
-    links      all that no hop computes or waits for: a regression on the sweep's rows
-    compute    of the hops together, messages included: another one
-    load       how many sweeps share that compute; prices of shared time follow from it
+links      all that no hop computes or waits for: a regression on the sweep's rows
+compute    of the hops together, messages included: another one
+load       how many sweeps share that compute; prices of shared time follow from it
 """
 
 from __future__ import annotations

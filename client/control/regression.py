@@ -17,7 +17,7 @@ STUBBORN = 3
 FAR, YOUNG = 5.0, 8.0
 """Before so many measurements nobody knows what is usual: so many times what was expected is no news at once, such as
 of kernels that are loaded when they are used first, but may well be when it comes again for as much."""
-LEAST_SCALE = 0.03
+MIN_SCALE = 0.03
 
 
 class Regression:
@@ -77,7 +77,7 @@ class Regression:
         if self._is_young and self.is_known and FAR * y < self.at(x) and x >= self._x / self._weight / 2:
             self.__dict__.update(Regression(self._slope, self._unsure, self._level).__dict__)  # those were stalls
         residual, is_far = abs(y - self.at(x)), self._is_young and y > FAR * self.at(x)
-        if is_far or residual > OUTLIER * max(self._scale, LEAST_SCALE * self.at(x)):
+        if is_far or residual > OUTLIER * max(self._scale, MIN_SCALE * self.at(x)):
             is_same = self._odd > 0 and abs(x - self._odd_x) <= x / 2
             self._odd, self._odd_x = self._odd + 1, x
             if self._odd < STUBBORN and not (is_far and is_same):

@@ -21,7 +21,7 @@ from client.drafting.drafter import NoDrafter
 from client.drafting.search.stopping import StopRule
 from client.drafting.search.tree import DraftTree
 
-MOST_LESSONS = 64
+MAX_LESSONS = 64
 """Replies that are kept for a drafter that has no time to learn from them."""
 
 IsAwaited = Callable[[], Awaitable[bool]]
@@ -110,7 +110,7 @@ class DraftWorker:
     async def learn(self, window: SendWindow) -> None:
         """Hand the picks after trees' nodes and roots to the drafter that grew them, on its thread, if it is idle."""
         if self.is_busy:
-            window.lessons = [lesson for lesson in window.lessons if lesson[0].tree][-MOST_LESSONS:]
+            window.lessons = [lesson for lesson in window.lessons if lesson[0].tree][-MAX_LESSONS:]
             return
         state = self._state
         while window.lessons:

@@ -25,7 +25,7 @@ from client.drafting.search.tree import DraftTree
 from swarm.ids import TreeNodeId
 from swarm.protocol.messages import Credits, Sweep
 
-MOST_TURNS = 64
+MAX_TURNS = 64
 """Drafting goes on so often for one more sweep."""
 PREFILLS_IN_FLIGHT = 3
 """Parts of a prompt that are unanswered at a time."""
@@ -222,7 +222,7 @@ class Generation:
         if result is None:
             return DraftTree(), replace(plain, reason="the draft takes too long"), (state.clock() - started_s) * 1e3
         state.policy.observe_draft(temperature, result.tree, plan, result.took_ms)
-        trimmed = state.policy.trim(route, temperature, result.tree.chances, plan)
+        trimmed = state.policy.trim(route, temperature, result.tree.acceptance_probs, plan)
         return result.tree, replace(trimmed, chunk=None) if state.sampling.multistep else trimmed, result.took_ms
 
     # Further nodes below what is on its way
@@ -273,7 +273,7 @@ class Generation:
         async def has_answer() -> bool:
             return chain.has_answer
 
-        for _ in range(MOST_TURNS):  # while hops are busy, or until there is enough for a sweep
+        for _ in range(MAX_TURNS):  # while hops are busy, or until there is enough for a sweep
             stop_rule = StopRule(min_probability, go_on=partial(self._has_time, wanted))
             patience_ms = state.policy.patience_ms(route, most)
             request = DraftRequest(on_way + most, state.tokens_left - 1, stop_rule, patience_ms)
@@ -283,7 +283,7 @@ class Generation:
             tree = result.tree
             known, new = _unsent(walk, certain, tree, min(most, room), min_probability)
             ahead = window.state(state.clock())
-            plan = state.policy.extend(route, [tree.chances[place] for place in new], ahead)
+            plan = state.policy.extend(route, [tree.acceptance_probs[place] for place in new], ahead)
             if plan.nodes and not ahead.busy_ms:
                 return Extension(tree, known, plan)
             is_done = tree.is_settled or state.policy.max_nodes(route, temperature, room, ahead) == 0
@@ -342,7 +342,7 @@ def _unsent(
         there = walk.child(known[parent], token) if known[parent] < walk.state.next_id else None
         if there is not None:
             known[place] = there
-        elif len(new) < most and tree.chances[place] > min_probability:
+        elif len(new) < most and tree.acceptance_probs[place] > min_probability:
             known[place] = TreeNodeId(walk.state.next_id + len(new))
             new.append(place)
     return known, new

@@ -57,7 +57,7 @@ class InFlightSweep:
     @property
     def expected_tokens(self) -> float:
         """Tokens that its nodes should bring."""
-        return sum(self.tree.chances[place] for place in self.places.values() if place is not None)
+        return sum(self.tree.acceptance_probs[place] for place in self.places.values() if place is not None)
 
     def measured(self, answer: Answer, first_link_ms: float, emitted: int) -> SweepMeasurement:
         """What it took and brought. first_link_ms: one way to hop 0, as pings say. emitted: certain tokens."""

@@ -1,4 +1,4 @@
-"""The client library, async: connect to a swarm, generate, stream. `client.library.sync` is its blocking replica.
+"""The client library, async: connect to a swarm, generate, stream. `client.library.sync` is the same, blocking.
 
 A generation runs in a task of its own and hands pieces over through a bounded queue, so a reader that stops reading
 stops it too, and a reader may live in any task.
@@ -96,28 +96,30 @@ class AsyncSwarm:
             raise ConfigError(f"wait: {wait_s}; give seconds, 0 to wait for nobody")
         threads = options.get("threads")
         check_threads(threads, "threads")
-        wanted = _wanted(options)
-        if not all(map(str, wanted.names)):
+        drafts = _draft_options(options)
+        if not all(map(str, drafts.names)):
             raise ConfigError("draft is empty: name a folder or a hub id, or leave it out")
         if not peers and registry is None:
             raise ConfigError("peers: name one of the swarm's peers, as `swarm bootstrap` and `node serve` print them")
         target = await asyncio.to_thread(load_target, model, options.get("revision"))
         with bars_hidden():
-            made = await asyncio.to_thread(load_drafter, model, target, wanted, options.get("revision"))
+            loaded = await asyncio.to_thread(load_drafter, model, target, drafts, options.get("revision"))
         opened = registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True))
         nodes, hedge = options.get("nodes"), options.get("hedge", False)
         async with opened, Dialer() as dialer, TaskScope() as scope:
             identity = find_in_swarm(target, await opened.models(), peers)
             expected = EXPECTED_NODES if nodes is None else nodes
             opener = SessionOpener(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge)
-            drafting = drafting_thread(made.drafter, target.hidden_size, threads)
+            drafting = drafting_thread(loaded.drafter, target.hidden_size, threads)
             try:
                 yield cls(
-                    opener, GenerationFactory(target, Drafters(made.drafter, made.another), drafting, nodes), scope
+                    opener,
+                    GenerationFactory(target, Drafters(loaded.drafter, loaded.make_another), drafting, nodes),
+                    scope,
                 )
             finally:
                 drafting.shutdown(wait=False, cancel_futures=True)
-                await asyncio.to_thread(made.keep)
+                await asyncio.to_thread(loaded.save_calibrations)
 
     async def stream(
         self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
@@ -200,7 +202,7 @@ class AsyncSwarm:
                 yield piece
 
 
-def _wanted(options: ConnectOptions) -> DraftOptions:
+def _draft_options(options: ConnectOptions) -> DraftOptions:
     draft = options.get("draft")
     names = () if draft is None else (draft,) if isinstance(draft, str | Path) else tuple(draft)
     return DraftOptions(

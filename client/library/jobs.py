@@ -19,7 +19,7 @@ from swarm.errors import ConfigError, ContextFull
 
 PREFILL_CHUNK = 512
 """Most nodes of a prefill sweep."""
-MOST_NODES = 512
+MAX_NODES = 512
 """Of a tree whose size is chosen by goodput."""
 
 
@@ -34,7 +34,7 @@ class GenerationFactory:
     drafters: Drafters
     drafting: Executor
     nodes: int | None
-    goodput: Goodput = field(default_factory=lambda: Goodput(MOST_NODES))
+    goodput: Goodput = field(default_factory=lambda: Goodput(MAX_NODES))
 
     def forget(self) -> None:
         """Let drafters forget texts, before they grow another tree."""

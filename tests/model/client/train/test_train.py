@@ -96,7 +96,7 @@ def test_a_model_goes_on_learning(tmp_path: Path) -> None:
     assert "loss" in said
     before, after = (load_file(folder / "model.safetensors") for folder in (DRAFT, tmp_path / "draft"))
     assert any(not torch.equal(before[name], after[name]) for name in before)
-    assert len(load_drafter(TARGET, load_target(TARGET), DraftOptions((tmp_path / "draft",), "cpu")).keeping) == 0
+    assert len(load_drafter(TARGET, load_target(TARGET), DraftOptions((tmp_path / "draft",), "cpu")).savers) == 0
 
 
 def test_other_samples_or_another_training_are_not_gone_on_with(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trees are chosen for machines that are far away, however busy this one is."""
     expect = Goodput.expect
     monkeypatch.setattr(Goodput, "expect", lambda self, route, _: expect(self, route, FAR))
-    monkeypatch.setattr(Goodput, "spent", lambda *_: None)
+    monkeypatch.setattr(Goodput, "observe_sweep", lambda *_: None)
 
 
 @pytest.mark.usefixtures("far")

@@ -138,13 +138,13 @@ async def test_rows_of_trees_that_grow_while_sweeps_are_in_flight(
     running: Running, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Goodput, "plan", lambda *_: SpeculationPlan(3, 1e9, "small"))
-    monkeypatch.setattr(Goodput, "more", lambda *_: 4)
-    monkeypatch.setattr(Goodput, "least", lambda *_: 0.0)
-    monkeypatch.setattr(Goodput, "busy", lambda *_: Occupancy())
+    monkeypatch.setattr(Goodput, "max_nodes", lambda *_: 4)
+    monkeypatch.setattr(Goodput, "min_probability", lambda *_: 0.0)
+    monkeypatch.setattr(Goodput, "occupancy", lambda *_: Occupancy())
     monkeypatch.setattr(Goodput, "patience_ms", lambda *_: math.inf)  # while drafting is late rows are not handed over
     monkeypatch.setattr(client.chain.chain.Chain, "has_answer", False)
     monkeypatch.setattr(
-        Goodput, "further", lambda _, route, chances, ahead: SpeculationPlan(len(chances), 1e9, "deeper")
+        Goodput, "extend", lambda _, route, probabilities, ahead: SpeculationPlan(len(probabilities), 1e9, "deeper")
     )
     grow, further = Walk.grow, list[int]()
 

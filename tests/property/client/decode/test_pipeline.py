@@ -28,7 +28,7 @@ from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, PipelineState, SpeculationPlan
 from client.decode.state import GenerationState
 from client.decode.text_stream import FastTokenizer
-from client.drafting.drafter import NONE, ModelDrafter, expansions
+from client.drafting.drafter import NO_PICKS, ModelDrafter, expansions
 from client.drafting.search.local_session import LocalSession
 from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
@@ -60,11 +60,11 @@ def tree(rng: random.Random, text: Sequence[int], length: int, knows: float) -> 
     """The true path as far as the draft knows it, and wrong nodes; best first."""
     nodes: list[tuple[float, int, int | None]] = []
     parent: int | None = None
-    chance = 1.0
+    probability = 1.0
     for depth in range(12):
-        chance *= knows
+        probability *= knows
         if length + depth < len(text) and rng.random() < knows:
-            nodes.append((chance, text[length + depth], parent))
+            nodes.append((probability, text[length + depth], parent))
             parent = len(nodes) - 1
         else:
             break
@@ -91,9 +91,9 @@ class Reckless(Goodput):
         """A few."""
         return min(room, 1 + self.cost_of(route).sweeps % 7)
 
-    def extend(self, route: Hashable, chances: Sequence[float], ahead: PipelineState) -> SpeculationPlan:
+    def extend(self, route: Hashable, probabilities: Sequence[float], ahead: PipelineState) -> SpeculationPlan:
         """All, whenever one of them is more likely than not."""
-        return SpeculationPlan(len(chances) if max(chances, default=0.0) > 0.5 else 0, 1e9, "deeper")
+        return SpeculationPlan(len(probabilities) if max(probabilities, default=0.0) > 0.5 else 0, 1e9, "deeper")
 
 
 @pytest.mark.parametrize("knows", [0.0, 0.5, 0.9, 1.0])
@@ -197,7 +197,7 @@ def test_a_recording_learns_every_pick_once(monkeypatch: pytest.MonkeyPatch) -> 
     taught: list[int] = []
     learn = ModelDrafter.learn
 
-    def listen(self: ModelDrafter, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+    def listen(self: ModelDrafter, tree: DraftTree, picks: Picks, others: Picks = NO_PICKS) -> None:
         taught.append(len(picks))
         learn(self, tree, picks, others)
 
@@ -324,7 +324,7 @@ async def test_a_tree_grows_by_what_the_reply_before_it_taught(tokenizer: FastTo
             events.append("grow")
             return super().grow(sequence, nodes, depth, sampling, worth)
 
-        def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+        def learn(self, tree: DraftTree, picks: Picks, others: Picks = NO_PICKS) -> None:
             events.append("learn")
 
     text = recorded(2, 0.5)

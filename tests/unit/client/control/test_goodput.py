@@ -26,14 +26,19 @@ ROUTE = "route"
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A route and a draft. chances: of a tree's nodes, best first. round_nodes: that a pass of the draft model adds."""
+    """A route and a draft.
+
+    Attributes:
+        probabilities: of a tree's nodes, best first.
+        round_nodes: that a pass of the draft model adds.
+    """
 
     links_ms: float
     row_ms: float
     forward_ms: float
     node_ms: float
     round_ms: float
-    chances: tuple[float, ...]
+    probabilities: tuple[float, ...]
     round_nodes: int = 16
     others: float = 0.0
 
@@ -53,7 +58,7 @@ class World:
 
     def goodput(self, nodes: int) -> float:
         """Expected tokens per millisecond at a fixed size."""
-        return (1 + sum(self.chances[:nodes])) / (self.sweep(nodes).total_ms + self.draft_ms(nodes))
+        return (1 + sum(self.probabilities[:nodes])) / (self.sweep(nodes).total_ms + self.draft_ms(nodes))
 
 
 def falling(first: float, ratio: float, count: int = 256) -> tuple[float, ...]:
@@ -93,16 +98,16 @@ def run(control: Goodput, world: World, sweeps: int, rng: random.Random) -> tupl
         nodes = 0
         if planned.nodes:
             drafted = draft(world, planned.nodes, control.stop_rule(ROUTE, 0.0, planned))
-            chances = world.chances[:drafted]
-            tree = DraftTree((0,) * drafted, (None,) * drafted, chances, world.rounds(drafted))
+            probabilities = world.probabilities[:drafted]
+            tree = DraftTree((0,) * drafted, (None,) * drafted, probabilities, world.rounds(drafted))
             control.observe_draft(0.0, tree, planned, world.draft_ms(drafted) * rng.uniform(0.95, 1.05))
-            nodes = control.trim(ROUTE, 0.0, chances, planned).nodes
+            nodes = control.trim(ROUTE, 0.0, probabilities, planned).nodes
             time_ms += world.draft_ms(drafted)
         spent = world.sweep(nodes)
         shaken = rng.uniform(0.95, 1.05) * rng.choice([1] * 30 + [5])
         seen = measured(nodes, spent.total_ms * shaken, spent.waited_ms * shaken, spent.computed_ms * shaken)
         control.observe_sweep(ROUTE, seen)
-        tokens, time_ms = tokens + 1 + sum(world.chances[:nodes]), time_ms + spent.total_ms
+        tokens, time_ms = tokens + 1 + sum(world.probabilities[:nodes]), time_ms + spent.total_ms
         sizes.append(nodes)
     return tokens / time_ms, sizes
 
@@ -111,11 +116,11 @@ def draft(world: World, planned: int, rule: StopRule) -> int:
     """A draft that goes on in rounds until the tree is full, or not worth more of them."""
     nodes = 0
     while nodes < planned:
-        block = world.chances[nodes : nodes + world.round_nodes]
+        block = world.probabilities[nodes : nodes + world.round_nodes]
         if nodes and (sum(block) < rule.per_round or block[0] < rule.min_probability):
             break
         nodes += world.round_nodes
-    return sum(chance >= rule.min_probability for chance in world.chances[: min(nodes, planned)])
+    return sum(probability >= rule.min_probability for probability in world.probabilities[: min(nodes, planned)])
 
 
 def best_fixed(world: World) -> float:
@@ -282,21 +287,21 @@ def test_a_round_that_pays_for_a_sweep_of_its_own_waits_until_the_tree_is_on_its
 @pytest.mark.parametrize("first", [0.9, 0.3, 0.02])
 def test_another_sweep_carries_what_is_worth_its_slot(name: str, first: float) -> None:
     """Against every other number of nodes; and in parts where many are worth it."""
-    control, chances = known(WORLDS[name]), falling(first, 0.93)[:150]
+    control, probabilities = known(WORLDS[name]), falling(first, 0.93)[:150]
     least = control.min_probability(ROUTE, 0.0)
     cost, rate = control.cost_of(ROUTE), control._running
 
     def gain(nodes: int) -> float:
-        brought = sum(chances[:nodes]) * control._correction.ratio
-        return brought - rate * (cost.price_ms(nodes) + chances[0] * cost.marginal_latency_ms * nodes)
+        brought = sum(probabilities[:nodes]) * control._correction.ratio
+        return brought - rate * (cost.price_ms(nodes) + probabilities[0] * cost.marginal_latency_ms * nodes)
 
-    best = max(range(1, len(chances) + 1), key=gain)
-    choice = control.extend(ROUTE, chances, PipelineState(2, 7.0))
+    best = max(range(1, len(probabilities) + 1), key=gain)
+    choice = control.extend(ROUTE, probabilities, PipelineState(2, 7.0))
     if gain(best) <= 0:
         assert choice.nodes == 0
     else:
         assert choice.nodes == (cost.chunk(best) if best > 16 else best)
-        assert chances[best - 1] > least
+        assert probabilities[best - 1] > least
         assert choice.predicted_ms == pytest.approx(7 + cost.sweep_ms(choice.nodes - 1))
     assert control.extend(ROUTE, (), PipelineState(2, 7.0)).nodes == 0
 
