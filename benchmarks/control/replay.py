@@ -91,7 +91,7 @@ class Told:
 class OneAtATime(Goodput):
     """The same controller, which waits for each sweep."""
 
-    def max_nodes(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
+    def max_nodes(self, route: Hashable, temperature: float, room: int, pipeline: PipelineState) -> int:
         """None."""
         return 0
 

@@ -8,7 +8,7 @@ learns while it is measured.
     python -m benchmarks calibration --json calibration.json
 
 predicted  1 + the sum of a tree's probabilities, averaged over sweeps: what the drafter expected
-error      expected calibration error of the tree nodes' probabilities: |predicted − realised| per tenth, weighed by nodes
+error      expected calibration error of the probabilities: |predicted − realised| per tenth, weighed by nodes
 """
 
 from __future__ import annotations

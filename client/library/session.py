@@ -87,7 +87,7 @@ class Session:
         last = ""
         job.policy.expect(self.chain.route_key, self.chain.route.forecast)
         try:
-            with job.drafted_for():
+            with job.with_drafter():
                 async for text in Generation(job, self.chain, self.walk).run():
                     if first_token == started and len(job.text.tokens) > job.resumed_tokens:
                         first_token = job.clock()

@@ -211,7 +211,7 @@ async def test_trees_that_grow_while_sweeps_are_in_flight_leave_the_plain_text(
     monkeypatch.setattr(Chain, "has_answer", False)  # on loopback an answer may be there before a tree is
     monkeypatch.setattr(Goodput, "min_probability", lambda *_: 0.0)
     monkeypatch.setattr(
-        Goodput, "extend", lambda _, route, probabilities, ahead: SpeculationPlan(len(probabilities), 1e9, DEEPER)
+        Goodput, "extend", lambda _, route, probabilities, pipeline: SpeculationPlan(len(probabilities), 1e9, DEEPER)
     )
     options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 81}
     plain = await three.client.generate(prompt(4), nodes=0, **options)
@@ -234,7 +234,7 @@ async def test_trees_that_travel_in_parts_leave_the_plain_text(
     monkeypatch.setattr(Goodput, "occupancy", lambda *_: Occupancy())  # how fast the machine is decides nothing
     monkeypatch.setattr(Goodput, "min_probability", lambda *_: 0.0)
     monkeypatch.setattr(
-        Goodput, "extend", lambda _, route, probabilities, ahead: SpeculationPlan(len(probabilities), 1e9, PART)
+        Goodput, "extend", lambda _, route, probabilities, pipeline: SpeculationPlan(len(probabilities), 1e9, PART)
     )
     monkeypatch.setattr(Chain, "has_answer", False)
     options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 83}

@@ -70,7 +70,7 @@ def test_where_none_is_left_a_text_is_told_without_trees(drafters: Drafters, tar
             GenerationFactory(target, drafters, drafting, None).make("Once", Options()) for _ in range(MAX_DRAFTERS + 1)
         ]
         for job in jobs:
-            running.enter_context(job.drafted_for())
+            running.enter_context(job.with_drafter())
         assert len({id(job.drafter) for job in jobs}) == MAX_DRAFTERS + 1
         assert all(isinstance(job.policy, Goodput) for job in jobs[:-1])
         assert isinstance(jobs[-1].drafter, NoDrafter)

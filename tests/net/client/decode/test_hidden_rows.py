@@ -82,11 +82,11 @@ class Listener:
         self.rows: dict[int, torch.Tensor] = {}
         self.asked = 0
 
-        def hand_over(reply: Reply, walk: Walk, sequence: Sequence[int], observe: Observe) -> None:
+        def hand_over_rows(reply: Reply, walk: Walk, sequence: Sequence[int], observe: Observe) -> None:
             self.travelled += reply.row_ids
-            client.decode.hidden_rows.hand_over(reply, walk, sequence, observe)
+            client.decode.hidden_rows.hand_over_rows(reply, walk, sequence, observe)
 
-        monkeypatch.setattr(client.decode.loop, "hand_over", hand_over)
+        monkeypatch.setattr(client.decode.loop, "hand_over_rows", hand_over_rows)
 
     def observe(self, sequence: Sequence[int], rows: torch.Tensor) -> None:
         first = len(sequence) - len(rows)
@@ -144,7 +144,7 @@ async def test_rows_of_trees_that_grow_while_sweeps_are_in_flight(
     monkeypatch.setattr(Goodput, "patience_ms", lambda *_: math.inf)  # while drafting is late rows are not handed over
     monkeypatch.setattr(client.chain.chain.Chain, "has_answer", False)
     monkeypatch.setattr(
-        Goodput, "extend", lambda _, route, probabilities, ahead: SpeculationPlan(len(probabilities), 1e9, "deeper")
+        Goodput, "extend", lambda _, route, probabilities, pipeline: SpeculationPlan(len(probabilities), 1e9, "deeper")
     )
     grow, further = Walk.grow, list[int]()
 

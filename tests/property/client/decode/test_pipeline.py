@@ -87,11 +87,11 @@ def tree(rng: random.Random, text: Sequence[int], length: int, knows: float) -> 
 class Reckless(Goodput):
     """Sends whatever may be right, as deep as the credits allow: what it costs does not matter."""
 
-    def max_nodes(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
+    def max_nodes(self, route: Hashable, temperature: float, room: int, pipeline: PipelineState) -> int:
         """A few."""
-        return min(room, 1 + self.cost_of(route).sweeps % 7)
+        return min(room, 1 + self.latency_model(route).sweeps % 7)
 
-    def extend(self, route: Hashable, probabilities: Sequence[float], ahead: PipelineState) -> SpeculationPlan:
+    def extend(self, route: Hashable, probabilities: Sequence[float], pipeline: PipelineState) -> SpeculationPlan:
         """All, whenever one of them is more likely than not."""
         return SpeculationPlan(len(probabilities) if max(probabilities, default=0.0) > 0.5 else 0, 1e9, "deeper")
 
@@ -276,7 +276,7 @@ def test_who_is_alone_finds_no_load(profile: str, tokenizer: FastTokenizer) -> N
     """Neither behind the parts of its own prompt, nor behind sweeps of its own that a walk has left."""
     control = Goodput(64)
     run([recorded(seed, 0.9) for seed in range(3)], PROFILES[profile], control, tokenizer)
-    assert control.cost_of("virtual").sharers == pytest.approx(1, abs=0.01)
+    assert control.latency_model("virtual").sharers == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize("knows", [0.0, 0.9])
@@ -287,10 +287,10 @@ def test_a_load_that_went_away_is_believed_in_no_longer(knows: float, tokenizer:
     """
     control, texts = Goodput(32), [recorded(seed, knows) for seed in range(4)]
     run(texts[:1], replace(NEAR, others=(4.0,) * HOPS), control, tokenizer)
-    assert control.cost_of("virtual").load > 3
+    assert control.latency_model("virtual").load > 3
     for _ in range(3):
         run(texts, NEAR, control, tokenizer)
-    assert control.cost_of("virtual").load < 1.5
+    assert control.latency_model("virtual").load < 1.5
 
 
 def test_what_drafting_takes_is_counted(tokenizer: FastTokenizer) -> None:
@@ -390,7 +390,7 @@ async def test_uplinks_that_are_far_slower_than_said_are_known_from_the_prompt(t
         def observe_sweep(self, route: Hashable, spent: SweepMeasurement) -> None:
             super().observe_sweep(route, spent)
             if spent.is_prompt:
-                self.read, self.row_ms = self.read + spent.nodes, self.cost_of(route).links.b
+                self.read, self.row_ms = self.read + spent.nodes, self.latency_model(route).links.b
 
     slow = Costs(10, 0.5, 20, 0.1, 6, row_bytes=8_192)
     cast = Cast(promise=lambda costs: replace(costs, mbit=LINK_MBIT_PER_S).forecast())

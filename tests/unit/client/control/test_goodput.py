@@ -177,12 +177,12 @@ def test_another_route_is_learned_apart_and_begins_with_what_the_last_one_taught
     control = Goodput(64)
     for _ in range(50):
         control.observe_sweep("a", WORLDS["25 ms, passages"].sweep(8))
-    first = control.cost_of("b").sweep_ms(8)
+    first = control.latency_model("b").sweep_ms(8)
     assert first == pytest.approx(WORLDS["25 ms, passages"].sweep(8).total_ms, rel=0.05)
     for _ in range(3):
         control.observe_sweep("b", WORLDS["near, passages"].sweep(8))
-    assert control.cost_of("b").sweep_ms(8) == pytest.approx(WORLDS["near, passages"].sweep(8).total_ms, rel=0.35)
-    assert control.cost_of("a").sweep_ms(8) == pytest.approx(first, rel=0.05)
+    assert control.latency_model("b").sweep_ms(8) == pytest.approx(WORLDS["near, passages"].sweep(8).total_ms, rel=0.35)
+    assert control.latency_model("a").sweep_ms(8) == pytest.approx(first, rel=0.05)
 
 
 def test_routes_and_room_are_bounded() -> None:
@@ -268,7 +268,7 @@ def test_a_large_tree_travels_in_parts_where_rows_are_dear_on_the_wire() -> None
     assert cut.nodes == 128
     assert cut.chunk is not None
     assert 8 <= cut.chunk <= 64
-    cost = slow.cost_of(ROUTE)
+    cost = slow.latency_model(ROUTE)
     assert cost.chunk(128) == cut.chunk
     in_parts = cost.sweep_ms(cut.chunk) + (-(-128 // cut.chunk) - 1) * cost.service_interval_ms(cut.chunk + 1)
     assert in_parts < 0.9 * cost.sweep_ms(128)
@@ -289,7 +289,7 @@ def test_another_sweep_carries_what_is_worth_its_slot(name: str, first: float) -
     """Against every other number of nodes; and in parts where many are worth it."""
     control, probabilities = known(WORLDS[name]), falling(first, 0.93)[:150]
     least = control.min_probability(ROUTE, 0.0)
-    cost, rate = control.cost_of(ROUTE), control._running
+    cost, rate = control.latency_model(ROUTE), control._running
 
     def gain(nodes: int) -> float:
         brought = sum(probabilities[:nodes]) * control._correction.ratio
@@ -339,17 +339,19 @@ def test_another_sweep_is_sent_where_it_pays_and_in_parts_where_rows_are_dear_on
 
 def test_what_waits_for_its_own_kind_teaches_nothing_of_links_and_load() -> None:
     control = known(WORLDS["25 ms, passages"])
-    before = control.cost_of(ROUTE).sweep_ms(16), control.cost_of(ROUTE).load
+    before = control.latency_model(ROUTE).sweep_ms(16), control.latency_model(ROUTE).load
     behind = replace(waiting(WORLDS["25 ms, passages"].sweep(16), 500.0), is_alone=False)
     for _ in range(20):
         control.observe_sweep(ROUTE, replace(behind, total_ms=behind.total_ms + 900))
-    assert (control.cost_of(ROUTE).sweep_ms(16), control.cost_of(ROUTE).load) == pytest.approx(before, rel=0.01)
+    assert (control.latency_model(ROUTE).sweep_ms(16), control.latency_model(ROUTE).load) == pytest.approx(
+        before, rel=0.01
+    )
 
 
 def test_under_load_another_sweep_pays_for_those_who_wait_behind_it_at_every_hop() -> None:
     """With nobody there it costs the slot that it takes."""
     idle, busy = World(100, 0.01, 15, 1.0, 6, PASSAGES), WORLDS["busy nodes"]  # six others, three hops
-    alone, among = (known(world).cost_of(ROUTE) for world in (idle, busy))
+    alone, among = (known(world).latency_model(ROUTE) for world in (idle, busy))
     assert alone.price_ms(8) == pytest.approx(alone.service_interval_ms(8))
     assert among.load == pytest.approx(7, rel=0.1)
     assert among.load < among.shadow_price < among.load**2
@@ -369,10 +371,10 @@ def test_what_others_time_is_worth_follows_from_whole_trees_also_where_small_one
             control.observe_draft(0.0, replace(few, is_settled=is_settled), choice, 10.0)
         priced.append((control.stop_rule(ROUTE, 0.0, choice).per_sweep, control.min_probability(ROUTE, 0.0)))
     assert all(left > whole for whole, left in zip(*priced, strict=True)), priced
-    cost = known(WORLDS["busy nodes"]).cost_of(ROUTE)
+    cost = known(WORLDS["busy nodes"]).latency_model(ROUTE)
     waiting_ms = (cost.shadow_price - 1) * cost.compute.at(8)
     assert cost.price_ms(8, 3.0) - cost.price_ms(8) == pytest.approx(2 * waiting_ms)
-    calm = known(World(100, 0.01, 15, 1.0, 0, PASSAGES)).cost_of(ROUTE)
+    calm = known(World(100, 0.01, 15, 1.0, 0, PASSAGES)).latency_model(ROUTE)
     assert calm.price_ms(8, 3.0) == pytest.approx(calm.price_ms(8)), "where nobody waits nobody's time counts"
 
 
@@ -385,7 +387,7 @@ def test_links_that_become_late_while_machines_are_busy_are_load_too() -> None:
         late = world.sweep(16)
         crowded.observe_sweep(ROUTE, replace(over(late, 3), total_ms=late.total_ms + 50))
         moved.observe_sweep(ROUTE, replace(over(late, 3), total_ms=late.total_ms + 400))
-    calm_cost, crowded_cost, moved_cost = (control.cost_of(ROUTE) for control in (calm, crowded, moved))
+    calm_cost, crowded_cost, moved_cost = (control.latency_model(ROUTE) for control in (calm, crowded, moved))
     assert calm_cost.sharers == pytest.approx(1, abs=0.01)
     assert 2.5 < crowded_cost.sharers < 4.5
     assert crowded_cost.price_ms(8) > 3 * calm_cost.price_ms(8)
