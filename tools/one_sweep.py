@@ -69,8 +69,8 @@ async def record() -> dict[str, Any]:
     ):
         await _wait_covered(swarm, console)
         await swarm.generate(PROMPT, max_new_tokens=16, seed=SEED, temperature=TEMPERATURE)  # warms links and caches
-        listener = Listener(swarm._jobs.drafters.first)
-        swarm._jobs = replace(swarm._jobs, drafters=Drafters(listener))
+        listener = Listener(swarm._factory.drafters.first)
+        swarm._factory = replace(swarm._factory, drafters=Drafters(listener))
         result = await swarm.generate(PROMPT, max_new_tokens=TOKENS, seed=SEED, temperature=TEMPERATURE)
         tokens = swarm.target.tokenizer
         return _told(listener, result, lambda token: str(tokens.decode([token])))

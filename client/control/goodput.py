@@ -9,7 +9,7 @@
 
 `plan` says how many nodes to draft, 0 where plain decoding is best; `trim` how many of a tree to send: those whose
 acceptance probability exceeds what a node costs at the running goodput; `extend` how many more pay for another sweep
-while some are on their way. Source: SmartSpec (arXiv 2406.14066), here per node of a tree; docs/design/controller.md.
+while some are in flight. Source: SmartSpec (arXiv 2406.14066), here per node of a tree; docs/design/controller.md.
 """
 
 from __future__ import annotations

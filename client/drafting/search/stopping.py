@@ -19,7 +19,7 @@ class StopRule:
         min_probability: no sweep carries a node of a lower acceptance probability.
         per_round: tokens that another round of drafting costs.
         per_sweep: tokens that another sweep costs. A round that should bring more than that can wait until this tree
-            is on its way.
+            is in flight.
         go_on: whether there is time for a round; called before each, with the number of rounds since drafting began.
     """
 

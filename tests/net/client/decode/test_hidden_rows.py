@@ -94,7 +94,7 @@ class Listener:
 
 
 async def tokens_of(swarm: AsyncSwarm, listener: Listener, **options: Any) -> tuple[int, ...]:  # noqa: ANN401
-    job: GenerationState = swarm._jobs.make(IDS, Options(max_new_tokens=NEW, **options))
+    job: GenerationState = swarm._factory.make(IDS, Options(max_new_tokens=NEW, **options))
     job.observe = listener.observe
     result = None
     async for piece in swarm._once(job):
