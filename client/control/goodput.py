@@ -181,7 +181,7 @@ class Goodput:
             if turn and 0 <= place + turn < len(sizes) and rates[place + turn] >= MIN_TRIED_SPEED * rate:
                 tried = sizes[place + turn]
                 return SpeculationPlan(tried, model.sweep_ms(tried), f"{size} seems best, {tried} is tried")
-            reason = f"up to {size} nodes: {_per_s(rate)} against {_per_s(plain)} plain"
+            reason = f"up to {_nodes(size)}: {_per_s(rate)} against {_per_s(plain)} plain"
             return SpeculationPlan(size, model.sweep_ms(size), reason)
         (uncorrected,) = self._rates(sizes, model, gain.expected, corrected=1.0)
         if gain.trees < FIRST_TREES and max(uncorrected) >= MIN_EXPECTED_SPEED * plain:
@@ -193,7 +193,7 @@ class Goodput:
             self._explored_ms += took
             reason = "tries whether a tree is worth it by now"
             return SpeculationPlan(size, model.sweep_ms(size), reason, is_whole=True, is_trial=True)
-        return SpeculationPlan(0, plain_ms, f"plain: {_per_s(plain)} against {_per_s(rate)} with {size} nodes")
+        return SpeculationPlan(0, plain_ms, f"plain: {_per_s(plain)} against {_per_s(rate)} with {_nodes(size)}")
 
     def stop_rule(self, route: Hashable, temperature: float, planned: SpeculationPlan) -> StopRule:
         """When another round of drafting does not pay, for a tree that was planned."""
@@ -227,8 +227,10 @@ class Goodput:
         predicted_ms = model.sweep_ms(nodes) if model.is_expected else None
         if planned.is_trial:
             return replace(planned, nodes=nodes, predicted_ms=predicted_ms)
-        if nodes == len(probabilities):
-            reason = f"all {nodes} nodes are worth more than the {threshold:.3f} tokens that one costs"
+        if not probabilities:
+            reason = "no draft proposed a node that is worth its cost"
+        elif nodes == len(probabilities):
+            reason = f"every proposed node is worth more than the {threshold:.3f} tokens that it costs"
         else:
             reason = (
                 f"node {nodes + 1} has a probability of {probabilities[nodes]:.3f} and costs {threshold:.3f} tokens"
@@ -367,3 +369,7 @@ class Goodput:
 
 def _per_s(rate_per_ms: float) -> str:
     return f"{rate_per_ms * 1e3:.1f} tokens/s"
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
