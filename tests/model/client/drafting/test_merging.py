@@ -201,5 +201,5 @@ async def test_the_text_is_the_plain_one_whatever_goodput_chooses(
     if sampling.temperature > 0:  # it leaves the refrain: what a look-up knows is rarely right then
         return
     assert sum(sweep.emitted > 0 for sweep in job.sweeps) < len(plain.sweeps), "trees were sent, and were right"
-    deeper = [sweep for sweep in job.sweeps if "on its way" in sweep.reason]
+    deeper = [sweep for sweep in job.sweeps if "in flight" in sweep.reason]
     assert sum(sweep.emitted for sweep in deeper) > 0, "and tokens came from below nodes that were not verified yet"
