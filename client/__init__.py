@@ -1,4 +1,4 @@
-"""Canopy's client: drafting, the decode loop, acceptance, chains and the front doors. Never holds target layers.
+"""Canopy's client: drafting, the decode loop, chains, the library and the commands. Never holds target layers.
 
     from client import Swarm
     with Swarm.connect("path-or-hub-id", peers=[…], draft="path-or-hub-id") as swarm:

@@ -1,7 +1,7 @@
-"""`python -m client.probe`: one canary generation through a swarm's model, or two that compare a machine with another.
+"""`python -m client.probe`: one canary generation through a swarm's model, or two that compare a machine with others.
 
-Prints one line of JSON and nothing else. Needs no file of the model: prompt and answer stay token ids, which any swarm
-takes; `swarm.health.state.probe_results` reads the line. Always exits with 0 once it has printed.
+Prints one line of JSON and nothing else; `swarm.health.state.probe_results` reads it. Needs no file of the model:
+prompt and answer stay token ids, which any swarm takes. Always exits with 0 once it has printed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ PROMPT = (11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11)
 """Small token ids that every vocabulary has; they repeat, so that there is something to speculate on."""
 SEED = 7
 NODES = 4
+"""Tree nodes per sweep."""
 WAIT_S = 5.0
+"""How long to wait for a machine where nobody serves some layers."""
 ANY_TOKEN = 2**31
-"""In place of the vocabulary's size, which only the model's files tell."""
+"""In place of the vocabulary's size, which only the model's files hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,14 @@ class ProbeSwarm:
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A generation that came to its end. opened_s: what it took to find a chain and attach it."""
+    """A generation that came to its end.
+
+    Attributes:
+        tokens: generated ids.
+        stats: of the generation.
+        route: its chain.
+        opened_s: what it took to find and attach the chain.
+    """
 
     tokens: tuple[int, ...]
     stats: Stats
@@ -86,7 +95,7 @@ class FilteredRegistry:
         return self._registry.peer_id
 
     def join_addresses(self) -> list[str]:
-        """None: a probe is a client."""
+        """Empty: a probe is a client."""
         return []
 
     async def announce(self, record: NodeRecord) -> None:
@@ -102,7 +111,7 @@ class FilteredRegistry:
         return await self._registry.models()
 
     async def records(self, fingerprint: str, num_layers: int, *, within_s: float = 1.5) -> list[NodeRecord]:
-        """Everybody's records but theirs."""
+        """All records but those of hidden machines."""
         found = await self._registry.records(fingerprint, num_layers, within_s=within_s)
         return [record for record in found if record.peer not in self._hidden]
 
@@ -111,7 +120,7 @@ class FilteredRegistry:
         return None
 
     async def dial_back(self, address: str, nonce: bytes) -> bool | None:
-        """Nobody is asked: a probe does not listen."""
+        """None: a probe does not listen."""
         return None
 
     async def wait_closed(self) -> None:
@@ -119,7 +128,7 @@ class FilteredRegistry:
         await self._registry.wait_closed()
 
     async def aclose(self) -> None:
-        """The directory behind it belongs to somebody else."""
+        """Leave the directory behind it open; its owner closes it."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -138,7 +147,7 @@ async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm
     """
     from client.control.policy import FixedPolicy
     from client.drafting.drafter import LookupDrafter
-    from client.drafting.sources.suffix_lookup import Lookup
+    from client.drafting.sources.lookup import Lookup
     from client.library.jobs import PREFILL_CHUNK
     from client.library.session import SessionOpener
     from client.options import Options
@@ -158,19 +167,19 @@ async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm
     )
     started = time.perf_counter()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft") as drafting:
-        job = _job(options, LookupDrafter(Lookup()), drafting, FixedPolicy(NODES), PREFILL_CHUNK)
+        state = _generation_state(options, LookupDrafter(Lookup()), drafting, FixedPolicy(NODES), PREFILL_CHUNK)
         async with Dialer() as dialer:
             opener = SessionOpener(target, model, registry, dialer, command.join, NODES, wait_s=WAIT_S)
-            async with opener.open(len(PROMPT) + command.tokens, job.nodes) as session:
+            async with opener.open(len(PROMPT) + command.tokens, state.nodes) as session:
                 opened_s = time.perf_counter() - started
-                async for piece in session.run(job):
+                async for piece in session.run(state):
                     if piece.result is not None:
                         return Canary(piece.result.tokens, piece.result.stats, session.chain.route, opened_s)
     raise AssertionError("a generation ends with a result or an error")
 
 
 class IdStream:
-    """Stands in for `client.decode.text_stream.TextStream` where nothing becomes text: ids until there are enough."""
+    """Stands in for `client.decode.text_stream.TextStream` where ids do not become text."""
 
     def __init__(self, limit: int) -> None:
         self.tokens: list[int] = []
@@ -197,7 +206,7 @@ class IdStream:
         return ""
 
 
-def _job(options: Any, drafter: Any, drafting: ThreadPoolExecutor, policy: Any, chunk: int) -> Any:  # noqa: ANN401
+def _generation_state(options: Any, drafter: Any, drafting: ThreadPoolExecutor, policy: Any, chunk: int) -> Any:  # noqa: ANN401
     from client.decode.state import GenerationState
 
     return GenerationState(
@@ -214,7 +223,7 @@ def _job(options: Any, drafter: Any, drafting: ThreadPoolExecutor, policy: Any, 
 
 
 def described(canary: Canary) -> dict[str, Any]:
-    """A generation as the line tells it: medians over its decode sweeps, ms."""
+    """A generation as in the line of JSON: medians over its decode sweeps, in milliseconds."""
     stats = canary.stats
     hops, links = [], [_median([sweep.first_link_ms for sweep in stats.sweeps])]
     for index, hop in enumerate(canary.route.hops):
@@ -243,18 +252,18 @@ def described(canary: Canary) -> dict[str, Any]:
 
 
 async def compare(registry: Registry, model: ModelIdentity, command: ProbeSwarm) -> dict[str, Any]:
-    """The same generation over a peer and around it, as the line tells it."""
+    """Generate over a peer and around it; the comparison as in the line of JSON."""
     peer = command.compare
     assert peer is not None, "asked for"
     records = await registry.records(model.fingerprint, model.num_layers)
     mine = next((record for record in records if record.peer == peer), None)
     if mine is None:
         return _uncompared(peer, "it is not listed")
-    strangers = {record.peer for record in records if record.numeric_class != mine.numeric_class}
-    rivals = {record.peer for record in records if record.peer != peer and mine.span.contains(record.span)}
+    other_classes = {record.peer for record in records if record.numeric_class != mine.numeric_class}
+    same_layers = {record.peer for record in records if record.peer != peer and mine.span.contains(record.span)}
     try:
-        over = await generate(FilteredRegistry(registry, frozenset(strangers | rivals)), model, command)
-        around = await generate(FilteredRegistry(registry, frozenset({*strangers, peer})), model, command)
+        over = await generate(FilteredRegistry(registry, frozenset(other_classes | same_layers)), model, command)
+        around = await generate(FilteredRegistry(registry, frozenset({*other_classes, peer})), model, command)
     except SwarmError as error:
         return _uncompared(peer, str(error))
     used, stand_ins = ({hop.peer for hop in canary.route.hops} for canary in (over, around))
@@ -274,7 +283,7 @@ def _uncompared(peer: str, why: str) -> dict[str, Any]:
 
 
 async def probe(command: ProbeSwarm) -> dict[str, Any]:
-    """What the line tells."""
+    """Join the swarm and probe; the content of the line of JSON."""
     from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 
     try:
@@ -284,14 +293,14 @@ async def probe(command: ProbeSwarm) -> dict[str, Any]:
             if model is None:
                 raise RouteError("nobody serves it", ())
             return await probed(registry, model, command)
-    except (RegistryError, ConfigError) as error:  # the prober's own trouble says nothing of the swarm
+    except (RegistryError, ConfigError) as error:  # trouble of this machine says nothing about the swarm
         return _without(command, None, error)
     except SwarmError as error:
         return _without(command, False, error)
 
 
 async def probed(registry: Registry, model: ModelIdentity, command: ProbeSwarm) -> dict[str, Any]:
-    """The same with a directory that is open."""
+    """Probe through an open directory; the content of the line of JSON."""
     if command.compare is not None:
         return await compare(registry, model, command)
     try:
@@ -318,7 +327,7 @@ def main() -> None:
     """Entry point."""
     command = tyro.cli(ProbeSwarm, prog="client.probe", registry=plain_words())
     logging.basicConfig(level=os.environ.get("CANOPY_LOG", "ERROR"), stream=sys.stderr)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("GRPC_VERBOSITY", "NO_PICKS")
     print(json.dumps(asyncio.run(probe(command))))  # noqa: T201 - its answer
 
 

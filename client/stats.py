@@ -15,22 +15,22 @@ class SweepMeasurement:
     The one record of a sweep: statistics, the controller and `--explain` read it.
 
     Attributes:
-        nodes: tree nodes below the pending token (K); of a part of the prompt, its tokens.
+        nodes: tree nodes that it carries beside the pending token (K); tokens of a part of the prompt.
         emitted: tokens that became certain by its reply.
-        draft_ms: what drafting took before it was sent.
+        draft_ms: how long drafting took before it was sent.
         total_ms: from sending it to its reply.
         first_link_ms: the link to hop 0, one way, as pings measured it; 0 where they did not.
         hops: per hop, queue, compute, messages and the measured link behind it.
         depth: levels of the tree.
-        predicted_ms: what `total_ms` was predicted to be, None where nobody predicted.
+        predicted_ms: what `total_ms` was predicted to be; None without a prediction.
         reason: why the tree was as large as it was.
-        is_part: it went on below a tree that was on its way, so it carried no pending token.
+        is_part: whether it went on below a tree in flight, so that it carried no pending token.
         rounds: passes of the draft model before it was sent.
-        is_prompt: it carried a part of the prompt, and no tree.
+        is_prompt: whether it carried a part of the prompt, and no tree.
         expected_tokens: the sum of its nodes' acceptance probabilities.
-        is_alone: it met no other sweep of this client at any hop, as far as was predicted.
+        is_alone: whether it met no other sweep of this client at any hop, as far as predicted.
         sent_ms: when it left, by the client's clock; None while sweeps of an earlier generation were unanswered.
-        behind: how many of this generation's sweeps were unanswered when it left, the last of them sent right before.
+        behind: how many of this generation's sweeps were unanswered when it left.
     """
 
     nodes: int
@@ -57,43 +57,43 @@ class SweepMeasurement:
 
     @property
     def accepted_tokens(self) -> int:
-        """Emitted tokens that its nodes brought; the target's own pick after the pending token is not theirs."""
+        """Emitted tokens that its nodes brought; the pick after the pending token does not count."""
         return max(self.emitted - (not self.is_part), 0)
 
     @property
     def waits_ms(self) -> tuple[float, ...]:
-        """Hop by hop, what it waited for other sweeps."""
+        """Per hop, how long it queued."""
         return tuple(hop.queue_ms for hop in self.hops)
 
     @property
     def computes_ms(self) -> tuple[float, ...]:
-        """Hop by hop, what it was computed for, messages included."""
+        """Per hop, how long it was computed, messages included."""
         return tuple(hop.compute_ms + hop.other_ms for hop in self.hops)
 
     @property
     def waited_ms(self) -> float:
-        """What it waited at all hops together."""
+        """How long it queued at all hops together."""
         return sum(self.waits_ms)
 
     @property
     def computed_ms(self) -> float:
-        """What all hops computed for it, messages included."""
+        """How long all hops together computed it, messages included."""
         return sum(self.computes_ms)
 
     @property
     def network_ms(self) -> float:
-        """One way over all links, as pings say that it took at best lately; 0 where one is not known."""
+        """One way over all links, by the shortest late pings; 0 where a link was not measured."""
         links_ms = [self.first_link_ms, *(hop.link_ms for hop in self.hops)]
         return sum(links_ms) if all(links_ms) else 0.0
 
     @property
     def first_hop_ms(self) -> float:
-        """From sending it until it left the first hop."""
+        """The time from sending it until it left the first hop."""
         return sum([self.first_link_ms, *self.waits_ms[:1], *self.computes_ms[:1]])
 
     @property
     def links_ms(self) -> float:
-        """All of `total_ms` that no hop waited or computed for."""
+        """The part of `total_ms` in which it neither queued nor was computed at a hop."""
         return max(self.total_ms - self.waited_ms - self.computed_ms, 0.0)
 
     @property
@@ -107,8 +107,11 @@ class SweepMeasurement:
 class Repair:
     """One change of route in the middle of a session.
 
-    generation: of the new route. replaced: peers that it goes around. seconds: from the first report until every hop
-    of the new route was attached. is_move: they were leaving and served meanwhile.
+    Attributes:
+        generation: of the new route.
+        replaced: peers that it goes around.
+        seconds: from the first report until every hop of the new route was attached.
+        is_move: whether those peers were leaving, and served meanwhile.
     """
 
     generation: int
@@ -119,14 +122,24 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """One generation.
+    """What one generation took.
 
-    reused_tokens: of the prompt, those that the session held already, which did not travel again. sweeps: decode
-    sweeps; prefill ones, which bring no token, are counted apart. Acceptance length is tokens per tree, the target's
-    own token included (plain decoding scores 1.00): the parts in which a tree travels count as one sweep. replicas:
-    second machines of hops (hedging). repairs: changes of route meanwhile. differences: what was reported when two such
-    machines did not compute the same. reproducible: whether text depends on model, prompt and seed alone (fp32, a
-    lossless codec, no multi-step sampling).
+    Attributes:
+        tokens: generated ones.
+        prompt_tokens: tokens of the prompt.
+        reused_tokens: of the prompt, those that the session held already and that did not travel again.
+        prefill_sweeps: sweeps that carried a part of the prompt.
+        seed: of the picks.
+        reproducible: whether the text depends on model, prompt and seed alone: fp32, a lossless codec, no multi-step
+            sampling.
+        numeric_class: of the route: device kind, dtype and lossy codec.
+        time_to_first_token_s: from the start to the first token.
+        total_s: from the start to the end.
+        sweeps: decode sweeps, without those of the prompt.
+        hops: the chain at the end, as shown to people.
+        replicas: second machines of hops (hedging), likewise.
+        repairs: changes of route meanwhile.
+        differences: reports of two machines of a hop that did not compute the same.
     """
 
     tokens: int
@@ -146,7 +159,7 @@ class Stats:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens per tree."""
+        """Tokens per tree, the target's own included; plain decoding has 1.00. Parts of one tree count together."""
         return self.tokens / self.trees if self.trees else 0.0
 
     @property
@@ -163,14 +176,21 @@ class Stats:
 
     @property
     def ms_per_sweep(self) -> float:
-        """Median of a decode sweep's trip, the draft not included."""
+        """Median round trip of a decode sweep, the draft not included."""
         totals = sorted(sweep.total_ms for sweep in self.sweeps)
         return totals[len(totals) // 2] if totals else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished generation. tokens: the generated ids, an ending EOS included; the text never holds it."""
+    """A finished generation.
+
+    Attributes:
+        text: without an ending EOS or stop string.
+        tokens: the generated ids, an ending EOS included.
+        finish_reason: why it ended.
+        stats: what it took.
+    """
 
     text: str
     tokens: tuple[int, ...]

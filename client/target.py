@@ -17,15 +17,23 @@ from swarm.models.pretrained import UNREADABLE, check_own_code, first_line, read
 from swarm.routing.route import RouteQuery, no_route
 
 MODELS_NAMED = 8
-"""Most other models that a message names."""
+"""Other models that a message names, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model as text sees it, and what tells it from others in the swarm.
+    """A model as its client knows it, and what tells it from others in the swarm.
 
-    eos_ids end a text. max_positions is the model's context in tokens, None when nothing limits it. hidden_size is how
-    many values a hidden row has.
+    Attributes:
+        name: hub id, or the folder's name.
+        config_digest: of its config.
+        tokenizer_digest: of its tokenizer.
+        tokenizer: from text to ids and back.
+        eos_ids: ids that end a text.
+        vocab_size: rows of its embedding.
+        num_layers: layers that the swarm serves.
+        max_positions: its context in tokens; None when nothing limits it.
+        hidden_size: values of a hidden row.
     """
 
     name: str

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from client.demo.swarm import demo_swarm, wait_covered
-from client.drafting.drafter import NONE, Drafter
+from client.drafting.drafter import NO_PICKS, Drafter
 from client.drafting.pool import Drafters
 from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
@@ -44,7 +44,7 @@ class Listener:
         self.grown.append((tuple(sequence), tree))
         return tree
 
-    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NO_PICKS) -> None:
         """What was picked after the nodes of a tree."""
         self.picked.append((tree, {**others, **picks}))
         self.inner.learn(tree, picks, others)
@@ -68,8 +68,8 @@ async def record() -> dict[str, Any]:
     ):
         await wait_covered(swarm, console)
         await swarm.generate(PROMPT, max_new_tokens=16, seed=SEED, temperature=TEMPERATURE)  # warms links and caches
-        listener = Listener(swarm._jobs.drafters.first)
-        swarm._jobs = replace(swarm._jobs, drafters=Drafters(listener))
+        listener = Listener(swarm._factory.drafters.first)
+        swarm._factory = replace(swarm._factory, drafters=Drafters(listener))
         result = await swarm.generate(PROMPT, max_new_tokens=TOKENS, seed=SEED, temperature=TEMPERATURE)
         tokens = swarm.target.tokenizer
         return _told(listener, result, lambda token: str(tokens.decode([token])))
@@ -83,8 +83,8 @@ def _told(listener: Listener, result: Result, text: Any) -> dict[str, Any]:  # n
             {
                 "pending": text(sequence[-1]),
                 "nodes": [
-                    {"token": text(token), "parent": parent, "chance": round(chance, 3)}
-                    for token, parent, chance in zip(tree.tokens, tree.parents, tree.chances, strict=True)
+                    {"token": text(token), "parent": parent, "chance": round(probability, 3)}
+                    for token, parent, probability in zip(tree.tokens, tree.parents, tree.acceptance_probs, strict=True)
                 ],
                 "picks": {"root" if node is None else str(node): text(pick) for node, pick in picks.items()},
                 "emitted": stats.emitted,

@@ -45,7 +45,7 @@ from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.demo.link_shape import LinkShape
 from client.drafting.drafter import TreeDrafter
 from client.drafting.loading import DraftOptions, load_drafter
-from client.library.jobs import MOST_NODES
+from client.library.jobs import MAX_NODES
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
@@ -257,7 +257,7 @@ def replayed(texts: Sequence[RecordedText], costs: Costs) -> Speeds:
     policies: dict[str, SpeculationPolicy] = {
         PLAIN: FixedPolicy(0),
         FIXED: FixedPolicy(FIXED_NODES),
-        CHOSEN: Goodput(MOST_NODES),
+        CHOSEN: Goodput(MAX_NODES),
     }
     return {way: _speeds_of(texts, costs, policy)[WARM_PAIRS:] for way, policy in policies.items()}
 

@@ -24,7 +24,7 @@ from benchmarks.emulation.swarm import covered
 from benchmarks.simulation.counted import CountedDrafter
 from benchmarks.simulation.profiles import FIRST_SEED
 from benchmarks.simulation.recorded import prompts_of
-from client.drafting.drafter import NONE, TreeDrafter
+from client.drafting.drafter import NO_PICKS, TreeDrafter
 from client.drafting.loading import DraftOptions, LoadedDrafter, Name, load_drafter
 from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
@@ -88,7 +88,7 @@ class TimedDrafter(CountedDrafter):
         self.grown.append((1e3 * (time.thread_time() - began_s), self.passes, self.rows, len(tree)))
         return tree
 
-    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NO_PICKS) -> None:
         """Learn, and note the time."""
         began_s = time.thread_time()
         super().learn(tree, picks, others)

@@ -28,7 +28,7 @@ from benchmarks.simulation.recorded import RecordedText, generate_texts, prompts
 from client.control.goodput import Goodput
 from client.drafting.drafter import TreeDrafter
 from client.drafting.loading import DraftOptions, load_drafter
-from client.library.jobs import MOST_NODES
+from client.library.jobs import MAX_NODES
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
@@ -88,7 +88,7 @@ def speeds_of(texts: Sequence[RecordedText], networks: Sequence[Costs]) -> list[
     """Each text's speed, all by one client, over each network in turn; routing forecasts the first one."""
     drafter = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu")).drafter
     assert isinstance(drafter, TreeDrafter)
-    policy, tokenizer, speeds = Goodput(MOST_NODES), AutoTokenizer.from_pretrained(TARGET), list[float]()
+    policy, tokenizer, speeds = Goodput(MAX_NODES), AutoTokenizer.from_pretrained(TARGET), list[float]()
     for place, text in enumerate(texts):
         costs = networks[place * len(networks) // len(texts)]
         setup = ReplaySetup(partial(VirtualDrafter, drafter, costs), whole_target())

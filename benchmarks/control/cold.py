@@ -25,7 +25,7 @@ from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import generate_texts, prompts_of
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
-from client.library.jobs import MOST_NODES
+from client.library.jobs import MAX_NODES
 from swarm.protocol.messages import Sampling
 from swarm.runtime.console import make_console
 
@@ -35,7 +35,7 @@ PLAIN, CHOSEN = "plain", "chosen"
 METHODS: dict[str, Callable[[], SpeculationPolicy]] = {
     PLAIN: partial(FixedPolicy, 0),
     **{f"{size} × {count}": partial(FixedPolicy, size, count) for size, count in FIXED},
-    CHOSEN: partial(Goodput, MOST_NODES),
+    CHOSEN: partial(Goodput, MAX_NODES),
 }
 
 

@@ -30,7 +30,7 @@ from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import KINDS, ModelPair, RecordedText, prompts_of, record_trees
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
-from client.library.jobs import MOST_NODES
+from client.library.jobs import MAX_NODES
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import load_whole
 from swarm.protocol.messages import Sampling
@@ -126,7 +126,7 @@ def measure(name: tuple[str, str, float], texts: Sequence[RecordedText]) -> Cell
         for flights in (IN_FLIGHT if size else (1,))
     }
     best = max(fixed, key=fixed.__getitem__)
-    fresh = partial(Goodput, MOST_NODES)
+    fresh = partial(Goodput, MAX_NODES)
     first, plain = each(fresh), each(partial(FixedPolicy, 0))
     return Cell(
         name,

@@ -41,7 +41,7 @@ from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
 from client.drafting.drafter import TreeDrafter
 from client.drafting.loading import DraftOptions, load_drafter
-from client.library.jobs import MOST_NODES
+from client.library.jobs import MAX_NODES
 from client.target import load_target
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
@@ -178,10 +178,10 @@ def measure(name: tuple[str, str, float], options: Options) -> Cell:
         texts = generate_texts(whole_target(), given, samplings, options.new_tokens)
         for size in options.sizes:
             ways.setdefault(size, []).append(replay_with_draft(texts, shifted, FixedPolicy(size)))
-        ways.setdefault("chosen", []).append(replay_with_draft(texts, shifted, OneAtATime(MOST_NODES)))
-        ways.setdefault("pipe", []).append(replay_with_draft(texts, shifted, Goodput(MOST_NODES)))
+        ways.setdefault("chosen", []).append(replay_with_draft(texts, shifted, OneAtATime(MAX_NODES)))
+        ways.setdefault("pipe", []).append(replay_with_draft(texts, shifted, Goodput(MAX_NODES)))
         if turn == 0:
-            ways["deaf"] = [replay_with_draft(texts, shifted, Goodput(MOST_NODES), siblings=False)]
+            ways["deaf"] = [replay_with_draft(texts, shifted, Goodput(MAX_NODES), siblings=False)]
     found = {
         way: MethodRuns(tuple(one.tokens_per_s for one in replayed), tuple(one.nodes_per_token for one in replayed))
         for way, replayed in ways.items()

@@ -43,7 +43,7 @@ from client.decode.walk import Walk
 from client.drafting.drafter import Drafter
 from client.drafting.search.stopping import StopRule
 from client.drafting.search.tree import DraftTree
-from client.library.jobs import MOST_NODES, PREFILL_CHUNK
+from client.library.jobs import MAX_NODES, PREFILL_CHUNK
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Credits, Sampling
@@ -103,7 +103,7 @@ class ReplayResult:
 class OneAtATime(Goodput):
     """The same controller, with one sweep in flight."""
 
-    def max_nodes(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
+    def max_nodes(self, route: Hashable, temperature: float, room: int, pipeline: PipelineState) -> int:
         """No further sweep."""
         return 0
 
@@ -112,10 +112,10 @@ class OneAtATime(Goodput):
         return replace(super().stop_rule(route, temperature, planned), per_sweep=math.inf)
 
     def trim(
-        self, route: Hashable, temperature: float, chances: Sequence[float], planned: SpeculationPlan
+        self, route: Hashable, temperature: float, probabilities: Sequence[float], planned: SpeculationPlan
     ) -> SpeculationPlan:
         """Send all of a tree at once."""
-        return replace(super().trim(route, temperature, chances, planned), chunk=None)
+        return replace(super().trim(route, temperature, probabilities, planned), chunk=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ async def replay_text(
     """
     clock, new = Clock(costs.cores), len(recorded.tokens) - len(recorded.prompt)
     window = len(recorded.tokens) + 64
-    credits = Credits(window, SWEEPS_IN_FLIGHT, MOST_NODES + 3 * PREFILL_CHUNK)
+    credits = Credits(window, SWEEPS_IN_FLIGHT, MAX_NODES + 3 * PREFILL_CHUNK)
     text = TextStream(tokenizer, recorded.prompt, max_new_tokens=new)  # type: ignore[arg-type]
     job = GenerationState(
         recorded.prompt,
@@ -195,8 +195,10 @@ def oracle(recorded: RecordedText) -> RecordedText:
     trees = {}
     for length in recorded.trees:
         path = recorded.tokens[length:][:TREE]
-        chances = tuple(ORACLE_SURE ** (place + 1) for place in range(len(path)))
-        trees[length] = DraftTree(path, tuple(place - 1 if place else None for place in range(len(path))), chances)
+        probabilities = tuple(ORACLE_SURE ** (place + 1) for place in range(len(path)))
+        trees[length] = DraftTree(
+            path, tuple(place - 1 if place else None for place in range(len(path))), probabilities
+        )
     free = {length: tuple(range(len(tree))) for length, tree in trees.items()}
     return replace(recorded, trees=trees, looked_up=free)
 
@@ -229,7 +231,7 @@ def replay_cell(name: tuple[str, str, float], costs: Costs, texts: Sequence[Reco
         for flights in (IN_FLIGHT if size else (1,))
     }
     plain, best = fixed[0, 1].tokens_per_s, max(fixed, key=lambda size: fixed[size].tokens_per_s)
-    alone, ours = (replay_texts(texts, costs, kind_of(MOST_NODES), tokenizer) for kind_of in (OneAtATime, Goodput))
+    alone, ours = (replay_texts(texts, costs, kind_of(MAX_NODES), tokenizer) for kind_of in (OneAtATime, Goodput))
     alone = max(alone, *(fixed[size, 1] for size in SIZES), key=lambda told: told.tokens_per_s)
     others = plain, fixed[best].tokens_per_s, alone.tokens_per_s
     of_plain, of_best, of_alone = (ours.tokens_per_s / other for other in others)

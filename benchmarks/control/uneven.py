@@ -24,7 +24,7 @@ from benchmarks.simulation.profiles import FIRST_SEED, PROFILES
 from benchmarks.simulation.recorded import generate_texts, prompts_of
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy
-from client.library.jobs import MOST_NODES
+from client.library.jobs import MAX_NODES
 from client.stats import SweepMeasurement
 from swarm.protocol.messages import HopTime, Sampling
 from swarm.routing.costs import RouteForecast
@@ -121,9 +121,9 @@ def measure(name: tuple[str, str, str, float], options: Options) -> Cell:
         name,
         replayed(FixedPolicy(0)).tokens_per_s,
         {f"{size} × {count}": replayed(FixedPolicy(size, count)).tokens_per_s for size, count in FIXED},
-        replayed(OneAtATime(MOST_NODES)).tokens_per_s,
-        replayed(UniformHops(MOST_NODES)).tokens_per_s,
-        replayed(Goodput(MOST_NODES)).tokens_per_s,
+        replayed(OneAtATime(MAX_NODES)).tokens_per_s,
+        replayed(UniformHops(MAX_NODES)).tokens_per_s,
+        replayed(Goodput(MAX_NODES)).tokens_per_s,
     )
 
 

@@ -23,7 +23,7 @@ from benchmarks.simulation.profiles import FIRST_SEED
 from benchmarks.simulation.recorded import generate_texts, prompts_of
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy
-from client.library.jobs import MOST_NODES
+from client.library.jobs import MAX_NODES
 from swarm.protocol.messages import Sampling
 from swarm.routing.costs import DEFAULT_LINK_MBIT_PER_S, RouteForecast
 from swarm.runtime.console import make_console
@@ -101,9 +101,9 @@ def measure(name: tuple[str, float], options: Options) -> Cell:
     fixed = {
         f"{size} × {count}": replayed(texts, policy=FixedPolicy(size, count)).tokens_per_s for size, count in FIXED
     }
-    chosen = replayed(texts, policy=Goodput(MOST_NODES))
+    chosen = replayed(texts, policy=Goodput(MAX_NODES))
     first = {
-        word: sum(replayed([text], policy=Goodput(MOST_NODES), forecast=forecast).tokens_per_s for text in texts)
+        word: sum(replayed([text], policy=Goodput(MAX_NODES), forecast=forecast).tokens_per_s for text in texts)
         / len(texts)
         for word, forecast in (("true", Costs.forecast), ("assumed", assumed))
     }

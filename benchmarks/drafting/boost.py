@@ -171,7 +171,7 @@ def measure(options: Options, folders: dict[str, Path], console: Console) -> lis
 
 
 def _source(model: RaggedModel, candidates: int) -> ModelSource:
-    ranker = Ranker(model.vocab_size, Calibration(), children=candidates)
+    ranker = Ranker(model.vocab_size, Calibration(), max_children=candidates)
     return ModelSource(model, model.vocab_size, WINDOW, ranker=ranker)
 
 

@@ -29,7 +29,7 @@ from rich.progress import track
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.acceptance import FIRST_SEED, Run, Size, demo_prompts, generate
 from client.drafting.drafter import ModelDrafter, NoDrafter
-from client.drafting.search.calibration import Calibration, Candidates, ChanceModel, SoftmaxPrior
+from client.drafting.search.calibration import AcceptanceModel, Calibration, Candidates, SoftmaxPrior
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Sampling
@@ -111,9 +111,9 @@ class Frozen:
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
 
-    def chances(self, candidates: Candidates) -> NDArray[np.float64]:
+    def acceptance_probs(self, candidates: Candidates) -> NDArray[np.float64]:
         """The calibration's."""
-        return self._calibration.chances(candidates)
+        return self._calibration.acceptance_probs(candidates)
 
     def learn(self, candidates: Candidates, hits: NDArray[np.bool_]) -> None:
         """No more."""
@@ -135,9 +135,13 @@ class PairRunner:
     target: RaggedModel
     draft: RaggedModel
 
-    def runs(self, cases: list[tuple[list[int], Sampling]], nodes: int, chances: ChanceModel, about: str) -> list[Run]:
+    def runs(
+        self, cases: list[tuple[list[int], Sampling]], nodes: int, model: AcceptanceModel, about: str
+    ) -> list[Run]:
         """Decode every case with one drafter."""
-        drafter = ModelDrafter(self.draft, self.target.vocab_size, self.draft.max_positions or 2048, chances=chances)
+        drafter = ModelDrafter(
+            self.draft, self.target.vocab_size, self.draft.max_positions or 2048, acceptance_model=model
+        )
         size = Size(self.options.new_tokens, nodes)
         return [generate(self.target, drafter, *case, size) for case in track(cases, about, console=self.console)]
 
@@ -160,8 +164,8 @@ class PairRunner:
             for nodes in self.options.nodes:
                 about = f"temperature {temperature}, K = {nodes}"
                 before = self.runs(cases, nodes, SoftmaxPrior(), f"{about}, prior")
-                chances = Calibration() if self.options.cold else Frozen(learned)
-                after = self.runs(cases, nodes, chances, f"{about}, learned")
+                probabilities = Calibration() if self.options.cold else Frozen(learned)
+                after = self.runs(cases, nodes, probabilities, f"{about}, learned")
                 same = sum(
                     run.tokens == text for side in (before, after) for run, text in zip(side, plain, strict=True)
                 )

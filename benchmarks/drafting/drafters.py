@@ -35,7 +35,7 @@ from benchmarks.simulation.clock import Clock
 from benchmarks.simulation.recorded import KINDS, RecordedText, picks_of, prompts_of
 from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, SpeculationPolicy
-from client.drafting.drafter import MAX_LEVELS, NONE, NoDrafter, TreeDrafter
+from client.drafting.drafter import MAX_LEVELS, NO_PICKS, NoDrafter, TreeDrafter
 from client.drafting.heads.files import load_head, read_head_config
 from client.drafting.search.calibration import Calibration
 from client.drafting.search.local_session import LocalSession
@@ -44,13 +44,11 @@ from client.drafting.search.source import Source
 from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
 from client.drafting.sources.dgf import DgfSource
-from client.drafting.sources.lookup import LookupSource
+from client.drafting.sources.lookup import Lookup, LookupSource
 from client.drafting.sources.model import ModelSource
-from client.drafting.sources.recycling import RecycleSource
-from client.drafting.sources.recycling_table import Recycling
+from client.drafting.sources.recycling import RecycleSource, Recycling
 from client.drafting.sources.redrafter import ReDrafterSource
-from client.drafting.sources.suffix_lookup import Lookup
-from client.library.jobs import MOST_NODES
+from client.library.jobs import MAX_NODES
 from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
 from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import RaggedModel, load_whole
@@ -148,7 +146,7 @@ class TimedDrafter:
         self._clock.wait((time.thread_time() - started) * 1e3)
         return tree
 
-    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NO_PICKS) -> None:
         """While the next sweep is away, so it takes no time; what a virtual chain picks off the text is no pick."""
         self._drafter.learn(tree, picks)
 
@@ -217,7 +215,7 @@ def replay(
     policy: SpeculationPolicy | None = None,
 ) -> tuple[float, float]:
     """Tokens per virtual second, and the median tree; a controller that begins knowing nothing chooses by default."""
-    policy = policy or Goodput(MOST_NODES)
+    policy = policy or Goodput(MAX_NODES)
     tokens, seconds = 0, 0.0
     sizes: list[int] = []
     for target_text in texts:

@@ -25,7 +25,7 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from benchmarks.sheet import Sheet
-from client.decode.hidden_rows import WANT_ROWS, hand_over
+from client.decode.hidden_rows import WANT_ROWS, hand_over_rows
 from client.decode.walk import Walk
 from client.drafting.drafter import Drafter, ModelDrafter, NoDrafter, TreeDrafter
 from client.drafting.search.local_session import LocalSession
@@ -160,10 +160,10 @@ def generate(target: RaggedModel, drafter: Drafter, prompt: list[int], sampling:
         reply = answer(session, walk.extend(tree))
         tokens += walk.accept(reply)
         if observe is not None:
-            hand_over(reply, walk, tokens, observe)
+            hand_over_rows(reply, walk, tokens, observe)
         picks = dict(zip((None, *range(len(tree))), (token for _, token in reply.picks), strict=True))
         hits = accepted(tree, picks)
-        guesses += zip(tree.chances, hits, strict=True)
+        guesses += zip(tree.acceptance_probs, hits, strict=True)
         passed = {None, *compress(range(len(tree)), hits)}
         others = {node: pick for node, pick in picks.items() if node not in passed}
         drafter.learn(tree, {node: picks[node] for node in passed}, others)

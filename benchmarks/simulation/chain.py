@@ -21,7 +21,7 @@ from benchmarks.simulation.clock import Clock, FifoServer, Then
 from benchmarks.simulation.counted import CountedDrafter
 from benchmarks.simulation.recorded import RecordedSearch, RecordedText
 from client.chain.answers import Answer
-from client.drafting.drafter import NONE, TreeDrafter
+from client.drafting.drafter import NO_PICKS, TreeDrafter
 from client.drafting.search.local_session import LocalSession
 from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
@@ -334,7 +334,7 @@ class RecordedDrafter:
         self._length, self._search = length, search
         return tree
 
-    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NO_PICKS) -> None:
         """It has learned what it will, but takes the time."""
         self._clock.take(self._costs.learn_ms, CLIENT)
 
@@ -359,7 +359,7 @@ class VirtualDrafter(CountedDrafter):
         self._clock.wait(costs.turn_ms)
         return tree
 
-    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NO_PICKS) -> None:
         """What it learns."""
         super().learn(tree, picks, others)
         self._clock.take(self._costs.learn_ms, CLIENT)

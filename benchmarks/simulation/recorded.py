@@ -21,7 +21,7 @@ from client.drafting.search.calibration import Calibration
 from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree
 from client.drafting.sources.lesson import ProposalLesson
-from client.drafting.sources.suffix_lookup import Lookup
+from client.drafting.sources.lookup import Lookup
 from swarm.demo import PASSAGES, TARGET
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Sampling
@@ -179,7 +179,7 @@ class RecordedSearch:
 
     def go_on(self, nodes: int, depth: int, stop_rule: StopRule = NO_LIMIT) -> DraftTree:
         """The tree of these limits, after as many further passes as are worth it now."""
-        chances, past = self._tree.chances, 0
+        probabilities, past = self._tree.acceptance_probs, 0
         while True:
             best = self._best(nodes, depth, stop_rule.min_probability)
             waiting = [node for node in best if node not in self._expanded and len(self._paths[node]) < depth]
@@ -187,7 +187,7 @@ class RecordedSearch:
             if free := [node for node in chosen if node in self._free]:
                 self._expand(free)
                 continue
-            promise = sum(chances[node] for node in chosen)
+            promise = sum(probabilities[node] for node in chosen)
             is_settled = not chosen
             if is_settled or not stop_rule.per_round <= promise < stop_rule.per_sweep or not stop_rule.go_on(past):
                 return self._cut(best, is_settled=is_settled)
@@ -206,7 +206,9 @@ class RecordedSearch:
     def _best(self, nodes: int, depth: int, least: float) -> list[int]:
         """Recorded trees are sorted: best first."""
         known = sorted(self._known)
-        able = (node for node in known if len(self._paths[node]) <= depth and self._tree.chances[node] >= least)
+        able = (
+            node for node in known if len(self._paths[node]) <= depth and self._tree.acceptance_probs[node] >= least
+        )
         return list(itertools.islice(able, nodes))
 
     def _cut(self, kept: list[int], *, is_settled: bool) -> DraftTree:
@@ -215,7 +217,7 @@ class RecordedSearch:
         return DraftTree(
             tuple(tree.tokens[node] for node in kept),
             tuple(place.get(tree.parents[node]) for node in kept),
-            tuple(tree.chances[node] for node in kept),
+            tuple(tree.acceptance_probs[node] for node in kept),
             self.passes,
             is_settled,
         )
@@ -225,7 +227,7 @@ def looked_up(tree: DraftTree) -> tuple[int, ...]:
     """The nodes of a tree that its look-up proposed, all of whose ancestors it proposed too."""
     found: list[int] = []
     lesson = next((lesson for lesson in tree.lessons if isinstance(lesson, ProposalLesson)), None)
-    seen = {} if lesson is None else lesson.seen((None, *range(len(tree))))
+    seen = {} if lesson is None else lesson.proposals((None, *range(len(tree))))
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         is_own = parent is None or parent in found
         if is_own and any(token == proposed for proposed, _ in seen.get(parent, ())):

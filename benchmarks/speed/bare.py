@@ -92,7 +92,7 @@ class BareTimer:
         self._models = [load_span(checkpoint, span, torch.float32) for span in self.spans]
         draft = load_whole(DRAFT, torch.float32)
         window = draft.max_positions or 2_048
-        self._drafter = ModelDrafter(draft, self._models[-1].vocab_size, window, chances=Calibration())
+        self._drafter = ModelDrafter(draft, self._models[-1].vocab_size, window, acceptance_model=Calibration())
         (self._sequence,) = demo_prompts(1, tokens=2 * CONTEXT_TOKENS)
 
     def teach(self, temperatures: Sequence[float]) -> None:

@@ -24,12 +24,12 @@ from benchmarks.emulation.swarm import covered
 from benchmarks.simulation.chain import InlineExecutor
 from benchmarks.simulation.recorded import RecordedText
 from client.control.goodput import Goodput
-from client.drafting.drafter import NONE
+from client.drafting.drafter import NO_PICKS
 from client.drafting.pool import Drafters
 from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
 from client.library.aio import EXPECTED_NODES
-from client.library.jobs import MOST_NODES, GenerationFactory
+from client.library.jobs import MAX_NODES, GenerationFactory
 from client.library.session import SessionOpener
 from client.options import Options
 from client.target import find_in_swarm, load_target
@@ -76,10 +76,10 @@ class FreeDrafter:
     ) -> DraftTree:
         """The recorded tree's best part."""
         tree = self._trees[len(sequence)]
-        worthy = bisect_right(tree.chances, -stop_rule.min_probability, key=lambda chance: -chance)
+        worthy = bisect_right(tree.acceptance_probs, -stop_rule.min_probability, key=lambda probability: -probability)
         return shallow(tree.first(min(nodes, worthy)), depth)
 
-    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NO_PICKS) -> None:
         """Nothing."""
 
 
@@ -95,7 +95,7 @@ def shallow(tree: DraftTree, depth: int) -> DraftTree:
     return DraftTree(
         tuple(tree.tokens[node] for node in kept),
         tuple(places.get(tree.parents[node]) for node in kept),
-        tuple(tree.chances[node] for node in kept),
+        tuple(tree.acceptance_probs[node] for node in kept),
     )
 
 
@@ -116,7 +116,7 @@ class LoadClient:
     opener: SessionOpener
     texts: Sequence[RecordedText]
     nodes: int | None
-    goodput: Goodput = field(default_factory=lambda: Goodput(MOST_NODES))
+    goodput: Goodput = field(default_factory=lambda: Goodput(MAX_NODES))
     tokens: int = 0
     texts_told: int = 0
     sizes: list[int] = field(default_factory=list)

@@ -14,7 +14,13 @@ from statistics import median
 
 @dataclass(frozen=True, slots=True)
 class Median:
-    """A median with its confidence interval; without bounds where there are too few values for one."""
+    """A median with its confidence interval.
+
+    Attributes:
+        value: the median.
+        low: the interval's lower end; None where there are too few values for one.
+        high: its upper end, likewise.
+    """
 
     value: float
     low: float | None
@@ -27,9 +33,9 @@ class Median:
 
 
 def median_of(values: Sequence[float], confidence: float = 0.95) -> Median:
-    """The median and its interval by order statistics, which assumes nothing of the values' law.
+    """The median and its interval by order statistics, which assumes no distribution.
 
-    The interval from the k-th smallest to the k-th largest of n values misses the true median with a chance of
+    The interval from the k-th smallest to the k-th largest of n values misses the true median with probability
     2 · P(Binomial(n, ½) < k); k is the largest for which that is at most 1 − `confidence`. Fewer than 6 values give
     no 95 % interval.
     """
@@ -43,5 +49,5 @@ def median_of(values: Sequence[float], confidence: float = 0.95) -> Median:
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Ours over theirs, pair by pair; pairs in which theirs is zero tell nothing."""
+    """Ours over theirs, pair by pair; pairs in which theirs is 0 are left out."""
     return [a / b for a, b in zip(ours, theirs, strict=True) if b > 0]

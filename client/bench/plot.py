@@ -1,6 +1,6 @@
 """Pictures of measurements: speed and acceptance against the tree size, and a sweep's waterfall; terminal and PNG.
 
-Owns no numbers: it is given points and parts.
+Owns no numbers: it draws the points and stages that it gets.
 """
 
 from __future__ import annotations
@@ -22,14 +22,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = {"draft": "#b07d2b", "wire": "#3b6ea8", "queue": "#a33b3b", "compute": "#3a7d44", "rest": "#8a8a8a"}
-"""Of a sweep's parts, by their kind; rich and matplotlib both read them."""
+"""Colours of a sweep's stages, by kind; rich and matplotlib both read them."""
 SPEED, ACCEPTED = COLOURS["wire"], COLOURS["compute"]
 BAR_WIDTH = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One way of decoding. size: K, or a word for it."""
+    """One way of decoding.
+
+    Attributes:
+        size: K, or a word for it.
+        tokens_per_s: median over answers.
+        acceptance_length: mean over answers.
+    """
 
     size: str
     tokens_per_s: float
@@ -38,7 +44,13 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class WaterfallStage:
-    """One stage of a sweep, in the order in which it passes them. kind: one of `COLOURS`."""
+    """One stage of a sweep.
+
+    Attributes:
+        name: as shown.
+        kind: one of `COLOURS`.
+        ms: how long the sweep was in it.
+    """
 
     name: str
     kind: str
@@ -46,7 +58,7 @@ class WaterfallStage:
 
 
 def parts_of(stats: Stats) -> tuple[WaterfallStage, ...]:
-    """The medians of a generation's sweeps, those that began a tree; none where there were no sweeps."""
+    """The stages of a generation's sweeps that began a tree, in order, each a median; empty without such sweeps."""
     sweeps = [sweep for sweep in stats.sweeps if not sweep.is_part]
     hops = max((len(sweep.hops) for sweep in sweeps), default=0)
     alike = [sweep for sweep in sweeps if len(sweep.hops) == hops]
@@ -104,7 +116,7 @@ def waterfall(parts: Sequence[WaterfallStage]) -> Table:
 
 
 def check(path: Path) -> None:
-    """Refuse what could not be drawn after a long measurement.
+    """Check that a plot can be written, before a long measurement.
 
     Raises:
         ConfigError: another kind of file, or no such folder.

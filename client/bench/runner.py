@@ -1,4 +1,4 @@
-"""`client bench`: the user's own prompts through any swarm, measured. Owns the order of runs and what is recorded.
+"""`client bench`: measures the user's own prompts through any swarm. Owns the order of runs and what is recorded.
 
 Two ways of decoding are measured in turns (A B, B A, A B, …) with one seed per prompt, and compared within each pair.
 """
@@ -33,7 +33,13 @@ PLOTTED = (0, 1, 4, 16, 64)
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: a text to continue, or the user's turns of a conversation."""
+    """One prompt.
+
+    Attributes:
+        name: for the report.
+        text: to continue; None for a conversation.
+        turns: what the user says in a conversation.
+    """
 
     name: str
     text: str | None = None
@@ -42,10 +48,16 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One measured answer.
+    """One measured answer; the fields that `client.Stats` has too mean the same.
 
-    tokens: its ids, by which two ways of decoding are compared. nodes: K as asked, None where it was chosen. parts:
-    where a sweep's time went.
+    Attributes:
+        prompt: its name.
+        turn: of the conversation, from 0.
+        way: name of the way of decoding.
+        tokens: ids, by which two ways of decoding are compared.
+        sweeps: how many there were.
+        nodes: K as asked for; None where it was chosen.
+        parts: stages of a sweep, medians.
     """
 
     prompt: str
@@ -137,7 +149,7 @@ async def measure(
         for way, options in order if number % 2 == 0 else reversed(order):
             seeded = replace(options, seed=(base + number) % MAX_SEED)
             results: list[Result] = []
-            swarm.forget_texts()  # another way told this very one just now
+            swarm.forget_texts()  # another way generated the same text just now
             with suppress(ContextFull):
                 results += [result async for result in _answers(swarm, prompt, seeded)]
             runs = [_run(prompt, turn, way, result) for turn, result in enumerate(results)]
@@ -145,7 +157,7 @@ async def measure(
 
 
 async def warm_up(swarm: AsyncSwarm) -> None:
-    """Open connections and touch every part once, so that the first measured run is like the others."""
+    """Generate a few tokens, so that the first measured run finds connections open."""
     await swarm.generate("It was", max_new_tokens=4)
 
 
@@ -181,7 +193,13 @@ def _run(prompt: Prompt, turn: int, way: str, result: Result) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class PairedComparison:
-    """The first way against the second, pair by pair. same_text: answers that are equal token for token."""
+    """The first way against the second, pair by pair.
+
+    Attributes:
+        speedup: ratio of the speeds.
+        same_text: pairs whose answers are equal token for token.
+        pairs: how many.
+    """
 
     speedup: Median
     same_text: int
@@ -190,7 +208,16 @@ class PairedComparison:
 
 @dataclass(slots=True)
 class Measured:
-    """All that was measured, and with what. route: the chain at the beginning. skipped: prompts beyond the context."""
+    """All that was measured, and with what.
+
+    Attributes:
+        model: the target.
+        draft: for the report.
+        options: as asked for.
+        route: the chain at the beginning.
+        runs: one per answer.
+        skipped: names of prompts that exceed the context.
+    """
 
     model: str
     draft: str
@@ -212,18 +239,18 @@ class Measured:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether texts differ although the swarm computes reproducibly."""
+        """Whether texts differ although all were reproducible."""
         found = self.comparison
         return found is not None and found.same_text < found.pairs and all(run.reproducible for run in self.runs)
 
     def to_json(self) -> str:
-        """Everything."""
+        """Everything, as JSON."""
         found = self.comparison
         return json.dumps({**asdict(self), "comparison": None if found is None else asdict(found)}, indent=2)
 
 
 def report(measured: Measured) -> Iterator[str | Table]:
-    """What a person wants to know of it."""
+    """The report, as lines and tables for a terminal."""
     yield f"{measured.model} through {' → '.join(measured.route)}"
     if measured.skipped:
         yield f"skipped, because they exceed the model's context: {', '.join(dict.fromkeys(measured.skipped))}"
@@ -258,7 +285,7 @@ def table(runs: Sequence[Run]) -> Table:
 
 
 def points(runs: Sequence[Run]) -> list[Point]:
-    """What a plot shows of each way: plain decoding and fixed trees by their size, then what was asked for."""
+    """A plot's points: plain decoding and fixed trees by size, then the way that was asked for."""
     found = []
     for way in sorted({run.way for run in runs}, key=lambda way: (way == AS_ASKED, _size(runs, way))):
         chosen = [run for run in runs if run.way == way]
@@ -276,7 +303,7 @@ def _size(runs: Sequence[Run], way: str) -> int:
 
 
 def usual_parts(runs: Sequence[Run]) -> list[WaterfallStage]:
-    """The median over answers of where a sweep's time went, of those that were asked for."""
+    """Stages of a sweep, medians over the answers of the way that was asked for."""
     some = [run.parts for run in runs if run.way == AS_ASKED and run.parts]
     usual = max({len(parts) for parts in some}, key=[len(parts) for parts in some].count, default=0)
     alike = [parts for parts in some if len(parts) == usual]

@@ -1,4 +1,4 @@
-"""How many tree nodes the next sweep carries. Pure: the seam between the decode loop and who chooses K."""
+"""The interface between the decode loop and the controller, which chooses how many nodes a sweep carries. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from client.stats import SweepMeasurement
 from swarm.routing.costs import RouteForecast
 
 SWEEPS_IN_FLIGHT = 64
-"""Sweeps that a client asks to have unanswered. With 24 these ran out where hops are quick beside the delay."""
+"""Sweeps that a client asks to have unanswered; fewer can run out where hops are fast and links are long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,11 @@ class SpeculationPlan:
 
     Attributes:
         nodes: tree nodes below the pending token (K); 0 is plain decoding.
-        predicted_ms: of the sweep, without its drafting; None where nobody predicts.
+        predicted_ms: what the sweep takes, without its drafting; None where that is not predicted.
         reason: for `--explain`.
-        is_whole: so many are drafted whatever that takes, to learn what they promise.
-        is_trial: and all of them are sent, to learn what they cost.
-        chunk: nodes of the first sweep, where they travel in several; None: all of them.
+        is_whole: whether all of them are drafted whatever that takes, to learn their acceptance probabilities.
+        is_trial: whether all of them are sent too, to learn what they cost.
+        chunk: nodes of the first sweep, where they travel in several; None for all of them.
     """
 
     nodes: int
@@ -39,13 +39,13 @@ class SpeculationPlan:
 
 @dataclass(frozen=True, slots=True)
 class PipelineState:
-    """What is on its way.
+    """What is in flight.
 
     Attributes:
         sweeps: sweeps that are unanswered.
-        busy_ms: until another sweep would wait at no hop, as far as predicted.
-        reply_ms: until the next reply is due, below 0 where it is late; infinite where nobody can tell.
-        nodes: tree nodes of all of them.
+        busy_ms: time until another sweep would wait at no hop, as far as predicted.
+        reply_ms: time until the next reply is due, below 0 where it is late; infinite where that is not predicted.
+        nodes: tree nodes of all these sweeps.
     """
 
     sweeps: int
@@ -56,10 +56,10 @@ class PipelineState:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """What a sweep keeps busy, in milliseconds.
+    """How long a sweep keeps hops and links busy.
 
     Attributes:
-        service_interval_ms: one hop, or the link behind it: so soon may another sweep follow.
+        service_interval_ms: the slowest hop or link; another sweep may follow so soon.
         through_ms: all hops and links, one after another.
     """
 
@@ -68,15 +68,15 @@ class Occupancy:
 
 
 class SpeculationPolicy(Protocol):
-    """Chooses K before each sweep. route: names the chain; what sweeps cost over another one is another matter."""
+    """Chooses K before each sweep. `route` names the chain: each has a latency model of its own."""
 
     @property
-    def most(self) -> int:
-        """Most nodes of a tree."""
+    def max_tree_nodes(self) -> int:
+        """Nodes of the largest tree."""
         ...
 
     def expect(self, route: Hashable, forecast: RouteForecast) -> None:
-        """What sweeps should cost on a route, as its machines claim; counts until something is measured."""
+        """Take a forecast of a route, as its machines claim; it counts until something is measured."""
         ...
 
     def plan(self, route: Hashable, temperature: float, room: int) -> SpeculationPlan:
@@ -84,11 +84,11 @@ class SpeculationPolicy(Protocol):
         ...
 
     def stop_rule(self, route: Hashable, temperature: float, planned: SpeculationPlan) -> StopRule:
-        """What a node and a round of drafting must bring."""
+        """When another round of drafting does not pay, for a tree that was planned."""
         ...
 
     def patience_ms(self, route: Hashable, nodes: int) -> float:
-        """For how long a sweep should wait for a tree of so many nodes, or a reply for one that grows."""
+        """How long a sweep should wait for a tree of so many nodes, or a reply for one that grows."""
         ...
 
     def trim(
@@ -97,85 +97,90 @@ class SpeculationPolicy(Protocol):
         """How many of a tree's nodes to send, given their acceptance probabilities, which fall."""
         ...
 
-    def max_nodes(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
-        """Most further nodes that another sweep may have while some are on their way; 0 to wait for those."""
+    def max_nodes(self, route: Hashable, temperature: float, room: int, pipeline: PipelineState) -> int:
+        """How many nodes a further sweep may carry while others are in flight; 0 to wait for those."""
         ...
 
     def min_probability(self, route: Hashable, temperature: float) -> float:
-        """A node less likely to be accepted is not worth being in another sweep."""
+        """A node of a lower acceptance probability is not worth being in a further sweep."""
         ...
 
-    def has_time(self, ahead: PipelineState) -> bool:
+    def has_time(self, pipeline: PipelineState) -> bool:
         """Whether another round of drafting fits before hops can take another sweep."""
         ...
 
     def occupancy(self, route: Hashable, nodes: int) -> Occupancy:
-        """What so many nodes keep busy."""
+        """How long so many nodes keep hops and links busy."""
         ...
 
-    def extend(self, route: Hashable, probabilities: Sequence[float], ahead: PipelineState) -> SpeculationPlan:
-        """How many of such nodes, best first, another sweep is to carry; 0 where none is worth the hops' time."""
+    def extend(self, route: Hashable, probabilities: Sequence[float], pipeline: PipelineState) -> SpeculationPlan:
+        """How many of such nodes, best first, a further sweep carries; 0 where none is worth the hops' time."""
         ...
 
     def observe_draft(self, temperature: float, tree: DraftTree, planned: SpeculationPlan, draft_ms: float) -> None:
-        """A tree was drafted."""
+        """Learn from a tree that was drafted."""
         ...
 
     def observe_sweep(self, route: Hashable, sweep: SweepMeasurement) -> None:
-        """A sweep came back."""
+        """Learn from a sweep that came back."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FixedPolicy:
-    """The same K for every sweep, and the same number in flight."""
+    """The same K for every sweep, and the same number in flight.
 
-    most: int
+    Attributes:
+        max_tree_nodes: K.
+        in_flight: sweeps that are in flight at a time.
+    """
+
+    max_tree_nodes: int
     in_flight: int = 1
 
     def expect(self, route: Hashable, forecast: RouteForecast) -> None:
-        """Nothing is weighed."""
+        """Ignore it."""
 
     def plan(self, route: Hashable, temperature: float, room: int) -> SpeculationPlan:
-        """`most`, as far as there is room."""
-        return SpeculationPlan(min(self.most, room), None, "as asked")
+        """K, as far as there is room."""
+        return SpeculationPlan(min(self.max_tree_nodes, room), None, "as asked")
 
     def stop_rule(self, route: Hashable, temperature: float, planned: SpeculationPlan) -> StopRule:
-        """Whatever is drafted is sent."""
+        """No limit: whatever is drafted is sent."""
         return NO_LIMIT
 
     def patience_ms(self, route: Hashable, nodes: int) -> float:
-        """Whatever is asked for is waited for."""
+        """Forever."""
         return math.inf
 
     def trim(
         self, route: Hashable, temperature: float, probabilities: Sequence[float], planned: SpeculationPlan
     ) -> SpeculationPlan:
-        """All of it."""
+        """All of them."""
         return SpeculationPlan(len(probabilities), None, "as asked")
 
-    def max_nodes(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
-        """As many again, until as many sweeps as asked are on their way."""
-        return min(self.most, room) if ahead.sweeps < self.in_flight else 0
+    def max_nodes(self, route: Hashable, temperature: float, room: int, pipeline: PipelineState) -> int:
+        """K again, until so many sweeps as asked for are in flight."""
+        return min(self.max_tree_nodes, room) if pipeline.sweeps < self.in_flight else 0
 
     def min_probability(self, route: Hashable, temperature: float) -> float:
-        """Whatever is drafted is sent."""
+        """0: whatever is drafted is sent."""
         return 0.0
 
-    def has_time(self, ahead: PipelineState) -> bool:
-        """Nothing is predicted."""
+    def has_time(self, pipeline: PipelineState) -> bool:
+        """Not predicted."""
         return False
 
     def occupancy(self, route: Hashable, nodes: int) -> Occupancy:
-        """Nothing is predicted."""
+        """Not predicted."""
         return Occupancy()
 
-    def extend(self, route: Hashable, probabilities: Sequence[float], ahead: PipelineState) -> SpeculationPlan:
-        """Whatever there is."""
+    def extend(self, route: Hashable, probabilities: Sequence[float], pipeline: PipelineState) -> SpeculationPlan:
+        """All of them."""
         return SpeculationPlan(len(probabilities), None, "as asked")
 
     def observe_draft(self, temperature: float, tree: DraftTree, planned: SpeculationPlan, draft_ms: float) -> None:
-        """Nothing is learned."""
+        """Learn nothing."""
 
     def observe_sweep(self, route: Hashable, sweep: SweepMeasurement) -> None:
-        """Nothing is learned."""
+        """Learn nothing."""

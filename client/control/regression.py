@@ -1,43 +1,54 @@
-"""A line through measurements that fade, from which outliers are kept out. Pure."""
+"""A line fitted online to measurements: old ones fade, outliers are kept out. Pure."""
 
 from __future__ import annotations
 
 import math
 
 FADE = 0.97
-"""What an older measurement weighs beside the next one."""
+"""Weight of a measurement against that of the next one."""
 FIRST_MS = 1.0
 FIRST_SLOPE = 1 / 256
-"""Where nobody says what a node costs: 256 of them as much as the first one."""
-UNSURE = 10.0
-"""The first slope may be wrong by so many times itself: noise beside that says how far x must spread to outweigh it."""
-OUTLIER = 4.0
-"""A residual of so many times the usual one is no news, unless it comes again and again."""
-STUBBORN = 3
-FAR, YOUNG = 5.0, 8.0
-"""Before so many measurements nobody knows what is usual: so many times what was expected is no news at once, such as
-of kernels that are loaded when they are used first, but may well be when it comes again for as much."""
-LEAST_SCALE = 0.03
+"""The first slope where none is claimed, as a part of the level: 256 nodes cost as much as the first one."""
+SLOPE_ERROR = 10.0
+"""Factor by which the first slope may be wrong; with the noise it says how far x must spread to outweigh that slope."""
+OUTLIER_FACTOR = 4.0
+"""A residual of more than so many times the usual one is an outlier."""
+OUTLIERS_IN_A_ROW = 3
+"""So many outliers in a row count as measurements: the line has changed."""
+FAR_FACTOR, YOUNG_WEIGHT = 5.0, 8.0
+"""While the line has less weight than `YOUNG_WEIGHT`, its usual residual is not known: a measurement of more than
+`FAR_FACTOR` times what was expected, as of kernels that load on first use, is an outlier until it comes again."""
+MIN_SCALE = 0.03
+"""The usual residual is at least this part of the value."""
 
 
 class Regression:
     """`y = a + b · x`, fitted with fading weights; outliers are kept out until they come several times in a row.
 
-    In a row: with nothing between them that bore the line out near by. What it says of small x may be right where its
-    slope is wrong.
+    In a row means that no measurement at a similar x confirmed the line in between: the line may be right for small x
+    and wrong for large ones. Until x has varied, the slope is the claimed one, or a small part of the level.
 
-    Until x has varied, the slope is `slope`, or a little of the level where nobody knows one.
+    Attributes:
+        a: the level.
+        b: the slope.
     """
 
-    def __init__(self, slope: float | None = None, unsure: float = UNSURE, level: float | None = None) -> None:
-        """unsure: by so many times itself the slope may be wrong. level: a that was claimed with it: if one is wrong by
-        some factor, so is the other."""
+    def __init__(
+        self, slope: float | None = None, slope_error: float = SLOPE_ERROR, level: float | None = None
+    ) -> None:
+        """Start with a claim.
+
+        Args:
+            slope: as claimed; None without a claim.
+            slope_error: factor by which that slope may be wrong.
+            level: claimed together with the slope: if one is wrong by some factor, so is the other.
+        """
         self.a = FIRST_MS if level is None else level
         self.b = FIRST_MS * FIRST_SLOPE if slope is None else slope
-        self._slope, self._unsure, self._level = slope, unsure, level
+        self._slope, self._slope_error, self._level = slope, slope_error, level
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._scale = math.inf
-        self._odd, self._odd_x = 0, 0.0
+        self._outliers, self._outlier_x = 0, 0.0
 
     @property
     def is_known(self) -> bool:
@@ -46,48 +57,55 @@ class Regression:
 
     @property
     def _is_young(self) -> bool:
-        """Whether little was measured, but enough, or claimed, to tell what is far from it."""
-        return self._weight < YOUNG and (self.is_known or self._level is not None)
+        """Whether little was measured, but something was measured or claimed to compare with."""
+        return self._weight < YOUNG_WEIGHT and (self.is_known or self._level is not None)
 
     def at(self, x: float) -> float:
         """The line's value, never below 0."""
         return max(self.a + self.b * x, 0.0)
 
-    def again(self) -> Regression:
-        """The same line, where the next measurement sets the level anew; the slope stays until x has varied."""
-        line = Regression(self.b, self._unsure)
+    def with_new_level(self) -> Regression:
+        """The same line; the next measurement sets its level anew, the slope stays until x has varied."""
+        line = Regression(self.b, self._slope_error)
         line.a = self.a
         return line
 
-    def suppose(self, x: float, y: float) -> None:
-        """What to take it for until something is measured."""
-        line = Regression(self._slope, self._unsure, self._level)
+    def assume(self, x: float, y: float) -> None:
+        """Take a measurement as the line's value until something better is measured."""
+        line = Regression(self._slope, self._slope_error, self._level)
         line.learn(x, y)
         self.a, self.b = line.a, line.b
 
-    def bound(self, slope: float) -> None:
-        """The slope is at most so much, as other measurements say; the level of what was learned stays."""
+    def cap_slope(self, slope: float) -> None:
+        """Limit the slope to what other measurements allow; the line still passes through the mean of its own."""
         if self.b > slope:
             self.b = slope
             if self.is_known:
                 self.a = (self._y - slope * self._x) / self._weight
 
     def learn(self, x: float, y: float, *, is_shared: bool = False) -> None:
-        """A measurement. is_shared: others bear a part of such, so they tell nothing of how wrong a claim is."""
-        if self._is_young and self.is_known and FAR * y < self.at(x) and x >= self._x / self._weight / 2:
-            self.__dict__.update(Regression(self._slope, self._unsure, self._level).__dict__)  # those were stalls
-        residual, is_far = abs(y - self.at(x)), self._is_young and y > FAR * self.at(x)
-        if is_far or residual > OUTLIER * max(self._scale, LEAST_SCALE * self.at(x)):
-            is_same = self._odd > 0 and abs(x - self._odd_x) <= x / 2
-            self._odd, self._odd_x = self._odd + 1, x
-            if self._odd < STUBBORN and not (is_far and is_same):
+        """Learn from a measurement.
+
+        Args:
+            x: rows.
+            y: milliseconds.
+            is_shared: whether others may have paid a part of y, so that it does not show how wrong the claim is.
+        """
+        if self._is_young and self.is_known and FAR_FACTOR * y < self.at(x) and x >= self._x / self._weight / 2:
+            # Much faster than all before: those were stalls.
+            self.__dict__.update(Regression(self._slope, self._slope_error, self._level).__dict__)
+        residual, is_far = abs(y - self.at(x)), self._is_young and y > FAR_FACTOR * self.at(x)
+        if is_far or residual > OUTLIER_FACTOR * max(self._scale, MIN_SCALE * self.at(x)):
+            is_same = self._outliers > 0 and abs(x - self._outlier_x) <= x / 2
+            self._outliers, self._outlier_x = self._outliers + 1, x
+            if self._outliers < OUTLIERS_IN_A_ROW and not (is_far and is_same):
                 return
             if self.is_known:
-                self.__dict__.update(self.again().__dict__)
+                self.__dict__.update(self.with_new_level().__dict__)
         elif self.is_known:
             self._scale = residual if self._scale == math.inf else FADE * self._scale + (1 - FADE) * residual
-        if abs(x - self._odd_x) <= x / 2:
-            self._odd = 0
+        if abs(x - self._outlier_x) <= x / 2:
+            self._outliers = 0
         self._weight, self._x, self._y = FADE * self._weight + 1, FADE * self._x + x, FADE * self._y + y
         self._xx, self._xy = FADE * self._xx + x * x, FADE * self._xy + x * y
         x, y = self._x / self._weight, self._y / self._weight
@@ -96,6 +114,6 @@ class Regression:
         if self._level is not None and not is_shared:
             first *= max(y, 0.0) / max(self._level + first * x, 1e-9)
         spread, both = max(self._xx - self._weight * x * x, 0.0), self._xy - self._weight * x * y
-        pull = max((self._scale / (self._unsure * max(first, usual, 1e-9))) ** 2, 1.0)
+        pull = max((self._scale / (self._slope_error * max(first, usual, 1e-9))) ** 2, 1.0)
         self.b = first if pull == math.inf else max((both + pull * first) / (spread + pull), 0.0)
         self.a = y - self.b * x

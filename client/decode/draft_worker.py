@@ -1,6 +1,7 @@
-"""A generation's drafting thread: who asks it for what, and for how long it is waited for.
+"""The drafting thread as one generation sees it: one request at a time, each awaited for a limited time.
 
-A pass of a draft cannot be ended, so what takes too long is left to itself, and the text goes on without it meanwhile.
+A forward pass of a draft cannot be interrupted. So a request that takes too long goes on by itself, and the text goes
+on without a draft meanwhile.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from client.drafting.drafter import NoDrafter
 from client.drafting.search.stopping import StopRule
 from client.drafting.search.tree import DraftTree
 
-MOST_LESSONS = 64
-"""Replies that are kept for a drafter that has no time to learn from them."""
+MAX_LESSONS = 64
+"""Replies that are kept while the drafter has no time to learn from them."""
 
 IsAwaited = Callable[[], Awaitable[bool]]
-"""Whether anything waits for drafting to end."""
+"""Whether the loop has nothing left to do but to wait for the draft."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A tree that is wanted.
+    """What to draft.
 
     Attributes:
         nodes: at most.
         depth: levels, at most.
-        stop_rule: when drafting on is not worth it.
-        patience_ms: for how long what waits for the tree can bear that.
-        plan: why it is to be; None for a tree that goes on below what is on its way.
+        stop_rule: when another round of drafting does not pay.
+        patience_ms: how long the loop waits before it first asks whether to give up; infinite to wait to the end.
+        plan: why a tree of that size; None for a tree that goes on below what is in flight.
     """
 
     nodes: int
@@ -51,7 +52,7 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class DraftResult:
-    """A tree, and what it took in milliseconds."""
+    """A tree, and how long it took."""
 
     tree: DraftTree
     took_ms: float
@@ -59,14 +60,19 @@ class DraftResult:
 
 @dataclass(frozen=True, slots=True)
 class PendingDraft:
-    """Drafting, or learning, that took too long to be waited for. plan: that of the request."""
+    """Drafting or learning that took too long to wait for.
 
-    asked: asyncio.Future[DraftResult] | asyncio.Future[None]
+    Attributes:
+        future: of the work on the drafting thread.
+        plan: that of the request; None for learning, and for a tree that goes on below what is in flight.
+    """
+
+    future: asyncio.Future[DraftResult] | asyncio.Future[None]
     plan: SpeculationPlan | None = None
 
 
 class DraftWorker:
-    """Asks the drafter of one generation, on its own thread, one thing at a time."""
+    """Runs the drafter of one generation on the drafting thread, one request at a time."""
 
     def __init__(self, state: GenerationState) -> None:
         self._state = state
@@ -74,23 +80,28 @@ class DraftWorker:
 
     @property
     def is_busy(self) -> bool:
-        """Whether drafting goes on that was not waited for; what one that has ended says is noted."""
+        """Whether the thread still works on a request that was given up; one that has ended is accounted for."""
         if self._pending is None:
             return False
-        if not self._pending.asked.done():
+        if not self._pending.future.done():
             return True
         pending, self._pending = self._pending, None
-        with self._going_on_without():
-            result = pending.asked.result()
+        with self._giving_up_without_memory():
+            result = pending.future.result()
             if result is not None and pending.plan is not None:
                 temperature = self._state.sampling.temperature
                 self._state.policy.observe_draft(temperature, result.tree, pending.plan, result.took_ms)
         return False
 
     async def grow(self, request: DraftRequest, is_awaited: IsAwaited) -> DraftResult | None:
-        """A tree, made on the drafting thread; None where that took longer than what waits for it can bear.
+        """Grow a tree on the drafting thread. Legal while the worker is not busy.
 
-        Then it is left to itself: until it is done, the text goes on without a draft.
+        Args:
+            request: what to draft.
+            is_awaited: asked every `patience_ms`; True gives the request up.
+
+        Returns:
+            None where the request was given up: the worker is busy until the thread is done.
         """
         state = self._state
         drafter, clock, sequence, started_s = state.drafter, state.clock, state.sequence, state.clock()
@@ -99,18 +110,18 @@ class DraftWorker:
             tree = drafter.grow(sequence, request.nodes, request.depth, state.sampling, request.stop_rule)
             return DraftResult(tree, (clock() - started_s) * 1e3)
 
-        asked = asyncio.get_running_loop().run_in_executor(state.drafting, grown)
-        if not await _is_in_time(asked, request.patience_ms, is_awaited):
-            self._pending = PendingDraft(asked, request.plan)
+        future = asyncio.get_running_loop().run_in_executor(state.drafting, grown)
+        if not await _is_in_time(future, request.patience_ms, is_awaited):
+            self._pending = PendingDraft(future, request.plan)
             return None
-        with self._going_on_without():
-            return asked.result()
+        with self._giving_up_without_memory():
+            return future.result()
         return DraftResult(DraftTree(), 0.0)
 
     async def learn(self, window: SendWindow) -> None:
-        """Hand the picks after trees' nodes and roots to the drafter that grew them, on its thread, if it is idle."""
+        """Let the drafter learn from the answered sweeps, on its thread; they wait while the worker is busy."""
         if self.is_busy:
-            window.lessons = [lesson for lesson in window.lessons if lesson[0].tree][-MOST_LESSONS:]
+            window.lessons = [lesson for lesson in window.lessons if lesson[0].tree][-MAX_LESSONS:]
             return
         state = self._state
         while window.lessons:
@@ -122,16 +133,16 @@ class DraftWorker:
                     (picks if node in passed else others)[sweep.places[node]] = token
             if sweep.tree and (picks or others):
                 loop, drafter = asyncio.get_running_loop(), state.drafter
-                asked = loop.run_in_executor(state.drafting, drafter.learn, sweep.tree, picks, others)
-                if not await _is_in_time(asked, state.policy.patience_ms(sweep.route, 0)):
-                    self._pending = PendingDraft(asked)
+                future = loop.run_in_executor(state.drafting, drafter.learn, sweep.tree, picks, others)
+                if not await _is_in_time(future, state.policy.patience_ms(sweep.route, 0)):
+                    self._pending = PendingDraft(future)
                     return
-                with self._going_on_without():
-                    asked.result()
+                with self._giving_up_without_memory():
+                    future.result()
 
     @contextmanager
-    def _going_on_without(self) -> Iterator[None]:
-        """A draft that finds no memory is given up; the text is the target's alone."""
+    def _giving_up_without_memory(self) -> Iterator[None]:
+        """Decode plainly from now on where the draft runs out of memory."""
         try:
             yield
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -145,11 +156,11 @@ async def _at_once() -> bool:
 
 
 async def _is_in_time(
-    asked: asyncio.Future[DraftResult] | asyncio.Future[None], patience_ms: float, is_awaited: IsAwaited = _at_once
+    future: asyncio.Future[DraftResult] | asyncio.Future[None], patience_ms: float, is_awaited: IsAwaited = _at_once
 ) -> bool:
-    """Whether the drafting thread is done before what waits for it has waited for too long; that is looked at then."""
+    """Wait for the drafting thread; False where `is_awaited` says so after any `patience_ms` of waiting."""
     patience_s = None if patience_ms == math.inf else patience_ms / 1e3
-    while not (await asyncio.wait((asked,), timeout=patience_s))[0]:
+    while not (await asyncio.wait((future,), timeout=patience_s))[0]:
         if await is_awaited():
             return False
     return True

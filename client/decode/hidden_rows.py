@@ -1,6 +1,6 @@
-"""The target's hidden rows, from replies to whoever drafts with them. Owns no model.
+"""Passes the target's hidden rows on, from replies to the heads that draft with them. Owns no model.
 
-Rows are advice: what is missing or late makes worse guesses, never another text.
+Rows that are missing or late make worse drafts, never another text.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ Observe = Callable[[Sequence[int], torch.Tensor], None]
 """Takes a sequence and the hidden rows [n, width] of its last n tokens."""
 
 
-def hand_over(reply: Reply, walk: Walk, sequence: Sequence[int], observe: Observe) -> None:
-    """Pass on those rows of an accepted reply that are of certain tokens, the last of which follow one another.
+def hand_over_rows(reply: Reply, walk: Walk, sequence: Sequence[int], observe: Observe) -> None:
+    """Pass on the rows of certain tokens in an accepted reply: the last run of tokens that follow one another.
 
-    sequence: every certain token that counts.
+    Args:
+        reply: as the walk accepted it.
+        walk: knows which nodes are certain.
+        sequence: every certain token of the text.
+        observe: takes the rows.
 
     Raises:
         RemoteProtocolError: a value is not finite.

@@ -1,4 +1,4 @@
-"""What is on its way for one generation: its sweeps, what they keep busy, and what is to be learned from them. Pure."""
+"""The sweeps that one generation has in flight, what they keep busy, and what the drafter learns from them. Pure."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from swarm.protocol.messages import Reply
 
 @dataclass(frozen=True, slots=True)
 class InFlightSweep:
-    """One sweep on its way.
+    """One sweep in flight.
 
     Attributes:
-        tree: what was drafted, of which the sweep carries a part; empty for a part of the prompt.
-        places: of its session nodes in the tree, None for the root.
-        nodes: how many nodes of the tree it carries; of a part of the prompt, tokens.
+        tree: the drafted tree, of which the sweep carries some nodes; empty for a part of the prompt.
+        places: from the session nodes that it carries to their places in the tree, None for its root.
+        nodes: tree nodes that it carries; tokens of a part of the prompt.
         depth: levels of the tree.
         route: names the chain that it goes over.
         plan: why it is as large as it is.
         draft_ms: what drafting took.
-        sent_s: when it left, in seconds of the generation's clock.
-        is_alone: whether every hop should be done with what was sent before when this one comes.
-        behind: how many of this generation's sweeps are unanswered; None where some are of an earlier generation.
-        occupancy: what it keeps busy.
+        sent_s: when it left, by the generation's clock.
+        is_alone: whether, as far as predicted, no hop is busy with an earlier sweep when this one comes.
+        behind: how many of this generation's sweeps were unanswered when it left; None where sweeps of an earlier
+            generation were unanswered too.
+        occupancy: how long it keeps hops and links busy.
     """
 
     tree: DraftTree
@@ -46,7 +47,7 @@ class InFlightSweep:
 
     @property
     def has_root(self) -> bool:
-        """Whether it carries the pending token itself, whose pick comes in any case."""
+        """Whether it carries the pending token itself, whose pick always becomes certain."""
         return None in self.places.values()
 
     @property
@@ -56,11 +57,17 @@ class InFlightSweep:
 
     @property
     def expected_tokens(self) -> float:
-        """Tokens that its nodes should bring."""
-        return sum(self.tree.chances[place] for place in self.places.values() if place is not None)
+        """The sum of its nodes' acceptance probabilities."""
+        return sum(self.tree.acceptance_probs[place] for place in self.places.values() if place is not None)
 
     def measured(self, answer: Answer, first_link_ms: float, emitted: int) -> SweepMeasurement:
-        """What it took and brought. first_link_ms: one way to hop 0, as pings say. emitted: certain tokens."""
+        """Make the record of the sweep.
+
+        Args:
+            answer: its reply and how long that took.
+            first_link_ms: one way to hop 0, as pings measure it.
+            emitted: tokens that became certain by the reply.
+        """
         return SweepMeasurement(
             nodes=self.nodes,
             emitted=emitted,
@@ -83,12 +90,12 @@ class InFlightSweep:
 
 @dataclass(slots=True)
 class SendWindow:
-    """Sweeps that were sent for one generation and are not learned from yet.
+    """Sweeps that were sent for one generation and that the drafter did not learn from yet.
 
     Attributes:
-        sweeps: unanswered, by sequence number.
+        sweeps: unanswered ones, by sequence number.
         lessons: answered sweeps of trees, each with its reply and the nodes that the text went through.
-        free_s: from when on another sweep should wait for none of them.
+        free_s: from when on another sweep should wait for none of them, by the generation's clock.
         clear_s: from when on another sweep should meet none of them at any hop.
     """
 
@@ -102,40 +109,40 @@ class SendWindow:
         """How many are unanswered, parts of the prompt not counted."""
         return sum(not sweep.is_prompt for sweep in self.sweeps.values())
 
-    def sent_prompt(
-        self, sequence: int, tokens: int, route: Hashable, now_s: float, met: tuple[bool, int | None]
+    def add_prompt(
+        self, sequence: int, tokens: int, route: Hashable, now_s: float, contention: tuple[bool, int | None]
     ) -> None:
-        """A part of the prompt is on its way; how long it keeps hops busy nobody says."""
+        """Add a part of the prompt that was sent; how long it keeps hops busy is not predicted."""
         plan = SpeculationPlan(tokens, None, "a part of the prompt")
         self.sweeps[sequence] = InFlightSweep(
-            DraftTree(), {}, tokens, 0, route, plan, 0.0, now_s, *met, occupancy=Occupancy()
+            DraftTree(), {}, tokens, 0, route, plan, 0.0, now_s, *contention, occupancy=Occupancy()
         )
 
-    def sent(self, sequence: int, sweep: InFlightSweep) -> None:
-        """A sweep is on its way, which keeps hops busy."""
+    def add(self, sequence: int, sweep: InFlightSweep) -> None:
+        """Add a sweep of tree nodes that was sent."""
         self.sweeps[sequence] = sweep
         starts_s = max(self.free_s, sweep.sent_s)
         self.free_s = starts_s + sweep.occupancy.service_interval_ms / 1e3
         self.clear_s = max(self.clear_s, starts_s + sweep.occupancy.through_ms / 1e3)
 
-    def answered(self, sequence: int, now_s: float) -> InFlightSweep | None:
-        """A sweep is back: hops are done with it, whatever was predicted. What it was, None if it is not one of these.
+    def take(self, sequence: int, now_s: float) -> InFlightSweep | None:
+        """Take out a sweep whose reply came; None if it is not one of these.
 
-        Else where sweeps were once believed to take longer than they do, each would leave a remainder, none would seem
-        to be alone, and nobody would learn better.
+        Hops are done with it, whatever was predicted. Without that, predictions that are too long would add up: no
+        sweep would seem to be alone, and only sweeps that are alone correct predictions.
         """
         sweep, left = self.sweeps.pop(sequence, None), [other.occupancy for other in self.sweeps.values()]
         self.free_s = min(self.free_s, now_s + sum(busy.service_interval_ms for busy in left) / 1e3)
         self.clear_s = min(self.clear_s, now_s + sum(busy.through_ms for busy in left) / 1e3)
         return sweep
 
-    def met(self, now_s: float, others: int) -> tuple[bool, int | None]:
-        """`is_alone` and `behind` of a sweep that leaves now, with `others` of an earlier generation unanswered."""
-        is_alone = now_s >= self.clear_s and others == 0 and len(self.sweeps) == self.trees_in_flight
-        return is_alone, None if others else len(self.sweeps)
+    def contention(self, now_s: float, foreign: int) -> tuple[bool, int | None]:
+        """`is_alone` and `behind` of a sweep that leaves now; `foreign` sweeps are another generation's."""
+        is_alone = now_s >= self.clear_s and foreign == 0 and len(self.sweeps) == self.trees_in_flight
+        return is_alone, None if foreign else len(self.sweeps)
 
-    def state(self, now_s: float) -> PipelineState:
-        """What is on its way."""
+    def pipeline_state(self, now_s: float) -> PipelineState:
+        """What is in flight now, as the controller sees it."""
         sweeps = [sweep for sweep in self.sweeps.values() if not sweep.is_prompt]
         first = sweeps[0] if sweeps else None
         due_ms = math.inf if first is None or first.plan.predicted_ms is None else first.plan.predicted_ms

@@ -26,19 +26,19 @@ class GenerationState:
         prompt: token ids.
         sampling: how the tail picks.
         policy: chooses how many nodes a sweep carries.
-        chunk: most nodes of a sweep that carries a part of the prompt.
-        max_new_tokens: after so many tokens it ends in any case.
+        chunk: nodes of a sweep that carries a part of the prompt, at most.
+        max_new_tokens: tokens after which it ends in any case.
         text: decides where the output ends; holds the tokens so far.
-        drafter: grows trees; replaced while one is lent, or given up for good where it finds no memory.
-        drafting: the thread that it drafts on.
-        options: what it was asked for, so that it can go on later.
+        drafter: grows trees; replaced while one is lent, or for good where it runs out of memory.
+        drafting: the thread that drafts.
+        options: the caller's, to resume an interrupted generation.
         resumed_tokens: tokens that were in `text` from the start.
-        clock: seconds.
-        observe: who gets the target's hidden rows; None asks for none.
-        lend: lends a drafter while it runs.
+        clock: in seconds.
+        observe: takes the target's hidden rows; None asks for none.
+        lend: lends a drafter while the generation runs.
         kept_tokens: of the prompt, those that the session held already.
         prefill_sweeps: sweeps that carried a part of the prompt.
-        sweeps: what every decode sweep took and brought.
+        sweeps: one record per answered decode sweep.
     """
 
     prompt: tuple[int, ...]
@@ -60,8 +60,8 @@ class GenerationState:
 
     @property
     def nodes(self) -> int:
-        """Most tree nodes of a sweep, its pending token not counted."""
-        return self.policy.most if self.max_new_tokens > 1 else 0
+        """Tree nodes of a sweep at most, its pending token not counted."""
+        return self.policy.max_tree_nodes if self.max_new_tokens > 1 else 0
 
     @property
     def sequence(self) -> tuple[int, ...]:
@@ -74,8 +74,8 @@ class GenerationState:
         return self.max_new_tokens - len(self.text.tokens)
 
     @contextmanager
-    def drafted_for(self) -> Iterator[None]:
-        """While it runs it has a drafter that nobody else has, where one can be lent; where none is left, no trees."""
+    def with_drafter(self) -> Iterator[None]:
+        """Hold a drafter that no other generation uses, while this one runs; where none is left, draft no trees."""
         with nullcontext(self.drafter) if self.lend is None else self.lend() as drafter:
             if isinstance(drafter, NoDrafter):
                 self.policy = FixedPolicy(0)
@@ -85,5 +85,5 @@ class GenerationState:
             yield
 
     def unfinished(self) -> Unfinished:
-        """What it takes to go on later."""
+        """What `resume` needs."""
         return Unfinished(self.prompt, {**self.options, "seed": self.sampling.seed}, tuple(self.text.tokens))

@@ -1,4 +1,4 @@
-"""Tokens into text while they arrive: detokenising, stop strings, end-of-sequence ids and the length limit. Pure.
+"""Turns tokens into text while they arrive: detokenising, stop strings, end-of-sequence ids and the length limit. Pure.
 
 The text of generated tokens is relative to the prompt: `decode(prompt + tokens)` less its longest common prefix with
 `decode(prompt)`, special tokens skipped. Only a short window is ever decoded:
@@ -26,7 +26,7 @@ INCOMPLETE = "\ufffd"
 
 
 class FastTokenizer(Protocol):
-    """A Hugging Face fast tokenizer, as far as it is needed here."""
+    """The part of a Hugging Face fast tokenizer that is needed here."""
 
     @property
     def backend_tokenizer(self) -> Tokenizer:
@@ -139,7 +139,7 @@ class TextStream:
 
 
 class _Vocabulary:
-    """What has to be known about single tokens."""
+    """A tokenizer, and what has to be known about single tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,10 +1,10 @@
-"""The client's side of a session as a pure object: which tokens are certain, what is committed next (P3–P5).
+"""The walk, which verifies trees: a session's client side as a pure object (P3–P5).
 
-    certain   deepest node whose token is sure: forced by the prompt, or the known pick of a certain parent
+    certain   deepest node whose token is certain: forced by the prompt, or the known pick of a certain parent
     pending   a token that was emitted and is not a tree node yet; the next sweep begins with it
 
-The walk is SpecExec's: from the certain node follow the target's picks while a child holds the picked token; the first
-pick without a child is emitted too. Source: SpecExec (arXiv 2406.02532), algorithm 1; exact for any tree.
+From the certain node follow the target's picks while a child holds the picked token; the first pick without
+a child is emitted too. Source: SpecExec (arXiv 2406.02532), algorithm 1; exact for any tree.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ from swarm.protocol.session import Limits, Parent, SessionState
 class Walk:
     """One sequence as its client sees it: makes sweeps, takes replies, emits tokens.
 
-    want: what sweeps ask for beside the picks that they ask for. passed: nodes whose picks became certain with the last
-    reply.
+    Attributes:
+        state: the rules that hops keep too.
+        generation: of the route; written into sweeps.
+        pending: see the module.
+        want: what sweeps ask for beside picks.
+        passed: nodes whose picks became certain with the last reply.
     """
 
     def __init__(self, limits: Limits, sampling: Sampling) -> None:
@@ -47,7 +51,7 @@ class Walk:
 
     @property
     def certain(self) -> TreeNodeId | None:
-        """The deepest certain node, where the tree goes on: live, or the tip; None before the prompt."""
+        """The deepest certain node, below which the tree grows: live, or the tip; None before the prompt."""
         return self._certain
 
     def child(self, parent: TreeNodeId, token: int) -> TreeNodeId | None:
@@ -65,9 +69,9 @@ class Walk:
         return max(0, self.state.room(survivors, self._acked) - self._awaits_pick)
 
     def restart(self, prompt: Sequence[int], sampling: Sampling) -> tuple[Sweep | None, int]:
-        """Go on with another prompt in the same session: what it begins with stays, the rest is cut off (P5).
+        """Go on with another prompt in the same session: the common prefix stays, the rest is cut off (P5).
 
-        At least the prompt's last token is made again: it is pending now, and its pick is what comes next.
+        At least the prompt's last token runs again: it is pending now, and its pick is the text's next token.
 
         Returns:
             A sweep that commits what is certain, None if nothing is, and how many of the prompt's tokens are kept.
@@ -85,7 +89,7 @@ class Walk:
         return commit, kept
 
     def prefill(self, chunk: Sequence[int], last: bool) -> Sweep:
-        """The sweep that appends forced tokens as a chain; only the last chunk asks for a pick, after its last node."""
+        """Make the sweep that appends forced tokens; only the last chunk asks for a pick, after its last node."""
         assert chunk, "a chunk has tokens"
         first = self.state.next_id
         # The sweep commits what is certain, so its first node hangs from the tip.
@@ -95,7 +99,7 @@ class Walk:
         return sweep
 
     def extend(self, tree: DraftTree) -> Sweep:
-        """The sweep that commits what is certain, appends the pending token and the tree below it."""
+        """Make the sweep that commits what is certain and appends the pending token and the tree below it."""
         assert self.pending is not None, "a sweep needs a token to start from"
         first = self.state.next_id
         parents: list[Parent] = [None]
@@ -105,7 +109,7 @@ class Walk:
         return sweep
 
     def grow(self, tokens: Sequence[int], parents: Sequence[TreeNodeId]) -> Sweep:
-        """The sweep that commits what is certain and adds nodes to a tree whose picks may still be in flight.
+        """Make the sweep that commits what is certain and adds nodes to a tree whose picks may still be in flight.
 
         Legal while no token is pending; without nodes it only commits.
 

@@ -1,8 +1,8 @@
 """Drafters: grow a token tree under the pending token (docs/design/drafting.md). Never decides what is accepted.
 
-What a tree is made of comes from sources (`client.drafting.search.source`): models, heads, look-up. They are asked
-about the same frontier and their candidates merge: one child per token per parent. A model weighs what was said before
-it; among sources that do not, the highest chance counts.
+Sources propose the nodes (`client.drafting.search.source`): models, heads, look-up. They are asked about the same
+frontier and their candidates merge: one child per token per parent. A model weighs what earlier sources propose; among
+sources that do not weigh, the highest probability counts.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from typing import Protocol
 
 import torch
 
-from client.drafting.search.calibration import ChanceModel, SoftmaxPrior
+from client.drafting.search.calibration import AcceptanceModel, SoftmaxPrior
 from client.drafting.search.local_session import LocalSession
 from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Search, Source
 from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks, TokenTree
-from client.drafting.sources.lookup import LookupSource
+from client.drafting.sources.lookup import Lookup, LookupSource
 from client.drafting.sources.model import ModelSource
-from client.drafting.sources.suffix_lookup import Lookup
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Sampling
 
-LEAST_EXPANSIONS = 16
+MIN_EXPANSIONS = 16
+"""Frontier nodes that one round expands, at least."""
 MAX_LEVELS = 256
-"""Most levels of a tree below its root; where a text repeats itself, so many tokens are on their way."""
-NONE: Picks = MappingProxyType({})
-"""No picks."""
+"""Levels of a tree below its root, at most; a text that repeats itself may fill them all."""
+NO_PICKS: Picks = MappingProxyType({})
 
 
 class Drafter(Protocol):
@@ -41,23 +40,31 @@ class Drafter(Protocol):
     ) -> DraftTree:
         """The best tree of at most `nodes` nodes in `depth` levels below the last token of `sequence`.
 
-        sequence: every certain token, prompt and emitted ones, the pending one last. stop_rule: where to stop before.
+        Args:
+            sequence: every certain token, prompt and emitted ones, the pending one last.
+            nodes: at most.
+            depth: levels, at most.
+            sampling: how the target picks.
+            stop_rule: when to stop before the tree is settled.
         """
         ...
 
-    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NO_PICKS) -> None:
         """Learn what the target picked after the nodes of a tree that `grow` made.
 
-        picks: after nodes that the text went through, others: after the rest, where the target was led astray.
+        Changes which trees grow later, never a text. Runs on the thread of `grow`, not beside it.
 
-        Changes which trees grow later, never a text. Runs where `grow` does, not beside it.
+        Args:
+            tree: as `grow` returned it.
+            picks: after nodes that the text went through.
+            others: after nodes on branches that the text left.
         """
         ...
 
 
 def expansions(nodes: int) -> int:
     """Frontier nodes that one round expands for a tree of so many nodes."""
-    return max(LEAST_EXPANSIONS, nodes // 16)
+    return max(MIN_EXPANSIONS, nodes // 16)
 
 
 class NoDrafter:
@@ -69,7 +76,7 @@ class NoDrafter:
         """An empty tree."""
         return DraftTree()
 
-    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NO_PICKS) -> None:
         """There is nothing to learn."""
 
 
@@ -77,7 +84,7 @@ class TreeDrafter:
     """Best-first trees from any sources."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        """A drafter that asks `sources`, each time in this order, those that weigh what others said after them."""
+        """Make a drafter that asks `sources` in this order, but those that weigh others' candidates last."""
         self.sources = tuple(sorted(sources, key=lambda source: source.weighs))
         self._search: Search | None = None
 
@@ -113,23 +120,23 @@ class TreeDrafter:
         except BaseException:
             self.forget()
             raise
-        is_dear = search.rounds or search.recalled
-        self._search = search if is_dear else None  # what cost nothing is made afresh, by what was learned since
+        is_worth_keeping = search.rounds or search.remembered
+        self._search = search if is_worth_keeping else None  # a search without a pass begins anew, with what is learned
         return replace(self._settle(search), is_settled=is_settled)
 
     def forget(self) -> None:
-        """Be as new, but for what was learned of whom to believe."""
+        """Drop all state of texts; calibrations stay."""
         self._search = None
         for source in self.sources:
             source.forget()
 
-    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
-        """Every source learns from what it proposed."""
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NO_PICKS) -> None:
+        """Let every source learn from what it proposed."""
         for lesson in tree.lessons:
             lesson.learn(picks, others)
 
     def _begin(self, search: Search) -> Search:
-        """Everything that is proposed before there is a frontier."""
+        """Add everything that is proposed before there is a frontier."""
         search.tree.frontier(1)  # the root, whose children come now
         passed = [source.begin(search) for source in self.sources]
         self._remember(search)
@@ -138,30 +145,30 @@ class TreeDrafter:
         return search
 
     def _is_stale(self, search: Search, stop_rule: StopRule) -> bool:
-        """Whether it would say other things if it began now, or what was left out is wanted after all."""
-        return stop_rule.min_probability < search.tree.unwanted or any(source.is_stale() for source in self.sources)
+        """Whether a new search would propose other tokens, or the threshold fell below what this one left out."""
+        return stop_rule.min_probability < search.tree.prune_below or any(source.is_stale() for source in self.sources)
 
     def _remember(self, search: Search) -> None:
-        """Expand at once what takes no pass because every source that needs one has it from an earlier search."""
+        """Expand at once the nodes that every source with a model expanded in an earlier search."""
         tree = search.tree
         known = [nodes for source in self.sources if (nodes := source.remember(search)) is not None]
         shared = set(known[0]).intersection(*known[1:]) if known else set[int]()
         floor = tree.floor
-        if chosen := [node for node in sorted(shared) if tree.chances[node] >= floor]:
+        if chosen := [node for node in sorted(shared) if tree.acceptance_probs[node] >= floor]:
             tree.take(chosen)
             for source in self.sources:
                 source.expand(search, chosen)
 
     def _go_on(self, search: Search, stop_rule: StopRule) -> bool:
-        """Expand the best nodes until the tree is settled, which it returns, or no further round is worth it now."""
+        """Expand the best nodes until no further round pays. Returns whether the tree is settled."""
         tree, passes = search.tree, 0
-        while chosen := tree.frontier(expansions(tree.nodes)):
+        while chosen := tree.frontier(expansions(tree.max_nodes)):
             if free := [node for node in chosen if all(source.is_free(search, node) for source in self.sources)]:
                 tree.put_back(node for node in chosen if node not in free)
                 chosen = free
             else:
-                promise = sum(tree.chances[node] for node in chosen)
-                if not stop_rule.per_round <= promise < stop_rule.per_sweep or not stop_rule.go_on(passes):
+                expected_tokens = sum(tree.acceptance_probs[node] for node in chosen)
+                if not stop_rule.per_round <= expected_tokens < stop_rule.per_sweep or not stop_rule.go_on(passes):
                     tree.put_back(chosen)
                     return False
             has_passed = self._round(search, chosen)
@@ -169,23 +176,23 @@ class TreeDrafter:
         return True
 
     def _round(self, search: Search, nodes: Sequence[int]) -> bool:
-        """Ask every source about nodes of the frontier; whether that took a model's pass."""
+        """Ask every source about nodes of the frontier. Returns whether a model ran."""
         passed = [source.expand(search, nodes) for source in self.sources]
         return any(passed)
 
     def _settle(self, search: Search) -> DraftTree:
         """The best tree, and what its sources will learn from."""
-        chosen = search.tree.best_nodes(search.tree.nodes)
+        chosen = search.tree.best_nodes(search.tree.max_nodes)
         places: dict[int | None, int] = {None: TokenTree.ROOT, **dict(enumerate(chosen))}
         lessons = [source.lesson(places) for source in self.sources]
         taught = tuple(lesson for lesson in lessons if lesson is not None)
-        tree = search.tree.cut(chosen)
+        tree = search.tree.subtree(chosen)
         is_early, has_read = search.is_early, search.has_read
         return replace(tree, rounds=search.rounds, lessons=taught, is_early=is_early, has_read=has_read)
 
 
 class LookupDrafter(TreeDrafter):
-    """Trees of what followed before in the text itself: a draft without a model."""
+    """Trees of what followed before in the text itself, without a model."""
 
     def __init__(self, lookup: Lookup) -> None:
         super().__init__([LookupSource(lookup)])
@@ -199,11 +206,19 @@ class ModelDrafter(TreeDrafter):
         model: RaggedModel,
         vocab_tokens: int,
         window_tokens: int,
-        chances: ChanceModel | None = None,
+        acceptance_model: AcceptanceModel | None = None,
         lookup: Lookup | None = None,
     ) -> None:
-        """A drafter for sequences of up to `window_tokens`; see `ModelSource`."""
-        ranker = Ranker(vocab_tokens, chances or SoftmaxPrior())
+        """Make a drafter.
+
+        Args:
+            model: as for `ModelSource`, like the next two.
+            vocab_tokens: ids that draft and target share.
+            window_tokens: tokens of the longest sequence.
+            acceptance_model: from the draft's scores to probabilities; the fixed prior by default.
+            lookup: None for none.
+        """
+        ranker = Ranker(vocab_tokens, acceptance_model or SoftmaxPrior())
         self._model = ModelSource(model, vocab_tokens, window_tokens, ranker=ranker)
         super().__init__([self._model] if lookup is None else [LookupSource(lookup), self._model])
 

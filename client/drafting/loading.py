@@ -1,6 +1,6 @@
-"""From what `--draft` names to a drafter: models and trained heads, with what was learned about each before.
+"""From what `--draft` names to a drafter: models and trained heads, each with its calibration of earlier runs.
 
-What a name is, its config.json says: a head's has `canopy_head`, anything else is a model.
+A head's config.json has the field `canopy_head`; any other folder or hub id is a model.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from client.drafting.search.calibration_store import Identified, calibration_pat
 from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Source
 from client.drafting.sources.dgf import DgfSource
-from client.drafting.sources.lookup import LookupSource
+from client.drafting.sources.lookup import Lookup, LookupSource
 from client.drafting.sources.model import ModelSource
-from client.drafting.sources.recycling import RecycleSource
-from client.drafting.sources.recycling_table import Recycling
+from client.drafting.sources.recycling import RecycleSource, Recycling
 from client.drafting.sources.redrafter import ReDrafterSource
 from client.drafting.sources.sibling_index import CrossBranchCache
 from client.drafting.sources.siblings import SiblingSource
-from client.drafting.sources.suffix_lookup import Lookup
 from client.drafting.vocabulary_check import check_compatible
 from client.target import Target, load_target
 from swarm.errors import ConfigError, IncompatibleDraft
@@ -37,21 +35,25 @@ from swarm.inference.ragged_batch import load_whole
 from swarm.models.hub import find_model
 
 DRAFT_WINDOW = 32_768
-"""Of drafts that know no limit."""
-MOST_DRAFTS = 8
+"""Tokens of the longest sequence, for drafts that know no limit."""
+MAX_DRAFTS = 8
+"""Models and heads that draft together."""
 
 Name = str | Path
 
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """What is to draft.
+    """What drafts.
 
-    names: models and heads, by folder or hub id. device: for all of them, as torch calls it; None is the first CUDA
-    card, or the CPU. lookup: whether the text itself is a source; siblings: whether what the target picked
-    behind dead branches is, where there is any other; recycle: whether the target's late picks are.
-    adapt: whether draft models learn where the target picks otherwise than they.
-    calibrations: folder of what was learned before.
+    Attributes:
+        names: models and heads, by folder or hub id.
+        device: for all of them, as torch calls it; None is the first CUDA card, or the CPU.
+        lookup: whether the text itself is a source.
+        siblings: whether the target's picks behind dead branches are a source; it needs another one beside it.
+        recycle: whether the target's late picks after each token are a source.
+        adapt: whether draft models learn where the target picks otherwise than they.
+        calibrations: folder of what earlier runs learned; None keeps nothing.
     """
 
     names: tuple[Name, ...] = ()
@@ -65,58 +67,65 @@ class DraftOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadedDrafter:
-    """A drafter, and what its calibrations do when it is not needed any more.
+    """A drafter, and how to save what it learned.
 
-    another: makes a further one of the same models, which believes them as far.
+    Attributes:
+        drafter: the first one.
+        make_another: makes a further one, which shares models and calibrations.
+        savers: save one calibration each.
     """
 
     drafter: Drafter
-    another: Callable[[], Drafter]
-    keeping: tuple[Callable[[], None], ...] = ()
+    make_another: Callable[[], Drafter]
+    savers: tuple[Callable[[], None], ...] = ()
 
-    def keep(self) -> None:
+    def save_calibrations(self) -> None:
         """Write down what was learned."""
-        for keep in self.keeping:
-            keep()
+        for save in self.savers:
+            save()
 
 
-def load_drafter(model: Name, target: Target, wanted: DraftOptions, revision: str | None = None) -> LoadedDrafter:
-    """Load everything that is to draft for a target.
+def load_drafter(model: Name, target: Target, options: DraftOptions, revision: str | None = None) -> LoadedDrafter:
+    """Load everything that drafts for a target.
 
-    model, revision: the target, whose tensors a head may borrow.
+    Args:
+        model: the target by folder or hub id; a head may borrow its tensors.
+        target: the same as its client knows it.
+        options: what drafts.
+        revision: the target's, on the hub.
 
     Raises:
         ConfigError: too many drafts, or no such device.
         IncompatibleDraft: a draft that was made for other tokens.
         SwarmError: a draft that cannot be found or loaded.
     """
-    if len(wanted.names) > MOST_DRAFTS:
-        raise ConfigError(f"draft: {len(wanted.names)} of them; at most {MOST_DRAFTS} work together")
-    device = find_device(wanted.device)
-    makers: list[Callable[[], Source]] = [lambda: LookupSource(Lookup())] if wanted.lookup else []
-    if wanted.recycle:
+    if len(options.names) > MAX_DRAFTS:
+        raise ConfigError(f"draft: {len(options.names)} of them; at most {MAX_DRAFTS} work together")
+    device = find_device(options.device)
+    makers: list[Callable[[], Source]] = [lambda: LookupSource(Lookup())] if options.lookup else []
+    if options.recycle:
         makers.append(lambda: RecycleSource(Recycling()))
-    if wanted.siblings and (makers or wanted.names):
+    if options.siblings and (makers or options.names):
         makers.append(lambda: SiblingSource(CrossBranchCache()))
-    keeping: list[Callable[[], None]] = []
-    company: list[Identified] = []
-    for name in wanted.names:
+    savers: list[Callable[[], None]] = []
+    drafts: list[Identified] = []
+    for name in options.names:
         config = read_head_config(name)
-        part = (
-            _model(name, target, device, adapt=wanted.adapt)
+        component = (
+            _model(name, target, device, adapt=options.adapt)
             if config is None
             else _head((name, config), (model, revision), target, device)
         )
-        company.append(part.identity)
+        drafts.append(component.identity)
         path = None
-        if wanted.calibrations is not None:
-            path = calibration_path(wanted.calibrations, target, in_company(company))
-        chances = load_calibration(path) if path is not None else Calibration()
-        makers.append(partial(_source, part, len(target.tokenizer), chances))
+        if options.calibrations is not None:
+            path = calibration_path(options.calibrations, target, identity_among(drafts))
+        calibration = load_calibration(path) if path is not None else Calibration()
+        makers.append(partial(_source, component, len(target.tokenizer), calibration))
         if path is not None:
-            keeping.append(partial(save_calibration, path, chances))
-    another = partial(_drafter, makers)
-    return LoadedDrafter(another(), another, tuple(keeping))
+            savers.append(partial(save_calibration, path, calibration))
+    make_another = partial(_drafter, makers)
+    return LoadedDrafter(make_another(), make_another, tuple(savers))
 
 
 def _drafter(makers: Sequence[Callable[[], Source]]) -> Drafter:
@@ -142,15 +151,15 @@ def find_device(name: str | None) -> torch.device:
 
 @dataclass(frozen=True, slots=True)
 class DraftIdentity:
-    """Tells one head, or one draft behind others, from another, as `Target` does models."""
+    """What tells one head, or one draft that works behind others, from another; as `Target` does for models."""
 
     name: str
     config_digest: str
     tokenizer_digest: str
 
 
-def in_company(drafts: Sequence[Identified]) -> Identified:
-    """The last of some drafts, which hears those before it: what it learns holds in their company."""
+def identity_among(drafts: Sequence[Identified]) -> Identified:
+    """The identity of the last of some drafts; what it learns holds only beside the others."""
     *_, last = drafts
     if len(drafts) == 1:
         return last
@@ -160,14 +169,19 @@ def in_company(drafts: Sequence[Identified]) -> Identified:
 
 @dataclass(frozen=True, slots=True)
 class DraftComponent:
-    """A model or head that is to draft."""
+    """A loaded model or head.
+
+    Attributes:
+        source: makes a source of it.
+        identity: names its calibration.
+    """
 
     source: Callable[[Ranker], Source]
     identity: Identified
 
 
-def _source(part: DraftComponent, vocab_tokens: int, chances: Calibration) -> Source:
-    return part.source(Ranker(vocab_tokens, chances))
+def _source(component: DraftComponent, vocab_tokens: int, calibration: Calibration) -> Source:
+    return component.source(Ranker(vocab_tokens, calibration))
 
 
 def _model(name: Name, target: Target, device: torch.device, *, adapt: bool) -> DraftComponent:

@@ -1,4 +1,4 @@
-"""Who drafts for whom: one drafter for each generation that runs, for what a drafter remembers is of one text."""
+"""Lends drafters: one per running generation, since a drafter's KV, look-up and cache are those of one text."""
 
 from __future__ import annotations
 
@@ -7,34 +7,39 @@ from contextlib import contextmanager
 
 from client.drafting.drafter import Drafter, NoDrafter
 
-MOST_DRAFTERS = 4
-"""Each has KV of its own; further generations run without a draft meanwhile."""
+MAX_DRAFTERS = 4
+"""Each has KV of its own; further generations decode plainly meanwhile."""
 
 
 class Drafters:
-    """A client's drafters, which share models and what was learned of whom to believe; made as they are needed."""
+    """A client's drafters, which share models and calibrations; made as they are needed.
 
-    def __init__(self, first: Drafter, another: Callable[[], Drafter] | None = None) -> None:
-        """another: makes one like the first; by default there is one for everybody."""
+    Attributes:
+        first: the one that was loaded.
+        all: those that were made so far.
+    """
+
+    def __init__(self, first: Drafter, make_another: Callable[[], Drafter] | None = None) -> None:
+        """Start with one drafter; `make_another` makes more like it, without it all generations share the first."""
         self.first = first
         self.all = [first]
-        self._another = another
+        self._make_another = make_another
         self._lent: set[int] = set()
 
     @contextmanager
     def lend(self) -> Iterator[Drafter]:
-        """One for a generation that runs now: the oldest that is free, for it knows most."""
-        if self._another is None:
+        """Lend one while a generation runs: the oldest that is free, or none when all are lent."""
+        if self._make_another is None:
             yield self.first
             return
-        place = next(number for number in range(MOST_DRAFTERS + 1) if number not in self._lent)
-        if place == MOST_DRAFTERS:
+        place = next(number for number in range(MAX_DRAFTERS + 1) if number not in self._lent)
+        if place == MAX_DRAFTERS:
             yield NoDrafter()
             return
         self._lent.add(place)
         try:
             if place == len(self.all):
-                self.all.append(self._another())
+                self.all.append(self._make_another())
             yield self.all[place]
         finally:
             self._lent.discard(place)

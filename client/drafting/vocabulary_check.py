@@ -8,7 +8,7 @@ from swarm.errors import IncompatibleDraft
 
 
 class Tokens(Protocol):
-    """A tokenizer, as far as compatibility goes."""
+    """The part of a tokenizer that is compared."""
 
     def get_vocab(self) -> dict[str, int]:
         """Every token and its id, added ones included."""
@@ -18,7 +18,11 @@ class Tokens(Protocol):
 def check_compatible(target: Tokens, draft: Tokens, target_vocab: int, draft_vocab: int) -> None:
     """Check that draft and target map token ids to the same tokens.
 
-    target_vocab, draft_vocab: rows of the models' embeddings; ids above the tokenizer's are padding.
+    Args:
+        target: the target's tokenizer.
+        draft: the draft's.
+        target_vocab: rows of the target's embedding; ids above the tokenizer's are padding.
+        draft_vocab: rows of the draft's.
 
     Raises:
         IncompatibleDraft: names the first id that differs.

@@ -1,4 +1,4 @@
-"""The client library, async: connect to a swarm, generate, stream. `client.library.sync` is its blocking replica.
+"""The client library, async: connect to a swarm, generate, stream. `client.library.sync` is the same, blocking.
 
 A generation runs in a task of its own and hands pieces over through a bounded queue, so a reader that stops reading
 stops it too, and a reader may live in any task.
@@ -37,16 +37,16 @@ from swarm.transport.dial import Dialer
 __all__ = ["AsyncSwarm", "Piece"]
 
 EXPECTED_NODES = 16
-"""Tree nodes per sweep that routes are chosen for, where nobody says."""
+"""Tree nodes per sweep that routes are chosen for, where K is chosen before each sweep."""
 DEFAULT_WAIT_S = 60.0
 
 
 class AsyncSwarm:
     """One model in one swarm; made by `AsyncSwarm.connect`."""
 
-    def __init__(self, opener: SessionOpener, jobs: GenerationFactory, scope: TaskScope) -> None:
+    def __init__(self, opener: SessionOpener, factory: GenerationFactory, scope: TaskScope) -> None:
         self._opener = opener
-        self._jobs = jobs
+        self._factory = factory
         self._scope = scope
 
     @property
@@ -79,7 +79,7 @@ class AsyncSwarm:
                     text that may differ.
                 wait: seconds to wait for a machine when nobody serves some layers any more; 60 by default.
                 hedge: send every sweep to a second holder of the slowest layers too, where there is one; whoever is
-                    first is heard. Costs that machine's time, spares the waits for one that stutters or dies.
+                    first counts. Costs that machine's time, saves the waits for one that stutters or dies.
                 lookup: whether what followed before in the text itself is proposed too, with a draft or without.
                 siblings: whether what the target picked behind dead branches is proposed too, with a draft or without.
                 recycle: whether what the target picked before after each token is proposed too.
@@ -96,28 +96,30 @@ class AsyncSwarm:
             raise ConfigError(f"wait: {wait_s}; give seconds, 0 to wait for nobody")
         threads = options.get("threads")
         check_threads(threads, "threads")
-        wanted = _wanted(options)
-        if not all(map(str, wanted.names)):
+        drafts = _draft_options(options)
+        if not all(map(str, drafts.names)):
             raise ConfigError("draft is empty: name a folder or a hub id, or leave it out")
         if not peers and registry is None:
             raise ConfigError("peers: name one of the swarm's peers, as `swarm bootstrap` and `node serve` print them")
         target = await asyncio.to_thread(load_target, model, options.get("revision"))
         with bars_hidden():
-            made = await asyncio.to_thread(load_drafter, model, target, wanted, options.get("revision"))
+            loaded = await asyncio.to_thread(load_drafter, model, target, drafts, options.get("revision"))
         opened = registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True))
         nodes, hedge = options.get("nodes"), options.get("hedge", False)
         async with opened, Dialer() as dialer, TaskScope() as scope:
             identity = find_in_swarm(target, await opened.models(), peers)
             expected = EXPECTED_NODES if nodes is None else nodes
             opener = SessionOpener(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge)
-            drafting = drafting_thread(made.drafter, target.hidden_size, threads)
+            drafting = drafting_thread(loaded.drafter, target.hidden_size, threads)
             try:
                 yield cls(
-                    opener, GenerationFactory(target, Drafters(made.drafter, made.another), drafting, nodes), scope
+                    opener,
+                    GenerationFactory(target, Drafters(loaded.drafter, loaded.make_another), drafting, nodes),
+                    scope,
                 )
             finally:
                 drafting.shutdown(wait=False, cancel_futures=True)
-                await asyncio.to_thread(made.keep)
+                await asyncio.to_thread(loaded.save_calibrations)
 
     async def stream(
         self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
@@ -129,32 +131,32 @@ class AsyncSwarm:
             options: fields of `client.Options`.
 
         Raises:
-            ConfigError: an option cannot be.
+            ConfigError: an option is not valid.
             ContextFull: prompt and new tokens exceed the model's context.
             RouteError: nobody serves some layers.
             GenerationInterrupted: the chain broke midway; carries text and tokens so far.
         """
-        async for piece in self._pieces(self._jobs.make(prompt, make_options(options))):
+        async for piece in self._pieces(self._factory.make(prompt, make_options(options))):
             yield piece
 
     async def resume(self, interrupted: GenerationInterrupted) -> AsyncGenerator[Piece, None]:
-        """Go on where a generation was interrupted, as if nothing had happened; errors as in `stream`.
+        """Go on where a generation was interrupted; errors as in `stream`.
 
-        Yields the text that comes after `interrupted.text`; the result is of the whole generation, its stats are of the
-        rest.
+        Yields the text that comes after `interrupted.text`. The result is that of the whole generation, its stats are
+        those of the rest.
         """
         left = interrupted.unfinished
         if left is None:
             raise ConfigError("resume: this error does not come from a generation")
         options = make_options(GenerateOptions(**left.options))  # type: ignore[typeddict-item]
-        job = self._jobs.make(left.prompt, options, left.tokens)
-        shown = len(interrupted.text) - len(job.text.text)
-        async for piece in self._pieces(job):
+        state = self._factory.make(left.prompt, options, left.tokens)
+        shown = len(interrupted.text) - len(state.text.text)
+        async for piece in self._pieces(state):
             text, shown = piece.text[max(shown, 0) :], shown - len(piece.text)
             yield replace(piece, text=text)
 
-    async def _pieces(self, job: GenerationState) -> AsyncGenerator[Piece, None]:
-        async with aclosing(relay(self._scope, self._once(job))) as pieces:
+    async def _pieces(self, state: GenerationState) -> AsyncGenerator[Piece, None]:
+        async with aclosing(relay(self._scope, self._once(state))) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -167,11 +169,11 @@ class AsyncSwarm:
         return result
 
     def forget_texts(self) -> None:
-        """Draft the next text as if none had been before; how far drafts are to be believed stays learned.
+        """Draft the next text as if it were the first one; calibrations stay.
 
-        For measurements that tell a text more than once: what was learned of a text makes telling it again faster.
+        For measurements that generate a text more than once: the second time would be faster.
         """
-        self._jobs.forget()
+        self._factory.forget()
 
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
         """The chain that a generation would take now.
@@ -189,18 +191,18 @@ class AsyncSwarm:
             options: defaults of its turns, fields of `client.Options`.
 
         Raises:
-            ConfigError: an option cannot be.
+            ConfigError: an option is not valid.
         """
-        return AsyncChat(self._opener, self._jobs, self._scope, Conversation(self.target.tokenizer, system), options)
+        return AsyncChat(self._opener, self._factory, self._scope, Conversation(self.target.tokenizer, system), options)
 
-    async def _once(self, job: GenerationState) -> AsyncGenerator[Piece, None]:
+    async def _once(self, state: GenerationState) -> AsyncGenerator[Piece, None]:
         """Run one generation in a session of its own."""
-        async with self._opener.open(len(job.prompt) + job.max_new_tokens, job.nodes) as session:
-            async for piece in session.run(job):
+        async with self._opener.open(len(state.prompt) + state.max_new_tokens, state.nodes) as session:
+            async for piece in session.run(state):
                 yield piece
 
 
-def _wanted(options: ConnectOptions) -> DraftOptions:
+def _draft_options(options: ConnectOptions) -> DraftOptions:
     draft = options.get("draft")
     names = () if draft is None else (draft,) if isinstance(draft, str | Path) else tuple(draft)
     return DraftOptions(

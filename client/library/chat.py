@@ -23,7 +23,7 @@ from swarm.errors import Busy, ConfigError, ContextFull, GenerationInterrupted
 from swarm.runtime.tasks import HeldContext, TaskScope, relay
 
 FIRST_WINDOW_TOKENS = 2_048
-"""What a conversation reserves at first; it doubles when it is full."""
+"""Window that a conversation reserves at first; it doubles when it is full."""
 
 
 class AsyncChat:
@@ -32,14 +32,14 @@ class AsyncChat:
     def __init__(
         self,
         opener: SessionOpener,
-        jobs: GenerationFactory,
+        factory: GenerationFactory,
         scope: TaskScope,
         conversation: Conversation,
         defaults: GenerateOptions,
     ) -> None:
         make_options(defaults).check()
         self._opener = opener
-        self._jobs = jobs
+        self._factory = factory
         self._scope = scope
         self._conversation = conversation
         self._defaults = defaults
@@ -67,30 +67,30 @@ class AsyncChat:
     async def stream(self, text: str, **options: Unpack[GenerateOptions]) -> AsyncGenerator[Piece, None]:
         """Say something and hand out the answer as it becomes certain; a second call waits for the first.
 
-        Leaving early ends the answer; what was handed out stays in the history and the session stays open. If nothing
-        was, the turn never happened.
+        Leaving early ends the answer. What was handed out stays in the history, and the session stays open. If nothing
+        was handed out, the turn is taken back.
 
         Args:
             text: what the user says.
             options: fields of `client.Options`; those of `AsyncSwarm.chat` are the defaults.
 
         Raises:
-            ConfigError: an option cannot be, or the model's template does not take the conversation.
+            ConfigError: an option is not valid, or the model's template does not take the conversation.
             ContextFull: the conversation exceeds the model's context.
             RouteError: nobody serves some layers.
             GenerationInterrupted: the chain broke midway; the conversation can go on.
         """
         async with self._turn:
             self._conversation.add("user", text)
-            said: list[str] = []
+            pieces_read: list[str] = []
             try:
                 async with aclosing(relay(self._scope, self._answer({**self._defaults, **options}))) as pieces:
                     async for piece in pieces:
-                        said.append(piece.text)
+                        pieces_read.append(piece.text)
                         yield piece
             finally:
-                if said:
-                    self._conversation.add("assistant", "".join(said))
+                if pieces_read:
+                    self._conversation.add("assistant", "".join(pieces_read))
                 else:
                     self._conversation.take_back()
 
@@ -114,7 +114,7 @@ class AsyncChat:
             await held.close()
 
     async def __aenter__(self) -> Self:
-        """A session is opened by the first turn."""
+        """Open nothing yet: the first turn opens the session."""
         return self
 
     async def __aexit__(
@@ -124,22 +124,22 @@ class AsyncChat:
         await self.close()
 
     async def _answer(self, options: GenerateOptions) -> AsyncGenerator[Piece, None]:
-        """One turn; if the kept session has ended meanwhile, once more in a new one."""
-        job = self._job(options)
-        session = self._fitting(job)
+        """Run one turn; if the kept session has ended meanwhile, again in a new one."""
+        state = self._generation(options)
+        session = self._fitting(state)
         if session is not None:
             try:
-                async for piece in session.run(job, self._note):
+                async for piece in session.run(state, self._note):
                     yield piece
                 return
             except GenerationInterrupted as error:
                 await self.close()
                 if error.tokens:
                     raise
-            job = self._job(options)
-        session = await self._open(job)
+            state = self._generation(options)
+        session = await self._open(state)
         try:
-            async for piece in session.run(job, self._note):
+            async for piece in session.run(state, self._note):
                 yield piece
         except GenerationInterrupted:
             await self.close()
@@ -148,8 +148,8 @@ class AsyncChat:
     def _note(self, stats: Stats) -> None:
         self._stats = stats
 
-    def _job(self, given: GenerateOptions) -> GenerationState:
-        """The next answer; near the end of the context it gets what is left."""
+    def _generation(self, given: GenerateOptions) -> GenerationState:
+        """Make the generation of the next answer; near the end of the context it gets the tokens that are left."""
         options = make_options(given)
         options = replace(options, stop=(*options.stop, *self._conversation.stop))
         prompt, limit = self._conversation.prompt(), self._opener.target.max_positions
@@ -161,29 +161,29 @@ class AsyncChat:
                     f"the conversation has {len(prompt)} tokens, the model's context {limit}; clear it and begin again"
                 )
             options = replace(options, max_new_tokens=min(options.max_new_tokens, limit - len(prompt)))
-        return self._jobs.make(prompt, options)
+        return self._factory.make(prompt, options)
 
-    def _fitting(self, job: GenerationState) -> Session | None:
+    def _fitting(self, state: GenerationState) -> Session | None:
         """The kept session, if this turn fits it."""
-        needed = len(job.prompt) + job.max_new_tokens
-        if self._session is None or needed > self._session.window_tokens or job.nodes > self._nodes:
+        needed = len(state.prompt) + state.max_new_tokens
+        if self._session is None or needed > self._session.window_tokens or state.nodes > self._nodes:
             return None
         return self._session
 
-    async def _open(self, job: GenerationState) -> Session:
+    async def _open(self, state: GenerationState) -> Session:
         """A new session with room for later turns, if the nodes have that much."""
         await self.close()
-        needed, limit = len(job.prompt) + job.max_new_tokens, self._opener.target.max_positions
+        needed, limit = len(state.prompt) + state.max_new_tokens, self._opener.target.max_positions
         roomy = FIRST_WINDOW_TOKENS
         while roomy < 2 * needed:
             roomy *= 2
         roomy = max(needed, min(roomy, limit or roomy))
         try:
-            return await self._hold(roomy, job.nodes)
+            return await self._hold(roomy, state.nodes)
         except Busy:
             if roomy == needed:
                 raise
-            return await self._hold(needed, job.nodes)
+            return await self._hold(needed, state.nodes)
 
     async def _hold(self, window_tokens: int, nodes: int) -> Session:
         held: HeldContext[Session] = HeldContext(self._scope)

@@ -17,7 +17,7 @@ TRANSCRIPT = (
 )
 """For a model without a template: the conversation written down as a play."""
 TRANSCRIPT_STOP = ("\nUser:", "\nSystem:")
-"""Where a model that goes on writing the play begins its user's next line."""
+"""Where a model that goes on writing the play begins the next line of its user."""
 
 Role = Literal["system", "user", "assistant"]
 
@@ -33,7 +33,9 @@ class Message:
 class Conversation:
     """Messages in order, the system's first if there is one.
 
-    has_template: whether the model brings a chat template; without one turns are joined as a plain transcript.
+    Attributes:
+        messages: so far.
+        has_template: whether the model brings a chat template; without one turns are joined as a plain transcript.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, system: str | None = None) -> None:
@@ -48,15 +50,15 @@ class Conversation:
         return () if self.has_template else TRANSCRIPT_STOP
 
     def add(self, role: Role, content: str) -> None:
-        """The next message."""
+        """Add the next message."""
         self.messages.append(Message(role, content))
 
     def take_back(self) -> None:
-        """Forget the last message."""
+        """Remove the last message."""
         self.messages.pop()
 
     def clear(self) -> None:
-        """Forget everything but what the system says."""
+        """Remove all messages but the system's."""
         self.messages = list(self._opening)
 
     def prompt(self) -> tuple[int, ...]:
@@ -66,7 +68,7 @@ class Conversation:
 
         Raises:
             ConfigError: the template does not take these messages, such as a system message where it knows none, or
-            they are not valid text.
+                they are not valid text.
         """
         messages = [{"role": m.role, "content": m.content} for m in self.messages]
         try:

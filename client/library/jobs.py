@@ -1,4 +1,4 @@
-"""From a prompt and options to a job that the decode loop can run; whatever cannot be is refused here."""
+"""From a prompt and options to the state of a generation; prompts and options that are not valid are refused here."""
 
 from __future__ import annotations
 
@@ -18,35 +18,45 @@ from client.target import Target
 from swarm.errors import ConfigError, ContextFull
 
 PREFILL_CHUNK = 512
-"""Most nodes of a prefill sweep."""
-MOST_NODES = 512
-"""Of a tree whose size is chosen by goodput."""
+"""Tokens of a prefill sweep, at most."""
+MAX_NODES = 512
+"""Nodes of a tree whose size is chosen by goodput, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationFactory:
-    """What all generations of a client share.
+    """Makes generations, and holds what all those of a client share.
 
-    nodes: tree nodes per sweep (K) where a generation does not say; None lets `goodput` choose before each sweep.
+    Attributes:
+        target: the model.
+        drafters: lent to generations.
+        drafting: the thread that drafts.
+        nodes: tree nodes per sweep (K), unless a generation's options say; None lets `goodput` choose before each.
+        goodput: the controller.
     """
 
     target: Target
     drafters: Drafters
     drafting: Executor
     nodes: int | None
-    goodput: Goodput = field(default_factory=lambda: Goodput(MOST_NODES))
+    goodput: Goodput = field(default_factory=lambda: Goodput(MAX_NODES))
 
     def forget(self) -> None:
-        """Let drafters forget texts, before they grow another tree."""
+        """Let drafters drop their state of texts, before they grow another tree."""
         for drafter in self.drafters.all:
             if isinstance(drafter, TreeDrafter):
                 self.drafting.submit(drafter.forget)
 
     def make(self, prompt: str | Sequence[int], options: Options, so_far: Sequence[int] = ()) -> GenerationState:
-        """A job for this prompt, text or token ids, that goes on after the tokens `so_far`.
+        """Make a generation.
+
+        Args:
+            prompt: text, or token ids.
+            options: of the generation.
+            so_far: tokens that it generated before it was interrupted.
 
         Raises:
-            ConfigError: an option or the prompt cannot be.
+            ConfigError: an option or the prompt is not valid.
             ContextFull: prompt and new tokens exceed the model's context.
         """
         target = self.target

@@ -1,7 +1,7 @@
 """An event loop in a thread of its own, and waits for it that Ctrl-C ends without breaking anything.
 
 CPython raises KeyboardInterrupt between any two instructions of the main thread: also while it holds a lock that the
-loop's thread needs next, or after work was begun and before anybody waits for it. So Ctrl-C is kept while the main
+loop's thread needs next, or after work was begun and before anything waits for it. So Ctrl-C is kept while the main
 thread waits: the work is stopped first, and only then is the interrupt raised.
 """
 
@@ -23,7 +23,7 @@ from swarm.runtime.tasks import HeldContext, TaskScope
 T = TypeVar("T")
 
 STOP_S = 5.0
-"""How long somebody else's signal handler that raises waits for the work to end."""
+"""How long to wait for the work to end where another signal handler raised."""
 
 
 class LoopThread:
@@ -60,7 +60,7 @@ class LoopThread:
             try:
                 return future.result()
             except BaseException:
-                if not future.done():  # somebody else's signal handler raised
+                if not future.done():  # another signal handler raised
                     stop()
                     wait([future], timeout=STOP_S)
                 raise

@@ -45,7 +45,7 @@ from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Dialer
 
 REPLAY_LAYER_MS = 1_000.0
-"""What it costs a repair to give a layer to a machine that has no KV of the session: nobody is left without need."""
+"""Price of a layer on a machine without the session's KV, so that a repair keeps the machines that have it."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An open chain and the sequence that it holds."""
+    """An open chain and the sequence that it holds.
+
+    Attributes:
+        chain: of hops.
+        walk: the client's side of the session's rules.
+        codec: how hidden rows travel.
+    """
 
     chain: Chain
     walk: Walk
@@ -72,58 +78,61 @@ class Session:
         return self.chain.credits.window_tokens
 
     async def run(
-        self, job: GenerationState, told: Callable[[Stats], None] = lambda _: None
+        self, state: GenerationState, report: Callable[[Stats], None] = lambda _: None
     ) -> AsyncGenerator[Piece, None]:
         """Generate; what the session's sequence has in common with the prompt does not travel again.
 
-        told: where the time went, however it ends.
+        Args:
+            state: of the generation.
+            report: takes the stats, however the generation ends.
 
         Raises:
             GenerationInterrupted: the chain broke midway; carries text and tokens so far.
         """
-        started = job.clock()
+        started = state.clock()
         repaired = len(self.chain.repairs)
         first_token = started
         last = ""
-        job.policy.expect(self.chain.route_key, self.chain.route.forecast)
+        state.policy.expect(self.chain.route_key, self.chain.route.forecast)
         try:
-            with job.drafted_for():
-                async for text in Generation(job, self.chain, self.walk).run():
-                    if first_token == started and len(job.text.tokens) > job.resumed_tokens:
-                        first_token = job.clock()
-                    if text and not job.text.stopped:
+            with state.with_drafter():
+                async for text in Generation(state, self.chain, self.walk).run():
+                    if first_token == started and len(state.text.tokens) > state.resumed_tokens:
+                        first_token = state.clock()
+                    if text and not state.text.stopped:
                         yield Piece(text)
                     last = text
         except SwarmError as error:
-            job.text.finish()
-            interrupted = GenerationInterrupted(str(error), job.text.text, job.text.tokens)
-            interrupted.unfinished = job.unfinished()
+            state.text.finish()
+            interrupted = GenerationInterrupted(str(error), state.text.text, state.text.tokens)
+            interrupted.unfinished = state.unfinished()
             raise interrupted from error
         finally:
-            stats = self._stats(job, first_token - started, job.clock() - started, repaired)
-            told(stats)
+            stats = self._stats(state, first_token - started, state.clock() - started, repaired)
+            report(stats)
         logger.info(
             "session over: %d tokens, %d sweeps, acceptance length %.2f, %.1f tokens/s",
             *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),
         )
-        yield Piece(last, Result(job.text.text, tuple(job.text.tokens), job.text.finish_reason or "length", stats))
+        ended = state.text
+        yield Piece(last, Result(ended.text, tuple(ended.tokens), ended.finish_reason or "length", stats))
 
-    def _stats(self, job: GenerationState, first_token_s: float, total_s: float, repaired: int) -> Stats:
+    def _stats(self, state: GenerationState, first_token_s: float, total_s: float, repaired: int) -> Stats:
         route = self.chain.route
         numeric_class = route.numeric_class
         if self.codec is Codec.INT8:
             numeric_class += "+int8"
         return Stats(
-            tokens=len(job.text.tokens) - job.resumed_tokens,
-            prompt_tokens=len(job.prompt),
-            reused_tokens=job.kept_tokens,
-            prefill_sweeps=job.prefill_sweeps,
-            seed=job.sampling.seed,
-            reproducible=numeric_class.endswith("-float32") and not _is_multistep(job.sampling),
+            tokens=len(state.text.tokens) - state.resumed_tokens,
+            prompt_tokens=len(state.prompt),
+            reused_tokens=state.kept_tokens,
+            prefill_sweeps=state.prefill_sweeps,
+            seed=state.sampling.seed,
+            reproducible=numeric_class.endswith("-float32") and not _is_multistep(state.sampling),
             numeric_class=numeric_class,
             time_to_first_token_s=first_token_s,
             total_s=total_s,
-            sweeps=tuple(job.sweeps),
+            sweeps=tuple(state.sweeps),
             hops=tuple(f"{hop.peer[-8:]} {hop.span}" for hop in route.hops),
             replicas=tuple(f"{hop.peer[-8:]} {hop.span}" for hop in route.replicas),
             repairs=tuple(self.chain.repairs[repaired:]),
@@ -135,8 +144,17 @@ class Session:
 class SessionOpener:
     """Opens sessions of one model in one swarm.
 
-    join: the peers that were named, for messages. nodes: tree nodes per sweep that routes are chosen for. codec: how
-    hidden rows travel between its hops. hedge: whether the slowest hop gets a second machine.
+    Attributes:
+        target: the model as its client knows it.
+        identity: the model as the swarm knows it.
+        registry: the directory.
+        dialer: connects to machines.
+        join: the peers that the user named, for messages.
+        nodes: tree nodes per sweep that routes are chosen for.
+        codec: how hidden rows travel between hops.
+        wait_s: how long to wait for a machine where nobody serves some layers.
+        hedge: whether the slowest hop gets a second machine.
+        nearby: measured delays to machines.
     """
 
     target: Target
@@ -175,8 +193,8 @@ class SessionOpener:
         """Open a session, on another route if a machine of the first does not answer.
 
         Args:
-            window_tokens: most tokens of its sequence.
-            nodes: most tree nodes of a sweep, its pending token not counted.
+            window_tokens: tokens of its sequence, at most.
+            nodes: tree nodes of a sweep, at most, its pending token not counted.
 
         Raises:
             RouteError: nobody serves some layers.
@@ -185,12 +203,12 @@ class SessionOpener:
         refusals = Refusals(self.wait_s)
         while True:
             route = await self._route_beside(refusals)
-            most = nodes + 1
+            sweep_nodes = nodes + 1  # and the pending token
             want = Open(
                 fingerprint=self.identity.fingerprint,
                 window_tokens=window_tokens,
                 sweeps=SWEEPS_IN_FLIGHT,
-                nodes=most + max(PREFILLS_IN_FLIGHT * min(PREFILL_CHUNK, window_tokens), most),
+                nodes=sweep_nodes + max(PREFILLS_IN_FLIGHT * min(PREFILL_CHUNK, window_tokens), sweep_nodes),
                 codec=_codec(route.numeric_class, self.codec),
             )
             is_open = False
@@ -212,7 +230,7 @@ class SessionOpener:
                 self.nearby.failed(error.peer)
 
     async def _keep_known(self) -> None:
-        """Look around now and then, so that a repair need not wait for the directory."""
+        """Read the directory now and then, so that a repair need not wait for it."""
         while True:
             await asyncio.sleep(KNOWN_S / 2)
             await self.dialer.tidy()

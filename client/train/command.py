@@ -1,6 +1,6 @@
-"""`client train-draft`: text from the target itself, then a draft that learns to guess it. Prints loss and acceptance.
+"""`client train-draft`: samples text from the target, then trains a draft on it. Prints loss and acceptance.
 
-Never reads a prompt of anybody's. Whatever is interrupted goes on where it was when the same command is given again.
+Never reads anybody's prompts. An interrupted command goes on where it was when it is given again.
 """
 
 from __future__ import annotations
@@ -30,28 +30,37 @@ from swarm.errors import ConfigError
 from swarm.inference.ragged_batch import find_layers
 from swarm.runtime.cpu_threads import check_threads
 
-TOLD_STEPS = 20
-"""Where there is no terminal to show a bar on."""
+REPORT_STEPS = 20
+"""Steps between printed lines, where there is no terminal to show a bar on."""
 
-Told = Callable[[int, float], None]
+ReportProgress = Callable[[int, float], None]
+"""Takes the steps done and the loss of the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingContext:
-    """What every kind of training starts from. kept: where an interrupted one lies."""
+    """What every kind of training starts from.
+
+    Attributes:
+        target: the model as its client knows it.
+        model: the same with its weights.
+        lines: [lines, tokens], sampled from it.
+        schedule: how long and how fast.
+        checkpoint: file of an interrupted training.
+    """
 
     target: Target
     model: PreTrainedModel
     lines: torch.Tensor
     schedule: Schedule
-    kept: Path
+    checkpoint: Path
 
 
 def train_draft(command: TrainDraft, console: Console) -> None:
-    """Do it.
+    """Run the command.
 
     Raises:
-        ConfigError: an option cannot be.
+        ConfigError: an option is not valid.
         SwarmError: the target cannot be loaded.
     """
     check(command)
@@ -59,31 +68,31 @@ def train_draft(command: TrainDraft, console: Console) -> None:
         torch.set_num_threads(command.threads)
     target = load_target(command.model)
     model = load_for_training(command.model, str(find_device(command.device)))
-    kept = command.samples or command.out / "samples.safetensors"
+    samples = command.samples or command.out / "samples.safetensors"
     amount = SampleAmount(command.lines, command.tokens, command.seed)
     with _bar(console) as bar:
         task = bar.add_task("sampling the target", total=amount.lines)
         with _sampler(command, target, model) as sampler:
-            lines = sampled_lines(sampler, amount, kept, lambda done: bar.update(task, completed=done))
+            lines = sampled_lines(sampler, amount, samples, lambda done: bar.update(task, completed=done))
     schedule = Schedule(command.steps, command.batch, command.rate, command.seed)
-    place = TrainingContext(target, model, lines, schedule, command.out / "training.pt")
+    context = TrainingContext(target, model, lines, schedule, command.out / "training.pt")
     with _bar(console) as bar:
         task = bar.add_task("training", total=command.steps)
 
-        def told(done: int, loss: float) -> None:
+        def report(done: int, loss: float) -> None:
             bar.update(task, completed=done, description=f"training, loss {loss:.3f}")
-            if not console.is_terminal and (done % TOLD_STEPS == 0 or done == command.steps):
+            if not console.is_terminal and (done % REPORT_STEPS == 0 or done == command.steps):
                 console.print(f"{done} of {command.steps} steps, loss {loss:.3f}")
 
         if command.kind == "draft" or command.kind == "boost":
-            _train_model(command, place, console, told)
+            _train_model(command, context, console, report)
         else:
-            _train_head(command.kind, command, place, console, told)
+            _train_head(command.kind, command, context, console, report)
 
 
 @contextmanager
 def _sampler(command: TrainDraft, target: Target, model: PreTrainedModel) -> Iterator[Sampler]:
-    """Who makes the text: the local copy, or the swarm that was named."""
+    """The local copy, or the swarm that was named."""
     if not command.join:
         yield LocalSampler(model, target.tokenizer)
         return
@@ -92,17 +101,17 @@ def _sampler(command: TrainDraft, target: Target, model: PreTrainedModel) -> Ite
 
 
 def check(command: TrainDraft) -> None:
-    """Refuse what cannot be.
+    """Check the options before anything is loaded.
 
     Raises:
         ConfigError: names the option.
     """
     counts = ("lines", "tokens", "steps", "batch", "depth")
-    least = {"lines": 2 * HELD_OUT_LINES, "tokens": 16}
+    minimum = {"lines": 2 * HELD_OUT_LINES, "tokens": 16}
     for name in counts:
         value = getattr(command, name)
-        if value < least.get(name, 1):
-            raise ConfigError(f"--{name} {value}: give at least {least.get(name, 1)}")
+        if value < minimum.get(name, 1):
+            raise ConfigError(f"--{name} {value}: give at least {minimum.get(name, 1)}")
     check_threads(command.threads, "--threads")
     if not 0 < command.rate < 1:
         raise ConfigError(f"--rate {command.rate:g}: give a learning rate between 0 and 1")
@@ -116,8 +125,10 @@ def check(command: TrainDraft) -> None:
         raise ConfigError("--earlier: name the drafts that the new one is to complete with --kind boost, and no other")
 
 
-def _train_head(kind: HeadKind, command: TrainDraft, place: TrainingContext, console: Console, told: Told) -> None:
-    model, target = place.model, place.target
+def _train_head(
+    kind: HeadKind, command: TrainDraft, context: TrainingContext, console: Console, report: ReportProgress
+) -> None:
+    model, target = context.model, context.target
     embedding = _name_of(model, model.get_input_embeddings())
     is_tied = model.config.tie_word_embeddings
     output = embedding if is_tied else _name_of(model, cast("Any", model).get_output_embeddings())
@@ -130,26 +141,26 @@ def _train_head(kind: HeadKind, command: TrainDraft, place: TrainingContext, con
         setattr(head, name, tensors[tensor])
     head.out_norm.load_state_dict({"weight": _last_norm(model, target.hidden_size)})
     head.to(torch.device(model.device))
-    training = HeadTraining(head, model, place.lines, place.schedule, place.kept)
-    training.run(told)
+    training = HeadTraining(head, model, context.lines, context.schedule, context.checkpoint)
+    training.run(report)
     size = save_head(head, command.out)
     console.print(f"{training.score()}", highlight=False)
     console.print(f"{command.out}: {size:,} bytes, borrows {', '.join(sorted(tensors))}", highlight=False)
 
 
-def _train_model(command: TrainDraft, place: TrainingContext, console: Console, told: Told) -> None:
+def _train_model(command: TrainDraft, context: TrainingContext, console: Console, report: ReportProgress) -> None:
     assert command.start is not None, "checked"
-    draft, *earlier = (load_for_training(name, str(place.model.device)) for name in (command.start, *command.earlier))
-    what = draft, place.model, place.lines, place.schedule, place.kept
-    training = BoostTraining(*what, earlier) if earlier else DraftTraining(*what)
-    training.run(told)
+    draft, *earlier = (load_for_training(name, str(context.model.device)) for name in (command.start, *command.earlier))
+    common = draft, context.model, context.lines, context.schedule, context.checkpoint
+    training = BoostTraining(*common, earlier) if earlier else DraftTraining(*common)
+    training.run(report)
     cast("Any", draft).to(torch.bfloat16).save_pretrained(command.out)
-    place.target.tokenizer.save_pretrained(command.out)
+    context.target.tokenizer.save_pretrained(command.out)
     console.print(f"{'together: ' if earlier else ''}{training.score()}", highlight=False)
 
 
 def _name_of(model: PreTrainedModel, module: torch.nn.Module | None) -> str:
-    """What the checkpoint calls a module's matrix."""
+    """The name of a module's matrix in the checkpoint."""
     found = next((name for name, part in model.named_modules() if part is module), None)
     if found is None:
         raise ConfigError(f"{model.config.model_type}: has no matrix that a head could borrow; train a model instead")
@@ -157,7 +168,7 @@ def _name_of(model: PreTrainedModel, module: torch.nn.Module | None) -> str:
 
 
 def _last_norm(model: PreTrainedModel, width: int) -> torch.Tensor:
-    """The weights that a norm before the output begins with: the model's own, ones where it has none by itself."""
+    """The weights of the model's final norm, for the head's to begin with; ones where it has none of its own."""
     layers = find_layers(model)
     norms = [weight for name, weight in model.named_parameters() if weight.shape == (width,) and layers not in name]
     return norms[-1].detach().cpu().float() if norms else torch.ones(width)

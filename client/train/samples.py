@@ -2,8 +2,8 @@
 
 Every line begins with one random token (after the beginning-of-text token, where the tokenizer has one), and each pick
 is the one that any client of the target gets for the line's own seed (docs/design/session-protocol.md). So the same
-seed gives the same lines, whatever was interrupted, here or through a swarm (`client.train.swarm_samples`); ends of
-text are passed over.
+seed gives the same lines, here or through a swarm (`client.train.swarm_samples`), also after an interruption. Lines go
+on after an end of text.
 """
 
 from __future__ import annotations
@@ -26,14 +26,20 @@ from swarm.models.whole_model import load_causal_lm
 from swarm.protocol.messages import Sampling
 
 LINES = 128
-"""Made at a time by a local copy."""
+"""Lines that a local copy makes at a time."""
 TEMPERATURES = (1.0, 0.7)
-"""In turns, line by line."""
+"""Temperatures, in turn line by line."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleAmount:
-    """How much text: lines of so many tokens each, from a seed."""
+    """How much text to sample.
+
+    Attributes:
+        lines: in all.
+        tokens: of each line.
+        seed: of all lines.
+    """
 
     lines: int
     tokens: int
@@ -41,7 +47,7 @@ class SampleAmount:
 
 
 class Sampler(Protocol):
-    """Makes lines. at_once: as many of them as are kept together; a line is a function of the seed and its number."""
+    """Makes lines; a line depends on the seed and its number alone."""
 
     @property
     def at_once(self) -> int:
@@ -54,37 +60,41 @@ class Sampler(Protocol):
 
 
 def load_for_training(model: str | Path, device: str) -> PreTrainedModel:
-    """A local copy of a whole model, in float32 and frozen; errors as in `load_causal_lm`."""
+    """Load a whole model in float32, frozen; errors as in `load_causal_lm`."""
     whole = cast("Any", load_causal_lm(model, torch.float32, device))
     frozen: PreTrainedModel = whole.eval().requires_grad_(False)
     return frozen
 
 
-def sampled_lines(sampler: Sampler, amount: SampleAmount, kept: Path, told: Callable[[int], None]) -> torch.Tensor:
-    """Lines [lines, tokens], from a file where an earlier run left them, else made now; the file grows batch by batch.
+def sampled_lines(sampler: Sampler, amount: SampleAmount, file: Path, report: Callable[[int], None]) -> torch.Tensor:
+    """Lines [lines, tokens], as far as possible from the file of an earlier run; the file grows batch by batch.
 
-    told: how many lines there are.
+    Args:
+        sampler: makes the lines that are missing.
+        amount: how much text.
+        file: of the lines.
+        report: takes the number of lines so far.
 
     Raises:
-        ConfigError: the file holds other lines than those.
+        ConfigError: the file holds lines of another seed or length.
         SwarmError: what stopped the sampler.
     """
-    lines = _read(kept, amount)
+    lines = _read(file, amount)
     while (done := len(lines)) < amount.lines:
-        told(done)
+        report(done)
         lines = torch.cat([lines, sampler.make(amount, done, min(sampler.at_once, amount.lines - done))])
-        _write(kept, lines, amount)
-    told(amount.lines)
+        _write(file, lines, amount)
+    report(amount.lines)
     return lines[: amount.lines]
 
 
 def sampling_of(amount: SampleAmount, line: int) -> Sampling:
-    """How the picks of a line are made."""
+    """The sampling of one line."""
     return Sampling((amount.seed << 32) + line, TEMPERATURES[line % len(TEMPERATURES)])
 
 
 def start_of(amount: SampleAmount, line: int, tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """What a line begins with."""
+    """The tokens that a line begins with."""
     first = random.Random(f"{amount.seed} {line}").randrange(len(tokenizer))
     return [first] if tokenizer.bos_token_id is None else [cast("int", tokenizer.bos_token_id), first]
 
@@ -120,23 +130,23 @@ class LocalSampler:
         return made.to(torch.int32).cpu()
 
 
-def _read(kept: Path, amount: SampleAmount) -> torch.Tensor:
-    if not kept.exists():
+def _read(file: Path, amount: SampleAmount) -> torch.Tensor:
+    if not file.exists():
         return torch.empty(0, amount.tokens, dtype=torch.int32)
     try:
-        content = load_file(kept)
+        content = load_file(file)
         lines, seed = content["lines"], int(content["lines_seed"])
     except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise ConfigError(f"{kept}: holds no sampled text ({error}); delete it, or name another file") from error
+        raise ConfigError(f"{file}: holds no sampled text ({error}); delete it, or name another file") from error
     if lines.shape[1] != amount.tokens or seed != amount.seed:
         raise ConfigError(
-            f"{kept}: holds lines of {lines.shape[1]} tokens from seed {seed}; delete it, or name another file"
+            f"{file}: holds lines of {lines.shape[1]} tokens from seed {seed}; delete it, or name another file"
         )
     return lines
 
 
-def _write(kept: Path, lines: torch.Tensor, amount: SampleAmount) -> None:
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    part = kept.with_name(kept.name + ".part")
+def _write(file: Path, lines: torch.Tensor, amount: SampleAmount) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(file.name + ".part")
     save_file({"lines": lines.contiguous(), "lines_seed": torch.tensor(amount.seed)}, part)
-    part.replace(kept)
+    part.replace(file)

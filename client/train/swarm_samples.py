@@ -1,4 +1,4 @@
-"""Training text through a swarm: a local copy's very lines, by ordinary seeded generation, several at a time."""
+"""Samples training text through a swarm: the same lines as a local copy, by seeded generations side by side."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from swarm.protocol.messages import Sampling
 from swarm.runtime.tasks import TaskScope
 
 LINES = 8
-"""Generated together, each in a session of its own: they fill the chain as a tree would, and nobody drafts yet."""
+"""Lines that are generated side by side, each in a session of its own, without drafts."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwarmSampler:
-    """Samples through an open connection; the file of lines grows with every `LINES` of them."""
+    """Samples through an open connection, `LINES` at a time."""
 
     swarm: AsyncSwarm
     portal: BlockingPortal
@@ -49,12 +49,12 @@ class SwarmSampler:
         return lines
 
     async def _go_on(self, line: list[int], sampling: Sampling, tokens: int) -> None:
-        """Make a line as long as the others; where a text ends before that, it goes on, as in a local copy."""
+        """Generate until a line is long enough; it goes on after an end of text, as in a local copy."""
         while (missing := tokens - len(line)) > 0:
-            made = await self.swarm.generate(
+            result = await self.swarm.generate(
                 line, max_new_tokens=missing, temperature=sampling.temperature, seed=sampling.seed, nodes=0
             )
-            line += made.tokens
+            line += result.tokens
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Beam search over a recurrent head, and the prefixes that its beams share. Tensors in, tensors out; knows no tree.
+"""The prefixes that beams of a recurrent head share. Tensors in, tensors out; knows no tree.
 
 Source: ReDrafter (arXiv 2403.09919), section 3.2 and appendix A.1: prefixes are found by comparing all beams at once.
 """
@@ -10,16 +10,20 @@ from dataclasses import dataclass
 import torch
 
 EMPTY = -1
-"""Stands behind the end of a beam that was dropped before the last level."""
+"""Fills up a beam that was dropped before the last level."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
     """Different prefixes of some beams, shorter ones first; the empty one is left out.
 
-    tokens: [prefixes], the last of each. parents: [prefixes], the place of the prefix without it, −1 for the empty one.
-    beams, levels: [prefixes], where it stands first: at which level of which beam. place: [beams, levels], the prefix
-    that ends there, −1 behind a beam's end. paths: the beams themselves.
+    Attributes:
+        tokens: [prefixes], the last token of each.
+        parents: [prefixes], the prefix without that token; `EMPTY` where that is the empty one.
+        beams: [prefixes], the first beam that begins with it.
+        levels: [prefixes], the level at which it ends.
+        place: [beams, levels], the prefix that ends there; `EMPTY` behind a beam's end.
+        paths: [beams, levels], the beams themselves.
     """
 
     tokens: torch.Tensor
@@ -30,14 +34,14 @@ class Prefixes:
     paths: torch.Tensor
 
     def find(self, paths: torch.Tensor) -> torch.Tensor:
-        """The prefixes [n] that are these paths [n, level], each of which some beam begins with."""
+        """The prefixes [n] that equal these paths [n, level]; some beam must begin with each."""
         level = paths.shape[1]
         beam = (self.paths[None, :, :level] == paths[:, None]).all(dim=2).to(torch.int8).argmax(dim=1)
         return self.place[beam, level - 1]
 
 
 def shared_prefixes(beams: torch.Tensor) -> Prefixes:
-    """Every prefix of `beams` [beams, levels] once; EMPTY fills a beam up behind its end."""
+    """Every prefix of `beams` [beams, levels] once; `EMPTY` fills a beam up behind its end."""
     count, levels = beams.shape
     same = (beams[:, None, :] == beams[None, :, :]).cumprod(dim=2)  # [i, j, l]: i and j agree up to level l
     first = same.argmax(dim=1)  # the first beam with that prefix

@@ -1,4 +1,4 @@
-"""A head's folder: config.json and model.safetensors; and the target's few tensors that a head borrows."""
+"""A head on disk: config.json and model.safetensors, and the few tensors that it borrows from the target."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_head_config(model: str | Path) -> HeadConfig | None:
         with (folder / CONFIG).open("rb") as file:
             content = json.loads(file.read(MAX_CONFIG_BYTES))
     except (OSError, ValueError):
-        return None  # whoever loads models says what is wrong with it
+        return None  # loading it as a model then says what is wrong with it
     if not isinstance(content, dict) or "canopy_head" not in content:
         return None
     return HeadConfig.parse(content, str(model))
@@ -72,7 +72,7 @@ def load_head(model: str | Path, config: HeadConfig, target: str | Path, revisio
 
 
 def save_head(head: Head, folder: Path) -> int:
-    """Write a head in bfloat16, without the matrices that it borrows; the bytes of its weights."""
+    """Write a head in bfloat16, without the matrices that it borrows. Returns the bytes of its weights."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in head.state_dict().items()}
     for name in (EMBEDDING, OUTPUT):
@@ -93,15 +93,15 @@ def load_tensors(model: str | Path, names: Collection[str], revision: str | None
     if not names:
         return {}
     folder, hub = find_model(model, revision)
-    where = weight_map(folder, hub, str(model))
+    file_of = weight_map(folder, hub, str(model))
     found: dict[str, torch.Tensor] = {}
     size = 0
-    for file in sorted({where[name] for name in names if name in where}):
+    for file in sorted({file_of[name] for name in names if name in file_of}):
         if hub is not None:
             hub.fetch([file])
         try:
             with safe_open(folder / file, framework="pt") as opened:
-                for name in (name for name in names if where.get(name) == file):
+                for name in (name for name in names if file_of.get(name) == file):
                     tensor: torch.Tensor = opened.get_tensor(name)
                     size += tensor.numel() * tensor.itemsize
                     found[name] = tensor.float()

@@ -1,11 +1,11 @@
-"""Trained heads: small networks that guess on from the target's last hidden row. A folder of safetensors and a config.
+"""Trained heads: small networks that draft from the target's last hidden row.
 
     begin(rows, tokens)   a state from hidden rows and the certain tokens that follow them
     step(state, tokens)   the state one token on
     score(rows, state)    logits of what comes next
 
-All three take any number of lines at once: beams, frontier nodes, or a training batch. Rows are the last layer's,
-before the final norm.
+All three work on batches: beams, frontier nodes, or training data. Rows are those of the target's last layer, before
+the final norm.
 """
 
 from __future__ import annotations
@@ -26,10 +26,15 @@ EMBEDDING, OUTPUT = "embedding", "output"
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """What a head is; the head's config.json.
+    """The head's config.json.
 
-    canopy_head: its kind. depth: residual blocks. tokenizer: the digest of the target's. borrowed: which tensors of the
-    target's checkpoint stand for the head's own, by the head's names.
+    Attributes:
+        canopy_head: its kind.
+        hidden_size: values of the target's hidden rows.
+        vocab_size: rows of the target's output matrix.
+        depth: residual blocks.
+        tokenizer: digest of the target's.
+        borrowed: from the head's matrices to the tensors of the target's checkpoint that stand for them.
     """
 
     canopy_head: HeadKind
@@ -88,7 +93,7 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def score(self, rows: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """Logits [n, vocab_size]; rows: those that `begin` had."""
+        """Logits [n, vocab_size] of the next token; `rows` are those that `begin` had."""
         raise NotImplementedError
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -97,7 +102,7 @@ class Head(nn.Module):
         return found
 
     def logits(self, values: torch.Tensor) -> torch.Tensor:
-        """[n, hidden_size] to [n, vocab_size]."""
+        """Logits [n, vocab_size] of values [n, hidden_size]."""
         return F.linear(self.out_norm(values), self.get_buffer(OUTPUT))
 
 
@@ -117,7 +122,7 @@ class ReDrafterHead(Head):
         self.out = nn.Linear(2 * width, width)
 
     def begin(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The first state knows the first token; the row comes in with every score."""
+        """A state of the first token alone; the row enters with every score."""
         return F.silu(self.token_in(self.embed(tokens)))
 
     def step(self, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -125,7 +130,7 @@ class ReDrafterHead(Head):
         return F.silu(self.token_in(self.embed(tokens)) + self.state_in(state))
 
     def score(self, rows: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """What [row; state] says."""
+        """Logits of [row; state] through the residual blocks."""
         values = torch.cat([self.row_norm(rows), state], dim=1)
         for block in self.blocks:
             values = values + F.silu(block(values))
@@ -137,7 +142,7 @@ class DgfHead(Head):
 
     h1 = h·W1; h2 = SiLU(LN(e)·W2); z = σ([h1; h2]·Wz); out = z⊙h1 + (1−z)⊙h2; then `depth` gated MLP blocks.
     Source: Dovetail (arXiv 2412.18934), section on dynamic gating fusion. Its drafter attends to the rows before; this
-    one has no attention: the target's row has seen the text.
+    one has no attention, since the target's row depends on the whole text already.
     """
 
     def __init__(self, config: HeadConfig) -> None:
@@ -149,11 +154,11 @@ class DgfHead(Head):
         self.blocks = nn.ModuleList(DgfBlock(width) for _ in range(config.depth))
 
     def begin(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The row after the token."""
+        """The predicted row of the token."""
         return self.step(rows, tokens)
 
     def step(self, state: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """A row of its own takes the place of the target's."""
+        """The predicted row of one more token, from a predicted row instead of the target's."""
         row = self.row_in(self.row_norm(state))
         token = F.silu(self.token_in(self.embed(tokens)))
         gate = torch.sigmoid(self.gate(torch.cat([row, token], dim=1)))

@@ -1,9 +1,9 @@
-"""Where a calibration is kept between runs: one small file per pair of draft and target in the user's cache.
+"""Keeps calibrations between runs: one small file per pair of draft and target in the user's cache.
 
     {"version": 3, "temperatures": […], "fits": [{"weights": [7], "information": [7][7]}, …]}
 
-Nothing here can fail a generation: what cannot be read is learned again within a few sweeps, what cannot be written is
-lost, and a warning says so. Files appear whole or not at all; of two programs that write, the last one's stays.
+Nothing here can fail a generation: what cannot be read is learned again, what cannot be written is lost, and a warning
+says so. Files appear whole or not at all; of two programs that write, the last one's stays.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Identified(Protocol):
 
 
 def calibration_path(folder: Path, target: Target, draft: Identified) -> Path:
-    """The file of one pair; it tells models by short name, config and tokenizer."""
+    """The file of one pair; its name depends on the models' short names, configs and tokenizers."""
     both: tuple[Identified, ...] = (target, draft)
     pair = [[model.name.rpartition("/")[2], model.config_digest, model.tokenizer_digest] for model in both]
     return folder / f"{_PREFIX}{hashlib.sha256(json.dumps(pair).encode()).hexdigest()[:32]}.json"
 
 
 def load_calibration(path: Path) -> Calibration:
-    """What was learned before; a fresh calibration where there is no file, or none that makes sense."""
+    """The calibration of an earlier run; a fresh one where there is no file, or none that can be used."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -84,13 +84,13 @@ def save_calibration(path: Path, calibration: Calibration) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=_PREFIX, suffix=".tmp", delete=False) as file:
-            draft = Path(file.name)
+            temporary = Path(file.name)
             try:
                 file.write(text)
                 file.flush()
-                draft.replace(path)
+                temporary.replace(path)
             except BaseException:
-                draft.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
                 raise
         _remove_oldest(path.parent)
     except OSError as error:
@@ -98,7 +98,7 @@ def save_calibration(path: Path, calibration: Calibration) -> None:
 
 
 def _parse(data: bytes) -> tuple[Fit, ...]:
-    """Raises what unexpected contents make it raise."""
+    """The fits of a file; raises whatever unexpected contents make it raise."""
     if len(data) > MAX_FILE_BYTES:
         raise ValueError("too large")
     content = json.loads(data)
@@ -113,7 +113,7 @@ def _parse(data: bytes) -> tuple[Fit, ...]:
 
 
 def _remove_oldest(folder: Path) -> None:
-    """Files that a killed program left half-written count as well."""
+    """Keep the newest `MAX_FILES` files; those that a killed program left half-written count as well."""
     files = sorted(folder.glob(f"{_PREFIX}*"), key=_written, reverse=True)
     for file in files[MAX_FILES:]:
         file.unlink(missing_ok=True)

@@ -13,7 +13,14 @@ from swarm.protocol.session import Limits, Parent, SessionState
 
 
 class LocalSession:
-    """A model's KV by the rules that hops keep. rows: how many nodes it has run."""
+    """A model's KV by the rules that hops keep.
+
+    Attributes:
+        model: the whole model.
+        state: which tokens are committed, which nodes live.
+        kv: their keys and values.
+        rows: how many nodes it has run.
+    """
 
     def __init__(self, model: RaggedModel, limits: Limits) -> None:
         self.model = model
@@ -22,12 +29,12 @@ class LocalSession:
         self.rows = 0
 
     def run(self, sweep: Sweep) -> torch.Tensor:
-        """Apply a sweep; the hidden rows [nodes, width] of its nodes."""
+        """Apply a sweep. Returns the hidden rows [nodes, width] of its nodes."""
         work = self._work(sweep)
         return torch.empty(0) if work is None else self.model.forward([work])
 
     def score(self, sweep: Sweep, last: int) -> HeadOutput:
-        """Apply a sweep that has nodes; logits [last, vocab_size] of its last ones, and the rows that they came of."""
+        """Apply a sweep. Returns logits [last, vocab_size] of its last nodes, and the hidden rows behind them."""
         work = self._work(sweep)
         assert work is not None
         return self.model.head_output(work, last)
@@ -47,7 +54,14 @@ class LocalSession:
     def next(
         self, tokens: Sequence[int], parents: Sequence[Parent], commit_to: Parent = None, truncate_to: int | None = None
     ) -> Sweep:
-        """The next sweep, made of these parts; every earlier one counts as answered."""
+        """Make the next sweep; every earlier one counts as answered.
+
+        Args:
+            tokens: of new nodes.
+            parents: of new nodes.
+            commit_to: the live node that the sequence now goes to; None commits nothing.
+            truncate_to: committed tokens to keep; None keeps all.
+        """
         state = self.state
         kept = len(state.committed) if truncate_to is None else truncate_to
         return Sweep(

@@ -1,11 +1,11 @@
-"""From a draft's logits to children of tree nodes: ranked, given a chance, and remembered for the lesson.
+"""From a draft's logits to children of tree nodes: ranked, given probabilities, and kept for the lesson.
 
-What other sources said about a node counts too: their candidates join the draft's own, and the chances of all of them
-are the ranker's (`client.drafting.search.calibration`), which learns how far they are to be believed.
+Other sources' candidates at a node join the draft's own. The ranker sets the probabilities of all of them by an
+`AcceptanceModel` (`client.drafting.search.calibration`), which learns how far to believe each.
 
 Coupled, candidates rank by the target's own score, `logit / T + g`: the client knows the noise. Ranking by
-probability alone is SpecExec's rule (arXiv 2406.02532, algorithm 2); it accepts less and is here to be compared with.
-Design: docs/design/drafting.md.
+probability alone is SpecExec's rule (arXiv 2406.02532, algorithm 2); it is kept as the baseline of
+`python -m benchmarks drafters`. Design: docs/design/drafting.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from client.drafting.search.adapter import Hidden
-from client.drafting.search.calibration import Candidates, ChanceModel
+from client.drafting.search.calibration import AcceptanceModel, Candidates
 from client.drafting.search.sampled_children import SampledChildren
 from client.drafting.search.source import Places, Search
 from client.drafting.search.tree import Lesson, Picks
@@ -28,9 +28,10 @@ from swarm.inference.gumbel import gumbel_row
 from swarm.inference.sampling import ranking_scores
 from swarm.protocol.messages import Sampling
 
-CHILDREN = 8
-"""Most candidates of one source below one node."""
+MAX_CHILDREN = 8
+"""Candidates of one source below one node, at most."""
 NO_TOKEN = -1
+"""Fills up rows that have fewer candidates than others."""
 
 Number = TypeVar("Number", bound=np.generic)
 T = TypeVar("T")
@@ -38,9 +39,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranked:
-    """Candidates below some nodes: tokens [nodes, candidates], best first; −1 and a score of −∞ is none.
+    """Candidates below some nodes.
 
-    hidden: the draft's rows there, where an adapter learns from them.
+    Attributes:
+        tokens: [nodes, candidates], best first; `NO_TOKEN`, with a score of −∞, is none.
+        candidates: their scores.
+        hidden: the draft's hidden rows at the nodes; None where no adapter learns from them.
     """
 
     tokens: NDArray[np.int64]
@@ -48,52 +52,54 @@ class Ranked:
     hidden: Hidden | None = None
 
     def rows(self, rows: Sequence[int]) -> Ranked:
-        """What is below some of them."""
+        """The candidates below some of the nodes."""
         return Ranked(self.tokens[rows], self.candidates.rows(rows), self.hidden and self.hidden.at(rows))
 
-    def shifted(self) -> Ranked:
-        """The same with what an adapter knows by now, if it was not asked before."""
-        if self.hidden is None or self.candidates.shift is not None:
+    def with_logit_delta(self) -> Ranked:
+        """The same with an adapter's logit delta, computed now unless it was before."""
+        if self.hidden is None or self.candidates.logit_delta is not None:
             return self
-        shift = self.hidden.adapter.shift(self.hidden.rows, self.tokens)
-        return replace(self, candidates=replace(self.candidates, shift=shift))
+        logit_delta = self.hidden.adapter.logit_delta(self.hidden.rows, self.tokens)
+        return replace(self, candidates=replace(self.candidates, logit_delta=logit_delta))
 
-    def afresh(self) -> Ranked:
-        """The same with what an adapter knows by now, whatever it said before."""
-        return replace(self, candidates=replace(self.candidates, shift=None)).shifted()
+    def with_fresh_logit_delta(self) -> Ranked:
+        """The same with an adapter's logit delta, computed again."""
+        return replace(self, candidates=replace(self.candidates, logit_delta=None)).with_logit_delta()
 
-    def with_said(self, said: Sequence[Mapping[int, float]]) -> Ranked:
-        """The same and what others said below each node, tokens with chances; the draft's last score bounds theirs.
+    def with_other_probs(self, other_probs: Sequence[Mapping[int, float]]) -> Ranked:
+        """The same, with the other sources' candidates below each node: tokens and their probabilities.
 
-        A bound, not their score: so it is the same whether the draft's logits are at hand or only what was ranked.
+        Tokens that the draft did not rank get its last score, which bounds theirs. A bound, not their score: so the
+        result is the same whether the draft's logits are at hand or only what was ranked.
         """
-        if not any(said):
+        if not any(other_probs):
             return self
         own, count = self.tokens.tolist(), self.tokens.shape[1]
-        others = [_others(row, tokens) if row else () for row, tokens in zip(said, own, strict=True)]
-        width = count + max(map(len, others))
+        added = [_added_tokens(probs, tokens) if probs else () for probs, tokens in zip(other_probs, own, strict=True)]
+        width = count + max(map(len, added))
         tokens, scores = _wide(self.tokens, width, NO_TOKEN), _wide(self.candidates.scores, width, -np.inf)
         bounds = np.where(np.isfinite(self.candidates.scores), self.candidates.scores, np.inf).min(axis=1).tolist()
-        heard = np.zeros(scores.shape)
-        for place, (row, line, new) in enumerate(zip(said, own, others, strict=True)):
+        others = np.zeros(scores.shape)  # [nodes, width]
+        for place, (probs, line, new) in enumerate(zip(other_probs, own, added, strict=True)):
             if new:
                 tokens[place, count : count + len(new)] = new
                 scores[place, count : count + len(new)] = bounds[place] if bounds[place] < np.inf else -np.inf
-            if row:
-                heard[place, : count + len(new)] = [row.get(token, 0.0) for token in (*line, *new)]
-        shift = self.candidates.shift if width == count else None
-        return Ranked(tokens, replace(self.candidates, scores=scores, said=heard, shift=shift), self.hidden)
+            if probs:
+                others[place, : count + len(new)] = [probs.get(token, 0.0) for token in (*line, *new)]
+        delta = self.candidates.logit_delta if width == count else None
+        candidates = replace(self.candidates, scores=scores, other_probs=others, logit_delta=delta)
+        return Ranked(tokens, candidates, self.hidden)
 
 
 Row = tuple[Ranked, int]
-"""What is below one node: one row of what was ranked with others."""
+"""The candidates below one node: one row of what was ranked together."""
 
 
 def gather(rows: Mapping[T, Row]) -> tuple[list[T], Ranked]:
-    """What is below some nodes, at least one, together; as many candidates as the widest has.
+    """Join the candidates below some nodes, at least one; all rows become as wide as the widest.
 
     Returns:
-        The nodes in the order of its rows, which is that of what they were ranked with.
+        The nodes, in the order of the joined rows, and the rows. Nodes that were ranked together stay together.
     """
     parts: dict[int, tuple[Ranked, list[T], list[int]]] = {}
     for node, (ranked, row) in rows.items():
@@ -109,67 +115,94 @@ def gather(rows: Mapping[T, Row]) -> tuple[list[T], Ranked]:
 class RankLesson:
     """What one source proposed below nodes of a settled tree: every candidate there is a label.
 
-    ranked: by the search's nodes, with what others said; it grows while the search goes on.
+    Attributes:
+        places: as in `client.drafting.search.source`.
+        ranked: by node of the search, with the other sources' candidates; it grows while the search goes on.
+        acceptance_model: learns.
     """
 
     places: Places
     ranked: Mapping[int, Row]
-    chances: ChanceModel
+    acceptance_model: AcceptanceModel
 
     def learn(self, picks: Picks, others: Picks) -> None:
-        """Also from candidates that did not get into the tree; a chance is one of a node that is reached.
+        """Learn also from candidates that did not get into the tree.
 
-        An adapter learns everywhere: of a row it matters what follows, not whether the text comes by.
+        The acceptance model learns from the text's own path alone, since its probabilities are given that the parent is
+        reached. An adapter learns from all picks: what follows a hidden row does not depend on the text's path.
         """
         if known := self.known(picks):
-            nodes, heard = gather(known)
-            self.chances.learn(heard.candidates, heard.tokens == _picked(picks, nodes))
+            nodes, ranked = gather(known)
+            self.acceptance_model.learn(ranked.candidates, ranked.tokens == _picked(picks, nodes))
         everywhere = {**picks, **others}
         if known := self.known(everywhere):
-            nodes, heard = gather(known)
-            if heard.hidden is not None:
-                seen, picked = heard.candidates, _picked(everywhere, nodes)[:, 0]
-                heard.hidden.adapter.learn(heard.hidden.rows, heard.tokens, seen.scores, picked, seen.temperature)
+            nodes, ranked = gather(known)
+            if ranked.hidden is not None:
+                seen, picked = ranked.candidates, _picked(everywhere, nodes)[:, 0]
+                ranked.hidden.adapter.learn(ranked.hidden.rows, ranked.tokens, seen.scores, picked, seen.temperature)
 
     def known(self, nodes: Iterable[int | None]) -> dict[int | None, Row]:
-        """What was proposed below some of the settled tree's nodes."""
+        """The candidates below those of the settled tree's nodes where there were any."""
         found = ((node, self.ranked.get(self.places[node])) for node in nodes)
         return {node: row for node, row in found if row is not None}
 
 
 class Ranker:
-    """Ranks one source's candidates. chances: learns how far that source is to be believed."""
+    """Ranks one source's candidates.
+
+    Attributes:
+        acceptance_model: learns how far to believe that source.
+        vocab_tokens: ids that are ranked; those above are padding.
+    """
 
     def __init__(
-        self, vocab_tokens: int, chances: ChanceModel, *, coupled: bool = True, children: int = CHILDREN
+        self,
+        vocab_tokens: int,
+        acceptance_model: AcceptanceModel,
+        *,
+        coupled: bool = True,
+        max_children: int = MAX_CHILDREN,
     ) -> None:
-        """A ranker of ids below `vocab_tokens`; those above are padding. children: most candidates below one node."""
-        self.chances = chances
+        """Make a ranker.
+
+        Args:
+            vocab_tokens: ids to rank.
+            acceptance_model: from scores to probabilities.
+            coupled: whether to rank with the noise of the picks.
+            max_children: candidates below one node.
+        """
+        self.acceptance_model = acceptance_model
         self.vocab_tokens = vocab_tokens
         self._coupled = coupled
-        self._children = children
+        self._max_children = max_children
         self._noise = lru_cache(maxsize=32)(gumbel_row if coupled else _no_noise)
         self._rounded = lru_cache(maxsize=32)(self._round)
-        self._considered: dict[int, Row] = {}
-        self._draws = SampledChildren()
+        self._ranked: dict[int, Row] = {}
+        self._sampled = SampledChildren()
 
     def begin(self) -> None:
-        """Another search: nothing was proposed in it."""
-        self._considered = {}
-        self._draws.begin()
+        """Begin another search, in which nothing was proposed yet."""
+        self._ranked = {}
+        self._sampled.begin()
 
     def rank(self, logits: torch.Tensor, positions: Sequence[int], sampling: Sampling) -> Ranked:
-        """The best candidates of each row of `logits` [rows, vocab_size]; positions: of those candidates."""
+        """The best candidates of each row of `logits`.
+
+        Args:
+            logits: [rows, vocab_size].
+            positions: [rows], of the tokens that they are candidates for.
+            sampling: how the target picks.
+        """
         logits = logits[:, : self.vocab_tokens]
         scores = self._scores(logits, positions, sampling)
-        best = scores.topk(min(self._children, scores.shape[1]))
+        best = scores.topk(min(self._max_children, scores.shape[1]))
         is_whole = sampling.temperature == 0 or not self._coupled
         mass = scores.logsumexp(dim=1).double().cpu().numpy() if is_whole else None
         candidates = Candidates(best.values.double().cpu().numpy(), mass, sampling.temperature)
         return Ranked(best.indices.cpu().numpy(), candidates)
 
     def _scores(self, logits: torch.Tensor, positions: Sequence[int], sampling: Sampling) -> torch.Tensor:
-        """[rows, vocab_size]; float32 where no filter asks for more: a guess may be off by a rounding, a pick not."""
+        """[rows, vocab_size]; float32 unless a filter needs more: a guess may be off by a rounding, a pick may not."""
         if sampling.temperature == 0:
             return logits.float()
         if (sampling.top_k, sampling.top_p, sampling.min_p) != (None, None, None):
@@ -185,83 +218,95 @@ class Ranker:
     def add(
         self, search: Search, nodes: Sequence[int], logits: torch.Tensor, hidden: Hidden | None = None
     ) -> Ranked | None:
-        """Add the best candidates below some nodes to the tree, or such as are drawn where sampling is multi-step.
+        """Add the best candidates below some nodes to the tree, or draw some where sampling is multi-step.
 
-        hidden: the rows that the logits came of, for an adapter.
+        Args:
+            search: the tree to add to.
+            nodes: of that tree.
+            logits: [nodes, vocab_size], after each.
+            hidden: the rows that the logits were computed from, for an adapter.
 
         Returns:
-            What was ranked, without what others said; None where it was drawn, which holds for this search alone.
+            What was ranked, without other sources' candidates; None where children were drawn, which holds for this
+            search alone.
         """
         if search.sampling.multistep and search.sampling.temperature > 0:
-            self._draws.add(search, nodes, logits[:, : self.vocab_tokens])
+            self._sampled.add(search, nodes, logits[:, : self.vocab_tokens])
             return None
         ranked = self.rank(logits, [search.position(node) for node in nodes], search.sampling)
         ranked = replace(ranked, hidden=hidden)
-        self.plant(search, nodes, ranked)
+        self.add_ranked(search, nodes, ranked)
         return ranked
 
-    def recall(self, search: Search, known: Mapping[int, Row]) -> None:
-        """Add what was ranked below nodes at the same positions before, by what was learned since."""
-        self.plant(search, *gather(known))
+    def add_remembered(self, search: Search, known: Mapping[int, Row]) -> None:
+        """Add what an earlier search ranked below nodes at the same positions, with probabilities as learned by now."""
+        self.add_ranked(search, *gather(known))
 
-    def plant(self, search: Search, nodes: Sequence[int], ranked: Ranked, least: float = 0.0) -> None:
-        """Add what was ranked below some nodes, and what others said there, to the tree; remember it for the lesson.
+    def add_ranked(self, search: Search, nodes: Sequence[int], ranked: Ranked, min_probability: float = 0.0) -> None:
+        """Add what was ranked below some nodes to the tree, weighed together with the other sources' candidates there.
 
-        least: what is less likely to be reached stays out, unless others proposed it, as does what nobody will ask for.
+        Args:
+            search: the tree to add to.
+            nodes: of that tree, one per row of `ranked`.
+            ranked: the draft's candidates; kept for the lesson.
+            min_probability: a token of a lower acceptance probability stays out, unless another source proposed it.
+                The tree's `prune_below` counts where it is higher.
         """
         tree = search.tree
-        said = [tree.said(node) for node in nodes]
-        heard = ranked.with_said(said).shifted()
-        chances = self.chances.chances(heard.candidates)
-        least = max(least, tree.unwanted)
-        for node, others, tokens, row in zip(nodes, said, heard.tokens.tolist(), chances.tolist(), strict=True):
-            bound = least / max(tree.chances[node], least) if least else 0.0
+        other_probs = [tree.child_probs(node) for node in nodes]
+        merged = ranked.with_other_probs(other_probs).with_logit_delta()
+        probs = self.acceptance_model.acceptance_probs(merged.candidates)
+        least = max(min_probability, tree.prune_below)
+        for node, others, tokens, row in zip(nodes, other_probs, merged.tokens.tolist(), probs.tolist(), strict=True):
+            bound = least / max(tree.acceptance_probs[node], least) if least else 0.0
             pairs = zip(tokens, row, strict=True)
             able = [pair for pair in pairs if pair[1] > bound or (pair[1] > 0.0 and pair[0] in others)]
             tree.weigh_children(node, able)
-        self._considered |= {node: (heard, row) for row, node in enumerate(nodes)}
+        self._ranked |= {node: (merged, row) for row, node in enumerate(nodes)}
 
     def lesson(self, places: Places) -> Lesson | None:
         """The candidates below those nodes of a settled tree that were expanded."""
-        if not self._considered:
-            return self._draws.lesson(places)
-        return RankLesson(places, self._considered, self.chances)
+        if not self._ranked:
+            return self._sampled.lesson(places)
+        return RankLesson(places, self._ranked, self.acceptance_model)
 
 
 def _together(parts: Sequence[Ranked]) -> Ranked:
-    """As many candidates as the widest has."""
+    """Join rows; all become as wide as the widest."""
     seen = [part.candidates for part in parts]
     masses = [part.log_mass for part in seen if part.log_mass is not None]
     width = max(part.scores.shape[1] for part in seen)
     scores = np.concatenate([_wide(part.scores, width, -np.inf) for part in seen])
-    said, shift = (_filled(heard, seen, width) for heard in ([p.said for p in seen], [p.shift for p in seen]))
-    candidates = Candidates(scores, np.concatenate(masses) if masses else None, seen[0].temperature, said, shift)
+    other_probs = _filled([part.other_probs for part in seen], seen, width)
+    logit_delta = _filled([part.logit_delta for part in seen], seen, width)
+    mass = np.concatenate(masses) if masses else None
+    candidates = Candidates(scores, mass, seen[0].temperature, other_probs, logit_delta)
     tokens = np.concatenate([_wide(part.tokens, width, NO_TOKEN) for part in parts])
     return Ranked(tokens, candidates, Hidden.together([part.hidden for part in parts]))
 
 
 def _picked(picks: Picks, nodes: Sequence[int | None]) -> NDArray[np.int64]:
-    """[nodes, 1]."""
+    """The picks after some nodes [nodes, 1]."""
     return np.array([[picks[node]] for node in nodes])
 
 
 def _filled(
     known: Sequence[NDArray[np.float64] | None], parts: Sequence[Candidates], width: int
 ) -> NDArray[np.float64] | None:
-    """What is known of some candidates, 0 of others; None where nothing is."""
+    """Join what is known of some parts' candidates, with 0 for the other parts; None where nothing is known."""
     if all(one is None for one in known):
         return None
     rows = (np.zeros(part.scores.shape) if one is None else one for one, part in zip(known, parts, strict=True))
     return np.concatenate([_wide(one, width, 0.0) for one in rows])
 
 
-def _others(said: Mapping[int, float], own: Sequence[int]) -> list[int]:
-    """The tokens that others said alone, the likeliest first."""
-    return sorted(said.keys() - set(own), key=lambda token: (-said[token], token))
+def _added_tokens(other_probs: Mapping[int, float], own: Sequence[int]) -> list[int]:
+    """The tokens that only other sources propose, the likeliest first."""
+    return sorted(other_probs.keys() - set(own), key=lambda token: (-other_probs[token], token))
 
 
 def _wide(rows: NDArray[Number], width: int, empty: float) -> NDArray[Number]:
-    """As many columns as that."""
+    """The rows with `width` columns, new ones filled with `empty`."""
     if rows.shape[1] == width:
         return rows
     wide = np.full((len(rows), width), empty, dtype=rows.dtype)

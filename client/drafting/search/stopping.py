@@ -1,4 +1,4 @@
-"""When drafting on is not worth it: the stop rule of the search. Pure."""
+"""The stop rule of the search: when another round of drafting does not pay. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def _always(_rounds: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """When drafting on is not worth it; costs are in tokens, as the running goodput values time.
+    """When another round of drafting does not pay; costs are in tokens, as the running goodput values time.
 
     Attributes:
-        min_probability: a node less likely to be accepted will not be sent.
+        min_probability: no sweep carries a node of a lower acceptance probability.
         per_round: tokens that another round of drafting costs.
-        per_sweep: tokens that another sweep costs; a round that should bring more can wait until this tree is on its
-            way.
-        go_on: asked before each round, given how many there were since drafting began: whether there is time for it.
+        per_sweep: tokens that another sweep costs. A round that should bring more than that can wait until this tree
+            is in flight.
+        go_on: whether there is time for a round; called before each, with the number of rounds since drafting began.
     """
 
     min_probability: float = 0.0
@@ -30,3 +30,4 @@ class StopRule:
 
 
 NO_LIMIT = StopRule()
+"""Drafts until the tree is settled."""

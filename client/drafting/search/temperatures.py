@@ -1,4 +1,7 @@
-"""The ranges of temperature that calibrations learn apart. Pure values."""
+"""The ranges of temperature that calibrations learn apart. Pure values.
+
+A file of their own, so that the controller and the look-up need no calibration.
+"""
 
 from __future__ import annotations
 

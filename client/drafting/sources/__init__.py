@@ -1,1 +1,1 @@
-"""Where draft tokens come from: models, heads, look-ups, what the target said before."""
+"""Where draft tokens come from: models, heads, look-ups, what the target picked before."""

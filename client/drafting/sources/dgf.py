@@ -1,4 +1,7 @@
-"""A gated-fusion head as a source: every frontier node has a hidden row that the head predicted (Dovetail)."""
+"""A gated-fusion head as a source: every frontier node has a hidden row that the head predicted.
+
+Source: Dovetail (arXiv 2412.18934); the network itself is in `client.drafting.heads.modules`.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,17 @@ from client.drafting.sources.head_state import HeadSource
 
 
 class DgfSource(HeadSource):
-    """Expands the frontier in batches, as a model does, but from states instead of KV."""
+    """Expands the frontier in batches, as a model does, but from a state per node instead of KV."""
 
     weighs = True
 
     def __init__(self, head: Head, ranker: Ranker) -> None:
         super().__init__(head, ranker)
-        self._rows = torch.empty(0)
-        self._states: dict[int | None, torch.Tensor] = {}
+        self._rows = torch.empty(0)  # [1, hidden_size], the target's
+        self._states: dict[int | None, torch.Tensor] = {}  # by node, [width]
 
     def begin(self, search: Search) -> bool:
-        """Candidates below the text's last token, where the target's row before it is known."""
+        """Add candidates below the text's last token, where the target's hidden row before it is known."""
         self.ranker.begin()
         self._states = {}
         start = self._start(search.sequence)
@@ -36,10 +39,10 @@ class DgfSource(HeadSource):
         return True
 
     def expand(self, search: Search, nodes: Sequence[int]) -> bool:
-        """One pass for all whose parents have states; a parent in the same batch has none yet and costs another."""
+        """Run one pass for all nodes whose parents have states; a parent in the same batch costs another pass."""
         tree, states = search.tree, self._states
         waiting = [node for node in nodes if tree.parents[node] in states or tree.parents[node] in nodes]
-        is_asked = False
+        has_run = False
         while ready := [node for node in waiting if tree.parents[node] in states]:
             before = torch.stack([states[tree.parents[node]] for node in ready])
             tokens = torch.tensor([tree.tokens[node] for node in ready], device=before.device)
@@ -47,13 +50,13 @@ class DgfSource(HeadSource):
             states |= dict(zip(ready, after, strict=True))
             self.ranker.add(search, ready, self.head.score(self._rows.expand(len(ready), -1), after))
             waiting = [node for node in waiting if node not in states]
-            is_asked = True
-        return is_asked
+            has_run = True
+        return has_run
 
     def remember(self, search: Search) -> Sequence[int]:
-        """Nothing."""
+        """No node: states are not kept between searches."""
         return ()
 
     def is_free(self, search: Search, node: int) -> bool:
-        """Never."""
+        """No node is: expanding always takes a pass."""
         return False

@@ -1,4 +1,4 @@
-"""What sources without a model learn from: what they proposed, and what the target picked there."""
+"""What sources without a model learn from: what they proposed, and what the target picked there. Pure."""
 
 from __future__ import annotations
 
@@ -15,27 +15,36 @@ T = TypeVar("T")
 class Learner(Protocol[T]):
     """Learns from what it proposed."""
 
-    def learn(self, seen: dict[int | None, T], picks: Picks, others: Picks) -> None:
-        """Take labels: what the target picked after nodes that the text went through, and after others."""
+    def learn(self, proposals: dict[int | None, T], picks: Picks, others: Picks) -> None:
+        """Learn from the picks after the nodes of one tree, of which None is the root.
+
+        Args:
+            proposals: what it proposed below nodes.
+            picks: after nodes that the text went through.
+            others: after nodes on branches that the text left.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ProposalLesson(Generic[T]):
-    """What was proposed below the nodes of a settled tree.
+    """What one source proposed below the nodes of a settled tree.
 
-    proposed: what was below a node of the search, None where nobody asked.
+    Attributes:
+        learner: learns from it.
+        places: as in `client.drafting.search.source`.
+        proposed: by node of the search; None where the source was not asked.
     """
 
-    pupil: Learner[T]
+    learner: Learner[T]
     places: Places
     proposed: Callable[[int], T | None]
 
     def learn(self, picks: Picks, others: Picks) -> None:
-        """How often it was right."""
-        self.pupil.learn(self.seen((*picks, *others)), picks, others)
+        """Pass on what was proposed and what was picked."""
+        self.learner.learn(self.proposals((*picks, *others)), picks, others)
 
-    def seen(self, nodes: Iterable[int | None]) -> dict[int | None, T]:
+    def proposals(self, nodes: Iterable[int | None]) -> dict[int | None, T]:
         """What was proposed below some of the settled tree's nodes."""
-        said = ((node, self.proposed(self.places[node])) for node in nodes)
-        return {node: told for node, told in said if told is not None}
+        found = ((node, self.proposed(self.places[node])) for node in nodes)
+        return {node: proposal for node, proposal in found if proposal is not None}

@@ -2,7 +2,7 @@
 
     [0, n)   committed: the sequence of the last tree, its pending token included
     live     every node of that tree that was expanded: when the target picks it, its KV is there already
-    ranked   what was found below these: a search that goes on below one of them begins with it, without a pass
+    ranked   the candidates below these: a search that goes on below one of them begins with it, without a pass
 
 The rules are those that hops keep (`swarm.protocol.session`, `swarm.inference.kv_cache`).
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from client.drafting.search.adapter import Adapter, Hidden
-from client.drafting.search.calibration import ChanceModel, SoftmaxPrior
+from client.drafting.search.calibration import AcceptanceModel, SoftmaxPrior
 from client.drafting.search.local_session import LocalSession
 from client.drafting.search.ranking import Ranker, Row, gather
 from client.drafting.search.source import Places, Search, Source
@@ -24,16 +24,22 @@ from swarm.protocol.messages import Sampling
 from swarm.protocol.session import Limits, Parent
 
 PREFILL_ROWS = 512
-"""Most certain tokens in one draft forward."""
-LIVE_NODES = 2_560
-"""Most nodes expanded for one tree."""
+"""Certain tokens in one forward of the draft, at most."""
+MAX_LIVE_NODES = 2_560
+"""Nodes expanded for one tree, at most."""
 
 FIRST_WINDOW_TOKENS = 2_048
 """Sequence length for which KV is reserved at first."""
 
 
 class ModelSource(Source):
-    """Candidates of a draft model, ranked by what the target's own score would be (docs/design/drafting.md)."""
+    """Proposes a draft model's candidates, ranked by what the target's own score would be (docs/design/drafting.md).
+
+    Attributes:
+        ranker: from the model's logits to candidates.
+        adapter: learns where the target picks otherwise than the model; None where it is off.
+        session: the model's KV.
+    """
 
     weighs = True
 
@@ -46,39 +52,40 @@ class ModelSource(Source):
         *,
         adapt: bool = False,
     ) -> None:
-        """A source for sequences of up to `window_tokens`; about longer ones, and ids not shared, it says nothing.
+        """Make a source. It proposes nothing for longer sequences, or for ones with ids that are not shared.
 
-        KV for that many tokens is only reserved as sequences grow, by doubling.
-
-        vocab_tokens: ids that draft and target share; those above are padding.
-        ranker: the coupled one with the fixed prior by default.
-        adapt: learn where the target picks otherwise than the model, if its output matrix can be seen.
+        Args:
+            model: the draft model.
+            vocab_tokens: ids that draft and target share; those above are padding.
+            window_tokens: tokens of the longest sequence. KV is reserved as sequences grow, by doubling.
+            ranker: the coupled one with the fixed prior by default.
+            adapt: whether to learn where the target picks otherwise than the model, if its output matrix is known.
         """
         self._model = model
         self._window_tokens = window_tokens
         first_window = min(window_tokens, FIRST_WINDOW_TOKENS)
-        self._limits = Limits(vocab_tokens, first_window, sweeps=1, nodes=LIVE_NODES)
+        self._limits = Limits(vocab_tokens, first_window, sweeps=1, nodes=MAX_LIVE_NODES)
         self.ranker = ranker or Ranker(vocab_tokens, SoftmaxPrior())
-        self._placed: dict[int | None, Parent] = {}
-        self._own: dict[TreeNodeId, float] = {}
+        self._placed: dict[int | None, Parent] = {}  # from nodes of the search's tree to nodes of the session
+        self._conditional_probs: dict[TreeNodeId, float] = {}  # of session nodes, as the last search had them
         self._tree: TokenTree | None = None
-        self._ranked: dict[TreeNodeId, Row] = {}
+        self._ranked: dict[TreeNodeId, Row] = {}  # the candidates below session nodes
         self._sampling: Sampling | None = None
         self.adapter = Adapter(model.output) if adapt and model.output is not None else None
         self.session = LocalSession(model, self._limits)
 
     @property
-    def chances(self) -> ChanceModel:
+    def acceptance_model(self) -> AcceptanceModel:
         """What its lessons teach."""
-        return self.ranker.chances
+        return self.ranker.acceptance_model
 
     def begin(self, search: Search) -> bool:
-        """Catch up with the sequence; candidates below its last token."""
+        """Catch up with the sequence; add candidates below its last token."""
         self.ranker.begin()
         before, self._tree = self._tree, search.tree
         if before is not None:
             placed = ((there, node) for node, there in self._placed.items() if node and there is not None)
-            self._own |= {there: before.own(node) for there, node in placed}
+            self._conditional_probs |= {there: before.conditional_prob(node) for there, node in placed}
         self._placed = {}
         if len(search.sequence) > self._window_tokens or max(search.sequence) >= self._limits.vocab_size:
             return False
@@ -90,23 +97,23 @@ class ModelSource(Source):
         self._keep({tip, *state.live})
         self._placed = {TokenTree.ROOT: None}
         if scores is None:
-            self._recall(search, {TokenTree.ROOT: tip})
+            self._add_remembered(search, {TokenTree.ROOT: tip})
         else:
             self._add(search, [TokenTree.ROOT], [tip], scores)
         return scores is not None
 
     def remember(self, search: Search) -> Sequence[int]:
-        """What the last search expanded and is live still, with the chances that it had then."""
+        """Put in what the last search expanded and is live still, with the probabilities of that search."""
         tree, placed, live = search.tree, self._placed, self.session.state.live
         if not placed:
             return ()
         found: dict[Parent, int] = {None: TokenTree.ROOT}
         for there, node in live.items():
-            parent, own = found.get(node.parent), self._own.get(there)
-            if parent is None or own is None or there not in self._ranked or tree.depths[parent] >= tree.levels:
+            parent, prob = found.get(node.parent), self._conditional_probs.get(there)
+            if parent is None or prob is None or there not in self._ranked or tree.depths[parent] >= tree.levels:
                 continue
-            if own and tree.chances[parent] * own >= tree.unwanted:
-                found[there] = child = tree.remember(parent, node.token, own)
+            if prob and tree.acceptance_probs[parent] * prob >= tree.prune_below:
+                found[there] = child = tree.remember(parent, node.token, prob)
                 placed[child] = there
         return [node for node in placed if node]
 
@@ -115,21 +122,21 @@ class ModelSource(Source):
         return self._known(search, node) is not None
 
     def expand(self, search: Search, nodes: Sequence[int]) -> bool:
-        """One pass for all of them that there is room for; none for those that an earlier tree had."""
+        """Run one pass for all nodes that there is room for, but for those that were expanded for an earlier tree."""
         tree, placed, state = search.tree, self._placed, self.session.state
         chosen: list[int] = []
-        recalled: dict[int, TreeNodeId] = {}
+        remembered: dict[int, TreeNodeId] = {}
         for node in nodes:
             if (there := self._known(search, node)) is not None:
-                placed[node] = recalled[node] = there
+                placed[node] = remembered[node] = there
                 continue
             is_able = tree.parents[node] in placed and search.position(node) <= self._window_tokens
             is_able &= tree.tokens[node] < self._limits.vocab_size
             if is_able and len(state.live) + len(chosen) < self._limits.nodes:
                 placed[node] = TreeNodeId(state.next_id + len(chosen))
                 chosen.append(node)
-        if recalled:
-            self._recall(search, recalled)
+        if remembered:
+            self._add_remembered(search, remembered)
         if not chosen:
             return False
         tokens, parents = [tree.tokens[node] for node in chosen], [placed[tree.parents[node]] for node in chosen]
@@ -143,13 +150,13 @@ class ModelSource(Source):
         return self.ranker.lesson(places)
 
     def forget(self) -> None:
-        """Rules and KV may have parted half-way through a sweep; and no text was before the next one."""
+        """Start with an empty session: the last sweep may have failed half-way, so that state and KV differ."""
         self._begin_session()
         if self.adapter is not None:
             self.adapter.forget()
 
     def _fit(self, tokens: int) -> None:
-        """Make room for longer sequences; the KV so far is made again, which doubling keeps rare."""
+        """Make room for longer sequences; the KV so far is computed again, which doubling keeps rare."""
         window, tokens = self._limits.window_tokens, min(tokens, self._window_tokens)
         if tokens > window:
             while window < tokens:
@@ -158,10 +165,10 @@ class ModelSource(Source):
             self._begin_session()
 
     def _begin_session(self) -> None:
-        self.session, self._ranked, self._own = LocalSession(self._model, self._limits), {}, {}
+        self.session, self._ranked, self._conditional_probs = LocalSession(self._model, self._limits), {}, {}
 
     def _known(self, search: Search, node: int) -> TreeNodeId | None:
-        """The live node that a node of the search's tree was for an earlier one."""
+        """The live session node of a node of the search's tree, if an earlier tree had it and it was expanded."""
         tree, parent = search.tree, search.tree.parents[node]
         if parent not in self._placed:
             return None
@@ -169,30 +176,31 @@ class ModelSource(Source):
         return there if there in self._ranked else None
 
     def _add(self, search: Search, nodes: Sequence[int], ids: Sequence[TreeNodeId], scores: HeadOutput) -> None:
-        """Add candidates below nodes, and remember them by the session's ids."""
+        """Add candidates below nodes, and keep them by the session's ids."""
         hidden = None if self.adapter is None or scores.rows is None else Hidden(self.adapter, scores.rows)
         ranked = self.ranker.add(search, nodes, scores.logits, hidden)
         if ranked is not None:
             self._ranked |= {node: (ranked, row) for row, node in enumerate(ids)}
 
-    def _recall(self, search: Search, known: Mapping[int, TreeNodeId]) -> None:
-        """Add candidates below nodes that are remembered by the session's ids."""
-        search.recalled += len(known)
-        self.ranker.recall(search, {node: self._ranked[there] for node, there in known.items()})
+    def _add_remembered(self, search: Search, known: Mapping[int, TreeNodeId]) -> None:
+        """Add candidates below nodes that were kept by the session's ids."""
+        search.remembered += len(known)
+        self.ranker.add_remembered(search, {node: self._ranked[there] for node, there in known.items()})
 
     def _keep(self, able: Set[TreeNodeId]) -> None:
-        """Remember nothing else, and that in one piece: else what a few nodes are ranked with would stay with them."""
+        """Keep candidates of these nodes alone, copied together: a row would keep all others of its batch in memory."""
         if kept := {node: row for node, row in self._ranked.items() if node in able}:
             nodes, ranked = gather(kept)
-            ranked = ranked.afresh()
+            ranked = ranked.with_fresh_logit_delta()
             kept = {node: (ranked, row) for row, node in enumerate(nodes)}
-        self._ranked, self._own = kept, {node: own for node, own in self._own.items() if node in kept}
+        self._ranked = kept
+        self._conditional_probs = {node: prob for node, prob in self._conditional_probs.items() if node in kept}
 
     def _catch_up(self, search: Search) -> HeadOutput | None:
         """Make the search's sequence committed, running only tokens that lack KV.
 
         Returns:
-            What the model says after the last one; None where its candidates are remembered, and the nodes below it.
+            Logits after the last one; None where its candidates, and the nodes below it, were kept.
         """
         session, state, sequence = self.session, self.session.state, search.sequence
         known = _common_prefix([token.token for token in state.committed], sequence)

@@ -1,8 +1,10 @@
 """A recurrent head as a source: beam search from the target's last hidden row, prefixes shared, then into the tree.
 
-Beams rank by chance, which comes from the coupled scores (`client.drafting.search.ranking`), so that a beam is a path
-that the target's own noise favours. Beams that a better one replaced stay as shorter ones: the tree takes what is best
-of all.
+Beams rank by acceptance probability, which comes from the coupled scores (`client.drafting.search.ranking`), so that a
+beam is a path that the target's own noise favours. Beams that a better one replaces stay as shorter ones: the tree
+takes the best of all.
+
+Source: ReDrafter (arXiv 2403.09919), section 3.2.
 """
 
 from __future__ import annotations
@@ -20,112 +22,122 @@ from client.drafting.search.tree import TokenTree
 from client.drafting.sources.head_state import HeadSource
 
 LEVELS = 8
-"""Tokens of a beam."""
-LEAST_BEAMS, MOST_BEAMS = 4, 64
-LEAST_CHANCE = 1e-3
+"""Tokens of a beam, at most."""
+MIN_BEAMS, MAX_BEAMS = 4, 64
+"""Beams per level."""
+MIN_PATH_PROBABILITY = 1e-3
 """A beam that is less likely is not followed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beams:
-    """The beams of one level, at most as many as the tree has room for.
+    """The beams of one level.
 
-    paths: [beams, level], tokens. chances: [beams], of the whole path. states: [beams, width], after its last token.
+    Attributes:
+        paths: [beams, level], tokens.
+        probs: [beams], acceptance probabilities of the whole paths.
+        states: [beams, width], after the last tokens.
     """
 
     paths: torch.Tensor
-    chances: torch.Tensor
+    probs: torch.Tensor
     states: torch.Tensor
 
-    def leave(self, beams: torch.Tensor) -> torch.Tensor:
-        """Paths of some of them, filled up to `LEVELS`: [beams, LEVELS]."""
+    def padded(self, beams: torch.Tensor) -> torch.Tensor:
+        """Paths of some beams, filled up with `EMPTY`: [beams, LEVELS]."""
         return F.pad(self.paths[beams], (0, LEVELS - self.paths.shape[1]), value=EMPTY)
 
 
 class ReDrafterSource(HeadSource):
-    """All its guesses are made when a search begins, and made again for a larger tree."""
+    """Runs the whole beam search when a search begins, and again for a larger tree."""
 
     weighs = True
 
     def __init__(self, head: Head, ranker: Ranker) -> None:
         super().__init__(head, ranker)
-        self._made_for = 0
-        self._planted: set[int] = set()
+        self._searched_for = 0
+        self._added: set[int] = set()
 
     def begin(self, search: Search) -> bool:
-        """Beams as many as the tree has room for."""
+        """Search with as many beams as the tree's size suggests."""
         self.ranker.begin()
-        self._made_for, self._planted = 0, set()
-        return self._make(search)
+        self._searched_for, self._added = 0, set()
+        return self._search(search)
 
     def widen(self, search: Search) -> None:
-        """More beams than before, or none."""
-        if search.tree.nodes > self._made_for:
-            self._make(search)
+        """Search again, with more beams, if the tree is larger than the last search was for."""
+        if search.tree.max_nodes > self._searched_for:
+            self._search(search)
 
-    def _make(self, search: Search) -> bool:
+    def _search(self, search: Search) -> bool:
         start = self._start(search.sequence)
         if start is None:
             return False
-        self._made_for = search.tree.nodes
+        self._searched_for = search.tree.max_nodes
         row, state = start
         none = torch.empty(1, 0, dtype=torch.long, device=row.device)
         beams = Beams(none, torch.ones(1, dtype=torch.float64, device=row.device), state)
         paths, asked = [], []
-        least, found = max(LEAST_CHANCE, search.tree.least), torch.empty(0, dtype=torch.float64, device=row.device)
+        threshold = max(MIN_PATH_PROBABILITY, search.tree.min_probability)
+        found = torch.empty(0, dtype=torch.float64, device=row.device)
         for level in range(min(LEVELS, search.levels)):
             logits = self.head.score(row.expand(len(beams.states), -1), beams.states)
             ranked = self.ranker.rank(logits, [len(search.sequence) + level] * len(logits), search.sampling)
             asked.append((beams.paths, ranked))
-            beams, left = self._extend(beams, ranked, least, _beams_of(search))
-            found = torch.cat([found, beams.chances])
-            if len(found) >= search.tree.nodes:  # what is less likely than as many as there is room for is not followed
-                least = max(least, float(found.topk(search.tree.nodes).values[-1]))
+            beams, left = self._extend(beams, ranked, threshold, _beam_count(search))
+            found = torch.cat([found, beams.probs])
+            if len(found) >= search.tree.max_nodes:  # a beam below the tree's floor is not followed
+                threshold = max(threshold, float(found.topk(search.tree.max_nodes).values[-1]))
             paths.append(left)
-            if len(beams.chances) == 0:
+            if len(beams.probs) == 0:
                 break
-        paths.append(beams.leave(torch.arange(len(beams.chances), device=row.device)))
-        self._plant(search, torch.cat(paths), asked)
+        paths.append(beams.padded(torch.arange(len(beams.probs), device=row.device)))
+        self._add_paths(search, torch.cat(paths), asked)
         return True
 
-    def _extend(self, beams: Beams, ranked: Ranked, least: float, most: int) -> tuple[Beams, torch.Tensor]:
-        """The best beams of the next level, and those of this one that none of them goes on from."""
+    def _extend(self, beams: Beams, ranked: Ranked, threshold: float, max_beams: int) -> tuple[Beams, torch.Tensor]:
+        """The best beams of the next level, and the paths of this one that none of them goes on from."""
         device = beams.states.device
-        chances = self.ranker.chances.chances(ranked.candidates)
-        tokens, own = torch.from_numpy(ranked.tokens).to(device), torch.from_numpy(chances).to(device)
-        joint = (beams.chances[:, None] * own).flatten()
-        best, place = joint.topk(min(most, len(joint)))
-        place = place[best >= least]
+        probs = self.ranker.acceptance_model.acceptance_probs(ranked.candidates)
+        tokens, own = torch.from_numpy(ranked.tokens).to(device), torch.from_numpy(probs).to(device)
+        joint = (beams.probs[:, None] * own).flatten()  # [beams · candidates]
+        best, place = joint.topk(min(max_beams, len(joint)))
+        place = place[best >= threshold]
         before, token = place // tokens.shape[1], tokens.flatten()[place]
-        is_left = torch.ones(len(beams.chances), dtype=torch.bool, device=device)
+        is_left = torch.ones(len(beams.probs), dtype=torch.bool, device=device)
         is_left[before] = False
         after = Beams(
             torch.cat([beams.paths[before], token[:, None]], dim=1),
             joint[place],
             self.head.step(beams.states[before], token),
         )
-        return after, beams.leave(is_left.nonzero()[:, 0])
+        return after, beams.padded(is_left.nonzero()[:, 0])
 
-    def _plant(self, search: Search, paths: torch.Tensor, asked: list[tuple[torch.Tensor, Ranked]]) -> None:
+    def _add_paths(self, search: Search, paths: torch.Tensor, asked: list[tuple[torch.Tensor, Ranked]]) -> None:
         """Put what was ranked below every prefix into the tree, level by level, each prefix once.
 
-        A prefix that what others said makes too unlikely is left out, with all behind it.
+        A prefix that other sources' candidates make too unlikely is left out, with all behind it.
+
+        Args:
+            search: the tree to add to.
+            paths: [paths, LEVELS], filled up with `EMPTY`.
+            asked: per level, the beams' paths [beams, level] and what was ranked below each.
         """
         prefixes, nodes = shared_prefixes(paths), list[int | None]()
         tokens, parents, levels = (part.tolist() for part in (prefixes.tokens, prefixes.parents, prefixes.levels))
         for level, (beams, ranked) in enumerate(asked):
             below = [nodes[found] for found in prefixes.find(beams).tolist()] if level else [TokenTree.ROOT]
-            new = {node: row for row, node in enumerate(below) if node is not None and node not in self._planted}
+            new = {node: row for row, node in enumerate(below) if node is not None and node not in self._added}
             if new:
-                self.ranker.plant(search, list(new), ranked.rows(list(new.values())), LEAST_CHANCE)
-                self._planted.update(new)
+                self.ranker.add_ranked(search, list(new), ranked.rows(list(new.values())), MIN_PATH_PROBABILITY)
+                self._added.update(new)
             while len(nodes) < len(tokens) and levels[len(nodes)] == level:
                 parent, token = parents[len(nodes)], tokens[len(nodes)]
                 above = nodes[parent] if parent != EMPTY else TokenTree.ROOT
-                is_there = above is not None and token in search.tree.said(above)
+                is_there = above is not None and token in search.tree.child_probs(above)
                 nodes.append(search.tree.child(above, token) if above is not None and is_there else None)
 
 
-def _beams_of(search: Search) -> int:
-    """Half as many as nodes: no level of a best tree has many more."""
-    return max(LEAST_BEAMS, min(search.tree.nodes // 2, MOST_BEAMS))
+def _beam_count(search: Search) -> int:
+    """Half as many beams as nodes: no level of a best tree has many more."""
+    return max(MIN_BEAMS, min(search.tree.max_nodes // 2, MAX_BEAMS))

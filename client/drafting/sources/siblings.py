@@ -1,4 +1,4 @@
-"""Siblings as a source: what the target picked behind dead branches, below every node that stands in the tree."""
+"""The cross-branch cache as a source: what the target picked behind dead branches, below every node of the tree."""
 
 from __future__ import annotations
 
@@ -8,77 +8,81 @@ from collections.abc import Sequence
 from client.drafting.search.source import Places, Search, Source
 from client.drafting.search.tree import Lesson, TokenTree
 from client.drafting.sources.lesson import ProposalLesson
-from client.drafting.sources.sibling_index import Context, CrossBranchCache, Proposal, spot_after, spot_of
+from client.drafting.sources.sibling_index import Context, CrossBranchCache, Proposal, context_at, next_context
 
-LEAST_CHANCE = 0.002
-"""Of a path: what is less likely is not proposed."""
-SURE, LEAST_SURE = 0.6, 0.05
-"""What is proposed with such a chance goes on at once, while its path's is not below that: a pass less per level."""
-NEWS = 1.125
-"""So many times the picks that a search began with are reason enough to begin it anew."""
+MIN_PATH_PROBABILITY = 0.002
+"""A candidate whose path is less likely is not proposed."""
+SURE_PROBABILITY, MIN_SURE_PATH_PROBABILITY = 0.6, 0.05
+"""A candidate this likely is expanded at once, while its path is not less likely than that: no round per level."""
+STALE_GROWTH = 1.125
+"""A search is stale when the cache holds so many times the picks that the search began with."""
 
 
 class SiblingSource(Source):
-    """Candidates after nodes whoever put them there, before a model weighs them; learns from every verified node."""
+    """Proposes below every node of the tree, before a model weighs the candidates; learns from every verified node."""
 
-    def __init__(self, siblings: CrossBranchCache) -> None:
-        self._siblings = siblings
-        self._seen: dict[int, Proposal] = {}
+    def __init__(self, cache: CrossBranchCache) -> None:
+        self._cache = cache
+        self._proposals: dict[int, Proposal] = {}
         self._tree: TokenTree | None = None
-        self._spots: dict[int, Context] = {}
+        self._contexts: dict[int, Context] = {}
         self._picks = 0
 
     def begin(self, search: Search) -> bool:
-        """What was picked at the next position."""
-        self._seen, self._tree = {}, search.tree
-        self._spots = {TokenTree.ROOT: spot_of(search.sequence, len(search.sequence))}
-        self._siblings.follow(search.sequence, search.sampling)
-        self._picks = self._siblings.picks
+        """Add what was picked at the next position."""
+        self._proposals, self._tree = {}, search.tree
+        self._contexts = {TokenTree.ROOT: context_at(search.sequence, len(search.sequence))}
+        self._cache.follow(search.sequence, search.sampling)
+        self._picks = self._cache.picks
         self.expand(search, [TokenTree.ROOT])
         return False
 
     def is_stale(self) -> bool:
         """Whether many picks came since: sweeps on branches that died are answered while the next tree grows."""
-        return self._siblings.picks > self._picks * NEWS
+        return self._cache.picks > self._picks * STALE_GROWTH
 
     def expand(self, search: Search, nodes: Sequence[int]) -> bool:
-        """What was picked at the positions after these nodes, and on behind what is sure."""
+        """Add what was picked at the positions after these nodes, and on below candidates that are likely enough."""
         tree = search.tree
-        waiting = [(-tree.chances[node], node) for node in nodes]
+        waiting = [(-tree.acceptance_probs[node], node) for node in nodes]
         heapq.heapify(waiting)
-        most = len(tree.tokens) + tree.nodes
+        max_tokens = len(tree.tokens) + tree.max_nodes
         while waiting:
             _, node = heapq.heappop(waiting)
-            if node in self._seen or tree.depths[node] >= tree.levels:
+            if node in self._proposals or tree.depths[node] >= tree.levels:
                 continue
-            told, candidates = self._siblings.propose(_spot(tree, self._spots, node), search.sampling.temperature)
-            self._seen[node] = told
-            least = LEAST_CHANCE / max(tree.chances[node], LEAST_CHANCE)
-            tree.add_children(node, [(token, chance) for token, chance in candidates if chance >= least])
-            for token, chance in candidates:
-                is_sure = chance >= SURE and tree.chances[node] * chance >= LEAST_SURE
-                if is_sure and len(tree.tokens) < most:
+            context = _context_of(tree, self._contexts, node)
+            self._proposals[node], candidates = self._cache.propose(context, search.sampling.temperature)
+            threshold = MIN_PATH_PROBABILITY / max(tree.acceptance_probs[node], MIN_PATH_PROBABILITY)
+            tree.add_children(node, [(token, prob) for token, prob in candidates if prob >= threshold])
+            for token, prob in candidates:
+                is_sure = prob >= SURE_PROBABILITY and tree.acceptance_probs[node] * prob >= MIN_SURE_PATH_PROBABILITY
+                if is_sure and len(tree.tokens) < max_tokens:
                     child = tree.child(node, token)
-                    heapq.heappush(waiting, (-tree.chances[child], child))
+                    heapq.heappush(waiting, (-tree.acceptance_probs[child], child))
         return False
 
     def lesson(self, places: Places) -> Lesson | None:
-        """What is picked after any node, whether or not anything was proposed there."""
-        tree, seen, spots = self._tree, self._seen, self._spots
+        """The pick after any node is a lesson, whether or not anything was proposed there."""
+        tree, proposals, contexts = self._tree, self._proposals, self._contexts
         if tree is None:
             return None
-        return ProposalLesson(self._siblings, places, lambda node: seen.get(node) or Proposal(_spot(tree, spots, node)))
+
+        def proposed(node: int) -> Proposal:
+            return proposals.get(node) or Proposal(_context_of(tree, contexts, node))
+
+        return ProposalLesson(self._cache, places, proposed)
 
 
-def _spot(tree: TokenTree, spots: dict[int, Context], node: int) -> Context:
-    """The position after a node, and the last tokens of what leads to it; noted for it and all above it."""
+def _context_of(tree: TokenTree, contexts: dict[int, Context], node: int) -> Context:
+    """The context after a node; noted for it and all above it."""
     path: list[int] = []
-    while node not in spots:
+    while node not in contexts:
         path.append(node)
         parent = tree.parents[node]
-        assert parent is not None, "the root has its spot"
+        assert parent is not None, "the root has its context"
         node = parent
-    spot = spots[node]
+    context = contexts[node]
     for node in reversed(path):
-        spot = spots[node] = spot_after(spot, tree.tokens[node])
-    return spot
+        context = contexts[node] = next_context(context, tree.tokens[node])
+    return context

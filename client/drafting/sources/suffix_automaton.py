@@ -14,10 +14,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 COUNTED = 64
+"""Links along which one token updates counts, at most."""
 
 
 class SuffixAutomaton:
-    """All substrings of a growing text of token ids."""
+    """All substrings of a growing text of token ids.
+
+    Attributes:
+        next: per state, the state that each token leads to.
+        link: per state, see the module; −1 for the root.
+        length: per state, in tokens.
+        count: per state, places.
+    """
 
     ROOT = 0
 
@@ -29,7 +37,7 @@ class SuffixAutomaton:
         self._last = self.ROOT
 
     def append(self, token: int) -> None:
-        """The text goes on with `token`."""
+        """Add the text's next token."""
         last, added = self._last, self._state({}, self.length[self._last] + 1)
         while last >= 0 and token not in self.next[last]:
             self.next[last][token] = added
@@ -43,7 +51,7 @@ class SuffixAutomaton:
         self._count(added)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """The text goes on with all of these."""
+        """Add the text's next tokens."""
         for token in tokens:
             self.append(token)
 
@@ -53,7 +61,7 @@ class SuffixAutomaton:
         return max(self.link[self._last], self.ROOT)
 
     def step(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """Where an ending of `length` tokens, in `state`, leads when `token` follows: a state and the new length."""
+        """Where an ending of `length` tokens in `state` leads when `token` follows: a state and the new length."""
         while state != self.ROOT and token not in self.next[state]:
             state = self.link[state]
             length = self.length[state]
@@ -68,7 +76,7 @@ class SuffixAutomaton:
         return len(self.length) - 1
 
     def _split(self, last: int, token: int) -> int:
-        """Part of a state's strings now end in one place more than the others."""
+        """Split the state that `token` leads to: its shorter strings now end in one place more than the longer ones."""
         after = self.next[last][token]
         part = self._state(dict(self.next[after]), self.length[last] + 1)
         self.link[part], self.count[part] = self.link[after], self.count[after]

@@ -206,11 +206,13 @@ async def test_trees_that_grow_while_sweeps_are_in_flight_leave_the_plain_text(
     """Small trees, sent deeper and deeper as long as the credits allow; tokens come from what was not verified yet."""
 
     monkeypatch.setattr(Goodput, "plan", lambda *_: SpeculationPlan(3, 1e9, "small"))
-    monkeypatch.setattr(Goodput, "more", lambda *_: 4)
-    monkeypatch.setattr(Goodput, "busy", lambda *_: Occupancy())  # how fast the machine is decides nothing
+    monkeypatch.setattr(Goodput, "max_nodes", lambda *_: 4)
+    monkeypatch.setattr(Goodput, "occupancy", lambda *_: Occupancy())  # how fast the machine is decides nothing
     monkeypatch.setattr(Chain, "has_answer", False)  # on loopback an answer may be there before a tree is
-    monkeypatch.setattr(Goodput, "least", lambda *_: 0.0)
-    monkeypatch.setattr(Goodput, "further", lambda _, route, chances, ahead: SpeculationPlan(len(chances), 1e9, DEEPER))
+    monkeypatch.setattr(Goodput, "min_probability", lambda *_: 0.0)
+    monkeypatch.setattr(
+        Goodput, "extend", lambda _, route, probabilities, pipeline: SpeculationPlan(len(probabilities), 1e9, DEEPER)
+    )
     options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 81}
     plain = await three.client.generate(prompt(4), nodes=0, **options)
     result = await three.client.generate(prompt(4), **options)
@@ -226,12 +228,14 @@ async def test_trees_that_travel_in_parts_leave_the_plain_text(
 ) -> None:
     """The best nodes of a tree leave first, the others right behind them; tokens come from all parts."""
     monkeypatch.setattr(Goodput, "plan", lambda *_: SpeculationPlan(12, 1e9, "a tree"))
-    monkeypatch.setattr(Goodput, "worth", lambda *_: NO_LIMIT)
-    monkeypatch.setattr(Goodput, "cut", lambda *_: SpeculationPlan(12, 1e9, "cut", chunk=4))
-    monkeypatch.setattr(Goodput, "more", lambda *_: 4)
-    monkeypatch.setattr(Goodput, "busy", lambda *_: Occupancy())  # how fast the machine is decides nothing
-    monkeypatch.setattr(Goodput, "least", lambda *_: 0.0)
-    monkeypatch.setattr(Goodput, "further", lambda _, route, chances, ahead: SpeculationPlan(len(chances), 1e9, PART))
+    monkeypatch.setattr(Goodput, "stop_rule", lambda *_: NO_LIMIT)
+    monkeypatch.setattr(Goodput, "trim", lambda *_: SpeculationPlan(12, 1e9, "trimmed", chunk=4))
+    monkeypatch.setattr(Goodput, "max_nodes", lambda *_: 4)
+    monkeypatch.setattr(Goodput, "occupancy", lambda *_: Occupancy())  # how fast the machine is decides nothing
+    monkeypatch.setattr(Goodput, "min_probability", lambda *_: 0.0)
+    monkeypatch.setattr(
+        Goodput, "extend", lambda _, route, probabilities, pipeline: SpeculationPlan(len(probabilities), 1e9, PART)
+    )
     monkeypatch.setattr(Chain, "has_answer", False)
     options: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 83}
     plain = await three.client.generate(prompt(5), nodes=0, **options)
@@ -253,7 +257,7 @@ async def test_what_goodput_chooses_by_itself_leaves_the_plain_text(
         spent.append(what)
         learn(goodput, route, what)
 
-    monkeypatch.setattr(Goodput, "spent", noted)
+    monkeypatch.setattr(Goodput, "observe_sweep", noted)
     for temperature in (0.0, 1.0):
         options: dict[str, Any] = {"max_new_tokens": NEW, "temperature": temperature, "seed": 82}
         plain = await three.client.generate(prompt(7), nodes=0, **options)

@@ -62,7 +62,7 @@ def test_a_forgotten_text_is_told_as_the_first_time(target: RaggedModel, draft: 
     drafter, prompt, sweeps = TreeDrafter([source]), demo_prompts(1, tokens=64)[0], list[int]()
     for _ in range(2):
         calibration = Calibration()
-        source.ranker.chances = calibration
+        source.ranker.acceptance_model = calibration
         sweeps.append(generate(target, drafter, prompt, Sampling(), SIZE).sweeps)
         assert adapter_of(source).lessons > 0
         drafter.forget()

@@ -18,9 +18,9 @@ from client.drafting.search.calibration import Calibration, Candidates
 from client.drafting.search.ranking import Ranker, RankLesson, Row, gather
 from client.drafting.search.source import Search
 from client.drafting.search.stopping import StopRule
-from client.drafting.search.tree import UNWANTED, DraftTree, Picks
+from client.drafting.search.tree import PRUNE_RATIO, DraftTree, Picks
+from client.drafting.sources.lookup import Lookup
 from client.drafting.sources.model import PREFILL_ROWS
-from client.drafting.sources.suffix_lookup import Lookup
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.inference.sampling import pick
@@ -92,7 +92,7 @@ def test_kept_kv_gives_the_tree_of_a_fresh_drafter(
         tree = kept.grow(sequence, 16, 16, sampling)
         fresh = ModelDrafter(draft, VOCAB, 512).grow(sequence, 16, 16, sampling)
         assert (tree.tokens, tree.parents) == (fresh.tokens, fresh.parents)
-        assert tree.chances == pytest.approx(fresh.chances, rel=1e-4)
+        assert tree.acceptance_probs == pytest.approx(fresh.acceptance_probs, rel=1e-4)
         kept.session.kv_cache.check_integrity()
 
 
@@ -129,7 +129,7 @@ def test_a_search_goes_on_below_what_was_picked(
         assert kept.session.rows - before < fresh.session.rows - len(sequence)
         assert tree.rounds < wanted.rounds
         assert (tree.tokens, tree.parents) == (wanted.tokens, wanted.parents)
-        assert tree.chances == pytest.approx(wanted.chances, rel=1e-4)
+        assert tree.acceptance_probs == pytest.approx(wanted.acceptance_probs, rel=1e-4)
         kept.session.kv_cache.check_integrity()
     before = kept.session.rows
     kept.grow(sequence, 4, 1, replace(sampling, temperature=0.7, seed=9))
@@ -141,13 +141,13 @@ def test_what_was_expanded_comes_back_in_one_batch(
 ) -> None:
     """However deep it is, and whatever small tree was asked for meanwhile."""
     batches: list[int] = []
-    recalled = Ranker.recall
+    recalled = Ranker.add_remembered
 
     def recall(ranker: Ranker, search: Search, known: Mapping[int, Row]) -> None:
         batches.append(len(known))
         recalled(ranker, search, known)
 
-    monkeypatch.setattr(Ranker, "recall", recall)
+    monkeypatch.setattr(Ranker, "add_remembered", recall)
     drafter = ModelDrafter(draft, VOCAB, 512, Calibration())
     tree = drafter.grow(prompts[0], 96, 16, GREEDY)
     sequence = [*prompts[0], tree.tokens[0]]
@@ -169,26 +169,26 @@ def test_what_was_left_out_is_searched_for_where_it_is_wanted_after_all(
     wanted = fresh.grow(prompts[0], 64, 16, WARM, StopRule(min_probability=0.01))
     found = drafter.grow(prompts[0], 64, 16, WARM, StopRule(min_probability=0.01))
     assert (found.tokens, found.parents) == (wanted.tokens, wanted.parents)
-    assert min(found.chances) < 0.2 * UNWANTED
+    assert min(found.acceptance_probs) < 0.2 * PRUNE_RATIO
 
 
 def test_what_is_recalled_is_believed_as_far_as_was_learned_since(draft: RaggedModel, prompts: list[list[int]]) -> None:
     class Doubting(Calibration):
         factor = 1.0
 
-        def chances(self, candidates: Candidates) -> NDArray[np.float64]:
-            return self.factor * super().chances(candidates)
+        def acceptance_probs(self, candidates: Candidates) -> NDArray[np.float64]:
+            return self.factor * super().acceptance_probs(candidates)
 
     doubting = Doubting()
     drafter = ModelDrafter(draft, VOCAB, 512, doubting)
     tree = drafter.grow(prompts[0], 64, 16, GREEDY)
     sequence = [*prompts[0], tree.tokens[0]]
-    before = drafter.grow(sequence, 1, 1, GREEDY).chances[0]
+    before = drafter.grow(sequence, 1, 1, GREEDY).acceptance_probs[0]
     doubting.factor = 0.5
     again = ModelDrafter(draft, VOCAB, 512, doubting)
     again.grow(prompts[0], 64, 16, GREEDY)
     doubting.factor = 0.25
-    assert again.grow(sequence, 1, 1, GREEDY).chances[0] == pytest.approx(before / 4)
+    assert again.grow(sequence, 1, 1, GREEDY).acceptance_probs[0] == pytest.approx(before / 4)
 
 
 def test_a_tree_says_whether_the_text_had_to_be_read_for_it(draft: RaggedModel, prompts: list[list[int]]) -> None:
@@ -295,19 +295,19 @@ def test_labels_belong_to_the_candidates_that_the_tree_was_made_of(
     draft: RaggedModel, prompts: list[list[int]], sampling: Sampling
 ) -> None:
     pupil = Pupil()
-    drafter = ModelDrafter(draft, VOCAB, 512, chances=pupil)
+    drafter = ModelDrafter(draft, VOCAB, 512, acceptance_model=pupil)
     tree = drafter.grow(prompts[1], 24, 16, sampling)
     [lesson] = tree.lessons
     assert isinstance(lesson, RankLesson)
     nodes, evidence = gather(lesson.known((None, *range(len(tree)))))
     assert len(set(nodes)) == len(nodes)
     assert {None, *tree.parents} <= set(nodes)
-    chances = pupil.chances(evidence.candidates)
-    for token, parent, chance in zip(tree.tokens, tree.parents, tree.chances, strict=True):
+    probabilities = pupil.acceptance_probs(evidence.candidates)
+    for token, parent, probability in zip(tree.tokens, tree.parents, tree.acceptance_probs, strict=True):
         row = nodes.index(parent)
         [column] = np.flatnonzero(evidence.tokens[row] == token)
-        before = tree.chances[parent] if parent is not None else 1.0
-        assert chance == pytest.approx(before * chances[row, column])
+        before = tree.acceptance_probs[parent] if parent is not None else 1.0
+        assert probability == pytest.approx(before * probabilities[row, column])
 
     known = [node for node in nodes if node != 0]
     picks = {node: int(evidence.tokens[nodes.index(node), 2]) for node in known}
@@ -320,7 +320,7 @@ def test_labels_belong_to_the_candidates_that_the_tree_was_made_of(
 
 def test_a_tree_without_known_picks_teaches_nothing(draft: RaggedModel, prompts: list[list[int]]) -> None:
     pupil = Pupil()
-    drafter = ModelDrafter(draft, VOCAB, 512, chances=pupil)
+    drafter = ModelDrafter(draft, VOCAB, 512, acceptance_model=pupil)
     drafter.learn(drafter.grow(prompts[0], 16, 16, GREEDY), {})
     drafter.learn(DraftTree(), {None: 5})
     assert pupil.lessons == []
@@ -330,7 +330,7 @@ def test_lessons_raise_acceptance_and_leave_the_text(
     target: RaggedModel, draft: RaggedModel, prompts: list[list[int]]
 ) -> None:
     """Another passage teaches; measured: 13 sweeps instead of 18, and the bound tells learning from none."""
-    taught = ModelDrafter(draft, VOCAB, 256, chances=Calibration())
+    taught = ModelDrafter(draft, VOCAB, 256, acceptance_model=Calibration())
     [lesson] = demo_prompts(1, first=1)
     generate(target, taught, lesson, GREEDY, Size(24, 16))
     before, after = 0, 0
@@ -352,7 +352,7 @@ async def test_every_sweep_of_the_decode_loop_is_a_lesson(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And the picks are told of the right nodes: following them goes as far as the sweep's tokens say."""
-    drafter = ModelDrafter(draft, VOCAB, 256, chances=Calibration())
+    drafter = ModelDrafter(draft, VOCAB, 256, acceptance_model=Calibration())
     lessons: list[tuple[DraftTree, Picks, Picks]] = []
 
     def learn(tree: DraftTree, picks: Picks, others: Picks) -> None:

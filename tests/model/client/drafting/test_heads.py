@@ -20,12 +20,12 @@ from client.control.goodput import FIRST_TREES, Goodput
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.heads.files import load_head, read_head_config, save_head
 from client.drafting.heads.modules import HeadConfig, make_head
-from client.drafting.loading import MOST_DRAFTS, DraftOptions, load_drafter
+from client.drafting.loading import MAX_DRAFTS, DraftOptions, load_drafter
 from client.drafting.search.calibration import START
-from client.drafting.search.ranking import CHILDREN, RankLesson, gather
+from client.drafting.search.ranking import MAX_CHILDREN, RankLesson, gather
 from client.drafting.search.tree import DraftTree
 from client.drafting.sources.dgf import DgfSource
-from client.drafting.sources.head_state import MOST_BEHIND
+from client.drafting.sources.head_state import MAX_TOKENS_BEHIND
 from client.drafting.sources.lookup import LookupSource
 from client.drafting.sources.model import ModelSource
 from client.drafting.sources.redrafter import ReDrafterSource
@@ -117,7 +117,7 @@ def test_a_head_learns_how_far_it_is_to_be_believed_and_stays_exact(
     assert mean(lengths) > 1.7
     [head] = drafter.sources
     assert isinstance(head, ReDrafterSource | DgfSource)
-    fits = head.ranker.chances.fits  # type: ignore[attr-defined]
+    fits = head.ranker.acceptance_model.fits  # type: ignore[attr-defined]
     assert any((fit.weights != START).any() for fit in fits), "and it was taught"
 
 
@@ -132,7 +132,7 @@ def test_trees_of_a_head_are_trees_and_candidates_are_labels(folder: Path, promp
         named = list(zip(tree.parents, tree.tokens, strict=True))
         assert len(named) == len(set(named))
         assert 16 <= len(named) <= 32, "whole, but for beams that are too unlikely to be followed"
-        assert max(Counter(tree.parents).values()) <= (sampling.top_k or CHILDREN)
+        assert max(Counter(tree.parents).values()) <= (sampling.top_k or MAX_CHILDREN)
         assert all(parent is None or parent < node for node, parent in enumerate(tree.parents))
         assert tree.depth <= 5
         assert len(small) == 4
@@ -140,10 +140,10 @@ def test_trees_of_a_head_are_trees_and_candidates_are_labels(folder: Path, promp
         assert isinstance(lesson, RankLesson)
         nodes, ranked = gather(lesson.known((None, *range(len(tree)))))
         assert {None, *tree.parents} <= set(nodes)
-        assert ranked.tokens.shape == (len(nodes), CHILDREN)
-        for token, parent, chance in zip(tree.tokens, tree.parents, tree.chances, strict=True):
+        assert ranked.tokens.shape == (len(nodes), MAX_CHILDREN)
+        for token, parent, probability in zip(tree.tokens, tree.parents, tree.acceptance_probs, strict=True):
             assert token in ranked.tokens[nodes.index(parent)]
-            assert chance <= (tree.chances[parent] if parent is not None else 1.0) + 1e-9
+            assert probability <= (tree.acceptance_probs[parent] if parent is not None else 1.0) + 1e-9
 
 
 @pytest.mark.parametrize("folder", [REDRAFTER, DGF], ids=["redrafter", "dgf"])
@@ -152,7 +152,7 @@ def test_without_a_row_near_enough_a_head_says_nothing(folder: Path, prompts: li
     nothing = drafter.grow(prompt, 8, 8, GREEDY)
     assert len(nothing) == 0, "no row came yet"
     assert nothing.is_early
-    drafter.observe(prompt[: -MOST_BEHIND - 1], row)
+    drafter.observe(prompt[: -MAX_TOKENS_BEHIND - 1], row)
     assert len(drafter.grow(prompt, 8, 8, GREEDY)) == 0, "too long ago"
     drafter.observe([*prompt[:-2], 7], row)
     assert len(drafter.grow(prompt, 8, 8, GREEDY)) == 0, "of another text"
@@ -187,11 +187,11 @@ def test_what_is_named_decides_what_drafts(tmp_path: Path) -> None:
         == ()
     )
     learned = load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT, DGF), "cpu", calibrations=tmp_path))
-    learned.keep()
+    learned.save_calibrations()
     assert len(list(tmp_path.iterdir())) == 2, "each draft has a calibration of its own"
-    load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu", calibrations=tmp_path)).keep()
+    load_drafter(TARGET, load_target(TARGET), DraftOptions((DRAFT,), "cpu", calibrations=tmp_path)).save_calibrations()
     assert len(list(tmp_path.iterdir())) == 2, "the first one's is the same alone"
-    load_drafter(TARGET, load_target(TARGET), DraftOptions((DGF,), "cpu", calibrations=tmp_path)).keep()
+    load_drafter(TARGET, load_target(TARGET), DraftOptions((DGF,), "cpu", calibrations=tmp_path)).save_calibrations()
     assert len(list(tmp_path.iterdir())) == 3, "what was learned in company holds there"
 
 
@@ -267,6 +267,6 @@ def test_a_device_that_is_not_there_is_refused(device: str) -> None:
 
 
 def test_too_many_drafts_are_refused() -> None:
-    names: Sequence[Path] = [DRAFT] * (MOST_DRAFTS + 1)
+    names: Sequence[Path] = [DRAFT] * (MAX_DRAFTS + 1)
     with pytest.raises(ConfigError, match="at most"):
         made(*names)

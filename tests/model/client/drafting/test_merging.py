@@ -12,11 +12,11 @@ from benchmarks.simulation.acceptance import demo_prompts
 from client.control.goodput import Goodput
 from client.drafting.drafter import Drafter, LookupDrafter, ModelDrafter, NoDrafter, TreeDrafter
 from client.drafting.search.calibration import Calibration, Candidates, SoftmaxPrior
-from client.drafting.search.ranking import CHILDREN, Ranker
+from client.drafting.search.ranking import MAX_CHILDREN, Ranker
 from client.drafting.search.source import Search, Source
 from client.drafting.search.tree import DraftTree, TokenTree
+from client.drafting.sources.lookup import Lookup
 from client.drafting.sources.model import ModelSource
-from client.drafting.sources.suffix_lookup import Lookup
 from swarm.demo import TARGET
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Sampling
@@ -35,11 +35,11 @@ def _one_thread() -> None:
 class Prophet(Source):
     """Says one token after the text, with one chance."""
 
-    def __init__(self, token: int, chance: float) -> None:
-        self.token, self.chance = token, chance
+    def __init__(self, token: int, probability: float) -> None:
+        self.token, self.probability = token, probability
 
     def begin(self, search: Search) -> bool:
-        search.tree.add_children(TokenTree.ROOT, [(self.token, self.chance)])
+        search.tree.add_children(TokenTree.ROOT, [(self.token, self.probability)])
         return False
 
     def widen(self, search: Search) -> None:
@@ -47,14 +47,14 @@ class Prophet(Source):
         self.begin(search)
 
 
-def model(draft: RaggedModel, chances: Calibration | SoftmaxPrior | None = None) -> ModelSource:
-    return ModelSource(draft, VOCAB, 512, ranker=Ranker(VOCAB, chances or Calibration()))
+def model(draft: RaggedModel, probabilities: Calibration | SoftmaxPrior | None = None) -> ModelSource:
+    return ModelSource(draft, VOCAB, 512, ranker=Ranker(VOCAB, probabilities or Calibration()))
 
 
 def firsts(tree: DraftTree) -> dict[int, float]:
     """Children of the root with their chances."""
-    all_of_them = zip(tree.tokens, tree.parents, tree.chances, strict=True)
-    return {token: chance for token, parent, chance in all_of_them if parent is None}
+    all_of_them = zip(tree.tokens, tree.parents, tree.acceptance_probs, strict=True)
+    return {token: probability for token, parent, probability in all_of_them if parent is None}
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
@@ -91,8 +91,8 @@ def test_who_is_often_right_is_believed(draft: RaggedModel, is_right: bool) -> N
         for _ in range(4):
             drafter.learn(drafter.grow(prompt, 16, 1, GREEDY), {None: 100 + number if is_right else 99})
     before, after = (
-        firsts(TreeDrafter([Prophet(500, 0.5), model(draft, chances)]).grow(prompts[-1], 64, 1, GREEDY))[500]
-        for chances in (Calibration(), calibration)
+        firsts(TreeDrafter([Prophet(500, 0.5), model(draft, probabilities)]).grow(prompts[-1], 64, 1, GREEDY))[500]
+        for probabilities in (Calibration(), calibration)
     )
     assert after > 2 * before if is_right else after < before / 2
 
@@ -114,14 +114,14 @@ def test_the_second_model_hears_the_first(draft: RaggedModel) -> None:
 
     class Listening(Calibration):
         def learn(self, candidates: Candidates, hits: NDArray[np.bool_]) -> None:
-            heard.append(candidates.said)
+            heard.append(candidates.other_probs)
 
     drafter = TreeDrafter([model(draft), model(draft, Listening())])
     tree = drafter.grow(prompt, 16, 4, GREEDY)
     drafter.learn(tree, {None: tree.tokens[0]})
     [said] = heard
     assert said is not None
-    assert said.shape == (1, CHILDREN)
+    assert said.shape == (1, MAX_CHILDREN)
     assert (said > 0).all(), "the same model proposed the same tokens"
 
 
@@ -146,8 +146,8 @@ def test_a_model_without_candidates_leaves_what_was_said(draft: RaggedModel) -> 
     """A draft gone NaN, a text beyond its window, or one with an id that it does not share."""
 
     class Gone(Calibration):
-        def chances(self, candidates: Candidates) -> NDArray[np.float64]:
-            return super().chances(candidates) * np.nan
+        def acceptance_probs(self, candidates: Candidates) -> NDArray[np.float64]:
+            return super().acceptance_probs(candidates) * np.nan
 
     [prompt] = demo_prompts(1)
     narrow = ModelSource(draft, max(prompt), 512)
@@ -175,11 +175,11 @@ def test_look_up_and_model_grow_one_tree(draft: RaggedModel, refrain: list[int])
     places = list(zip(tree.tokens, tree.parents, strict=True))
     assert len(set(places)) == len(places) == 16
     assert all(parent is None or parent < node for node, parent in enumerate(tree.parents))
-    assert sum(tree.chances) > sum(alone.chances), "it knows the refrain"
+    assert sum(tree.acceptance_probs) > sum(alone.acceptance_probs), "it knows the refrain"
     assert len(tree.lessons) == 2, "both learn"
     again = merging.grow(refrain, 16, 16, GREEDY)
     assert (again.tokens, again.parents) == (tree.tokens, tree.parents)
-    assert again.chances == pytest.approx(tree.chances, abs=1e-6)
+    assert again.acceptance_probs == pytest.approx(tree.acceptance_probs, abs=1e-6)
 
 
 @pytest.mark.asyncio
@@ -197,9 +197,9 @@ async def test_the_text_is_the_plain_one_whatever_goodput_chooses(
     async with decoding(target, drafter, refrain, sampling, Goodput(5)) as (job, pieces):
         assert text == "".join([piece async for piece in pieces])
     assert all(sweep.reason for sweep in job.sweeps)
-    assert (lookup.votes.tried.sum() > 0) == (source != "model")
+    assert (lookup.calibrator.tried.sum() > 0) == (source != "model")
     if sampling.temperature > 0:  # it leaves the refrain: what a look-up knows is rarely right then
         return
     assert sum(sweep.emitted > 0 for sweep in job.sweeps) < len(plain.sweeps), "trees were sent, and were right"
-    deeper = [sweep for sweep in job.sweeps if "on its way" in sweep.reason]
+    deeper = [sweep for sweep in job.sweeps if "in flight" in sweep.reason]
     assert sum(sweep.emitted for sweep in deeper) > 0, "and tokens came from below nodes that were not verified yet"

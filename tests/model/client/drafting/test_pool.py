@@ -12,7 +12,7 @@ from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy
 from client.drafting.drafter import NoDrafter, TreeDrafter
 from client.drafting.loading import DraftOptions, load_drafter
-from client.drafting.pool import MOST_DRAFTERS, Drafters
+from client.drafting.pool import MAX_DRAFTERS, Drafters
 from client.drafting.sources.model import ModelSource
 from client.library.jobs import GenerationFactory
 from client.options import Options
@@ -29,7 +29,7 @@ def target() -> Target:
 @pytest.fixture
 def drafters(target: Target) -> Drafters:
     made = load_drafter(TARGET, target, DraftOptions((DRAFT,), "cpu"))
-    return Drafters(made.drafter, made.another)
+    return Drafters(made.drafter, made.make_another)
 
 
 def test_texts_that_are_told_at_once_are_read_once(drafters: Drafters) -> None:
@@ -50,7 +50,7 @@ def test_drafters_share_models_and_whom_to_believe(drafters: Drafters) -> None:
         first, second = (_model(drafter) for drafter in (one, other))
         assert first is not second
         assert first._model is second._model
-        assert first.chances is second.chances
+        assert first.acceptance_model is second.acceptance_model
         assert first.session.kv_cache is not second.session.kv_cache
 
 
@@ -67,12 +67,11 @@ def test_one_text_after_another_has_the_drafter_that_knows_most(drafters: Drafte
 def test_where_none_is_left_a_text_is_told_without_trees(drafters: Drafters, target: Target) -> None:
     with ThreadPoolExecutor(1) as drafting, ExitStack() as running:
         jobs = [
-            GenerationFactory(target, drafters, drafting, None).make("Once", Options())
-            for _ in range(MOST_DRAFTERS + 1)
+            GenerationFactory(target, drafters, drafting, None).make("Once", Options()) for _ in range(MAX_DRAFTERS + 1)
         ]
         for job in jobs:
-            running.enter_context(job.drafted_for())
-        assert len({id(job.drafter) for job in jobs}) == MOST_DRAFTERS + 1
+            running.enter_context(job.with_drafter())
+        assert len({id(job.drafter) for job in jobs}) == MAX_DRAFTERS + 1
         assert all(isinstance(job.policy, Goodput) for job in jobs[:-1])
         assert isinstance(jobs[-1].drafter, NoDrafter)
         assert jobs[-1].policy == FixedPolicy(0)

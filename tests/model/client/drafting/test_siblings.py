@@ -19,7 +19,7 @@ from client.drafting.search.calibration import Calibration
 from client.drafting.search.ranking import Ranker
 from client.drafting.search.source import Source
 from client.drafting.sources.model import ModelSource
-from client.drafting.sources.sibling_index import CrossBranchCache, Proposal, spot_of
+from client.drafting.sources.sibling_index import CrossBranchCache, Proposal, context_at
 from client.drafting.sources.siblings import SiblingSource
 from swarm.demo import TARGET
 from swarm.inference.ragged_batch import RaggedModel
@@ -46,7 +46,7 @@ def test_sampled_text_takes_fewer_sweeps_and_stays_the_same(target: RaggedModel,
     plain = texts(target, [])
     alone, told = texts(target, [model_source(draft)]), texts(target, [SiblingSource(siblings), model_source(draft)])
     assert [run.tokens for run in plain] == [run.tokens for run in alone] == [run.tokens for run in told]
-    assert siblings.votes.right.sum() > 0, "what dead branches told came true"
+    assert siblings.calibrator.right.sum() > 0, "what dead branches told came true"
     assert sum(run.sweeps for run in told) < sum(run.sweeps for run in alone)
 
 
@@ -66,7 +66,7 @@ def test_greedy_text_takes_fewer_sweeps_and_a_text_told_again_as_many(target: Ra
             )
         ]
         assert all(run.tokens == plain.tokens for run in runs)
-        siblings.votes = CrossBranchCache().votes  # whom to believe is kept, and not what this is about
+        siblings.calibrator = CrossBranchCache().calibrator  # whom to believe is kept, and not what this is about
         alone, told, again = alone + runs[0].sweeps, told + runs[1].sweeps, again + runs[3].sweeps
     assert told < alone
     assert again > 0.8 * told, "or it was remembered"
@@ -79,7 +79,9 @@ def test_news_change_the_tree_that_grows_and_cost_no_pass(draft: RaggedModel) ->
     before = drafter.grow(sequence, 16, 8, sampling)
     surprise = next(token for token in range(VOCAB) if token not in before.tokens)
     for last in range(8):  # contexts that begin differently, and all say the same
-        siblings.learn({0: Proposal(spot_of([*sequence[:-4], last, *sequence[-3:]], len(sequence)))}, {}, {0: surprise})
+        siblings.learn(
+            {0: Proposal(context_at([*sequence[:-4], last, *sequence[-3:]], len(sequence)))}, {}, {0: surprise}
+        )
     ran = source.session.state.next_id
     after = drafter.grow(sequence, 16, 8, sampling)
     assert surprise in after.tokens
@@ -110,6 +112,6 @@ def test_a_full_pipe_stays_exact_and_hears_its_dead_branches(
         drafter = TreeDrafter([SiblingSource(siblings), model_source(draft)])
         setup = ReplaySetup(partial(VirtualDrafter, drafter, FAR), target)
         speeds.append(replay_texts(texts, FAR, Goodput(128), tokenizer, setup))
-        assert siblings.votes.right.sum() > 0, "what dead branches told came true"
+        assert siblings.calibrator.right.sum() > 0, "what dead branches told came true"
     assert speeds[0] == speeds[1], "virtual time is the same each time"
     assert sum(began) > 10, "and while a tree grew its search began anew, by what replies to dead branches told"

@@ -80,7 +80,7 @@ def test_nothing_is_left_of_the_warm_up_but_warmth(has_card: bool, monkeypatch: 
         drafting_thread(drafter, HIDDEN, None).submit(str).result()
     assert len(passes) > 2
     assert all(rounds > 0 for _, rounds in passes), "of a model, each time"
-    shown = {(*size, temperature) for size in warm_up.ON_A_CARD for temperature in (0.0, 1.0)}
+    shown = {(*size, temperature) for size in warm_up.CARD_TREES for temperature in (0.0, 1.0)}
     assert sizes == (shown if has_card else {(warm_up.NODES, warm_up.LEVELS, 0.0)})
     for text in (*demo_prompts(1), [0, 1], [0, 2]):
         fresh, after = (one.grow(text, 16, warm_up.LEVELS, Sampling()) for one in (made(), drafter))

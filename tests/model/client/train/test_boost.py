@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 
-from client.train.boost import FOUND, BoostTraining
+from client.train.boost import FOUND_WEIGHT, BoostTraining
 from client.train.command import check
-from client.train.draft_model import DraftTraining, is_found, log_probs
+from client.train.draft_model import DraftTraining, is_agreed, log_probs
 from client.train.head import Schedule
 from client.train.options import TrainDraft
 from swarm.errors import ConfigError, IncompatibleDraft
@@ -56,7 +56,7 @@ def every() -> torch.Tensor:
 def found(*drafts: PreTrainedModel) -> int:
     """After how many tokens one of them has the target's pick on top."""
     with torch.no_grad():
-        return int(is_found([log_probs(draft, every()) for draft in drafts], log_probs(target(), every())).sum())
+        return int(is_agreed([log_probs(draft, every()) for draft in drafts], log_probs(target(), every())).sum())
 
 
 def lines() -> torch.Tensor:
@@ -90,12 +90,12 @@ def test_what_was_missed_counts_in_full_and_the_score_is_of_all_together(tmp_pat
     schedule = Schedule(1, 8, 0.1, 0)
     training = BoostTraining(blank(), target(), lines(), schedule, tmp_path / "training.pt", earlier=[first])
     with torch.no_grad():
-        drafts, theirs = training._logs(every())
+        drafts, theirs = training._log_probs(every())
     assert all(map(torch.equal, drafts, [log_probs(draft, every()) for draft in (blank(), first)]))
     assert torch.equal(theirs, log_probs(target(), every()))
     weights = training._weights(drafts, theirs).tolist()
     is_right = (drafts[1].argmax(dim=1) == theirs.argmax(dim=1)).tolist()
-    assert weights == pytest.approx([FOUND if right else 1.0 for right in is_right])
+    assert weights == pytest.approx([FOUND_WEIGHT if right else 1.0 for right in is_right])
     assert 0 < sum(is_right) < VOCAB_SIZE
     divergence = F.kl_div(drafts[0], theirs, log_target=True, reduction="none").sum(dim=1).tolist()
     weighed = sum(weight * one for weight, one in zip(weights, divergence, strict=True)) / sum(weights)

@@ -19,7 +19,7 @@ import client.train.samples
 from client.drafting.loading import DraftOptions, load_drafter
 from client.drafting.sources.redrafter import ReDrafterSource
 from client.target import load_target
-from client.train.checkpoint import keep
+from client.train.checkpoint import save_checkpoint
 from client.train.command import check, train_draft
 from client.train.head import HELD_OUT_LINES, Schedule
 from client.train.options import TrainDraft
@@ -63,7 +63,7 @@ def test_an_interrupted_training_ends_as_an_undisturbed_one(tmp_path: Path, monk
 
     def interrupted(*given: object) -> None:
         nonlocal written
-        keep(*given)  # type: ignore[arg-type]
+        save_checkpoint(*given)  # type: ignore[arg-type]
         written += 1
         if written == 2:
             raise KeyboardInterrupt
@@ -78,7 +78,7 @@ def test_an_interrupted_training_ends_as_an_undisturbed_one(tmp_path: Path, monk
             trained(cut)
     assert len(load_file(cut.out / "samples.safetensors")["lines"]) == 20, "one batch of two was sampled"
     with monkeypatch.context() as patch:
-        patch.setattr("client.train.head.keep", interrupted)
+        patch.setattr("client.train.head.save_checkpoint", interrupted)
         with pytest.raises(KeyboardInterrupt):
             trained(cut)
     assert (cut.out / "training.pt").exists()
@@ -96,7 +96,7 @@ def test_a_model_goes_on_learning(tmp_path: Path) -> None:
     assert "loss" in said
     before, after = (load_file(folder / "model.safetensors") for folder in (DRAFT, tmp_path / "draft"))
     assert any(not torch.equal(before[name], after[name]) for name in before)
-    assert len(load_drafter(TARGET, load_target(TARGET), DraftOptions((tmp_path / "draft",), "cpu")).keeping) == 0
+    assert len(load_drafter(TARGET, load_target(TARGET), DraftOptions((tmp_path / "draft",), "cpu")).savers) == 0
 
 
 def test_other_samples_or_another_training_are_not_gone_on_with(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ async def test_what_the_wire_cannot_hold_is_no_machines_failure(
                 async with nodes.client._opener.open(cast("int", 3.5), 4):
                     pass
             session = nodes.client._opener.open(100, 4)
-            job = nodes.client._jobs.make(IDS, Options(seed=7))
+            job = nodes.client._factory.make(IDS, Options(seed=7))
             job.sampling = replace(job.sampling, seed=cast("int", 1.5))
             async with session as one:
                 with pytest.raises(GenerationInterrupted, match="does not fit the wire"):

@@ -82,11 +82,11 @@ class Listener:
         self.rows: dict[int, torch.Tensor] = {}
         self.asked = 0
 
-        def hand_over(reply: Reply, walk: Walk, sequence: Sequence[int], observe: Observe) -> None:
+        def hand_over_rows(reply: Reply, walk: Walk, sequence: Sequence[int], observe: Observe) -> None:
             self.travelled += reply.row_ids
-            client.decode.hidden_rows.hand_over(reply, walk, sequence, observe)
+            client.decode.hidden_rows.hand_over_rows(reply, walk, sequence, observe)
 
-        monkeypatch.setattr(client.decode.loop, "hand_over", hand_over)
+        monkeypatch.setattr(client.decode.loop, "hand_over_rows", hand_over_rows)
 
     def observe(self, sequence: Sequence[int], rows: torch.Tensor) -> None:
         first = len(sequence) - len(rows)
@@ -94,7 +94,7 @@ class Listener:
 
 
 async def tokens_of(swarm: AsyncSwarm, listener: Listener, **options: Any) -> tuple[int, ...]:  # noqa: ANN401
-    job: GenerationState = swarm._jobs.make(IDS, Options(max_new_tokens=NEW, **options))
+    job: GenerationState = swarm._factory.make(IDS, Options(max_new_tokens=NEW, **options))
     job.observe = listener.observe
     result = None
     async for piece in swarm._once(job):
@@ -138,13 +138,13 @@ async def test_rows_of_trees_that_grow_while_sweeps_are_in_flight(
     running: Running, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Goodput, "plan", lambda *_: SpeculationPlan(3, 1e9, "small"))
-    monkeypatch.setattr(Goodput, "more", lambda *_: 4)
-    monkeypatch.setattr(Goodput, "least", lambda *_: 0.0)
-    monkeypatch.setattr(Goodput, "busy", lambda *_: Occupancy())
+    monkeypatch.setattr(Goodput, "max_nodes", lambda *_: 4)
+    monkeypatch.setattr(Goodput, "min_probability", lambda *_: 0.0)
+    monkeypatch.setattr(Goodput, "occupancy", lambda *_: Occupancy())
     monkeypatch.setattr(Goodput, "patience_ms", lambda *_: math.inf)  # while drafting is late rows are not handed over
     monkeypatch.setattr(client.chain.chain.Chain, "has_answer", False)
     monkeypatch.setattr(
-        Goodput, "further", lambda _, route, chances, ahead: SpeculationPlan(len(chances), 1e9, "deeper")
+        Goodput, "extend", lambda _, route, probabilities, pipeline: SpeculationPlan(len(probabilities), 1e9, "deeper")
     )
     grow, further = Walk.grow, list[int]()
 

@@ -58,8 +58,8 @@ def test_a_line_goes_on_behind_the_end_of_a_text(
 ) -> None:
     expected = local.make(FEW, 0, 2)
     ends = frozenset({int(expected[0, 6]), int(expected[1, 11])})
-    jobs = sampler.swarm._jobs
-    monkeypatch.setattr(sampler.swarm, "_jobs", replace(jobs, target=replace(jobs.target, eos_ids=ends)))
+    factory = sampler.swarm._factory
+    monkeypatch.setattr(sampler.swarm, "_factory", replace(factory, target=replace(factory.target, eos_ids=ends)))
     assert torch.equal(sampler.make(FEW, 0, 2), expected)
 
 

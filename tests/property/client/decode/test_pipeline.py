@@ -28,7 +28,7 @@ from client.control.goodput import Goodput
 from client.control.policy import FixedPolicy, PipelineState, SpeculationPlan
 from client.decode.state import GenerationState
 from client.decode.text_stream import FastTokenizer
-from client.drafting.drafter import NONE, ModelDrafter, expansions
+from client.drafting.drafter import NO_PICKS, ModelDrafter, expansions
 from client.drafting.search.local_session import LocalSession
 from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
@@ -62,11 +62,11 @@ def tree(rng: random.Random, text: Sequence[int], length: int, knows: float) -> 
     """The true path as far as the draft knows it, and wrong nodes; best first."""
     nodes: list[tuple[float, int, int | None]] = []
     parent: int | None = None
-    chance = 1.0
+    probability = 1.0
     for depth in range(12):
-        chance *= knows
+        probability *= knows
         if length + depth < len(text) and rng.random() < knows:
-            nodes.append((chance, text[length + depth], parent))
+            nodes.append((probability, text[length + depth], parent))
             parent = len(nodes) - 1
         else:
             break
@@ -89,13 +89,13 @@ def tree(rng: random.Random, text: Sequence[int], length: int, knows: float) -> 
 class Reckless(Goodput):
     """Sends whatever may be right, as deep as the credits allow: what it costs does not matter."""
 
-    def max_nodes(self, route: Hashable, temperature: float, room: int, ahead: PipelineState) -> int:
+    def max_nodes(self, route: Hashable, temperature: float, room: int, pipeline: PipelineState) -> int:
         """A few."""
-        return min(room, 1 + self.cost_of(route).sweeps % 7)
+        return min(room, 1 + self.latency_model(route).sweeps % 7)
 
-    def extend(self, route: Hashable, chances: Sequence[float], ahead: PipelineState) -> SpeculationPlan:
+    def extend(self, route: Hashable, probabilities: Sequence[float], pipeline: PipelineState) -> SpeculationPlan:
         """All, whenever one of them is more likely than not."""
-        return SpeculationPlan(len(chances) if max(chances, default=0.0) > 0.5 else 0, 1e9, "deeper")
+        return SpeculationPlan(len(probabilities) if max(probabilities, default=0.0) > 0.5 else 0, 1e9, "deeper")
 
 
 @pytest.mark.parametrize("knows", [0.0, 0.5, 0.9, 1.0])
@@ -200,7 +200,7 @@ def test_a_recording_learns_every_pick_once(monkeypatch: pytest.MonkeyPatch) -> 
     taught: list[int] = []
     learn = ModelDrafter.learn
 
-    def listen(self: ModelDrafter, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+    def listen(self: ModelDrafter, tree: DraftTree, picks: Picks, others: Picks = NO_PICKS) -> None:
         taught.append(len(picks))
         learn(self, tree, picks, others)
 
@@ -279,7 +279,7 @@ def test_who_is_alone_finds_no_load(profile: str, tokenizer: FastTokenizer) -> N
     """Neither behind the parts of its own prompt, nor behind sweeps of its own that a walk has left."""
     control = Goodput(64)
     replay_texts([recorded(seed, 0.9) for seed in range(3)], PROFILES[profile], control, tokenizer)
-    assert control.cost_of("virtual").sharers == pytest.approx(1, abs=0.01)
+    assert control.latency_model("virtual").sharers == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize("knows", [0.0, 0.9])
@@ -290,10 +290,10 @@ def test_a_load_that_went_away_is_believed_in_no_longer(knows: float, tokenizer:
     """
     control, texts = Goodput(32), [recorded(seed, knows) for seed in range(4)]
     replay_texts(texts[:1], replace(NEAR, others=(4.0,) * HOPS), control, tokenizer)
-    assert control.cost_of("virtual").load > 3
+    assert control.latency_model("virtual").load > 3
     for _ in range(3):
         replay_texts(texts, NEAR, control, tokenizer)
-    assert control.cost_of("virtual").load < 1.5
+    assert control.latency_model("virtual").load < 1.5
 
 
 def test_what_drafting_takes_is_counted(tokenizer: FastTokenizer) -> None:
@@ -327,7 +327,7 @@ async def test_a_tree_grows_by_what_the_reply_before_it_taught(tokenizer: FastTo
             events.append("grow")
             return super().grow(sequence, nodes, depth, sampling, worth)
 
-        def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+        def learn(self, tree: DraftTree, picks: Picks, others: Picks = NO_PICKS) -> None:
             events.append("learn")
 
     text = recorded(2, 0.5)
@@ -393,7 +393,7 @@ async def test_uplinks_that_are_far_slower_than_said_are_known_from_the_prompt(t
         def observe_sweep(self, route: Hashable, spent: SweepMeasurement) -> None:
             super().observe_sweep(route, spent)
             if spent.is_prompt:
-                self.read, self.row_ms = self.read + spent.nodes, self.cost_of(route).links.b
+                self.read, self.row_ms = self.read + spent.nodes, self.latency_model(route).links.b
 
     slow = Costs(10, 0.5, 20, 0.1, 6, row_bytes=8_192)
     setup = ReplaySetup(forecast=lambda costs: replace(costs, mbit=DEFAULT_LINK_MBIT_PER_S).forecast())

@@ -23,7 +23,7 @@ from client.decode.loop import Generation
 from client.decode.state import GenerationState
 from client.decode.text_stream import FastTokenizer, TextStream
 from client.decode.walk import Walk
-from client.drafting.drafter import NONE
+from client.drafting.drafter import NO_PICKS
 from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
 from swarm.demo import TARGET
@@ -61,7 +61,7 @@ class Draft:
         self.grown += 1
         return DraftTree(tuple(self._text[len(sequence) :][:1]), (None,), (0.9,), rounds=1)
 
-    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NONE) -> None:
+    def learn(self, tree: DraftTree, picks: Picks, others: Picks = NO_PICKS) -> None:
         pass
 
 

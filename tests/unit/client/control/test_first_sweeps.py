@@ -46,10 +46,10 @@ def drafted(control: Goodput, draft_ms: float = DRAFT_MS, *, has_read: bool = Fa
     return planned
 
 
-def further(control: Goodput, chances: tuple[float, ...]) -> SpeculationPlan:
+def further(control: Goodput, probabilities: tuple[float, ...]) -> SpeculationPlan:
     """What another sweep would carry while the first is on its way."""
     control.min_probability(ROUTE, 0.0)  # which values time
-    return control.extend(ROUTE, chances, PipelineState(1, 0.0))
+    return control.extend(ROUTE, probabilities, PipelineState(1, 0.0))
 
 
 def test_what_routing_promises_fills_the_pipe_from_the_first_trip_on_and_only_where_trips_are_long() -> None:
@@ -208,9 +208,11 @@ def test_rows_that_are_said_to_cost_nothing_are_tried_by_and_by() -> None:
             GROWTH * (max(sent, default=0) + 1), CLAIMED_ROWS
         )
         planned = control.plan(ROUTE, 0.0, 2048)
-        chances = tuple(0.9 / (1 + place) for place in range(planned.nodes))
-        control.observe_draft(0.0, DraftTree((0,) * len(chances), (None,) * len(chances), chances, 2), planned, 1.0)
-        sent.append(control.trim(ROUTE, 0.0, chances, planned).nodes)
+        probabilities = tuple(0.9 / (1 + place) for place in range(planned.nodes))
+        control.observe_draft(
+            0.0, DraftTree((0,) * len(probabilities), (None,) * len(probabilities), probabilities, 2), planned, 1.0
+        )
+        sent.append(control.trim(ROUTE, 0.0, probabilities, planned).nodes)
         control.observe_sweep(ROUTE, spent(cost_ms, sent[-1], accepted_tokens=2))
     assert max(sent) <= GROWTH * (FIRST_SIZE + 1), "what a row costs is known before larger ones go"
     free = Goodput(2048)
@@ -218,8 +220,10 @@ def test_rows_that_are_said_to_cost_nothing_are_tried_by_and_by() -> None:
     grown: list[int] = []
     for _ in range(4):
         planned = free.plan(ROUTE, 0.0, 2048)
-        chances = (0.5,) * planned.nodes
-        free.observe_draft(0.0, DraftTree((0,) * len(chances), (None,) * len(chances), chances, 2), planned, 0.0)
+        probabilities = (0.5,) * planned.nodes
+        free.observe_draft(
+            0.0, DraftTree((0,) * len(probabilities), (None,) * len(probabilities), probabilities, 2), planned, 0.0
+        )
         grown.append(planned.nodes)
         free.observe_sweep(ROUTE, spent(replace(NEAR, row_ms=0.0), planned.nodes, accepted_tokens=8))
     assert grown[0] == FIRST_SIZE

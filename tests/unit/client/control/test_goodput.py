@@ -26,14 +26,19 @@ ROUTE = "route"
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A route and a draft. chances: of a tree's nodes, best first. round_nodes: that a pass of the draft model adds."""
+    """A route and a draft.
+
+    Attributes:
+        probabilities: of a tree's nodes, best first.
+        round_nodes: that a pass of the draft model adds.
+    """
 
     links_ms: float
     row_ms: float
     forward_ms: float
     node_ms: float
     round_ms: float
-    chances: tuple[float, ...]
+    probabilities: tuple[float, ...]
     round_nodes: int = 16
     others: float = 0.0
 
@@ -53,7 +58,7 @@ class World:
 
     def goodput(self, nodes: int) -> float:
         """Expected tokens per millisecond at a fixed size."""
-        return (1 + sum(self.chances[:nodes])) / (self.sweep(nodes).total_ms + self.draft_ms(nodes))
+        return (1 + sum(self.probabilities[:nodes])) / (self.sweep(nodes).total_ms + self.draft_ms(nodes))
 
 
 def falling(first: float, ratio: float, count: int = 256) -> tuple[float, ...]:
@@ -93,16 +98,16 @@ def run(control: Goodput, world: World, sweeps: int, rng: random.Random) -> tupl
         nodes = 0
         if planned.nodes:
             drafted = draft(world, planned.nodes, control.stop_rule(ROUTE, 0.0, planned))
-            chances = world.chances[:drafted]
-            tree = DraftTree((0,) * drafted, (None,) * drafted, chances, world.rounds(drafted))
+            probabilities = world.probabilities[:drafted]
+            tree = DraftTree((0,) * drafted, (None,) * drafted, probabilities, world.rounds(drafted))
             control.observe_draft(0.0, tree, planned, world.draft_ms(drafted) * rng.uniform(0.95, 1.05))
-            nodes = control.trim(ROUTE, 0.0, chances, planned).nodes
+            nodes = control.trim(ROUTE, 0.0, probabilities, planned).nodes
             time_ms += world.draft_ms(drafted)
         spent = world.sweep(nodes)
         shaken = rng.uniform(0.95, 1.05) * rng.choice([1] * 30 + [5])
         seen = measured(nodes, spent.total_ms * shaken, spent.waited_ms * shaken, spent.computed_ms * shaken)
         control.observe_sweep(ROUTE, seen)
-        tokens, time_ms = tokens + 1 + sum(world.chances[:nodes]), time_ms + spent.total_ms
+        tokens, time_ms = tokens + 1 + sum(world.probabilities[:nodes]), time_ms + spent.total_ms
         sizes.append(nodes)
     return tokens / time_ms, sizes
 
@@ -111,11 +116,11 @@ def draft(world: World, planned: int, rule: StopRule) -> int:
     """A draft that goes on in rounds until the tree is full, or not worth more of them."""
     nodes = 0
     while nodes < planned:
-        block = world.chances[nodes : nodes + world.round_nodes]
+        block = world.probabilities[nodes : nodes + world.round_nodes]
         if nodes and (sum(block) < rule.per_round or block[0] < rule.min_probability):
             break
         nodes += world.round_nodes
-    return sum(chance >= rule.min_probability for chance in world.chances[: min(nodes, planned)])
+    return sum(probability >= rule.min_probability for probability in world.probabilities[: min(nodes, planned)])
 
 
 def best_fixed(world: World) -> float:
@@ -172,12 +177,12 @@ def test_another_route_is_learned_apart_and_begins_with_what_the_last_one_taught
     control = Goodput(64)
     for _ in range(50):
         control.observe_sweep("a", WORLDS["25 ms, passages"].sweep(8))
-    first = control.cost_of("b").sweep_ms(8)
+    first = control.latency_model("b").sweep_ms(8)
     assert first == pytest.approx(WORLDS["25 ms, passages"].sweep(8).total_ms, rel=0.05)
     for _ in range(3):
         control.observe_sweep("b", WORLDS["near, passages"].sweep(8))
-    assert control.cost_of("b").sweep_ms(8) == pytest.approx(WORLDS["near, passages"].sweep(8).total_ms, rel=0.35)
-    assert control.cost_of("a").sweep_ms(8) == pytest.approx(first, rel=0.05)
+    assert control.latency_model("b").sweep_ms(8) == pytest.approx(WORLDS["near, passages"].sweep(8).total_ms, rel=0.35)
+    assert control.latency_model("a").sweep_ms(8) == pytest.approx(first, rel=0.05)
 
 
 def test_routes_and_room_are_bounded() -> None:
@@ -263,7 +268,7 @@ def test_a_large_tree_travels_in_parts_where_rows_are_dear_on_the_wire() -> None
     assert cut.nodes == 128
     assert cut.chunk is not None
     assert 8 <= cut.chunk <= 64
-    cost = slow.cost_of(ROUTE)
+    cost = slow.latency_model(ROUTE)
     assert cost.chunk(128) == cut.chunk
     in_parts = cost.sweep_ms(cut.chunk) + (-(-128 // cut.chunk) - 1) * cost.service_interval_ms(cut.chunk + 1)
     assert in_parts < 0.9 * cost.sweep_ms(128)
@@ -282,21 +287,21 @@ def test_a_round_that_pays_for_a_sweep_of_its_own_waits_until_the_tree_is_on_its
 @pytest.mark.parametrize("first", [0.9, 0.3, 0.02])
 def test_another_sweep_carries_what_is_worth_its_slot(name: str, first: float) -> None:
     """Against every other number of nodes; and in parts where many are worth it."""
-    control, chances = known(WORLDS[name]), falling(first, 0.93)[:150]
+    control, probabilities = known(WORLDS[name]), falling(first, 0.93)[:150]
     least = control.min_probability(ROUTE, 0.0)
-    cost, rate = control.cost_of(ROUTE), control._running
+    cost, rate = control.latency_model(ROUTE), control._running
 
     def gain(nodes: int) -> float:
-        brought = sum(chances[:nodes]) * control._correction.ratio
-        return brought - rate * (cost.price_ms(nodes) + chances[0] * cost.marginal_latency_ms * nodes)
+        brought = sum(probabilities[:nodes]) * control._correction.ratio
+        return brought - rate * (cost.price_ms(nodes) + probabilities[0] * cost.marginal_latency_ms * nodes)
 
-    best = max(range(1, len(chances) + 1), key=gain)
-    choice = control.extend(ROUTE, chances, PipelineState(2, 7.0))
+    best = max(range(1, len(probabilities) + 1), key=gain)
+    choice = control.extend(ROUTE, probabilities, PipelineState(2, 7.0))
     if gain(best) <= 0:
         assert choice.nodes == 0
     else:
         assert choice.nodes == (cost.chunk(best) if best > 16 else best)
-        assert chances[best - 1] > least
+        assert probabilities[best - 1] > least
         assert choice.predicted_ms == pytest.approx(7 + cost.sweep_ms(choice.nodes - 1))
     assert control.extend(ROUTE, (), PipelineState(2, 7.0)).nodes == 0
 
@@ -334,17 +339,19 @@ def test_another_sweep_is_sent_where_it_pays_and_in_parts_where_rows_are_dear_on
 
 def test_what_waits_for_its_own_kind_teaches_nothing_of_links_and_load() -> None:
     control = known(WORLDS["25 ms, passages"])
-    before = control.cost_of(ROUTE).sweep_ms(16), control.cost_of(ROUTE).load
+    before = control.latency_model(ROUTE).sweep_ms(16), control.latency_model(ROUTE).load
     behind = replace(waiting(WORLDS["25 ms, passages"].sweep(16), 500.0), is_alone=False)
     for _ in range(20):
         control.observe_sweep(ROUTE, replace(behind, total_ms=behind.total_ms + 900))
-    assert (control.cost_of(ROUTE).sweep_ms(16), control.cost_of(ROUTE).load) == pytest.approx(before, rel=0.01)
+    assert (control.latency_model(ROUTE).sweep_ms(16), control.latency_model(ROUTE).load) == pytest.approx(
+        before, rel=0.01
+    )
 
 
 def test_under_load_another_sweep_pays_for_those_who_wait_behind_it_at_every_hop() -> None:
     """With nobody there it costs the slot that it takes."""
     idle, busy = World(100, 0.01, 15, 1.0, 6, PASSAGES), WORLDS["busy nodes"]  # six others, three hops
-    alone, among = (known(world).cost_of(ROUTE) for world in (idle, busy))
+    alone, among = (known(world).latency_model(ROUTE) for world in (idle, busy))
     assert alone.price_ms(8) == pytest.approx(alone.service_interval_ms(8))
     assert among.load == pytest.approx(7, rel=0.1)
     assert among.load < among.shadow_price < among.load**2
@@ -364,10 +371,10 @@ def test_what_others_time_is_worth_follows_from_whole_trees_also_where_small_one
             control.observe_draft(0.0, replace(few, is_settled=is_settled), choice, 10.0)
         priced.append((control.stop_rule(ROUTE, 0.0, choice).per_sweep, control.min_probability(ROUTE, 0.0)))
     assert all(left > whole for whole, left in zip(*priced, strict=True)), priced
-    cost = known(WORLDS["busy nodes"]).cost_of(ROUTE)
+    cost = known(WORLDS["busy nodes"]).latency_model(ROUTE)
     waiting_ms = (cost.shadow_price - 1) * cost.compute.at(8)
     assert cost.price_ms(8, 3.0) - cost.price_ms(8) == pytest.approx(2 * waiting_ms)
-    calm = known(World(100, 0.01, 15, 1.0, 0, PASSAGES)).cost_of(ROUTE)
+    calm = known(World(100, 0.01, 15, 1.0, 0, PASSAGES)).latency_model(ROUTE)
     assert calm.price_ms(8, 3.0) == pytest.approx(calm.price_ms(8)), "where nobody waits nobody's time counts"
 
 
@@ -380,7 +387,7 @@ def test_links_that_become_late_while_machines_are_busy_are_load_too() -> None:
         late = world.sweep(16)
         crowded.observe_sweep(ROUTE, replace(over(late, 3), total_ms=late.total_ms + 50))
         moved.observe_sweep(ROUTE, replace(over(late, 3), total_ms=late.total_ms + 400))
-    calm_cost, crowded_cost, moved_cost = (control.cost_of(ROUTE) for control in (calm, crowded, moved))
+    calm_cost, crowded_cost, moved_cost = (control.latency_model(ROUTE) for control in (calm, crowded, moved))
     assert calm_cost.sharers == pytest.approx(1, abs=0.01)
     assert 2.5 < crowded_cost.sharers < 4.5
     assert crowded_cost.price_ms(8) > 3 * calm_cost.price_ms(8)

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import pytest
 
-from client.control.latency_model import FIRST_ROWS, PINGS_MS, USUAL_SWEEPS, LatencyModel
+from client.control.latency_model import MIN_FIRST_ROWS, PINGS_MS, USUAL_SWEEPS, LatencyModel
 from client.control.policy import SWEEPS_IN_FLIGHT
 from client.stats import SweepMeasurement
 from swarm.routing.costs import RouteForecast
@@ -282,10 +282,10 @@ def test_what_came_right_behind_other_rows_may_have_waited_for_them() -> None:
 
 def test_until_links_were_measured_no_more_leaves_than_ten_times_slower_ones_take_in_a_trip() -> None:
     quick, slow = (LatencyModel(RouteForecast(400, 20, 0.1, row_ms, hops=3)) for row_ms in (0.25, 4.0))
-    assert quick.most_at_first == pytest.approx(quick.sweep_ms(0) / 2.5)
-    assert slow.most_at_first == FIRST_ROWS
+    assert quick.max_unanswered_nodes == pytest.approx(quick.sweep_ms(0) / 2.5)
+    assert slow.max_unanswered_nodes == MIN_FIRST_ROWS
     quick.learn(measured(16, total_ms=430, waited_ms=0, computed_ms=22, hops=3))
-    assert quick.most_at_first == math.inf
+    assert quick.max_unanswered_nodes == math.inf
 
 
 def closed_queue_ms(clients: int, away_ms: float, served_ms: float) -> float:

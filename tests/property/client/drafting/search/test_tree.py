@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from client.drafting.search.tree import DraftTree, TokenTree
 
 LEVELS = 4
-chances = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.5, 0.9, 1.0]) | st.floats(0.0, 1.0)
-candidates = st.lists(st.tuples(st.integers(0, 5), chances), max_size=6)
+probabilities = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.5, 0.9, 1.0]) | st.floats(0.0, 1.0)
+candidates = st.lists(st.tuples(st.integers(0, 5), probabilities), max_size=6)
 
 
 def paths(tree: DraftTree) -> list[tuple[tuple[int, ...], float]]:
@@ -17,7 +17,7 @@ def paths(tree: DraftTree) -> list[tuple[tuple[int, ...], float]]:
     found: list[tuple[int, ...]] = []
     for token, parent in zip(tree.tokens, tree.parents, strict=True):
         found.append((*(found[parent] if parent is not None else ()), token))
-    return list(zip(found, tree.chances, strict=True))
+    return list(zip(found, tree.acceptance_probs, strict=True))
 
 
 Added = tuple[int, list[tuple[int, float]], bool]
@@ -31,11 +31,11 @@ def naive_chances(tree: TokenTree, added: list[Added]) -> list[float]:
     own: dict[tuple[int, int], float] = {}
     weighed: set[int] = set()
     for node, children, is_weighed in added:
-        for token, chance in children:
+        for token, probability in children:
             if is_weighed or (node, token) not in own:
-                own[node, token] = chance
+                own[node, token] = probability
             elif node not in weighed:
-                own[node, token] = max(chance, own[node, token])
+                own[node, token] = max(probability, own[node, token])
         weighed |= {node} if is_weighed else set()
     naive = [1.0]
     for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
@@ -58,10 +58,10 @@ def test_best_nodes_are_the_best_of_all_candidates_and_closed_under_parent(data:
         (tree.weigh_children if is_weighed else tree.add_children)(node, children)
         added.append((node, children, is_weighed))
     naive = naive_chances(tree, added)
-    assert tree.chances == naive
+    assert tree.acceptance_probs == naive
     for count in (nodes, nodes // 2, len(tree.tokens)):
         best = tree.best(count)
-        assert list(best.chances) == sorted(naive[1:], reverse=True)[:count]
+        assert list(best.acceptance_probs) == sorted(naive[1:], reverse=True)[:count]
         assert all(parent is None or parent < place for place, parent in enumerate(best.parents))
         named = [path for path, _ in paths(best)]
         assert len(set(named)) == len(named), "two equal tokens under one parent"
@@ -91,5 +91,5 @@ def test_searching_the_frontier_finds_the_best_of_the_whole_space(
         for node in chosen:
             tree.add_children(node, children(known[node]))
             known += [(*known[node], token) for token in tree.tokens[len(known) :]]
-    assert tree.best(nodes).chances == whole.best(nodes).chances
+    assert tree.best(nodes).acceptance_probs == whole.best(nodes).acceptance_probs
     assert all(len(path) <= LEVELS for path, _ in paths(tree.best(nodes)))

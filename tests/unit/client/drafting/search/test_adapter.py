@@ -26,7 +26,7 @@ class Lesson:
 
     def share(self, adapter: Adapter) -> float:
         """Of the picks that the draft ranks first, with what the adapter adds."""
-        best = (self.scores + adapter.shift(self.rows, self.tokens)).argmax(axis=1)
+        best = (self.scores + adapter.logit_delta(self.rows, self.tokens)).argmax(axis=1)
         return float((self.tokens[np.arange(len(best)), best] == self.picks).mean())
 
 
@@ -70,9 +70,9 @@ def test_scales_of_rows_and_matrix_do_not_matter() -> None:
     for lesson in lessons:
         teach(one, lesson)
         teach(other, Lesson(lesson.rows * 50, lesson.tokens, lesson.scores, lesson.picks))
-    shift = one.shift(unseen.rows, unseen.tokens)
+    shift = one.logit_delta(unseen.rows, unseen.tokens)
     assert np.abs(shift).max() > 1
-    np.testing.assert_allclose(other.shift(unseen.rows * 50, unseen.tokens), shift, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(other.logit_delta(unseen.rows * 50, unseen.tokens), shift, rtol=1e-3, atol=1e-4)
 
 
 def test_the_same_lesson_again_and_again_stays_bounded() -> None:
@@ -84,7 +84,7 @@ def test_the_same_lesson_again_and_again_stays_bounded() -> None:
     )
     for _ in range(3_000):
         teach(adapter, alike)
-    shift = adapter.shift(lesson.rows, lesson.tokens)
+    shift = adapter.logit_delta(lesson.rows, lesson.tokens)
     assert np.isfinite(shift).all()
     assert lesson.share(adapter) == 1
     assert np.abs(shift).max() < 200
@@ -99,7 +99,7 @@ def test_what_cannot_be_learned_from_teaches_nothing() -> None:
     ruled_out = np.where(good.tokens == good.tokens[:, :1], -np.inf, good.scores)
     teach(adapter, Lesson(good.rows, good.tokens, ruled_out, good.tokens[:, 0]))
     assert adapter.lessons == 0
-    assert not adapter.shift(good.rows, good.tokens).any()
+    assert not adapter.logit_delta(good.rows, good.tokens).any()
 
 
 def test_a_pick_that_is_no_candidate_is_learned_too() -> None:
@@ -109,7 +109,7 @@ def test_a_pick_that_is_no_candidate_is_learned_too() -> None:
     for _ in range(50):
         teach(adapter, Lesson(lesson.rows, lesson.tokens, lesson.scores, np.array([outside])))
     told = np.array([[outside, lesson.tokens[0, 0], -1, VOCAB]])
-    wanted, first, none, unknown = adapter.shift(lesson.rows, told)[0]
+    wanted, first, none, unknown = adapter.logit_delta(lesson.rows, told)[0]
     assert wanted > first
     assert none == unknown == 0
 

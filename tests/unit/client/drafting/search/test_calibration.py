@@ -53,28 +53,28 @@ def teach(
 def distance(calibration: Calibration | SoftmaxPrior, slope: float, temperature: float = 1.0) -> float:
     """Mean distance in chance from the law of `sharper`, on rows of its own."""
     candidates = rows(np.random.default_rng(99), 500, temperature)
-    return float(np.abs(calibration.chances(candidates) - sharper(candidates, slope)).mean())
+    return float(np.abs(calibration.acceptance_probs(candidates) - sharper(candidates, slope)).mean())
 
 
 def test_prior_is_the_softmax_of_the_whole_vocabulary_or_of_the_best() -> None:
     logits = np.log(np.array([[0.4, 0.2, 0.1]]))
     prior = SoftmaxPrior(decay=0.5)
     greedy, warm = Candidates(logits + 7, np.array([7.0]), 0.0), Candidates(logits + 7, None, 1.0)
-    np.testing.assert_allclose(prior.chances(greedy), [[0.2, 0.1, 0.05]])
-    np.testing.assert_allclose(prior.chances(warm).sum(), 0.5)
+    np.testing.assert_allclose(prior.acceptance_probs(greedy), [[0.2, 0.1, 0.05]])
+    np.testing.assert_allclose(prior.acceptance_probs(warm).sum(), 0.5)
 
 
 @pytest.mark.parametrize("model", [SoftmaxPrior(), Calibration()])
 def test_tokens_that_cannot_be_picked_have_no_chance(model: SoftmaxPrior | Calibration) -> None:
     scores = np.array([[1.0, -np.inf]])
-    np.testing.assert_allclose(model.chances(Candidates(scores, None, 1.0)), [[0.9, 0.0]])
+    np.testing.assert_allclose(model.acceptance_probs(Candidates(scores, None, 1.0)), [[0.9, 0.0]])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 0.6, 1.0, 2.0])
 def test_before_the_first_lesson_chances_are_the_priors(temperature: float) -> None:
     candidates = rows(np.random.default_rng(1), 50, temperature)
     np.testing.assert_allclose(
-        Calibration().chances(candidates), SoftmaxPrior().chances(candidates), rtol=1e-12, atol=0
+        Calibration().acceptance_probs(candidates), SoftmaxPrior().acceptance_probs(candidates), rtol=1e-12, atol=0
     )
 
 
@@ -104,7 +104,7 @@ def test_ranges_of_temperature_learn_apart() -> None:
     calibration = taught(np.random.default_rng(5), 3.0, 20, temperature=0.6)
     for temperature, learned in ((0.0, False), (0.45, False), (0.46, True), (0.8, True), (0.81, False), (9.0, False)):
         candidates = rows(np.random.default_rng(6), 5, temperature)
-        same = np.allclose(calibration.chances(candidates), SoftmaxPrior().chances(candidates))
+        same = np.allclose(calibration.acceptance_probs(candidates), SoftmaxPrior().acceptance_probs(candidates))
         assert same is not learned, temperature
 
 
@@ -123,9 +123,9 @@ def test_whatever_is_taught_rows_stay_laws_and_state_stays_bounded(temperature: 
                     hits[:, rank] = True
                 candidates = Candidates(scores, mass, temperature)
                 calibration.learn(candidates, hits)
-                chances = calibration.chances(candidates)
-                assert ((chances >= 0) & (chances <= 1)).all()
-                assert (chances.sum(axis=1) <= 1 + 1e-12).all()
+                probabilities = calibration.acceptance_probs(candidates)
+                assert ((probabilities >= 0) & (probabilities <= 1)).all()
+                assert (probabilities.sum(axis=1) <= 1 + 1e-12).all()
                 assert all(fit.is_sound for fit in calibration.fits)
     assert len(calibration.fits) == len(TEMPERATURES) + 1
     assert np.abs(calibration.fits[0].weights).max() <= MAX_WEIGHT
@@ -137,33 +137,33 @@ def test_a_pick_that_the_draft_rules_out_counts_as_no_candidate() -> None:
     impossible, none = Calibration(), Calibration()
     impossible.learn(candidates, np.tile([[False, False, True]], (40, 1)))
     none.learn(candidates, np.zeros((40, 3), dtype=bool))
-    np.testing.assert_array_equal(impossible.chances(candidates), none.chances(candidates))
-    assert none.chances(candidates)[0].sum() < SoftmaxPrior().chances(candidates)[0].sum()
+    np.testing.assert_array_equal(impossible.acceptance_probs(candidates), none.acceptance_probs(candidates))
+    assert none.acceptance_probs(candidates)[0].sum() < SoftmaxPrior().acceptance_probs(candidates)[0].sum()
 
 
 def test_a_draft_gone_nan_teaches_nothing() -> None:
     calibration = Calibration()
     calibration.learn(Candidates(np.full((2, 3), np.nan), None, 1.0), np.ones((2, 3), dtype=bool))
     candidates = rows(np.random.default_rng(7), 5)
-    np.testing.assert_allclose(calibration.chances(candidates), SoftmaxPrior().chances(candidates))
+    np.testing.assert_allclose(calibration.acceptance_probs(candidates), SoftmaxPrior().acceptance_probs(candidates))
 
 
 def heard(candidates: Candidates, said: list[float]) -> Candidates:
     """The same, and what others said about every parent's candidates."""
-    return replace(candidates, said=np.tile(said, (len(candidates.scores), 1)))
+    return replace(candidates, other_probs=np.tile(said, (len(candidates.scores), 1)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("model", [SoftmaxPrior(), Calibration()])
 def test_what_others_say_moves_a_chance_and_leaves_a_law(model: SoftmaxPrior | Calibration, temperature: float) -> None:
     candidates = rows(np.random.default_rng(10), 20, temperature)
-    alone = model.chances(candidates)
+    alone = model.acceptance_probs(candidates)
     nothing = heard(candidates, [0.0] * CANDIDATES)
-    np.testing.assert_allclose(model.chances(nothing), alone)
-    surer = model.chances(heard(candidates, [0.0] * 3 + [0.5] + [0.0] * 4))  # whose log odds are 0
+    np.testing.assert_allclose(model.acceptance_probs(nothing), alone)
+    surer = model.acceptance_probs(heard(candidates, [0.0] * 3 + [0.5] + [0.0] * 4))  # whose log odds are 0
     assert (surer[:, 3] > alone[:, 3]).all()
     assert (surer.sum(axis=1) <= 1 + 1e-12).all()
-    everywhere = model.chances(heard(candidates, [1.0] * CANDIDATES))
+    everywhere = model.acceptance_probs(heard(candidates, [1.0] * CANDIDATES))
     assert np.isfinite(everywhere).all()
     assert (everywhere.sum(axis=1) <= 1 + 1e-12).all()
 
@@ -172,8 +172,8 @@ def test_bounds_in_the_place_of_scores_leave_a_law() -> None:
     """A flat draft, and four more candidates that others named: as many bounds as scores may sum to more than 1."""
     flat = Candidates(np.zeros((3, 12)), np.full(3, np.log(8)), 0.0, np.tile([0.0] * 8 + [0.2] * 4, (3, 1)))
     for model in (SoftmaxPrior(), Calibration()):
-        assert (model.chances(flat).sum(axis=1) <= 1 + 1e-12).all()
-        assert (model.chances(flat) > 0).all()
+        assert (model.acceptance_probs(flat).sum(axis=1) <= 1 + 1e-12).all()
+        assert (model.acceptance_probs(flat) > 0).all()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -189,15 +189,15 @@ def test_it_learns_what_the_others_are_worth(temperature: float) -> None:
     unseen = rows(np.random.default_rng(12), 200, temperature)
     law = 0.5 * sharper(unseen, 1.0)
     law[:, 5] += 0.5
-    ours = calibration.chances(heard(unseen, [0.0] * 5 + [0.3] + [0.0] * 2))
+    ours = calibration.acceptance_probs(heard(unseen, [0.0] * 5 + [0.3] + [0.0] * 2))
     assert abs(ours[:, 5].mean() - law[:, 5].mean()) < 0.05
-    assert np.abs(ours - law).mean() < 0.5 * np.abs(SoftmaxPrior().chances(unseen) - law).mean()
+    assert np.abs(ours - law).mean() < 0.5 * np.abs(SoftmaxPrior().acceptance_probs(unseen) - law).mean()
 
 
 def test_learning_is_a_function_of_its_lessons() -> None:
     replicas = [taught(np.random.default_rng(8), 2.0, 10) for _ in range(2)]
     candidates = rows(np.random.default_rng(9), 5)
-    np.testing.assert_array_equal(replicas[0].chances(candidates), replicas[1].chances(candidates))
+    np.testing.assert_array_equal(replicas[0].acceptance_probs(candidates), replicas[1].acceptance_probs(candidates))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -207,16 +207,16 @@ def test_a_shift_is_believed_as_far_as_it_is_right(temperature: float) -> None:
     loss = {"right": 0.0, "wrong": 0.0, "without": 0.0}
     for lesson in range(300):
         plain = rows(rng, LESSON_PARENTS, temperature)
-        told = replace(plain, shift=truth.normal(scale=2.0, size=plain.scores.shape))
-        other = replace(plain, shift=truth.normal(scale=2.0, size=plain.scores.shape))
-        assert told.shift is not None
-        mass = None if plain.log_mass is None else np.log(np.exp(plain.scores + told.shift).sum(axis=1) + 2)
-        hits = draw(rng, sharper(Candidates(plain.scores + told.shift, mass, temperature), 1.0))
+        told = replace(plain, logit_delta=truth.normal(scale=2.0, size=plain.scores.shape))
+        other = replace(plain, logit_delta=truth.normal(scale=2.0, size=plain.scores.shape))
+        assert told.logit_delta is not None
+        mass = None if plain.log_mass is None else np.log(np.exp(plain.scores + told.logit_delta).sum(axis=1) + 2)
+        hits = draw(rng, sharper(Candidates(plain.scores + told.logit_delta, mass, temperature), 1.0))
         for name, calibration, seen in (("right", right, told), ("wrong", wrong, other), ("without", without, plain)):
             if lesson >= 100:
-                chances = calibration.chances(seen)
-                assert chances.sum(axis=1).max() <= 1 + 1e-9
-                known = np.where(hits.any(axis=1), (chances * hits).sum(axis=1), 1 - chances.sum(axis=1))
+                probabilities = calibration.acceptance_probs(seen)
+                assert probabilities.sum(axis=1).max() <= 1 + 1e-9
+                known = np.where(hits.any(axis=1), (probabilities * hits).sum(axis=1), 1 - probabilities.sum(axis=1))
                 loss[name] -= float(np.log(known.clip(1e-6)).mean()) / 200
             calibration.learn(seen, hits)
     assert loss["right"] < loss["without"] - 0.3
@@ -228,5 +228,5 @@ def test_a_shift_that_is_the_same_for_all_says_nothing() -> None:
     weights = calibration.fits[3].weights.copy()
     weights[6] = 1.0
     told = Calibration(tuple(replace(fit, weights=weights) for fit in calibration.fits))
-    level = replace(plain, shift=np.full(plain.scores.shape, 3.0))
-    np.testing.assert_allclose(told.chances(level), told.chances(plain))
+    level = replace(plain, logit_delta=np.full(plain.scores.shape, 3.0))
+    np.testing.assert_allclose(told.acceptance_probs(level), told.acceptance_probs(plain))

@@ -36,8 +36,8 @@ def learned(lessons: int = 20) -> Calibration:
     return calibration
 
 
-def chances(calibration: Calibration) -> list[float]:
-    return [float(chance) for chance in calibration.chances(CANDIDATES)[0]]
+def probabilities(calibration: Calibration) -> list[float]:
+    return [float(probability) for probability in calibration.acceptance_probs(CANDIDATES)[0]]
 
 
 def good() -> dict[str, object]:
@@ -48,9 +48,9 @@ def good() -> dict[str, object]:
 
 def test_what_was_learned_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "cache" / "calibration" / "pair-1.json"
-    fresh = chances(load_calibration(path))
+    fresh = probabilities(load_calibration(path))
     save_calibration(path, learned())
-    assert chances(load_calibration(path)) == chances(learned()) != fresh
+    assert probabilities(load_calibration(path)) == probabilities(learned()) != fresh
     assert path.stat().st_size < MAX_FILE_BYTES / 4
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert not caplog.records
@@ -101,12 +101,12 @@ def test_a_file_that_makes_no_sense_is_ignored_and_replaced(
 ) -> None:
     path = tmp_path / "pair-1.json"
     path.write_bytes(bad_files()[name])
-    assert chances(load_calibration(path)) == chances(Calibration())
+    assert probabilities(load_calibration(path)) == probabilities(Calibration())
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert str(path) in record.getMessage()
     save_calibration(path, learned())
-    assert chances(load_calibration(path)) == chances(learned())
+    assert probabilities(load_calibration(path)) == probabilities(learned())
     assert len(caplog.records) == 1
 
 
@@ -115,7 +115,7 @@ def test_a_cache_that_cannot_be_used_costs_a_warning(tmp_path: Path, caplog: pyt
     (tmp_path / "file").write_text("")
     (tmp_path / "pair-1.json" / "full").mkdir(parents=True)
     for path in (tmp_path / "file" / "pair-1.json", tmp_path / "pair-1.json"):
-        assert chances(load_calibration(path)) == chances(Calibration())
+        assert probabilities(load_calibration(path)) == probabilities(Calibration())
         caplog.clear()
         save_calibration(path, learned())
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
@@ -134,10 +134,10 @@ def test_several_writers_never_leave_a_broken_file(tmp_path: Path, caplog: pytes
     writers = [threading.Thread(target=write, args=(version,)) for version in versions]
     for writer in writers:
         writer.start()
-    seen = [chances(load_calibration(path)) for _ in range(60)]
+    seen = [probabilities(load_calibration(path)) for _ in range(60)]
     for writer in writers:
         writer.join()
-    assert all(one in [chances(version) for version in versions] for one in seen)
+    assert all(one in [probabilities(version) for version in versions] for one in seen)
     assert not caplog.records
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 

@@ -11,16 +11,16 @@ from client.drafting.drafter import TreeDrafter
 from client.drafting.search.source import Search
 from client.drafting.search.tree import DraftTree, TokenTree
 from client.drafting.sources.sibling_index import (
-    CHILDREN,
-    LATE_PICKS,
-    MOST_LENGTH,
+    MAX_CHILDREN,
+    MAX_CONTEXT_TOKENS,
+    MAX_PICKS_PER_ENDING,
     PRIOR,
     Context,
     CrossBranchCache,
     Proposal,
-    spot_of,
+    context_at,
 )
-from client.drafting.sources.siblings import LEAST_SURE, SURE, SiblingSource
+from client.drafting.sources.siblings import MIN_SURE_PATH_PROBABILITY, SURE_PROBABILITY, SiblingSource
 from swarm.protocol.messages import Sampling
 
 GREEDY, COUPLED = Sampling(), Sampling(seed=7, temperature=1.0)
@@ -31,13 +31,13 @@ def taught(*contexts: tuple[list[int], int], text: tuple[int, ...] = (1, 2, 3)) 
     siblings = CrossBranchCache()
     siblings.follow(text, COUPLED)
     for context, pick in contexts:
-        siblings.learn({0: Proposal(spot_of(context, len(context)))}, {}, {0: pick})
+        siblings.learn({0: Proposal(context_at(context, len(context)))}, {}, {0: pick})
     return siblings
 
 
 def proposed(siblings: CrossBranchCache, context: list[int], position: int | None = None) -> dict[int, float]:
     at = len(context) if position is None else position
-    return dict(siblings.propose(spot_of(context, at), 1.0)[1])
+    return dict(siblings.propose(context_at(context, at), 1.0)[1])
 
 
 def test_a_pick_behind_a_dead_branch_is_proposed_at_the_same_position_and_nowhere_else() -> None:
@@ -64,8 +64,8 @@ def test_contexts_that_disagree_share_what_they_are_believed() -> None:
 
 
 def test_the_longest_common_ending_is_bounded_and_may_reach_into_the_text() -> None:
-    assert spot_of([9] * 20, 20).ending == (9,) * MOST_LENGTH
-    assert spot_of([4], 1) == Context(1, (4,))
+    assert context_at([9] * 20, 20).ending == (9,) * MAX_CONTEXT_TOKENS
+    assert context_at([4], 1) == Context(1, (4,))
     siblings = taught(([1], 5), text=(1,))
     assert list(proposed(siblings, [1])) == [5]
 
@@ -93,26 +93,26 @@ def test_it_learns_how_far_it_is_to_be_believed() -> None:
     siblings = taught(([1, 2, 3, 50], 60))
     before = proposed(siblings, [1, 2, 3, 51])[60]
     for _ in range(50):
-        told, _ = siblings.propose(spot_of([1, 2, 3, 51], 4), 1.0)
+        told, _ = siblings.propose(context_at([1, 2, 3, 51], 4), 1.0)
         siblings.learn({0: told}, {0: 99}, {})
         siblings.follow((0,), COUPLED)
         siblings.follow((1, 2, 3), COUPLED)
-        siblings.learn({0: Proposal(spot_of([1, 2, 3, 50], 4))}, {}, {0: 60})
+        siblings.learn({0: Proposal(context_at([1, 2, 3, 50], 4))}, {}, {0: 60})
     assert proposed(siblings, [1, 2, 3, 51])[60] < before / 5
 
 
 def test_however_many_picks_come_a_bounded_number_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.drafting.sources.sibling_index, "MOST_PICKS", 100)
+    monkeypatch.setattr(client.drafting.sources.sibling_index, "MAX_PICKS", 100)
     rng = random.Random(3)
     siblings = taught()
     for _ in range(50):
         seen: dict[int | None, Proposal] = {
-            node: Proposal(spot_of([1, 2, 3, rng.randrange(9), rng.randrange(9)], 5)) for node in range(8)
+            node: Proposal(context_at([1, 2, 3, rng.randrange(9), rng.randrange(9)], 5)) for node in range(8)
         }
         siblings.learn(seen, {}, {node: rng.randrange(50) for node in range(8)})
         assert siblings.picks <= 100
     assert siblings.picks == 100
-    assert len(proposed(siblings, [1, 2, 3, 4, 5])) <= CHILDREN
+    assert len(proposed(siblings, [1, 2, 3, 4, 5])) <= MAX_CHILDREN
 
 
 def told_greedily(*contexts: tuple[list[int], int]) -> CrossBranchCache:
@@ -120,12 +120,12 @@ def told_greedily(*contexts: tuple[list[int], int]) -> CrossBranchCache:
     siblings = CrossBranchCache()
     siblings.follow((1, 2, 3), GREEDY)
     for context, pick in contexts:
-        siblings.learn({0: Proposal(spot_of(context, len(context)))}, {}, {0: pick})
+        siblings.learn({0: Proposal(context_at(context, len(context)))}, {}, {0: pick})
     return siblings
 
 
 def greedily(siblings: CrossBranchCache, context: list[int], position: int = 900) -> dict[int, float]:
-    return dict(siblings.propose(spot_of(context, position), 0.0)[1])
+    return dict(siblings.propose(context_at(context, position), 0.0)[1])
 
 
 def test_a_greedy_pick_is_proposed_after_its_context_wherever_and_whenever_that_stands() -> None:
@@ -134,7 +134,7 @@ def test_a_greedy_pick_is_proposed_after_its_context_wherever_and_whenever_that_
     siblings.follow((1, 2, 3, 51, 52, 53), GREEDY)
     assert siblings.picks == 0, "nothing is ahead any more"
     assert list(greedily(siblings, [2, 3, 50])) == [60]
-    siblings.learn({0: Proposal(spot_of([2, 3, 51], 4))}, {}, {0: 61})
+    siblings.learn({0: Proposal(context_at([2, 3, 51], 4))}, {}, {0: 61})
     assert list(greedily(siblings, [2, 3, 51])) == [61], "late replies tell as much"
     siblings.follow((1, 2, 3, 51, 52, 53, 54), Sampling(seed=8))
     assert list(greedily(siblings, [2, 3, 50])) == [60], "the next turn of a chat draws another seed"
@@ -157,7 +157,7 @@ def test_the_same_context_again_is_no_news_and_has_one_vote() -> None:
 
 
 def test_of_greedy_contexts_those_that_came_longest_ago_fall_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.drafting.sources.sibling_index, "MOST_ENDINGS", 12)
+    monkeypatch.setattr(client.drafting.sources.sibling_index, "MAX_ENDINGS", 12)
     siblings = told_greedily(*[([1, 2, 3, 100 + number], 200 + number) for number in range(20)])
     assert len(siblings._greedy) == 12
     assert greedily(siblings, [2, 3, 100]) == {}
@@ -166,8 +166,8 @@ def test_of_greedy_contexts_those_that_came_longest_ago_fall_out(monkeypatch: py
 
 def test_the_latest_contexts_with_one_ending_vote() -> None:
     siblings = told_greedily(*[([number, 50], 60) for number in range(40)])
-    for number in range(LATE_PICKS):
-        siblings.learn({0: Proposal(spot_of([100 + number, 50], 2))}, {}, {0: 61})
+    for number in range(MAX_PICKS_PER_ENDING):
+        siblings.learn({0: Proposal(context_at([100 + number, 50], 2))}, {}, {0: 61})
     assert list(greedily(siblings, [999, 50])) == [61]
 
 
@@ -185,10 +185,13 @@ def test_a_drafter_goes_on_with_what_its_dead_branches_told() -> None:
     drafting, text = drafter(), [1, 2, 3]
     tree = drafting.grow(text, 8, 8, COUPLED)
     assert len(tree) == 0, "nothing is known yet"
-    seen: dict[int | None, Proposal] = {0: Proposal(spot_of([*text, 50], 4)), 1: Proposal(spot_of([*text, 50, 60], 5))}
+    seen: dict[int | None, Proposal] = {
+        0: Proposal(context_at([*text, 50], 4)),
+        1: Proposal(context_at([*text, 50, 60], 5)),
+    }
     source = drafting.sources[0]
     assert isinstance(source, SiblingSource)
-    source._siblings.learn(seen, {}, {0: 60, 1: 70})
+    source._cache.learn(seen, {}, {0: 60, 1: 70})
     after = drafting.grow([*text, 51], 8, 8, COUPLED)
     assert (after.tokens, after.parents) == ((60, 70), (None, 0)), "behind 51 as behind 50"
     text = verified(drafting, [*text, 51], {None: 60, 0: 71, 1: 80}, after)
@@ -198,35 +201,35 @@ def test_a_drafter_goes_on_with_what_its_dead_branches_told() -> None:
 def test_what_is_sure_goes_on_at_once() -> None:
     source = SiblingSource(CrossBranchCache())
     text, chain = [1, 2, 3], list(range(50, 90))
-    source._siblings.follow(tuple(text), GREEDY)
+    source._cache.follow(tuple(text), GREEDY)
     for end in range(1, len(chain)):
-        spot = spot_of([*text, *chain[:end]], len(text) + end)
-        source._siblings.learn({0: Proposal(spot)}, {}, {0: chain[end]})
+        spot = context_at([*text, *chain[:end]], len(text) + end)
+        source._cache.learn({0: Proposal(spot)}, {}, {0: chain[end]})
     search = Search((*text, chain[0]), 40, GREEDY, TokenTree(chain[0], 64, 40))
     source.begin(search)
-    chances = dict(zip(search.tree.tokens, search.tree.chances, strict=True))
-    assert list(chances) == chain[: len(chances)], "nobody expanded anything"
-    *on, last = list(chances.values())
+    probabilities = dict(zip(search.tree.tokens, search.tree.acceptance_probs, strict=True))
+    assert list(probabilities) == chain[: len(probabilities)], "nobody expanded anything"
+    *on, last = list(probabilities.values())
     assert 3 < len(on) < len(chain) - 2
-    assert min(on) >= LEAST_SURE > last, "as far as the path is likely, and one more"
+    assert min(on) >= MIN_SURE_PATH_PROBABILITY > last, "as far as the path is likely, and one more"
     unsure = SiblingSource(CrossBranchCache())
-    unsure._siblings.follow(tuple(text), GREEDY)
+    unsure._cache.follow(tuple(text), GREEDY)
     for number, pick in ((1, 61), (2, 62)):
-        unsure._siblings.learn(
-            {0: Proposal(spot_of([number, 50], 2)), 1: Proposal(spot_of([pick], 4))}, {}, {0: pick, 1: 70}
+        unsure._cache.learn(
+            {0: Proposal(context_at([number, 50], 2)), 1: Proposal(context_at([pick], 4))}, {}, {0: pick, 1: 70}
         )
     search = Search((*text, 50), 32, GREEDY, TokenTree(50, 64, 32))
     unsure.begin(search)
     assert sorted(search.tree.tokens) == [50, 61, 62], "of two that contradict each other none goes on"
-    assert max(search.tree.chances[1:]) < SURE
+    assert max(search.tree.acceptance_probs[1:]) < SURE_PROBABILITY
 
 
 def test_going_on_is_bounded_by_the_tree_and_leaves_no_node_unasked() -> None:
     source, text = SiblingSource(CrossBranchCache()), (1, 2, 3)
-    source._siblings.follow(text, GREEDY)
+    source._cache.follow(text, GREEDY)
     chain = [3, *range(50, 90)]
     for end in range(1, len(chain)):
-        source._siblings.learn({0: Proposal(spot_of([1, 2, *chain[:end]], end + 2))}, {}, {0: chain[end]})
+        source._cache.learn({0: Proposal(context_at([1, 2, *chain[:end]], end + 2))}, {}, {0: chain[end]})
     tree = TokenTree(3, 4, 40)
     search = Search(text, 40, GREEDY, tree)
     source.begin(search)
@@ -234,7 +237,7 @@ def test_going_on_is_bounded_by_the_tree_and_leaves_no_node_unasked() -> None:
     tree.add_children(TokenTree.ROOT, [(token, 0.01) for token in range(60, 80)])
     fresh = [tree.child(TokenTree.ROOT, token) for token in range(60, 80)]
     source.expand(search, fresh)
-    assert all(tree.said(node) for node in fresh), "each stands in the chain that was told"
+    assert all(tree.child_probs(node) for node in fresh), "each stands in the chain that was told"
 
 
 def test_a_search_begins_anew_when_many_picks_came() -> None:
@@ -242,7 +245,7 @@ def test_a_search_begins_anew_when_many_picks_came() -> None:
     drafting, text = TreeDrafter([source]), [1, 2, 3]
     drafting.grow(text, 8, 8, COUPLED)
     assert not source.is_stale()
-    source._siblings.learn({0: Proposal(spot_of(text, 3))}, {}, {0: 9})
+    source._cache.learn({0: Proposal(context_at(text, 3))}, {}, {0: 9})
     assert source.is_stale()
     assert drafting.grow(text, 8, 8, COUPLED).tokens == (9,)
     assert not source.is_stale()

@@ -7,11 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-import client.drafting.sources.recycling_table
+import client.drafting.sources.recycling
 from client.drafting.drafter import TreeDrafter
 from client.drafting.search.tree import TokenTree
-from client.drafting.sources.recycling import RecycleSource
-from client.drafting.sources.recycling_table import CHILDREN, Recycling
+from client.drafting.sources.recycling import MAX_CHILDREN, RecycleSource, Recycling
 from swarm.protocol.messages import Sampling
 
 GREEDY = Sampling()
@@ -32,8 +31,8 @@ def test_the_latest_that_followed_a_token_comes_first() -> None:
     tree = proposals(Recycling(), [1, 2, 9, 1, 3, 9, 1, 2, 1])
     first = [tree.tokens[node] for node, parent in enumerate(tree.parents) if parent == TokenTree.ROOT]
     assert first == [2, 3]
-    chances = [tree.chances[tree.child(TokenTree.ROOT, token)] for token in first]
-    assert chances == sorted(chances, reverse=True)
+    probabilities = [tree.acceptance_probs[tree.child(TokenTree.ROOT, token)] for token in first]
+    assert probabilities == sorted(probabilities, reverse=True)
 
 
 def test_a_tree_follows_the_table_level_by_level() -> None:
@@ -67,9 +66,9 @@ def test_it_learns_how_far_each_rank_is_to_be_believed() -> None:
         text += [following, 5]
     tree = drafting.grow(text, 8, 1, GREEDY)
     right = 1 if text[-2] == 2 else 2
-    chances = dict(zip(tree.tokens, tree.chances, strict=True))
-    assert chances[right] > 0.9
-    assert all(chance < 0.1 for token, chance in chances.items() if token != right)
+    probabilities = dict(zip(tree.tokens, tree.acceptance_probs, strict=True))
+    assert probabilities[right] > 0.9
+    assert all(probability < 0.1 for token, probability in probabilities.items() if token != right)
 
 
 def test_what_the_text_did_not_go_through_is_no_label() -> None:
@@ -77,7 +76,7 @@ def test_what_the_text_did_not_go_through_is_no_label() -> None:
     for _ in range(20):
         seen = table.fill(TokenTree(1, 4, 1), [1, 2, 1], GREEDY)
         table.learn(seen, {}, {TokenTree.ROOT: 2})
-    assert table._chances(0.0) == pytest.approx(client.drafting.sources.recycling_table.PRIOR)
+    assert table._rank_probs(0.0) == pytest.approx(client.drafting.sources.recycling.PRIOR)
 
 
 def test_temperatures_are_learned_apart() -> None:
@@ -85,17 +84,17 @@ def test_temperatures_are_learned_apart() -> None:
     for _ in range(100):
         seen = table.fill(TokenTree(1, 4, 1), [1, 2, 1], GREEDY)
         table.learn(seen, {TokenTree.ROOT: 2}, {})
-    assert table._chances(0.0)[0] > 0.9
-    assert table._chances(1.0) == pytest.approx(client.drafting.sources.recycling_table.PRIOR)
+    assert table._rank_probs(0.0)[0] > 0.9
+    assert table._rank_probs(1.0) == pytest.approx(client.drafting.sources.recycling.PRIOR)
 
 
 def test_the_table_stays_bounded_whatever_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.drafting.sources.recycling_table, "MOST_TOKENS", 50)
+    monkeypatch.setattr(client.drafting.sources.recycling, "MAX_TOKENS", 50)
     rng, table = random.Random(1), Recycling()
     text = [rng.randrange(200) for _ in range(2_000)]
     proposals(table, text)
     assert len(table._after) == 50
-    assert max(len(row) for row in table._after.values()) <= CHILDREN
+    assert max(len(row) for row in table._after.values()) <= MAX_CHILDREN
     latest = dict(pairwise(text))
     assert all(row[0] == latest[token] for token, row in table._after.items())
 

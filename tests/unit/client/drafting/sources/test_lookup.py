@@ -7,14 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
-import client.drafting.sources.suffix_lookup
+import client.drafting.sources.lookup
 import client.drafting.sources.vote_calibration
 from client.drafting.drafter import LookupDrafter, TreeDrafter
 from client.drafting.search.source import Search, Source
 from client.drafting.search.tree import DraftTree, TokenTree
-from client.drafting.sources.lookup import LookupSource
+from client.drafting.sources.lookup import MAX_CHILDREN, MIN_PATH_PROBABILITY, Lookup, LookupSource
 from client.drafting.sources.suffix_automaton import COUNTED, SuffixAutomaton
-from client.drafting.sources.suffix_lookup import CHILDREN, LEAST_CHANCE, Lookup
 from swarm.protocol.messages import Sampling
 
 GREEDY = Sampling()
@@ -74,15 +73,15 @@ def test_what_followed_before_is_proposed_as_a_chain() -> None:
     tree = grown(Lookup(), [5, 6, 7, 8, 9, 1, 2, 3, 5, 6], nodes=3)
     assert tree.tokens == (7, 8, 9)
     assert tree.parents == (None, 0, 1)
-    assert list(tree.chances) == sorted(tree.chances, reverse=True)
-    assert min(tree.chances) >= LEAST_CHANCE
+    assert list(tree.acceptance_probs) == sorted(tree.acceptance_probs, reverse=True)
+    assert min(tree.acceptance_probs) >= MIN_PATH_PROBABILITY
 
 
 def test_where_a_text_went_on_differently_both_are_proposed_and_the_frequent_one_first() -> None:
     tree = grown(Lookup(), [1, 2, 3, 8, 1, 2, 4, 7, 1, 2, 3, 6, 1, 2], nodes=2, levels=1)
     assert tree.tokens == (3, 4)
     assert tree.parents == (None, None)
-    assert tree.chances[0] > tree.chances[1]
+    assert tree.acceptance_probs[0] > tree.acceptance_probs[1]
 
 
 def test_a_shorter_ending_proposes_after_the_longest() -> None:
@@ -108,7 +107,7 @@ def test_depth_and_size_are_bounded() -> None:
 
 
 def test_a_long_text_is_cut_and_still_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.drafting.sources.suffix_lookup, "MOST_TOKENS", 64)
+    monkeypatch.setattr(client.drafting.sources.lookup, "MAX_TOKENS", 64)
     lookup, text = Lookup(), list[int]()
     for round_ in range(40):
         text += [1, 2, 3, 4, 100 + round_]
@@ -122,11 +121,11 @@ def test_the_picks_teach_whom_to_believe() -> None:
     for is_right, text in ((False, [1, 2, 3, 9, 1, 2]), (True, [1, 2, 3, 9, 1, 2])):
         lookup = Lookup()
         drafter = LookupDrafter(lookup)
-        before = drafter.grow(text, 1, 1, GREEDY).chances[0]
+        before = drafter.grow(text, 1, 1, GREEDY).acceptance_probs[0]
         for _ in range(40):
             tree = drafter.grow(text, 1, 1, GREEDY)
             drafter.learn(tree, {None: 3 if is_right else 4})
-        after = drafter.grow(text, 1, 1, GREEDY).chances
+        after = drafter.grow(text, 1, 1, GREEDY).acceptance_probs
         assert (after[0] > 0.9) if is_right else (not after or after[0] < before / 4)
 
 
@@ -136,9 +135,9 @@ def test_labels_of_the_past_fade() -> None:
     for pick, times in ((3, 1_000), (4, 300)):
         for _ in range(times):
             drafter.learn(drafter.grow(text, 1, 1, GREEDY), {None: pick})
-    assert lookup.votes.tried.max() <= 101
-    chances = drafter.grow(text, 1, 1, GREEDY).chances
-    assert not chances or chances[0] < 0.1
+    assert lookup.calibrator.tried.max() <= 101
+    probabilities = drafter.grow(text, 1, 1, GREEDY).acceptance_probs
+    assert not probabilities or probabilities[0] < 0.1
 
 
 def test_what_the_text_did_not_go_through_is_no_label() -> None:
@@ -148,7 +147,7 @@ def test_what_the_text_did_not_go_through_is_no_label() -> None:
     drafter.learn(tree, {}, {None: 4})
     assert drafter.grow(text, 1, 1, GREEDY) == tree
     drafter.learn(tree, {None: 4})
-    assert drafter.grow(text, 1, 1, GREEDY).chances < tree.chances
+    assert drafter.grow(text, 1, 1, GREEDY).acceptance_probs < tree.acceptance_probs
 
 
 def test_another_text_carries_some_of_the_labels() -> None:
@@ -160,11 +159,11 @@ def test_another_text_carries_some_of_the_labels() -> None:
     for _ in range(60):
         drafter.learn(drafter.grow(text, 1, 1, GREEDY), {None: 3})
     drafter.grow([*text, 3], 1, 1, GREEDY)
-    assert (lookup.votes.tried.max(), lookup.votes.right.max()) == (60, 60)
+    assert (lookup.calibrator.tried.max(), lookup.calibrator.right.max()) == (60, 60)
     drafter.grow([5, 6, 7, 5], 1, 1, GREEDY)
-    assert lookup.votes.tried.max() == pytest.approx(client.drafting.sources.vote_calibration.CARRIED)
-    assert lookup.votes.right.max() == pytest.approx(client.drafting.sources.vote_calibration.CARRIED)
-    assert sorted(lookup.votes.tried[lookup.votes.tried > 0]) == [
+    assert lookup.calibrator.tried.max() == pytest.approx(client.drafting.sources.vote_calibration.CARRIED)
+    assert lookup.calibrator.right.max() == pytest.approx(client.drafting.sources.vote_calibration.CARRIED)
+    assert sorted(lookup.calibrator.tried[lookup.calibrator.tried > 0]) == [
         3,
         pytest.approx(client.drafting.sources.vote_calibration.CARRIED),
     ]
@@ -173,9 +172,11 @@ def test_another_text_carries_some_of_the_labels() -> None:
 def test_a_cold_text_repeats_itself_more_surely() -> None:
     text = [*range(1, 18), 40, *range(1, 18)]
     drafter = LookupDrafter(Lookup())
-    chances = [drafter.grow(text, 1, 1, Sampling(0, temperature)).chances[0] for temperature in (0.0, 0.3, 1.0)]
-    assert chances == sorted(chances, reverse=True)
-    assert chances[0] > 0.9 > chances[1] > 0.7 > chances[2] > 0.4
+    probabilities = [
+        drafter.grow(text, 1, 1, Sampling(0, temperature)).acceptance_probs[0] for temperature in (0.0, 0.3, 1.0)
+    ]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert probabilities[0] > 0.9 > probabilities[1] > 0.7 > probabilities[2] > 0.4
 
 
 def test_chances_below_one_node_sum_to_at_most_one() -> None:
@@ -186,7 +187,7 @@ def test_chances_below_one_node_sum_to_at_most_one() -> None:
     sums: dict[int | None, float] = {}
     for node in range(1, len(tree.tokens)):
         parent = tree.parents[node]
-        sums[parent] = sums.get(parent, 0.0) + tree._own[node]
+        sums[parent] = sums.get(parent, 0.0) + tree._conditional_probs[node]
     assert max(sums.values()) <= 1 + 1e-9
 
 
@@ -206,7 +207,7 @@ class Believer(Source):
     def expand(self, search: Search, nodes: Sequence[int]) -> bool:
         self.passes += 1
         for node in nodes:
-            said = search.tree.said(node)
+            said = search.tree.child_probs(node)
             if node == TokenTree.ROOT and self._own is not None:
                 search.tree.weigh_children(node, [(self._own, 0.9), *((token, 0.01) for token in said)])
             elif said:
@@ -240,8 +241,8 @@ def test_what_is_proposed_at_a_time_is_bounded_by_the_tree() -> None:
     text = list(range(11, 31)) * 4
     tree = TokenTree(text[-1], 10, 500)
     filling = Lookup().fill(tree, text, GREEDY)
-    most = 2 * tree.nodes + CHILDREN
-    assert tree.nodes < len(tree.tokens) <= 1 + most
+    most = 2 * tree.max_nodes + MAX_CHILDREN
+    assert tree.max_nodes < len(tree.tokens) <= 1 + most
     last, before = len(tree.tokens) - 1, len(tree.tokens)
-    filling.below(last)
+    filling.add_below(last)
     assert before < len(tree.tokens) <= before + most
