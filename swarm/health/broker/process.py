@@ -176,15 +176,15 @@ def make_broker(told: dict[str, Any]) -> BoundedBroker:
     """The broker as the service wants it; it has no listener of its own."""
     here, user = "swarm.health.broker.process", told["own_user"]
     plugins: dict[str, Any] = {
-        f"{here}.Door": {
+        f"{here}.ServiceAuth": {
             "own_user": user,
             "own_secret": told["own_secret"],
             "is_open": told["passwords"] is None,
         },
-        f"{here}.Topics": {"own_user": user, "prefix": told["prefix"]},
+        f"{here}.TopicAcl": {"own_user": user, "prefix": told["prefix"]},
     }
     if told["passwords"] is not None:
-        plugins[f"{here}.Users"] = {"password_file": told["passwords"], "own_user": user}
+        plugins[f"{here}.PasswordAuth"] = {"password_file": told["passwords"], "own_user": user}
     config = {
         "listeners": {"default": {"type": "external", "bind": "-"}},
         "timeout_disconnect_delay": 0,
