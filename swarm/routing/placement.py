@@ -118,7 +118,7 @@ class LayoutScore:
         minus_singles: minus the number of layers with one holder.
         weakest: sweeps per second of the weakest layer.
         evenness: minus the mean of `rate ** -8` over held layers, relative to the mean rate: a soft minimum that
-            orders layouts with equal weakest layers. It is rounded to float32, so that the order of a sum does not.
+            orders layouts with equal weakest layers. Rounded to float32: the order of summation must not matter.
     """
 
     minus_holes: int

@@ -1,4 +1,6 @@
-"""What a node publishes over MQTT: topics, bodies, signatures, bounds. Pure; docs/TELEMETRY.md is the reference.
+"""What a node publishes over MQTT: topics, bodies, signatures, bounds. Pure.
+
+Reference: docs/reference/telemetry.md.
 
 A payload is JSON: a body (itself JSON text), the node's public key, and a signature over domain, topic and body.
 Whether a message is new, `swarm.telemetry.guard` decides. Owns no broker and no clock.
