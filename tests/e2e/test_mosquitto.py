@@ -24,8 +24,8 @@ from swarm.telemetry.broker_address import BrokerAddress, parse_broker
 from swarm.telemetry.messages import MessageKind, Presence, Status, Will, topic_of
 from tests.net.brokers import Ear, free_port
 from tests.net.node.telemetry.test_telemetry import QUICK, Speaker
-from tests.private_here import HOST, broker, make, settings
-from tests.telling import PRINT
+from tests.private_swarm import HOST, broker, make, settings
+from tests.telemetry_messages import PRINT
 
 pytestmark = [
     pytest.mark.needs_program("mosquitto", "mosquitto"),

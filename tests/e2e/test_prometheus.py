@@ -1,6 +1,6 @@
 """Debian's Prometheus with our configuration scrapes real pages; every query of the board and the rules gives data.
 
-In the swarm that is measured everything is wrong that an alert is about (`tests.measured`), so no query is left out.
+In the swarm that is measured everything is wrong that an alert is about (`tests.sample_metrics`), so no query is left out.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from swarm.health.web.api import make_app
 from swarm.metrics.http import make_server
 from swarm.metrics.page import MetricsPage
 from swarm.runtime.tasks import TaskScope
-from tests.measured import MeasuredHealth, MeasuredNode
-from tests.monitoring import PROMETHEUS, board_queries, rule_queries
+from tests.monitoring_files import PROMETHEUS, board_queries, rule_queries
 from tests.net.brokers import free_port
+from tests.sample_metrics import MeasuredHealth, MeasuredNode
 
 PATIENCE_S = 60
 

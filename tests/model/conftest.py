@@ -13,8 +13,8 @@ from huggingface_hub import file_download
 
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
-from tests.hub_here import MODEL, HubHere, Repo, hub_here, use_hub
-from tests.model.tiny import save_sharded, tiny_model
+from tests.fake_hub import MODEL, HubHere, Repo, hub_here, use_hub
+from tests.model.tiny_models import save_sharded, tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.net.mortal import CHAIN, Mortals, equal_mortals, forget
+from tests.net.killable_nodes import CHAIN, Mortals, equal_mortals, forget
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -13,9 +13,9 @@ from node.config import ServeConfig
 from node.serve import Node
 from swarm.demo import TARGET
 from swarm.discovery.memory_registry import MemoryRegistry
-from tests.net.raw import counters, info
-from tests.net.running import SPANS, prompt, until
-from tests.swarm_here import SwarmHere, swarm_here
+from tests.in_process_swarm import SwarmHere, swarm_here
+from tests.net.raw_client import counters, info
+from tests.net.three_nodes import SPANS, prompt, until
 
 DOUBLE = [*SPANS, *SPANS]
 

@@ -27,7 +27,7 @@ from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.telemetry.broker_address import PORTS
 from swarm.telemetry.messages import DEFAULT_PREFIX, MAX_PAYLOAD_BYTES, MessageKind, topic_of
-from tests.private_here import DEPLOY, make, settings
+from tests.private_swarm import DEPLOY, make, settings
 
 ROOT = DEPLOY.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())

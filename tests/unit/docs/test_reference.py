@@ -10,8 +10,8 @@ from typing import Any
 
 from swarm.health.state.verdict import Grade
 from swarm.health.tasks.history import History, Sample
-from tests.measured import GOOD, SHAKY, WHOLE, MeasuredHealth
-from tests.telling import NOW
+from tests.sample_metrics import GOOD, SHAKY, WHOLE, MeasuredHealth
+from tests.telemetry_messages import NOW
 
 ROOT = Path(__file__).parents[3]
 HTTP_API = ROOT / "docs" / "reference" / "http-api.md"

@@ -27,8 +27,8 @@ from client.drafting.search.stopping import NO_LIMIT
 from client.stats import SweepMeasurement
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.protocol.messages import Sampling
+from tests.in_process_swarm import SwarmHere, swarm_here
 from tests.oracle import oracle_scores
-from tests.swarm_here import SwarmHere, swarm_here
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

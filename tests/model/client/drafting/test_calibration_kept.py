@@ -10,7 +10,7 @@ from client import Result
 from client.drafting.search.calibration import START
 from client.drafting.search.calibration_store import load_calibration
 from swarm.demo import DRAFT, TARGET
-from tests.swarm_here import SwarmHere, swarm_here
+from tests.in_process_swarm import SwarmHere, swarm_here
 
 PROMPT = "It was a dark night, and the captain said"
 

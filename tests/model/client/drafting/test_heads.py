@@ -35,8 +35,8 @@ from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
 from swarm.errors import ConfigError, IncompatibleDraft, SwarmError, UnsupportedModel
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Sampling
-from tests.hub_here import MODEL, HubHere, Repo
-from tests.measurements import measured
+from tests.fake_hub import MODEL, HubHere, Repo
+from tests.sweep_measurements import measured
 
 GREEDY, WARM = Sampling(), Sampling(seed=5, temperature=1.0)
 NEW = 20

@@ -26,8 +26,8 @@ from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import SessionRows
 from swarm.layers import Span
 from tests.devices import DEVICES
-from tests.model.tiny import chain, save_sharded, tiny_model
-from tests.swarm_here import swarm_here
+from tests.in_process_swarm import swarm_here
+from tests.model.tiny_models import chain, save_sharded, tiny_model
 
 CPU = torch.device("cpu")
 WHOLE = Span(0, 12)

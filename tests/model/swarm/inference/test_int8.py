@@ -30,9 +30,9 @@ from swarm.protocol.messages import Codec, Fault, FaultKind, Frame, Open, Ready,
 from swarm.wire.frames import split
 from swarm.wire.v1 import node_pb2 as pb
 from tests.devices import DEVICE
-from tests.net.raw import Sweeps, attach, opening, raw_link, route_of
-from tests.net.running import SPANS, prompt, refusal
-from tests.swarm_here import SwarmHere, swarm_here
+from tests.in_process_swarm import SwarmHere, swarm_here
+from tests.net.raw_client import Sweeps, attach, opening, raw_link, route_of
+from tests.net.three_nodes import SPANS, prompt, refusal
 
 WIDTH = 192
 NEW = 20

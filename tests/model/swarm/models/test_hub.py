@@ -30,7 +30,7 @@ from swarm.errors import HubError, NotEnoughSpace, UnsupportedModel
 from swarm.inference.ragged_batch import load_whole
 from swarm.layers import Span
 from swarm.models.hub import find_model
-from tests.hub_here import COMMIT, MODEL, HubHere, Repo
+from tests.fake_hub import COMMIT, MODEL, HubHere, Repo
 
 TOKEN = "hf_secretsecretsecret"
 SMALL = {"config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json"}

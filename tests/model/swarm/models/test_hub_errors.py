@@ -20,7 +20,7 @@ from node.model.checkpoint import open_checkpoint
 from swarm.errors import ConfigError, HubError, UnknownModel, UnsupportedModel
 from swarm.inference.ragged_batch import load_whole
 from swarm.models.hub_errors import LOG_IN
-from tests.hub_here import COMMIT, MODEL, HubHere
+from tests.fake_hub import COMMIT, MODEL, HubHere
 
 TOKEN = "hf_secretsecretsecret"
 

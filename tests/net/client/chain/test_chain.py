@@ -36,8 +36,9 @@ from swarm.protocol.messages import (
 )
 from swarm.routing.costs import HOP_MS, RouteForecast
 from swarm.transport.link import WARM_UP_BYTES, WARM_UP_PINGS, Link
-from tests.net.raw import Sweeps, attach, counters, dial, opening, raw_link, raw_replies, route_of
-from tests.net.running import (
+from tests.in_process_swarm import swarm_here
+from tests.net.raw_client import Sweeps, attach, counters, dial, opening, raw_link, raw_replies, route_of
+from tests.net.three_nodes import (
     SPANS,
     Running,
     grown,
@@ -49,7 +50,6 @@ from tests.net.running import (
     until_freed,
     until_received,
 )
-from tests.swarm_here import swarm_here
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

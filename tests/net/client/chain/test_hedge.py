@@ -22,9 +22,9 @@ from swarm.inference.row_codec import decode_rows, encode_rows
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.hedged_link import HedgedLink
 from swarm.transport.successor import SessionLink, SuccessorLink
-from tests.net.mortal import CHAIN, Mortals
-from tests.net.raw import counters
-from tests.net.running import grown, prompt, until
+from tests.net.killable_nodes import CHAIN, Mortals
+from tests.net.raw_client import counters
+from tests.net.three_nodes import grown, prompt, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 

@@ -25,8 +25,8 @@ from swarm.protocol.messages import Sweep
 from swarm.protocol.proposal import DraftDistribution
 from swarm.routing.costs import RouteForecast
 from swarm.transport import liveness as watch
-from tests.net.running import engine_of, prompt, server_of
-from tests.swarm_here import SwarmHere, swarm_here
+from tests.in_process_swarm import SwarmHere, swarm_here
+from tests.net.three_nodes import engine_of, prompt, server_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 

@@ -26,9 +26,9 @@ from swarm.discovery.node_record import NodeRecord
 from swarm.errors import RegistryError
 from swarm.protocol.messages import Ping, Reply, Reroute
 from swarm.transport.successor import SessionLink, SuccessorLink
-from tests.net.mortal import CHAIN, Mortals
-from tests.net.raw import counters
-from tests.net.running import grown, prompt, until
+from tests.net.killable_nodes import CHAIN, Mortals
+from tests.net.raw_client import counters
+from tests.net.three_nodes import grown, prompt, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 

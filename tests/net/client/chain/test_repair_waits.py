@@ -20,9 +20,9 @@ from client.stats import Repair
 from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
 from swarm.errors import GenerationInterrupted, LocalProtocolError, RouteError
-from tests.net.mortal import CHAIN, Mortals, forget
-from tests.net.raw import info
-from tests.net.running import prompt, until
+from tests.net.killable_nodes import CHAIN, Mortals, forget
+from tests.net.raw_client import info
+from tests.net.three_nodes import prompt, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 

@@ -35,8 +35,8 @@ from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Reply, Sweep
 from swarm.protocol.session import Limits
-from tests.net.running import engine_of, prompt, server_of
-from tests.swarm_here import SwarmHere, swarm_here
+from tests.in_process_swarm import SwarmHere, swarm_here
+from tests.net.three_nodes import engine_of, prompt, server_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 

@@ -18,8 +18,8 @@ from client.options import GenerateOptions
 from swarm.errors import ConfigError, ContextFull, GenerationInterrupted, RouteError
 from swarm.protocol.messages import Counters
 from swarm.routing.route import Route
-from tests.net.raw import info
-from tests.net.running import Running, grown, three_nodes, until_freed
+from tests.net.raw_client import info
+from tests.net.three_nodes import Running, grown, three_nodes, until_freed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,8 +11,8 @@ from client.options import GenerateOptions
 from client.terminal import resumption
 from swarm.demo import TARGET
 from swarm.errors import ConfigError, GenerationInterrupted, Unfinished
-from tests.net.running import SPANS, prompt
-from tests.swarm_here import swarm_here
+from tests.in_process_swarm import swarm_here
+from tests.net.three_nodes import SPANS, prompt
 
 
 @pytest.fixture

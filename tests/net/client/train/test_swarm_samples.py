@@ -17,7 +17,7 @@ from client.train.samples import LocalSampler, SampleAmount, load_for_training, 
 from client.train.swarm_samples import SwarmSampler
 from swarm.demo import TARGET
 from swarm.errors import ContextFull
-from tests.swarm_here import swarm_here
+from tests.in_process_swarm import swarm_here
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -20,9 +20,9 @@ from swarm.ids import PeerId
 from swarm.routing.latency import LIMIT_S, measure_delays, measure_rate
 from swarm.runtime.console import make_console
 from tests.devices import DEVICE
-from tests.net.raw import info
-from tests.net.running import until
-from tests.swarm_here import SwarmHere, swarm_here
+from tests.in_process_swarm import SwarmHere, swarm_here
+from tests.net.raw_client import info
+from tests.net.three_nodes import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

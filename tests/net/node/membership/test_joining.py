@@ -34,7 +34,7 @@ from swarm.discovery.registry import MODELS_KEY, RECORD_TTL_S, Registry, block_k
 from swarm.errors import NotEnoughSpace
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
-from tests.swarm_here import SwarmHere
+from tests.in_process_swarm import SwarmHere
 
 MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
 

@@ -27,9 +27,9 @@ from swarm.protocol.messages import (
     SweepFrame,
 )
 from swarm.wire import encode_part
-from tests.net.bystander import WORDS, bystander, fitting, until_sessions, victim, warm_nodes
-from tests.net.raw import Sweeps, attach, dial, opening, raw_link, raw_replies, route_of
-from tests.net.running import SPANS, refusal
+from tests.net.healthy_session import WORDS, bystander, fitting, until_sessions, victim, warm_nodes
+from tests.net.raw_client import Sweeps, attach, dial, opening, raw_link, raw_replies, route_of
+from tests.net.three_nodes import SPANS, refusal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

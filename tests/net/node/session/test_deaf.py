@@ -23,10 +23,10 @@ from swarm.demo import TARGET
 from swarm.protocol.messages import Close, FaultKind, Ping, Ready, SweepFrame
 from swarm.transport.link import Stream
 from swarm.wire import encode_part
-from tests.net.bystander import WIDTH, bystander, fitting, until_sessions, victim, warm_nodes, whole
-from tests.net.raw import Sweeps, attach, dial, info, opening, raw_link, raw_replies, route_of
-from tests.net.running import SPANS, refusal, until
-from tests.swarm_here import swarm_here
+from tests.in_process_swarm import swarm_here
+from tests.net.healthy_session import WIDTH, bystander, fitting, until_sessions, victim, warm_nodes, whole
+from tests.net.raw_client import Sweeps, attach, dial, info, opening, raw_link, raw_replies, route_of
+from tests.net.three_nodes import SPANS, refusal, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

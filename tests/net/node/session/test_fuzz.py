@@ -21,10 +21,10 @@ from swarm.demo import TARGET
 from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
 from swarm.protocol.messages import RouteHop
-from tests.net.bystander import WORDS, right_picks
-from tests.net.raw import info
-from tests.net.running import until, until_freed
-from tests.swarm_here import swarm_here
+from tests.in_process_swarm import swarm_here
+from tests.net.healthy_session import WORDS, right_picks
+from tests.net.raw_client import info
+from tests.net.three_nodes import until, until_freed
 
 FRAMES = 2_000
 

@@ -33,7 +33,7 @@ from swarm.protocol.messages import (
     SweepFrame,
 )
 from swarm.wire import PART_BYTES, encode_part
-from tests.net.bystander import (
+from tests.net.healthy_session import (
     GOOD,
     NEXT,
     VOCAB,
@@ -46,8 +46,8 @@ from tests.net.bystander import (
     warm_nodes,
     whole,
 )
-from tests.net.raw import Sweeps, Unary, attach, dial, opening, raw_link, raw_replies, route_of
-from tests.net.running import SPANS, refusal, thread_held
+from tests.net.raw_client import Sweeps, Unary, attach, dial, opening, raw_link, raw_replies, route_of
+from tests.net.three_nodes import SPANS, refusal, thread_held
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -13,9 +13,9 @@ from swarm import wire
 from swarm.inference.row_codec import encode_rows
 from swarm.protocol.messages import Close, Codec, Fault, FaultKind, SweepFrame
 from swarm.wire import encode_part
-from tests.net.bystander import GOOD, WIDTH, WORDS, bystander, fitting, rows, victim, warm_nodes
-from tests.net.raw import Sweeps, raw_replies
-from tests.net.running import refusal
+from tests.net.healthy_session import GOOD, WIDTH, WORDS, bystander, fitting, rows, victim, warm_nodes
+from tests.net.raw_client import Sweeps, raw_replies
+from tests.net.three_nodes import refusal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -24,8 +24,9 @@ from swarm.demo import TARGET
 from swarm.errors import Busy, ContextFull, GenerationInterrupted, RouteError
 from swarm.ids import TreeNodeId
 from swarm.protocol.messages import Ack, Attached, Close, FaultKind, Ready, SweepFrame
-from tests.net.raw import Sweeps, attach, counters, info, opening, raw_link, raw_replies, route_of
-from tests.net.running import (
+from tests.in_process_swarm import swarm_here
+from tests.net.raw_client import Sweeps, attach, counters, info, opening, raw_link, raw_replies, route_of
+from tests.net.three_nodes import (
     SPANS,
     Running,
     engine_of,
@@ -38,7 +39,6 @@ from tests.net.running import (
     until,
     until_freed,
 )
-from tests.swarm_here import swarm_here
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

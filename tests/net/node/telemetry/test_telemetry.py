@@ -27,9 +27,9 @@ from swarm.demo import DRAFT, TARGET
 from swarm.layers import Span
 from swarm.telemetry.broker_address import parse_broker
 from swarm.telemetry.messages import Event, EventKind, MessageKind, Metrics, Presence, Stamp, Status, Will
+from tests.in_process_swarm import swarm_here
 from tests.net.brokers import CONNACK, Ear, ear_at, free_port, liar, mosquitto, wire_to
-from tests.swarm_here import swarm_here
-from tests.telling import PRINT, identity, metrics, status
+from tests.telemetry_messages import PRINT, identity, metrics, status
 
 needs_mosquitto = pytest.mark.needs_program("mosquitto", "mosquitto")
 QUICK = PublishIntervals(

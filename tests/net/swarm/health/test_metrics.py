@@ -30,10 +30,10 @@ from swarm.metrics.http import HEADERS, Guarded, make_server
 from swarm.metrics.page import MetricsPage
 from swarm.runtime.tasks import TaskScope
 from tests.devices import DEVICE
-from tests.measured import MeasuredHealth, MeasuredNode
+from tests.in_process_swarm import swarm_here
 from tests.net.swarm.health.test_service import Answer, ask
-from tests.swarm_here import swarm_here
-from tests.telling import identity
+from tests.sample_metrics import MeasuredHealth, MeasuredNode
+from tests.telemetry_messages import identity
 from tools.reference import openapi
 
 OPEN = "accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"

@@ -13,7 +13,7 @@ from swarm.demo import TARGET
 from swarm.discovery.memory_registry import MemoryRegistry
 from swarm.health.state.probe_results import read_comparison, read_probe
 from swarm.ids import ModelIdentity
-from tests.swarm_here import SwarmHere, swarm_here
+from tests.in_process_swarm import SwarmHere, swarm_here
 
 
 async def the_model(here: SwarmHere) -> ModelIdentity:

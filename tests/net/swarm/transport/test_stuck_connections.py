@@ -13,8 +13,8 @@ from client import AsyncSwarm
 from swarm.demo import DRAFT, TARGET
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Dialer
-from tests.net.running import prompt
-from tests.swarm_here import swarm_here
+from tests.in_process_swarm import swarm_here
+from tests.net.three_nodes import prompt
 
 IDS = prompt(4, 24)
 SPANS = ("0-4", "4-8", "8-12")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swarm.telemetry.guard import AcceptedMessage, Reason, RejectedMessage, TelemetryGuard
 from swarm.telemetry.messages import Body, Presence, Will, seal_body
-from tests.telling import NEW, NOW, event, identity, metrics, status, topic, will
+from tests.telemetry_messages import NEW, NOW, event, identity, metrics, status, topic, will
 
 BODIES: tuple[Body, ...] = (
     status(),

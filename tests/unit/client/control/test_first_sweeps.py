@@ -12,7 +12,7 @@ from client.control.policy import PipelineState, SpeculationPlan
 from client.drafting.search.tree import DraftTree
 from client.stats import SweepMeasurement
 from swarm.routing.costs import RouteForecast
-from tests.measurements import measured, waiting
+from tests.sweep_measurements import measured, waiting
 
 ROUTE = "route"
 FAR = RouteForecast(links_ms=400, compute_ms=21, row_ms=0.4, hops=3)

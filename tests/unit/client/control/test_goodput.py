@@ -19,7 +19,7 @@ from client.drafting.search.stopping import StopRule
 from client.drafting.search.tree import DraftTree
 from client.stats import SweepMeasurement
 from swarm.routing.costs import RouteForecast
-from tests.measurements import measured, over, waiting
+from tests.sweep_measurements import measured, over, waiting
 
 ROUTE = "route"
 

@@ -14,7 +14,7 @@ from client.control.latency_model import FIRST_ROWS, PINGS_MS, USUAL_SWEEPS, Lat
 from client.control.policy import SWEEPS_IN_FLIGHT
 from client.stats import SweepMeasurement
 from swarm.routing.costs import RouteForecast
-from tests.measurements import measured, pinged
+from tests.sweep_measurements import measured, pinged
 
 ROW_MS, CLAIMED_MS, NOISE_MS = 0.25, 0.3, 12.0
 SIZES = (16, 12, 8, 6, 4, 8, 3, 6)

@@ -16,8 +16,8 @@ from swarm.commands.private_swarm import Private
 from swarm.discovery.dht.registry import check_join_address
 from swarm.discovery.identity import Identity
 from swarm.errors import ConfigError, IdentityError
-from tests.private_here import make, settings
-from tests.telling import identity
+from tests.private_swarm import make, settings
+from tests.telemetry_messages import identity
 
 SECRETS = {"ca.key", "broker.key", "identity.key", "passwords", "node.env", "health.env"}
 

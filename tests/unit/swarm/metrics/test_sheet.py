@@ -29,8 +29,8 @@ from swarm.layers import Span
 from swarm.metrics.histogram import BOUNDS_S, Histogram
 from swarm.metrics.sheet import MetricFamily, MetricKind, MetricSet
 from swarm.telemetry.messages import ServedModel
-from tests.measured import SHAKY, TORN, WHOLE, MeasuredHealth, MeasuredNode
-from tests.telling import NOW, metrics, status
+from tests.sample_metrics import SHAKY, TORN, WHOLE, MeasuredHealth, MeasuredNode
+from tests.telemetry_messages import NOW, metrics, status
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "reference" / "metrics.md"
 Collected = dict[tuple[str, frozenset[tuple[str, str]]], float]

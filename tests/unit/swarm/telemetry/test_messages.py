@@ -15,7 +15,7 @@ from swarm.layers import Span
 from swarm.telemetry.fields import TelemetryError
 from swarm.telemetry.guard import AcceptedMessage, Reason, RejectedMessage, TelemetryGuard
 from swarm.telemetry.messages import Body, Presence, ServedModel, Signed, Stamp, check_prefix, open_payload, seal_body
-from tests.telling import NEW, NOW, OLD, PRINT, event, identity, metrics, status, topic, will
+from tests.telemetry_messages import NEW, NOW, OLD, PRINT, event, identity, metrics, status, topic, will
 
 Hear = Callable[..., Reason | None]
 

@@ -21,9 +21,9 @@ from swarm.ids import TreeNodeId
 from swarm.inference.row_codec import encode_rows
 from swarm.protocol.messages import Attach, Close, Codec, Fault, Frame, Ready, Rows, SweepFrame
 from swarm.wire.frames import split
-from tests.net.raw import RawLink, Sweeps, attach, info, opening, raw_link, raw_replies, route_of
-from tests.net.running import SPANS
-from tests.swarm_here import swarm_here
+from tests.in_process_swarm import swarm_here
+from tests.net.raw_client import RawLink, Sweeps, attach, info, opening, raw_link, raw_replies, route_of
+from tests.net.three_nodes import SPANS
 
 WIDTH, VOCAB = 192, 4096
 WORDS = (2565, 591, 572, 289, 663, 281)

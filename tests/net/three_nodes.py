@@ -20,8 +20,8 @@ from node.lifecycle.span_host import SpanService
 from node.serve import Node
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.protocol.messages import Counters, Fault, Ready, RouteHop
-from tests.net.raw import RawLink, info, route_of
-from tests.swarm_here import SwarmHere, swarm_here
+from tests.in_process_swarm import SwarmHere, swarm_here
+from tests.net.raw_client import RawLink, info, route_of
 
 SPANS = ["0-4", "4-8", "8-12"]
 

@@ -31,8 +31,8 @@ from swarm.demo import DRAFT, TARGET
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import PeerId
 from swarm.protocol.session import SessionState
-from tests.net.running import engine_of, server_of, service_of, until, until_freed
-from tests.swarm_here import swarm_here
+from tests.in_process_swarm import swarm_here
+from tests.net.three_nodes import engine_of, server_of, service_of, until, until_freed
 
 POOL = {
     "a0": "0-4", "a1": "4-8", "a2": "8-12",

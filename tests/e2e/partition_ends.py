@@ -1,6 +1,6 @@
 """The two ends of a network that is cut: `tell URL` is a node that only talks, `watch URL` prints what a page shows.
 
-Each is a process of its own, so that it can run in a network namespace: `python -m tests.e2e.cut_off tell mqtt://…`.
+Each is a process of its own, so that it can run in a network namespace: `python -m tests.e2e.partition_ends tell mqtt://…`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from node.telemetry.publisher import Address, TelemetryPublisher
 from swarm.discovery.identity import Identity
 from swarm.telemetry.broker_address import parse_broker
 from swarm.telemetry.messages import Metrics, Presence, Stamp, Status
-from tests.telling import PRINT, metrics, status
+from tests.telemetry_messages import PRINT, metrics, status
 
 
 class Speaker:

@@ -25,7 +25,7 @@ from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.telemetry.guard import TelemetryGuard
 from swarm.telemetry.messages import ServedModel, seal_body
-from tests.telling import NOW, identity, metrics, status, topic
+from tests.telemetry_messages import NOW, identity, metrics, status, topic
 
 WHOLE, SHAKY, TORN = (
     ReportedModel(name, digit * 64, 12) for name, digit in (("whole", "a"), ("shaky", "b"), ("torn", "c"))
