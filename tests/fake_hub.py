@@ -44,7 +44,7 @@ class Repo:
     cut_after: dict[str, int] = field(default_factory=dict)
     """Bytes of a file's answer after which the connection breaks, once."""
     stall_after: dict[str, int] = field(default_factory=dict)
-    """Bytes of a file's (or "", the list's) answer after which nothing more comes until `HubHere.released` is set."""
+    """Bytes of a file's (or "", the list's) answer after which nothing more comes until `FakeHub.released` is set."""
     says_digests: bool = True
 
     @classmethod
@@ -65,7 +65,7 @@ class Asked:
 
 
 @dataclass
-class HubHere:
+class FakeHub:
     """The hub: what it has, and what it was asked."""
 
     repos: dict[str, Repo] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10
 
     @property
-    def hub(self) -> HubHere:
+    def hub(self) -> FakeHub:
         return cast("_Server", self.server).hub
 
     def log_message(self, format: str, *args: object) -> None:
@@ -199,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = False
 
-    def __init__(self, hub: HubHere, name: str) -> None:
+    def __init__(self, hub: FakeHub, name: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.hub, self.name = hub, name
         self.url = f"http://127.0.0.1:{self.server_port}"
@@ -213,9 +213,9 @@ def _blob_id(content: bytes) -> str:
 
 
 @contextmanager
-def hub_here() -> Iterator[HubHere]:
+def fake_hub() -> Iterator[FakeHub]:
     """A hub without models."""
-    hub = HubHere()
+    hub = FakeHub()
     servers = [_Server(hub, "hub"), _Server(hub, "files")]
     hub.url, hub.files_url = (server.url for server in servers)
     threads = [threading.Thread(target=server.serve_forever, args=(0.05,)) for server in servers]

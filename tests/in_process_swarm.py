@@ -16,7 +16,7 @@ from tests.devices import DEVICE
 
 
 @dataclass(frozen=True, slots=True)
-class SwarmHere:
+class InProcessSwarm:
     """Running nodes, in the order of their spans, and the network on which they are listed."""
 
     model: Path
@@ -32,7 +32,7 @@ class SwarmHere:
 
 
 @asynccontextmanager
-async def swarm_here(model: Path, spans: Sequence[str], **options: Any) -> AsyncIterator[SwarmHere]:  # noqa: ANN401
+async def in_process_swarm(model: Path, spans: Sequence[str], **options: Any) -> AsyncIterator[InProcessSwarm]:  # noqa: ANN401
     """Serve `model` by one node per span."""
     network = MemoryNetwork()
     async with AsyncExitStack() as stack:
@@ -43,4 +43,4 @@ async def swarm_here(model: Path, spans: Sequence[str], **options: Any) -> Async
             config = ServeConfig(**{**usual, **options})
             node = Node(config, lambda _: None, MemoryRegistry(network))
             nodes.append(await stack.enter_async_context(node))
-        yield SwarmHere(model, network, tuple(nodes))
+        yield InProcessSwarm(model, network, tuple(nodes))

@@ -16,20 +16,20 @@ DEPLOY = Path(__file__).parents[1] / "deploy"
 HOST = "127.0.0.1"
 
 
-def make(command: Private) -> str:
+def make_private_swarm(command: Private) -> str:
     """Run `swarm private`; what it says."""
     said = io.StringIO()
     private(command, Console(file=said, width=400))
     return said.getvalue()
 
 
-def settings(env: Path) -> dict[str, str]:
+def env_settings(env: Path) -> dict[str, str]:
     """What an env file says."""
     return dict(line.split("=", 1) for line in env.read_text().splitlines())
 
 
 @contextmanager
-def broker(folder: Path, port: int) -> Iterator[int]:
+def mosquitto_for(folder: Path, port: int) -> Iterator[int]:
     """mosquitto with the very configuration of deploy/, but for paths, address, and the user it runs as; its pid."""
     text = (DEPLOY / "mosquitto" / "mosquitto.conf").read_text()
     for written, here in (

@@ -54,7 +54,7 @@ SNAPSHOT = NodeSnapshot(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.1),
 
 
 @dataclass
-class MeasuredHealth:
+class SampleHealth:
     """A health service's insides without its network; `look` is a scrape, before which a little more was done."""
 
     at: float = NOW
@@ -105,7 +105,7 @@ class MeasuredHealth:
 
 
 @dataclass
-class MeasuredNode:
+class SampleNode:
     """A node's counters without the node."""
 
     counters: NodeCounters = field(default_factory=NodeCounters)

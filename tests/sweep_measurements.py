@@ -49,20 +49,20 @@ def measured(  # noqa: PLR0913 - as many as a sweep has figures
     )
 
 
-def over(sweep: SweepMeasurement, hops: int) -> SweepMeasurement:
+def over_hops(sweep: SweepMeasurement, hops: int) -> SweepMeasurement:
     """The same sweep over so many hops."""
     waits, computes = [sweep.waited_ms / hops] * hops, [sweep.computed_ms / hops] * hops
     link_ms = sweep.network_ms / (hops + 1)
     return replace(sweep, hops=hop_times(waits, computes, link_ms), first_link_ms=link_ms)
 
 
-def waiting(sweep: SweepMeasurement, waited_ms: float) -> SweepMeasurement:
+def with_wait(sweep: SweepMeasurement, waited_ms: float) -> SweepMeasurement:
     """The same sweep, but it waited so long at its hops."""
     hops = tuple(replace(hop, queue_ms=waited_ms / len(sweep.hops)) for hop in sweep.hops)
     return replace(sweep, hops=hops)
 
 
-def pinged(sweep: SweepMeasurement, network_ms: float) -> SweepMeasurement:
+def with_pings(sweep: SweepMeasurement, network_ms: float) -> SweepMeasurement:
     """The same sweep, when pings said that one way over all links takes so long; 0 where they did not."""
     link_ms = network_ms / (len(sweep.hops) + 1)
     hops = tuple(replace(hop, link_ms=link_ms) for hop in sweep.hops)

@@ -23,7 +23,7 @@ from swarm.telemetry.messages import (
 
 NOW = 1_800_000_000.0
 PRINT = "ab12" * 16
-OLD, NEW = "0" * 32, "1" * 32
+FIRST_NONCE, SECOND_NONCE = "0" * 32, "1" * 32
 
 
 @cache
@@ -31,7 +31,7 @@ def identity(number: int) -> Identity:
     return Identity.ephemeral()
 
 
-def status(at: float = NOW, seq: int = 1, nonce: str = OLD, **other: Any) -> Status:  # noqa: ANN401
+def status(at: float = NOW, seq: int = 1, nonce: str = FIRST_NONCE, **other: Any) -> Status:  # noqa: ANN401
     usual: dict[str, Any] = {
         "is_birth": seq == 1,
         "model": ServedModel("demo-target", PRINT, 12),
@@ -47,7 +47,7 @@ def status(at: float = NOW, seq: int = 1, nonce: str = OLD, **other: Any) -> Sta
     return Status(Stamp(nonce, seq, at), **{**usual, **other})
 
 
-def metrics(at: float = NOW, seq: int = 2, nonce: str = OLD, **other: Any) -> Metrics:  # noqa: ANN401
+def metrics(at: float = NOW, seq: int = 2, nonce: str = FIRST_NONCE, **other: Any) -> Metrics:  # noqa: ANN401
     usual: dict[str, Any] = {
         "uptime_s": 100.5,
         "sweeps": 7,
@@ -68,11 +68,11 @@ def metrics(at: float = NOW, seq: int = 2, nonce: str = OLD, **other: Any) -> Me
     return Metrics(Stamp(nonce, seq, at), **{**usual, **other})
 
 
-def event(at: float = NOW, seq: int = 3, nonce: str = OLD, text: str = "serves layers 0…3 of 12") -> Event:
+def event(at: float = NOW, seq: int = 3, nonce: str = FIRST_NONCE, text: str = "serves layers 0…3 of 12") -> Event:
     return Event(Stamp(nonce, seq, at), EventKind.JOINED, text)
 
 
-def will(nonce: str = OLD, at: float = NOW) -> Will:
+def will(nonce: str = FIRST_NONCE, at: float = NOW) -> Will:
     return Will(Stamp(nonce, 0, at))
 
 

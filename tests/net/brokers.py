@@ -51,7 +51,7 @@ def mosquitto(folder: Path, port: int, *lines: str) -> Iterator[None]:
 
 
 @dataclass
-class Ear:
+class TelemetryListener:
     """Everything that was heard below `canopy/`, as the guard judged it."""
 
     believed: list[Body] = field(default_factory=list)
@@ -83,16 +83,16 @@ class Ear:
 
 
 @asynccontextmanager
-async def ear_at(port: int) -> AsyncIterator[Ear]:
+async def listener_at(port: int) -> AsyncIterator[TelemetryListener]:
     """Subscribed when this is entered."""
-    ear = Ear()
+    listener = TelemetryListener()
     async with aiomqtt.Client("127.0.0.1", port) as client, TaskScope() as scope:
         await client.subscribe("canopy/#", qos=1)
-        scope.spawn(ear.listen(client))
-        yield ear
+        scope.spawn(listener.listen(client))
+        yield listener
 
 
-class Wire:
+class CuttableLink:
     """A way to a port that can be cut: connections break at once, without a word. While it is shut it takes none."""
 
     def __init__(self, target: int, *, shut: bool = False) -> None:
@@ -131,8 +131,8 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @asynccontextmanager
-async def wire_to(target: int, *, shut: bool = False) -> AsyncIterator[Wire]:
-    wire = Wire(target, shut=shut)
+async def cuttable_link(target: int, *, shut: bool = False) -> AsyncIterator[CuttableLink]:
+    wire = CuttableLink(target, shut=shut)
     server = await asyncio.start_server(wire.carry, "127.0.0.1", 0)
     wire.port = server.sockets[0].getsockname()[1]
     try:
@@ -144,7 +144,7 @@ async def wire_to(target: int, *, shut: bool = False) -> AsyncIterator[Wire]:
 
 
 @dataclass
-class Liar:
+class ScriptedBroker:
     """Accepts, says what it was told to, then nothing more. visits: how many came."""
 
     answers: Sequence[bytes]
@@ -176,9 +176,9 @@ class Liar:
 
 
 @asynccontextmanager
-async def liar(*answers: bytes) -> AsyncIterator[Liar]:
+async def scripted_broker(*answers: bytes) -> AsyncIterator[ScriptedBroker]:
     """A broker that sends each of `answers` after it heard something."""
-    one = Liar(answers)
+    one = ScriptedBroker(answers)
     server = await asyncio.start_server(one.receive, "127.0.0.1", 0)
     one.port = server.sockets[0].getsockname()[1]
     try:

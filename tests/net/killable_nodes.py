@@ -31,7 +31,7 @@ from swarm.demo import DRAFT, TARGET
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import PeerId
 from swarm.protocol.session import SessionState
-from tests.in_process_swarm import swarm_here
+from tests.in_process_swarm import in_process_swarm
 from tests.net.three_nodes import engine_of, server_of, service_of, until, until_freed
 
 POOL = {
@@ -60,7 +60,7 @@ class _Stall:
 
 
 @dataclass(slots=True)
-class Mortals:
+class KillableNodes:
     """The pool and a client. Only what a test lists can be found; a session opened meanwhile stays where it is.
 
     chains: of the sessions that were opened since the test began.
@@ -206,34 +206,34 @@ class Mortals:
 
 
 @asynccontextmanager
-async def mortals() -> AsyncIterator[Mortals]:
+async def killable_nodes() -> AsyncIterator[KillableNodes]:
     """Start the pool and a client that waits for nobody for long."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
     # Tests count sweeps of texts that other tests told: a draft that adapts needs fewer for each that it told before.
-    making = swarm_here(TARGET, list(POOL.values()), kv_tokens=8_192)
+    making = in_process_swarm(TARGET, list(POOL.values()), kv_tokens=8_192)
     async with making as here, here.client(draft=DRAFT, adapt=False) as swarm:
         nodes = dict(zip(POOL, here.nodes, strict=True))
         for node in nodes.values():
             node.running.announcing.cancel()  # or it would list itself again
             await engine_of(node).on_thread(int)  # its thread lives as long as the node
         await swarm.generate("It", max_new_tokens=3, nodes=1)
-        everybody = Mortals(nodes, swarm)
+        everybody = KillableNodes(nodes, swarm)
         await everybody.clear()
         yield everybody
 
 
 @asynccontextmanager
-async def equal_mortals() -> AsyncIterator[Mortals]:
+async def equally_fast_nodes() -> AsyncIterator[KillableNodes]:
     """Machines of equal speed, so that tests choose the routes; a death is a broken stream, not silence."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("node.lifecycle.span_host.measure_sweeps", lambda _: SPEED)
         for module in (swarm.transport.liveness, client.chain.reply_stream):
             patch.setattr(module, "SILENCE_S", 10.0)  # however busy the machine is
-        async with mortals() as everybody:
+        async with killable_nodes() as everybody:
             yield everybody
 
 
-def forget(swarm: AsyncSwarm, wait_s: float) -> None:
+def reset_client(swarm: AsyncSwarm, wait_s: float) -> None:
     """Let a client know nothing of its machines, and wait so long for one that nobody replaces."""
     swarm._opener = replace(swarm._opener, wait_s=wait_s, nearby=PeerLatency(random.Random(1), _near))
 

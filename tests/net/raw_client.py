@@ -169,7 +169,7 @@ def opening(node: Node, *, window: int = 256, sweeps: int = 4, nodes: int = 256)
     return Open(node.identity.fingerprint, window, sweeps, nodes, Codec.FP32)
 
 
-class Sweeps:
+class SweepNumbering:
     """Numbers a session's sweeps as a client would, and lets the test say the rest."""
 
     def __init__(self, sampling: Sampling | None = None) -> None:

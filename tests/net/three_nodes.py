@@ -20,17 +20,17 @@ from node.lifecycle.span_host import SpanService
 from node.serve import Node
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.protocol.messages import Counters, Fault, Ready, RouteHop
-from tests.in_process_swarm import SwarmHere, swarm_here
+from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.raw_client import RawLink, info, route_of
 
 SPANS = ["0-4", "4-8", "8-12"]
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class ThreeNodes:
     """Three nodes and a warm client."""
 
-    here: SwarmHere
+    here: InProcessSwarm
     client: AsyncSwarm
 
     @property
@@ -43,12 +43,12 @@ class Running:
 
 
 @asynccontextmanager
-async def three_nodes() -> AsyncIterator[Running]:
+async def three_nodes() -> AsyncIterator[ThreeNodes]:
     """Start them, and every thread that lives as long as they do."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
-    async with swarm_here(TARGET, SPANS) as here, here.client(draft=DRAFT) as swarm:
+    async with in_process_swarm(TARGET, SPANS) as here, here.client(draft=DRAFT) as swarm:
         await swarm.generate("It", max_new_tokens=3, nodes=1)
-        yield Running(here, swarm)
+        yield ThreeNodes(here, swarm)
 
 
 def prompt(line: int, tokens: int = 12) -> tuple[int, ...]:
