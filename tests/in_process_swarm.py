@@ -1,4 +1,4 @@
-"""A whole swarm in one process for tests: real nodes, real gRPC on loopback, the registry in memory."""
+"""A whole swarm in one process: real nodes and real gRPC on loopback; the registry is in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from tests.devices import DEVICE
 
 @dataclass(frozen=True, slots=True)
 class InProcessSwarm:
-    """Running nodes, in the order of their spans, and the network on which they are listed."""
+    """Running nodes and the registry that lists them.
+
+    Attributes:
+        model: folder of the target model.
+        network: the memory in which all registries of this swarm meet.
+        nodes: in the order of the spans that were asked for.
+    """
 
     model: Path
     network: MemoryNetwork
@@ -25,22 +31,26 @@ class InProcessSwarm:
 
     @asynccontextmanager
     async def client(self, **options: Any) -> AsyncIterator[AsyncSwarm]:  # noqa: ANN401
-        """A client of this swarm, which keeps no calibration unless it is told where."""
-        kept: dict[str, Any] = {"registry": MemoryRegistry(self.network), "calibration": None, "draft_device": DEVICE}
-        async with AsyncSwarm.connect(self.model, **{**kept, **options}) as swarm:
+        """A client of this swarm; it keeps no calibration unless an option names a file."""
+        defaults: dict[str, Any] = {
+            "registry": MemoryRegistry(self.network),
+            "calibration": None,
+            "draft_device": DEVICE,
+        }
+        async with AsyncSwarm.connect(self.model, **{**defaults, **options}) as swarm:
             yield swarm
 
 
 @asynccontextmanager
 async def in_process_swarm(model: Path, spans: Sequence[str], **options: Any) -> AsyncIterator[InProcessSwarm]:  # noqa: ANN401
-    """Serve `model` by one node per span."""
+    """Serve `model` with one node per span; `options` are fields of `ServeConfig`."""
     network = MemoryNetwork()
     async with AsyncExitStack() as stack:
         nodes = []
         for span in spans:
-            usual = {"layers": span, "model": str(model), "host": "127.0.0.1", "threads": 1, "drain": 0.0}
-            usual |= {"device": DEVICE, "dtype": "float32"}
-            config = ServeConfig(**{**usual, **options})
+            defaults = {"layers": span, "model": str(model), "host": "127.0.0.1", "threads": 1, "drain": 0.0}
+            defaults |= {"device": DEVICE, "dtype": "float32"}
+            config = ServeConfig(**{**defaults, **options})
             node = Node(config, lambda _: None, MemoryRegistry(network))
             nodes.append(await stack.enter_async_context(node))
         yield InProcessSwarm(model, network, tuple(nodes))

@@ -1,4 +1,4 @@
-"""A swarm in which everything that can be measured is there, and everything that can be wrong is: for metrics tests."""
+"""A health service and a node whose metrics all have values; everything that an alert is about is wrong in them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SNAPSHOT = NodeSnapshot(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.1),
 
 @dataclass
 class SampleHealth:
-    """A health service's insides without its network; `look` is a scrape, before which a little more was done."""
+    """A health service without its network; its counters grow before every scrape."""
 
     at: float = NOW
     guard: TelemetryGuard = field(default_factory=TelemetryGuard)
@@ -85,7 +85,7 @@ class SampleHealth:
         overview.compared(WHOLE, ReplicaComparison(PeerId("QmFirst"), (PeerId("QmSecond"),), False, 64))
 
     def hear(self) -> None:
-        """Every node did a little more; one message is believed, and ten are forged."""
+        """Every node's counters grow; one message is accepted and ten forged ones are rejected."""
         self.looks += 1
         done = 100 * self.looks
         for model, peer, _ in NODES:
@@ -98,7 +98,7 @@ class SampleHealth:
             self.guard.accept(topic(told, who=1), sealed, False, NOW)
 
     def look(self) -> HealthView:
-        """What a scrape sees."""
+        """One scrape."""
         self.hear()
         self.clerk.step()
         return look(self.clerk, self.guard, 300.0)
@@ -106,7 +106,7 @@ class SampleHealth:
 
 @dataclass
 class SampleNode:
-    """A node's counters without the node."""
+    """A node's metrics without the node; its counters grow before every scrape."""
 
     counters: NodeCounters = field(default_factory=NodeCounters)
     snapshot: NodeSnapshot = SNAPSHOT
@@ -119,7 +119,7 @@ class SampleNode:
         self.figures = NodeFigures(PeerId("QmFirst"), description)
 
     def look(self) -> NodeSnapshot:
-        """Before every scrape a sweep was run, after a long wait, and one failed."""
+        """One scrape, before which one sweep waited long and ran, and one failed."""
         counters = self.counters
         counters.queue_times.add_ms(2_000.0)
         counters.compute_times.add_ms(40.0)

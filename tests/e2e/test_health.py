@@ -173,7 +173,7 @@ def test_a_node_whose_network_is_cut_shows_when_its_keep_alive_is_over(tmp_path:
         given = watch(nobody, tmp_path, "--mqtt", broker, "--probe-every", "0")
         url = run(hub, "health", *python, *given).wait_for(r"http://\S+/")
         shown = run(hub, "shown", *python, "tests.e2e.partition_ends", "watch", url)
-        run(far, "node", *python, "tests.e2e.partition_ends", "tell", broker)
+        run(far, "node", *python, "tests.e2e.partition_ends", "publish", broker)
         shown.wait_for(r"serving\n")
         cut_at = time.monotonic()
         subprocess.run(["ip", "-n", far, "link", "set", "wire", "down"], check=True)

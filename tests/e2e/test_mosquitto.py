@@ -90,9 +90,9 @@ async def test_nodes_are_heard_by_health(swarm: Swarm) -> None:
         await listener.until(lambda body: isinstance(body, Status) and body.state is Presence.LEFT)
         peers = {one.topic.value.split("/")[3] for one in listener.raw}
         assert peers == {swarm.identity(name).peer_id for name in ("node-1", "node-2")}
-        assert listener.refused == []
+        assert listener.rejected == []
         assert first.lines == second.lines == [f"telemetry goes to mqtts://{HOST}:{swarm.port}"]
-        assert not any(isinstance(body, Will) for body in listener.believed)
+        assert not any(isinstance(body, Will) for body in listener.accepted)
 
 
 @pytest.mark.parametrize("wrong", ["authority", "password", "user", "name", "nobody", "plain"])

@@ -1,4 +1,4 @@
-"""The client's decode loop over a target in this process."""
+"""The client's decode loop over a chain of one hop that computes in this process."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ FIXED = FixedPolicy(16)
 
 
 class InProcessChain:
-    """A chain whose only machine is this one; its sweeps say that they take as long as over a wide-area network."""
+    """A chain of one hop without a network; its sweeps report the latency of a wide-area network."""
 
     first_link_ms = 0.0
-    route_key = "here"
+    route_key = "in process"
     has_answer = False
 
     def __init__(self, target: RaggedModel, credits: Credits) -> None:

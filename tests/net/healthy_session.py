@@ -1,4 +1,4 @@
-"""Three nodes that get garbage, and the session on them that must not notice it."""
+"""A healthy session on three nodes that receive invalid frames: its picks must stay right."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORDS = (2565, 591, 572, 289, 663, 281)
 
 @asynccontextmanager
 async def warm_nodes() -> AsyncIterator[tuple[Node, ...]]:
-    """Three nodes, and every thread that lives as long as they do."""
+    """Three nodes that have served once, so that all their threads are started."""
     async with in_process_swarm(TARGET, SPANS) as here, here.client() as swarm:
         await swarm.generate("It", max_new_tokens=1)
         yield here.nodes
@@ -47,19 +47,19 @@ def right_picks() -> tuple[int, ...]:
 
 @asynccontextmanager
 async def healthy_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    """A session that is open while its nodes get garbage, and whose picks must be right before and after."""
+    """Keep a session open on the nodes; its picks must be right before and after the block."""
     monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.1)
     monkeypatch.setattr(node.session.service, "UPSTREAM_S", 60.0)  # it does not ping
     opened = attach(route_of(nodes, SPANS), opening(nodes[0]), b"other")
     async with raw_link(nodes[0], opened) as link:
         await link.until(Ready)
         async with raw_replies(nodes[2], opened.session) as replies:
-            said = SweepNumbering()
-            await link.send(SweepFrame(said.chain(WORDS[:3])))
+            sweeps = SweepNumbering()
+            await link.send(SweepFrame(sweeps.chain(WORDS[:3])))
             picks = [token for _, token in (await replies.read()).picks]
             yield
             await until_sessions(nodes, 1)
-            await link.send(SweepFrame(said.chain(WORDS[3:], commit=(0, 1, 2), acked=1)))
+            await link.send(SweepFrame(sweeps.chain(WORDS[3:], commit=(0, 1, 2), acked=1)))
             picks += [token for _, token in (await replies.read()).picks]
             assert tuple(picks) == right_picks()
             await link.send(Close("done"))
@@ -70,7 +70,7 @@ async def healthy_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPat
 
 
 async def until_sessions(nodes: tuple[Node, ...], count: int) -> None:
-    """Wait until every node holds so many sessions."""
+    """Wait until every node holds this number of sessions."""
     async with asyncio.timeout(5):
         while any([(await info(node)).sessions != count for node in nodes]):
             pass
@@ -78,7 +78,7 @@ async def until_sessions(nodes: tuple[Node, ...], count: int) -> None:
 
 @asynccontextmanager
 async def attacked_link(nodes: tuple[Node, ...], index: int = 0) -> AsyncIterator[RawLink]:
-    """A link of another session to the hop at `index`, attached."""
+    """A link of another session, attached to the hop at `index`; the test attacks over it."""
     async with raw_link(nodes[index], valid_attach(nodes, index)) as link:
         await link.until(Ready)
         yield link
@@ -93,7 +93,7 @@ def random_rows(count: int, width: int = WIDTH, codec: Codec = Codec.FP32) -> Ro
 
 
 def single_part(message: Frame) -> bytes:
-    """A small message as its only part."""
+    """A small message as its only frame part."""
     (part,) = split(message)
     return part
 

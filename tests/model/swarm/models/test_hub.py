@@ -66,24 +66,26 @@ def test_a_node_downloads_the_files_of_its_layers_and_no_other(
     local = load_span(open_checkpoint(whole), Span(2, 4), torch.float32)
     for mine, theirs in zip(model.model.parameters(), local.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-    assert {asked.token for asked in hub.asked if asked.server == "hub"} == {f"Bearer {TOKEN}"}
-    assert {asked.token for asked in hub.asked if asked.server == "files"} == {None}, "the token stays with the hub"
+    assert {request.token for request in hub.requests if request.server == "hub"} == {f"Bearer {TOKEN}"}
+    assert {request.token for request in hub.requests if request.server == "files"} == {None}, (
+        "the token stays with the hub"
+    )
 
 
 def test_what_is_here_is_asked_for_no_more(hub: FakeHub) -> None:
     checkpoint = open_checkpoint(MODEL)
     checkpoint.fetch(span_tensors(checkpoint, Span(2, 4)))
-    hub.asked.clear()
+    hub.requests.clear()
     again = open_checkpoint(MODEL)
     again.fetch(span_tensors(again, Span(2, 4)))
-    assert [asked.path for asked in hub.asked] == [f"/api/models/{MODEL}"]
+    assert [request.path for request in hub.requests] == [f"/api/models/{MODEL}"]
 
 
 def test_a_client_downloads_no_weights(hub: FakeHub) -> None:
     target = load_target(MODEL)
     assert (target.name, target.num_layers) == (MODEL, 6)
     assert hub.fetched() == SMALL
-    assert {asked.server for asked in hub.asked} == {"hub"}
+    assert {request.server for request in hub.requests} == {"hub"}
 
 
 def test_a_draft_is_downloaded_whole(hub: FakeHub, whole: Path) -> None:
@@ -103,10 +105,10 @@ def test_of_a_single_file_only_the_header_is_read(hub: FakeHub) -> None:
 
 
 def test_a_hub_that_says_no_digests_serves_through_huggingface_hub(hub: FakeHub) -> None:
-    hub.repos[MODEL].says_digests = False
+    hub.repos[MODEL].lists_digests = False
     checkpoint = open_checkpoint(MODEL)
     checkpoint.fetch(span_tensors(checkpoint, Span(2, 4)))
-    assert "HEAD" in {asked.method for asked in hub.asked}
+    assert "HEAD" in {request.method for request in hub.requests}
 
 
 def fill_disk(patch: pytest.MonkeyPatch) -> None:
@@ -262,7 +264,7 @@ def with_code(files: dict[str, bytes], name: str, model_type: str) -> None:
 @pytest.fixture
 def no_code(hub: FakeHub, tmp_path: Path) -> Iterator[None]:
     yield
-    assert "own.py" not in {Path(asked.path).name for asked in hub.asked}
+    assert "own.py" not in {Path(request.path).name for request in hub.requests}
     assert not list(tmp_path.rglob("own.py"))
     assert "own" not in sys.modules
 

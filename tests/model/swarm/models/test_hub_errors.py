@@ -99,7 +99,7 @@ def no_config(hub: FakeHub, _: pytest.MonkeyPatch) -> None:
 
 
 def file_missing(hub: FakeHub, _: pytest.MonkeyPatch) -> None:
-    hub.repos[MODEL].answers["config.json"] = 404
+    hub.repos[MODEL].statuses["config.json"] = 404
 
 
 def broken_header(hub: FakeHub, _: pytest.MonkeyPatch) -> None:
@@ -225,12 +225,12 @@ def test_what_was_downloaded_before_serves_without_the_hub(
     file = {"size": 1, "blob_id": "0" * 40}
     listed_by_others.write_text(json.dumps({"format_version": 1, "files": {"config.json": file, "more.bin": file}}))
     trouble(hub, monkeypatch)
-    hub.asked.clear()
+    hub.requests.clear()
     after = open_checkpoint(MODEL, revision)
     assert after.tensors(fetched).keys() == set(fetched)
     assert load_target(MODEL, revision).name == MODEL
     assert (after.name, after.folder, after.hub and after.hub.commit) == (MODEL, before.folder, COMMIT)
-    assert trouble is not offline or not hub.asked
+    assert trouble is not offline or not hub.requests
     with pytest.raises(ConfigError, match=rf"^{MODEL}: model-0000\d-of-\d+\.safetensors: "):
         after.fetch(after.weight_map)
 
@@ -238,7 +238,7 @@ def test_what_was_downloaded_before_serves_without_the_hub(
 def test_a_first_download_that_broke_is_not_taken_for_the_model(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     files = hub.repos[MODEL].files
     hub.repos[MODEL].files = {"config.json": files.pop("config.json")} | files
-    hub.repos[MODEL].answers["tokenizer.json"] = 503
+    hub.repos[MODEL].statuses["tokenizer.json"] = 503
     with pytest.raises(HubError, match=rf"^{MODEL}: tokenizer\.json: 127\.0\.0\.1 is in trouble"):
         open_checkpoint(MODEL)
     offline(hub, monkeypatch)

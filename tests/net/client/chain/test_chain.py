@@ -91,7 +91,7 @@ async def test_the_library_shows_no_bars(
     running: ThreeNodes, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers.utils.logging._tqdm_active", True)
-    async with running.here.client(draft=DRAFT):
+    async with running.swarm.client(draft=DRAFT):
         pass
     assert "Loading weights" not in capfd.readouterr().err
     assert is_progress_bar_enabled(), "another program's own ones are not ours to hide"

@@ -45,19 +45,19 @@ NEW = 24
 
 
 @dataclass(frozen=True, slots=True)
-class ThreeNodes:
+class TwoTails:
     """Two tails, of which a chain uses one, and a client."""
 
-    here: InProcessSwarm
+    swarm: InProcessSwarm
     client: AsyncSwarm
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        return self.here.nodes
+        return self.swarm.nodes
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running() -> AsyncIterator[ThreeNodes]:
+async def running() -> AsyncIterator[TwoTails]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
     with pytest.MonkeyPatch.context() as patch:
         for module in (swarm.transport.liveness, client.chain.reply_stream):
@@ -66,7 +66,7 @@ async def running() -> AsyncIterator[ThreeNodes]:
             for node in here.nodes:
                 await engine_of(node).on_thread(int)  # its thread lives as long as the node
             await opened.generate("It", max_new_tokens=3, nodes=1)
-            yield ThreeNodes(here, opened)
+            yield TwoTails(here, opened)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def check(listener: Listener, whole: RaggedModel, tokens: Sequence[int]) -> None
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_the_accepted_paths_rows_are_the_whole_models(
-    temperature: float, running: ThreeNodes, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
+    temperature: float, running: TwoTails, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener = Listener(monkeypatch)
     options: dict[str, Any] = {"temperature": temperature, "seed": 7, "nodes": 8}
@@ -135,7 +135,7 @@ async def test_the_accepted_paths_rows_are_the_whole_models(
 
 
 async def test_rows_of_trees_that_grow_while_sweeps_are_in_flight(
-    running: ThreeNodes, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
+    running: TwoTails, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Goodput, "plan", lambda *_: SpeculationPlan(3, 1e9, "small"))
     monkeypatch.setattr(Goodput, "more", lambda *_: 4)
@@ -160,7 +160,7 @@ async def test_rows_of_trees_that_grow_while_sweeps_are_in_flight(
     assert len(set(listener.travelled)) == len(listener.travelled)
 
 
-async def test_nobody_who_does_not_ask_gets_rows(running: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_who_does_not_ask_gets_rows(running: TwoTails, monkeypatch: pytest.MonkeyPatch) -> None:
     def walk(*_: object) -> list[TreeNodeId]:
         raise AssertionError("nobody asked")
 
@@ -168,10 +168,10 @@ async def test_nobody_who_does_not_ask_gets_rows(running: ThreeNodes, monkeypatc
     await running.client.generate(IDS, max_new_tokens=4, nodes=4)
 
 
-async def test_heads_draft_with_what_the_tail_sends(running: ThreeNodes) -> None:
+async def test_heads_draft_with_what_the_tail_sends(running: TwoTails) -> None:
     heads = [REDRAFTER, DGF]
     options: dict[str, Any] = {"max_new_tokens": NEW, "temperature": 1.0, "seed": 3}
-    async with running.here.client(draft=heads, draft_device="cpu", lookup=False) as opened:
+    async with running.swarm.client(draft=heads, draft_device="cpu", lookup=False) as opened:
         tree = await opened.generate(IDS, nodes=16, **options)
         plain = await opened.generate(IDS, nodes=0, **options)
         chosen = await opened.generate(IDS, **options)
@@ -184,7 +184,7 @@ async def test_heads_draft_with_what_the_tail_sends(running: ThreeNodes) -> None
 
 
 async def test_rows_after_the_tails_death_with_a_sweep_in_flight(
-    running: ThreeNodes, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
+    running: TwoTails, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new tail gives the rows of what was unanswered again, from a snapshot. The last test here: one is dead."""
     listener, arrived, next_run = Listener(monkeypatch), asyncio.Event(), HopSession.next_run

@@ -100,8 +100,8 @@ async def test_a_node_is_born_speaks_and_leaves(tmp_path: Path) -> None:
                 await listener.until(lambda body: isinstance(body, Metrics) and body.stamp.seq > 4)
                 speaker.outbox.add_event(EventKind.LEFT, "left the swarm")
             await listener.until(lambda body: isinstance(body, Status) and body.state is Presence.LEFT)
-            assert listener.refused == []
-            assert not any(isinstance(body, Will) for body in listener.believed)
+            assert listener.rejected == []
+            assert not any(isinstance(body, Will) for body in listener.accepted)
             assert {(message.topic.value.rsplit("/", 1)[1], message.qos) for message in listener.raw} == {
                 ("status", 1),
                 ("metrics", 0),
@@ -151,7 +151,7 @@ async def test_a_broker_that_is_down_is_told_once_and_found_when_it_comes_back(t
                 speaker.outbox.add_event(EventKind.ERROR, f"number {number}")
             wire.shut = False
             await listener.until(lambda body: isinstance(body, Event) and body.text == "number 999")
-    told = [body.text for body in listener.believed if isinstance(body, Event)]
+    told = [body.text for body in listener.accepted if isinstance(body, Event)]
     assert told == [f"number {number}" for number in range(1_000 - MAX_EVENTS, 1_000)]
     assert ["no telemetry" in line for line in speaker.lines] == [True, False]
 
@@ -274,17 +274,17 @@ async def test_whole_nodes_tell_what_they_do_and_nothing_of_where_they_are(
                 await swarm.generate("It", max_new_tokens=6, nodes=4)
             for _ in here.nodes:
                 await listener.until(lambda body: isinstance(body, Metrics) and body.tokens > 0 and body.sessions == 0)
-            statuses = [body for body in listener.believed if isinstance(body, Status)]
+            statuses = [body for body in listener.accepted if isinstance(body, Status)]
             assert {(body.span.start, body.state) for body in statuses} >= {
                 (0, Presence.SERVING),
                 (6, Presence.SERVING),
             }
         for span in (Span(0, 6), Span(6, 12)):
             await listener.until(partial(is_left, span))
-        assert listener.refused == []
-        events = [body.event for body in listener.believed if isinstance(body, Event)]
+        assert listener.rejected == []
+        events = [body.event for body in listener.accepted if isinstance(body, Event)]
         assert sorted(events) == sorted([EventKind.JOINED, EventKind.DRAINING, EventKind.LEFT] * 2)
-        last = [body for body in listener.believed if isinstance(body, Metrics) and body.tokens]
+        last = [body for body in listener.accepted if isinstance(body, Metrics) and body.tokens]
         assert all(body.layer_tokens == 6 * body.tokens for body in last)
         assert all(body.bytes_in > 0 and body.bytes_out > 0 and body.compute_ms >= 0 for body in last)
         said = "".join(json.loads(str(message.payload, "utf-8"))["body"] for message in listener.raw)
