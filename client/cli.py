@@ -20,7 +20,7 @@ from rich.progress import MofNCompleteColumn, Progress
 from client.demo import command as demo
 from client.demo.command import Demo
 from client.terminal.commands import Bench, ChatCommand, ConnectionOptions, Generate
-from client.terminal.notes import Notes, Streamed
+from client.terminal.notes import LineTrackingStream, NoteFormatter
 from client.train.options import TrainDraft
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
 from swarm.runtime.cli import plain_words
@@ -30,12 +30,12 @@ from swarm.runtime.extras import require
 if TYPE_CHECKING:
     from client.options import ConnectOptions
 
-Command = Generate | ChatCommand | Bench | TrainDraft | Demo
+ClientCommand = Generate | ChatCommand | Bench | TrainDraft | Demo
 
 
 def main() -> None:
     """Entry point."""
-    commands: dict[str, Callable[..., Command]] = {
+    commands: dict[str, Callable[..., ClientCommand]] = {
         "generate": Generate,
         "chat": ChatCommand,
         "bench": Bench,
@@ -45,17 +45,17 @@ def main() -> None:
     command = tyro.extras.subcommand_cli_from_dict(
         commands, prog="client", description="Use a swarm.", registry=plain_words()
     )
-    level, text = os.environ.get("CANOPY_LOG"), Streamed(sys.stdout)
+    level, text = os.environ.get("CANOPY_LOG"), LineTrackingStream(sys.stdout)
     sys.stdout = cast("TextIO", text)
     handler = logging.StreamHandler()
-    handler.setFormatter(Notes(text, f"{'%(asctime)s %(name)s' if level else 'client'}: %(message)s"))
+    handler.setFormatter(NoteFormatter(text, f"{'%(asctime)s %(name)s' if level else 'client'}: %(message)s"))
     logging.basicConfig(level=level or "WARNING", handlers=[handler])
     sys.exit(run(command))
 
 
-def run(command: Command) -> int:
-    """Carry out a command; the exit code. Errors are one line."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it has to say comes as exceptions too
+def run(command: ClientCommand) -> int:
+    """Carry out a command; returns the exit code. An error is printed as one line."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are raised as exceptions too
     try:
         match command:
             case Generate():
@@ -77,7 +77,7 @@ def run(command: Command) -> int:
     except SwarmError as error:
         print(f"client: {error}", file=sys.stderr)  # noqa: T201
         return 1
-    except BrokenPipeError:  # whoever read the output has gone; the flush at exit would say so
+    except BrokenPipeError:  # the reader of the output has closed it; the flush at exit would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
@@ -89,13 +89,15 @@ def generate(command: Generate) -> None:
     """Stream one text."""
     model, options = _connection(command)
     command.options.check()
-    prompt = command.prompt if command.resume is not None else _prompt(command)  # Ctrl-C ends this, but not in a loop
+    prompt = (
+        command.prompt if command.resume is not None else _prompt(command)
+    )  # read outside the event loop, where Ctrl-C ends it
     asyncio.run(_generate(command, prompt, model, options))
 
 
 async def _generate(command: Generate, prompt: str, model: str, options: ConnectOptions) -> None:
     from client.library.aio import (
-        AsyncSwarm,  # torch and transformers take seconds to import: bad options are told before
+        AsyncSwarm,  # torch and transformers take seconds to import: bad options are reported first
     )
     from client.terminal import report, resumption
     from swarm.runtime.gc_freeze import freeze_imports
@@ -103,10 +105,12 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
 
     quiet_libraries()
     freeze_imports()
-    begun = resumption.load(command.resume) if command.resume is not None else None
+    interrupted = resumption.load(command.resume) if command.resume is not None else None
     result = None
     async with AsyncSwarm.connect(model, **options) as swarm:
-        stream = swarm.resume(begun) if begun is not None else swarm.stream(prompt, **asdict(command.options))
+        stream = (
+            swarm.resume(interrupted) if interrupted is not None else swarm.stream(prompt, **asdict(command.options))
+        )
         try:
             async with aclosing(stream) as pieces:
                 async for piece in pieces:
@@ -127,7 +131,7 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
 
 
 def chat(command: ChatCommand) -> int:
-    """Talk until the lines end; 1 if an answer failed."""
+    """Chat until the lines end; returns 1 if an answer failed."""
     model, options = _connection(command)
     command.options.check()
     from client.library.sync import Swarm
@@ -150,13 +154,13 @@ def chat(command: ChatCommand) -> int:
                 "note: this model has no chat template; it goes on with a plain transcript and may not answer as asked"
             )
             console.print(note, style="dim", soft_wrap=True)
-        talk = ChatTerminal(conversation, console, command.options.seed)
-        talk.run(typed_lines(is_terminal))
-    return 1 if talk.failed else 0
+        terminal = ChatTerminal(conversation, console, command.options.seed)
+        terminal.run(typed_lines(is_terminal))
+    return 1 if terminal.failed else 0
 
 
 async def bench(command: Bench) -> int:
-    """Measure prompt by prompt; 1 if a text differs where it must not."""
+    """Measure prompt by prompt; returns 1 if a text differs where it must not."""
     if command.plot is not None:
         require("plot", "--plot")
     model, options = _connection(command)
@@ -224,7 +228,11 @@ def _prompt(command: Generate) -> str:
 
 
 def _check_writable(path: Path) -> None:
-    """Before the long measurement whose outcome it gets."""
+    """Check, before a long measurement, that its results can be written.
+
+    Raises:
+        ConfigError: they cannot.
+    """
     place = path if path.exists() else path.absolute().parent
     if path.is_dir() or not os.access(place, os.W_OK):
         why = "is a folder" if path.is_dir() else "no permission" if place.exists() else "no such folder"
@@ -239,6 +247,11 @@ def _write(path: Path, text: str) -> None:
 
 
 def _connection(command: ConnectionOptions) -> tuple[str, ConnectOptions]:
+    """The model, and the keyword arguments of `AsyncSwarm.connect`.
+
+    Raises:
+        ConfigError: no model is named.
+    """
     model = command.model or os.environ.get("CANOPY_MODEL")
     if model is None:
         raise ConfigError("which model? name a hub id or folder, or set CANOPY_MODEL")

@@ -1,4 +1,4 @@
-"""What a generation can be told. Plain values, checked once at the edge."""
+"""Options of a generation and of a connection: plain values, checked once at the edge."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ class Options:
     multistep: bool = False
 
     def sampling(self) -> Sampling:
-        """The part of it that the tail needs; a seed is drawn if none is given."""
+        """The options that the tail needs; a seed is drawn if there is none."""
         seed = secrets.randbits(63) if self.seed is None else self.seed
         return Sampling(seed, self.temperature, self.top_k, self.top_p, self.min_p, self.multistep)
 
     def check(self) -> None:
-        """Refuse what cannot be.
+        """Check the values.
 
         Raises:
-            ConfigError: names the option.
+            ConfigError: a value is of the wrong type or out of range; the message names the option.
         """
         from swarm.inference.sampling import check as check_sampling  # torch takes seconds to import
 
@@ -105,7 +105,7 @@ class GenerateOptions(TypedDict, total=False):
 
 
 class ConnectOptions(TypedDict, total=False):
-    """How to join a swarm; see `AsyncSwarm.connect`."""
+    """How to join a swarm; `AsyncSwarm.connect` describes each."""
 
     peers: Sequence[str]
     draft: str | Path | Sequence[str | Path] | None
@@ -124,22 +124,22 @@ class ConnectOptions(TypedDict, total=False):
     calibration: Path | None
 
 
-def check_codec(given: CodecChoice) -> CodecChoice:
-    """Refuse a codec that is none, as a caller without a type checker may give.
+def check_codec(codec: CodecChoice) -> CodecChoice:
+    """Return the codec if there is one of this name; callers without a type checker may pass any value.
 
     Raises:
-        ConfigError: names what there is.
+        ConfigError: there is none.
     """
-    if given not in get_args(CodecChoice):
-        raise ConfigError(f"codec: {given!r}; there are {' and '.join(get_args(CodecChoice))}")
-    return given
+    if codec not in get_args(CodecChoice):
+        raise ConfigError(f"codec: {codec!r}; there are {' and '.join(get_args(CodecChoice))}")
+    return codec
 
 
 def check_text(text: str, name: str) -> str:
-    """Refuse text with halves of characters, which no tokenizer takes.
+    """Return the text if it is valid Unicode; no tokenizer takes lone surrogates.
 
     Raises:
-        ConfigError: calls it by this name.
+        ConfigError: it is not; the message calls it `name`.
     """
     try:
         text.encode()
@@ -148,16 +148,16 @@ def check_text(text: str, name: str) -> str:
     return text
 
 
-def make_options(given: GenerateOptions) -> Options:
-    """Options from keyword arguments.
+def make_options(arguments: GenerateOptions) -> Options:
+    """Options from keyword arguments; `Options.check` checks their values.
 
     Raises:
-        ConfigError: an unknown name, or a value that cannot be.
+        ConfigError: there is no option of a name.
     """
     known = [field.name for field in fields(Options)]
-    unknown = sorted(set(given) - set(known))
+    unknown = sorted(set(arguments) - set(known))
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]!r}; there are {', '.join(known)}")
-    stop = given.get("stop", ())
-    rest: dict[str, Any] = {name: value for name, value in given.items() if name != "stop"}
+    stop = arguments.get("stop", ())
+    rest: dict[str, Any] = {name: value for name, value in arguments.items() if name != "stop"}
     return Options(**rest, stop=tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,))

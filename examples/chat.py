@@ -1,6 +1,6 @@
 """Talk with a model of a swarm: `python examples/chat.py MODEL PEER`; an empty line ends it.
 
-What was said stays in the nodes' memory between turns, so only new tokens travel.
+The conversation stays in the nodes' memory between turns, so only new tokens are sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(
         model: hub id or folder of the target model.
         peer: multiaddress of a peer of the swarm.
         draft: hub id or folder of a small model with the same tokenizer.
-        tokens: most tokens of one answer.
+        tokens: maximum length of one answer.
     """
     with (
         Swarm.connect(model, peers=[peer], draft=draft) as swarm,

@@ -27,7 +27,7 @@ def main(
         peer: multiaddress of a peer of the swarm.
         draft: hub id or folder of a small model with the same tokenizer.
         prompt: text to continue.
-        tokens: most tokens to generate.
+        tokens: maximum length of the text.
     """
     with Swarm.connect(model, peers=[peer], draft=draft) as swarm:
         print(prompt, end="", flush=True)

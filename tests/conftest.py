@@ -1,4 +1,4 @@
-"""Rules that every test lives under: one thread, no network, a time limit, nothing left behind, no silent skips."""
+"""Rules for every test: one thread, no network, a time limit, nothing left behind, no silent skips."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 MARK = "CANOPY_TEST_RUN"
-"""Environment variable that finds our processes again, also those whose parent was killed."""
+"""Environment variable that marks our processes, so that those whose parent was killed are found too."""
 
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
 os.environ[MARK] = uuid.uuid4().hex
@@ -25,7 +25,7 @@ from hypothesis import settings  # noqa: E402
 
 CI = os.environ.get("CI", "false") not in {"", "0", "false"}
 FOLDERS = {"unit": 60, "property": 120, "net": 60, "model": 120, "e2e": 240}
-"""The folders in the order in which they run, with the seconds after which one of their tests must be hanging."""
+"""The folders in the order in which they run, with the timeout of one test in seconds."""
 PROCESS_FOLDERS = {"net", "model", "e2e"}
 LIBRARY_THREADS = ("_poll_wrapper", "channel_spin", "TMonitor", "pytest_timeout", "asyncio_")
 """Parts of the names of threads that grpc, tqdm, pytest and an event loop start once and keep for their whole life."""

@@ -1,4 +1,4 @@
-"""On what the tests compute: the CPU, on every machine, unless the environment names a card.
+"""The device that tests compute on: the CPU, unless the environment names a GPU.
 
 CANOPY_TEST_DEVICE=cuda python -m pytest tests/unit tests/model        # in float32 too, with the same assertions
 """

@@ -1,4 +1,4 @@
-"""The specification of a pick, slow and clear: plain Python numbers, one token at a time, nothing shared with `swarm`.
+"""The specification of sampling in plain Python, one token at a time. Shares no code with `swarm`.
 
 Whole-system tests compare the swarm's tokens with these picks over a reference's logits.
 """
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 
 class SamplingLike(Protocol):
-    """What `swarm.protocol.messages.Sampling` holds."""
+    """The fields of `swarm.protocol.messages.Sampling`."""
 
     @property
     def seed(self) -> int: ...
@@ -28,13 +28,13 @@ class SamplingLike(Protocol):
 
 
 def oracle_pick(logits_row: npt.NDArray[np.floating], position: int, sampling: SamplingLike) -> int:
-    """The token picked for `position` (the picked token's own) from one row of logits."""
+    """The token picked for `position` (that of the picked token) from one row of logits [vocab]."""
     scores = oracle_scores(logits_row, position, sampling)
     return min(scores, key=lambda token: (-scores[token], token))
 
 
 def oracle_scores(logits_row: npt.NDArray[np.floating], position: int, sampling: SamplingLike) -> dict[int, float]:
-    """Score of every token that the filters leave."""
+    """Scores by token; tokens that top-k, top-p or min-p remove are missing."""
     logits = [float(logit) for logit in logits_row]
     ranked = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     if sampling.temperature == 0:
@@ -58,7 +58,7 @@ def oracle_scores(logits_row: npt.NDArray[np.floating], position: int, sampling:
 
 
 def oracle_gumbel(seed: int, position: int, token: int) -> float:
-    """The noise of one token."""
+    """The Gumbel noise of one token."""
     block = oracle_philox((position, token >> 1, 0, 0), (seed % 2**32, seed >> 32))
     low, high = block[2:] if token % 2 else block[:2]
     uniform = min((float(high * 2**32 + low) + 0.5) * 2.0**-64, 1 - 2.0**-53)

@@ -1,4 +1,4 @@
-"""A session that asks a plan for its repairs, at times that a test sets, and routes to answer its searches with."""
+"""A session that follows a repair plan on a clock that the test moves, and routes and errors to report to it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,14 @@ def leaves(peer: str) -> HopError:
 
 @dataclass(slots=True)
 class PlannedSession:
-    """A session that asks a plan for its steps, at times that a test sets."""
+    """A session that follows a repair plan on a clock that the test moves.
+
+    Attributes:
+        plan: decides what the repair does next.
+        now_s: the clock.
+        answers: answers of sweeps that have come.
+        is_answer_due: whether a sweep is unanswered.
+    """
 
     plan: RepairPlan
     now_s: float = 1000.0
@@ -79,7 +86,7 @@ class PlannedSession:
         return self.plan.next_step(Moment(self.now_s, self.answers, self.is_answer_due))
 
     def until(self, kind: type[RepairStep]) -> RepairStep:
-        """The next step of a kind; those before it are done, and no search finds anything."""
+        """The next step of a kind; earlier ones are carried out, and searches find nothing."""
         for _ in range(20):
             match step := self.step():
                 case _ if isinstance(step, kind):
@@ -93,7 +100,7 @@ class PlannedSession:
         raise AssertionError(f"no {kind.__name__}")
 
     def repaired(self, peers: str) -> Finish:
-        """Let the search that is next find this route, which is attached at once."""
+        """Let the next search find this route, and attach it at once."""
         assert isinstance(self.until(RouteSearch), RouteSearch)
         self.report(RouteFound(route(peers)))
         taken = self.step()

@@ -1,4 +1,4 @@
-"""A picture as SVG: boxes, arrows and words in a few colours that follow the reader's light or dark scheme. Pure."""
+"""An SVG picture of boxes, arrows and text; its colours follow the reader's light or dark scheme. Reads no file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,14 @@ text{font:14px system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif;fill:
 
 @dataclass(slots=True)
 class Drawing:
-    """Shapes on a card of this size; coordinates in pixels from its upper left corner."""
+    """Shapes on a card; coordinates are pixels from its upper left corner.
+
+    Attributes:
+        width: of the card, in pixels.
+        height: of the card, in pixels.
+        title: the picture's name, for screen readers.
+        description: what the picture shows, for screen readers.
+    """
 
     width: int
     height: int
@@ -38,7 +45,14 @@ class Drawing:
     _shapes: list[str] = field(default_factory=list)
 
     def box(self, at: tuple[float, float], size: tuple[float, float], kind: str, lines: Sequence[str] = ()) -> None:
-        """A box with centred lines: the first is bold, the others soft; a line that begins with ` is a token."""
+        """A box with centred lines of text.
+
+        Args:
+            at: the upper left corner.
+            size: width and height.
+            kind: class of the style sheet.
+            lines: the first is bold, the others soft; one that begins with ` is a token.
+        """
         (x, y), (width, height) = at, size
         self._shapes.append(f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="7"/>')
         top = y + height / 2 + 5 - 8.5 * (len(lines) - 1)
@@ -53,14 +67,14 @@ class Drawing:
             f'xml:space="preserve">{escape(text)}</text>'
         )
 
-    def arrow(self, start: tuple[float, float], end: tuple[float, float], kind: str = "line", says: str = "") -> None:
-        """A straight arrow, with words above its middle."""
+    def arrow(self, start: tuple[float, float], end: tuple[float, float], kind: str = "line", label: str = "") -> None:
+        """A straight arrow with a label above its middle."""
         tip = "walk" if kind == "walk" else "tip"
         self._shapes.append(
             f'<path class="{kind}" d="M{start[0]:g} {start[1]:g}L{end[0]:g} {end[1]:g}" marker-end="url(#{tip})"/>'
         )
-        if says:
-            self.words(((start[0] + end[0]) / 2, (start[1] + end[1]) / 2 - 7), says, "soft", "middle")
+        if label:
+            self.words(((start[0] + end[0]) / 2, (start[1] + end[1]) / 2 - 7), label, "soft", "middle")
 
     def curve(self, start: tuple[float, float], end: tuple[float, float], kind: str = "line") -> None:
         """A line that leaves and arrives horizontally."""
@@ -71,7 +85,7 @@ class Drawing:
         )
 
     def path(self, points: Sequence[tuple[float, float]], kind: str = "line", *, arrow: bool = True) -> None:
-        """A bent line."""
+        """A line through several points, with or without an arrow at its end."""
         drawn = "L".join(f"{x:g} {y:g}" for x, y in points)
         end = f' marker-end="url(#{"walk" if kind == "walk" else "tip"})"' if arrow else ""
         self._shapes.append(f'<path class="{kind}" d="M{drawn}"{end}/>')

@@ -1,17 +1,17 @@
-"""A guide's commands as they stand in its text: who types what, and what should be seen. Pure; runs nothing.
+"""The commands of a guide: which machine types what, and what its output must show. Reads guides; runs nothing.
 
-A block that is followed has a comment above it that readers do not see:
+A block that is executed has a comment above it that readers do not see:
 
     <!-- run: anna -->                the lines after `$ ` are typed on the machine anna, one after another
-    <!-- run: anna, stays -->         the command goes on running once everything shown was seen
-    <!-- run: anna, fails -->         the command is to fail
+    <!-- run: anna, stays -->         the command keeps running once its output shows everything
+    <!-- run: anna, fails -->         the command must fail
     <!-- run: anna, slow -->          left out by the tests, not by `python -m tools.follow`
     <!-- run: anna, file story.py --> the block is written to that file in anna's home folder
-    <!-- by hand: reason -->          the block is not followed
+    <!-- by hand: reason -->          the block is not executed
 
-In a block `^C` interrupts what stays on that machine, and `› ` begins a line that is typed into a command. Shown lines
-are compared loosely: numbers only stand for numbers, `…` for anything, and their order is free.
-A guide that others have to go before says so: <!-- after: operator.md, volunteer.md -->
+In a block `^C` interrupts the newest command that stays on that machine, and `› ` begins a line that is typed into a
+command. Shown lines are compared loosely: any number matches any other, `…` matches anything, and the order is free.
+A guide that needs other guides to be executed first names them: <!-- after: operator.md, volunteer.md -->
 """
 
 from __future__ import annotations
@@ -27,12 +27,19 @@ _NUMBER = r"\d+(?:[.,]\d+)*"
 
 
 class GuideError(Exception):
-    """A guide that cannot be followed as it stands; the message begins with file and line."""
+    """A guide is wrong, or its commands do not do what it says; the message begins with file and line."""
 
 
 @dataclass(slots=True)
 class Step:
-    """One command, or an interrupt (`command` is None), with the lines typed into it and those to be seen."""
+    """One command or interrupt.
+
+    Attributes:
+        command: the command line; None: an interrupt.
+        line: line number in the guide.
+        typed: lines that are typed into the command.
+        shown: lines that its output must show.
+    """
 
     command: str | None
     line: int
@@ -42,7 +49,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What is typed on one machine. file: the name of a file that the text becomes instead."""
+    """A code block that is executed on one machine.
+
+    Attributes:
+        guide: file of the guide.
+        line: line number of the block.
+        host: name of the machine.
+        flags: of `stays`, `fails`, `slow`.
+        file: name of the file that the text is written to, None for commands.
+        text: lines of the block.
+    """
 
     guide: Path
     line: int
@@ -76,7 +92,13 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """What is to be followed of one document, and the documents that go before it."""
+    """One guide.
+
+    Attributes:
+        path: its file.
+        after: guides that must be executed first.
+        blocks: what is executed, in order.
+    """
 
     path: Path
     after: tuple[Path, ...]
@@ -87,7 +109,7 @@ def read(path: Path) -> Guide:
     """Parse a guide.
 
     Raises:
-        GuideError: a console block says neither who runs it nor why nobody does, or a mark is wrong.
+        GuideError: a console block has neither `run` nor `by hand` above it, or a mark is wrong.
     """
     blocks: list[Block] = []
     after: list[Path] = []

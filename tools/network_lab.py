@@ -1,6 +1,6 @@
-"""Machines of a small internet on this one: network namespaces on one bridge (Linux, root), without names.
+"""A network lab on one machine: hosts are network namespaces on one bridge (Linux, root). It has no name server.
 
-Each namespace lives as long as a process that reads our pipe, so nothing is left when we die, however we die.
+Each namespace lives as long as a process that reads our pipe, so nothing is left when this process ends in any way.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 NETWORK = "203.0.113"
-"""TEST-NET-3 (RFC 5737): addresses for documents, which nobody has."""
+"""TEST-NET-3 (RFC 5737): addresses for documentation, which no machine has."""
 PROGRAMS = {"ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
 
 
-def obstacle() -> str | None:
-    """Why there can be no village here; None if there can."""
+def why_unavailable() -> str | None:
+    """Why this machine cannot run a network lab; None if it can."""
     for program, package in PROGRAMS.items():
         if shutil.which(program) is None:
             return f"the program {program} is missing (Debian package {package})"
@@ -26,18 +26,22 @@ def obstacle() -> str | None:
 
 
 @dataclass(slots=True)
-class Village:
-    """Hosts by name; each has one address on a common bridge."""
+class NetworkLab:
+    """Hosts on a common bridge.
+
+    Attributes:
+        addresses: the IPv4 address of each host, by name.
+    """
 
     addresses: Mapping[str, str]
     _stack: ExitStack = field(default_factory=ExitStack)
     _keepers: dict[str, int] = field(default_factory=dict)
 
     def inside(self, host: str) -> list[str]:
-        """What a command line begins with, to run on that host.
+        """The start of a command line that runs on a host.
 
         Raises:
-            KeyError: nobody of that name.
+            KeyError: there is no host of that name.
         """
         return ["nsenter", "--target", str(self._keepers[host]), "--net"]
 
@@ -56,22 +60,22 @@ class Village:
         self._stack.callback(keeper.wait)
         self._stack.enter_context(_closing_pipes(keeper))
         assert keeper.stdout is not None
-        keeper.stdout.readline()  # its namespace is there
+        keeper.stdout.readline()  # its namespace exists now
         self._keepers[host] = keeper.pid
         return keeper.pid
 
 
 @contextmanager
-def village(addresses: Mapping[str, str]) -> Iterator[Village]:
-    """A village that is gone after the block.
+def network_lab(addresses: Mapping[str, str]) -> Iterator[NetworkLab]:
+    """A lab that exists during the block.
 
     Raises:
-        subprocess.CalledProcessError: not allowed.
+        subprocess.CalledProcessError: a command failed, for example without the rights of root.
     """
-    made = Village(addresses)
-    with made._stack:
-        made.build()
-        yield made
+    lab = NetworkLab(addresses)
+    with lab._stack:
+        lab.build()
+        yield lab
 
 
 @contextmanager

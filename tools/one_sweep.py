@@ -1,6 +1,6 @@
 """`python -m tools.one_sweep`: record real sweeps of the demo pair over three nodes, for the pictures in docs/img.
 
-The drafter is listened to: which tree it grew, and what the target picked after every node of it.
+It records which tree the drafter grew, and what the target picked after each of its nodes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ OUT = Path("docs/img/sweep.json")
 
 @dataclass(slots=True)
 class Listener:
-    """A drafter that tells what another one drew, and what came of it."""
+    """A drafter that records another drafter's trees and the target's picks.
+
+    Attributes:
+        inner: the drafter that does the work.
+        grown: every sequence with the tree that was grown below it.
+        picked: every tree with the target's picks by node; None is the root.
+    """
 
     inner: Drafter
     grown: list[tuple[tuple[int, ...], DraftTree]] = field(default_factory=list)

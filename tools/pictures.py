@@ -1,4 +1,4 @@
-"""`python -m tools.pictures`: draw docs/img/*.svg. Three of them show a sweep that tools/one_sweep.py recorded."""
+"""`python -m tools.pictures`: draws docs/img/*.svg. Three of them show a sweep that tools/one_sweep.py recorded."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from tools.drawing import Drawing
 
 FOLDER: Final = Path(__file__).resolve().parent.parent / "docs" / "img"
 SHOWN: Final = 1
-"""The recorded sweep that the pictures are of: of the early ones it shows most."""
+"""Which of the recorded sweeps the pictures show."""
 COLUMN, ROW, BOX = 129, 52, (108, 38)
 ROW_BYTES = 192 * 4
-"""Of the demo model in fp32."""
+"""Bytes of one hidden row of the demo model in fp32."""
 SPANS = ("layers 0…3", "layers 4…7", "layers 8…11")
 
 Sweep = dict[str, Any]
 
 
 def accepted(sweep: Sweep) -> list[int]:
-    """The tree nodes on the walk: from the root along the picks, while a child holds the picked token."""
-    nodes, picks, here = sweep["nodes"], sweep["picks"], None
+    """The accepted nodes: the walk from the root along the picks, while a child holds the picked token."""
+    nodes, picks, at = sweep["nodes"], sweep["picks"], None
     walk: list[int] = []
     while True:
-        pick = picks["root" if here is None else str(here)]
-        found = [i for i, node in enumerate(nodes) if node["parent"] == here and node["token"] == pick]
+        pick = picks["root" if at is None else str(at)]
+        found = [i for i, node in enumerate(nodes) if node["parent"] == at and node["token"] == pick]
         if not found:
             return walk
-        here = found[0]
-        walk.append(here)
+        at = found[0]
+        walk.append(at)
 
 
 def places(sweep: Sweep) -> dict[int | None, tuple[int, float]]:
-    """(level, row) of every node; the root is None."""
+    """Level and row of every node in the picture; the root is None."""
     children: dict[int | None, list[int]] = {}
     for number, node in enumerate(sweep["nodes"]):
         children.setdefault(node["parent"], []).append(number)
@@ -54,18 +54,18 @@ def places(sweep: Sweep) -> dict[int | None, tuple[int, float]]:
 
 
 def shown(token: str) -> str:
-    """A token in a box."""
+    """A token as a line of a box."""
     return f"`{token.strip() or '␣'}"
 
 
 def brief(token: str) -> str:
-    """A token where there is little room."""
+    """A token, shortened to 8 characters."""
     text = token.strip()
     return text if len(text) <= 8 else f"{text[:7]}…"
 
 
 def tree(record: dict[str, Any]) -> Drawing:
-    """The tree of one sweep, with the walk."""
+    """The token tree of one sweep, with the accepted path."""
     sweep = record["sweeps"][SHOWN]
     nodes, at, walk = sweep["nodes"], places(sweep), accepted(sweep)
     rows = int(max(row for _, row in at.values())) + 1
@@ -74,10 +74,10 @@ def tree(record: dict[str, Any]) -> Drawing:
     drawing = Drawing(
         960, 84 + ROW * rows + 44, "The token tree of one sweep",
         f"Below the pending token {sweep['pending'].strip()} hang {len(nodes)} guesses. The walk accepts {words}; "
-        f"then the target says {last.strip()}.",
+        f"then the target picks {last.strip()}.",
     )  # fmt: skip
     drawing.words((28, 36), f"One sweep's tree: {len(nodes)} guesses below the pending token", "title")
-    drawing.words((28, 58), "Under each guess: the chance that the draft gave it, and the target's pick behind it. "
+    drawing.words((28, 58), "Under each guess: its acceptance probability, and the target's pick after it. "
                   "Green: the walk.")  # fmt: skip
 
     def corner(node: int | None) -> tuple[float, float]:
@@ -100,7 +100,7 @@ def tree(record: dict[str, Any]) -> Drawing:
     drawing.curve(side(tail, right=True), (end[0], end[1] + BOX[1] / 2), "walk")
     drawing.box(end, BOX, "next", [shown(last), "new pending"])
     drawing.words((28, 84 + ROW * rows + 20), f"{len(walk)} guesses were right, and the target's own next token comes "
-                  f"with them: {sweep['emitted']} tokens for one trip.", "")  # fmt: skip
+                  f"with them: {sweep['emitted']} tokens for one sweep.", "")  # fmt: skip
     return drawing
 
 
@@ -122,9 +122,9 @@ def chain(record: dict[str, Any]) -> Drawing:
     for left, width, name, holding in zip(lefts, widths, names, holds, strict=True):
         drawing.box((left, y), (width, size[1]), "ask" if name == "client" else "plain", [name, *holding])
     ends = [(left + width, right) for left, width, right in zip(lefts, widths, lefts[1:], strict=False)]
-    says = (f"{count} ids", f"{count} rows", f"{count} rows")
-    for (start, end), said in zip(ends, says, strict=True):
-        drawing.arrow((start, y + 32), (end, y + 32), says=said)
+    labels = (f"{count} ids", f"{count} rows", f"{count} rows")
+    for (start, end), label in zip(ends, labels, strict=True):
+        drawing.arrow((start, y + 32), (end, y + 32), label=label)
     drawing.path([(837, y + 64), (837, y + 92), (93, y + 92), (93, y + 66)])
     drawing.words((480, y + 86), f"{count} picks, straight to the client", "soft", "middle")
     parts = [("link", sweep["first_link_ms"], "plain")]
@@ -143,7 +143,7 @@ def chain(record: dict[str, Any]) -> Drawing:
 
 
 def commit(record: dict[str, Any]) -> Drawing:
-    """What becomes of the tree on every hop."""
+    """What a commit does to the KV cache of every hop."""
     sweep = record["sweeps"][SHOWN]
     nodes, walk = sweep["nodes"], accepted(sweep)
     drawing = Drawing(
@@ -179,11 +179,11 @@ def commit(record: dict[str, Any]) -> Drawing:
 
 
 def pipe() -> Drawing:
-    """Several sweeps under way."""
+    """Several sweeps in flight."""
     drawing = Drawing(
-        960, 346, "The full pipe", "A second part of the tree leaves before the first part's answer has come."
+        960, 346, "Sweeps in flight", "A second part of the tree leaves before the first part's answer has come."
     )
-    drawing.words((28, 36), "The pipe: the tree grows on while its first part is on its way", "title")
+    drawing.words((28, 36), "The pipeline: the tree grows on while its first part is in flight", "title")
     drawing.words((28, 58), "Schematic. Time runs to the right; a lane is a machine, slanted lines are the network.")
     lanes = {"client": 96, "hop 0": 146, "hop 1": 196, "tail": 246}
     for name, y in lanes.items():
@@ -200,14 +200,14 @@ def pipe() -> Drawing:
             x += 70
             previous = (x, lanes[lane] + 11.0)
         drawing.path([previous, (previous[0] + 58, 120)], "walk")
-    drawing.words((28, 304), "B hangs from nodes of A whose picks are not known yet. If the walk goes on inside B, it "
-                  "is verified already;", "")  # fmt: skip
-    drawing.words((28, 324), "what the walk leaves behind dies on the hops, and costs no message.", "")
+    drawing.words((28, 304), "The parents of B are nodes of A whose picks are not known yet. If the walk goes on in "
+                  "B, that part is verified already;", "")  # fmt: skip
+    drawing.words((28, 324), "the hops drop what the walk leaves behind, without a message.", "")
     return drawing
 
 
 def repair() -> Drawing:
-    """A machine dies."""
+    """The repair of a chain whose second hop is lost."""
     drawing = Drawing(
         960, 356, "Repair", "Hop 1 dies. The client routes around it, hop 0 replays its rows to the newcomer."
     )
@@ -238,7 +238,7 @@ def repair() -> Drawing:
 
 
 def main() -> None:
-    """Draw everything."""
+    """Draw all pictures."""
     record = json.loads((FOLDER / "sweep.json").read_text(encoding="utf-8"))
     drawings = {"tree": tree(record), "chain": chain(record), "commit": commit(record), "pipe": pipe(),
                 "repair": repair()}  # fmt: skip

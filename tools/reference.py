@@ -1,6 +1,6 @@
-"""The parts of docs/reference that the programs tell about themselves, as Markdown. Reads the programs; writes nothing.
+"""The parts of docs/reference that are generated from the programs, as Markdown. Reads the programs; writes nothing.
 
-A page asks for a part with `<!-- generated: NAME -->`, which readers of the repository do not see.
+A page includes a part with `<!-- generated: NAME -->`, which readers of the repository do not see.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from swarm.health.web.api import make_app
 COLUMNS = 88
 """As wide as a block of text on a desktop page."""
 
-_FRONT_DOORS = ("Swarm", "AsyncSwarm", "Chat", "AsyncChat")
+_MAIN_CLASSES = ("Swarm", "AsyncSwarm", "Chat", "AsyncChat")
 _COMMAND = re.compile(r"^ +• ([a-z-]+) ", re.MULTILINE)
 _PROGRAMS: dict[str, Callable[[], None]] = {
     "client": client.cli.main,
@@ -37,31 +37,31 @@ _PROGRAMS: dict[str, Callable[[], None]] = {
 
 
 def parts() -> dict[str, Callable[[], str]]:
-    """Every part that a page may ask for, by name."""
+    """Functions that generate each part, by the part's name."""
     programs = {f"cli {name}": lambda name=name: commands(name) for name in _PROGRAMS}
     return {**programs, "http-api": lambda: http_api(openapi()), "python": python_api, "errors": error_tree}
 
 
 def help_text(program: str, *command: str) -> str:
-    """What `program command --help` prints, without a frame, as where a terminal knows ASCII alone."""
-    said = io.StringIO()
-    surroundings = {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", "TERM": "dumb"}
+    """What `program command --help` prints on a terminal that knows ASCII alone, so without frames."""
+    output = io.StringIO()
+    environment = {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", "TERM": "dumb"}
     with (
         patch.object(sys, "argv", [program, *command, "--help"]),
-        patch.dict(os.environ, surroundings),
-        contextlib.redirect_stdout(said),
+        patch.dict(os.environ, environment),
+        contextlib.redirect_stdout(output),
         contextlib.suppress(SystemExit),
     ):
         _PROGRAMS[program]()
-    return "\n".join(line.rstrip() for line in said.getvalue().strip().splitlines())
+    return "\n".join(line.rstrip() for line in output.getvalue().strip().splitlines())
 
 
 def commands(program: str) -> str:
-    """A program's help, then that of each of its commands under a heading."""
+    """A program's help, then the help of each of its commands under a heading."""
     first = help_text(program)
     names = _COMMAND.findall(first)
     if not names:
-        raise ValueError(f"{program} --help lists no command; it says:\n{first}")
+        raise ValueError(f"{program} --help lists no command; its output:\n{first}")
     sections = [f"## `{program} {name}`\n\n{_fenced(help_text(program, name))}" for name in names]
     return "\n\n".join([_fenced(first), *sections])
 
@@ -107,12 +107,12 @@ def _parameter(one: dict[str, Any]) -> str:
 
 def python_api() -> str:
     """A directive of mkdocstrings for every name that `client` exports."""
-    others = [name for name in client.__all__ if name not in _FRONT_DOORS]
-    return "\n\n".join(f"::: client.{name}" for name in (*_FRONT_DOORS, *others))
+    others = [name for name in client.__all__ if name not in _MAIN_CLASSES]
+    return "\n\n".join(f"::: client.{name}" for name in (*_MAIN_CLASSES, *others))
 
 
 def error_tree() -> str:
-    """The tree of errors as their module draws it, then a directive of mkdocstrings for each."""
+    """The tree of errors as their module's docstring draws it, then a directive of mkdocstrings for each."""
     drawn = inspect.getdoc(errors) or ""
     names = [
         name for name, value in vars(errors).items()

@@ -1,10 +1,9 @@
-"""`python -m tools.site`: build the documentation from docs/ into site/; whatever is wrong with it fails the build.
+"""`python -m tools.site`: builds the documentation from docs/ into site/; every fault fails the build.
 
-docs/ is copied to build/docs. On the way, generated parts are filled in (tools/reference.py), and pages that lie
-elsewhere in the repository come along. Links to other files of the repository become links to its public address, or
-plain text where it has none. Zensical builds the copy; it refuses dead links, dead anchors and names in the navigation
-that are no pages. What it lets through is refused here: missing pictures, pages outside the navigation, lists that
-Markdown does not read as lists.
+docs/ is copied to build/docs; the copy gets the generated parts (tools/reference.py) and the pages that lie elsewhere
+in the repository. Links to other files of the repository become links to its public address, or plain text where it
+has none. Zensical builds the copy; it refuses dead links, dead anchors and missing pages in the navigation. This module
+refuses what Zensical accepts: missing pictures, pages outside the navigation, lists that Markdown does not recognise.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ ELSEWHERE = {
     "deploy/README.md": "guides/deployment.md",
     "swarm/demo/README.md": "reference/demo-models.md",
 }
-"""Pages of the site that lie elsewhere in the repository, where a reader of the repository looks for them."""
+"""Pages outside docs/, where a reader of the repository looks for them, with their place in the site."""
 
 _LINK = re.compile(r"(?P<head>!?\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\()(?P<target>[^)\s]+)(?P<tail>[^)]*\))")
 _GENERATED = re.compile(r"<!-- generated: (.+?) -->")
@@ -38,11 +37,11 @@ _FENCE = re.compile(r"^ *(```|~~~)")
 
 
 class SiteError(Exception):
-    """The documentation is not as it must be; one line per fault."""
+    """The documentation has faults; one line for each."""
 
 
 def build(root: Path) -> Path:
-    """Build the documentation of a checkout; the folder of the site.
+    """Build the documentation of a checkout; returns the folder of the site.
 
     Raises:
         SiteError: dead links, pages outside the navigation and the like.
@@ -63,7 +62,7 @@ def stage(root: Path, staged: Path) -> None:
     """Copy the documentation to a folder that Zensical can build.
 
     Raises:
-        SiteError: a link leads to no file, or a page asks for a part that does not exist.
+        SiteError: a link leads to no file, or a page includes a part that does not exist.
     """
     shutil.copytree(root / "docs", staged)
     places = (page.relative_to(root / "docs") for page in sorted((root / "docs").rglob("*.md")))
@@ -78,7 +77,11 @@ def stage(root: Path, staged: Path) -> None:
 
 
 class _Stager:
-    """Pages on their way into the copy. faults: what is wrong, by file and line."""
+    """Converts pages for the copy.
+
+    Attributes:
+        faults: one line for each, with file and line.
+    """
 
     def __init__(self, root: Path, pages: dict[Path, Path]) -> None:
         self._root = root
@@ -99,10 +102,10 @@ class _Stager:
         return "\n".join(lines) + "\n"
 
     def _line(self, line: str, source: Path, where: str) -> str:
-        if asked := _GENERATED.fullmatch(line.strip()):
-            if asked[1] in self._parts:
-                return self._parts[asked[1]]()
-            self.faults.append(f"{where}: no part is called {asked[1]!r}; there are: {', '.join(self._parts)}")
+        if include := _GENERATED.fullmatch(line.strip()):
+            if include[1] in self._parts:
+                return self._parts[include[1]]()
+            self.faults.append(f"{where}: no part is called {include[1]!r}; there are: {', '.join(self._parts)}")
         return _LINK.sub(lambda link: self._link(link, source, where), line)
 
     def _link(self, link: re.Match[str], source: Path, where: str) -> str:
@@ -133,14 +136,14 @@ def _without_link(text: str) -> str:
 
 
 def _public_address(root: Path) -> str | None:
-    """Where the repository can be read, as the package's metadata says."""
+    """The repository's public address from the package's metadata, None if it has none."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     urls = {name.lower(): url.rstrip("/") for name, url in project.get("urls", {}).items()}
     return next((urls[name] for name in ("repository", "source", "source code") if name in urls), None)
 
 
 def check(site: Path) -> None:
-    """Look at what was built.
+    """Check the built site.
 
     Raises:
         SiteError: a page is not in the navigation, a picture is missing, or a list was not read as one.
@@ -162,7 +165,7 @@ def _exists(page: Path, source: str) -> bool:
 
 
 class Page(HTMLParser):
-    """What a built page holds.
+    """The parts of a built page that are checked.
 
     Attributes:
         title: its title.
@@ -223,13 +226,13 @@ class Page(HTMLParser):
 
 
 def _plain(text: str) -> str:
-    """What Zensical says, without colours and Python's own stack."""
+    """Zensical's output without colours and stack traces."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     return plain.partition("Traceback (most recent call last)")[0].strip()
 
 
 def main() -> int:
-    """Build this checkout's documentation; the exit code."""
+    """Build this checkout's documentation; returns the exit code."""
     try:
         site = build(ROOT)
     except SiteError as error:

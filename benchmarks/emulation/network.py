@@ -27,7 +27,7 @@ from benchmarks.emulation import packets
 from benchmarks.emulation.emulator import Emulator
 from benchmarks.emulation.namespaces import inside, obstacle
 from client.demo.delay_proxy import free_ports
-from client.demo.link_shape import Ends, LinkShape, matching
+from client.demo.link_shape import Ends, LinkShape, matching_links
 from swarm.errors import ConfigError
 
 PORT = 4242
@@ -131,7 +131,7 @@ class Network(ABC):
             ConfigError: this kind of network has no such link, or cannot shape it so.
         """
         await self._order("shape", (source, target), asdict(shape))
-        self._shapes.update(dict.fromkeys(matching((source, target), self._shapes), shape))
+        self._shapes.update(dict.fromkeys(matching_links((source, target), self._shapes), shape))
 
     async def cut_link(self, source: int | None, target: int | None) -> None:
         """Let nothing pass in this direction, nor what is on its way.
@@ -181,7 +181,7 @@ class Network(ABC):
         await self.emulator.stop()
 
     async def _order(self, verb: str, ends: Ends, *words: object) -> None:
-        if not matching(ends, self._shapes):
+        if not matching_links(ends, self._shapes):
             source, target = ("any" if end is None else end for end in ends)
             raise ConfigError(f"this {self.kind} network of {self.plan.hosts} hosts has no link {source} → {target}")
         await self.emulator.ask(verb, ends, *words)

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from benchmarks.emulation.namespaces import make_host
-from client.demo.link_shape import EmulatedLink, Ends, Interface, LinkShape, matching
+from client.demo.link_shape import EmulatedLink, Ends, Interface, LinkShape, matching_links
 from swarm.errors import SwarmError
 
 SUBNET = (10, 88, 0)
@@ -91,7 +91,7 @@ class Carrier:
         source, target = link
         match verb, *words:
             case "shape", dict(shape):
-                for ends in matching((source, target), self._links):
+                for ends in matching_links((source, target), self._links):
                     self._links[ends].shape = LinkShape(**shape)
             case ("cut",):
                 self._cut.add((source, target))
@@ -101,7 +101,7 @@ class Carrier:
                 pass
             case _:
                 raise ValueError(f"no such order: {verb} {words}")
-        closed = {ends for cut in self._cut for ends in matching(cut, self._links)}
+        closed = {ends for cut in self._cut for ends in matching_links(cut, self._links)}
         for ends, changed in self._links.items():
             changed.is_open = ends not in closed
         return {"packets": self.packets, "dropped": self.dropped, "cpu_s": time.process_time()}

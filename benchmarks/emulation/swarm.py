@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.emulation.network import Network
-from client.demo.programs import Running, start_program
+from client.demo.programs import RunningProgram, start_program
 from client.library.aio import AsyncSwarm
 from client.library.session import SessionOpener
 from swarm.demo import TARGET
@@ -31,7 +31,7 @@ class RunningSwarm:
     """
 
     peer: str
-    nodes: tuple[Running, ...]
+    nodes: tuple[RunningProgram, ...]
     star: tuple[str, ...]
 
 
@@ -87,7 +87,7 @@ async def hosted_swarm(
 
 
 @asynccontextmanager
-async def local_swarm(folder: Path) -> AsyncIterator[tuple[str, list[Running]]]:
+async def local_swarm(folder: Path) -> AsyncIterator[tuple[str, list[RunningProgram]]]:
     """A bootstrap peer and three nodes on loopback; yields the peer's address and the nodes, which may still load."""
     async with AsyncExitStack() as stack:
         boot = ["swarm.cli", "bootstrap", "--host", "127.0.0.1", "--port", "0", "--identity", str(folder / "boot.key")]

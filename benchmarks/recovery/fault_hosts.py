@@ -22,7 +22,7 @@ from benchmarks.emulation.network import Network, TunNetwork
 from benchmarks.emulation.swarm import SPANS
 from benchmarks.recovery.fault_plan import Fault
 from client.demo.link_shape import LinkShape
-from client.demo.programs import Running, start_program
+from client.demo.programs import RunningProgram, start_program
 from swarm.demo import TARGET
 from swarm.errors import RegistryError
 
@@ -47,7 +47,7 @@ class Host:
     number: int
     span: str
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
-    program: Running | None = None
+    program: RunningProgram | None = None
     peer: str = ""
     is_dead: bool = False
 

@@ -14,7 +14,7 @@ from benchmarks.emulation.swarm import SPANS
 from benchmarks.recovery.process_monitor import ProcessMonitor
 from benchmarks.recovery.soak_client import SoakText
 from client.demo.delay_proxy import free_ports
-from client.demo.programs import Running, start_program
+from client.demo.programs import RunningProgram, start_program
 from swarm.demo import TARGET
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.node_record import NodeState
@@ -77,7 +77,7 @@ class Replica:
     folder: Path
     lives: int = 0
     peer: str = ""
-    running: Running | None = None
+    running: RunningProgram | None = None
     _held: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @property
@@ -132,8 +132,8 @@ class SoakSwarm:
     """
 
     replicas: dict[str, Replica]
-    bootstrap: Running
-    clients: dict[str, Running]
+    bootstrap: RunningProgram
+    clients: dict[str, RunningProgram]
     results: Sequence[Path]
     registry: DhtRegistry
     watch: ProcessMonitor
@@ -243,7 +243,7 @@ def _read(path: Path) -> list[SoakText]:
     return [SoakText(**json.loads(line)) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
-def _last_line(program: Running) -> str:
+def _last_line(program: RunningProgram) -> str:
     return (program.log.read_text().strip().splitlines() or ["it said nothing"])[-1]
 
 

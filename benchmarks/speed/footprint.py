@@ -25,7 +25,7 @@ import tyro
 
 from benchmarks.emulation.swarm import local_swarm
 from benchmarks.sheet import Sheet
-from client.demo.programs import Running, start_program
+from client.demo.programs import RunningProgram, start_program
 from swarm.demo import DRAFT, TARGET
 from swarm.runtime.console import make_console
 
@@ -78,7 +78,7 @@ class Memory:
     parts: dict[str, float]
 
 
-def memory(program: Running) -> Memory:
+def memory(program: RunningProgram) -> Memory:
     """The memory of a program and all its descendants, now."""
     root = psutil.Process(program.process.pid)
     members = [root, *root.children(recursive=True)]
@@ -110,7 +110,7 @@ def _alone(pids: list[int]) -> int:
     return private + sum(shared.values())
 
 
-def cpu_s(program: Running) -> float:
+def cpu_s(program: RunningProgram) -> float:
     """CPU seconds of a program and all its descendants so far."""
     root = psutil.Process(program.process.pid)
     return sum(sum(member.cpu_times()[:2]) for member in [root, *root.children(recursive=True)])
@@ -129,7 +129,7 @@ async def start_up() -> StartUp:
 
 
 @asynccontextmanager
-async def client(folder: Path, peer: str, tokens: int, draft: str = "none") -> AsyncIterator[Running]:
+async def client(folder: Path, peer: str, tokens: int, draft: str = "none") -> AsyncIterator[RunningProgram]:
     """`client generate` with its output in a file."""
     arguments = ["client.cli", "generate", str(TARGET), "--prompt", PROMPT, "--join", peer, "--threads", "1"]
     arguments += ["--max-new-tokens", str(tokens), "--draft", draft]

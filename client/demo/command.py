@@ -1,6 +1,6 @@
-"""`client demo`: text streams from a swarm on this machine, then a table compares it with plain decoding.
+"""`client demo`: streams a text from a swarm on this machine, then compares speculation with plain decoding.
 
-The streamed text is a client's first one: how much it speculates, it chooses while it learns what this swarm is like.
+The streamed text is the client's first one: it learns what sweeps cost on this swarm while it chooses tree sizes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from swarm.runtime.console import make_console
 if TYPE_CHECKING:
     from client.library.aio import AsyncSwarm
 
-WAYS = {"as it comes": None, "a tree of 32 at a time": 32, "plain decoding": 0}
-"""Tree nodes per sweep; None: what goodput chooses, in as many sweeps at once as it chooses."""
+METHODS = {"as it comes": None, "a tree of 32 at a time": 32, "plain decoding": 0}
+"""Decoding methods with their tree nodes per sweep; None: the controller chooses them, and the sweeps in flight."""
 DELAY_MS = 25.0
 MAX_DELAY_MS = 10_000
 MAX_TOKENS = 1_024
@@ -53,10 +53,10 @@ class Demo:
 
 
 def run(command: Demo) -> int:
-    """Carry out the demo; the exit code.
+    """Run the demo; returns the exit code.
 
     Raises:
-        SwarmError: an option cannot be, or something did not start.
+        SwarmError: an option is invalid, or a program did not start.
     """
     delay_ms = _delay_ms(command.delay_ms)
     if not 1 <= command.tokens <= MAX_TOKENS:
@@ -69,8 +69,8 @@ def run(command: Demo) -> int:
     return 0
 
 
-def _delay_ms(given: float | None) -> float:
-    name, text = ("--delay-ms", given) if given is not None else ("DELAY_MS", os.environ.get("DELAY_MS", DELAY_MS))
+def _delay_ms(option: float | None) -> float:
+    name, text = ("--delay-ms", option) if option is not None else ("DELAY_MS", os.environ.get("DELAY_MS", DELAY_MS))
     try:
         delay_ms = float(text)
     except ValueError:
@@ -81,7 +81,7 @@ def _delay_ms(given: float | None) -> float:
 
 
 async def _until_ended(command: Demo, delay_ms: float, console: Console) -> None:
-    """Run the demo; SIGTERM and a closed terminal end it in order, as Ctrl-C does."""
+    """Run the demo; SIGTERM and SIGHUP end it in order, as Ctrl-C does."""
     task = asyncio.current_task()
     assert task is not None, "called within asyncio.run"
     for signum in (signal.SIGTERM, signal.SIGHUP):
@@ -99,7 +99,7 @@ async def _demo(command: Demo, delay_ms: float, console: Console) -> None:
             await wait_covered(swarm, console)
             await swarm.generate(command.prompt, max_new_tokens=4, seed=command.seed)  # opens the connections
             results = {}
-            for number, (name, nodes) in enumerate(WAYS.items()):
+            for number, (name, nodes) in enumerate(METHODS.items()):
                 if number:
                     console.print(f"the same again, {name} …", style="dim")
                 results[name] = await _stream(swarm, command, None if number else console, nodes)
@@ -107,7 +107,7 @@ async def _demo(command: Demo, delay_ms: float, console: Console) -> None:
 
 
 async def _stream(swarm: AsyncSwarm, command: Demo, console: Console | None, nodes: int | None) -> Result:
-    """The text once more, by a client that does not remember it."""
+    """Generate the text, and print it as it comes if there is a console; earlier texts are forgotten first."""
     swarm.forget_texts()
     if console is not None:
         console.print(f"\n{command.prompt}", end="", style="bold", markup=False)

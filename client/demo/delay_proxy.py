@@ -1,12 +1,13 @@
-"""A loopback proxy that shapes what passes: links for machines without network namespaces. Owns no protocol.
+"""A loopback proxy that emulates links where network namespaces are not available. Reads no protocol.
 
 `python -m client.demo.delay_proxy SHAPE LISTEN:TARGET …` serves until its standard input closes; SHAPE is a `LinkShape`
-as JSON. A host is what listens on a TARGET port, and is reached at its LISTEN port. It has one interface in and one out
-for all its connections; who dials is not known, so links are named `(null, host)` towards it and `(host, null)` from
-it. A line `[number, verb, link, …]` on standard input is answered by `[number, {}]` once it has taken effect.
+as JSON. A host is a program that listens on a TARGET port; clients connect to its LISTEN port. A host has one interface
+in and one out for all its connections. The proxy does not know who connects, so links are named `(null, host)` towards
+a host and `(host, null)` from it. A line `[number, verb, link, …]` on standard input is an order; the answer
+`[number, {}]` says that it has taken effect.
 
-What it cannot do: a connection opens at once, without a round trip; TCP's own windows are loopback's; a cut link holds
-bytes back until it is joined again; nothing is ever lost.
+Limits: a connection opens at once, without a round trip; TCP's windows are those of loopback; a cut link holds bytes
+back until it is joined again; nothing is ever lost.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 
-from client.demo.link_shape import EmulatedLink, Ends, Interface, LinkShape, matching
+from client.demo.link_shape import EmulatedLink, Ends, Interface, LinkShape, matching_links
 from swarm.errors import ConfigError, SwarmError
 from swarm.runtime.tasks import TaskScope
 
@@ -32,30 +33,30 @@ QUEUED_CHUNKS = 1_024
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on now."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in held]
-    for server in held:
+    """Loopback ports that are free now."""
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [server.getsockname()[1] for server in servers]
+    for server in servers:
         server.close()
     return ports
 
 
 class Direction:
-    """All bytes into one host, or out of it."""
+    """All bytes into one host, or all bytes out of it."""
 
     def __init__(self, shape: LinkShape, seed: str) -> None:
         self._link = EmulatedLink(LinkShape(), Interface(), Interface(), random.Random(seed).random)
         self._queue_s = 0.0
-        self._entrance = asyncio.Lock()
+        self._send_lock = asyncio.Lock()
         self._open = asyncio.Event()
         self._open.set()
         self.reshape(shape)
 
     def reshape(self, shape: LinkShape) -> None:
-        """From the next byte on.
+        """Use another shape from the next byte on.
 
         Raises:
-            ConfigError: it has losses.
+            ConfigError: the shape has losses.
         """
         if shape.loss:
             raise ConfigError(f"loss {shape.loss}: a proxy hands on a stream whole; losses need root and TUN devices")
@@ -63,15 +64,15 @@ class Direction:
         self._link.shape = replace(shape, queue_ms=math.inf)
 
     def cut(self) -> None:
-        """Hold everything back."""
+        """Hold all bytes back."""
         self._open.clear()
 
     def join(self) -> None:
-        """Let it go on."""
+        """Deliver again, after `cut`."""
         self._open.set()
 
     async def pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Hand on what one connection brings, each chunk when it is due, until its end."""
+        """Hand on the bytes of one connection until its end, each chunk when it is due."""
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(QUEUED_CHUNKS)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._take(reader, queue))
@@ -82,10 +83,10 @@ class Direction:
         data = b"more"
         while data:
             data = await reader.read(CHUNK_BYTES)
-            async with self._entrance:  # where a packet would be dropped, TCP's sender waits
+            async with self._send_lock:  # a full queue delays TCP's sender; nothing is dropped
                 await asyncio.sleep(max(self._link.outgoing.free_s - clock() - self._queue_s, 0.0))
                 due_s = self._link.depart(clock(), len(data))
-            assert due_s is not None, "no losses and no end to the queue"
+            assert due_s is not None, "the shape has no losses and an endless queue"
             await queue.put((due_s, data))
 
     async def _deliver(self, queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
@@ -126,21 +127,26 @@ class Proxy:
                 tasks.create_task(self._directions[None, host].pump(reader, far_writer))
                 tasks.create_task(self._directions[host, None].pump(far_reader, writer))
         except* OSError:
-            pass  # either side is gone: so is the link
+            pass  # one side closed: so does the other
         finally:
             for end in (writer, far_writer):
                 end.close()
 
-    def obey(self, verb: str, ends: Sequence[int | None], *words: object) -> None:
-        """Change directions.
+    def apply_order(self, verb: str, ends: Sequence[int | None], *values: object) -> None:
+        """Change links.
+
+        Args:
+            verb: "shape", "cut" or "join".
+            ends: source and target host of the links; None stands for every host.
+            values: for "shape", the fields of a `LinkShape`.
 
         Raises:
-            ConfigError: a shape with losses.
+            ConfigError: the shape has losses.
         """
         source, target = ends
-        for link in matching((source, target), self._directions):
+        for link in matching_links((source, target), self._directions):
             direction = self._directions[link]
-            match verb, *words:
+            match verb, *values:
                 case "shape", dict(shape):
                     direction.reshape(LinkShape(**shape))
                 case ("cut",):
@@ -148,7 +154,7 @@ class Proxy:
                 case ("join",):
                     direction.join()
                 case _:
-                    raise ValueError(f"no such order: {verb} {words}")
+                    raise ValueError(f"no such order: {verb} {values}")
 
 
 async def _serve(arguments: Sequence[str]) -> None:
@@ -162,30 +168,32 @@ async def _serve(arguments: Sequence[str]) -> None:
         for host, (listen, _) in enumerate(pairs):
             server = await asyncio.start_server(partial(accept, host), "127.0.0.1", int(listen))
             servers.callback(server.close)
-        _say(None, {})
+        _answer(None, {})
         while line := await asyncio.to_thread(sys.stdin.readline):
             number, *order = json.loads(line)
             try:
-                proxy.obey(*order)
+                proxy.apply_order(*order)
             except ConfigError as error:
-                _say(number, {"error": str(error)})
+                _answer(number, {"error": str(error)})
             else:
-                _say(number, {})
+                _answer(number, {})
 
 
-def _say(number: int | None, answer: dict[str, str]) -> None:
+def _answer(number: int | None, answer: dict[str, str]) -> None:
     sys.stdout.write(json.dumps([number, answer]) + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
     """Entry point."""
-    loop = partial(asyncio.SelectorEventLoop, selectors.SelectSelector())  # sleeps to the µs, where epoll counts in ms
+    loop = partial(
+        asyncio.SelectorEventLoop, selectors.SelectSelector()
+    )  # select sleeps with µs precision, epoll with ms
     try:
         with asyncio.Runner(loop_factory=loop) as runner:
             runner.run(_serve(sys.argv[1:]))
     except (SwarmError, OSError) as error:
-        _say(None, {"error": str(error)})
+        _answer(None, {"error": str(error)})
         sys.exit(1)
 
 

@@ -1,9 +1,9 @@
 """The model of an emulated link: delay, rate, jitter, loss, a bounded queue. Pure: no clock, no I/O, no randomness.
 
-A host has one interface out and one in; each carries one packet at a time. A packet of n bytes that host a sends to
-host b over a link of rate r holds a's interface out for n/r, travels for the delay and the jitter, and holds b's
-interface in for n/r. Its first bits arrive while the last ones are still sent, so where nobody else sends, one packet's
-last bit arrives after n/r + delay, not 2 n/r + delay. Times are seconds on the caller's clock.
+A host has one outgoing and one incoming interface; each carries one packet at a time. A packet of n bytes from host a
+to host b over a link of rate r occupies a's outgoing interface for n/r, travels for delay + jitter, and occupies b's
+incoming interface for n/r. Its first bits arrive while its last ones are still being sent: on an idle link, the last
+bit arrives after n/r + delay, not 2 n/r + delay. Times are seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Ends = tuple[int | None, int | None]
 """One direction between hosts: `(source, target)`; None stands for every host."""
 
 
-def matching(ends: Ends, links: Iterable[Ends]) -> list[Ends]:
-    """Those of the links that `ends` names."""
+def matching_links(ends: Ends, links: Iterable[Ends]) -> list[Ends]:
+    """The links that `ends` names; None in `ends` matches every host."""
     source, target = ends
     return [link for link in links if source in (None, link[0]) and target in (None, link[1])]
 
@@ -30,16 +30,20 @@ class LinkShape:
     delay_ms: float = 0.0
     """One way."""
     mbit: float | None = None
-    """10⁶ bits per second; None: not limited, and nothing queues."""
+    """Rate in 10⁶ bits per second; None: unlimited, so nothing queues."""
     jitter_ms: float = 0.0
-    """Each packet is late by a uniform draw from [0, jitter_ms) more; order is kept."""
+    """Each packet is delayed by a further uniform draw from [0, jitter_ms); the order is kept."""
     loss: float = 0.0
-    """Chance of each packet to vanish, in [0, 1]; it has held the sender's interface all the same."""
+    """Probability in [0, 1] that a packet is lost; it occupies the sender's interface all the same."""
     queue_ms: float = 100.0
-    """A packet that would wait longer than this for an interface is dropped there."""
+    """An interface drops a packet that would wait longer than this for it."""
 
     def __post_init__(self) -> None:
-        """Refuse what no link can be."""
+        """Check the values.
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
         if not (self.delay_ms >= 0 and self.jitter_ms >= 0 and self.queue_ms >= 0):
             raise ConfigError(f"delay {self.delay_ms}, jitter {self.jitter_ms}, queue {self.queue_ms} ms: none below 0")
         if self.mbit is not None and not self.mbit > 0:
@@ -48,7 +52,7 @@ class LinkShape:
             raise ConfigError(f"loss {self.loss}: a fraction between 0 and 1")
 
     def transmit_s(self, size_bytes: int) -> float:
-        """How long so many bytes hold an interface."""
+        """Seconds for which a packet of this size occupies an interface."""
         return 0.0 if self.mbit is None else size_bytes * 8e-6 / self.mbit
 
 
@@ -59,10 +63,19 @@ class Interface:
 
     def __init__(self) -> None:
         self.free_s = 0.0
-        """When all that was admitted has passed."""
+        """When the last admitted packet has passed."""
 
     def admit(self, now_s: float, transmit_s: float, queue_s: float) -> float | None:
-        """Pass a packet that is there at `now_s`; when its last bit is through, None if the queue is full."""
+        """Admit a packet that arrives at `now_s`.
+
+        Args:
+            now_s: arrival of the packet.
+            transmit_s: how long it occupies the interface.
+            queue_s: the longest time that it may wait.
+
+        Returns:
+            When its last bit has passed; None if the packet is dropped.
+        """
         start_s = max(now_s, self.free_s)
         if start_s - now_s > queue_s:
             return None
@@ -71,31 +84,38 @@ class Interface:
 
 
 class EmulatedLink:
-    """One direction between two hosts. A later packet never overtakes an earlier one, also when the shape changes."""
+    """One direction between two hosts; packets stay in order, also when the shape changes.
 
-    __slots__ = ("_chance", "_last_s", "incoming", "is_open", "outgoing", "shape")
+    Attributes:
+        shape: may be replaced at any time; it holds from the next packet on.
+        outgoing: the sender's interface.
+        incoming: the receiver's interface.
+        is_open: False while the link is cut; the user of the link checks it.
+    """
 
-    def __init__(self, shape: LinkShape, outgoing: Interface, incoming: Interface, chance: Callable[[], float]) -> None:
-        """`outgoing` is the sender's, `incoming` the receiver's; `chance` draws from [0, 1)."""
+    __slots__ = ("_draw", "_last_s", "incoming", "is_open", "outgoing", "shape")
+
+    def __init__(self, shape: LinkShape, outgoing: Interface, incoming: Interface, draw: Callable[[], float]) -> None:
+        """`outgoing` is the sender's, `incoming` the receiver's; `draw` gives uniform numbers in [0, 1)."""
         self.shape = shape
         self.outgoing = outgoing
         self.incoming = incoming
         self.is_open = True
-        self._chance = chance
+        self._draw = draw
         self._last_s = 0.0
 
     def depart(self, now_s: float, size_bytes: int) -> float | None:
-        """Send a packet; when its last bit reaches the receiver's interface, None if it was dropped or lost."""
+        """Send a packet; returns when its last bit reaches the receiver's interface, None if it is dropped or lost."""
         shape = self.shape
         sent_s = self.outgoing.admit(now_s, shape.transmit_s(size_bytes), shape.queue_ms / 1e3)
-        if sent_s is None or (shape.loss and self._chance() < shape.loss):
+        if sent_s is None or (shape.loss and self._draw() < shape.loss):
             return None
-        jitter_ms = shape.jitter_ms and shape.jitter_ms * self._chance()
+        jitter_ms = shape.jitter_ms and shape.jitter_ms * self._draw()
         self._last_s = max(self._last_s, sent_s + (shape.delay_ms + jitter_ms) / 1e3)
         return self._last_s
 
     def arrive(self, now_s: float, size_bytes: int) -> float | None:
-        """The packet's last bit is there at `now_s`; when the receiver has it, None if it was dropped.
+        """Receive a packet whose last bit arrives at `now_s`; returns when the receiver has it, None if it is dropped.
 
         Called in the order of arrival over all links of the receiver.
         """

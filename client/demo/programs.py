@@ -1,4 +1,4 @@
-"""Canopy's own programs, started as a user would start them and ended with whoever started them."""
+"""Canopy's programs as child processes: started as a user would start them, ended with their parent."""
 
 from __future__ import annotations
 
@@ -21,8 +21,13 @@ STOP_TIMEOUT_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A started program and the file that its output goes to."""
+class RunningProgram:
+    """A program that was started.
+
+    Attributes:
+        process: its process.
+        log: the file that its output goes to.
+    """
 
     process: asyncio.subprocess.Process
     log: Path
@@ -31,7 +36,7 @@ class Running:
         """The first match in its output.
 
         Raises:
-            RegistryError: it ended, or said nothing of the kind in time.
+            RegistryError: it ended, or no match came within `START_TIMEOUT_S`.
         """
         for _ in range(int(START_TIMEOUT_S / 0.1)):
             found = re.search(pattern, self.log.read_text())
@@ -47,10 +52,14 @@ class Running:
 @asynccontextmanager
 async def start_program(
     name: str, arguments: Sequence[str], folder: Path, inside: Sequence[str] = ()
-) -> AsyncIterator[Running]:
-    """Run a module such as `node.cli` with its arguments; leaving ends it, politely first.
+) -> AsyncIterator[RunningProgram]:
+    """Run a module; leaving sends it SIGTERM, and SIGKILL if it does not end.
 
-    folder: where its output goes. inside: what the command line begins with, to run it in another network.
+    Args:
+        name: of the program, and of its log file.
+        arguments: the module, such as `node.cli`, and its arguments.
+        folder: where the log file goes.
+        inside: a command that the program is run by, such as `nsenter …` for another network.
     """
     log = folder / f"{name}.log"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -66,7 +75,7 @@ async def start_program(
             preexec_fn=end_with_parent if sys.platform == "linux" else None,
         )
     try:
-        yield Running(process, log)
+        yield RunningProgram(process, log)
     finally:
         if process.returncode is None:
             process.terminate()
@@ -78,6 +87,6 @@ async def start_program(
 
 
 def end_with_parent() -> None:
-    """In the child before exec: a SIGTERM when the demo dies, however it dies."""
+    """Called in the child before exec: the kernel sends it SIGTERM when its parent dies, however it dies."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

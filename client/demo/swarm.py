@@ -1,4 +1,4 @@
-"""The demo's swarm: a bootstrap peer, three nodes and links with delay, each a program as a user would start it."""
+"""The demo's swarm: a bootstrap peer, three nodes and a proxy for the links' delay, each a program of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ COVER_ATTEMPTS = 40
 
 @asynccontextmanager
 async def demo_swarm(delay_ms: float, console: Console) -> AsyncIterator[str]:
-    """Yields the bootstrap peer's address once every node serves; torch and transformers are imported meanwhile.
+    """Start the swarm; yields the bootstrap peer's address once every node serves.
+
+    Meanwhile torch and transformers are imported, which takes seconds.
 
     Raises:
         SwarmError: a program did not start.
@@ -58,10 +60,10 @@ async def demo_swarm(delay_ms: float, console: Console) -> AsyncIterator[str]:
 
 
 async def wait_covered(swarm: AsyncSwarm, console: Console) -> None:
-    """Until the directory that the client sees has a chain over all layers.
+    """Wait until the client finds a chain over all layers.
 
     Raises:
-        RouteError: it has none after 20 s.
+        RouteError: it finds none in 20 s.
     """
     for attempt in range(COVER_ATTEMPTS):
         try:

@@ -1,4 +1,4 @@
-"""The chat on a terminal: lines in, answers out, a few commands. Owns no model and no network."""
+"""The chat on a terminal: reads lines, prints answers, obeys commands such as /stats. Owns no model and no network."""
 
 from __future__ import annotations
 
@@ -20,16 +20,21 @@ HELP = """\
 
 
 class ChatTerminal:
-    """A conversation between a person and a model."""
+    """A conversation of a user and a model on a terminal.
+
+    Attributes:
+        failed: answers that ended with an error.
+    """
 
     def __init__(self, chat: Chat, console: Console, seed: int | None) -> None:
+        """Talk through `chat` and print to `console`; `seed` None draws one for each answer."""
         self.failed = 0
         self._chat = chat
         self._console = console
         self._seed = seed
 
     def run(self, lines: Iterator[str]) -> None:
-        """Answer lines until they end or one of them is /quit."""
+        """Answer each line until they end or one is /quit."""
         for line in lines:
             text = line.strip()
             if text in {"/quit", "/exit"}:
@@ -40,7 +45,7 @@ class ChatTerminal:
                 self._answer(text)
 
     def _answer(self, text: str) -> None:
-        """Stream one answer; whatever ends it early ends it alone."""
+        """Stream one answer. Ctrl-C and errors end the answer, not the conversation."""
         try:
             with closing(self._chat.stream(text, seed=self._seed)) as pieces:
                 for piece in pieces:
@@ -91,7 +96,11 @@ class ChatTerminal:
 
 
 def typed_lines(is_terminal: bool) -> Iterator[str]:
-    """What is typed, line by line; Ctrl-C at the prompt gives a new one."""
+    """Yield the lines of standard input; Ctrl-C at the prompt discards the line.
+
+    Raises:
+        ConfigError: a line is not UTF-8.
+    """
     with suppress(ImportError):
         import readline  # noqa: F401 - gives `input` its line editing
     while True:

@@ -1,4 +1,4 @@
-"""What the `client` command can be told; its command line is built from these and defaults stand here only."""
+"""Options of the `client` commands. The command line is built from these classes; defaults stand here only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tyro
 from client.options import CodecChoice, Options
 from swarm.runtime.cli_types import Count, Device, File, Model, Peer, Revision, Seconds, Text, headed
 
-Generation = Annotated[Options, tyro.conf.arg(name="")]
+GenerationOptions = Annotated[Options, tyro.conf.arg(name="")]
 
 _SWARM = ("join", "revision", "wait", "codec", "hedge")
 _DRAFTING = ("draft", "draft_device", "threads", "lookup", "siblings", "recycle", "adapt")
@@ -28,13 +28,13 @@ class ConnectionOptions:
         draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1 (default: the first CUDA card, or the CPU).
         revision: branch, tag or commit of a hub model (default: its main branch).
         threads: CPU threads for the draft model (default: as many as pay, which is measured).
-        wait: seconds to wait for a machine when nobody serves some layers any more.
-        codec: how hidden rows travel between nodes; int8 is less to send and changes results.
-        lookup: propose what followed before in the text itself, with a draft or without.
-        siblings: propose what the target picked behind branches that died, with a draft or without.
-        recycle: propose what the target picked before after the same token, with a draft or without.
-        adapt: let draft models learn, as a text grows, where the target picks otherwise than they.
-        hedge: send every sweep to a second holder of the slowest layers too; whoever is first is heard.
+        wait: seconds to wait for a machine when some layers are no longer served.
+        codec: how hidden rows travel between nodes; int8 sends less and changes results.
+        lookup: propose what followed the same tokens earlier in the text, with a draft or without.
+        siblings: propose what the target picked on rejected branches, with a draft or without.
+        recycle: propose what the target picked earlier after the same token, with a draft or without.
+        adapt: let draft models learn from the target's picks while a text grows.
+        hedge: send every sweep to a second machine with the slowest layers too; the first answer counts.
     """
 
     model: tyro.conf.Positional[Model | None] = None
@@ -63,8 +63,8 @@ class Generate(ConnectionOptions):
         prompt: text to continue; - reads standard input.
         stats: print where the time went, to standard error.
         explain: print for every sweep how many tree nodes it had and why, and what it took, to standard error.
-        resume: go on with an interrupted generation, from the file that its error named; its prompt and options hold
-            (default: begin a new one).
+        resume: go on with an interrupted generation, from the file that its error named, with the prompt and options
+            of that file (default: begin a new one).
         options: how to generate.
     """
 
@@ -72,21 +72,21 @@ class Generate(ConnectionOptions):
     stats: bool = False
     explain: bool = False
     resume: File | None = None
-    options: Generation = field(default_factory=Options)
+    options: GenerationOptions = field(default_factory=Options)
 
 
 @headed(text=("system",), swarm=_SWARM, drafting=_DRAFTING, generation=("options",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCommand(ConnectionOptions):
-    """Talk with a model of a swarm; what was said stays in the nodes' memory, so only new tokens travel.
+    """Talk with a model of a swarm; the conversation stays in the nodes' memory, so only new tokens are sent.
 
     Attributes:
-        system: what the model is told before the first turn (default: nothing).
+        system: the system message, before the first turn (default: none).
         options: how to generate.
     """
 
     system: Text | None = None
-    options: Generation = field(default_factory=Options)
+    options: GenerationOptions = field(default_factory=Options)
 
 
 @headed(
@@ -102,12 +102,12 @@ class Bench(ConnectionOptions):
 
     Attributes:
         prompts: file of JSON lines with "text", or with "turns" as in Spec-Bench (default: the demo's passages).
-        limit: only the first so many prompts.
-        prompt_tokens: only the first so many tokens of each text (default: all).
-        compare: plain also runs every prompt without speculation, in turns, and compares text and speed.
+        limit: use only this many prompts, from the first.
+        prompt_tokens: use only this many tokens of each text, from the first (default: all).
+        compare: plain also runs every prompt without speculation, and compares text and speed.
         json: file for every measurement (default: none).
-        plot: also measure fixed tree sizes, and draw speed and acceptance against them and a sweep's waterfall: in the
-            terminal, and into this PNG file, which needs `pip install canopy-swarm[plot]` (default: none).
+        plot: also measure fixed tree sizes; draw speed and acceptance by tree size, and where a sweep's time went, in
+            the terminal and into this PNG file, which needs `pip install canopy-swarm[plot]` (default: none).
         options: how to generate.
     """
 
@@ -117,4 +117,4 @@ class Bench(ConnectionOptions):
     compare: Literal["none", "plain"] = "none"
     json: File | None = None
     plot: File | None = None
-    options: Generation = field(default_factory=Options)
+    options: GenerationOptions = field(default_factory=Options)

@@ -1,4 +1,4 @@
-"""Tables about generations for the terminal. Owns no numbers: it shows `client.stats`."""
+"""Lines and tables about a generation for the terminal. Measures nothing: it shows `client.stats`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from client.stats import Stats, SweepMeasurement
 
 
 def summary(stats: Stats) -> str:
-    """One line: what came out and how fast."""
+    """One line: tokens, sweeps, acceptance length, speed, seed."""
     why = "multi-step sampling" if stats.numeric_class.endswith("-float32") else stats.numeric_class
     exact = "reproducible" if stats.reproducible else f"may differ from run to run ({why})"
     return (
@@ -22,19 +22,24 @@ def summary(stats: Stats) -> str:
 
 
 def _sweeps(stats: Stats) -> str:
+    """The number of trees, and of the parts that a tree had beyond its first."""
     parts = len(stats.sweeps) - stats.trees
     further = f" and {parts} further part{'s' if parts > 1 else ''}" if parts else ""
     return f"{stats.trees} sweep{'' if stats.trees == 1 else 's'}{further}"
 
 
 def turn(stats: Stats) -> str:
-    """One line: what of a conversation travelled for its last turn."""
+    """One line: how many tokens of a conversation its last turn had to send."""
     new = stats.prompt_tokens - stats.reused_tokens
     return f"conversation of {stats.prompt_tokens} tokens, {stats.reused_tokens} kept by the nodes, {new} sent"
 
 
 def waterfall(stats: Stats) -> Table:
-    """Median milliseconds of a sweep, part by part, in the order in which it passes them."""
+    """Median milliseconds of each part of a sweep, in the order in which it passes them.
+
+    Link times are estimates from pings. Where they exceed what the links took, the rest would be negative: then the
+    row says by how much the pings were too long.
+    """
     table = Table(title=f"where a sweep's time went: median of {len(stats.sweeps)}, ms")
     for title in ("part", "wire", "queue", "compute", "messages"):
         table.add_column(title, justify="left" if title == "part" else "right")
@@ -45,13 +50,13 @@ def waterfall(stats: Stats) -> Table:
         table.add_row(f"hop {index}: {name}", *_hop_cells(sweeps, index))
     for name in stats.replicas:
         table.add_row(f"replica: {name}", "", "", "", "")
-    table.add_row("not accounted for", _median([sweep.other_ms for sweep in sweeps]), "", "", "")
+    table.add_row(*_rest([sweep.other_ms for sweep in sweeps]), "", "", "")
     table.add_row("whole sweep", _median([sweep.total_ms for sweep in sweeps]), "", "", "", style="bold")
     return table
 
 
 def explanation(stats: Stats) -> Table:
-    """Every sweep: how large its tree was and why, what was predicted and what it took."""
+    """One row per sweep: tree size, times, tokens, and why the tree had this size."""
     table = Table(title="sweeps: K tree nodes in so many levels, ms")
     for title in ("sweep", "K", "levels", "draft", "predicted", "took", "tokens", "why"):
         table.add_column(title, justify="left" if title == "why" else "right", overflow="fold")
@@ -62,7 +67,18 @@ def explanation(stats: Stats) -> Table:
     return table
 
 
+def _rest(others_ms: Sequence[float]) -> tuple[str, str]:
+    """Label and milliseconds of what no part accounts for; never below 0."""
+    if not others_ms:
+        return "not accounted for", "–"
+    rest_ms = round(statistics.median(others_ms), 1)
+    if rest_ms < 0:
+        return "links were faster than pings by", f"{-rest_ms:.1f}"
+    return "not accounted for", f"{abs(rest_ms):.1f}"  # -0.0 is 0.0
+
+
 def _hop_cells(sweeps: Sequence[SweepMeasurement], index: int) -> list[str]:
+    """Medians of one hop: the link behind it, queue, compute, messages."""
     hops = [sweep.hops[index] for sweep in sweeps if index < len(sweep.hops)]
     columns = ([h.link_ms for h in hops], [h.queue_ms for h in hops], [h.compute_ms for h in hops])
     return [_median(column) for column in (*columns, [h.other_ms for h in hops])]

@@ -1,6 +1,6 @@
-"""Interrupted generations on disk, one file each, so that the next run of the program can go on with one of them.
+"""Interrupted generations on disk, one file each, so that a later run of the program can resume one.
 
-They hold what was asked and answered: nobody but the user may read them.
+The files hold prompts and answers, so only the user may read them. Owns no generation.
 """
 
 from __future__ import annotations
@@ -21,26 +21,30 @@ _PREFIX = "interrupted-"
 
 
 def default_folder() -> Path:
-    """Where the command line keeps what was interrupted."""
+    """Where the command line keeps interrupted generations."""
     return default_calibration_folder().with_name("interrupted")
 
 
 def save(error: GenerationInterrupted, folder: Path) -> Path | None:
-    """Keep what it takes to go on in a new file, and only the newest files; None when there is nothing, or nowhere."""
+    """Write an interrupted generation to a new file, and delete all but the newest `MAX_FILES`.
+
+    Returns:
+        The file; None if there is nothing to resume, or the folder cannot be written.
+    """
     if error.unfinished is None:
         return None
-    kept = {"format": FORMAT, "text": error.text, **asdict(error.unfinished)}
+    content = {"format": FORMAT, "text": error.text, **asdict(error.unfinished)}
     path = folder / f"{_PREFIX}{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor, name = tempfile.mkstemp(dir=folder, prefix=".")  # which nobody but the user may read
-        draft = Path(name)
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix=".")  # readable by the user alone
+        partial = Path(name)
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(kept, file)
-            draft.replace(path)
+                json.dump(content, file)
+            partial.replace(path)
         finally:
-            draft.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
         for old in sorted(folder.glob(f"{_PREFIX}*.json"))[:-MAX_FILES]:
             old.unlink(missing_ok=True)
     except OSError:
@@ -49,19 +53,21 @@ def save(error: GenerationInterrupted, folder: Path) -> Path | None:
 
 
 def load(path: Path) -> GenerationInterrupted:
-    """What `save` kept.
+    """Read what `save` wrote.
 
     Raises:
-        ConfigError: the file is not there, or is no such file.
+        ConfigError: the file cannot be read, or holds something else.
     """
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["format"] != FORMAT:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
             raise ConfigError(f"{path}: was written by another version; start the generation again")
-        error = GenerationInterrupted("resumed", str(kept["text"]), tuple(map(int, kept["tokens"])))
-        error.unfinished = Unfinished(tuple(map(int, kept["prompt"])), dict(kept["options"]), error.tokens)
-    except OSError as trouble:
-        raise ConfigError(f"{path}: cannot be read ({trouble.strerror})") from trouble
-    except (ValueError, KeyError, TypeError) as trouble:
-        raise ConfigError(f"{path}: is not an interrupted generation") from trouble
-    return error
+        interrupted = GenerationInterrupted("resumed", str(content["text"]), tuple(map(int, content["tokens"])))
+        interrupted.unfinished = Unfinished(
+            tuple(map(int, content["prompt"])), dict(content["options"]), interrupted.tokens
+        )
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: is not an interrupted generation") from error
+    return interrupted

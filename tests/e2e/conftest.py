@@ -1,4 +1,4 @@
-"""The health service's page in a real browser, against a service that says what each test needs."""
+"""The health page in a real browser, from a server whose state each test sets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,12 @@ def server(one_server: PageServer) -> PageServer:
 
 @dataclass(frozen=True, slots=True)
 class Tab:
-    """A page and its errors."""
+    """A browser tab.
+
+    Attributes:
+        page: the tab.
+        errors: all errors of the page so far.
+    """
 
     page: Page
     errors: list[str]
@@ -51,7 +56,7 @@ def tab(browser: Browser, one_server: PageServer) -> Iterator[Tab]:
 
 @pytest.fixture
 def page(tab: Tab, server: PageServer) -> Iterator[Page]:
-    """The tab that tests share, since a new one costs a second: blank, wide and light."""
+    """The tab that tests share, blank, wide and light; a new tab would take a second."""
     tab.page.goto("about:blank")
     tab.page.set_viewport_size(WIDE)
     tab.page.emulate_media(color_scheme="light")
@@ -62,7 +67,7 @@ def page(tab: Tab, server: PageServer) -> Iterator[Page]:
 
 @pytest.fixture
 def failing_page(browser: Browser, server: PageServer) -> Iterator[Page]:
-    """A tab of its own, in which what the service does wrong may reach the console."""
+    """A new tab, in which failures of the service may reach the console."""
     with browser.new_context(viewport=WIDE) as context:
         errors = watch(page := context.new_page(), server.url, expected="503|TypeError")
         yield page

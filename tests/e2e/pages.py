@@ -1,4 +1,4 @@
-"""A real browser's pages, watched."""
+"""Pages in a real browser, and the errors that they cause."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ ARGUMENTS = [
     "--disable-background-networking",
     "--renderer-process-limit=1",
 ]
-"""With the limit it starts no process in advance, which a test would then seem to leave behind."""
+"""The process limit keeps it from starting processes in advance, which would look left behind by a test."""
 WIDE: ViewportSize = {"width": 1280, "height": 900}
 NARROW: ViewportSize = {"width": 390, "height": 844}
 PATIENCE_S = 20
-"""For what must happen, on a machine that has other work."""
+"""Generous, since the machine may be busy."""
 
 in_browser = pytest.mark.needs_program("chromium", "chromium")
 
 
 def watch(page: Page, url: str, expected: str = "(?!)") -> list[str]:
-    """Errors of a page, as they come: all but those that match `expected`."""
+    """A list that gathers a page's errors from now on, except those that match `expected`."""
     errors: list[str] = []
 
     def logged(message: ConsoleMessage) -> None:
@@ -42,7 +42,7 @@ def watch(page: Page, url: str, expected: str = "(?!)") -> list[str]:
 
     def asked(request: Request) -> None:
         if not request.url.startswith(url):
-            errors.append(f"asks {request.url}")
+            errors.append(f"requests {request.url}")
 
     page.set_default_timeout(PATIENCE_S * 1_000)
     page.on("console", logged)
@@ -53,6 +53,6 @@ def watch(page: Page, url: str, expected: str = "(?!)") -> list[str]:
 
 
 def grave_findings(page: Page) -> list[str]:
-    """What axe-core calls serious or critical, with the element."""
+    """What axe-core rates serious or critical, with the first element."""
     found = Axe().run(page).response["violations"]
     return [f"{rule['id']}: {rule['nodes'][0]['html']}" for rule in found if rule["impact"] in {"serious", "critical"}]

@@ -24,29 +24,34 @@ from swarm.protocol.node_info import NodeInfo
 START_S = 100
 GONE_S = 10
 LONG = ("--max-new-tokens", "1500", "--nodes", "0", "--temperature", "1")
-"""A client's options for a text that is not over before somebody has looked: speculation tells one in 2 s."""
+"""A client's options for a text that lasts long enough to act on; with speculation it would take 2 s."""
 IN_OPEN = 0x20
 INOTIFY_EVENT_BYTES = 16
 
 
 CACHE = tempfile.TemporaryDirectory(prefix="canopy-cache-")
-"""What programs learn about drafts is kept here and not in the user's cache."""
+"""Where programs keep what they learn about drafts, in place of the user's cache."""
 
 
 def environment() -> dict[str, str]:
-    """One thread per program: several share two cores."""
+    """The environment of programs: one thread each, since several share few cores."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "XDG_CACHE_HOME": CACHE.name}
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A running program and its output so far."""
+    """A running program.
+
+    Attributes:
+        process: its process.
+        log: the file that its output goes to.
+    """
 
     process: subprocess.Popen[bytes]
     log: Path
 
     def wait_for(self, pattern: str) -> str:
-        """First match in its output; fails with the output when it ends or is silent for too long."""
+        """The first match in its output; fails with the output if the program ends or none comes in `START_S`."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             ended = self.process.poll() is not None
@@ -100,7 +105,7 @@ def program(arguments: Sequence[str], log: Path, folder: Path | None = None) -> 
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    """Whether a condition comes true in time; other processes have no event to wait for."""
+    """Whether a condition comes true in time. It polls, since other processes give no event."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
@@ -132,7 +137,7 @@ def run(*arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[
 
 @contextmanager
 def opened(file: Path) -> Iterator[Callable[[], int]]:
-    """Counts how often any program opens a file from now on, by inotify: compiled code opens files too."""
+    """Yields a function that counts how often any program opened a file; inotify sees compiled code too."""
     libc = ctypes.CDLL(None, use_errno=True)
     watch = libc.inotify_init1(os.O_NONBLOCK)
     assert libc.inotify_add_watch(watch, os.fsencode(file), IN_OPEN) >= 0
@@ -150,7 +155,7 @@ def opened(file: Path) -> Iterator[Callable[[], int]]:
 
 
 def info(address: str) -> NodeInfo:
-    """What a node says of itself."""
+    """The answer of a node's Info call."""
     with grpc.insecure_channel(address) as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(wire.INFO)
         return wire.decode_info(call(b"", timeout=5))

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.needs_root, pytest.mark.needs_program("ip", "iproute2"
 @pytest.mark.timeout(290)  # a minute on a machine that does nothing else
 def test_the_guides_do_what_they_say() -> None:
     said: list[str] = []
-    with follower(said.append, leaves_out={"slow"}) as following:
+    with follower(said.append, skipped_flags={"slow"}) as following:
         for guide in in_order(GUIDES):
             following.follow(guide)
     assert any("every layer is served" in text for text in said)
@@ -33,7 +33,7 @@ WRONG = {
     "<!-- run: you, fails -->\n```console\n$ true\n```": "ended with status 0",
     "<!-- run: you, stays -->\n```console\n$ echo ready\nready to serve\n```": "should go on running",
     "<!-- run: you -->\n```console\n^C\n```": "nothing runs on you",
-    "<!-- run: you -->\n```console\n$ echo /ip4/203.0.113.1/tcp/31337/p2p/Qm…\n```": "nobody has said",
+    "<!-- run: you -->\n```console\n$ echo /ip4/203.0.113.1/tcp/31337/p2p/Qm…\n```": "no output has named",
 }
 
 
@@ -77,6 +77,6 @@ def test_hosts_are_apart_reach_each_other_and_leave_nothing(tmp_path: Path) -> N
     before = subprocess.run(("ip", "-brief", "link"), capture_output=True, text=True, check=True).stdout
     with follower(lambda _: None) as following:
         following.follow(read(path))
-        assert following.staying == {"anna": []}
+        assert following.background == {"anna": []}
     after = subprocess.run(("ip", "-brief", "link"), capture_output=True, text=True, check=True).stdout
     assert after == before

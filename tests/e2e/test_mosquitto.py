@@ -22,10 +22,10 @@ from swarm.discovery.identity import Identity
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.broker_address import BrokerAddress, parse_broker
 from swarm.telemetry.messages import MessageKind, Presence, Status, Will, topic_of
-from tests.net.brokers import Ear, free_port
+from tests.net.brokers import TelemetryListener, free_port
 from tests.net.node.telemetry.test_telemetry import QUICK, Speaker
-from tests.private_here import HOST, broker, make, settings
-from tests.telling import PRINT
+from tests.private_swarm import HOST, env_settings, make_private_swarm, mosquitto_for
+from tests.telemetry_messages import PRINT
 
 pytestmark = [
     pytest.mark.needs_program("mosquitto", "mosquitto"),
@@ -41,7 +41,7 @@ class Swarm:
     port: int
 
     def url(self, name: str, file: str = "node.env") -> str:
-        return settings(self.folder / name / file)["CANOPY_MQTT"]
+        return env_settings(self.folder / name / file)["CANOPY_MQTT"]
 
     def address(self, name: str, file: str = "node.env") -> BrokerAddress:
         return parse_broker(self.url(name, file), self.folder / name / "ca.crt")
@@ -54,13 +54,13 @@ class Swarm:
         return TelemetryPublisher(to, speaker, speaker.outbox, speaker.say, QUICK)
 
     @asynccontextmanager
-    async def ear(self) -> AsyncIterator[Ear]:
+    async def listener(self) -> AsyncIterator[TelemetryListener]:
         """The health page's ear, subscribed when this is entered."""
-        ear = Ear()
+        listener = TelemetryListener()
         async with client(self.address("health", "health.env")) as health, TaskScope() as scope:
             await health.subscribe("canopy/#", qos=1)
-            scope.spawn(ear.listen(health))
-            yield ear
+            scope.spawn(listener.listen(health))
+            yield listener
 
 
 def client(address: BrokerAddress) -> aiomqtt.Client:
@@ -72,27 +72,27 @@ def client(address: BrokerAddress) -> aiomqtt.Client:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Swarm:
     folder, port = tmp_path_factory.mktemp("private"), free_port()
-    make(Private(folder, (HOST,), nodes=2, broker_port=port))
+    make_private_swarm(Private(folder, (HOST,), nodes=2, broker_port=port))
     return Swarm(folder, port)
 
 
 @pytest.fixture
 def swarm(made: Swarm) -> Iterator[Swarm]:
-    with broker(made.folder, made.port):
+    with mosquitto_for(made.folder, made.port):
         yield made
 
 
 async def test_nodes_are_heard_by_health(swarm: Swarm) -> None:
-    async with swarm.ear() as ear:
+    async with swarm.listener() as listener:
         first, second = Speaker(), Speaker()
         async with swarm.publisher("node-1", first), swarm.publisher("node-2", second):
-            await ear.until(lambda body: isinstance(body, Status))
-        await ear.until(lambda body: isinstance(body, Status) and body.state is Presence.LEFT)
-        peers = {one.topic.value.split("/")[3] for one in ear.raw}
+            await listener.until(lambda body: isinstance(body, Status))
+        await listener.until(lambda body: isinstance(body, Status) and body.state is Presence.LEFT)
+        peers = {one.topic.value.split("/")[3] for one in listener.raw}
         assert peers == {swarm.identity(name).peer_id for name in ("node-1", "node-2")}
-        assert ear.refused == []
+        assert listener.rejected == []
         assert first.lines == second.lines == [f"telemetry goes to mqtts://{HOST}:{swarm.port}"]
-        assert not any(isinstance(body, Will) for body in ear.believed)
+        assert not any(isinstance(body, Will) for body in listener.accepted)
 
 
 @pytest.mark.parametrize("wrong", ["authority", "password", "user", "name", "nobody", "plain"])
@@ -105,7 +105,7 @@ async def test_who_is_not_invited_stays_outside(
     match wrong:
         case "authority":
             other = tmp_path_factory.mktemp("other")
-            make(Private(other, (HOST,), nodes=0))
+            make_private_swarm(Private(other, (HOST,), nodes=0))
             ca, says = other / "ca.crt", "certificate"
         case "password":
             url = good.replace(f":{secret}@", ":guessed@")
@@ -138,33 +138,33 @@ async def test_a_node_writes_below_its_own_name_only_and_reads_nothing(swarm: Sw
         f"canopy/v1/{mine}/{theirs}/status",
         "$SYS/broker/uptime",
     ]
-    async with swarm.ear() as ear, client(swarm.address("node-1")) as node:
+    async with swarm.listener() as listener, client(swarm.address("node-1")) as node:
         await node.subscribe("#", qos=1)
         for topic in foreign:
             await node.publish(topic, b"{}", qos=1, retain=True)
         async with swarm.publisher("node-1", Speaker()):
-            await ear.until(lambda body: isinstance(body, Status))
+            await listener.until(lambda body: isinstance(body, Status))
         await node.publish(own, b"{}", qos=1)
         assert len(node.messages) == 0, "what the broker had for it came before this answer"
-        assert {one.topic.value.split("/")[3] for one in ear.raw} == {mine}
-        assert {one.topic.value.rsplit("/", 1)[0] for one in ear.raw} == {own.rsplit("/", 1)[0]}
+        assert {one.topic.value.split("/")[3] for one in listener.raw} == {mine}
+        assert {one.topic.value.rsplit("/", 1)[0] for one in listener.raw} == {own.rsplit("/", 1)[0]}
 
 
 async def test_who_sends_too_much_is_sent_away(swarm: Swarm) -> None:
     own = topic_of("canopy", PRINT, swarm.identity("node-1").peer_id, MessageKind.EVENTS)
-    async with swarm.ear() as ear, BrokerClient(client(swarm.address("node-1"))) as node, asyncio.timeout(10):
+    async with swarm.listener() as listener, BrokerClient(client(swarm.address("node-1"))) as node, asyncio.timeout(10):
         await node.publish(own, b"x" * 8_192, qos=1)
         await node.publish(own, b"x" * 9_300, qos=0)
         with pytest.raises(aiomqtt.MqttError):
             await anext(aiter(node.messages))
-        assert [len(str(one.payload, "utf-8")) for one in ear.raw] == [8_192]
+        assert [len(str(one.payload, "utf-8")) for one in listener.raw] == [8_192]
 
 
 async def test_a_node_that_is_added_is_let_in_once_the_broker_was_told(tmp_path: Path) -> None:
     command = Private(tmp_path, (HOST,), nodes=0, broker_port=free_port())
-    make(command)
-    with broker(tmp_path, command.broker_port) as pid:
-        make(replace(command, nodes=1))
+    make_private_swarm(command)
+    with mosquitto_for(tmp_path, command.broker_port) as pid:
+        make_private_swarm(replace(command, nodes=1))
         here = Swarm(tmp_path, command.broker_port)
         speaker = Speaker()
         async with here.publisher("node-1", speaker):
@@ -183,7 +183,7 @@ def test_tls_is_modern_and_the_certificate_is_of_our_authority(swarm: Swarm) -> 
 
 @pytest.mark.needs_program("mosquitto_passwd", "mosquitto")
 def test_the_password_file_is_one_that_mosquitto_passwd_reads(tmp_path: Path) -> None:
-    make(Private(tmp_path, (HOST,), nodes=1))
+    make_private_swarm(Private(tmp_path, (HOST,), nodes=1))
     passwords = tmp_path / "broker" / "passwords"
     before = passwords.read_text().splitlines()
     subprocess.run(["mosquitto_passwd", "-b", str(passwords), "another", "word"], check=True, capture_output=True)

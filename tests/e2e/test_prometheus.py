@@ -1,6 +1,6 @@
 """Debian's Prometheus with our configuration scrapes real pages; every query of the board and the rules gives data.
 
-In the swarm that is measured everything is wrong that an alert is about (`tests.measured`), so no query is left out.
+Everything that an alert is about is wrong in these samples (`tests.sample_metrics`), so no query is left out.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from swarm.health.web.api import make_app
 from swarm.metrics.http import make_server
 from swarm.metrics.page import MetricsPage
 from swarm.runtime.tasks import TaskScope
-from tests.measured import MeasuredHealth, MeasuredNode
-from tests.monitoring import PROMETHEUS, board_queries, rule_queries
+from tests.monitoring_files import PROMETHEUS, board_queries, rule_queries
 from tests.net.brokers import free_port
+from tests.sample_metrics import SampleHealth, SampleNode
 
 PATIENCE_S = 60
 
@@ -115,7 +115,7 @@ async def no_history(model: str, window: str) -> dict[str, Any]:
 
 @pytest.mark.needs_program("prometheus", "prometheus")
 async def test_every_query_of_board_and_rules_gives_data(tmp_path: Path) -> None:
-    health = MeasuredHealth(at=time.time())
+    health = SampleHealth(at=time.time())
     app = make_app(health.publisher, no_history)
     app.routes.append(MetricsPage(health.look, in_thread=False).route())
     taken = socket.create_server(("127.0.0.1", 0))
@@ -124,7 +124,7 @@ async def test_every_query_of_board_and_rules_gives_data(tmp_path: Path) -> None
     alerts = [what.removeprefix("rule ") for what in queries if what.startswith("rule Canopy")]
     queries |= {f"alert {name}": f'ALERTS{{alertname="{name}"}}' for name in alerts}
     with taken:
-        async with serving(app) as port, serving_metrics(taken, MeasuredNode().figures, lambda _: None):
+        async with serving(app) as port, serving_metrics(taken, SampleNode().figures, lambda _: None):
             config = configuration(tmp_path, [port, nobody], [taken.getsockname()[1], nobody])
             with prometheus(tmp_path, config) as api:
                 silent = await asyncio.to_thread(wait_for_data, api, queries)

@@ -13,8 +13,8 @@ from huggingface_hub import file_download
 
 from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel, load_whole
-from tests.hub_here import MODEL, HubHere, Repo, hub_here, use_hub
-from tests.model.tiny import save_sharded, tiny_model
+from tests.fake_hub import MODEL, FakeHub, Repo, fake_hub, use_hub
+from tests.model.tiny_models import save_sharded, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,8 @@ def copied(whole: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hub(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubHere]:
-    with hub_here() as running:
+def hub(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with fake_hub() as running:
         running.repos[MODEL] = Repo.of(whole)
         use_hub(running.url, tmp_path / "cache", monkeypatch)
         monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _: None))

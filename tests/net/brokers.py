@@ -1,4 +1,4 @@
-"""MQTT brokers for tests: a real mosquitto, liars on a socket, a wire that can be cut, and an ear that listens."""
+"""MQTT for tests: a real mosquitto, a broker that answers from a script, a link that can be cut, a listener."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 @contextmanager
 def mosquitto(folder: Path, port: int, *lines: str) -> Iterator[None]:
-    """A broker on 127.0.0.1, which listens when this is entered; `lines` are added to its configuration."""
+    """Run mosquitto on 127.0.0.1; it accepts connections once this is entered. `lines` go to its configuration."""
     rules = lines or ("allow_anonymous true",)
     config = folder / f"{port}.conf"
     settings = ["per_listener_settings true", "user root", "persistence false"]
@@ -37,12 +37,12 @@ def mosquitto(folder: Path, port: int, *lines: str) -> Iterator[None]:
     process = subprocess.Popen(["mosquitto", "-c", str(config)], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
-        said = []
+        printed = []
         for line in process.stderr:
-            said.append(line)
+            printed.append(line)
             if "running" in line:
                 break
-        assert process.poll() is None, said
+        assert process.poll() is None, printed
         yield
     finally:
         process.terminate()
@@ -51,11 +51,18 @@ def mosquitto(folder: Path, port: int, *lines: str) -> Iterator[None]:
 
 
 @dataclass
-class Ear:
-    """Everything that was heard below `canopy/`, as the guard judged it."""
+class TelemetryListener:
+    """All messages below `canopy/`, as the guard judges them.
 
-    believed: list[Body] = field(default_factory=list)
-    refused: list[RejectedMessage] = field(default_factory=list)
+    Attributes:
+        accepted: bodies that the guard accepted, in order.
+        rejected: what it rejected.
+        raw: every message as it came.
+        guard: the judge.
+    """
+
+    accepted: list[Body] = field(default_factory=list)
+    rejected: list[RejectedMessage] = field(default_factory=list)
     raw: list[aiomqtt.Message] = field(default_factory=list)
     guard: TelemetryGuard = field(default_factory=TelemetryGuard)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -64,18 +71,18 @@ class Ear:
         async for message in client.messages:
             assert isinstance(message.payload, bytes)
             self.raw.append(message)
-            judged = self.guard.accept(message.topic.value, message.payload, message.retain, time.time())
-            if isinstance(judged, AcceptedMessage):
-                self.believed.append(judged.body)
+            verdict = self.guard.accept(message.topic.value, message.payload, message.retain, time.time())
+            if isinstance(verdict, AcceptedMessage):
+                self.accepted.append(verdict.body)
             else:
-                self.refused.append(judged)
+                self.rejected.append(verdict)
             self._news.set()
 
     async def until(self, wanted: Callable[[Body], bool], seconds: float = 10.0) -> Body:
-        """The first believed body that is wanted, heard already or to come."""
+        """The first accepted body for which `wanted` is true, whether it has come or is still to come."""
         async with asyncio.timeout(seconds):
             while True:
-                for body in self.believed:
+                for body in self.accepted:
                     if wanted(body):
                         return body
                 self._news.clear()
@@ -83,17 +90,17 @@ class Ear:
 
 
 @asynccontextmanager
-async def ear_at(port: int) -> AsyncIterator[Ear]:
-    """Subscribed when this is entered."""
-    ear = Ear()
+async def listener_at(port: int) -> AsyncIterator[TelemetryListener]:
+    """A listener that is subscribed once this is entered."""
+    listener = TelemetryListener()
     async with aiomqtt.Client("127.0.0.1", port) as client, TaskScope() as scope:
         await client.subscribe("canopy/#", qos=1)
-        scope.spawn(ear.listen(client))
-        yield ear
+        scope.spawn(listener.listen(client))
+        yield listener
 
 
-class Wire:
-    """A way to a port that can be cut: connections break at once, without a word. While it is shut it takes none."""
+class CuttableLink:
+    """A proxy of a port: `cut` aborts all connections; while it is shut it accepts none."""
 
     def __init__(self, target: int, *, shut: bool = False) -> None:
         self.port = 0
@@ -131,21 +138,28 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @asynccontextmanager
-async def wire_to(target: int, *, shut: bool = False) -> AsyncIterator[Wire]:
-    wire = Wire(target, shut=shut)
-    server = await asyncio.start_server(wire.carry, "127.0.0.1", 0)
-    wire.port = server.sockets[0].getsockname()[1]
+async def cuttable_link(target: int, *, shut: bool = False) -> AsyncIterator[CuttableLink]:
+    link = CuttableLink(target, shut=shut)
+    server = await asyncio.start_server(link.carry, "127.0.0.1", 0)
+    link.port = server.sockets[0].getsockname()[1]
     try:
-        yield wire
+        yield link
     finally:
         server.close()
-        wire.cut()
+        link.cut()
         await server.wait_closed()
 
 
 @dataclass
-class Liar:
-    """Accepts, says what it was told to, then nothing more. visits: how many came."""
+class ScriptedBroker:
+    """A server that sends its answers one by one, each after it received something, and then nothing more.
+
+    Attributes:
+        answers: bytes to send.
+        port: where it listens.
+        visits: connections so far.
+        visited: set at every connection.
+    """
 
     answers: Sequence[bytes]
     port: int = 0
@@ -176,15 +190,15 @@ class Liar:
 
 
 @asynccontextmanager
-async def liar(*answers: bytes) -> AsyncIterator[Liar]:
-    """A broker that sends each of `answers` after it heard something."""
-    one = Liar(answers)
-    server = await asyncio.start_server(one.receive, "127.0.0.1", 0)
-    one.port = server.sockets[0].getsockname()[1]
+async def scripted_broker(*answers: bytes) -> AsyncIterator[ScriptedBroker]:
+    """A broker that sends these answers."""
+    broker = ScriptedBroker(answers)
+    server = await asyncio.start_server(broker.receive, "127.0.0.1", 0)
+    broker.port = server.sockets[0].getsockname()[1]
     try:
-        yield one
+        yield broker
     finally:
         server.close()
-        for end in one._ends:
+        for end in broker._ends:
             end.transport.abort()
         await server.wait_closed()

@@ -1,4 +1,4 @@
-"""Machines that tests of this folder kill and replace."""
+"""Nodes that tests of this folder kill and replace."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.net.mortal import CHAIN, Mortals, equal_mortals, forget
+from tests.net.killable_nodes import CHAIN, KillableNodes, equally_fast_nodes, reset_client
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pool() -> AsyncIterator[Mortals]:
-    async with equal_mortals() as everybody:
-        yield everybody
+async def pool() -> AsyncIterator[KillableNodes]:
+    async with equally_fast_nodes() as pool:
+        yield pool
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def nodes(pool: Mortals, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Mortals]:
-    """The pool, of which the first chain is listed; afterwards everything that was held is free again."""
-    forget(pool.client, 20.0)
+async def nodes(pool: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KillableNodes]:
+    """The pool, of which the first chain is announced; afterwards all its nodes are alive and free again."""
+    reset_client(pool.client, 20.0)
     with pool.patched(monkeypatch):
         await pool.announce(*CHAIN)
         yield pool

@@ -15,8 +15,8 @@ LINES = [
 
 
 @dataclass(frozen=True, slots=True)
-class Fast:
-    """Looks like a Hugging Face fast tokenizer."""
+class FastTokenizer:
+    """What Canopy uses of a Hugging Face fast tokenizer."""
 
     backend_tokenizer: Tokenizer
 

@@ -13,28 +13,28 @@ from node.config import ServeConfig
 from node.serve import Node
 from swarm.demo import TARGET
 from swarm.discovery.memory_registry import MemoryRegistry
-from tests.net.raw import counters, info
-from tests.net.running import SPANS, prompt, until
-from tests.swarm_here import SwarmHere, swarm_here
+from tests.in_process_swarm import InProcessSwarm, in_process_swarm
+from tests.net.raw_client import counters, info
+from tests.net.three_nodes import SPANS, prompt, until
 
 DOUBLE = [*SPANS, *SPANS]
 
 
 @asynccontextmanager
-async def another(here: SwarmHere, layers: str, drain: float) -> AsyncIterator[Node]:
+async def another(here: InProcessSwarm, layers: str, drain: float) -> AsyncIterator[Node]:
     """One more node of the swarm."""
     config = ServeConfig(layers=layers, model=str(TARGET), host="127.0.0.1", threads=1, drain=drain)
     async with Node(config, lambda _: None, MemoryRegistry(here.network)) as node:
         yield node
 
 
-def holders(here: SwarmHere, peers: set[str]) -> list[Node]:
+def holders(here: InProcessSwarm, peers: set[str]) -> list[Node]:
     return [node for node in here.nodes if node.peer_id in peers]
 
 
 @pytest.mark.parametrize(("place", "temperature"), [(0, 0.0), (1, 1.0), (2, 0.0)])
 async def test_sessions_move_while_the_node_still_serves(place: int, temperature: float) -> None:
-    async with swarm_here(TARGET, DOUBLE) as here, here.client() as swarm:
+    async with in_process_swarm(TARGET, DOUBLE) as here, here.client() as swarm:
         options: GenerateOptions = {"max_new_tokens": 80, "temperature": temperature, "seed": 3}
         plain = await swarm.generate(prompt(1), **options)
         stream = swarm.stream(prompt(1), **options)
@@ -59,7 +59,7 @@ async def test_sessions_move_while_the_node_still_serves(place: int, temperature
 
 
 async def test_a_node_that_leaves_takes_no_new_session_and_waits_for_a_place_to_move_to() -> None:
-    async with swarm_here(TARGET, SPANS) as here, here.client() as swarm:
+    async with in_process_swarm(TARGET, SPANS) as here, here.client() as swarm:
         plain = await swarm.generate(prompt(2), max_new_tokens=150)
         leaving = here.nodes[1]
         stream = swarm.stream(prompt(2), max_new_tokens=150)

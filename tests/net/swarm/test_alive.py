@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from swarm import alive
-from tests.net.brokers import free_port, liar
+from tests.net.brokers import free_port, scripted_broker
 
 KINDS = sorted(alive.CHECKS)
 
@@ -35,7 +35,7 @@ def test_a_shut_port_is_dead(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_another_program_is_not_taken_for_ours(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alive, "DEADLINE_S", 0.5)
-    async with liar(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 2\r\n\r\n{}") as other:
+    async with scripted_broker(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 2\r\n\r\n{}") as other:
         assert await asyncio.to_thread(alive.main, [kind, str(other.port)]) == 1
 
 

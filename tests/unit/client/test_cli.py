@@ -16,7 +16,7 @@ import client.cli
 from client.options import Options
 from client.terminal.chat import typed_lines
 from client.terminal.commands import Bench, ChatCommand, Generate
-from client.terminal.notes import Notes, Streamed
+from client.terminal.notes import LineTrackingStream, NoteFormatter
 from swarm.demo import TARGET
 from swarm.errors import ConfigError
 
@@ -93,9 +93,9 @@ def test_where_a_measurement_goes_is_checked_before_it(
 
 def test_a_note_begins_a_new_line_where_the_texts_is_open() -> None:
     said = io.StringIO()
-    text, logger = Streamed(said), logging.Logger("client.chain.chain")
+    text, logger = LineTrackingStream(said), logging.Logger("client.chain.chain")
     handler = logging.StreamHandler(said)
-    handler.setFormatter(Notes(text, "client: %(message)s"))
+    handler.setFormatter(NoteFormatter(text, "client: %(message)s"))
     logger.addHandler(handler)
     logger.warning("before")
     print("where the aid", end="", file=cast("TextIO", text))

@@ -27,7 +27,7 @@ from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.telemetry.broker_address import PORTS
 from swarm.telemetry.messages import DEFAULT_PREFIX, MAX_PAYLOAD_BYTES, MessageKind, topic_of
-from tests.private_here import DEPLOY, make, settings
+from tests.private_swarm import DEPLOY, env_settings, make_private_swarm
 
 ROOT = DEPLOY.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -42,7 +42,7 @@ JOIN = "/ip4/203.0.113.1/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DW
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What compose.yaml expects in deploy/private."""
     folder = tmp_path_factory.mktemp("private")
-    make(Private(folder, ("mosquitto",), "bootstrap"))
+    make_private_swarm(Private(folder, ("mosquitto",), "bootstrap"))
     return folder
 
 
@@ -83,7 +83,7 @@ def mounts(service: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", OURS)
 def test_compose_starts_what_our_programs_understand(secrets: Path, name: str) -> None:
-    join = settings(secrets / "compose.env")["CANOPY_JOIN"]
+    join = env_settings(secrets / "compose.env")["CANOPY_JOIN"]
     line = started(name, join)
     for source, target in mounts(SERVICES[name]):
         if source.startswith("./private/"):
@@ -91,7 +91,7 @@ def test_compose_starts_what_our_programs_understand(secrets: Path, name: str) -
     config = understood(line)
     if isinstance(config, ServeConfig):
         (env,) = SERVICES[name]["env_file"]
-        url = settings(secrets / env.removeprefix("./private/"))["CANOPY_MQTT"]
+        url = env_settings(secrets / env.removeprefix("./private/"))["CANOPY_MQTT"]
         replace(config, mqtt=url).check()
         assert config.mqtt_ca is not None
         assert config.mqtt_ca.is_file()

@@ -14,7 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.private_here import DEPLOY
+from tests.private_swarm import DEPLOY
 
 KUBERNETES = ("1.31", "1.37")
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))

@@ -11,7 +11,7 @@ import pytest
 import node.telemetry.metrics
 import swarm.health.metrics.exporter
 from swarm.metrics.metric_set import MetricKind
-from tests.monitoring import DEPLOY, PROMETHEUS, board, board_queries, recorded, rule_queries
+from tests.monitoring_files import DEPLOY, PROMETHEUS, board, board_queries, recorded, rule_queries
 
 
 def exported() -> set[str]:

@@ -24,7 +24,7 @@ PAGES = [*GUIDES, ROOT / "docs/index.md"]
 CONFIGS = (
     ServeConfig,
     Options,
-    *get_args(client.cli.Command),
+    *get_args(client.cli.ClientCommand),
     *(get_args(command)[0] for command in get_args(swarm.cli.Command)),
 )
 SHORTEST = 8

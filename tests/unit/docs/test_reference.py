@@ -10,8 +10,8 @@ from typing import Any
 
 from swarm.health.state.verdict import Grade
 from swarm.health.tasks.history import History, Sample
-from tests.measured import GOOD, SHAKY, WHOLE, MeasuredHealth
-from tests.telling import NOW
+from tests.sample_metrics import GOOD, SHAKY, WHOLE, SampleHealth
+from tests.telemetry_messages import NOW
 
 ROOT = Path(__file__).parents[3]
 HTTP_API = ROOT / "docs" / "reference" / "http-api.md"
@@ -32,7 +32,7 @@ def keys(objects: Iterable[dict[str, Any]]) -> set[str]:
 
 
 def test_every_field_of_the_state_is_in_the_reference() -> None:
-    health = MeasuredHealth()
+    health = SampleHealth()
     health.look()
     health.overview.record_probe(SHAKY, GOOD, health.at)  # the verdict changes, which is an event
     health.look()

@@ -27,8 +27,8 @@ from client.drafting.search.stopping import NO_LIMIT
 from client.stats import SweepMeasurement
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.protocol.messages import Sampling
+from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.oracle import oracle_scores
-from tests.swarm_here import SwarmHere, swarm_here
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -51,7 +51,7 @@ LAYOUTS = {
 class Running:
     """A swarm and a client with a draft, warm."""
 
-    here: SwarmHere
+    here: InProcessSwarm
     client: AsyncSwarm
 
     @property
@@ -61,7 +61,7 @@ class Running:
 
 
 async def run(layout: str) -> AsyncIterator[Running]:
-    async with swarm_here(TARGET, LAYOUTS[layout]) as here, here.client(draft=DRAFT) as swarm:
+    async with in_process_swarm(TARGET, LAYOUTS[layout]) as here, here.client(draft=DRAFT) as swarm:
         await swarm.generate("It", max_new_tokens=3, nodes=1)  # starts the threads that live as long as the swarm
         yield Running(here, swarm)
 

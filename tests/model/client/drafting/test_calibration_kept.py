@@ -10,12 +10,12 @@ from client import Result
 from client.drafting.search.calibration import START
 from client.drafting.search.calibration_store import load_calibration
 from swarm.demo import DRAFT, TARGET
-from tests.swarm_here import SwarmHere, swarm_here
+from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 
 PROMPT = "It was a dark night, and the captain said"
 
 
-async def generate(here: SwarmHere, folder: Path | None, nodes: int) -> Result:
+async def generate(here: InProcessSwarm, folder: Path | None, nodes: int) -> Result:
     async with here.client(draft=DRAFT, calibration=folder) as swarm:
         return await swarm.generate(PROMPT, max_new_tokens=32, temperature=0.0, nodes=nodes)
 
@@ -26,7 +26,7 @@ def written(folder: Path) -> list[Path]:
 
 @pytest.mark.asyncio
 async def test_the_next_client_begins_with_what_the_last_one_learned(tmp_path: Path) -> None:
-    async with swarm_here(TARGET, ["0-12"]) as here:
+    async with in_process_swarm(TARGET, ["0-12"]) as here:
         plain, first, second = [await generate(here, tmp_path, nodes) for nodes in (0, 16, 16)]
         await generate(here, None, 16)
     assert plain.text == first.text == second.text
@@ -42,7 +42,7 @@ async def test_a_cache_that_cannot_be_written_does_not_break_a_generation(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    async with swarm_here(TARGET, ["0-12"]) as here:
+    async with in_process_swarm(TARGET, ["0-12"]) as here:
         result = await generate(here, tmp_path / "file" / "cache", 16)
     assert len(result.tokens) == 32
     assert [record.name for record in caplog.records if record.levelname == "WARNING"] == [

@@ -25,7 +25,7 @@ from swarm.demo import DRAFT, TARGET
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.inference.sampling import pick
 from swarm.protocol.messages import Sampling
-from tests.model.here import decoding
+from tests.model.in_process_chain import decoding
 
 GREEDY = Sampling()
 WARM = Sampling(seed=5, temperature=1.0)

@@ -35,8 +35,8 @@ from swarm.demo import DGF, DRAFT, REDRAFTER, TARGET
 from swarm.errors import ConfigError, IncompatibleDraft, SwarmError, UnsupportedModel
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Sampling
-from tests.hub_here import MODEL, HubHere, Repo
-from tests.measurements import measured
+from tests.fake_hub import MODEL, FakeHub, Repo
+from tests.sweep_measurements import measured
 
 GREEDY, WARM = Sampling(), Sampling(seed=5, temperature=1.0)
 NEW = 20
@@ -245,7 +245,7 @@ def test_a_head_may_bring_its_own_matrices(tmp_path: Path) -> None:
 
 
 def test_from_the_hub_only_a_head_and_the_file_that_it_borrows_from_are_fetched(
-    hub: HubHere, whole: Path, tmp_path: Path
+    hub: FakeHub, whole: Path, tmp_path: Path
 ) -> None:
     weights = json.loads((whole / "model.safetensors.index.json").read_text())["weight_map"]
     matrix = "model.embed_tokens.weight"

@@ -20,7 +20,7 @@ from client.drafting.sources.model import ModelSource
 from swarm.demo import TARGET
 from swarm.inference.ragged_batch import RaggedModel
 from swarm.protocol.messages import Sampling
-from tests.model.here import decoding
+from tests.model.in_process_chain import decoding
 
 GREEDY = Sampling()
 WARM = Sampling(seed=5, temperature=1.0)

@@ -22,7 +22,7 @@ from swarm.layers import Span
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.messages import Codec, Rows, Sampling, Sweep, SweepFrame, Want
 from swarm.protocol.session import Limits
-from tests.model.tiny import LAYERS, VOCAB
+from tests.model.tiny_models import LAYERS, VOCAB
 
 LIMITS = Limits(vocab_size=VOCAB, window_tokens=64, sweeps=8, nodes=64)
 PARENTS = (None, 0, 0, 1)

@@ -17,7 +17,7 @@ from node.model.span import dissect, load_span
 from swarm.demo import TARGET
 from swarm.errors import NotEnoughSpace, UnknownModel, UnsupportedModel
 from swarm.layers import Span
-from tests.model.tiny import save_sharded, tiny_model
+from tests.model.tiny_models import save_sharded, tiny_model
 
 GIB = 2**30
 

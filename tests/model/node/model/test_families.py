@@ -17,8 +17,18 @@ from swarm.inference.ragged_batch import SessionRows
 from swarm.inference.tree_attention import MAX_FOLDED_ROWS
 from swarm.layers import Span
 from swarm.models.families import TESTED
-from tests.model.tiny import FAMILIES, LAYERS, SPANS, WINDOW, chain, load_alone, reference, run_chain, save_sharded
-from tests.model.tiny import tiny_model as make_tiny
+from tests.model.tiny_models import (
+    FAMILIES,
+    LAYERS,
+    SPANS,
+    WINDOW,
+    chain,
+    load_alone,
+    reference,
+    run_chain,
+    save_sharded,
+)
+from tests.model.tiny_models import tiny_model as make_tiny
 
 TOLERANCE = 1e-5
 PARENTS = (None, 0, 0, 1, 1, 2, None)

@@ -17,7 +17,7 @@ from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import RaggedModel, SessionRows
 from swarm.layers import Span
-from tests.model.tiny import save_sharded, tiny_model
+from tests.model.tiny_models import save_sharded, tiny_model
 
 ROWS = 5
 

@@ -26,8 +26,8 @@ from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import SessionRows
 from swarm.layers import Span
 from tests.devices import DEVICES
-from tests.model.tiny import chain, save_sharded, tiny_model
-from tests.swarm_here import swarm_here
+from tests.in_process_swarm import in_process_swarm
+from tests.model.tiny_models import chain, save_sharded, tiny_model
 
 CPU = torch.device("cpu")
 WHOLE = Span(0, 12)
@@ -208,7 +208,7 @@ def test_a_tree_is_never_cut_where_every_forward_reads_all_weights() -> None:
 async def test_a_swarm_with_an_offloaded_node_gives_the_same_text() -> None:
     texts = []
     for options in ({}, {"offload": True}):
-        async with swarm_here(TARGET, ["0-12"], **options) as here, here.client() as client:
+        async with in_process_swarm(TARGET, ["0-12"], **options) as here, here.client() as client:
             result = await client.generate("The river", max_new_tokens=8, seed=3, temperature=0.8, nodes=0)
             texts.append(result.tokens)
             model = here.nodes[0].running.host.model

@@ -36,7 +36,7 @@ from swarm.inference.kv_cache import KvCache
 from swarm.inference.ragged_batch import PassThroughLayer, SessionRows, load_whole
 from swarm.layers import Span
 from swarm.models.families import TESTED, causal_lm_class, max_positions
-from tests.model.tiny import SPANS, chain, load_alone, reference, run_chain, save_sharded, tiny_model
+from tests.model.tiny_models import SPANS, chain, load_alone, reference, run_chain, save_sharded, tiny_model
 
 WHOLE = Span(0, 12)
 

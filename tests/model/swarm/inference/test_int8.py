@@ -30,9 +30,9 @@ from swarm.protocol.messages import Codec, Fault, FaultKind, Frame, Open, Ready,
 from swarm.wire.frames import split
 from swarm.wire.v1 import node_pb2 as pb
 from tests.devices import DEVICE
-from tests.net.raw import Sweeps, attach, opening, raw_link, route_of
-from tests.net.running import SPANS, prompt, refusal
-from tests.swarm_here import SwarmHere, swarm_here
+from tests.in_process_swarm import InProcessSwarm, in_process_swarm
+from tests.net.raw_client import SweepNumbering, attach, opening, raw_link, route_of
+from tests.net.three_nodes import SPANS, prompt, refusal
 
 WIDTH = 192
 NEW = 20
@@ -107,15 +107,15 @@ def test_a_tree_nodes_logits_are_those_of_its_path_run_alone(target: RaggedModel
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def here() -> AsyncIterator[SwarmHere]:
+async def here() -> AsyncIterator[InProcessSwarm]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
-    async with swarm_here(TARGET, SPANS) as running, running.client(draft=DRAFT) as swarm:
+    async with in_process_swarm(TARGET, SPANS) as running, running.client(draft=DRAFT) as swarm:
         await swarm.generate("It", max_new_tokens=3, nodes=1)
         yield running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(here: SwarmHere) -> AsyncIterator[AsyncSwarm]:
+async def client(here: InProcessSwarm) -> AsyncIterator[AsyncSwarm]:
     async with here.client(draft=DRAFT, codec="int8") as swarm:
         await swarm.generate("It", max_new_tokens=3, nodes=1)
         yield swarm
@@ -148,7 +148,7 @@ async def test_every_hop_sends_int8_and_the_stats_say_so(client: AsyncSwarm, sen
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_lossless_stays_the_default(here: SwarmHere, sent: list[tuple[Rows, int]]) -> None:
+async def test_lossless_stays_the_default(here: InProcessSwarm, sent: list[tuple[Rows, int]]) -> None:
     async with here.client() as swarm:
         result = await swarm.generate(prompt(0), max_new_tokens=4)
     assert {rows.codec for rows, _ in sent} == {Codec.FP32}
@@ -169,24 +169,24 @@ async def test_every_token_is_the_int8_targets_own_pick(nodes: int, client: Asyn
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_codec_that_is_none(here: SwarmHere) -> None:
+async def test_a_codec_that_is_none(here: InProcessSwarm) -> None:
     with pytest.raises(ConfigError, match="codec: 'int4'; there are lossless and int8"):
         async with here.client(codec="int4"):
             pass
 
 
-def asking(here: SwarmHere, codec: Codec) -> Open:
+def asking(here: InProcessSwarm, codec: Codec) -> Open:
     return replace(opening(here.nodes[1]), codec=codec)
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("asked", "came"), [(Codec.INT8, Codec.FP32), (Codec.FP32, Codec.INT8)])
-async def test_rows_in_another_codec_than_the_sessions_end_it(asked: Codec, came: Codec, here: SwarmHere) -> None:
+async def test_rows_in_another_codec_than_the_sessions_end_it(asked: Codec, came: Codec, here: InProcessSwarm) -> None:
     values = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(1))
     opened = attach(route(here), asking(here, asked), f"{asked}".encode()[:16], index=1)
     async with raw_link(here.nodes[1], opened) as link:
         await link.until(Ready)
-        await link.send(SweepFrame(Sweeps().chain(prompt(0, 3)), None, encode_rows(values, came)))
+        await link.send(SweepFrame(SweepNumbering().chain(prompt(0, 3)), None, encode_rows(values, came)))
         fault = await link.until(Fault)
     assert (fault.kind, fault.field) == (FaultKind.PROTOCOL, "codec")
     assert fault.reason.endswith(f"{came.value} rows in a session of {asked.value}")
@@ -194,18 +194,18 @@ async def test_rows_in_another_codec_than_the_sessions_end_it(asked: Codec, came
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("scale", [b"\x80\x7f", b"\xc0\x7f", b"\x80\xbf", b"\x00\x00"], ids=["inf", "nan", "-1", "0"])
-async def test_a_hostile_scale_ends_its_session(scale: bytes, here: SwarmHere) -> None:
+async def test_a_hostile_scale_ends_its_session(scale: bytes, here: InProcessSwarm) -> None:
     rows = Rows(Codec.INT8, 1, WIDTH, bytes([0, 0x3F] * 5) + scale + bytes([1] * WIDTH))
     opened = attach(route(here), asking(here, Codec.INT8), b"scale" + scale, index=1)
     async with raw_link(here.nodes[1], opened) as link:
         await link.until(Ready)
-        await link.send(SweepFrame(Sweeps().chain(prompt(0, 1)), None, rows))
+        await link.send(SweepFrame(SweepNumbering().chain(prompt(0, 1)), None, rows))
         fault = await refusal(link)
     assert (fault.kind, fault.field) == (FaultKind.PROTOCOL, "rows")
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_codec_of_another_version_is_refused_by_a_node(here: SwarmHere) -> None:
+async def test_a_codec_of_another_version_is_refused_by_a_node(here: InProcessSwarm) -> None:
     frame = pb.Frame.FromString(wire.encode_frame(attach(route(here), asking(here, Codec.INT8), b"later", index=1)))
     frame.attach.open.codec = pb.Codec.ValueType(9)
     head = frame.SerializeToString()
@@ -216,5 +216,5 @@ async def test_a_codec_of_another_version_is_refused_by_a_node(here: SwarmHere) 
     assert "9 is unknown to this version" in fault.reason
 
 
-def route(here: SwarmHere) -> tuple[RouteHop, ...]:
+def route(here: InProcessSwarm) -> tuple[RouteHop, ...]:
     return route_of(here.nodes, SPANS)

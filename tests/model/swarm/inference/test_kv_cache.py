@@ -14,7 +14,7 @@ from swarm.ids import TreeNodeId
 from swarm.inference.kv_cache import KvCache, KvLayout, LayerKv
 from swarm.inference.ragged_batch import RaggedModel, SessionRows, load_whole
 from swarm.layers import Span
-from tests.model.tiny import chain
+from tests.model.tiny_models import chain
 
 LAYOUT = KvLayout((LayerKv(3, 2, 4, 6), LayerKv(4, 1, 4, 4)), torch.float32, torch.device("cpu"))
 

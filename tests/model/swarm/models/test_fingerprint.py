@@ -13,7 +13,7 @@ import pytest
 from swarm.demo import TARGET
 from swarm.errors import UnknownModel
 from swarm.models.fingerprint import client_identity, model_identity
-from tests.model.tiny import save_sharded, tiny_model
+from tests.model.tiny_models import save_sharded, tiny_model
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from swarm.errors import HubError, NotEnoughSpace, UnsupportedModel
 from swarm.inference.ragged_batch import load_whole
 from swarm.layers import Span
 from swarm.models.hub import find_model
-from tests.hub_here import COMMIT, MODEL, HubHere, Repo
+from tests.fake_hub import COMMIT, MODEL, FakeHub, Repo
 
 TOKEN = "hf_secretsecretsecret"
 SMALL = {"config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json"}
@@ -51,7 +51,7 @@ def blobs(tmp_path: Path) -> set[str]:
 
 
 def test_a_node_downloads_the_files_of_its_layers_and_no_other(
-    hub: HubHere, whole: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     hub.tokens.add(TOKEN)
@@ -66,34 +66,36 @@ def test_a_node_downloads_the_files_of_its_layers_and_no_other(
     local = load_span(open_checkpoint(whole), Span(2, 4), torch.float32)
     for mine, theirs in zip(model.model.parameters(), local.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-    assert {asked.token for asked in hub.asked if asked.server == "hub"} == {f"Bearer {TOKEN}"}
-    assert {asked.token for asked in hub.asked if asked.server == "files"} == {None}, "the token stays with the hub"
+    assert {request.token for request in hub.requests if request.server == "hub"} == {f"Bearer {TOKEN}"}
+    assert {request.token for request in hub.requests if request.server == "files"} == {None}, (
+        "the token stays with the hub"
+    )
 
 
-def test_what_is_here_is_asked_for_no_more(hub: HubHere) -> None:
+def test_what_is_here_is_asked_for_no_more(hub: FakeHub) -> None:
     checkpoint = open_checkpoint(MODEL)
     checkpoint.fetch(span_tensors(checkpoint, Span(2, 4)))
-    hub.asked.clear()
+    hub.requests.clear()
     again = open_checkpoint(MODEL)
     again.fetch(span_tensors(again, Span(2, 4)))
-    assert [asked.path for asked in hub.asked] == [f"/api/models/{MODEL}"]
+    assert [request.path for request in hub.requests] == [f"/api/models/{MODEL}"]
 
 
-def test_a_client_downloads_no_weights(hub: HubHere) -> None:
+def test_a_client_downloads_no_weights(hub: FakeHub) -> None:
     target = load_target(MODEL)
     assert (target.name, target.num_layers) == (MODEL, 6)
     assert hub.fetched() == SMALL
-    assert {asked.server for asked in hub.asked} == {"hub"}
+    assert {request.server for request in hub.requests} == {"hub"}
 
 
-def test_a_draft_is_downloaded_whole(hub: HubHere, whole: Path) -> None:
+def test_a_draft_is_downloaded_whole(hub: FakeHub, whole: Path) -> None:
     hub.repos[MODEL].files["onnx.py"] = POISON
     draft = load_whole(MODEL, torch.float32)
     assert draft.span == Span(0, 6)
     assert hub.fetched() == SMALL | {path.name for path in whole.glob("*.safetensors")}
 
 
-def test_of_a_single_file_only_the_header_is_read(hub: HubHere) -> None:
+def test_of_a_single_file_only_the_header_is_read(hub: FakeHub) -> None:
     hub.repos[MODEL].files = Repo.of(TARGET).files
     checkpoint = open_checkpoint(MODEL)
     assert checkpoint.weight_map == open_checkpoint(TARGET).weight_map
@@ -102,11 +104,11 @@ def test_of_a_single_file_only_the_header_is_read(hub: HubHere) -> None:
     assert hub.ranges("model.safetensors") == ["bytes=0-100000", None]
 
 
-def test_a_hub_that_says_no_digests_serves_through_huggingface_hub(hub: HubHere) -> None:
-    hub.repos[MODEL].says_digests = False
+def test_a_hub_that_says_no_digests_serves_through_huggingface_hub(hub: FakeHub) -> None:
+    hub.repos[MODEL].lists_digests = False
     checkpoint = open_checkpoint(MODEL)
     checkpoint.fetch(span_tensors(checkpoint, Span(2, 4)))
-    assert "HEAD" in {asked.method for asked in hub.asked}
+    assert "HEAD" in {request.method for request in hub.requests}
 
 
 def fill_disk(patch: pytest.MonkeyPatch) -> None:
@@ -120,7 +122,7 @@ def fill_disk(patch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_full_disk_is_told_and_what_arrived_is_kept_for_the_next_run(
-    hub: HubHere, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)
     checkpoint = open_checkpoint(MODEL)
@@ -142,7 +144,7 @@ def test_a_full_disk_is_told_and_what_arrived_is_kept_for_the_next_run(
 
 
 def test_a_broken_connection_is_taken_up_where_it_broke(
-    hub: HubHere, whole: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
     checkpoint = open_checkpoint(MODEL)
@@ -153,7 +155,7 @@ def test_a_broken_connection_is_taken_up_where_it_broke(
     assert (checkpoint.folder / shard).read_bytes() == (whole / shard).read_bytes()
 
 
-def test_a_file_server_that_is_gone_is_told(hub: HubHere) -> None:
+def test_a_file_server_that_is_gone_is_told(hub: FakeHub) -> None:
     checkpoint = open_checkpoint(MODEL)
     hub.files_url = "http://127.0.0.1:1"
     shard = a_shard(checkpoint)
@@ -161,7 +163,7 @@ def test_a_file_server_that_is_gone_is_told(hub: HubHere) -> None:
         checkpoint.fetch(span_tensors(checkpoint, Span(2, 4)))
 
 
-def test_a_file_that_arrives_damaged_is_deleted_and_fetched_again(hub: HubHere) -> None:
+def test_a_file_that_arrives_damaged_is_deleted_and_fetched_again(hub: FakeHub) -> None:
     checkpoint = open_checkpoint(MODEL)
     shard = a_shard(checkpoint)
     good = hub.repos[MODEL].files[shard]
@@ -175,7 +177,7 @@ def test_a_file_that_arrives_damaged_is_deleted_and_fetched_again(hub: HubHere) 
     assert hub.ranges(shard) == [None] * 4
 
 
-def test_a_hub_that_sends_without_end_does_not_fill_the_disk(hub: HubHere) -> None:
+def test_a_hub_that_sends_without_end_does_not_fill_the_disk(hub: FakeHub) -> None:
     checkpoint = open_checkpoint(MODEL)
     shard = a_shard(checkpoint)
     hub.repos[MODEL].files[shard] += b"?" * 100_000
@@ -187,7 +189,7 @@ def test_a_hub_that_sends_without_end_does_not_fill_the_disk(hub: HubHere) -> No
     assert not here
 
 
-def test_a_killed_download_goes_on_in_the_next_process(hub: HubHere, tmp_path: Path) -> None:
+def test_a_killed_download_goes_on_in_the_next_process(hub: FakeHub, tmp_path: Path) -> None:
     """Three of huggingface_hub's chunks of 10 MiB, the process killed within the third."""
     save_file({"filler": torch.arange(6 << 20, dtype=torch.int32)}, tmp_path / "model.safetensors")
     files = hub.repos[MODEL].files = {
@@ -218,7 +220,7 @@ def test_a_killed_download_goes_on_in_the_next_process(hub: HubHere, tmp_path: P
     assert (folder / "model.safetensors").read_bytes() == files["model.safetensors"]
 
 
-def test_two_that_want_one_file_download_it_once(hub: HubHere) -> None:
+def test_two_that_want_one_file_download_it_once(hub: FakeHub) -> None:
     checkpoint = open_checkpoint(MODEL)
     tensors = span_tensors(checkpoint, Span(2, 4))
     threads = [threading.Thread(target=checkpoint.fetch, args=(tensors,)) for _ in range(2)]
@@ -229,7 +231,7 @@ def test_two_that_want_one_file_download_it_once(hub: HubHere) -> None:
     assert [len(hub.ranges(file)) for file in checkpoint.files(tensors)] == [1] * len(checkpoint.files(tensors))
 
 
-def test_too_little_disk_counts_only_what_is_not_here(hub: HubHere, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_disk_counts_only_what_is_not_here(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = open_checkpoint(MODEL)
     tensors = span_tensors(checkpoint, Span(2, 4))
     needs = checkpoint.missing_bytes(tensors)
@@ -241,7 +243,7 @@ def test_too_little_disk_counts_only_what_is_not_here(hub: HubHere, monkeypatch:
     check_disk(checkpoint, Span(2, 4), tensors)
 
 
-def test_a_download_is_told_in_lines(hub: HubHere) -> None:
+def test_a_download_is_told_in_lines(hub: FakeHub) -> None:
     checkpoint = open_checkpoint(MODEL)
     lines: list[str] = []
     checkpoint.fetch(checkpoint.weight_map, progress_lines(lines.append))
@@ -260,9 +262,9 @@ def with_code(files: dict[str, bytes], name: str, model_type: str) -> None:
 
 
 @pytest.fixture
-def no_code(hub: HubHere, tmp_path: Path) -> Iterator[None]:
+def no_code(hub: FakeHub, tmp_path: Path) -> Iterator[None]:
     yield
-    assert "own.py" not in {Path(asked.path).name for asked in hub.asked}
+    assert "own.py" not in {Path(request.path).name for request in hub.requests}
     assert not list(tmp_path.rglob("own.py"))
     assert "own" not in sys.modules
 
@@ -272,7 +274,7 @@ LOADS = [open_checkpoint, load_target, lambda name: load_whole(name, torch.float
 
 @pytest.mark.usefixtures("no_code")
 @pytest.mark.parametrize("load", LOADS, ids=["node", "target", "draft"])
-def test_a_model_that_needs_its_own_code_is_refused(load: Callable[[str], object], hub: HubHere) -> None:
+def test_a_model_that_needs_its_own_code_is_refused(load: Callable[[str], object], hub: FakeHub) -> None:
     with_code(hub.repos[MODEL].files, "config.json", "own")
     with pytest.raises(
         UnsupportedModel, match=rf"^{MODEL}: needs code that comes with it \(config\.json\), .* never run"
@@ -282,7 +284,7 @@ def test_a_model_that_needs_its_own_code_is_refused(load: Callable[[str], object
 
 @pytest.mark.usefixtures("no_code")
 @pytest.mark.parametrize("load", LOADS, ids=["node", "target", "draft"])
-def test_code_beside_a_model_that_transformers_knows_is_left_alone(load: Callable[[str], object], hub: HubHere) -> None:
+def test_code_beside_a_model_that_transformers_knows_is_left_alone(load: Callable[[str], object], hub: FakeHub) -> None:
     with_code(hub.repos[MODEL].files, "config.json", "llama")
     load(MODEL)
 
@@ -307,7 +309,7 @@ def test_code_in_a_folder_is_not_run_either(
 
 
 @pytest.mark.usefixtures("no_code")
-def test_a_tokenizer_that_needs_its_own_code_is_refused(hub: HubHere) -> None:
+def test_a_tokenizer_that_needs_its_own_code_is_refused(hub: FakeHub) -> None:
     files = hub.repos[MODEL].files
     files["tokenizer_config.json"] = b'{"tokenizer_class": "Own"}'
     with_code(files, "tokenizer_config.json", "own")

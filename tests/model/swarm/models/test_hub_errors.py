@@ -20,39 +20,39 @@ from node.model.checkpoint import open_checkpoint
 from swarm.errors import ConfigError, HubError, UnknownModel, UnsupportedModel
 from swarm.inference.ragged_batch import load_whole
 from swarm.models.hub_errors import LOG_IN
-from tests.hub_here import COMMIT, MODEL, HubHere
+from tests.fake_hub import COMMIT, MODEL, FakeHub
 
 TOKEN = "hf_secretsecretsecret"
 
-Trouble = Callable[[HubHere, pytest.MonkeyPatch], None]
+Trouble = Callable[[FakeHub, pytest.MonkeyPatch], None]
 
 
-def gated(hub: HubHere, _: pytest.MonkeyPatch) -> None:
+def gated(hub: FakeHub, _: pytest.MonkeyPatch) -> None:
     hub.repos[MODEL].token, hub.repos[MODEL].gated = "another", True
 
 
-def private(hub: HubHere, _: pytest.MonkeyPatch) -> None:
+def private(hub: FakeHub, _: pytest.MonkeyPatch) -> None:
     hub.repos[MODEL].token = "another"
 
 
-def nowhere(hub: HubHere, _: pytest.MonkeyPatch) -> None:
+def nowhere(hub: FakeHub, _: pytest.MonkeyPatch) -> None:
     hub.repos.clear()
 
 
-def logged_in(hub: HubHere, patch: pytest.MonkeyPatch) -> None:
+def logged_in(hub: FakeHub, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("HF_TOKEN", TOKEN)
     hub.tokens.add(TOKEN)
 
 
-def wrong_token(_: HubHere, patch: pytest.MonkeyPatch) -> None:
+def wrong_token(_: FakeHub, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("HF_TOKEN", TOKEN)
 
 
-def broken_token(_: HubHere, patch: pytest.MonkeyPatch) -> None:
+def broken_token(_: FakeHub, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("HF_TOKEN", f"{TOKEN}\x01\u2026")
 
 
-def unreadable_token(_: HubHere, __: pytest.MonkeyPatch) -> None:
+def unreadable_token(_: FakeHub, __: pytest.MonkeyPatch) -> None:
     Path(constants.HF_TOKEN_PATH).mkdir()
 
 
@@ -60,55 +60,55 @@ def answers(status: int) -> Trouble:
     return lambda hub, _: setattr(hub, "status", status)
 
 
-def login_page(hub: HubHere, _: pytest.MonkeyPatch) -> None:
+def login_page(hub: FakeHub, _: pytest.MonkeyPatch) -> None:
     hub.status = 200
 
 
-def no_hub(_: HubHere, patch: pytest.MonkeyPatch) -> None:
+def no_hub(_: FakeHub, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
 
 
-def no_such_hub(_: HubHere, patch: pytest.MonkeyPatch) -> None:
+def no_such_hub(_: FakeHub, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(constants, "ENDPOINT", "http://user:pass@hub.invalid")
 
 
-def no_scheme(_: HubHere, patch: pytest.MonkeyPatch) -> None:
+def no_scheme(_: FakeHub, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(constants, "ENDPOINT", "127.0.0.1:1")
 
 
-def silent(hub: HubHere, patch: pytest.MonkeyPatch) -> None:
+def silent(hub: FakeHub, patch: pytest.MonkeyPatch) -> None:
     hub.repos[MODEL].stall_after[""] = 0
     patch.setattr(swarm.models.hub, "ANSWER_TIMEOUT_S", 0.05)
 
 
-def offline(_: HubHere, patch: pytest.MonkeyPatch) -> None:
+def offline(_: FakeHub, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
-def unwritable(_: HubHere, patch: pytest.MonkeyPatch) -> None:
+def unwritable(_: FakeHub, patch: pytest.MonkeyPatch) -> None:
     Path(constants.HF_HUB_CACHE).write_text("a file where the cache should be")
 
 
-def only_pickles(hub: HubHere, _: pytest.MonkeyPatch) -> None:
+def only_pickles(hub: FakeHub, _: pytest.MonkeyPatch) -> None:
     files = hub.repos[MODEL].files
     hub.repos[MODEL].files = {"config.json": files["config.json"], "pytorch_model.bin": b"a pickle"}
 
 
-def no_config(hub: HubHere, _: pytest.MonkeyPatch) -> None:
+def no_config(hub: FakeHub, _: pytest.MonkeyPatch) -> None:
     del hub.repos[MODEL].files["config.json"]
 
 
-def file_missing(hub: HubHere, _: pytest.MonkeyPatch) -> None:
-    hub.repos[MODEL].answers["config.json"] = 404
+def file_missing(hub: FakeHub, _: pytest.MonkeyPatch) -> None:
+    hub.repos[MODEL].statuses["config.json"] = 404
 
 
-def broken_header(hub: HubHere, _: pytest.MonkeyPatch) -> None:
+def broken_header(hub: FakeHub, _: pytest.MonkeyPatch) -> None:
     files = hub.repos[MODEL].files
     hub.repos[MODEL].files = {"config.json": files["config.json"], "model.safetensors": b"\xff" * 100}
 
 
 def lying_index(file: str) -> Trouble:
-    def lie(hub: HubHere, _: pytest.MonkeyPatch) -> None:
+    def lie(hub: FakeHub, _: pytest.MonkeyPatch) -> None:
         index = json.dumps({"weight_map": {"model.embed_tokens.weight": file}})
         hub.repos[MODEL].files["model.safetensors.index.json"] = index.encode()
 
@@ -168,7 +168,7 @@ def told(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) ->
 def test_trouble_is_one_line_without_the_token(
     troubles: list[Trouble],
     expected: tuple[type[ConfigError], str],
-    hub: HubHere,
+    hub: FakeHub,
     monkeypatch: pytest.MonkeyPatch,
     told: Told,
 ) -> None:
@@ -189,7 +189,7 @@ def test_trouble_is_one_line_without_the_token(
 @pytest.mark.parametrize("trouble", [nowhere, offline])
 @pytest.mark.parametrize("load", [load_target, lambda name: load_whole(name, torch.float32)], ids=["target", "draft"])
 def test_clients_say_the_same_as_nodes(
-    load: Callable[[str], object], trouble: Trouble, hub: HubHere, monkeypatch: pytest.MonkeyPatch
+    load: Callable[[str], object], trouble: Trouble, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trouble(hub, monkeypatch)
     with pytest.raises(ConfigError, match=f"^{MODEL}: ") as of_client:
@@ -199,12 +199,12 @@ def test_clients_say_the_same_as_nodes(
     assert str(of_client.value) == str(of_node.value)
 
 
-def test_a_revision_that_is_nowhere_is_named(hub: HubHere) -> None:
+def test_a_revision_that_is_nowhere_is_named(hub: FakeHub) -> None:
     with pytest.raises(UnknownModel, match=f"^{MODEL}: revision v2: the hub has no such branch, tag or commit"):
         open_checkpoint(MODEL, "v2")
 
 
-def test_a_token_in_the_environment_opens_a_gated_model(hub: HubHere, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_in_the_environment_opens_a_gated_model(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     gated(hub, monkeypatch)
     monkeypatch.setenv("HF_TOKEN", "another")
     assert open_checkpoint(MODEL).hub is not None
@@ -215,7 +215,7 @@ def test_a_token_in_the_environment_opens_a_gated_model(hub: HubHere, monkeypatc
     [(offline, None), (offline, "main"), (offline, COMMIT), (no_hub, None), (nowhere, None), (answers(503), None)],
 )
 def test_what_was_downloaded_before_serves_without_the_hub(
-    revision: str | None, trouble: Trouble, hub: HubHere, monkeypatch: pytest.MonkeyPatch
+    revision: str | None, trouble: Trouble, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = open_checkpoint(MODEL, revision)
     fetched = [name for name in before.weight_map if ".layers.2." in name]
@@ -225,20 +225,20 @@ def test_what_was_downloaded_before_serves_without_the_hub(
     file = {"size": 1, "blob_id": "0" * 40}
     listed_by_others.write_text(json.dumps({"format_version": 1, "files": {"config.json": file, "more.bin": file}}))
     trouble(hub, monkeypatch)
-    hub.asked.clear()
+    hub.requests.clear()
     after = open_checkpoint(MODEL, revision)
     assert after.tensors(fetched).keys() == set(fetched)
     assert load_target(MODEL, revision).name == MODEL
     assert (after.name, after.folder, after.hub and after.hub.commit) == (MODEL, before.folder, COMMIT)
-    assert trouble is not offline or not hub.asked
+    assert trouble is not offline or not hub.requests
     with pytest.raises(ConfigError, match=rf"^{MODEL}: model-0000\d-of-\d+\.safetensors: "):
         after.fetch(after.weight_map)
 
 
-def test_a_first_download_that_broke_is_not_taken_for_the_model(hub: HubHere, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_download_that_broke_is_not_taken_for_the_model(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     files = hub.repos[MODEL].files
     hub.repos[MODEL].files = {"config.json": files.pop("config.json")} | files
-    hub.repos[MODEL].answers["tokenizer.json"] = 503
+    hub.repos[MODEL].statuses["tokenizer.json"] = 503
     with pytest.raises(HubError, match=rf"^{MODEL}: tokenizer\.json: 127\.0\.0\.1 is in trouble"):
         open_checkpoint(MODEL)
     offline(hub, monkeypatch)
@@ -246,7 +246,7 @@ def test_a_first_download_that_broke_is_not_taken_for_the_model(hub: HubHere, mo
         open_checkpoint(MODEL)
 
 
-def test_a_draft_without_safetensors_is_refused(hub: HubHere, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_without_safetensors_is_refused(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     only_pickles(hub, monkeypatch)
     with pytest.raises(UnsupportedModel, match=rf"^{MODEL}: .*it has pytorch_model\.bin; only safetensors are read"):
         load_whole(MODEL, torch.float32)
@@ -254,7 +254,7 @@ def test_a_draft_without_safetensors_is_refused(hub: HubHere, monkeypatch: pytes
 
 
 @pytest.mark.timeout(120)
-def test_the_command_says_it_in_one_line(hub: HubHere, tmp_path: Path) -> None:
+def test_the_command_says_it_in_one_line(hub: FakeHub, tmp_path: Path) -> None:
     environment = os.environ | {
         "HF_ENDPOINT": hub.url,
         "HF_HUB_CACHE": constants.HF_HUB_CACHE,

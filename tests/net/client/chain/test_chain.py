@@ -36,10 +36,11 @@ from swarm.protocol.messages import (
 )
 from swarm.routing.costs import DEFAULT_DELAY_MS, RouteForecast
 from swarm.transport.link import WARM_UP_BYTES, WARM_UP_PINGS, Link
-from tests.net.raw import Sweeps, attach, counters, dial, opening, raw_link, raw_replies, route_of
-from tests.net.running import (
+from tests.in_process_swarm import in_process_swarm
+from tests.net.raw_client import SweepNumbering, attach, counters, dial, opening, raw_link, raw_replies, route_of
+from tests.net.three_nodes import (
     SPANS,
-    Running,
+    ThreeNodes,
     grown,
     prompt,
     raw_link_ready,
@@ -49,19 +50,18 @@ from tests.net.running import (
     until_freed,
     until_received,
 )
-from tests.swarm_here import swarm_here
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running() -> AsyncIterator[Running]:
+async def running() -> AsyncIterator[ThreeNodes]:
     async with three_nodes() as three:
         yield three
 
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def every_session_is_freed(running: Running) -> AsyncIterator[None]:
+async def every_session_is_freed(running: ThreeNodes) -> AsyncIterator[None]:
     yield
     await until_freed(running.nodes)
 
@@ -88,10 +88,10 @@ def greedy_picks(model: PreTrainedModel, sweeps: Iterable[Sweep]) -> dict[int, i
 
 
 async def test_the_library_shows_no_bars(
-    running: Running, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    running: ThreeNodes, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers.utils.logging._tqdm_active", True)
-    async with running.here.client(draft=DRAFT):
+    async with running.swarm.client(draft=DRAFT):
         pass
     assert "Loading weights" not in capfd.readouterr().err
     assert is_progress_bar_enabled(), "another program's own ones are not ours to hide"
@@ -101,7 +101,7 @@ async def test_the_library_shows_no_bars(
 
 
 @pytest.mark.parametrize("nodes", [0, 16])
-async def test_each_hop_sees_each_sweep_once_and_only_its_new_nodes(nodes: int, running: Running) -> None:
+async def test_each_hop_sees_each_sweep_once_and_only_its_new_nodes(nodes: int, running: ThreeNodes) -> None:
     before = await counters(running.nodes)
     result = await running.client.generate(prompt(0), max_new_tokens=16, nodes=nodes)
     after = await counters(running.nodes)
@@ -123,7 +123,7 @@ async def test_each_hop_sees_each_sweep_once_and_only_its_new_nodes(nodes: int, 
     assert all(len(sweep.hops) == 3 for sweep in stats.sweeps), "every hop reports its time"
 
 
-async def test_goodput_begins_with_what_routing_promises(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_goodput_begins_with_what_routing_promises(running: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[RouteForecast] = []
     monkeypatch.setattr(Goodput, "expect", lambda _, __, forecast: told.append(forecast))
     await running.client.generate(prompt(0), max_new_tokens=2)
@@ -134,7 +134,7 @@ async def test_goodput_begins_with_what_routing_promises(running: Running, monke
 
 
 async def test_replies_come_from_the_tail_and_from_no_other_hop(
-    running: Running, hugging_face: PreTrainedModel
+    running: ThreeNodes, hugging_face: PreTrainedModel
 ) -> None:
     first, middle, tail = running.nodes
     opened = attach(running.route, opening(first), b"direct")
@@ -145,7 +145,7 @@ async def test_replies_come_from_the_tail_and_from_no_other_hop(
                 await call.write(_request(opened.session))
                 assert await call.code() is grpc.StatusCode.NOT_FOUND
         async with raw_replies(tail, opened.session) as replies:
-            sweep = Sweeps().chain(prompt(0, 4))
+            sweep = SweepNumbering().chain(prompt(0, 4))
             await link.send(SweepFrame(sweep))
             reply = await replies.read()
         assert dict(reply.picks) == greedy_picks(hugging_face, [sweep])
@@ -159,7 +159,7 @@ async def test_replies_come_from_the_tail_and_from_no_other_hop(
         assert kinds >= {Attached, Ack, Pong}
 
 
-async def test_an_unknown_session_has_no_reply_stream(running: Running) -> None:
+async def test_an_unknown_session_has_no_reply_stream(running: ThreeNodes) -> None:
     async with dial(running.nodes[2], wire.REPLIES) as call:
         await call.write(_request(b"nobody".ljust(16, b"-")))
         assert await call.code() is grpc.StatusCode.NOT_FOUND
@@ -171,12 +171,12 @@ def _request(session: bytes) -> bytes:
 
 @pytest.mark.parametrize("held", [0, 1, 2])
 async def test_sweeps_sent_ahead_of_replies_and_pruned_in_the_queue(
-    held: int, running: Running, hugging_face: PreTrainedModel
+    held: int, running: ThreeNodes, hugging_face: PreTrainedModel
 ) -> None:
     """Parents are in flight; a later commit kills a branch that waits in the held hop's queue (P6, P7)."""
     first, _, tail = running.nodes
     ids = prompt(1, 8)
-    said = Sweeps()
+    said = SweepNumbering()
     sweeps = [
         said.chain(ids[:3]),  # 0, 1, 2
         said.next(ids[3:7], [2, 2, 3, 4]),  # 3 and 4 under 2, 5 under 3, 6 under 4
@@ -207,12 +207,12 @@ async def test_sweeps_sent_ahead_of_replies_and_pruned_in_the_queue(
 # Repetition and refusal
 
 
-async def test_a_repeated_sweep_is_not_run_again(running: Running) -> None:
+async def test_a_repeated_sweep_is_not_run_again(running: ThreeNodes) -> None:
     first, _, tail = running.nodes
     opened = attach(running.route, opening(first), b"twice")
     before = await counters(running.nodes)
     async with raw_link(first, opened) as link, raw_link_ready(link), raw_replies(tail, opened.session) as replies:
-        said = Sweeps()
+        said = SweepNumbering()
         one = SweepFrame(said.chain(prompt(2, 3)))
         await link.send(one, one)
         assert (await link.receipt(3)).sequence == 1
@@ -224,11 +224,11 @@ async def test_a_repeated_sweep_is_not_run_again(running: Running) -> None:
     assert grown(before, after, "rows_in_forwards") == [4, 4, 4]
 
 
-async def test_the_tail_sends_its_kept_reply_again(running: Running) -> None:
+async def test_the_tail_sends_its_kept_reply_again(running: ThreeNodes) -> None:
     tail = running.nodes[2]
     opened = attach(running.route, opening(tail), b"again", index=2)
     rows = encode_rows(torch.randn(3, 192, generator=torch.Generator().manual_seed(1)), Codec.FP32)
-    said = Sweeps()
+    said = SweepNumbering()
     one = SweepFrame(said.chain(prompt(2, 3)), None, rows)
     before = await counters([tail])
     async with raw_link(tail, opened) as link, raw_link_ready(link), raw_replies(tail, opened.session) as replies:
@@ -245,12 +245,12 @@ async def test_the_tail_sends_its_kept_reply_again(running: Running) -> None:
     assert grown(before, await counters([tail]), "rows_in_forwards") == [3]
 
 
-async def test_a_refused_sweep_consumes_no_sequence(running: Running, hugging_face: PreTrainedModel) -> None:
+async def test_a_refused_sweep_consumes_no_sequence(running: ThreeNodes, hugging_face: PreTrainedModel) -> None:
     first, _, tail = running.nodes
     opened = attach(running.route, opening(first), b"refused")
-    good = Sweeps().chain(prompt(3, 3))
+    good = SweepNumbering().chain(prompt(3, 3))
     bad = replace(good, parents=(None, TreeNodeId(0), TreeNodeId(9)))
-    later = replace(Sweeps().chain((1,)), sequence=2, first_id=TreeNodeId(3), picks_from=TreeNodeId(3))
+    later = replace(SweepNumbering().chain((1,)), sequence=2, first_id=TreeNodeId(3), picks_from=TreeNodeId(3))
     async with raw_link(first, opened) as link, raw_link_ready(link), raw_replies(tail, opened.session) as replies:
         await link.send(SweepFrame(bad), SweepFrame(later))
         assert [(await link.until(Fault)).field, (await link.until(Fault)).field] == ["parents", "sequence"]
@@ -264,13 +264,13 @@ async def test_a_refused_sweep_consumes_no_sequence(running: Running, hugging_fa
     [((1, 1, 1), "sequence"), ((5, 6), "tokens")],
     ids=["sweeps", "nodes"],
 )
-async def test_more_than_the_credits_is_refused(sizes: tuple[int, ...], field: str, running: Running) -> None:
+async def test_more_than_the_credits_is_refused(sizes: tuple[int, ...], field: str, running: ThreeNodes) -> None:
     first = running.nodes[0]
     opened = attach(running.route, opening(first, sweeps=2, nodes=10), b"credits")
     async with raw_link(first, opened) as link:
         ready = await link.until(Ready)
         assert (ready.credits.sweeps, ready.credits.nodes) == (2, 10)
-        said = Sweeps()
+        said = SweepNumbering()
         for number, size in enumerate(sizes):
             await link.send(SweepFrame(said.chain(range(number, number + size))))
         fault = await link.until(Fault)
@@ -279,18 +279,18 @@ async def test_more_than_the_credits_is_refused(sizes: tuple[int, ...], field: s
         await link.send(Close("done"))
 
 
-async def test_a_full_window_is_refused_and_the_session_goes_on(running: Running) -> None:
+async def test_a_full_window_is_refused_and_the_session_goes_on(running: ThreeNodes) -> None:
     first, _, tail = running.nodes
     opened = attach(running.route, opening(first, window=8), b"window")
     async with raw_link(first, opened) as link, raw_link_ready(link), raw_replies(tail, opened.session) as replies:
-        await link.send(SweepFrame(Sweeps().chain(range(9))))
+        await link.send(SweepFrame(SweepNumbering().chain(range(9))))
         assert (await link.until(Fault)).kind is FaultKind.CONTEXT_FULL
-        await link.send(SweepFrame(Sweeps().chain(range(8))))
+        await link.send(SweepFrame(SweepNumbering().chain(range(8))))
         assert len((await replies.read()).picks) == 8
         await link.send(Close("done"))
 
 
-async def test_attaches_that_do_not_fit_are_refused_by_kind(running: Running) -> None:
+async def test_attaches_that_do_not_fit_are_refused_by_kind(running: ThreeNodes) -> None:
     first, middle, tail = running.nodes
     fits = attach(running.route, opening(first), b"misfit")
     stranger = replace(running.route[1], peer=running.client._opener.registry.peer_id)
@@ -325,7 +325,7 @@ async def test_a_cold_link_is_warmed_up_once_and_only_where_rows_travel(monkeypa
         ping(link, message)
 
     monkeypatch.setattr(Link, "send", noted)
-    async with swarm_here(TARGET, SPANS) as here, here.client() as swarm:
+    async with in_process_swarm(TARGET, SPANS) as here, here.client() as swarm:
         for _ in range(2):
             await swarm.generate("It was", max_new_tokens=2)
         _, middle, tail = (node.peer_id for node in here.nodes)

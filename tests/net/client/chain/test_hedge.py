@@ -22,9 +22,9 @@ from swarm.inference.row_codec import decode_rows, encode_rows
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.hedged_link import HedgedLink
 from swarm.transport.successor import SessionLink, SuccessorLink
-from tests.net.mortal import CHAIN, Mortals
-from tests.net.raw import counters
-from tests.net.running import grown, prompt, until
+from tests.net.killable_nodes import CHAIN, KillableNodes
+from tests.net.raw_client import counters
+from tests.net.three_nodes import grown, prompt, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 
@@ -38,7 +38,7 @@ PLACES = pytest.mark.parametrize("place", range(3), ids=CHAIN)
 
 
 @pytest.fixture
-def nodes(nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> Mortals:
+def nodes(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> KillableNodes:
     """With a client that hedges; the first chain is listed, and each test lists the second machines.
 
     No sweep is sent before both of two replicas are attached: to what comes later the rest is sent again, as it should.
@@ -55,7 +55,7 @@ def nodes(nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> Mortals:
     return nodes
 
 
-async def has_both(nodes: Mortals, chain: Chain, place: int) -> bool:
+async def has_both(nodes: KillableNodes, chain: Chain, place: int) -> bool:
     """Whether who sends to two replicas knows both to be attached, and each of them who comes behind it."""
     await asyncio.sleep(0)
     hops = chain.route.hops
@@ -79,7 +79,7 @@ def is_attached(link: SessionLink) -> bool:
     return isinstance(link, SuccessorLink) and link._stream is not None and link._stream.is_attached
 
 
-def replica(nodes: Mortals) -> str:
+def replica(nodes: KillableNodes) -> str:
     """The name of the newest session's second machine."""
     (hop,) = nodes.chains[-1].route.replicas
     return next(name for name, node in nodes.nodes.items() if node.peer_id == hop.peer)
@@ -87,7 +87,7 @@ def replica(nodes: Mortals) -> str:
 
 @MIXED
 async def test_both_machines_work_and_the_text_is_the_plain_one(
-    place: int, options: GenerateOptions, nodes: Mortals
+    place: int, options: GenerateOptions, nodes: KillableNodes
 ) -> None:
     plain = await nodes.undisturbed(IDS, **options)
     pair = [nodes[f"a{place}"], nodes[f"b{place}"]]
@@ -107,7 +107,7 @@ async def test_both_machines_work_and_the_text_is_the_plain_one(
     assert grown(before_behind, await counters([behind]), "differences") == [0]
 
 
-async def test_without_a_second_holder_the_chain_is_an_ordinary_one(nodes: Mortals) -> None:
+async def test_without_a_second_holder_the_chain_is_an_ordinary_one(nodes: KillableNodes) -> None:
     plain = await nodes.undisturbed(IDS, **GREEDY)
     await nodes.announce("b1")
     await nodes.unlist("b1")
@@ -117,7 +117,9 @@ async def test_without_a_second_holder_the_chain_is_an_ordinary_one(nodes: Morta
 
 
 @MIXED
-async def test_one_that_stops_working_holds_nobody_up(place: int, options: GenerateOptions, nodes: Mortals) -> None:
+async def test_one_that_stops_working_holds_nobody_up(
+    place: int, options: GenerateOptions, nodes: KillableNodes
+) -> None:
     """It executes nothing from some sweep on: the other one's rows or picks arrive. Nothing is rerouted or replayed."""
     few = options | {"max_new_tokens": 8}
     plain = await nodes.undisturbed(IDS, **few)
@@ -133,7 +135,7 @@ async def test_one_that_stops_working_holds_nobody_up(place: int, options: Gener
 
 
 @PLACES
-async def test_one_that_falls_too_far_behind_is_left(place: int, nodes: Mortals) -> None:
+async def test_one_that_falls_too_far_behind_is_left(place: int, nodes: KillableNodes) -> None:
     """What waits for it is bounded: it leaves, and the chain goes on with the other one, nothing replayed."""
     long = SAMPLED | {"max_new_tokens": 4 * SWEEPS_IN_FLIGHT, "nodes": 1}
     plain = await nodes.undisturbed(IDS, **long)
@@ -151,7 +153,7 @@ async def test_one_that_falls_too_far_behind_is_left(place: int, nodes: Mortals)
 
 @PLACES
 @pytest.mark.parametrize("victim", ["in the route", "replica"])
-async def test_when_one_dies_the_other_goes_on_without_a_replay(victim: str, place: int, nodes: Mortals) -> None:
+async def test_when_one_dies_the_other_goes_on_without_a_replay(victim: str, place: int, nodes: KillableNodes) -> None:
     plain = await nodes.undisturbed(IDS, **SAMPLED)
     await nodes.announce(f"b{place}")
     stalled = nodes.stall(f"a{place}", 4)  # whoever dies has not done all: that it lives on matters
@@ -170,7 +172,7 @@ async def test_when_one_dies_the_other_goes_on_without_a_replay(victim: str, pla
     assert paths == {}
 
 
-async def test_a_third_machine_takes_the_place_of_a_dead_replica(nodes: Mortals) -> None:
+async def test_a_third_machine_takes_the_place_of_a_dead_replica(nodes: KillableNodes) -> None:
     long = SAMPLED | {"max_new_tokens": 60}
     plain = await nodes.undisturbed(IDS, **long)
     await nodes.announce("b1")
@@ -192,14 +194,14 @@ async def test_a_third_machine_takes_the_place_of_a_dead_replica(nodes: Mortals)
     assert "a2" not in {name for name, path in paths.items() if "restores" in path}, "it has all already"
 
 
-async def restored(nodes: Mortals, name: str) -> bool:
+async def restored(nodes: KillableNodes, name: str) -> bool:
     """Whether a node was given a snapshot since it started."""
     await asyncio.sleep(0)
     return nodes[name].sessions.info().counters.restores > 0
 
 
 @pytest.mark.parametrize("place", [0, 1])
-async def test_when_the_machine_behind_both_dies_each_may_replay(place: int, nodes: Mortals) -> None:
+async def test_when_the_machine_behind_both_dies_each_may_replay(place: int, nodes: KillableNodes) -> None:
     plain = await nodes.undisturbed(IDS, **SAMPLED)
     await nodes.announce(f"b{place}")
     stalled = nodes.stall(f"a{place + 1}", 4)
@@ -216,7 +218,7 @@ async def test_when_the_machine_behind_both_dies_each_may_replay(place: int, nod
     assert len(result.stats.replicas) == 1
 
 
-async def test_rows_that_differ_are_reported(nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rows_that_differ_are_reported(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """One machine's rows are off by a little more than rounding: the one that came later is named, once."""
     await nodes.undisturbed(IDS, **GREEDY)
     await nodes.announce("b1")
@@ -239,7 +241,7 @@ async def test_rows_that_differ_are_reported(nodes: Mortals, monkeypatch: pytest
     assert differences > 1, "reported once, counted each time"
 
 
-async def test_picks_that_differ_are_reported(nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_picks_that_differ_are_reported(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     await nodes.undisturbed(IDS, **GREEDY)
     await nodes.announce("b2")
     finish = HopSession.finish

@@ -25,8 +25,8 @@ from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.messages import Sweep
 from swarm.routing.costs import RouteForecast
 from swarm.transport import liveness as watch
-from tests.net.running import engine_of, prompt, server_of
-from tests.swarm_here import SwarmHere, swarm_here
+from tests.in_process_swarm import InProcessSwarm, in_process_swarm
+from tests.net.three_nodes import engine_of, prompt, server_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 
@@ -39,20 +39,20 @@ REPLAYED = 0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def here() -> AsyncIterator[SwarmHere]:
+async def here() -> AsyncIterator[InProcessSwarm]:
     """Of each span two machines, for the deaths at the end."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
     with pytest.MonkeyPatch.context() as patch:
         for module in (watch, replies):
             patch.setattr(module, "SILENCE_S", 20.0)  # however busy the machine is
-        async with swarm_here(TARGET, ["0-6", "0-6", "6-12", "6-12"]) as opened:
+        async with in_process_swarm(TARGET, ["0-6", "0-6", "6-12", "6-12"]) as opened:
             for one in opened.nodes:
                 await engine_of(one).on_thread(int)  # its thread lives as long as the node
             yield opened
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(here: SwarmHere) -> AsyncIterator[AsyncSwarm]:
+async def client(here: InProcessSwarm) -> AsyncIterator[AsyncSwarm]:
     async with here.client(draft=DRAFT) as swarm:
         await swarm.generate("It", max_new_tokens=3, nodes=1)  # starts every thread that lives as long as they do
         yield swarm
@@ -126,7 +126,7 @@ async def test_it_is_off_by_default(client: AsyncSwarm, arrived: list[DraftDistr
 
 @pytest.mark.parametrize("place", [0, -1], ids=["the first hop", "the tail"])
 async def test_it_goes_on_after_a_death_with_a_sweep_in_flight(
-    place: int, client: AsyncSwarm, here: SwarmHere, monkeypatch: pytest.MonkeyPatch
+    place: int, client: AsyncSwarm, here: InProcessSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last tests here: machines die in them.
 

@@ -26,9 +26,9 @@ from swarm.discovery.node_record import NodeRecord
 from swarm.errors import RegistryError
 from swarm.protocol.messages import Ping, Reply, Reroute
 from swarm.transport.successor import SessionLink, SuccessorLink
-from tests.net.mortal import CHAIN, Mortals
-from tests.net.raw import counters
-from tests.net.running import grown, prompt, until
+from tests.net.killable_nodes import CHAIN, KillableNodes
+from tests.net.raw_client import counters
+from tests.net.three_nodes import grown, prompt, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 
@@ -40,7 +40,7 @@ BOTH = pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sam
 
 
 async def struck(
-    nodes: Mortals, victims: Sequence[str], spares: Sequence[str], at: int = 5, options: GenerateOptions = GREEDY
+    nodes: KillableNodes, victims: Sequence[str], spares: Sequence[str], at: int = 5, options: GenerateOptions = GREEDY
 ) -> tuple[tuple[int, ...], Result]:
     """The tokens of an undisturbed text, and one whose victims die while sweep `at` waits in the first of them."""
     plain = await nodes.undisturbed(IDS, **options)
@@ -66,7 +66,7 @@ async def struck(
     ],
 )
 async def test_a_death_with_a_sweep_in_flight(
-    victim: str, path: dict[str, dict[str, int]], options: GenerateOptions, nodes: Mortals
+    victim: str, path: dict[str, dict[str, int]], options: GenerateOptions, nodes: KillableNodes
 ) -> None:
     """Its predecessor alone replays to its replacement, which sends the sweep on to a survivor that kept its KV."""
     with nodes.counted() as found:
@@ -81,7 +81,7 @@ async def test_a_death_with_a_sweep_in_flight(
 @pytest.mark.parametrize("at", [1, 3])
 @pytest.mark.parametrize("victim", CHAIN)
 async def test_a_death_in_the_middle_of_a_prompt(
-    victim: str, at: int, nodes: Mortals, monkeypatch: pytest.MonkeyPatch
+    victim: str, at: int, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client.library.jobs, "PREFILL_CHUNK", 4)
     plain, result = await struck(nodes, (victim,), SPARES, at, SAMPLED)
@@ -99,7 +99,7 @@ async def test_a_death_in_the_middle_of_a_prompt(
     ],
 )
 async def test_a_death_while_the_client_drafts(
-    victim: str, path: dict[str, dict[str, int]], nodes: Mortals, monkeypatch: pytest.MonkeyPatch
+    victim: str, path: dict[str, dict[str, int]], nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is in flight: the next sweep goes over the repaired chain."""
     plain = await nodes.undisturbed(IDS, **SAMPLED)
@@ -142,7 +142,7 @@ async def test_a_death_while_the_client_drafts(
     ids=" ".join,
 )
 async def test_several_deaths_at_once(
-    victims: tuple[str, ...], path: dict[str, dict[str, int]], nodes: Mortals
+    victims: tuple[str, ...], path: dict[str, dict[str, int]], nodes: KillableNodes
 ) -> None:
     with nodes.counted() as found:
         plain, result = await struck(nodes, victims, SPARES)
@@ -160,7 +160,7 @@ async def test_several_deaths_at_once(
     ids=" ".join,
 )
 async def test_the_replay_comes_after_all_are_attached(
-    victims: tuple[str, ...], path: dict[str, dict[str, int]], nodes: Mortals, monkeypatch: pytest.MonkeyPatch
+    victims: tuple[str, ...], path: dict[str, dict[str, int]], nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replacement that has nothing yet, when the machine behind it asks, gives it what it lacks later."""
     sync = SuccessorLink.sync
@@ -186,7 +186,7 @@ async def test_the_replay_comes_after_all_are_attached(
     assert found == path
 
 
-async def test_no_hop_waits_for_the_directory(nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_hop_waits_for_the_directory(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client passes the signed records on; a DHT that has just lost a peer may take seconds to answer."""
 
     async def slow(*_: object, **__: object) -> list[NodeRecord]:
@@ -200,7 +200,7 @@ async def test_no_hop_waits_for_the_directory(nodes: Mortals, monkeypatch: pytes
     assert nodes.route()[1] == "b1"
 
 
-async def test_the_replacement_dies_while_it_is_replayed(nodes: Mortals) -> None:
+async def test_the_replacement_dies_while_it_is_replayed(nodes: KillableNodes) -> None:
     plain = await nodes.undisturbed(IDS, **SAMPLED)
     arrived, restored = nodes.stall("a1", 5), nodes.stall_replay("b1")
     async with asyncio.TaskGroup() as group:
@@ -217,7 +217,7 @@ async def test_the_replacement_dies_while_it_is_replayed(nodes: Mortals) -> None
     assert result.stats.repairs[-1].generation == 2
 
 
-async def test_another_hop_dies_while_a_replacement_is_replayed(nodes: Mortals) -> None:
+async def test_another_hop_dies_while_a_replacement_is_replayed(nodes: KillableNodes) -> None:
     """The predecessor that replays is lost too: the client replays to a new one, and that one onwards."""
     plain = await nodes.undisturbed(IDS, **SAMPLED)
     arrived, restored = nodes.stall("a1", 5), nodes.stall_replay("b1")
@@ -236,7 +236,7 @@ async def test_another_hop_dies_while_a_replacement_is_replayed(nodes: Mortals) 
 # Other borders
 
 
-async def test_one_hop_is_replaced_by_two(nodes: Mortals) -> None:
+async def test_one_hop_is_replaced_by_two(nodes: KillableNodes) -> None:
     await nodes.unlist("a0", "a1")
     await nodes.announce("wide")
     with nodes.counted() as found:
@@ -246,7 +246,7 @@ async def test_one_hop_is_replaced_by_two(nodes: Mortals) -> None:
     assert found == {"b0": {"restores": 1, "replays": 1}, "b1": {"restores": 1, "catch_ups": 1}}
 
 
-async def test_two_hops_are_replaced_by_one(nodes: Mortals) -> None:
+async def test_two_hops_are_replaced_by_one(nodes: KillableNodes) -> None:
     """That the second is lost as well may be seen only when the replacement of the first attaches to it."""
     with nodes.counted() as found:
         plain, result = await struck(nodes, ("a0", "a1"), ("wide",))
@@ -257,7 +257,7 @@ async def test_two_hops_are_replaced_by_one(nodes: Mortals) -> None:
     assert found["wide"]["catch_ups"] == 1
 
 
-async def test_the_last_two_hops_are_replaced_by_one(nodes: Mortals) -> None:
+async def test_the_last_two_hops_are_replaced_by_one(nodes: KillableNodes) -> None:
     """Once for each of them where the second one's loss is seen only after the first was replaced."""
     with nodes.counted() as found:
         plain, result = await struck(nodes, ("a1", "a2"), ("rest",))
@@ -268,7 +268,7 @@ async def test_the_last_two_hops_are_replaced_by_one(nodes: Mortals) -> None:
     assert found == {"a0": {"replays": times}, "rest": {"restores": times}}
 
 
-async def test_a_wider_machine_takes_only_the_layers_that_are_missing(nodes: Mortals) -> None:
+async def test_a_wider_machine_takes_only_the_layers_that_are_missing(nodes: KillableNodes) -> None:
     with nodes.counted() as found:
         plain, result = await struck(nodes, ("a1",), ("overlapping",))
     assert result.tokens == plain
@@ -277,7 +277,7 @@ async def test_a_wider_machine_takes_only_the_layers_that_are_missing(nodes: Mor
     assert found == {"a0": {"replays": 1}, "overlapping": {"restores": 1, "catch_ups": 1}}
 
 
-async def test_a_survivor_hands_layers_over_where_borders_must_move(nodes: Mortals) -> None:
+async def test_a_survivor_hands_layers_over_where_borders_must_move(nodes: KillableNodes) -> None:
     """Only layers 2-10 are left for the lost 4-12, so the tail-to-be begins elsewhere and the first hop goes on."""
     await nodes.unlist("a1", "a2")
     await nodes.announce("rest")
@@ -298,7 +298,9 @@ async def test_a_survivor_hands_layers_over_where_borders_must_move(nodes: Morta
 @pytest.mark.parametrize(
     ("later_bytes", "replayer"), [(1 << 30, "a0"), (2_000, "b0")], ids=["room later", "never room"]
 )
-async def test_a_hop_without_its_journal_is_replayed_itself(later_bytes: int, replayer: str, nodes: Mortals) -> None:
+async def test_a_hop_without_its_journal_is_replayed_itself(
+    later_bytes: int, replayer: str, nodes: KillableNodes
+) -> None:
     """It says that it has nothing, the client replays it from ids, and it replays what comes next (R8).
 
     Where it has no room for that either, another machine takes its place too.
@@ -333,7 +335,7 @@ async def test_a_hop_without_its_journal_is_replayed_itself(later_bytes: int, re
 
 @pytest.mark.parametrize("lost", ["reply", "stream"])
 async def test_a_broken_reply_stream_is_opened_again(
-    lost: str, nodes: Mortals, monkeypatch: pytest.MonkeyPatch
+    lost: str, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tail keeps what the client does not hold and sends it again (R6): nobody is replayed or replaced."""
     stream, broken = ReplyBuffer.stream, 0
@@ -359,7 +361,7 @@ async def test_a_broken_reply_stream_is_opened_again(
     assert len(result.stats.repairs) == 1
 
 
-async def test_a_lost_reroute_is_followed_by_a_newer_one(nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_reroute_is_followed_by_a_newer_one(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """No route stands by the deadline: the next generation (R7)."""
     monkeypatch.setattr(client.chain.repair_plan, "READY_S", 0.5)
     reroute = HopSession.reroute
@@ -378,7 +380,7 @@ async def test_a_lost_reroute_is_followed_by_a_newer_one(nodes: Mortals, monkeyp
     assert [repair.generation for repair in result.stats.repairs] == [2]
 
 
-async def test_a_machine_wrongly_taken_for_dead_does_no_harm(nodes: Mortals) -> None:
+async def test_a_machine_wrongly_taken_for_dead_does_no_harm(nodes: KillableNodes) -> None:
     """Its stream was lost and it works on: what it sends to its old neighbour is not heard (R3)."""
     plain = await nodes.undisturbed(IDS, **SAMPLED)
     before = await counters([nodes["a2"]])

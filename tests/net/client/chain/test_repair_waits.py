@@ -20,9 +20,9 @@ from client.stats import Repair
 from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
 from swarm.errors import GenerationInterrupted, LocalProtocolError, RouteError
-from tests.net.mortal import CHAIN, Mortals, forget
-from tests.net.raw import info
-from tests.net.running import prompt, until
+from tests.net.killable_nodes import CHAIN, KillableNodes, reset_client
+from tests.net.raw_client import info
+from tests.net.three_nodes import prompt, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 
@@ -36,10 +36,10 @@ SAMPLED: GenerateOptions = {"max_new_tokens": 24, "nodes": 8, "temperature": 1.0
 
 
 async def test_nobody_takes_its_place(
-    nodes: Mortals, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    nodes: KillableNodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says which layers are missing while it waits, and then keeps what was made."""
-    forget(nodes.client, 0.6)
+    reset_client(nodes.client, 0.6)
     monkeypatch.setattr(client.chain.chain, "HOLD_TTL_S", 1.0)
     monkeypatch.setattr(client.chain.repair_plan, "RETRY_S", 0.05)
     plain = await nodes.undisturbed(IDS, **GREEDY)
@@ -61,17 +61,17 @@ async def test_nobody_takes_its_place(
     assert error.text
 
 
-async def _interrupted(nodes: Mortals) -> GenerationInterrupted:
+async def _interrupted(nodes: KillableNodes) -> GenerationInterrupted:
     with pytest.raises(GenerationInterrupted) as caught:
         await nodes.client.generate(IDS, **GREEDY)
     return caught.value
 
 
 async def test_a_machine_that_takes_sessions_and_always_fails_is_waited_for_no_longer(
-    nodes: Mortals, monkeypatch: pytest.MonkeyPatch
+    nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often the chain stands again meanwhile."""
-    forget(nodes.client, 0.5)
+    reset_client(nodes.client, 0.5)
     run, finish, stood = HopSession.next_run, Chain._finish, 0
 
     def idle(hop: HopSession) -> SweepRun | None:
@@ -97,7 +97,7 @@ async def test_a_machine_that_takes_sessions_and_always_fails_is_waited_for_no_l
 
 
 async def test_what_the_wire_cannot_hold_is_no_machines_failure(
-    nodes: Mortals, caplog: pytest.LogCaptureFixture
+    nodes: KillableNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "client"):
         async with asyncio.timeout(10):
@@ -115,10 +115,10 @@ async def test_what_the_wire_cannot_hold_is_no_machines_failure(
 
 
 async def test_whoever_is_gone_before_a_text_begins_is_missed_once_and_in_plain_words(
-    nodes: Mortals, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    nodes: KillableNodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its record is still listed, so it is asked again and again meanwhile."""
-    forget(nodes.client, 0.6)
+    reset_client(nodes.client, 0.6)
     for module in (client.chain.refusals, client.library.session):
         monkeypatch.setattr(module, "RETRY_S", 0.05)
     await nodes.kill("a2")
@@ -131,7 +131,9 @@ async def test_whoever_is_gone_before_a_text_begins_is_missed_once_and_in_plain_
 
 
 @pytest.mark.parametrize("victim", CHAIN)
-async def test_survivors_wait_for_a_replacement(victim: str, nodes: Mortals, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_survivors_wait_for_a_replacement(
+    victim: str, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Longer than an orphan lives by itself: the client holds those whose upstream is lost (R9)."""
     monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.2)
     plain = await nodes.undisturbed(IDS, **SAMPLED)
@@ -157,7 +159,7 @@ async def test_survivors_wait_for_a_replacement(victim: str, nodes: Mortals, mon
 
 
 async def test_the_lost_machine_itself_comes_back(
-    nodes: Mortals, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    nodes: KillableNodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its name and layers and without the session: it is replayed like any other, and nobody is alarmed."""
     monkeypatch.setattr(client.chain.repair_plan, "RETRY_S", 2.0)
@@ -181,7 +183,7 @@ async def test_the_lost_machine_itself_comes_back(
 
 
 @pytest.mark.parametrize("leaver", CHAIN)
-async def test_a_machine_that_leaves_serves_until_its_sessions_have_moved(leaver: str, nodes: Mortals) -> None:
+async def test_a_machine_that_leaves_serves_until_its_sessions_have_moved(leaver: str, nodes: KillableNodes) -> None:
     plain = await nodes.undisturbed(IDS, **SAMPLED)
     arrived = nodes.stall(leaver, 5)
     async with asyncio.TaskGroup() as group:
@@ -199,7 +201,7 @@ async def test_a_machine_that_leaves_serves_until_its_sessions_have_moved(leaver
     assert repair.replaced == (nodes[leaver].peer_id,)
 
 
-async def test_a_machine_that_leaves_dies_before_its_sessions_have_moved(nodes: Mortals) -> None:
+async def test_a_machine_that_leaves_dies_before_its_sessions_have_moved(nodes: KillableNodes) -> None:
     plain = await nodes.undisturbed(IDS, **SAMPLED)
     arrived, restored = nodes.stall("a1", 5), nodes.stall_replay("b1")
     async with asyncio.TaskGroup() as group:
@@ -215,7 +217,7 @@ async def test_a_machine_that_leaves_dies_before_its_sessions_have_moved(nodes: 
     assert draining.result()
 
 
-async def test_a_machine_that_nobody_can_replace_is_not_left(nodes: Mortals) -> None:
+async def test_a_machine_that_nobody_can_replace_is_not_left(nodes: KillableNodes) -> None:
     plain = await nodes.undisturbed(IDS, **GREEDY)
     arrived = nodes.stall("a1", 5)
     async with asyncio.TaskGroup() as group:

@@ -35,8 +35,8 @@ from swarm.ids import TreeNodeId
 from swarm.inference.ragged_batch import RaggedModel, load_whole
 from swarm.protocol.messages import Reply, Sweep
 from swarm.protocol.session import Limits
-from tests.net.running import engine_of, prompt, server_of
-from tests.swarm_here import SwarmHere, swarm_here
+from tests.in_process_swarm import InProcessSwarm, in_process_swarm
+from tests.net.three_nodes import engine_of, prompt, server_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 
@@ -45,28 +45,28 @@ NEW = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class TwoTails:
     """Two tails, of which a chain uses one, and a client."""
 
-    here: SwarmHere
+    swarm: InProcessSwarm
     client: AsyncSwarm
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        return self.here.nodes
+        return self.swarm.nodes
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running() -> AsyncIterator[Running]:
+async def running() -> AsyncIterator[TwoTails]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
     with pytest.MonkeyPatch.context() as patch:
         for module in (swarm.transport.liveness, client.chain.reply_stream):
             patch.setattr(module, "SILENCE_S", 20.0)  # however busy the machine is
-        async with swarm_here(TARGET, ["0-6", "6-12", "6-12"]) as here, here.client(draft=DRAFT) as opened:
+        async with in_process_swarm(TARGET, ["0-6", "6-12", "6-12"]) as here, here.client(draft=DRAFT) as opened:
             for node in here.nodes:
                 await engine_of(node).on_thread(int)  # its thread lives as long as the node
             await opened.generate("It", max_new_tokens=3, nodes=1)
-            yield Running(here, opened)
+            yield TwoTails(here, opened)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def check(listener: Listener, whole: RaggedModel, tokens: Sequence[int]) -> None
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_the_accepted_paths_rows_are_the_whole_models(
-    temperature: float, running: Running, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
+    temperature: float, running: TwoTails, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener = Listener(monkeypatch)
     options: dict[str, Any] = {"temperature": temperature, "seed": 7, "nodes": 8}
@@ -135,7 +135,7 @@ async def test_the_accepted_paths_rows_are_the_whole_models(
 
 
 async def test_rows_of_trees_that_grow_while_sweeps_are_in_flight(
-    running: Running, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
+    running: TwoTails, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Goodput, "plan", lambda *_: SpeculationPlan(3, 1e9, "small"))
     monkeypatch.setattr(Goodput, "max_nodes", lambda *_: 4)
@@ -160,7 +160,7 @@ async def test_rows_of_trees_that_grow_while_sweeps_are_in_flight(
     assert len(set(listener.travelled)) == len(listener.travelled)
 
 
-async def test_nobody_who_does_not_ask_gets_rows(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_who_does_not_ask_gets_rows(running: TwoTails, monkeypatch: pytest.MonkeyPatch) -> None:
     def walk(*_: object) -> list[TreeNodeId]:
         raise AssertionError("nobody asked")
 
@@ -168,10 +168,10 @@ async def test_nobody_who_does_not_ask_gets_rows(running: Running, monkeypatch: 
     await running.client.generate(IDS, max_new_tokens=4, nodes=4)
 
 
-async def test_heads_draft_with_what_the_tail_sends(running: Running) -> None:
+async def test_heads_draft_with_what_the_tail_sends(running: TwoTails) -> None:
     heads = [REDRAFTER, DGF]
     options: dict[str, Any] = {"max_new_tokens": NEW, "temperature": 1.0, "seed": 3}
-    async with running.here.client(draft=heads, draft_device="cpu", lookup=False) as opened:
+    async with running.swarm.client(draft=heads, draft_device="cpu", lookup=False) as opened:
         tree = await opened.generate(IDS, nodes=16, **options)
         plain = await opened.generate(IDS, nodes=0, **options)
         chosen = await opened.generate(IDS, **options)
@@ -184,7 +184,7 @@ async def test_heads_draft_with_what_the_tail_sends(running: Running) -> None:
 
 
 async def test_rows_after_the_tails_death_with_a_sweep_in_flight(
-    running: Running, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
+    running: TwoTails, whole: RaggedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new tail gives the rows of what was unanswered again, from a snapshot. The last test here: one is dead."""
     listener, arrived, next_run = Listener(monkeypatch), asyncio.Event(), HopSession.next_run

@@ -18,8 +18,8 @@ from client.options import GenerateOptions
 from swarm.errors import ConfigError, ContextFull, GenerationInterrupted, RouteError
 from swarm.protocol.node_info import Counters
 from swarm.routing.route import Route
-from tests.net.raw import info
-from tests.net.running import Running, grown, three_nodes, until_freed
+from tests.net.raw_client import info
+from tests.net.three_nodes import ThreeNodes, grown, three_nodes, until_freed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,20 +27,20 @@ OPTIONS: GenerateOptions = {"temperature": 0.8, "seed": 5, "max_new_tokens": 12}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running() -> AsyncIterator[Running]:
+async def running() -> AsyncIterator[ThreeNodes]:
     async with three_nodes() as running:
         yield running
 
 
-async def counters(running: Running) -> list[Counters]:
+async def counters(running: ThreeNodes) -> list[Counters]:
     return [(await info(node)).counters for node in running.nodes]
 
 
-async def sessions(running: Running) -> list[int]:
+async def sessions(running: ThreeNodes) -> list[int]:
     return [(await info(node)).sessions for node in running.nodes]
 
 
-def prompt_of(running: Running, messages: tuple[Message, ...]) -> tuple[int, ...]:
+def prompt_of(running: ThreeNodes, messages: tuple[Message, ...]) -> tuple[int, ...]:
     conversation = Conversation(running.client.target.tokenizer)
     for message in messages:
         conversation.add(message.role, message.content)
@@ -48,7 +48,7 @@ def prompt_of(running: Running, messages: tuple[Message, ...]) -> tuple[int, ...
 
 
 @pytest.mark.parametrize("nodes", [0, 16])
-async def test_only_new_tokens_travel(nodes: int, running: Running) -> None:
+async def test_only_new_tokens_travel(nodes: int, running: ThreeNodes) -> None:
     options: GenerateOptions = {**OPTIONS, "nodes": nodes}
     async with running.client.chat(**options) as chat:
         first = await chat.say("Where is the captain?")
@@ -64,7 +64,7 @@ async def test_only_new_tokens_travel(nodes: int, running: Running) -> None:
     await until_freed(running.nodes)
 
 
-async def test_every_answer_is_that_of_a_fresh_session(running: Running) -> None:
+async def test_every_answer_is_that_of_a_fresh_session(running: ThreeNodes) -> None:
     plain: GenerateOptions = {**OPTIONS, "nodes": 0}
     async with running.client.chat(**OPTIONS) as chat:
         for text in ("Where is the captain?", "And the boat?", "Why?"):
@@ -76,7 +76,7 @@ async def test_every_answer_is_that_of_a_fresh_session(running: Running) -> None
         assert result.stats.reused_tokens > result.stats.prompt_tokens / 2
 
 
-async def test_a_left_answer_stays_as_far_as_it_was_read_and_its_session_goes_on(running: Running) -> None:
+async def test_a_left_answer_stays_as_far_as_it_was_read_and_its_session_goes_on(running: ThreeNodes) -> None:
     async with running.client.chat(**OPTIONS) as chat:
         await chat.say("Where is the captain?")
         read = ""
@@ -96,7 +96,7 @@ async def test_a_left_answer_stays_as_far_as_it_was_read_and_its_session_goes_on
         assert result.tokens == alone.tokens
 
 
-async def test_a_session_that_ended_meanwhile_is_replayed_when_it_is_needed(running: Running) -> None:
+async def test_a_session_that_ended_meanwhile_is_replayed_when_it_is_needed(running: ThreeNodes) -> None:
     async with running.client.chat(**OPTIONS) as chat:
         await chat.say("Where is the captain?")
         for one in running.nodes:
@@ -113,7 +113,7 @@ async def test_a_session_that_ended_meanwhile_is_replayed_when_it_is_needed(runn
 
 
 async def test_a_full_window_is_opened_again_with_room_for_later(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: ThreeNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client.library.chat, "FIRST_WINDOW_TOKENS", 32)
     async with running.client.chat(**OPTIONS) as chat:
@@ -123,7 +123,7 @@ async def test_a_full_window_is_opened_again_with_room_for_later(
 
 
 async def test_a_broken_chain_keeps_the_history_and_the_next_turn_works(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: ThreeNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def no_way_around(*_: object, **__: object) -> Route:
         raise RouteError("the node leaves", ())
@@ -148,12 +148,12 @@ async def test_a_broken_chain_keeps_the_history_and_the_next_turn_works(
 
 
 @pytest.mark.parametrize("given", [None, 5, [1.5], ["It"]])
-async def test_what_is_no_prompt_is_refused_by_name(given: object, running: Running) -> None:
+async def test_what_is_no_prompt_is_refused_by_name(given: object, running: ThreeNodes) -> None:
     with pytest.raises(ConfigError, match="prompt: give text, or token ids"):
         await running.client.generate(cast("str", given))
 
 
-async def test_what_is_no_text_is_refused_by_name(running: Running) -> None:
+async def test_what_is_no_text_is_refused_by_name(running: ThreeNodes) -> None:
     with pytest.raises(ConfigError, match="prompt: is not valid text"):
         await running.client.generate("x\ud83d")
     async with running.client.chat(**OPTIONS) as chat:
@@ -162,7 +162,7 @@ async def test_what_is_no_text_is_refused_by_name(running: Running) -> None:
         assert not chat.history
 
 
-async def test_what_cannot_be_leaves_the_conversation_as_it_was(running: Running) -> None:
+async def test_what_cannot_be_leaves_the_conversation_as_it_was(running: ThreeNodes) -> None:
     with pytest.raises(ConfigError, match="max_new_tokens"):
         running.client.chat(max_new_tokens=0)
     async with running.client.chat(**OPTIONS) as chat:
@@ -178,7 +178,7 @@ async def test_what_cannot_be_leaves_the_conversation_as_it_was(running: Running
         assert not chat.history
 
 
-async def test_near_the_end_of_the_context_the_answer_gets_what_is_left(running: Running) -> None:
+async def test_near_the_end_of_the_context_the_answer_gets_what_is_left(running: ThreeNodes) -> None:
     limit = running.client.target.max_positions
     assert limit is not None
     async with running.client.chat(**OPTIONS) as chat:

@@ -11,8 +11,8 @@ from client.options import GenerateOptions
 from client.terminal import resumption
 from swarm.demo import TARGET
 from swarm.errors import ConfigError, GenerationInterrupted, Unfinished
-from tests.net.running import SPANS, prompt
-from tests.swarm_here import swarm_here
+from tests.in_process_swarm import in_process_swarm
+from tests.net.three_nodes import SPANS, prompt
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ async def test_an_interrupted_text_goes_on_as_if_nothing_had_happened(
     temperature: float, servers: list[grpc.aio.Server], tmp_path: Path
 ) -> None:
     options: GenerateOptions = {"max_new_tokens": 60, "temperature": temperature, "stop": ["\n\n\n"]}
-    async with swarm_here(TARGET, SPANS) as here, here.client(wait=0.0) as swarm:
+    async with in_process_swarm(TARGET, SPANS) as here, here.client(wait=0.0) as swarm:
         stream = swarm.stream(prompt(3), **options)
         text = (await anext(stream)).text
 
@@ -51,7 +51,7 @@ async def test_an_interrupted_text_goes_on_as_if_nothing_had_happened(
     begun = resumption.load(path)
     assert begun.unfinished is not None
     assert 0 < len(begun.tokens) < 60
-    async with swarm_here(TARGET, SPANS) as here, here.client() as swarm:
+    async with in_process_swarm(TARGET, SPANS) as here, here.client() as swarm:
         seed = begun.unfinished.options["seed"]
         plain = await swarm.generate(prompt(3), **{**options, "seed": seed})
         rest = [piece async for piece in swarm.resume(begun)]

@@ -17,7 +17,7 @@ from client.train.samples import LocalSampler, SampleAmount, load_for_training, 
 from client.train.swarm_samples import SwarmSampler
 from swarm.demo import TARGET
 from swarm.errors import ContextFull
-from tests.swarm_here import swarm_here
+from tests.in_process_swarm import in_process_swarm
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -29,7 +29,7 @@ def sampler() -> Iterator[SwarmSampler]:
     with pytest.MonkeyPatch.context() as patch, start_blocking_portal("asyncio") as portal:
         patch.setattr(client.train.swarm_samples, "LINES", 4)
         with (
-            portal.wrap_async_context_manager(swarm_here(TARGET, ["0-6", "6-12"])) as here,
+            portal.wrap_async_context_manager(in_process_swarm(TARGET, ["0-6", "6-12"])) as here,
             portal.wrap_async_context_manager(here.client(lookup=False)) as swarm,
         ):
             sampler = SwarmSampler(swarm, portal)

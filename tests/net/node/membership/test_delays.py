@@ -20,9 +20,9 @@ from swarm.ids import PeerId
 from swarm.routing.latency import TIMEOUT_S, measure_delays, measure_rate
 from swarm.runtime.console import make_console
 from tests.devices import DEVICE
-from tests.net.raw import info
-from tests.net.running import until
-from tests.swarm_here import SwarmHere, swarm_here
+from tests.in_process_swarm import InProcessSwarm, in_process_swarm
+from tests.net.raw_client import info
+from tests.net.three_nodes import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -30,19 +30,19 @@ JOIN = ("/ip4/192.0.2.1/tcp/1/p2p/Qm",)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def here() -> AsyncIterator[SwarmHere]:
+async def here() -> AsyncIterator[InProcessSwarm]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(node.lifecycle.announcer, "ANNOUNCE_S", 0.05)
-        async with swarm_here(TARGET, ["0-6", "4-12", "6-12"]) as running:
+        async with in_process_swarm(TARGET, ["0-6", "4-12", "6-12"]) as running:
             yield running
 
 
-async def records(here: SwarmHere) -> list[NodeRecord]:
+async def records(here: InProcessSwarm) -> list[NodeRecord]:
     identity = here.nodes[0].identity
     return await here.nodes[0].registry.records(identity.fingerprint, identity.num_layers)
 
 
-async def test_nodes_publish_delays_to_those_who_may_follow_and_their_uplink(here: SwarmHere) -> None:
+async def test_nodes_publish_delays_to_those_who_may_follow_and_their_uplink(here: InProcessSwarm) -> None:
     first, *lasts = (running.peer_id for running in here.nodes)
 
     async def published() -> bool:
@@ -58,7 +58,7 @@ async def test_nodes_publish_delays_to_those_who_may_follow_and_their_uplink(her
     assert by_peer[first].row_bytes == 4 * here.nodes[0].running.host.model.hidden_size
 
 
-async def test_the_dead_cost_a_second_at_most(here: SwarmHere) -> None:
+async def test_the_dead_cost_a_second_at_most(here: InProcessSwarm) -> None:
     alive = (await records(here))[0]
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
@@ -73,7 +73,7 @@ async def test_the_dead_cost_a_second_at_most(here: SwarmHere) -> None:
         assert await measure_rate(silent, 0.1) is None
 
 
-async def shown(here: SwarmHere, **options: object) -> str:
+async def shown(here: InProcessSwarm, **options: object) -> str:
     out = io.StringIO()
     command = replace(ShowRoute(join=JOIN), **options)  # type: ignore[arg-type]
     console = make_console(out, soft_wrap=True)
@@ -81,7 +81,7 @@ async def shown(here: SwarmHere, **options: object) -> str:
     return out.getvalue()
 
 
-async def test_route_says_which_way_and_why(here: SwarmHere) -> None:
+async def test_route_says_which_way_and_why(here: InProcessSwarm) -> None:
     first, second, third = (running.peer_id for running in here.nodes)
     text = await shown(here)
     assert "demo-target · 12 layers · tree of 16 nodes" in text
@@ -97,7 +97,7 @@ async def test_route_says_which_way_and_why(here: SwarmHere) -> None:
     assert "no other chain" in without
 
 
-async def test_route_without_a_way_names_the_gap_and_the_line_that_fills_it(here: SwarmHere) -> None:
+async def test_route_without_a_way_names_the_gap_and_the_line_that_fills_it(here: InProcessSwarm) -> None:
     first, second, _ = (running.peer_id for running in here.nodes)
     with pytest.raises(
         RouteError, match=r"nobody serves layers 0…3 .* node serve demo-target --layers 0-4 --join /ip4"

@@ -34,7 +34,7 @@ from swarm.discovery.registry import MODELS_KEY, RECORD_TTL_S, Registry, block_k
 from swarm.errors import NotEnoughSpace
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
-from tests.swarm_here import SwarmHere
+from tests.in_process_swarm import InProcessSwarm
 
 MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
 
@@ -132,12 +132,12 @@ async def test_an_auto_node_fills_the_gap_moves_when_needed_and_reads_only_what_
         assert {layer_of(name) for name in read[0]} == {2, 3}
         assert span_of(mover, network) == Span(2, 10)
         async with auto_node(network, "8-12"):
-            here = SwarmHere(TARGET, network, (fixed, mover))
+            here = InProcessSwarm(TARGET, network, (fixed, mover))
             async with here.client(draft=DRAFT) as swarm:
                 moved = await swarm.generate("It was a dark night", max_new_tokens=8, seed=3)
     async with (
         auto_node(network, "0-12") as whole,
-        SwarmHere(TARGET, network, (whole,)).client(draft=DRAFT) as swarm,
+        InProcessSwarm(TARGET, network, (whole,)).client(draft=DRAFT) as swarm,
     ):
         assert moved.tokens == (await swarm.generate("It was a dark night", max_new_tokens=8, seed=3)).tokens
 

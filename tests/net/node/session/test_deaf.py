@@ -23,10 +23,18 @@ from swarm.demo import TARGET
 from swarm.protocol.messages import Close, FaultKind, Ping, Ready, SweepFrame
 from swarm.transport.link import Stream
 from swarm.wire import encode_part
-from tests.net.bystander import WIDTH, bystander, fitting, until_sessions, victim, warm_nodes, whole
-from tests.net.raw import Sweeps, attach, dial, info, opening, raw_link, raw_replies, route_of
-from tests.net.running import SPANS, refusal, until
-from tests.swarm_here import swarm_here
+from tests.in_process_swarm import in_process_swarm
+from tests.net.healthy_session import (
+    WIDTH,
+    attacked_link,
+    healthy_session,
+    single_part,
+    until_sessions,
+    valid_attach,
+    warm_nodes,
+)
+from tests.net.raw_client import SweepNumbering, attach, dial, info, opening, raw_link, raw_replies, route_of
+from tests.net.three_nodes import SPANS, refusal, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -42,7 +50,7 @@ async def nodes() -> AsyncIterator[tuple[Node, ...]]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def other_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    async with bystander(nodes, monkeypatch):
+    async with healthy_session(nodes, monkeypatch):
         yield
 
 
@@ -81,7 +89,7 @@ async def test_unread_replies_end_their_stream_and_hold_no_kv(nodes: tuple[Node,
             hop = nodes[2].sessions.find(opened.session)
             assert hop is not None
             kv_cache = weakref.ref(hop._kv_cache)
-            said = Sweeps()
+            said = SweepNumbering()
             for number in range(8):
                 await link.send(SweepFrame(said.next(range(150 * number, 150 * (number + 1)), [None] * 150)))
             await given_up.wait()
@@ -102,11 +110,11 @@ async def test_unread_replies_end_their_stream_and_hold_no_kv(nodes: tuple[Node,
 async def test_unread_answers_end_their_link(nodes: tuple[Node, ...], given_up: asyncio.Event) -> None:
     """Each ping is answered; where nobody reads, the answers pile up to the outbox's size."""
     async with dial(nodes[0], wire.LINK, NARROW) as call:
-        await call.write(whole(fitting(nodes)))
+        await call.write(single_part(valid_attach(nodes)))
         for number in range(40 * OUTBOX_MESSAGES):
             if given_up.is_set():
                 break
-            await call.write(whole(Ping(2**62 + number)))
+            await call.write(single_part(Ping(2**62 + number)))
         await given_up.wait()
         assert await ended(call) is grpc.StatusCode.DEADLINE_EXCEEDED
     await until_sessions(nodes, 1)
@@ -128,14 +136,14 @@ async def test_silence_ends_every_kind_of_stream(nodes: tuple[Node, ...], monkey
 @pytest.mark.usefixtures("other_session")
 async def test_a_frame_that_never_ends_costs_what_its_session_may_send_and_no_more(nodes: tuple[Node, ...]) -> None:
     """Drop by drop: the buffer is bounded by the session's window and nodes, and other sessions go on beside it."""
-    async with victim(nodes, 1) as link:
+    async with attacked_link(nodes, 1) as link:
         most = 512 * WIDTH * 4
         await link.send_bytes(encode_part(100, most + 1, (b"x", b"")))
         fault = await refusal(link)
         assert fault.field == "part"
         assert str(most) in fault.reason
     await until_sessions(nodes, 1)
-    async with victim(nodes, 1) as link:
+    async with attacked_link(nodes, 1) as link:
         await link.send_bytes(encode_part(100, 0, (b"x", b"")))
         for _ in range(50):
             await link.send_bytes(encode_part(0, 0, (b"x", b"")))
@@ -147,7 +155,7 @@ async def test_a_frame_that_never_ends_costs_what_its_session_may_send_and_no_mo
 async def test_more_streams_than_a_node_takes_are_refused_and_go_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node.lifecycle.span_host, "MAX_STREAMS", 20)
     monkeypatch.setattr(node.session.service, "FIRST_MESSAGE_S", 3.0)
-    async with swarm_here(TARGET, SPANS) as here, AsyncExitStack() as stack:
+    async with in_process_swarm(TARGET, SPANS) as here, AsyncExitStack() as stack:
         calls = [await stack.enter_async_context(dial(here.nodes[0], wire.LINK)) for _ in range(40)]
         codes = await asyncio.gather(*map(ended, calls))
         assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) >= 20

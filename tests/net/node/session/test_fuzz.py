@@ -21,10 +21,10 @@ from swarm.demo import TARGET
 from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
 from swarm.protocol.messages import RouteHop
-from tests.net.bystander import WORDS, right_picks
-from tests.net.raw import info
-from tests.net.running import until, until_freed
-from tests.swarm_here import swarm_here
+from tests.in_process_swarm import in_process_swarm
+from tests.net.healthy_session import WORDS, right_picks
+from tests.net.raw_client import info
+from tests.net.three_nodes import until, until_freed
 
 FRAMES = 2_000
 
@@ -60,7 +60,7 @@ async def test_nodes_withstand_garbage(monkeypatch: pytest.MonkeyPatch, caplog: 
     async def nothing_held() -> bool:
         return all(id(thing) in others for thing in held())
 
-    async with swarm_here(TARGET, ["0-12", "6-12"], kv_tokens=20_000) as here, here.client() as swarm:
+    async with in_process_swarm(TARGET, ["0-12", "6-12"], kv_tokens=20_000) as here, here.client() as swarm:
         counts, texts, done = FloodCounts(), [], asyncio.Event()
 
         async def read_on() -> None:

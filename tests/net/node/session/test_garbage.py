@@ -33,21 +33,21 @@ from swarm.protocol.messages import (
     SweepFrame,
 )
 from swarm.wire import PART_BYTES, encode_part
-from tests.net.bystander import (
-    GOOD,
-    NEXT,
+from tests.net.healthy_session import (
+    FIRST_SWEEP,
+    NEXT_SWEEP,
     VOCAB,
     WORDS,
-    bystander,
-    fitting,
+    attacked_link,
+    healthy_session,
     right_picks,
+    single_part,
     until_sessions,
-    victim,
+    valid_attach,
     warm_nodes,
-    whole,
 )
-from tests.net.raw import Sweeps, Unary, attach, dial, opening, raw_link, raw_replies, route_of
-from tests.net.running import SPANS, refusal, thread_held
+from tests.net.raw_client import SweepNumbering, Unary, attach, dial, opening, raw_link, raw_replies, route_of
+from tests.net.three_nodes import SPANS, refusal, thread_held
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -60,7 +60,7 @@ async def nodes() -> AsyncIterator[tuple[Node, ...]]:
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
 async def other_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    async with bystander(nodes, monkeypatch):
+    async with healthy_session(nodes, monkeypatch):
         yield
 
 
@@ -81,7 +81,7 @@ async def test_who_leaves_before_a_first_message_is_not_refused(
 @pytest.mark.parametrize("attached", [False, True], ids=["first", "later"])
 async def test_random_bytes_end_their_stream(size: int, attached: bool, nodes: tuple[Node, ...]) -> None:
     noise = random.Random(size).randbytes(size)
-    async with raw_link(nodes[0], *([fitting(nodes)] if attached else [])) as link:
+    async with raw_link(nodes[0], *([valid_attach(nodes)] if attached else [])) as link:
         if attached:
             await link.until(Ready)
         await link.send_bytes(noise)
@@ -96,12 +96,12 @@ async def test_flipped_bits_never_stop_a_node(nodes: tuple[Node, ...]) -> None:
     codes = []
     for number in range(60):
         attaching = attach(route_of(nodes, SPANS), opening(nodes[0]), b"flip %d" % number)
-        parts = [bytearray(whole(message)) for message in (attaching, SweepFrame(Sweeps().chain(WORDS)))]
+        parts = [bytearray(single_part(message)) for message in (attaching, SweepFrame(SweepNumbering().chain(WORDS)))]
         part = rng.choice(parts)
         part[rng.randrange(len(part))] ^= 1 << rng.randrange(8)
         async with raw_link(nodes[0]) as link:
             with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # a write may meet the stream's end
-                for sent in (*parts, whole(Close("done"))):
+                for sent in (*parts, single_part(Close("done"))):
                     await link.send_bytes(bytes(sent))
                 while await link.read() is not None:
                     pass
@@ -113,7 +113,7 @@ async def test_flipped_bits_never_stop_a_node(nodes: tuple[Node, ...]) -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        whole(Ping(1))[:-1],
+        single_part(Ping(1))[:-1],
         encode_part(5, 0, (b"", b"")),
         encode_part(0, 0, (b"no", b"frame")),
         encode_part(3, 0, (b"12345678", b"")),
@@ -127,11 +127,14 @@ async def test_bad_parts_end_their_stream(part: bytes, nodes: tuple[Node, ...]) 
     async with raw_link(nodes[0]) as link:
         await link.send_bytes(part)
         fault = await refusal(link)
-        assert (fault.kind, fault.field) == (FaultKind.PROTOCOL, "bytes" if part == whole(Ping(1))[:-1] else "part")
+        assert (fault.kind, fault.field) == (
+            FaultKind.PROTOCOL,
+            "bytes" if part == single_part(Ping(1))[:-1] else "part",
+        )
 
 
 async def test_half_a_frame_and_silence(nodes: tuple[Node, ...]) -> None:
-    async with victim(nodes) as link:
+    async with attacked_link(nodes) as link:
         await link.send_bytes(encode_part(400, 0, (b"x" * 100, b"")))
         await link.call.done_writing()
         assert await link.read() is None
@@ -172,7 +175,7 @@ async def test_a_bad_nonce_and_an_unknown_method(nodes: tuple[Node, ...]) -> Non
 
 
 @pytest.mark.parametrize(
-    "message", [SweepFrame(Sweeps().chain(WORDS)), Ping(1), Close("hello")], ids=["sweep", "ping", "close"]
+    "message", [SweepFrame(SweepNumbering().chain(WORDS)), Ping(1), Close("hello")], ids=["sweep", "ping", "close"]
 )
 async def test_a_stream_begins_with_attach(message: Frame, nodes: tuple[Node, ...]) -> None:
     async with raw_link(nodes[0], message) as link:
@@ -180,15 +183,15 @@ async def test_a_stream_begins_with_attach(message: Frame, nodes: tuple[Node, ..
 
 
 async def test_a_stream_carries_one_session(nodes: tuple[Node, ...]) -> None:
-    async with victim(nodes) as link:
-        await link.send(replace(fitting(nodes), session=SessionId(b"second session 1")))
+    async with attacked_link(nodes) as link:
+        await link.send(replace(valid_attach(nodes), session=SessionId(b"second session 1")))
         assert (await refusal(link)).field == "attach"
 
 
 async def test_what_a_node_does_not_understand(nodes: tuple[Node, ...]) -> None:
     elsewhere = route_of((nodes[1], nodes[0], nodes[2]), SPANS)
     for message, field in ((Reply(1, 0, ()), "kind"), (Reroute(1, elsewhere), "route")):
-        async with victim(nodes) as link:
+        async with attacked_link(nodes) as link:
             await link.send(message)
             assert (await refusal(link)).field == field
         await until_sessions(nodes, 1)
@@ -213,12 +216,12 @@ async def test_a_sweep_before_ready_is_refused(nodes: tuple[Node, ...], monkeypa
         return await dial(context, fingerprint, hop, records, stuck)
 
     monkeypatch.setattr(NodeContext, "dial", gated)
-    sweep = SweepFrame(Sweeps().chain(WORDS))
-    async with raw_link(nodes[0], fitting(nodes), sweep) as link:
+    sweep = SweepFrame(SweepNumbering().chain(WORDS))
+    async with raw_link(nodes[0], valid_attach(nodes), sweep) as link:
         assert (await link.until(Fault)).field == "sequence"
         gate.set()
         await link.until(Ready)
-        async with raw_replies(nodes[2], fitting(nodes).session) as replies:
+        async with raw_replies(nodes[2], valid_attach(nodes).session) as replies:
             await link.send(sweep)
             assert (await replies.read()).sequence == 1
         await link.send(Close("done"))
@@ -230,42 +233,42 @@ async def test_a_sweep_before_ready_is_refused(nodes: tuple[Node, ...], monkeypa
 @pytest.mark.parametrize(
     ("field", "bad"),
     [
-        ("parents", replace(NEXT, parents=(None, TreeNodeId(4)))),
-        ("parents", replace(NEXT, parents=(TreeNodeId(7), TreeNodeId(6)))),
-        ("parents", replace(NEXT, parents=(TreeNodeId(2**62), None))),
-        ("tokens", replace(NEXT, tokens=(1, 1), parents=(None, None))),
-        ("tokens", replace(NEXT, tokens=(1, VOCAB))),
-        ("tokens", replace(NEXT, tokens=(1, 2**31 - 1))),
-        ("tokens", replace(NEXT, commit_to=None, committed=0, tokens=tuple(range(300)), parents=(None,) * 300)),
-        ("sequence", replace(NEXT, sequence=3)),
-        ("first_id", replace(NEXT, first_id=TreeNodeId(5))),
-        ("first_id", replace(NEXT, first_id=TreeNodeId(7))),
-        ("picks_from", replace(NEXT, picks_from=TreeNodeId(9))),
-        ("picks_from", replace(NEXT, picks_from=TreeNodeId(0))),
-        ("acked", replace(NEXT, acked=2)),
-        ("committed", replace(NEXT, committed=5)),
-        ("commit_to", replace(NEXT, commit_to=TreeNodeId(6))),
-        ("commit_to", replace(NEXT, truncate_to=0)),
-        ("truncate_to", replace(NEXT, commit_to=None, truncate_to=1)),
+        ("parents", replace(NEXT_SWEEP, parents=(None, TreeNodeId(4)))),
+        ("parents", replace(NEXT_SWEEP, parents=(TreeNodeId(7), TreeNodeId(6)))),
+        ("parents", replace(NEXT_SWEEP, parents=(TreeNodeId(2**62), None))),
+        ("tokens", replace(NEXT_SWEEP, tokens=(1, 1), parents=(None, None))),
+        ("tokens", replace(NEXT_SWEEP, tokens=(1, VOCAB))),
+        ("tokens", replace(NEXT_SWEEP, tokens=(1, 2**31 - 1))),
+        ("tokens", replace(NEXT_SWEEP, commit_to=None, committed=0, tokens=tuple(range(300)), parents=(None,) * 300)),
+        ("sequence", replace(NEXT_SWEEP, sequence=3)),
+        ("first_id", replace(NEXT_SWEEP, first_id=TreeNodeId(5))),
+        ("first_id", replace(NEXT_SWEEP, first_id=TreeNodeId(7))),
+        ("picks_from", replace(NEXT_SWEEP, picks_from=TreeNodeId(9))),
+        ("picks_from", replace(NEXT_SWEEP, picks_from=TreeNodeId(0))),
+        ("acked", replace(NEXT_SWEEP, acked=2)),
+        ("committed", replace(NEXT_SWEEP, committed=5)),
+        ("commit_to", replace(NEXT_SWEEP, commit_to=TreeNodeId(6))),
+        ("commit_to", replace(NEXT_SWEEP, truncate_to=0)),
+        ("truncate_to", replace(NEXT_SWEEP, commit_to=None, truncate_to=1)),
     ],
 )
 async def test_bad_sweeps_are_refused_by_field(field: str, bad: Sweep, nodes: tuple[Node, ...]) -> None:
-    async with victim(nodes) as link, raw_replies(nodes[2], fitting(nodes).session) as replies:
-        await link.send(SweepFrame(GOOD))
+    async with attacked_link(nodes) as link, raw_replies(nodes[2], valid_attach(nodes).session) as replies:
+        await link.send(SweepFrame(FIRST_SWEEP))
         assert (await replies.read()).sequence == 1
         await link.send(SweepFrame(bad))
         fault = await link.until(Fault)
         assert (fault.kind, fault.field) == (FaultKind.PROTOCOL, field)
-        await link.send(SweepFrame(NEXT))
+        await link.send(SweepFrame(NEXT_SWEEP))
         reply = await replies.read()
         assert [node for node, _ in reply.picks] == [6, 7]
         await link.send(Close("done"))
 
 
 async def test_a_replayed_sweep_with_other_content_changes_nothing(nodes: tuple[Node, ...]) -> None:
-    async with victim(nodes) as link, raw_replies(nodes[2], fitting(nodes).session) as replies:
-        await link.send(SweepFrame(GOOD), SweepFrame(replace(GOOD, tokens=(9,) * 6)))
-        await link.send(SweepFrame(replace(NEXT, acked=0)))
+    async with attacked_link(nodes) as link, raw_replies(nodes[2], valid_attach(nodes).session) as replies:
+        await link.send(SweepFrame(FIRST_SWEEP), SweepFrame(replace(FIRST_SWEEP, tokens=(9,) * 6)))
+        await link.send(SweepFrame(replace(NEXT_SWEEP, acked=0)))
         assert (await link.receipt(4)).sequence == 2
         assert [token for _, token in (await replies.read()).picks] == list(right_picks())
         assert (await replies.read()).sequence == 2
@@ -274,9 +277,9 @@ async def test_a_replayed_sweep_with_other_content_changes_nothing(nodes: tuple[
 
 async def test_replies_that_nobody_can_hold_make_no_room(nodes: tuple[Node, ...]) -> None:
     """Or a client could queue sweeps without end at a hop that computes slowly (F1)."""
-    async with victim(nodes) as link:
+    async with attacked_link(nodes) as link:
         async with thread_held(nodes[0]):
-            said = Sweeps()
+            said = SweepNumbering()
             for number in range(1, 10):  # one is at work, twice the credits wait
                 await link.send(SweepFrame(said.chain((number,), acked=max(0, number - 4))))
             await link.receipt(10)
@@ -290,10 +293,10 @@ async def test_replies_that_nobody_can_hold_make_no_room(nodes: tuple[Node, ...]
     "sampling", [Sampling(temperature=1.0, top_p=0.0), Sampling(temperature=1e-300)], ids=["top_p", "cold"]
 )
 async def test_meaningless_sampling_is_refused(sampling: Sampling, nodes: tuple[Node, ...]) -> None:
-    async with victim(nodes) as link, raw_replies(nodes[2], fitting(nodes).session) as replies:
-        await link.send(SweepFrame(Sweeps(sampling).chain(WORDS)))
+    async with attacked_link(nodes) as link, raw_replies(nodes[2], valid_attach(nodes).session) as replies:
+        await link.send(SweepFrame(SweepNumbering(sampling).chain(WORDS)))
         fault = await link.until(Fault)
         assert (fault.kind, fault.field) == (FaultKind.PROTOCOL, "sampling")
-        await link.send(SweepFrame(Sweeps(Sampling(temperature=1.0)).chain(WORDS)))
+        await link.send(SweepFrame(SweepNumbering(Sampling(temperature=1.0)).chain(WORDS)))
         assert (await replies.read()).sequence == 1
         await link.send(Close("done"))

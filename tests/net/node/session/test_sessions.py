@@ -24,10 +24,11 @@ from swarm.demo import TARGET
 from swarm.errors import Busy, ContextFull, GenerationInterrupted, RouteError
 from swarm.ids import TreeNodeId
 from swarm.protocol.messages import Ack, Attached, Close, FaultKind, Ready, SweepFrame
-from tests.net.raw import Sweeps, attach, counters, info, opening, raw_link, raw_replies, route_of
-from tests.net.running import (
+from tests.in_process_swarm import in_process_swarm
+from tests.net.raw_client import SweepNumbering, attach, counters, info, opening, raw_link, raw_replies, route_of
+from tests.net.three_nodes import (
     SPANS,
-    Running,
+    ThreeNodes,
     engine_of,
     grown,
     prompt,
@@ -38,19 +39,18 @@ from tests.net.running import (
     until,
     until_freed,
 )
-from tests.swarm_here import swarm_here
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running() -> AsyncIterator[Running]:
+async def running() -> AsyncIterator[ThreeNodes]:
     async with three_nodes() as three:
         yield three
 
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def every_session_is_freed(running: Running) -> AsyncIterator[None]:
+async def every_session_is_freed(running: ThreeNodes) -> AsyncIterator[None]:
     yield
     await until_freed(running.nodes)
 
@@ -72,10 +72,10 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[grpc.aio.Server]:
 # Generations and lost neighbours
 
 
-async def test_only_the_newest_upstream_is_heard(running: Running) -> None:
+async def test_only_the_newest_upstream_is_heard(running: ThreeNodes) -> None:
     first, _, tail = running.nodes
     opened = attach(running.route, opening(first), b"fence")
-    said = Sweeps()
+    said = SweepNumbering()
     one, two = (SweepFrame(said.chain((5,))), SweepFrame(said.chain((6,), commit=(0,))))
     async with raw_link(first, opened) as old, raw_link_ready(old), raw_replies(tail, opened.session) as replies:
         await old.send(one)
@@ -105,7 +105,7 @@ async def test_only_the_newest_upstream_is_heard(running: Running) -> None:
 
 
 async def test_a_vanished_clients_session_goes_away_on_every_hop(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: ThreeNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.2)
     opened = attach(running.route, opening(running.nodes[0]), b"vanished")
@@ -115,7 +115,7 @@ async def test_a_vanished_clients_session_goes_away_on_every_hop(
     await until_freed(running.nodes, timeout_s=0.2 + 2)
 
 
-async def test_an_orphan_waits_for_its_upstream(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_orphan_waits_for_its_upstream(running: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node.session.lease, "ORPHAN_S", 1.0)
     detach, detached, loop = HopSession.detach, asyncio.Event(), asyncio.get_running_loop()
 
@@ -126,7 +126,7 @@ async def test_an_orphan_waits_for_its_upstream(running: Running, monkeypatch: p
     monkeypatch.setattr(HopSession, "detach", watched)
     first = running.nodes[0]
     opened = attach(running.route, opening(first), b"orphan")
-    said = Sweeps()
+    said = SweepNumbering()
     async with raw_link(first, opened) as link:
         await link.until(Ready)
         await link.send(SweepFrame(said.chain((5,))))
@@ -151,7 +151,7 @@ async def test_an_orphan_waits_for_its_upstream(running: Running, monkeypatch: p
 async def test_a_dead_hop_that_nobody_replaces_ends_the_generation_with_its_text_so_far(
     dead: int, servers: list[grpc.aio.Server]
 ) -> None:
-    async with swarm_here(TARGET, SPANS) as here, here.client(wait=0.0) as swarm:
+    async with in_process_swarm(TARGET, SPANS) as here, here.client(wait=0.0) as swarm:
         plain = await swarm.generate(prompt(4), max_new_tokens=60)
         stream = swarm.stream(prompt(4), max_new_tokens=400)
         pieces = [(await anext(stream)).text]
@@ -171,7 +171,7 @@ async def test_a_dead_hop_that_nobody_replaces_ends_the_generation_with_its_text
     assert error.__cause__.missing == ((4 * dead, 4 * dead + 4),)
 
 
-async def test_leaving_a_stream_frees_the_session_at_once(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leaving_a_stream_frees_the_session_at_once(running: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node.session.lease, "ORPHAN_S", 600.0)
     async for piece in running.client.stream(prompt(5), max_new_tokens=400, nodes=4):
         assert piece.result is None
@@ -184,7 +184,7 @@ async def test_leaving_a_stream_frees_the_session_at_once(running: Running, monk
 
 
 async def test_a_full_node_is_busy_until_a_session_ends() -> None:
-    async with swarm_here(TARGET, SPANS, kv_tokens=120) as here, here.client() as swarm:
+    async with in_process_swarm(TARGET, SPANS, kv_tokens=120) as here, here.client() as swarm:
         opened = attach(route_of(here.nodes, SPANS), opening(here.nodes[0], window=40, nodes=40), b"full")
         async with raw_link(here.nodes[0], opened) as link:
             await link.until(Ready)
@@ -199,7 +199,7 @@ async def test_a_full_node_is_busy_until_a_session_ends() -> None:
         await until_freed(here.nodes)
 
 
-async def test_two_sessions_at_once_get_their_own_texts(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_sessions_at_once_get_their_own_texts(running: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[tuple[int, ...], GenerateOptions]] = [
         (prompt(line), {"max_new_tokens": 16, "nodes": 8, "temperature": 1.0, "seed": line}) for line in (7, 8)
     ]
@@ -220,7 +220,7 @@ async def test_two_sessions_at_once_get_their_own_texts(running: Running, monkey
 
 
 async def test_a_long_prefill_does_not_hold_up_another_session(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: ThreeNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the order of the slices: the short session came second and is served between the long one's slices (F3)."""
     first, _, tail = running.nodes
@@ -247,9 +247,9 @@ async def test_a_long_prefill_does_not_hold_up_another_session(
         raw_replies(tail, short.session) as short_replies,
     ):
         async with thread_held(first):
-            await one.send(SweepFrame(Sweeps().chain(range(320))))
+            await one.send(SweepFrame(SweepNumbering().chain(range(320))))
             await one.until(Ack)
-            await two.send(SweepFrame(Sweeps().chain(range(48))))
+            await two.send(SweepFrame(SweepNumbering().chain(range(48))))
             await two.until(Ack)
         assert len((await short_replies.read()).picks) == 48
         assert len((await long_replies.read()).picks) == 320
@@ -262,7 +262,7 @@ async def test_a_long_prefill_does_not_hold_up_another_session(
     assert last_short <= 8, f"the short session waited for the long one: {slices}"
 
 
-async def test_sweeps_that_wait_at_a_hop_share_a_forward(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sweeps_that_wait_at_a_hop_share_a_forward(running: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three come while the hop computes: the one that it had taken runs alone, the others together."""
     first, _, tail = running.nodes
     shared: list[int] = []
@@ -287,7 +287,7 @@ async def test_sweeps_that_wait_at_a_hop_share_a_forward(running: Running, monke
             (before,) = await counters([first])
             async with thread_held(first) if together else nullcontext():
                 for link, answers, text in zip(links, replies, texts, strict=True):
-                    await link.send(SweepFrame(Sweeps().chain(text)))
+                    await link.send(SweepFrame(SweepNumbering().chain(text)))
                     await link.until(Ack)
                     if not together:
                         picks.append([(await answers.read()).picks])
@@ -300,7 +300,7 @@ async def test_sweeps_that_wait_at_a_hop_share_a_forward(running: Running, monke
     assert shared == [1, 1, 1, 1, 2]
 
 
-async def test_a_client_that_reads_no_replies_blocks_nobody(running: Running) -> None:
+async def test_a_client_that_reads_no_replies_blocks_nobody(running: ThreeNodes) -> None:
     first, _, tail = running.nodes
     alone = await running.client.generate(prompt(9), max_new_tokens=8)
     opened = attach(running.route, opening(first, sweeps=8, nodes=1200), b"deaf")
@@ -310,7 +310,7 @@ async def test_a_client_that_reads_no_replies_blocks_nobody(running: Running) ->
         raw_link_ready(link),
         raw_replies(tail, opened.session, narrow),
     ):
-        said = Sweeps()
+        said = SweepNumbering()
         for number in range(6):
             await link.send(SweepFrame(said.next(range(150 * number, 150 * (number + 1)), [None] * 150)))
             await link.until(Ack)

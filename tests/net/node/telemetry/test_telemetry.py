@@ -27,9 +27,17 @@ from swarm.demo import DRAFT, TARGET
 from swarm.layers import Span
 from swarm.telemetry.broker_address import parse_broker
 from swarm.telemetry.messages import Event, EventKind, MessageKind, Metrics, Presence, Stamp, Status, Will
-from tests.net.brokers import CONNACK, Ear, ear_at, free_port, liar, mosquitto, wire_to
-from tests.swarm_here import swarm_here
-from tests.telling import PRINT, identity, metrics, status
+from tests.in_process_swarm import in_process_swarm
+from tests.net.brokers import (
+    CONNACK,
+    TelemetryListener,
+    cuttable_link,
+    free_port,
+    listener_at,
+    mosquitto,
+    scripted_broker,
+)
+from tests.telemetry_messages import PRINT, identity, metrics, status
 
 needs_mosquitto = pytest.mark.needs_program("mosquitto", "mosquitto")
 QUICK = PublishIntervals(
@@ -81,25 +89,25 @@ def is_left(span: Span, body: object) -> bool:
 async def test_a_node_is_born_speaks_and_leaves(tmp_path: Path) -> None:
     port, speaker = free_port(), Speaker(Presence.JOINING)
     with mosquitto(tmp_path, port):
-        async with ear_at(port) as ear:
+        async with listener_at(port) as listener:
             async with publisher(speaker, f"mqtt://127.0.0.1:{port}"):
-                await ear.until(born)
+                await listener.until(born)
                 speaker.state = Presence.SERVING
                 speaker.outbox.request(MessageKind.STATUS)
                 speaker.outbox.add_event(EventKind.JOINED, "serves layers 0…3 of 12")
-                await ear.until(lambda body: isinstance(body, Status) and body.state is Presence.SERVING)
-                await ear.until(lambda body: isinstance(body, Event))
-                await ear.until(lambda body: isinstance(body, Metrics) and body.stamp.seq > 4)
+                await listener.until(lambda body: isinstance(body, Status) and body.state is Presence.SERVING)
+                await listener.until(lambda body: isinstance(body, Event))
+                await listener.until(lambda body: isinstance(body, Metrics) and body.stamp.seq > 4)
                 speaker.outbox.add_event(EventKind.LEFT, "left the swarm")
-            await ear.until(lambda body: isinstance(body, Status) and body.state is Presence.LEFT)
-            assert ear.refused == []
-            assert not any(isinstance(body, Will) for body in ear.believed)
-            assert {(message.topic.value.rsplit("/", 1)[1], message.qos) for message in ear.raw} == {
+            await listener.until(lambda body: isinstance(body, Status) and body.state is Presence.LEFT)
+            assert listener.rejected == []
+            assert not any(isinstance(body, Will) for body in listener.accepted)
+            assert {(message.topic.value.rsplit("/", 1)[1], message.qos) for message in listener.raw} == {
                 ("status", 1),
                 ("metrics", 0),
                 ("events", 1),
             }
-        async with ear_at(port) as late:
+        async with listener_at(port) as late:
             left = await late.until(lambda body: isinstance(body, Status))
             assert isinstance(left, Status)
             assert left.state is Presence.LEFT, "a status is kept for who comes later, and nothing else is"
@@ -111,14 +119,18 @@ async def test_a_node_is_born_speaks_and_leaves(tmp_path: Path) -> None:
 async def test_when_the_connection_breaks_the_will_comes_and_then_a_new_birth(tmp_path: Path) -> None:
     port, speaker = free_port(), Speaker()
     with mosquitto(tmp_path, port):
-        async with ear_at(port) as ear, wire_to(port) as wire, publisher(speaker, f"mqtt://127.0.0.1:{wire.port}"):
-            first = await ear.until(born)
+        async with (
+            listener_at(port) as listener,
+            cuttable_link(port) as wire,
+            publisher(speaker, f"mqtt://127.0.0.1:{wire.port}"),
+        ):
+            first = await listener.until(born)
             began = time.monotonic()
             wire.cut()
-            will = await ear.until(lambda body: isinstance(body, Will))
+            will = await listener.until(lambda body: isinstance(body, Will))
             assert time.monotonic() - began < 2
             assert will.stamp.nonce == first.stamp.nonce
-            again = await ear.until(lambda body: born(body) and body.stamp.nonce != first.stamp.nonce)
+            again = await listener.until(lambda body: born(body) and body.stamp.nonce != first.stamp.nonce)
             assert again.stamp.at > first.stamp.at
             await speaker.until_said("again")
     assert ["goes to" in line for line in speaker.lines] == [True, False, True]
@@ -129,13 +141,17 @@ async def test_a_broker_that_is_down_is_told_once_and_found_when_it_comes_back(t
     port, speaker = free_port(), Speaker()
     with mosquitto(tmp_path, port):
         url = "mqtt://127.0.0.1"
-        async with ear_at(port) as ear, wire_to(port, shut=True) as wire, publisher(speaker, f"{url}:{wire.port}"):
+        async with (
+            listener_at(port) as listener,
+            cuttable_link(port, shut=True) as wire,
+            publisher(speaker, f"{url}:{wire.port}"),
+        ):
             await speaker.until_said("no telemetry")
             for number in range(1_000):
                 speaker.outbox.add_event(EventKind.ERROR, f"number {number}")
             wire.shut = False
-            await ear.until(lambda body: isinstance(body, Event) and body.text == "number 999")
-    told = [body.text for body in ear.believed if isinstance(body, Event)]
+            await listener.until(lambda body: isinstance(body, Event) and body.text == "number 999")
+    told = [body.text for body in listener.accepted if isinstance(body, Event)]
     assert told == [f"number {number}" for number in range(1_000 - MAX_EVENTS, 1_000)]
     assert ["no telemetry" in line for line in speaker.lines] == [True, False]
 
@@ -162,7 +178,7 @@ BABBLE = b"\x30\x0a\x00\x04junkdata" * 500
 async def test_whatever_a_broker_does_the_node_goes_on(answers: tuple[bytes, ...]) -> None:
     speaker = Speaker()
     pace = replace(QUICK, answer_s=0.15, leave_s=0.1)
-    async with liar(*answers) as broker:
+    async with scripted_broker(*answers) as broker:
         began = time.monotonic()
         async with publisher(speaker, f"mqtt://127.0.0.1:{broker.port}", pace):
             assert time.monotonic() - began < 0.1, "nobody waits for a broker"
@@ -174,7 +190,7 @@ async def test_whatever_a_broker_does_the_node_goes_on(answers: tuple[bytes, ...
 async def test_a_broker_that_talks_to_a_node_is_left_alone() -> None:
     speaker, talk = Speaker(), b"\x30\x06\x00\x03a/bx" * 50
     answers, host = (CONNACK, b"\x40\x02\x00\x01" + talk), "mqtt://127.0.0.1"
-    async with liar(*answers) as broker, publisher(speaker, f"{host}:{broker.port}"):
+    async with scripted_broker(*answers) as broker, publisher(speaker, f"{host}:{broker.port}"):
         await speaker.until_said("subscribed to none")
         await broker.until_visits(2)
 
@@ -182,7 +198,7 @@ async def test_a_broker_that_talks_to_a_node_is_left_alone() -> None:
 async def test_a_node_leaves_a_mute_broker_in_time() -> None:
     speaker = Speaker()
     pace = PublishIntervals(leave_s=0.1)
-    async with liar() as broker:
+    async with scripted_broker() as broker:
         async with publisher(speaker, f"mqtt://127.0.0.1:{broker.port}", pace):
             await broker.until_visits(1)
             began = time.monotonic()
@@ -220,7 +236,7 @@ async def test_tls_and_a_password(tmp_path: Path) -> None:
     inside = [f"listener {plain} 127.0.0.1", "allow_anonymous true"]
     rules = [*tls, f"password_file {tmp_path}/passwords", "allow_anonymous false", *inside]
     with mosquitto(tmp_path, port, *rules):
-        async with ear_at(plain) as ear:
+        async with listener_at(plain) as listener:
             for url, ca, says in (
                 (f"mqtts://me:p%40ss@127.0.0.1:{port}", tmp_path / "cert.pem", "goes to"),
                 (f"mqtts://me:wrong@127.0.0.1:{port}", tmp_path / "cert.pem", "Not authorized"),
@@ -230,12 +246,12 @@ async def test_tls_and_a_password(tmp_path: Path) -> None:
                 async with publisher(speaker, url, ca=ca):
                     await speaker.until_said(says)
                     if says == "goes to":
-                        await ear.until(born)
+                        await listener.until(born)
                 assert not any("p@ss" in line or "wrong" in line for line in speaker.lines)
 
 
 @asynccontextmanager
-async def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Ear, str]]:
+async def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[TelemetryListener, str]]:
     """A broker and an ear for a whole node, which speaks quickly."""
     port = free_port()
     monkeypatch.setattr(
@@ -244,33 +260,33 @@ async def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         partial(TelemetryPublisher, intervals=replace(QUICK, metrics_s=0.5)),
     )
     with mosquitto(tmp_path, port):
-        async with ear_at(port) as ear:
-            yield ear, f"mqtt://127.0.0.1:{port}"
+        async with listener_at(port) as listener:
+            yield listener, f"mqtt://127.0.0.1:{port}"
 
 
 @needs_mosquitto
 async def test_whole_nodes_tell_what_they_do_and_nothing_of_where_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with spoken(tmp_path, monkeypatch) as (ear, url):
-        async with swarm_here(TARGET, ["0-6", "6-12"], mqtt=url, name=None) as here:
+    async with spoken(tmp_path, monkeypatch) as (listener, url):
+        async with in_process_swarm(TARGET, ["0-6", "6-12"], mqtt=url, name=None) as here:
             async with here.client(draft=DRAFT) as swarm:
                 await swarm.generate("It", max_new_tokens=6, nodes=4)
             for _ in here.nodes:
-                await ear.until(lambda body: isinstance(body, Metrics) and body.tokens > 0 and body.sessions == 0)
-            statuses = [body for body in ear.believed if isinstance(body, Status)]
+                await listener.until(lambda body: isinstance(body, Metrics) and body.tokens > 0 and body.sessions == 0)
+            statuses = [body for body in listener.accepted if isinstance(body, Status)]
             assert {(body.span.start, body.state) for body in statuses} >= {
                 (0, Presence.SERVING),
                 (6, Presence.SERVING),
             }
         for span in (Span(0, 6), Span(6, 12)):
-            await ear.until(partial(is_left, span))
-        assert ear.refused == []
-        events = [body.event for body in ear.believed if isinstance(body, Event)]
+            await listener.until(partial(is_left, span))
+        assert listener.rejected == []
+        events = [body.event for body in listener.accepted if isinstance(body, Event)]
         assert sorted(events) == sorted([EventKind.JOINED, EventKind.DRAINING, EventKind.LEFT] * 2)
-        last = [body for body in ear.believed if isinstance(body, Metrics) and body.tokens]
+        last = [body for body in listener.accepted if isinstance(body, Metrics) and body.tokens]
         assert all(body.layer_tokens == 6 * body.tokens for body in last)
         assert all(body.bytes_in > 0 and body.bytes_out > 0 and body.compute_ms >= 0 for body in last)
-        said = "".join(json.loads(str(message.payload, "utf-8"))["body"] for message in ear.raw)
+        said = "".join(json.loads(str(message.payload, "utf-8"))["body"] for message in listener.raw)
         hidden = ["127.0.0.1", socket.gethostname(), str(TARGET), *(served.address for served in here.nodes)]
         assert not [word for word in hidden if word in said]

@@ -23,7 +23,7 @@ from swarm.metrics.http import HEADERS, make_server
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.messages import ServedModel
 from tests.net.swarm.health.test_service import ask
-from tests.telling import NOW, PRINT, status
+from tests.telemetry_messages import NOW, PRINT, status
 
 NAME = "org/demo <1>"
 PEER = PeerId("QmNode")

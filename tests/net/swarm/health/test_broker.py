@@ -21,7 +21,7 @@ from swarm.health.state.overview import Overview
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.guard import AcceptedMessage, TelemetryGuard
 from swarm.telemetry.messages import Metrics, Presence, Stamp, Status
-from tests.telling import PRINT, identity, metrics, status
+from tests.telemetry_messages import PRINT, identity, metrics, status
 
 PACE = PublishIntervals(
     metrics_s=0.1, answer_s=0.5, first_wait_s=0.05, longest_wait_s=0.1, leave_s=1.0, jitter=lambda: 0.5

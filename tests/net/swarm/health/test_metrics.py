@@ -30,10 +30,10 @@ from swarm.metrics.http import HEADERS, Guarded, make_server
 from swarm.metrics.page import MetricsPage
 from swarm.runtime.tasks import TaskScope
 from tests.devices import DEVICE
-from tests.measured import MeasuredHealth, MeasuredNode
+from tests.in_process_swarm import in_process_swarm
 from tests.net.swarm.health.test_service import Answer, ask
-from tests.swarm_here import swarm_here
-from tests.telling import identity
+from tests.sample_metrics import SampleHealth, SampleNode
+from tests.telemetry_messages import identity
 from tools.reference import openapi
 
 OPEN = "accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
@@ -73,7 +73,7 @@ def media_type(answer: Answer) -> str:
 
 @pytest.mark.parametrize("in_thread", [True, False])
 async def test_a_scrape_gets_the_form_that_it_asks_for(in_thread: bool) -> None:
-    page = MetricsPage(MeasuredHealth().look, in_thread=in_thread)
+    page = MetricsPage(SampleHealth().look, in_thread=in_thread)
     async with served(page) as port:
         plain = await ask(port, "/metrics")
         assert (plain.status, media_type(plain)) == (200, "text/plain")
@@ -96,7 +96,7 @@ async def test_a_scrape_gets_the_form_that_it_asks_for(in_thread: bool) -> None:
 
 
 async def test_a_flood_of_scrapes_costs_no_more_than_one() -> None:
-    health, now = MeasuredHealth(), [100.0]
+    health, now = SampleHealth(), [100.0]
     page = MetricsPage(health.look, in_thread=True, timer=lambda: now[0])
     before = health.looks
     async with served(page) as port:
@@ -126,7 +126,7 @@ async def test_a_node_serves_them_while_it_serves() -> None:
     config = ServeConfig(
         "0-4", str(TARGET), host="127.0.0.1", threads=1, drain=0.0, metrics_port=0, device=DEVICE, dtype="float32"
     )
-    async with swarm_here(TARGET, ["4-12"]) as here, here.client() as client:
+    async with in_process_swarm(TARGET, ["4-12"]) as here, here.client() as client:
         async with Node(config, said.append, MemoryRegistry(here.network)) as node:
             (line,) = [line for line in said if "/metrics" in line]
             port = int(line.rpartition(":")[2].removesuffix("/metrics"))
@@ -162,6 +162,6 @@ async def test_a_taken_port_is_told_before_anything_slow() -> None:
 async def test_without_a_port_nothing_listens() -> None:
     said: list[str] = []
     with listening("127.0.0.1", None) as taken:
-        async with serving_metrics(taken, MeasuredNode().figures, said.append):
+        async with serving_metrics(taken, SampleNode().figures, said.append):
             assert said == []
-    assert PeerId("QmFirst") == MeasuredNode().figures.peer
+    assert PeerId("QmFirst") == SampleNode().figures.peer

@@ -13,15 +13,15 @@ from swarm.demo import TARGET
 from swarm.discovery.memory_registry import MemoryRegistry
 from swarm.health.state.probe_results import read_comparison, read_probe
 from swarm.ids import ModelIdentity
-from tests.swarm_here import SwarmHere, swarm_here
+from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 
 
-async def select_model(here: SwarmHere) -> ModelIdentity:
+async def select_model(here: InProcessSwarm) -> ModelIdentity:
     (model,) = await MemoryRegistry(here.network).models()
     return model
 
 
-async def line(here: SwarmHere, compare: str | None = None) -> str:
+async def line(here: InProcessSwarm, compare: str | None = None) -> str:
     """What a probe of this swarm prints."""
     model = await select_model(here)
     command = ProbeSwarm((), model.fingerprint, tokens=12, compare=compare)
@@ -29,7 +29,7 @@ async def line(here: SwarmHere, compare: str | None = None) -> str:
 
 
 async def test_a_probe_measures_every_hop_and_finds_who_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with swarm_here(TARGET, ["0-6", "6-12", "6-12"]) as here:
+    async with in_process_swarm(TARGET, ["0-6", "6-12", "6-12"]) as here:
         first, tail, replica = (node.peer_id for node in here.nodes)
         probe = read_probe(await line(here))
         assert probe.ok, probe.error
@@ -65,7 +65,7 @@ async def test_a_probe_measures_every_hop_and_finds_who_differs(monkeypatch: pyt
 
 
 async def test_a_probe_of_a_model_with_a_gap_failed() -> None:
-    async with swarm_here(TARGET, ["0-6"]) as here:
+    async with in_process_swarm(TARGET, ["0-6"]) as here:
         probe = read_probe(await line(here))
     assert probe.ok is False
     assert probe.error is not None

@@ -38,7 +38,7 @@ from swarm.telemetry.broker_address import BrokerAddress
 from swarm.telemetry.guard import Reason, TelemetryGuard
 from swarm.telemetry.messages import Body, seal_body
 from tests.net.brokers import free_port, mosquitto
-from tests.telling import PRINT, identity, metrics, status, topic, will
+from tests.telemetry_messages import PRINT, identity, metrics, status, topic, will
 
 # HTTP
 

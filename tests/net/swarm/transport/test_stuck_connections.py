@@ -13,8 +13,8 @@ from client import AsyncSwarm
 from swarm.demo import DRAFT, TARGET
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Dialer
-from tests.net.running import prompt
-from tests.swarm_here import swarm_here
+from tests.in_process_swarm import in_process_swarm
+from tests.net.three_nodes import prompt
 
 IDS = prompt(4, 24)
 SPANS = ("0-4", "4-8", "8-12")
@@ -68,7 +68,7 @@ async def wired(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[AsyncSwa
         return straight(dialer, address if wire is None else f"127.0.0.1:{wire.port}", stuck)
 
     monkeypatch.setattr(Dialer, "channel", by_wire)
-    async with swarm_here(TARGET, SPANS, kv_tokens=4_096) as here, AsyncExitStack() as stack:
+    async with in_process_swarm(TARGET, SPANS, kv_tokens=4_096) as here, AsyncExitStack() as stack:
         for node in here.nodes:
             wires[node.address] = await stack.enter_async_context(_wire_to(node.running.resources.port))
         swarm = await stack.enter_async_context(here.client(draft=DRAFT, adapt=False))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from client.decode.text_stream import INCOMPLETE, TextStream
-from tests.property.tiny_tokenizers import KINDS, LINES, Fast
+from tests.property.tiny_tokenizers import KINDS, LINES, FastTokenizer
 
 EOS = 1
 PHRASES = ["It was a dark night", " nobody slept.", "夜は暗い。 naïve", "🦜🦜 and  two"]
@@ -83,7 +83,7 @@ def generations(draw: st.DrawFn, tokenizer: Tokenizer) -> Generation:
 def test_pieces_join_to_the_text_that_decoding_at_once_gives(name: str, data: st.DataObject) -> None:
     tokenizer = KINDS[name]
     case = data.draw(generations(tokenizer))
-    stream = TextStream(Fast(tokenizer), case.prompt, stop=case.stop, eos_ids={EOS}, max_new_tokens=case.limit)
+    stream = TextStream(FastTokenizer(tokenizer), case.prompt, stop=case.stop, eos_ids={EOS}, max_new_tokens=case.limit)
     bounds = pairwise([0, *sorted(case.cuts), len(case.tokens)])
     pieces = [stream.push(case.tokens[start:end]) for start, end in bounds]
     pieces.append(stream.finish())
@@ -98,7 +98,7 @@ def test_pieces_join_to_the_text_that_decoding_at_once_gives(name: str, data: st
 def test_text_is_held_back_only_inside_a_character(name: str, line: str) -> None:
     tokenizer = KINDS[name]
     tokens = tokenizer.encode(line).ids
-    stream = TextStream(Fast(tokenizer), tokens)
+    stream = TextStream(FastTokenizer(tokenizer), tokens)
     for count, token in enumerate(tokens, start=1):
         stream.push([token])
         now = relative(tokenizer, tokens, tokens[:count])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swarm.telemetry.guard import AcceptedMessage, Reason, RejectedMessage, TelemetryGuard
 from swarm.telemetry.messages import Body, Presence, Will, seal_body
-from tests.telling import NEW, NOW, event, identity, metrics, status, topic, will
+from tests.telemetry_messages import NOW, SECOND_NONCE, event, identity, metrics, status, topic, will
 
 BODIES: tuple[Body, ...] = (
     status(),
@@ -22,9 +22,9 @@ BODIES: tuple[Body, ...] = (
     metrics(seq=5),
     event(),
     will(),
-    status(NOW + 1, nonce=NEW),
-    metrics(NOW + 2, nonce=NEW),
-    will(NEW, NOW + 1),
+    status(NOW + 1, nonce=SECOND_NONCE),
+    metrics(NOW + 2, nonce=SECOND_NONCE),
+    will(SECOND_NONCE, NOW + 1),
 )
 ROUNDS, MESSAGES = 80, 150
 """12,000 in all."""

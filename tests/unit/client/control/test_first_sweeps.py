@@ -12,7 +12,7 @@ from client.control.policy import PipelineState, SpeculationPlan
 from client.drafting.search.tree import DraftTree
 from client.stats import SweepMeasurement
 from swarm.routing.costs import RouteForecast
-from tests.measurements import measured, waiting
+from tests.sweep_measurements import measured, with_wait
 
 ROUTE = "route"
 FAR = RouteForecast(links_ms=400, compute_ms=21, row_ms=0.4, hops=3)
@@ -112,7 +112,7 @@ def test_who_shares_forwards_learns_nothing_of_how_wrong_claims_are() -> None:
 
 def test_who_waits_for_its_own_kind_shares_nothing() -> None:
     cost = LatencyModel(NEAR)
-    cost.learn(waiting(spent(NEAR, 16, 1 / 3, is_alone=False), 60))
+    cost.learn(with_wait(spent(NEAR, 16, 1 / 3, is_alone=False), 60))
     assert cost.compute.b == pytest.approx(NEAR.row_ms / 3, rel=0.1)
 
 

@@ -19,7 +19,7 @@ from client.drafting.search.stopping import StopRule
 from client.drafting.search.tree import DraftTree
 from client.stats import SweepMeasurement
 from swarm.routing.costs import RouteForecast
-from tests.measurements import measured, over, waiting
+from tests.sweep_measurements import measured, over_hops, with_wait
 
 ROUTE = "route"
 
@@ -255,7 +255,7 @@ def known(world: World) -> Goodput:
         0.0, DraftTree((0,) * 64, (None,) * 64, PASSAGES[:64], 4), SpeculationPlan(64, None, ""), 24.0
     )
     for nodes in (0, 4, 16, 64, 128) * 20:
-        control.observe_sweep(ROUTE, replace(over(world.sweep(nodes), 3), expected_tokens=1.0, emitted=2))
+        control.observe_sweep(ROUTE, replace(over_hops(world.sweep(nodes), 3), expected_tokens=1.0, emitted=2))
     return control
 
 
@@ -318,7 +318,9 @@ def test_what_comes_beyond_the_promise_makes_sweeps_worth_more_and_time_no_deare
             world.observe_sweep(
                 ROUTE,
                 replace(
-                    over(sweep, 3), expected_tokens=1.0, emitted=1 + (accepted[turn % 2] if world is control else 1)
+                    over_hops(sweep, 3),
+                    expected_tokens=1.0,
+                    emitted=1 + (accepted[turn % 2] if world is control else 1),
                 ),
             )
     ours, theirs = (world.min_probability(ROUTE, 0.0) for world in (control, usual))
@@ -340,7 +342,7 @@ def test_another_sweep_is_sent_where_it_pays_and_in_parts_where_rows_are_dear_on
 def test_what_waits_for_its_own_kind_teaches_nothing_of_links_and_load() -> None:
     control = known(WORLDS["25 ms, passages"])
     before = control.latency_model(ROUTE).sweep_ms(16), control.latency_model(ROUTE).load
-    behind = replace(waiting(WORLDS["25 ms, passages"].sweep(16), 500.0), is_alone=False)
+    behind = replace(with_wait(WORLDS["25 ms, passages"].sweep(16), 500.0), is_alone=False)
     for _ in range(20):
         control.observe_sweep(ROUTE, replace(behind, total_ms=behind.total_ms + 900))
     assert (control.latency_model(ROUTE).sweep_ms(16), control.latency_model(ROUTE).load) == pytest.approx(
@@ -383,10 +385,10 @@ def test_links_that_become_late_while_machines_are_busy_are_load_too() -> None:
     world = WORLDS["25 ms, passages"]
     calm, crowded, moved = known(world), known(world), known(world)
     for _ in range(100):
-        calm.observe_sweep(ROUTE, over(world.sweep(16), 3))
+        calm.observe_sweep(ROUTE, over_hops(world.sweep(16), 3))
         late = world.sweep(16)
-        crowded.observe_sweep(ROUTE, replace(over(late, 3), total_ms=late.total_ms + 50))
-        moved.observe_sweep(ROUTE, replace(over(late, 3), total_ms=late.total_ms + 400))
+        crowded.observe_sweep(ROUTE, replace(over_hops(late, 3), total_ms=late.total_ms + 50))
+        moved.observe_sweep(ROUTE, replace(over_hops(late, 3), total_ms=late.total_ms + 400))
     calm_cost, crowded_cost, moved_cost = (control.latency_model(ROUTE) for control in (calm, crowded, moved))
     assert calm_cost.sharers == pytest.approx(1, abs=0.01)
     assert 2.5 < crowded_cost.sharers < 4.5

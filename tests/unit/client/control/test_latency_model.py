@@ -14,7 +14,7 @@ from client.control.latency_model import MIN_FIRST_ROWS, PINGS_MS, USUAL_SWEEPS,
 from client.control.policy import SWEEPS_IN_FLIGHT
 from client.stats import SweepMeasurement
 from swarm.routing.costs import RouteForecast
-from tests.measurements import measured, pinged
+from tests.sweep_measurements import measured, with_pings
 
 ROW_MS, CLAIMED_MS, NOISE_MS = 0.25, 0.3, 12.0
 SIZES = (16, 12, 8, 6, 4, 8, 3, 6)
@@ -220,7 +220,7 @@ def test_the_first_sweep_that_is_late_by_more_than_machines_explain_tells_of_its
     assert cost.links.b == pytest.approx(30)
     assert cost.links.a == pytest.approx(100)
     unknown = LatencyModel(RouteForecast(100, 20, 0.1, 0.2, hops=3))
-    unknown.learn(pinged(first, 0.0))
+    unknown.learn(with_pings(first, 0.0))
     assert unknown.links.b == pytest.approx(0.2)
 
 
@@ -317,10 +317,10 @@ def test_a_network_that_became_slower_is_no_load_once_pings_say_so() -> None:
     for _ in range(USUAL_SWEEPS):
         cost.learn(slower)
     assert cost.sharers > 2.5, "nothing says yet that nobody else is there"
-    cost.learn(pinged(slower, 140.0))
+    cost.learn(with_pings(slower, 140.0))
     assert cost.sharers == pytest.approx(1, abs=0.01)
     for _ in range(USUAL_SWEEPS):
-        cost.learn(replace(pinged(slower, 140.0), total_ms=slower.total_ms + 40))
+        cost.learn(replace(with_pings(slower, 140.0), total_ms=slower.total_ms + 40))
     assert cost.sharers > 2.5, "later than that network"
 
 
@@ -328,9 +328,9 @@ def test_pings_that_are_not_known_yet_or_better_by_now_excuse_nothing() -> None:
     for before_ms, now_ms in ((0.0, 140.0), (140.0, 100.0), (140.0, 0.0)):
         cost = LatencyModel()
         for _ in range(100):
-            cost.learn(pinged(PINGED, before_ms))
+            cost.learn(with_pings(PINGED, before_ms))
         for _ in range(USUAL_SWEEPS):
-            cost.learn(replace(pinged(PINGED, now_ms), total_ms=PINGED.total_ms + 40))
+            cost.learn(replace(with_pings(PINGED, now_ms), total_ms=PINGED.total_ms + 40))
         assert cost.sharers > 2.5
 
 

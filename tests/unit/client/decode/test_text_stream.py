@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from client.decode.text_stream import TextStream
 from swarm import demo
 from swarm.errors import ConfigError
-from tests.property.tiny_tokenizers import KINDS, Fast
+from tests.property.tiny_tokenizers import KINDS, FastTokenizer
 
 DEMO = Tokenizer.from_file(str(demo.TARGET / "tokenizer.json"))
 EOS = 2
@@ -22,46 +22,46 @@ def ids(text: str) -> list[int]:
 
 
 def test_leading_space_of_the_first_token_stays() -> None:
-    stream = TextStream(Fast(DEMO), PROMPT)
+    stream = TextStream(FastTokenizer(DEMO), PROMPT)
     assert stream.push(ids(" and")) == " and"
 
 
 def test_metaspace_space_after_a_prompt_is_shown_and_without_one_is_not() -> None:
     tokenizer = KINDS["metaspace"]
     night = tokenizer.encode("night").ids
-    assert TextStream(Fast(tokenizer), tokenizer.encode("dark").ids).push(night) == " night"
-    assert TextStream(Fast(tokenizer), []).push(night) == "night"
+    assert TextStream(FastTokenizer(tokenizer), tokenizer.encode("dark").ids).push(night) == " night"
+    assert TextStream(FastTokenizer(tokenizer), []).push(night) == "night"
 
 
 def test_special_tokens_at_the_end_of_the_prompt_do_not_hide_its_text() -> None:
     tokenizer = KINDS["metaspace"]
     prompt = tokenizer.encode("dark").ids + [1] * 20
-    assert TextStream(Fast(tokenizer), prompt).push(tokenizer.encode("night").ids) == " night"
+    assert TextStream(FastTokenizer(tokenizer), prompt).push(tokenizer.encode("night").ids) == " night"
 
 
 def test_a_character_that_began_in_the_prompt_is_shown_whole() -> None:
     tokens = ids("🦜")
     for cut in range(1, len(tokens)):
-        stream = TextStream(Fast(DEMO), PROMPT + tokens[:cut])
+        stream = TextStream(FastTokenizer(DEMO), PROMPT + tokens[:cut])
         assert stream.push(tokens[cut:]) == "🦜"
     tokenizer = KINDS["byte_fallback"]
     tokens = [tokenizer.get_vocab()[name] for name in ["<0x0A>"] * 9 + ["<0xE2>", "<0x82>", "<0xAC>"]]
-    stream = TextStream(Fast(tokenizer), tokens[:-1])
+    stream = TextStream(FastTokenizer(tokenizer), tokens[:-1])
     assert stream.push(tokens[-1:] + tokenizer.encode("dark").ids) == "\n" * 9 + "€dark"
 
 
 def test_a_split_character_waits_for_its_last_byte() -> None:
     tokens = ids("🦜")
     assert len(tokens) > 1
-    stream = TextStream(Fast(DEMO), PROMPT)
+    stream = TextStream(FastTokenizer(DEMO), PROMPT)
     assert [stream.push([token]) for token in tokens] == [""] * (len(tokens) - 1) + ["🦜"]
 
 
 def test_an_incomplete_character_at_the_end_shows_as_replacement() -> None:
-    stream = TextStream(Fast(DEMO), PROMPT, max_new_tokens=1)
+    stream = TextStream(FastTokenizer(DEMO), PROMPT, max_new_tokens=1)
     assert stream.push(ids("🦜")) == "\ufffd"
     assert stream.finish_reason == "length"
-    interrupted = TextStream(Fast(DEMO), PROMPT)
+    interrupted = TextStream(FastTokenizer(DEMO), PROMPT)
     assert interrupted.push(ids("🦜")[:1]) == ""
     assert interrupted.finish() == "\ufffd"
     assert interrupted.finish_reason is None
@@ -69,7 +69,7 @@ def test_an_incomplete_character_at_the_end_shows_as_replacement() -> None:
 
 def test_a_stop_string_across_tokens_and_pushes_is_cut_exactly() -> None:
     tokens = ids(" and the wind was cold.\n\nThen he")
-    stream = TextStream(Fast(DEMO), PROMPT, stop=["\n\nThen"])
+    stream = TextStream(FastTokenizer(DEMO), PROMPT, stop=["\n\nThen"])
     pieces = [stream.push([token]) for token in tokens]
     assert "".join(pieces) + stream.finish() == stream.text == " and the wind was cold."
     assert stream.finish_reason == "stop"
@@ -78,21 +78,21 @@ def test_a_stop_string_across_tokens_and_pushes_is_cut_exactly() -> None:
 
 
 def test_what_could_begin_a_stop_string_is_held_until_it_does_not() -> None:
-    stream = TextStream(Fast(DEMO), PROMPT, stop=["ab!"])
+    stream = TextStream(FastTokenizer(DEMO), PROMPT, stop=["ab!"])
     tokens = [ids("a")[0], ids("b")[0], ids("c")[0]]
     assert [stream.push([token]) for token in tokens] == ["", "", "abc"]
 
 
 @pytest.mark.parametrize(("stop", "text"), [(["abc", "b"], "a"), (["bc", "abc"], ""), (["c", "abcd"], "ab")])
 def test_the_stop_string_that_is_complete_first_wins(stop: list[str], text: str) -> None:
-    stream = TextStream(Fast(DEMO), PROMPT, stop=stop)
+    stream = TextStream(FastTokenizer(DEMO), PROMPT, stop=stop)
     assert stream.push(ids("abcd")) == text
     assert stream.stopped
 
 
 @pytest.mark.parametrize("eos", [EOS, 7])
 def test_any_eos_id_ends_the_text_inside_an_accepted_path(eos: int) -> None:
-    stream = TextStream(Fast(DEMO), PROMPT, eos_ids=[EOS, 7], stop=["xx"])
+    stream = TextStream(FastTokenizer(DEMO), PROMPT, eos_ids=[EOS, 7], stop=["xx"])
     tokens = ids(" box")
     assert stream.push([*tokens, eos, *tokens]) == " box"
     assert stream.tokens == [*tokens, eos]
@@ -102,14 +102,14 @@ def test_any_eos_id_ends_the_text_inside_an_accepted_path(eos: int) -> None:
 
 def test_the_limit_cuts_inside_an_accepted_path() -> None:
     tokens = ids(" and the wind was cold")
-    stream = TextStream(Fast(DEMO), PROMPT, max_new_tokens=3)
+    stream = TextStream(FastTokenizer(DEMO), PROMPT, max_new_tokens=3)
     assert stream.push(tokens) == DEMO.decode(tokens[:3])
     assert stream.tokens == tokens[:3]
     assert stream.finish_reason == "length"
 
 
 def test_a_limit_of_zero_is_an_end() -> None:
-    stream = TextStream(Fast(DEMO), PROMPT, max_new_tokens=0)
+    stream = TextStream(FastTokenizer(DEMO), PROMPT, max_new_tokens=0)
     assert stream.stopped
     assert stream.push(PROMPT) == stream.text == ""
 
@@ -117,26 +117,26 @@ def test_a_limit_of_zero_is_an_end() -> None:
 def test_a_stop_string_at_the_limit_counts_as_stop() -> None:
     tokens = ids(" and.")
     assert len(tokens) == 2
-    stream = TextStream(Fast(DEMO), PROMPT, stop=["."], max_new_tokens=2)
+    stream = TextStream(FastTokenizer(DEMO), PROMPT, stop=["."], max_new_tokens=2)
     assert stream.push(tokens) == " and"
     assert stream.finish_reason == "stop"
 
 
 def test_special_tokens_have_no_text() -> None:
-    stream = TextStream(Fast(DEMO), PROMPT)
+    stream = TextStream(FastTokenizer(DEMO), PROMPT)
     assert stream.push([1, *ids(" and"), 0, *ids(" the")]) == " and the"
 
 
 def test_a_byte_token_may_complete_a_stop_string_at_once() -> None:
     tokenizer = KINDS["byte_fallback"]
-    stream = TextStream(Fast(tokenizer), tokenizer.encode("dark").ids, stop=["\x07"])
+    stream = TextStream(FastTokenizer(tokenizer), tokenizer.encode("dark").ids, stop=["\x07"])
     assert stream.push([tokenizer.get_vocab()["<0x07>"]]) == ""
     assert stream.finish_reason == "stop"
 
 
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ConfigError, match="empty"):
-        TextStream(Fast(DEMO), PROMPT, stop=["\n", ""])
+        TextStream(FastTokenizer(DEMO), PROMPT, stop=["\n", ""])
 
 
 class Counting:
@@ -155,7 +155,7 @@ class Counting:
 
 def test_a_short_window_is_decoded_and_never_the_whole_text() -> None:
     counting = Counting()
-    stream = TextStream(Fast(cast(Tokenizer, counting)), PROMPT * 100, stop=["nowhere"])
+    stream = TextStream(FastTokenizer(cast(Tokenizer, counting)), PROMPT * 100, stop=["nowhere"])
     text = " and the wind – was cold 🦜." * 20
     assert stream.push(ids(text)) + stream.finish() == text
     assert len(stream.tokens) > 200

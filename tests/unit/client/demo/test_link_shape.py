@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from client.demo.link_shape import EmulatedLink, Ends, Interface, LinkShape, matching
+from client.demo.link_shape import EmulatedLink, Ends, Interface, LinkShape, matching_links
 from swarm.errors import ConfigError
 
 PACKET_BYTES = 1_250
@@ -110,7 +110,7 @@ def test_what_no_link_can_be_is_refused(wrong: dict[str, float]) -> None:
 
 def test_ends_name_links() -> None:
     links: list[Ends] = [(0, 1), (1, 0), (2, 1)]
-    assert matching((None, None), links) == links
-    assert matching((None, 1), links) == [(0, 1), (2, 1)]
-    assert matching((0, None), links) == [(0, 1)]
-    assert matching((1, 2), links) == []
+    assert matching_links((None, None), links) == links
+    assert matching_links((None, 1), links) == [(0, 1), (2, 1)]
+    assert matching_links((0, None), links) == [(0, 1)]
+    assert matching_links((1, 2), links) == []

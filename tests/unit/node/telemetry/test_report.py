@@ -21,7 +21,7 @@ from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from swarm.protocol.node_info import Counters
 from swarm.telemetry.messages import EventKind, MessageKind, Presence, Stamp, seal_body
-from tests.telling import NOW, PRINT, identity, topic
+from tests.telemetry_messages import NOW, PRINT, identity, topic
 
 GOOD = ServeConfig(layers="0-4", host="127.0.0.1")
 STAMP = Stamp("0" * 32, 7, NOW)

@@ -16,8 +16,8 @@ from swarm.commands.private_swarm import Private
 from swarm.discovery.dht.addresses import check_join_address
 from swarm.discovery.identity import Identity
 from swarm.errors import ConfigError, IdentityError
-from tests.private_here import make, settings
-from tests.telling import identity
+from tests.private_swarm import env_settings, make_private_swarm
+from tests.telemetry_messages import identity
 
 SECRETS = {"ca.key", "broker.key", "identity.key", "passwords", "node.env", "health.env"}
 
@@ -29,7 +29,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Private:
     made = Private(tmp_path_factory.mktemp("private") / "new", ("broker.example", "203.0.113.5"), nodes=2)
-    make(made)
+    make_private_swarm(made)
     return made
 
 
@@ -49,17 +49,17 @@ def test_each_member_has_its_own_name_and_password(command: Private) -> None:
     urls = {}
     for name in ("node-1", "node-2"):
         peer = Identity.load_or_create(command.folder / name / "identity.key").peer_id
-        urls[name] = settings(command.folder / name / "node.env")["CANOPY_MQTT"]
+        urls[name] = env_settings(command.folder / name / "node.env")["CANOPY_MQTT"]
         assert urls[name].startswith(f"mqtts://{peer}:")
         assert urls[name].endswith("@broker.example:8883")
-    health = settings(command.folder / "health" / "health.env")
+    health = env_settings(command.folder / "health" / "health.env")
     assert health["CANOPY_MQTT"].startswith("mqtts://health:")
     secrets = {url.split(":")[2].split("@")[0] for url in (*urls.values(), health["CANOPY_MQTT"])}
     assert len(secrets) == 3
     assert all(len(secret) == 32 for secret in secrets)
     check_join_address(health["CANOPY_JOIN"])
     assert health["CANOPY_JOIN"].startswith("/dns/broker.example/tcp/31337/p2p/")
-    assert settings(command.folder / "compose.env") == {"CANOPY_JOIN": health["CANOPY_JOIN"]}
+    assert env_settings(command.folder / "compose.env") == {"CANOPY_JOIN": health["CANOPY_JOIN"]}
 
 
 def test_the_certificate_names_the_hosts(command: Private) -> None:
@@ -71,10 +71,10 @@ def test_the_certificate_names_the_hosts(command: Private) -> None:
 
 def test_again_changes_nothing_and_more_adds_what_is_missing(command: Private) -> None:
     before = files(command.folder)
-    assert make(command).startswith("0 files made")
+    assert make_private_swarm(command).startswith("0 files made")
     assert files(command.folder) == before
     peer = identity(0).peer_id
-    said = make(replace(command, nodes=3, peer=(peer,)))
+    said = make_private_swarm(replace(command, nodes=3, peer=(peer,)))
     after = files(command.folder)
     assert {name: after[name] for name in before if name != "broker/passwords"} == {
         name: data for name, data in before.items() if name != "broker/passwords"
@@ -97,7 +97,7 @@ def test_a_lost_env_file_means_a_new_password_and_one_line(command: Private) -> 
     env, passwords = command.folder / "node-1" / "node.env", command.folder / "broker" / "passwords"
     old, lines = env.read_bytes(), passwords.read_text().splitlines()
     env.unlink()
-    make(command)
+    make_private_swarm(command)
     assert env.read_bytes() != old
     assert sorted(line.split(":")[0] for line in passwords.read_text().splitlines()) == sorted(
         line.split(":")[0] for line in lines
@@ -121,7 +121,7 @@ def test_a_lost_env_file_means_a_new_password_and_one_line(command: Private) -> 
 def test_what_cannot_be_is_said_in_one_line(command: Private, changed: dict[str, object], says: str) -> None:
     before = files(command.folder)
     with pytest.raises(ConfigError) as caught:
-        make(replace(command, **changed))  # type: ignore[arg-type]
+        make_private_swarm(replace(command, **changed))  # type: ignore[arg-type]
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
     assert files(command.folder) == before
@@ -135,7 +135,7 @@ def test_a_file_that_holds_something_else_is_left_alone(tmp_path: Path, command:
         (tmp_path / path).chmod(0o600)
     (tmp_path / name).write_bytes(b"nonsense")
     with pytest.raises((ConfigError, IdentityError)) as caught:
-        make(replace(command, folder=tmp_path))
+        make_private_swarm(replace(command, folder=tmp_path))
     assert name in str(caught.value)
     assert (tmp_path / name).read_bytes() == b"nonsense"
 
@@ -143,14 +143,14 @@ def test_a_file_that_holds_something_else_is_left_alone(tmp_path: Path, command:
 def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"Not a directory|File exists"):
-        make(Private(tmp_path / "file" / "inside", ("host",)))
+        make_private_swarm(Private(tmp_path / "file" / "inside", ("host",)))
 
 
 @pytest.mark.needs_root
 def test_what_is_added_belongs_to_whom_the_folder_belongs(tmp_path: Path, command: Private) -> None:
-    make(replace(command, folder=tmp_path, nodes=0))
+    make_private_swarm(replace(command, folder=tmp_path, nodes=0))
     os.chown(tmp_path / "broker", 1_883, 1_883)
-    make(replace(command, folder=tmp_path, nodes=0, peer=(identity(0).peer_id,)))
+    make_private_swarm(replace(command, folder=tmp_path, nodes=0, peer=(identity(0).peer_id,)))
     written = (tmp_path / "broker" / "passwords").stat()
     assert (written.st_uid, written.st_gid) == (1_883, 1_883)
 

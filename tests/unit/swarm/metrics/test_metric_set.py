@@ -29,8 +29,8 @@ from swarm.layers import Span
 from swarm.metrics.histogram import BOUNDS_S, Histogram
 from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet
 from swarm.telemetry.messages import ServedModel
-from tests.measured import SHAKY, TORN, WHOLE, MeasuredHealth, MeasuredNode
-from tests.telling import NOW, metrics, status
+from tests.sample_metrics import SHAKY, TORN, WHOLE, SampleHealth, SampleNode
+from tests.telemetry_messages import NOW, metrics, status
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "reference" / "metrics.md"
 Collected = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -55,7 +55,7 @@ def value(found: Collected, name: str, **labels: str) -> float:
 
 @pytest.fixture(scope="module")
 def health() -> Collected:
-    return samples(MeasuredHealth().look().collect())
+    return samples(SampleHealth().look().collect())
 
 
 def test_a_models_state_is_one_series_per_verdict(health: Collected) -> None:
@@ -106,7 +106,7 @@ def test_a_node_is_described_and_measured(health: Collected) -> None:
 
 
 def test_a_nodes_own_page() -> None:
-    one = MeasuredNode()
+    one = SampleNode()
     one.counters.bytes_in = 7
     one.counters.failed(errors.RemoteProtocolError("rows", "are not finite"))
     one.counters.errors_by_kind[ErrorKind.PROTOCOL] -= 1
@@ -139,9 +139,9 @@ def test_errors_have_kinds(error: Exception, kind: ErrorKind) -> None:
     assert ErrorKind.of(error) is kind
 
 
-def crowd(models: int, nodes: int, layers: int) -> MeasuredHealth:
+def crowd(models: int, nodes: int, layers: int) -> SampleHealth:
     """A public swarm that is far beyond the bounds."""
-    health = MeasuredHealth()
+    health = SampleHealth()
     for number in range(nodes):
         model = ServedModel(f"crowded {number % models}", f"{number % models:064x}", layers)
         start = number * 7 % (layers - 8)
@@ -181,7 +181,7 @@ def test_who_is_left_out_does_not_change_from_scrape_to_scrape() -> None:
 
 
 def test_names_that_would_break_a_page_do_not() -> None:
-    health = MeasuredHealth()
+    health = SampleHealth()
     model = ServedModel('a"b\\c\nd\ud800', "d" * 64, 4)
     health.overview.knowledge.apply_telemetry(PeerId("QmOdd"), "d" * 64, status(model=model, span=Span(0, 4)), NOW)
     text = generate_openmetrics(health.look()).decode()  # type: ignore[no-untyped-call]
@@ -190,7 +190,7 @@ def test_names_that_would_break_a_page_do_not() -> None:
 
 
 def test_an_offline_node_is_still_told() -> None:
-    health = MeasuredHealth()
+    health = SampleHealth()
     health.health_loop.clock = lambda: NOW + 100
     found = samples(health.look().collect())
     assert value(found, "canopy_model_node_state", peer="QmFirst", state=Condition.STALE.value) == 1
@@ -223,7 +223,7 @@ def test_totals_only_rise_over_runs_gaps_and_liars() -> None:
 
 
 def test_the_knowledge_counts_and_forgets() -> None:
-    health = MeasuredHealth()
+    health = SampleHealth()
     totals = health.overview.knowledge.totals.models
     before = replace(totals[WHOLE.fingerprint])
     health.hear()
@@ -264,7 +264,7 @@ def test_a_figure_is_used_as_it_was_described() -> None:
 
 @pytest.mark.needs_program("promtool", "prometheus")
 def test_promtool_finds_nothing_wrong_with_names_and_types() -> None:
-    for page in (MeasuredHealth().look(), MeasuredNode().figures):
+    for page in (SampleHealth().look(), SampleNode().figures):
         judged = subprocess.run(["promtool", "check", "metrics"], input=generate_latest(page), capture_output=True)
         assert (judged.returncode, judged.stdout, judged.stderr) == (0, b"", b"")
 

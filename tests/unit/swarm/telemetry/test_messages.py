@@ -15,7 +15,18 @@ from swarm.layers import Span
 from swarm.telemetry.fields import TelemetryError
 from swarm.telemetry.guard import AcceptedMessage, Reason, RejectedMessage, TelemetryGuard
 from swarm.telemetry.messages import Body, Presence, ServedModel, Signed, Stamp, check_prefix, open_payload, seal_body
-from tests.telling import NEW, NOW, OLD, PRINT, event, identity, metrics, status, topic, will
+from tests.telemetry_messages import (
+    FIRST_NONCE,
+    NOW,
+    PRINT,
+    SECOND_NONCE,
+    event,
+    identity,
+    metrics,
+    status,
+    topic,
+    will,
+)
 
 Hear = Callable[..., Reason | None]
 
@@ -80,7 +91,7 @@ def test_a_body_arrives_as_it_left(body: Body) -> None:
         (metrics(kv_tokens_free=4_097), "kv_tokens_free"),
         (metrics(sweep_ms=((1, 1.0),) * 9), "sweep_ms"),
         (event(text="x" * 201), "text"),
-        (replace(will(), stamp=Stamp(OLD, 1, NOW)), "seq"),
+        (replace(will(), stamp=Stamp(FIRST_NONCE, 1, NOW)), "seq"),
     ],
 )
 def test_a_node_cannot_say_what_nobody_would_believe(body: Body, field: str) -> None:
@@ -123,10 +134,10 @@ def test_a_replayed_will_cannot_mark_a_live_node_dead(hear: Hear) -> None:
     assert hear(will()) is Reason.FOREIGN_WILL, "nobody was born yet"
     assert hear(status()) is None
     assert hear(will()) is None
-    assert hear(status(NOW + 10, nonce=NEW)) is None, "it is back"
+    assert hear(status(NOW + 10, nonce=SECOND_NONCE)) is None, "it is back"
     assert hear(will(), NOW + 11) is Reason.FOREIGN_WILL
     assert hear(will(), NOW + 11, retained=True) is Reason.FOREIGN_WILL
-    assert hear(will(NEW), NOW + 12, who=1) is Reason.FOREIGN_WILL, "another peer's"
+    assert hear(will(SECOND_NONCE), NOW + 12, who=1) is Reason.FOREIGN_WILL, "another peer's"
 
 
 def test_what_was_said_before_is_not_believed_again(hear: Hear) -> None:
@@ -141,16 +152,16 @@ def test_what_was_said_before_is_not_believed_again(hear: Hear) -> None:
     assert hear(metrics(seq=9), retained=True) is Reason.REPLAYED, "no node wants these kept"
     assert hear(event(seq=7)) is None
     assert hear(event(seq=3)) is Reason.REPLAYED
-    assert hear(status(NOW + 5, nonce=NEW)) is None
+    assert hear(status(NOW + 5, nonce=SECOND_NONCE)) is None
     assert hear(status(NOW + 4, seq=9)) is Reason.REPLAYED, "the connection before"
     assert hear(metrics(NOW + 4, seq=9)) is Reason.REPLAYED
-    assert hear(metrics(NOW + 6, seq=2, nonce=NEW)) is None
+    assert hear(metrics(NOW + 6, seq=2, nonce=SECOND_NONCE)) is None
 
 
 def test_what_is_said_before_birth_is_not_believed(hear: Hear) -> None:
     assert hear(metrics()) is Reason.UNBORN
     assert hear(status()) is None
-    assert hear(metrics(NOW + 1, nonce=NEW)) is Reason.UNBORN
+    assert hear(metrics(NOW + 1, nonce=SECOND_NONCE)) is Reason.UNBORN
     assert hear(metrics()) is None
 
 
@@ -180,9 +191,13 @@ def test_late_metrics_are_skewed(hear: Hear) -> None:
 
 def test_a_refused_message_changes_nothing(hear: Hear, guard: TelemetryGuard) -> None:
     assert hear(status()) is None
-    for body, now in ((status(NOW + 500, nonce=NEW), NOW), (status(NOW, seq=99), NOW + 400), (metrics(), NOW + 400)):
+    for body, now in (
+        (status(NOW + 500, nonce=SECOND_NONCE), NOW),
+        (status(NOW, seq=99), NOW + 400),
+        (metrics(), NOW + 400),
+    ):
         assert hear(body, now) is Reason.SKEWED
-    payload = seal_body(status(NOW + 1, nonce=NEW), topic(status()), identity(0))
+    payload = seal_body(status(NOW + 1, nonce=SECOND_NONCE), topic(status()), identity(0))
     assert guard.accept(topic(status()), payload.replace(b"serving", b"joining"), False, NOW + 1) == RejectedMessage(
         Reason.FORGED
     )

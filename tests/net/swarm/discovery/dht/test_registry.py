@@ -125,7 +125,7 @@ async def test_a_hostile_peer_cannot_touch_the_record_of_another_or_stay_for_lon
     async with DhtRegistry.open(LOCAL) as one:
         record = record_of(one, Span(0, 4))
         await one.announce(record)
-        command = ["-m", "tests.net.hostile", one.join_addresses()[0]]
+        command = ["-m", "tests.net.hostile_dht_peer", one.join_addresses()[0]]
         process = await asyncio.create_subprocess_exec(
             sys.executable, *command, seal(record, one.identity).hex(), stdout=asyncio.subprocess.PIPE, cwd=ROOT
         )

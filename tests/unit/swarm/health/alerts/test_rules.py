@@ -33,7 +33,7 @@ from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.telemetry.guard import Reason
 from swarm.telemetry.messages import Presence, ServedModel
-from tests.telling import NOW, PRINT, metrics, status, will
+from tests.telemetry_messages import NOW, PRINT, metrics, status, will
 
 A, B = PeerId("QmSomebodyAAAAAAAA"), PeerId("QmSomebodyBBBBBBBB")
 WHOLE = Span(0, 12)

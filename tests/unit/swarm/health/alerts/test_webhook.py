@@ -19,7 +19,7 @@ from swarm.health.alerts.rules import Alert, AlertKind, AlertTransition, Change,
 from swarm.health.alerts.webhook import MAX_WAITING, Webhook, WebhookTiming, message, parse_receiver, sign
 from swarm.health.options import Health
 from swarm.runtime.tasks import TaskScope
-from tests.telling import NOW, PRINT
+from tests.telemetry_messages import NOW, PRINT
 
 SECRET_PATH = "T0KEN-in-the-path"
 PACE = WebhookTiming(answer_s=0.3, tries=3, first_wait_s=0.01, max_wait_s=0.02, pause_s=0.0, jitter=lambda: 0.5)

@@ -21,7 +21,7 @@ from swarm.health.state.overview import Overview
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.telemetry.messages import Body, Presence, ServedModel, part_of, seal_body, topic_of
-from tests.telling import NOW, PRINT, event, identity, metrics, status, will
+from tests.telemetry_messages import NOW, PRINT, event, identity, metrics, status, will
 
 MODEL = ModelIdentity("demo-target", PRINT, "b2" * 16, "c3" * 16, "d4" * 16, 12)
 A, B = PeerId("QmSomebodyAAAAAAAA"), PeerId("QmSomebodyBBBBBBBB")

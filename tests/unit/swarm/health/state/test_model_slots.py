@@ -12,7 +12,7 @@ from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.telemetry.guard import AcceptedMessage, TelemetryGuard
 from swarm.telemetry.messages import ServedModel, seal_body
-from tests.telling import NOW, PRINT, identity, status, topic
+from tests.telemetry_messages import NOW, PRINT, identity, status, topic
 
 A = PeerId("QmSomebodyAAAAAAAA")
 REAL = PRINT

@@ -14,7 +14,7 @@ from swarm.health.state.verdict import Grade, Verdict, judge
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.telemetry.guard import Reason
-from tests.telling import NOW, PRINT, status
+from tests.telemetry_messages import NOW, PRINT, status
 
 MODEL = ReportedModel("demo-target", PRINT, 12)
 JOIN = ["/ip4/192.0.2.1/tcp/31337/p2p/QmPeer"]

@@ -16,7 +16,7 @@ from swarm.health.state.overview import Overview
 from swarm.health.tasks.prober import PROBE_TOKENS, RETRY_S, SETTLE_S, Prober
 from swarm.ids import PeerId
 from swarm.layers import Span
-from tests.telling import NOW, PRINT, status
+from tests.telemetry_messages import NOW, PRINT, status
 
 EVERY_S = 300.0
 JOIN = "/ip4/192.0.2.1/tcp/31337/p2p/QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnPbdG"

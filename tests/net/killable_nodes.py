@@ -1,7 +1,7 @@
-"""Nodes that die and come back within this process: real gRPC on loopback, the registry in memory.
+"""Nodes of this process that a test kills and revives: real gRPC on loopback, the registry in memory.
 
-A death looks from outside like kill -9: all connections break at once, nothing is said, the record stays listed. A node
-that came back has the same identity and port, and holds no session. Strikes are placed by sweep number and not by time.
+A kill looks from outside like kill -9: all connections break at once, without a message, and the record stays listed. A
+revived node has the same identity and port, and holds no session. Tests place kills by sweep number, not by time.
 """
 
 from __future__ import annotations
@@ -31,28 +31,33 @@ from swarm.demo import DRAFT, TARGET
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import PeerId
 from swarm.protocol.session import SessionState
-from tests.net.running import engine_of, server_of, service_of, until, until_freed
-from tests.swarm_here import swarm_here
+from tests.in_process_swarm import in_process_swarm
+from tests.net.three_nodes import engine_of, server_of, service_of, until, until_freed
 
 POOL = {
     "a0": "0-4", "a1": "4-8", "a2": "8-12",
     "b0": "0-4", "b1": "4-8", "b2": "8-12",
     "c1": "4-8", "wide": "0-8", "overlapping": "2-10", "rest": "4-12",
 }  # fmt: skip
-"""The nodes that there are, with the layers they hold."""
+"""Every node with its layers."""
 CHAIN = ("a0", "a1", "a2")
 SPEED = ((1, 8.0), (8, 9.0), (64, 20.0))
 
 
 @dataclass(frozen=True, slots=True)
 class _Stall:
-    """at: the first sweep that is not executed; None: no part of a replay is."""
+    """A node that executes nothing from some point on.
+
+    Attributes:
+        at: sequence number of the first sweep that is not executed; None: no replay is executed.
+        arrived: set once such a sweep or replay has come.
+    """
 
     at: int | None
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     def holds(self, hop: HopSession) -> bool:
-        """Whether this session has to wait now."""
+        """Whether the session's next work has to wait."""
         if hop._running is not None or hop.log.is_replaying:
             return self.at is None
         queue = hop.log._queue
@@ -60,16 +65,19 @@ class _Stall:
 
 
 @dataclass(slots=True)
-class Mortals:
-    """The pool and a client. Only what a test lists can be found; a session opened meanwhile stays where it is.
+class KillableNodes:
+    """All nodes and a client. The client finds only the nodes that a test announces.
 
-    chains: of the sessions that were opened since the test began.
+    Attributes:
+        nodes: every node by its name in `POOL`.
+        client: a client of the swarm.
+        chains: chains of the sessions that the client opened since the test began.
     """
 
     nodes: dict[str, Node]
     client: AsyncSwarm
     chains: list[Chain] = field(default_factory=list)
-    _told: dict[tuple[object, ...], tuple[int, ...]] = field(default_factory=dict)
+    _undisturbed: dict[tuple[object, ...], tuple[int, ...]] = field(default_factory=dict)
     _dead: set[str] = field(default_factory=set)
     _stalled: dict[PeerId, _Stall] = field(default_factory=dict)
 
@@ -77,18 +85,18 @@ class Mortals:
         return self.nodes[name]
 
     async def announce(self, *names: str) -> None:
-        """Announce them."""
+        """List these nodes."""
         for name in names:
             await self.nodes[name].running.announcer.announce(NodeState.SERVING)
 
     async def unlist(self, *names: str) -> None:
-        """Take their records back."""
+        """Withdraw the records of these nodes."""
         for name in names:
             node = self.nodes[name]
             await node.registry.withdraw(node.running.announcer.record(NodeState.DRAINING))
 
     async def kill(self, *names: str) -> None:
-        """End them as kill -9 would, all in one moment."""
+        """End these nodes as kill -9 does, all at once."""
         self._dead |= set(names)
         async with asyncio.TaskGroup() as group:
             for node in (self.nodes[name] for name in names):
@@ -96,7 +104,7 @@ class Mortals:
                 group.create_task(node.running.resources.dialer.__aexit__())
 
     async def revive(self, name: str) -> None:
-        """Start it again, with nothing but its identity, its port and its layers."""
+        """Start a killed node again: it keeps its identity, port and layers, and loses its sessions."""
         node = self.nodes[name]
         node.sessions.close_all("died")
         while len(node.sessions):
@@ -109,11 +117,11 @@ class Mortals:
         self._dead.remove(name)
 
     def stall(self, name: str, at: int) -> asyncio.Event:
-        """Let a node execute no sweep from number `at` on; the event says that one has come and waits."""
+        """Let a node execute no sweep from number `at` on; the event is set once one waits."""
         return self._stall(name, _Stall(at))
 
     def stall_replay(self, name: str) -> asyncio.Event:
-        """Let a node execute no replay; the event says that one has come and waits."""
+        """Let a node execute no replay; the event is set once one waits."""
         return self._stall(name, _Stall(None))
 
     def _stall(self, name: str, stall: _Stall) -> asyncio.Event:
@@ -128,11 +136,11 @@ class Mortals:
             session._context.engine.submit(session)
 
     async def undisturbed(self, prompt: Sequence[int], **options: Unpack[GenerateOptions]) -> tuple[int, ...]:
-        """The tokens of an undisturbed run, made once: how it is cut into sweeps and hops changes nothing."""
+        """The tokens of an undisturbed run, generated once: its sweeps and hops do not change them."""
         key = (*prompt, *sorted(options.items()))
-        if key not in self._told:
-            self._told[key] = (await self.client.generate(prompt, **options)).tokens
-        return self._told[key]
+        if key not in self._undisturbed:
+            self._undisturbed[key] = (await self.client.generate(prompt, **options)).tokens
+        return self._undisturbed[key]
 
     def route(self) -> list[str]:
         """The names of the newest session's hops."""
@@ -170,22 +178,22 @@ class Mortals:
                     found.setdefault(name, {})[one] = growth
 
     async def clear(self) -> None:
-        """After a test: everybody lives, holds nothing, knows nobody, and is listed nowhere."""
+        """After a test: revive all nodes, wait until they are free, withdraw their records, close their channels."""
         self._stalled.clear()
         for name in list(self._dead):
             await self.revive(name)
         await until_freed(self.nodes.values(), timeout_s=12)
-        some = self.nodes["a0"]
-        listed = await some.registry.records(some.identity.fingerprint, some.identity.num_layers)
+        node = self.nodes["a0"]
+        listed = await node.registry.records(node.identity.fingerprint, node.identity.num_layers)
         await self.unlist(*(name for name, node in self.nodes.items() if node.peer_id in {one.peer for one in listed}))
         for node in self.nodes.values():
-            await node.running.resources.dialer.__aexit__()  # a channel to one who was dead waits before it tries again
+            await node.running.resources.dialer.__aexit__()  # a channel to a killed node waits before it dials again
         await self.client._opener.dialer.__aexit__()
         self.chains.clear()
 
     @contextmanager
     def patched(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """Know the chains, and make stalls work."""
+        """Record the client's chains, and make stalls work."""
         begin, next_run = Chain.begin, HopSession.next_run
 
         def noted(chain: Chain, state: SessionState) -> None:
@@ -206,35 +214,35 @@ class Mortals:
 
 
 @asynccontextmanager
-async def mortals() -> AsyncIterator[Mortals]:
-    """Start the pool and a client that waits for nobody for long."""
+async def killable_nodes() -> AsyncIterator[KillableNodes]:
+    """Start the nodes and a client."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
-    # Tests count sweeps of texts that other tests told: a draft that adapts needs fewer for each that it told before.
-    making = swarm_here(TARGET, list(POOL.values()), kv_tokens=8_192)
-    async with making as here, here.client(draft=DRAFT, adapt=False) as swarm:
-        nodes = dict(zip(POOL, here.nodes, strict=True))
+    # Tests count the sweeps of texts that other tests generated: a draft that adapts needs fewer each time.
+    starting = in_process_swarm(TARGET, list(POOL.values()), kv_tokens=8_192)
+    async with starting as swarm, swarm.client(draft=DRAFT, adapt=False) as client:
+        nodes = dict(zip(POOL, swarm.nodes, strict=True))
         for node in nodes.values():
             node.running.announcing.cancel()  # or it would list itself again
             await engine_of(node).on_thread(int)  # its thread lives as long as the node
-        await swarm.generate("It", max_new_tokens=3, nodes=1)
-        everybody = Mortals(nodes, swarm)
-        await everybody.clear()
-        yield everybody
+        await client.generate("It", max_new_tokens=3, nodes=1)
+        pool = KillableNodes(nodes, client)
+        await pool.clear()
+        yield pool
 
 
 @asynccontextmanager
-async def equal_mortals() -> AsyncIterator[Mortals]:
-    """Machines of equal speed, so that tests choose the routes; a death is a broken stream, not silence."""
+async def equally_fast_nodes() -> AsyncIterator[KillableNodes]:
+    """Nodes of equal speed, so that tests choose the routes; kills show as broken streams, never as silence."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("node.lifecycle.span_host.measure_sweeps", lambda _: SPEED)
         for module in (swarm.transport.liveness, client.chain.reply_stream):
             patch.setattr(module, "SILENCE_S", 10.0)  # however busy the machine is
-        async with mortals() as everybody:
-            yield everybody
+        async with killable_nodes() as pool:
+            yield pool
 
 
-def forget(swarm: AsyncSwarm, wait_s: float) -> None:
-    """Let a client know nothing of its machines, and wait so long for one that nobody replaces."""
+def reset_client(swarm: AsyncSwarm, wait_s: float) -> None:
+    """Let a client forget the latencies of its nodes, and wait at most `wait_s` for a replacement."""
     swarm._opener = replace(swarm._opener, wait_s=wait_s, nearby=PeerLatency(random.Random(1), _near))
 
 

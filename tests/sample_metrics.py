@@ -1,4 +1,4 @@
-"""A swarm in which everything that can be measured is there, and everything that can be wrong is: for metrics tests."""
+"""A health service and a node whose metrics all have values; everything that an alert is about is wrong in them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.telemetry.guard import TelemetryGuard
 from swarm.telemetry.messages import ServedModel, seal_body
-from tests.telling import NOW, identity, metrics, status, topic
+from tests.telemetry_messages import NOW, identity, metrics, status, topic
 
 WHOLE, SHAKY, TORN = (
     ReportedModel(name, digit * 64, 12) for name, digit in (("whole", "a"), ("shaky", "b"), ("torn", "c"))
@@ -54,8 +54,8 @@ SNAPSHOT = NodeSnapshot(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.1),
 
 
 @dataclass
-class MeasuredHealth:
-    """A health service's insides without its network; `look` is a scrape, before which a little more was done."""
+class SampleHealth:
+    """A health service without its network; its counters grow before every scrape."""
 
     at: float = NOW
     guard: TelemetryGuard = field(default_factory=TelemetryGuard)
@@ -85,7 +85,7 @@ class MeasuredHealth:
         overview.record_comparison(WHOLE, ReplicaComparison(PeerId("QmFirst"), (PeerId("QmSecond"),), False, 64))
 
     def hear(self) -> None:
-        """Every node did a little more; one message is believed, and ten are forged."""
+        """Every node's counters grow; one message is accepted and ten forged ones are rejected."""
         self.looks += 1
         done = 100 * self.looks
         for model, peer, _ in NODES:
@@ -98,15 +98,15 @@ class MeasuredHealth:
             self.guard.accept(topic(told, who=1), sealed, False, NOW)
 
     def look(self) -> HealthView:
-        """What a scrape sees."""
+        """One scrape."""
         self.hear()
         self.health_loop.step()
         return take_view(self.health_loop, self.guard, 300.0)
 
 
 @dataclass
-class MeasuredNode:
-    """A node's counters without the node."""
+class SampleNode:
+    """A node's metrics without the node; its counters grow before every scrape."""
 
     counters: NodeCounters = field(default_factory=NodeCounters)
     snapshot: NodeSnapshot = SNAPSHOT
@@ -119,7 +119,7 @@ class MeasuredNode:
         self.figures = NodeFigures(PeerId("QmFirst"), description)
 
     def look(self) -> NodeSnapshot:
-        """Before every scrape a sweep was run, after a long wait, and one failed."""
+        """One scrape, before which one sweep waited long and ran, and one failed."""
         counters = self.counters
         counters.queue_times.add_ms(2_000.0)
         counters.compute_times.add_ms(40.0)

@@ -32,20 +32,26 @@ LARGE = (".safetensors", ".bin")
 class Repo:
     """A model on the hub.
 
-    token: the one that may read it, None when everybody may. gated: everybody sees it, the token may read its files.
-    answers: files, or "" for the model itself, that answer with this status of HTTP.
+    Attributes:
+        files: the content of every file, by name.
+        token: the access token that may read the model; None: everybody may.
+        gated: everybody sees the model, but only the token reads its files.
+        revisions: branches and commits that exist.
+        statuses: the HTTP status that a file answers with; "" stands for the model itself.
+        cut_after: bytes of a file's answer after which the connection breaks, once.
+        stall_after: bytes of a file's answer after which nothing more comes until `FakeHub.released` is set; "" stands
+            for the list of files.
+        lists_digests: whether the list of files has sizes and digests.
     """
 
     files: dict[str, bytes]
     token: str | None = None
     gated: bool = False
     revisions: tuple[str, ...] = ("main", COMMIT)
-    answers: dict[str, int] = field(default_factory=dict)
+    statuses: dict[str, int] = field(default_factory=dict)
     cut_after: dict[str, int] = field(default_factory=dict)
-    """Bytes of a file's answer after which the connection breaks, once."""
     stall_after: dict[str, int] = field(default_factory=dict)
-    """Bytes of a file's (or "", the list's) answer after which nothing more comes until `HubHere.released` is set."""
-    says_digests: bool = True
+    lists_digests: bool = True
 
     @classmethod
     def of(cls, folder: Path) -> Repo:
@@ -54,8 +60,16 @@ class Repo:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request about a model as the hub saw it; server: "hub", or "files" for what it redirects to."""
+class HubRequest:
+    """A request about a model, as the hub received it.
+
+    Attributes:
+        method: of HTTP.
+        path: without the query, unquoted.
+        bytes_range: the Range header, None without one.
+        token: the Authorization header, None without one.
+        server: "hub", or "files" for the server that large files are redirected to.
+    """
 
     method: str
     path: str
@@ -65,14 +79,24 @@ class Asked:
 
 
 @dataclass
-class HubHere:
-    """The hub: what it has, and what it was asked."""
+class FakeHub:
+    """The hub: the models it has and the requests it received.
+
+    Attributes:
+        repos: models by name.
+        requests: all requests about models, in order.
+        status: the HTTP status that every request is refused with; None: each is answered.
+        tokens: access tokens of other users.
+        url: address of the hub.
+        files_url: address of the server of large files.
+        released: lets answers go on that `Repo.stall_after` holds.
+        stalled: set once an answer is held.
+    """
 
     repos: dict[str, Repo] = field(default_factory=dict)
-    asked: list[Asked] = field(default_factory=list)
+    requests: list[HubRequest] = field(default_factory=list)
     status: int | None = None
     tokens: set[str] = field(default_factory=set)
-    """Of other people, who are logged in."""
     url: str = ""
     files_url: str = ""
     released: threading.Event = field(default_factory=threading.Event)
@@ -80,17 +104,16 @@ class HubHere:
 
     def fetched(self) -> set[str]:
         """Names of the files whose contents were asked for."""
-        paths = (
-            RESOLVE.fullmatch(asked.path) for asked in self.asked if asked.method == "GET" and asked.server == "hub"
-        )
+        gets = (request for request in self.requests if (request.method, request.server) == ("GET", "hub"))
+        paths = (RESOLVE.fullmatch(request.path) for request in gets)
         return {match["file"] for match in paths if match is not None}
 
     def ranges(self, file: str) -> list[str | None]:
         """The range of each request for a file's contents."""
         return [
-            asked.bytes_range
-            for asked in self.asked
-            if asked.method == "GET" and asked.server == "files" and asked.path.endswith(f"/{file}")
+            request.bytes_range
+            for request in self.requests
+            if (request.method, request.server) == ("GET", "files") and request.path.endswith(f"/{file}")
         ]
 
 
@@ -99,11 +122,11 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10
 
     @property
-    def hub(self) -> HubHere:
+    def hub(self) -> FakeHub:
         return cast("_Server", self.server).hub
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -117,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         token = self.headers.get("Authorization")
         match = API.fullmatch(path) or RESOLVE.fullmatch(path)
         if match is not None:  # huggingface_hub also asks for a list of programs that it is part of
-            self.hub.asked.append(Asked(self.command, path, self.headers.get("Range"), token, name))
+            self.hub.requests.append(HubRequest(self.command, path, self.headers.get("Range"), token, name))
         repo = None if match is None else self.hub.repos.get(match["repo"])
         asked = {} if match is None else match.groupdict()
         refusal = self._refusal(repo, asked, token) if name == "hub" else None
@@ -135,14 +158,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _refusal(self, repo: Repo | None, asked: dict[str, str | None], token: str | None) -> tuple[int, str] | None:
         if self.hub.status is not None:
             return self.hub.status, ""
-        mine = None if repo is None else repo.token
-        if token is not None and token.removeprefix("Bearer ") not in {*self.hub.tokens, mine}:
+        own = None if repo is None else repo.token
+        if token is not None and token.removeprefix("Bearer ") not in {*self.hub.tokens, own}:
             return 401, ""
         if repo is None:
             return (401, "") if token is None else (404, "RepoNotFound")
-        if status := repo.answers.get(asked.get("file") or ""):
+        if status := repo.statuses.get(asked.get("file") or ""):
             return status, "EntryNotFound" if status == 404 else ""
-        if mine is not None and token != f"Bearer {mine}":
+        if own is not None and token != f"Bearer {own}":
             if not repo.gated:
                 return (401, "") if token is None else (404, "RepoNotFound")
             if "file" in asked:
@@ -155,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
         siblings = []
         for file, content in repo.files.items():
             entry: dict[str, object] = {"rfilename": file}
-            if repo.says_digests:
+            if repo.lists_digests:
                 entry |= {"size": len(content), "blobId": _blob_id(content)}
                 if file.endswith(LARGE):
                     sha256 = hashlib.sha256(content).hexdigest()
@@ -199,13 +222,13 @@ class _Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = False
 
-    def __init__(self, hub: HubHere, name: str) -> None:
+    def __init__(self, hub: FakeHub, name: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.hub, self.name = hub, name
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away in the middle is part of the game."""
+        """Clients that leave in the middle of an answer are expected."""
 
 
 def _blob_id(content: bytes) -> str:
@@ -213,9 +236,9 @@ def _blob_id(content: bytes) -> str:
 
 
 @contextmanager
-def hub_here() -> Iterator[HubHere]:
+def fake_hub() -> Iterator[FakeHub]:
     """A hub without models."""
-    hub = HubHere()
+    hub = FakeHub()
     servers = [_Server(hub, "hub"), _Server(hub, "files")]
     hub.url, hub.files_url = (server.url for server in servers)
     threads = [threading.Thread(target=server.serve_forever, args=(0.05,)) for server in servers]

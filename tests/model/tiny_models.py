@@ -1,4 +1,4 @@
-"""Tiny random models of many families, saved as sharded checkpoints; and their spans, loaded with the rest deleted."""
+"""Tiny random models of many families: saved as sharded checkpoints, loaded span by span, run as chains."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def tiny_config(family: str) -> PreTrainedConfig:
 
 
 def tiny_model(family: str, seed: int = 0) -> PreTrainedModel:
-    """Random in every parameter, norms and sinks too, so that a wrong one shows in the logits."""
+    """A model whose parameters are all random, norms and sinks too: a wrong one changes the logits."""
     config = tiny_config(family)
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
@@ -115,7 +115,7 @@ def load_alone(whole: Path, span: Span, folder: Path, dtype: torch.dtype = torch
 
 
 def reference(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    """Hugging Face's own logits [n, vocab] of a text, without cache or our attention, on the CPU."""
+    """Logits [n, vocab] of a text by Hugging Face's own attention, without a cache, on the CPU."""
     with torch.no_grad():
         logits: torch.Tensor = model(ids[None].to(model.device), use_cache=False).logits[0]
     return logits.cpu()
@@ -148,7 +148,7 @@ def clone(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def whole_model(model: PreTrainedModel) -> RaggedModel:
-    """The model itself under our attention, in one span."""
+    """A copy of the model with Canopy's attention, in one span."""
     copied = clone(model)
     copied.set_attn_implementation("canopy")
     return RaggedModel(copied, Span(0, copied.config.num_hidden_layers))

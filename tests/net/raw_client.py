@@ -1,4 +1,4 @@
-"""A client with no rules of its own: says anything to any hop, byte by byte if need be, and hears every answer."""
+"""A client that follows no rules: it sends any message, or any bytes, to any hop and records every answer."""
 
 from __future__ import annotations
 
@@ -35,12 +35,17 @@ M = TypeVar("M", bound=Upstream)
 Unary = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
 ANSWER_S = 10.0
-"""Nothing here waits longer than this for an answer."""
+"""The longest wait for an answer."""
 
 
 @dataclass(slots=True)
 class RawLink:
-    """One stream to one hop. `heard` holds every answer so far."""
+    """One stream to one hop.
+
+    Attributes:
+        call: the gRPC stream.
+        heard: every answer so far.
+    """
 
     call: Stream
     heard: list[Upstream] = field(default_factory=list)
@@ -52,7 +57,7 @@ class RawLink:
                 await self.call.write(part)
 
     async def send_bytes(self, part: bytes) -> None:
-        """Send whatever this is."""
+        """Send these bytes as a frame part."""
         await self.call.write(part)
 
     async def read(self) -> Upstream | None:
@@ -65,14 +70,14 @@ class RawLink:
         return self.heard[-1]
 
     async def until(self, kind: type[M]) -> M:
-        """The next answer of a kind; the ones before it are only noted."""
+        """The next answer of a kind; earlier ones are recorded only."""
         while (answer := await self.read()) is not None:
             if isinstance(answer, kind):
                 return answer
         raise AssertionError(f"the stream ended without {kind.__name__}; heard {self.heard}")
 
     async def receipt(self, parts: int) -> Ack:
-        """The receipt of so many parts, the attach being the first."""
+        """The receipt of this number of parts; the attach is the first."""
         while (ack := await self.until(Ack)).parts < parts:
             pass
         return ack
@@ -91,7 +96,7 @@ class RawReplies:
     joiner: FrameAssembler = field(default_factory=FrameAssembler)
 
     async def request(self, session: SessionId, acked: int = 0) -> None:
-        """Ask for a session's replies, and wait until the stream stands."""
+        """Ask for a session's replies, and wait until the stream is open."""
         await self.call.write(wire.encode_replies_up(RepliesRequest(session, acked=acked)))
         async with asyncio.timeout(ANSWER_S):
             self.joiner.feed(_bytes(await self.call.read()))  # the tail begins with a ping
@@ -142,7 +147,7 @@ async def raw_replies(
 
 
 async def info(node: Node) -> NodeInfo:
-    """What the node's Info call says."""
+    """The answer of the node's Info call."""
     async with grpc.aio.insecure_channel(node.address) as channel:
         call: Unary = channel.unary_unary(wire.INFO)
         return wire.decode_info(await call(b"", timeout=ANSWER_S))
@@ -164,12 +169,12 @@ def attach(route: tuple[RouteHop, ...], open_: Open, session: bytes, index: int 
 
 
 def opening(node: Node, *, window: int = 256, sweeps: int = 4, nodes: int = 256) -> Open:
-    """What a session asks for."""
+    """An `Open` with these limits."""
     return Open(node.identity.fingerprint, window, sweeps, nodes, Codec.FP32)
 
 
-class Sweeps:
-    """Numbers a session's sweeps as a client would, and lets the test say the rest."""
+class SweepNumbering:
+    """Numbers a session's sweeps as a client does; the test chooses tokens, parents and commits."""
 
     def __init__(self, sampling: Sampling | None = None) -> None:
         self.sequence = 0

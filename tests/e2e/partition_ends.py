@@ -1,6 +1,7 @@
-"""The two ends of a network that is cut: `tell URL` is a node that only talks, `watch URL` prints what a page shows.
+"""The two ends of a network that a test partitions, each a program that runs in a network namespace of its own.
 
-Each is a process of its own, so that it can run in a network namespace: `python -m tests.e2e.cut_off tell mqtt://…`.
+`python -m tests.e2e.partition_ends publish mqtt://…` publishes a node's telemetry and serves nothing.
+`python -m tests.e2e.partition_ends watch http://…` prints the states of nodes that the health page shows.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from node.telemetry.publisher import Address, TelemetryPublisher
 from swarm.discovery.identity import Identity
 from swarm.telemetry.broker_address import parse_broker
 from swarm.telemetry.messages import Metrics, Presence, Stamp, Status
-from tests.telling import PRINT, metrics, status
+from tests.telemetry_messages import PRINT, metrics, status
 
 
-class Speaker:
-    """A node's words."""
+class FixedReporter:
+    """Reports that never change."""
 
     def status(self, stamp: Stamp, *, is_birth: bool, leaving: bool) -> Status:
         state = Presence.LEFT if leaving else Presence.SERVING
@@ -30,15 +31,15 @@ class Speaker:
         return metrics(stamp.at, stamp.seq, stamp.nonce)
 
 
-async def tell(url: str) -> None:
-    """Talk until killed."""
+async def publish(url: str) -> None:
+    """Publish telemetry until killed."""
     address = Address(parse_broker(url), "canopy", PRINT, Identity.ephemeral())
-    async with TelemetryPublisher(address, Speaker(), Outbox(), print):
+    async with TelemetryPublisher(address, FixedReporter(), Outbox(), print):
         await asyncio.Event().wait()
 
 
 def watch(url: str) -> None:
-    """Print the states of all nodes whenever they change, and when."""
+    """Print the states of all nodes, and the time, whenever they change."""
     before = None
     with urllib.request.urlopen(f"{url}api/v1/stream", timeout=60) as answer:
         for line in answer:
@@ -52,7 +53,7 @@ def watch(url: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "tell":
-        asyncio.run(tell(sys.argv[2]))
+    if sys.argv[1] == "publish":
+        asyncio.run(publish(sys.argv[2]))
     else:
         watch(sys.argv[2])

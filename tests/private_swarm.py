@@ -16,29 +16,29 @@ DEPLOY = Path(__file__).parents[1] / "deploy"
 HOST = "127.0.0.1"
 
 
-def make(command: Private) -> str:
-    """Run `swarm private`; what it says."""
-    said = io.StringIO()
-    private(command, Console(file=said, width=400))
-    return said.getvalue()
+def make_private_swarm(command: Private) -> str:
+    """Run `swarm private`; returns what it prints."""
+    output = io.StringIO()
+    private(command, Console(file=output, width=400))
+    return output.getvalue()
 
 
-def settings(env: Path) -> dict[str, str]:
-    """What an env file says."""
+def env_settings(env: Path) -> dict[str, str]:
+    """The variables of an env file."""
     return dict(line.split("=", 1) for line in env.read_text().splitlines())
 
 
 @contextmanager
-def broker(folder: Path, port: int) -> Iterator[int]:
-    """mosquitto with the very configuration of deploy/, but for paths, address, and the user it runs as; its pid."""
+def mosquitto_for(folder: Path, port: int) -> Iterator[int]:
+    """Run mosquitto with the configuration of deploy/, except paths, address and user; yields its process id."""
     text = (DEPLOY / "mosquitto" / "mosquitto.conf").read_text()
-    for written, here in (
+    for deployed, local in (
         ("/etc/canopy/broker", str(folder / "broker")),
         ("/etc/canopy/mosquitto", str(DEPLOY / "mosquitto")),
         ("listener 8883\n", f"listener {port} {HOST}\nuser root\n"),
     ):
-        assert written in text, written
-        text = text.replace(written, here)
+        assert deployed in text, deployed
+        text = text.replace(deployed, local)
     config, log = folder / "mosquitto.conf", folder / "mosquitto.log"
     config.write_text(text)
     with log.open("w") as output:

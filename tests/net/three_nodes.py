@@ -1,4 +1,4 @@
-"""Three running nodes for tests, and ways to watch, hold and wait for them without a sleep."""
+"""Three running nodes for tests, and functions that wait for them, hold them and read their state."""
 
 from __future__ import annotations
 
@@ -21,22 +21,27 @@ from node.serve import Node
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.protocol.messages import Fault, Ready, RouteHop
 from swarm.protocol.node_info import Counters
-from tests.net.raw import RawLink, info, route_of
-from tests.swarm_here import SwarmHere, swarm_here
+from tests.in_process_swarm import InProcessSwarm, in_process_swarm
+from tests.net.raw_client import RawLink, info, route_of
 
 SPANS = ["0-4", "4-8", "8-12"]
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """Three nodes and a warm client."""
+class ThreeNodes:
+    """Three nodes and a client that has generated once.
 
-    here: SwarmHere
+    Attributes:
+        swarm: the nodes and their registry.
+        client: a client of the swarm.
+    """
+
+    swarm: InProcessSwarm
     client: AsyncSwarm
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        return self.here.nodes
+        return self.swarm.nodes
 
     @property
     def route(self) -> tuple[RouteHop, ...]:
@@ -44,12 +49,12 @@ class Running:
 
 
 @asynccontextmanager
-async def three_nodes() -> AsyncIterator[Running]:
-    """Start them, and every thread that lives as long as they do."""
+async def three_nodes() -> AsyncIterator[ThreeNodes]:
+    """Start the nodes and all threads that live as long as they do."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # more threads would outlive their test
-    async with swarm_here(TARGET, SPANS) as here, here.client(draft=DRAFT) as swarm:
-        await swarm.generate("It", max_new_tokens=3, nodes=1)
-        yield Running(here, swarm)
+    async with in_process_swarm(TARGET, SPANS) as swarm, swarm.client(draft=DRAFT) as client:
+        await client.generate("It", max_new_tokens=3, nodes=1)
+        yield ThreeNodes(swarm, client)
 
 
 def prompt(line: int, tokens: int = 12) -> tuple[int, ...]:
@@ -58,7 +63,7 @@ def prompt(line: int, tokens: int = 12) -> tuple[int, ...]:
 
 
 async def until(check: Callable[[], Any], timeout_s: float = 5.0) -> None:
-    """Ask again and again, over the network, until the answer is yes."""
+    """Repeat a check until it is true; it usually asks a node over the network."""
     async with asyncio.timeout(timeout_s):
         while not await check():  # noqa: ASYNC110 - what it asks has no event
             await asyncio.sleep(0)  # or a check that never waits could not be timed out
@@ -95,7 +100,7 @@ def server_of(node: Node) -> grpc.aio.Server:
 
 @asynccontextmanager
 async def thread_held(node: Node) -> AsyncIterator[None]:
-    """Keep a node's compute thread from working; what arrives meanwhile waits in its queues."""
+    """Block a node's compute thread; sweeps that arrive meanwhile wait in its queues."""
     gate, began = threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 

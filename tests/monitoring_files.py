@@ -1,4 +1,4 @@
-"""The files below deploy/ that watch a swarm, as tests read them: queries of the board, expressions of the rules."""
+"""The monitoring files below deploy/ as tests read them: queries of the dashboard, expressions of the rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def board() -> dict[str, Any]:
 
 
 def board_queries() -> Iterator[tuple[str, str]]:
-    """Panel and query of everything that the board asks, annotations included; variables stand for everything."""
+    """Name and query of every panel and annotation of the dashboard; variables match everything."""
     for panel in board()["panels"]:
         for target in panel.get("targets", []):
             yield f"panel {panel['title']} {target['refId']}", _plain(target["expr"])
@@ -38,7 +38,7 @@ def rule_queries() -> Iterator[tuple[str, str]]:
 
 
 def recorded() -> set[str]:
-    """The series that rules make."""
+    """Names of the series that recording rules make."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
     return {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
 

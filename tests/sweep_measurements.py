@@ -1,4 +1,4 @@
-"""Sweeps as tests want them measured: by what they waited and computed in all, evenly over their hops."""
+"""Measurements of sweeps for tests: total times at the hops are spread evenly over them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swarm.protocol.messages import HopTime
 
 
 def hop_times(waits_ms: Sequence[float], computes_ms: Sequence[float], link_ms: float = 0.0) -> tuple[HopTime, ...]:
-    """One per hop; every link takes as long."""
+    """One `HopTime` per hop; all links take `link_ms`."""
     pairs = zip(waits_ms, computes_ms, strict=True)
     return tuple(HopTime(queue_ms=wait, compute_ms=compute, other_ms=0.0, link_ms=link_ms) for wait, compute in pairs)
 
@@ -32,7 +32,24 @@ def measured(  # noqa: PLR0913 - as many as a sweep has figures
     sent_ms: float | None = None,
     behind: int = 0,
 ) -> SweepMeasurement:
-    """A sweep of a pending token and so many nodes, or of a part of the prompt with as many rows."""
+    """A sweep of a pending token and `nodes` tree nodes, or of a part of the prompt with `nodes` + 1 tokens.
+
+    Args:
+        nodes: tree nodes below the pending token (K).
+        total_ms: from sending the sweep to its reply.
+        waited_ms: at all hops together; ignored if `waits_ms` is given.
+        computed_ms: at all hops together; ignored if `computes_ms` is given.
+        hops: how many there are.
+        accepted_tokens: nodes that the target accepted.
+        network_ms: one way over all links, spread evenly.
+        waits_ms: per hop.
+        computes_ms: per hop.
+        is_prompt: whether it carried a part of the prompt.
+        expected_tokens: sum of the acceptance probabilities.
+        is_alone: whether it met no other sweep of this client.
+        sent_ms: when it left, by the client's clock.
+        behind: sweeps that were unanswered when it left.
+    """
     link_ms = network_ms / (hops + 1)
     return SweepMeasurement(
         nodes=nodes + is_prompt,
@@ -49,21 +66,21 @@ def measured(  # noqa: PLR0913 - as many as a sweep has figures
     )
 
 
-def over(sweep: SweepMeasurement, hops: int) -> SweepMeasurement:
-    """The same sweep over so many hops."""
+def over_hops(sweep: SweepMeasurement, hops: int) -> SweepMeasurement:
+    """The same sweep over another number of hops."""
     waits, computes = [sweep.waited_ms / hops] * hops, [sweep.computed_ms / hops] * hops
     link_ms = sweep.network_ms / (hops + 1)
     return replace(sweep, hops=hop_times(waits, computes, link_ms), first_link_ms=link_ms)
 
 
-def waiting(sweep: SweepMeasurement, waited_ms: float) -> SweepMeasurement:
-    """The same sweep, but it waited so long at its hops."""
+def with_wait(sweep: SweepMeasurement, waited_ms: float) -> SweepMeasurement:
+    """The same sweep with another wait at its hops, in all."""
     hops = tuple(replace(hop, queue_ms=waited_ms / len(sweep.hops)) for hop in sweep.hops)
     return replace(sweep, hops=hops)
 
 
-def pinged(sweep: SweepMeasurement, network_ms: float) -> SweepMeasurement:
-    """The same sweep, when pings said that one way over all links takes so long; 0 where they did not."""
+def with_pings(sweep: SweepMeasurement, network_ms: float) -> SweepMeasurement:
+    """The same sweep with other pings: one way over all links in all; 0: not measured."""
     link_ms = network_ms / (len(sweep.hops) + 1)
     hops = tuple(replace(hop, link_ms=link_ms) for hop in sweep.hops)
     return replace(sweep, hops=hops, first_link_ms=link_ms)

@@ -1,6 +1,6 @@
-"""A DHT peer that keeps none of our rules, as a program: it tries to store what it must not, and prints what was taken.
+"""A DHT peer that keeps none of our rules, as a program: it tries to store what it must not.
 
-Run as `python hostile.py JOIN VICTIM_RECORD_HEX`; the last line is JSON: attack → accepted.
+`python -m tests.net.hostile_dht_peer JOIN VICTIM_RECORD_HEX` prints as JSON which attacks were accepted.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ async def attack(join: str, stolen: bytes) -> dict[str, bool]:
         daemon = await Daemon.create(initial_peers=[join])
         node = await DHTNode.create(p2p=daemon, initial_peers=[join])
         [target] = node.protocol.routing_table.uid_to_peer_id.values()
-        taken = {}
+        accepted = {}
         for name, (where, value, expiry, subkey) in attempts.items():
             raw = value if isinstance(value, DictionaryDHTValue) else msgpack.packb(value)
             subkeys = None if subkey is None else [subkey]
             answer = await node.protocol.call_store(target, [DHTID.generate(where)], [raw], [expiry], subkeys)
-            taken[name] = answer == [True]
+            accepted[name] = answer == [True]
         await node.shutdown()
         await daemon.shutdown()
-    return taken
+    return accepted
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What nodes say over MQTT, for tests: bodies with sensible values, and identities that are made once."""
+"""Bodies of the MQTT messages that nodes publish, with plausible values, and identities that are made once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from swarm.telemetry.messages import (
 
 NOW = 1_800_000_000.0
 PRINT = "ab12" * 16
-OLD, NEW = "0" * 32, "1" * 32
+FIRST_NONCE, SECOND_NONCE = "0" * 32, "1" * 32
+"""Of a node's first start, and of a later one."""
 
 
 @cache
@@ -31,8 +32,8 @@ def identity(number: int) -> Identity:
     return Identity.ephemeral()
 
 
-def status(at: float = NOW, seq: int = 1, nonce: str = OLD, **other: Any) -> Status:  # noqa: ANN401
-    usual: dict[str, Any] = {
+def status(at: float = NOW, seq: int = 1, nonce: str = FIRST_NONCE, **other: Any) -> Status:  # noqa: ANN401
+    defaults: dict[str, Any] = {
         "is_birth": seq == 1,
         "model": ServedModel("demo-target", PRINT, 12),
         "span": Span(0, 4),
@@ -44,11 +45,11 @@ def status(at: float = NOW, seq: int = 1, nonce: str = OLD, **other: Any) -> Sta
         "started_at": NOW - 100,
         "kv_tokens_total": 4_096,
     }
-    return Status(Stamp(nonce, seq, at), **{**usual, **other})
+    return Status(Stamp(nonce, seq, at), **{**defaults, **other})
 
 
-def metrics(at: float = NOW, seq: int = 2, nonce: str = OLD, **other: Any) -> Metrics:  # noqa: ANN401
-    usual: dict[str, Any] = {
+def metrics(at: float = NOW, seq: int = 2, nonce: str = FIRST_NONCE, **other: Any) -> Metrics:  # noqa: ANN401
+    defaults: dict[str, Any] = {
         "uptime_s": 100.5,
         "sweeps": 7,
         "tree_nodes": 300,
@@ -65,14 +66,14 @@ def metrics(at: float = NOW, seq: int = 2, nonce: str = OLD, **other: Any) -> Me
         "sessions": 2,
         "sweep_ms": ((1, 8.2), (64, 20.0)),
     }
-    return Metrics(Stamp(nonce, seq, at), **{**usual, **other})
+    return Metrics(Stamp(nonce, seq, at), **{**defaults, **other})
 
 
-def event(at: float = NOW, seq: int = 3, nonce: str = OLD, text: str = "serves layers 0…3 of 12") -> Event:
+def event(at: float = NOW, seq: int = 3, nonce: str = FIRST_NONCE, text: str = "serves layers 0…3 of 12") -> Event:
     return Event(Stamp(nonce, seq, at), EventKind.JOINED, text)
 
 
-def will(nonce: str = OLD, at: float = NOW) -> Will:
+def will(nonce: str = FIRST_NONCE, at: float = NOW) -> Will:
     return Will(Stamp(nonce, 0, at))
 
 

@@ -1,4 +1,4 @@
-"""The client's decode loop over a target in this process."""
+"""The client's decode loop over a chain of one hop that computes in this process."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from swarm.protocol.session import Limits
 FIXED = FixedPolicy(16)
 
 
-class ChainHere:
-    """A chain whose only machine is this one; its sweeps say that they take as long as over a wide-area network."""
+class InProcessChain:
+    """A chain of one hop without a network; its sweeps report the latency of a wide-area network."""
 
     first_link_ms = 0.0
-    route_key = "here"
+    route_key = "in process"
     has_answer = False
 
     def __init__(self, target: RaggedModel, credits: Credits) -> None:
@@ -56,7 +56,7 @@ async def decoding(
 ) -> AsyncIterator[tuple[GenerationState, AsyncIterator[str]]]:
     """The client's own loop over 24 tokens."""
     text = TextStream(AutoTokenizer.from_pretrained(TARGET), prompt, stop=(), eos_ids=frozenset(), max_new_tokens=24)
-    chain = ChainHere(target, Credits(window_tokens=256, sweeps=4, nodes=256))
+    chain = InProcessChain(target, Credits(window_tokens=256, sweeps=4, nodes=256))
     with ThreadPoolExecutor(1) as drafting:
         job = GenerationState(tuple(prompt), sampling, policy, 512, 24, text, drafter, drafting)
         yield job, Generation(job, chain, Walk(chain.limits, Sampling())).run()

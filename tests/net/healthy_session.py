@@ -1,4 +1,4 @@
-"""Three nodes that get garbage, and the session on them that must not notice it."""
+"""A healthy session on three nodes that receive invalid frames: its picks must stay right."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from swarm.ids import TreeNodeId
 from swarm.inference.row_codec import encode_rows
 from swarm.protocol.messages import Attach, Close, Codec, Fault, Frame, Ready, Rows, SweepFrame
 from swarm.wire.frames import split
-from tests.net.raw import RawLink, Sweeps, attach, info, opening, raw_link, raw_replies, route_of
-from tests.net.running import SPANS
-from tests.swarm_here import swarm_here
+from tests.in_process_swarm import in_process_swarm
+from tests.net.raw_client import RawLink, SweepNumbering, attach, info, opening, raw_link, raw_replies, route_of
+from tests.net.three_nodes import SPANS
 
 WIDTH, VOCAB = 192, 4096
 WORDS = (2565, 591, 572, 289, 663, 281)
@@ -31,8 +31,8 @@ WORDS = (2565, 591, 572, 289, 663, 281)
 
 @asynccontextmanager
 async def warm_nodes() -> AsyncIterator[tuple[Node, ...]]:
-    """Three nodes, and every thread that lives as long as they do."""
-    async with swarm_here(TARGET, SPANS) as here, here.client() as swarm:
+    """Three nodes that have served once, so that all their threads are started."""
+    async with in_process_swarm(TARGET, SPANS) as here, here.client() as swarm:
         await swarm.generate("It", max_new_tokens=1)
         yield here.nodes
 
@@ -46,20 +46,20 @@ def right_picks() -> tuple[int, ...]:
 
 
 @asynccontextmanager
-async def bystander(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    """A session that is open while its nodes get garbage, and whose picks must be right before and after."""
+async def healthy_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """Keep a session open on the nodes; its picks must be right before and after the block."""
     monkeypatch.setattr(node.session.lease, "ORPHAN_S", 0.1)
     monkeypatch.setattr(node.session.service, "UPSTREAM_S", 60.0)  # it does not ping
     opened = attach(route_of(nodes, SPANS), opening(nodes[0]), b"other")
     async with raw_link(nodes[0], opened) as link:
         await link.until(Ready)
         async with raw_replies(nodes[2], opened.session) as replies:
-            said = Sweeps()
-            await link.send(SweepFrame(said.chain(WORDS[:3])))
+            sweeps = SweepNumbering()
+            await link.send(SweepFrame(sweeps.chain(WORDS[:3])))
             picks = [token for _, token in (await replies.read()).picks]
             yield
             await until_sessions(nodes, 1)
-            await link.send(SweepFrame(said.chain(WORDS[3:], commit=(0, 1, 2), acked=1)))
+            await link.send(SweepFrame(sweeps.chain(WORDS[3:], commit=(0, 1, 2), acked=1)))
             picks += [token for _, token in (await replies.read()).picks]
             assert tuple(picks) == right_picks()
             await link.send(Close("done"))
@@ -70,37 +70,37 @@ async def bystander(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def until_sessions(nodes: tuple[Node, ...], count: int) -> None:
-    """Wait until every node holds so many sessions."""
+    """Wait until every node holds this number of sessions."""
     async with asyncio.timeout(5):
         while any([(await info(node)).sessions != count for node in nodes]):
             pass
 
 
 @asynccontextmanager
-async def victim(nodes: tuple[Node, ...], index: int = 0) -> AsyncIterator[RawLink]:
-    """A link of another session to the hop at `index`, attached."""
-    async with raw_link(nodes[index], fitting(nodes, index)) as link:
+async def attacked_link(nodes: tuple[Node, ...], index: int = 0) -> AsyncIterator[RawLink]:
+    """A link of another session, attached to the hop at `index`; the test attacks over it."""
+    async with raw_link(nodes[index], valid_attach(nodes, index)) as link:
         await link.until(Ready)
         yield link
 
 
-def fitting(nodes: tuple[Node, ...], index: int = 0) -> Attach:
+def valid_attach(nodes: tuple[Node, ...], index: int = 0) -> Attach:
     return attach(route_of(nodes, SPANS), opening(nodes[index]), b"victim", index=index)
 
 
-def rows(count: int, width: int = WIDTH, codec: Codec = Codec.FP32) -> Rows:
+def random_rows(count: int, width: int = WIDTH, codec: Codec = Codec.FP32) -> Rows:
     return encode_rows(torch.randn(count, width, generator=torch.Generator().manual_seed(count)), codec)
 
 
-def whole(message: Frame) -> bytes:
-    """A small message as its only part."""
+def single_part(message: Frame) -> bytes:
+    """A small message as its only frame part."""
     (part,) = split(message)
     return part
 
 
-GOOD = Sweeps().chain(WORDS)
-NEXT = replace(
-    GOOD,
+FIRST_SWEEP = SweepNumbering().chain(WORDS)
+NEXT_SWEEP = replace(
+    FIRST_SWEEP,
     sequence=2,
     committed=6,
     commit_to=TreeNodeId(5),

@@ -1,0 +1,56 @@
+"""A whole swarm in one process: real nodes and real gRPC on loopback; the registry is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from client import AsyncSwarm
+from node.config import ServeConfig
+from node.serve import Node
+from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
+from tests.devices import DEVICE
+
+
+@dataclass(frozen=True, slots=True)
+class InProcessSwarm:
+    """Running nodes and the registry that lists them.
+
+    Attributes:
+        model: folder of the target model.
+        network: the memory in which all registries of this swarm meet.
+        nodes: in the order of the spans that were asked for.
+    """
+
+    model: Path
+    network: MemoryNetwork
+    nodes: tuple[Node, ...]
+
+    @asynccontextmanager
+    async def client(self, **options: Any) -> AsyncIterator[AsyncSwarm]:  # noqa: ANN401
+        """A client of this swarm; it keeps no calibration unless an option names a file."""
+        defaults: dict[str, Any] = {
+            "registry": MemoryRegistry(self.network),
+            "calibration": None,
+            "draft_device": DEVICE,
+        }
+        async with AsyncSwarm.connect(self.model, **{**defaults, **options}) as swarm:
+            yield swarm
+
+
+@asynccontextmanager
+async def in_process_swarm(model: Path, spans: Sequence[str], **options: Any) -> AsyncIterator[InProcessSwarm]:  # noqa: ANN401
+    """Serve `model` with one node per span; `options` are fields of `ServeConfig`."""
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        nodes = []
+        for span in spans:
+            defaults = {"layers": span, "model": str(model), "host": "127.0.0.1", "threads": 1, "drain": 0.0}
+            defaults |= {"device": DEVICE, "dtype": "float32"}
+            config = ServeConfig(**{**defaults, **options})
+            node = Node(config, lambda _: None, MemoryRegistry(network))
+            nodes.append(await stack.enter_async_context(node))
+        yield InProcessSwarm(model, network, tuple(nodes))

@@ -1,0 +1,44 @@
+"""The table of where a sweep's time went never shows a negative time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from client.stats import SweepMeasurement
+from client.terminal.report import waterfall
+from tests.sweep_measurements import measured
+from tests.unit.client.terminal.test_chat import STATS
+
+
+def rows_of(*sweeps: SweepMeasurement) -> list[str]:
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(waterfall(replace(STATS, sweeps=sweeps, hops=("Qm 0-12",))))
+    return [" ".join(line.strip("│┃ ").replace("│", " ").split()) for line in capture.get().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("total_ms", "row"),
+    [
+        (34.0, "not accounted for 4.0"),
+        (30.0, "not accounted for 0.0"),
+        (29.96, "not accounted for 0.0"),
+        (28.5, "links were faster than pings by 1.5"),
+    ],
+)
+def test_a_sweep_that_was_faster_than_its_pings_says_by_how_much(total_ms: float, row: str) -> None:
+    rows = rows_of(measured(4, total_ms, waited_ms=0.0, computed_ms=10.0, network_ms=20.0))
+    assert row in rows
+    assert not any("-" in value for line in rows[3:] for value in line.split() if value != "0-12")
+
+
+def test_the_median_decides_and_no_sweep_gives_a_dash() -> None:
+    def sweep(total_ms: float) -> SweepMeasurement:
+        return measured(4, total_ms, waited_ms=0.0, computed_ms=10.0, network_ms=20.0)
+
+    assert "not accounted for 2.0" in rows_of(sweep(25.0), sweep(32.0), sweep(40.0))
+    assert "links were faster than pings by 5.0" in rows_of(sweep(25.0), sweep(25.0), sweep(40.0))
+    assert "not accounted for –" in rows_of()
