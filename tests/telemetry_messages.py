@@ -22,7 +22,7 @@ from swarm.telemetry.messages import (
 )
 
 NOW = 1_800_000_000.0
-PRINT = "ab12" * 16
+FINGERPRINT = "ab12" * 16
 FIRST_NONCE, SECOND_NONCE = "0" * 32, "1" * 32
 """Of a node's first start, and of a later one."""
 
@@ -35,7 +35,7 @@ def identity(number: int) -> Identity:
 def status(at: float = NOW, seq: int = 1, nonce: str = FIRST_NONCE, **other: Any) -> Status:  # noqa: ANN401
     defaults: dict[str, Any] = {
         "is_birth": seq == 1,
-        "model": ServedModel("demo-target", PRINT, 12),
+        "model": ServedModel("demo-target", FINGERPRINT, 12),
         "span": Span(0, 4),
         "state": Presence.SERVING,
         "device": "cpu",
@@ -77,5 +77,5 @@ def will(nonce: str = FIRST_NONCE, at: float = NOW) -> Will:
     return Will(Stamp(nonce, 0, at))
 
 
-def topic(body: Body, who: int = 0, prefix: str = "canopy", fingerprint: str = PRINT) -> str:
+def topic(body: Body, who: int = 0, prefix: str = "canopy", fingerprint: str = FINGERPRINT) -> str:
     return topic_of(prefix, fingerprint, identity(who).peer_id, part_of(body))

@@ -17,7 +17,7 @@ from node.telemetry.publisher import Address, TelemetryPublisher
 from swarm.discovery.identity import Identity
 from swarm.telemetry.broker_address import parse_broker
 from swarm.telemetry.messages import Metrics, Presence, Stamp, Status
-from tests.telemetry_messages import PRINT, metrics, status
+from tests.telemetry_messages import FINGERPRINT, metrics, status
 
 
 class FixedReporter:
@@ -33,7 +33,7 @@ class FixedReporter:
 
 async def publish(url: str) -> None:
     """Publish telemetry until killed."""
-    address = Address(parse_broker(url), "canopy", PRINT, Identity.ephemeral())
+    address = Address(parse_broker(url), "canopy", FINGERPRINT, Identity.ephemeral())
     async with TelemetryPublisher(address, FixedReporter(), Outbox(), print):
         await asyncio.Event().wait()
 

@@ -25,7 +25,7 @@ from swarm.telemetry.messages import MessageKind, Presence, Status, Will, topic_
 from tests.net.brokers import TelemetryListener, free_port
 from tests.net.node.telemetry.test_telemetry import QUICK, Speaker
 from tests.private_swarm import HOST, env_settings, make_private_swarm, mosquitto_for
-from tests.telemetry_messages import PRINT
+from tests.telemetry_messages import FINGERPRINT
 
 pytestmark = [
     pytest.mark.needs_program("mosquitto", "mosquitto"),
@@ -50,7 +50,7 @@ class Swarm:
         return Identity.load_or_create(self.folder / name / "identity.key")
 
     def publisher(self, name: str, speaker: Speaker, address: BrokerAddress | None = None) -> TelemetryPublisher:
-        to = Address(address or self.address(name), "canopy", PRINT, self.identity(name))
+        to = Address(address or self.address(name), "canopy", FINGERPRINT, self.identity(name))
         return TelemetryPublisher(to, speaker, speaker.outbox, speaker.say, QUICK)
 
     @asynccontextmanager
@@ -129,12 +129,12 @@ async def test_who_is_not_invited_stays_outside(
 
 async def test_a_node_writes_below_its_own_name_only_and_reads_nothing(swarm: Swarm) -> None:
     mine, theirs = swarm.identity("node-1").peer_id, swarm.identity("node-2").peer_id
-    own = topic_of("canopy", PRINT, mine, MessageKind.EVENTS)
+    own = topic_of("canopy", FINGERPRINT, mine, MessageKind.EVENTS)
     foreign = [
-        topic_of("canopy", PRINT, theirs, MessageKind.STATUS),
-        f"canopy/v1/{PRINT}",
-        f"canopy/v2/{PRINT}/{mine}/status",
-        f"other/v1/{PRINT}/{mine}/status",
+        topic_of("canopy", FINGERPRINT, theirs, MessageKind.STATUS),
+        f"canopy/v1/{FINGERPRINT}",
+        f"canopy/v2/{FINGERPRINT}/{mine}/status",
+        f"other/v1/{FINGERPRINT}/{mine}/status",
         f"canopy/v1/{mine}/{theirs}/status",
         "$SYS/broker/uptime",
     ]
@@ -151,7 +151,7 @@ async def test_a_node_writes_below_its_own_name_only_and_reads_nothing(swarm: Sw
 
 
 async def test_who_sends_too_much_is_sent_away(swarm: Swarm) -> None:
-    own = topic_of("canopy", PRINT, swarm.identity("node-1").peer_id, MessageKind.EVENTS)
+    own = topic_of("canopy", FINGERPRINT, swarm.identity("node-1").peer_id, MessageKind.EVENTS)
     async with swarm.listener() as listener, BrokerClient(client(swarm.address("node-1"))) as node, asyncio.timeout(10):
         await node.publish(own, b"x" * 8_192, qos=1)
         await node.publish(own, b"x" * 9_300, qos=0)

@@ -37,7 +37,7 @@ from tests.net.brokers import (
     mosquitto,
     scripted_broker,
 )
-from tests.telemetry_messages import PRINT, identity, metrics, status
+from tests.telemetry_messages import FINGERPRINT, identity, metrics, status
 
 needs_mosquitto = pytest.mark.needs_program("mosquitto", "mosquitto")
 QUICK = PublishIntervals(
@@ -73,7 +73,7 @@ class Speaker:
 
 
 def publisher(speaker: Speaker, url: str, pace: PublishIntervals = QUICK, ca: Path | None = None) -> TelemetryPublisher:
-    address = Address(parse_broker(url, ca), "canopy", PRINT, identity(0))
+    address = Address(parse_broker(url, ca), "canopy", FINGERPRINT, identity(0))
     return TelemetryPublisher(address, speaker, speaker.outbox, speaker.say, pace)
 
 

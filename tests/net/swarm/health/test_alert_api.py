@@ -23,7 +23,7 @@ from swarm.metrics.http import HEADERS, make_server
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.messages import ServedModel
 from tests.net.swarm.health.test_service import ask
-from tests.telemetry_messages import NOW, PRINT, status
+from tests.telemetry_messages import FINGERPRINT, NOW, status
 
 NAME = "org/demo <1>"
 PEER = PeerId("QmNode")
@@ -39,9 +39,9 @@ class Keeper:
         self.health_loop = HealthLoop(overview, StatePublisher(), history, lambda: self.now, self.reported.extend)
 
     def hear(self, span: Span) -> None:
-        body = status(at=self.now, span=span, model=ServedModel(NAME, PRINT, 12))
-        self.health_loop.overview.knowledge.apply_telemetry(PEER, PRINT, body, self.now)
-        self.health_loop.overview.knowledge.slots.enter(PRINT, True, self.now)
+        body = status(at=self.now, span=span, model=ServedModel(NAME, FINGERPRINT, 12))
+        self.health_loop.overview.knowledge.apply_telemetry(PEER, FINGERPRINT, body, self.now)
+        self.health_loop.overview.knowledge.slots.enter(FINGERPRINT, True, self.now)
 
     def be(self, seconds: int, span: Span) -> None:
         for _ in range(seconds):
@@ -75,7 +75,7 @@ async def test_alerts_as_json_and_as_a_feed(tmp_path: Path) -> None:
             shown = json.loads((await ask(port, "/api/v1/alerts")).body)
             (alert,) = shown["open"]
             assert (alert["kind"], alert["severity"], alert["model"], alert["model_name"]) == (
-                *("gap", "critical", PRINT),
+                *("gap", "critical", FINGERPRINT),
                 NAME,
             )
             assert alert["fix"].startswith("node serve")
@@ -91,7 +91,7 @@ async def test_alerts_as_json_and_as_a_feed(tmp_path: Path) -> None:
             ended = json.loads((await ask(port, "/api/v1/alerts?model=org/demo%20%3C1%3E")).body)["ended"]
             assert [one["occurrence"] for one in ended] == [alert["occurrence"]]
             assert ended[0]["ended_at"] > ended[0]["since"]
-            for model in (PRINT, "org/demo%20%3C1%3E"):
+            for model in (FINGERPRINT, "org/demo%20%3C1%3E"):
                 (channel,) = Xml.fromstring((await ask(port, f"/alerts.rss?model={model}")).body)
                 assert len(channel.findall("item")) == 2
             for path in ("/alerts.rss?model=nobody", "/api/v1/alerts?model=nobody"):

@@ -21,7 +21,7 @@ from swarm.health.state.overview import Overview
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.guard import AcceptedMessage, TelemetryGuard
 from swarm.telemetry.messages import Metrics, Presence, Stamp, Status
-from tests.telemetry_messages import PRINT, identity, metrics, status
+from tests.telemetry_messages import FINGERPRINT, identity, metrics, status
 
 PACE = PublishIntervals(
     metrics_s=0.1, answer_s=0.5, first_wait_s=0.05, longest_wait_s=0.1, leave_s=1.0, jitter=lambda: 0.5
@@ -77,7 +77,7 @@ async def observatory() -> AsyncIterator[Observatory]:
         scope.spawn(broker.supervise())
         scope.spawn(MqttFeed(TelemetryGuard(), "canopy", made.heard, made.changed).run(broker.own_address))
         await made.until(lambda: made.overview.broker.state is LinkState.CONNECTED)
-        address = Address(broker.address, "canopy", PRINT, identity(0))
+        address = Address(broker.address, "canopy", FINGERPRINT, identity(0))
         async with TelemetryPublisher(address, Speaker(), Outbox(), lambda _: None, PACE):
             await made.until(lambda: made.born == 1)
             yield made

@@ -38,7 +38,7 @@ from swarm.telemetry.broker_address import BrokerAddress
 from swarm.telemetry.guard import Reason, TelemetryGuard
 from swarm.telemetry.messages import Body, seal_body
 from tests.net.brokers import free_port, mosquitto
-from tests.telemetry_messages import PRINT, identity, metrics, status, topic, will
+from tests.telemetry_messages import FINGERPRINT, identity, metrics, status, topic, will
 
 # HTTP
 
@@ -71,7 +71,7 @@ async def served(publisher: StatePublisher, page: Path) -> AsyncIterator[int]:
     """The API on a free port."""
 
     async def points(model: str, window: str) -> dict[str, object]:
-        if model != PRINT:
+        if model != FINGERPRINT:
             raise KeyError(model)
         return {"model": model, "window": window}
 
@@ -102,10 +102,10 @@ async def test_http_serves_everything_read_only_under_a_strict_policy(tmp_path: 
         head = await ask(port, "/api/v1/state", "HEAD")
         assert (head.status, head.body) == (200, b"")
         assert (await ask(port, "/api/v1/stream", "HEAD")).status == 200
-        history = await ask(port, f"/api/v1/history?model={PRINT}&window=30d")
-        assert json.loads(history.body) == {"model": PRINT, "window": "30d"}
+        history = await ask(port, f"/api/v1/history?model={FINGERPRINT}&window=30d")
+        assert json.loads(history.body) == {"model": FINGERPRINT, "window": "30d"}
         assert (await ask(port, "/api/v1/history?model=" + "0" * 32)).status == 404
-        for query in ("model=../../etc", f"model={PRINT}&window=1y", ""):
+        for query in ("model=../../etc", f"model={FINGERPRINT}&window=1y", ""):
             assert (await ask(port, f"/api/v1/history?{query}")).status == 422
         described = json.loads((await ask(port, "/api/v1/openapi.json")).body)
         assert {"/api/v1/state", "/api/v1/history", "/api/v1/stream"} <= set(described["paths"])
@@ -173,7 +173,7 @@ class Listening:
 
     async def until_node_is(self, condition: Condition) -> None:
         def holds() -> bool:
-            found = self.overview.knowledge.nodes(time.time()).get(PRINT)
+            found = self.overview.knowledge.nodes(time.time()).get(FINGERPRINT)
             return found is not None and [node.condition for node in found[1]] == [condition]
 
         await until(holds)
@@ -288,7 +288,7 @@ class Failing(MemoryRegistry):
 async def test_the_directory_is_looked_at_again_and_again() -> None:
     network, knowledge, states = MemoryNetwork(), Knowledge(), list[LinkState]()
     node = MemoryRegistry(network, identity(0))
-    model = ModelIdentity("demo-target", PRINT, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+    model = ModelIdentity("demo-target", FINGERPRINT, "b2" * 16, "c3" * 16, "d4" * 16, 12)
     record = NodeRecord(
         peer=node.peer_id,
         model=model,
@@ -316,9 +316,9 @@ async def test_the_directory_is_looked_at_again_and_again() -> None:
     )
     async with TaskScope() as scope:
         scope.spawn(directory.run(poll_s=0.01))
-        await until(lambda: PRINT in knowledge.nodes(time.time()))
+        await until(lambda: FINGERPRINT in knowledge.nodes(time.time()))
         await node.withdraw(replace(record, sequence=2))
-        await until(lambda: PRINT not in knowledge.nodes(time.time()))
+        await until(lambda: FINGERPRINT not in knowledge.nodes(time.time()))
         opened[0].is_lost = True
         await until(lambda: len(opened) == 2 and states[-1] is LinkState.OK)
     assert LinkState.DOWN in states

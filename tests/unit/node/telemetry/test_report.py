@@ -21,7 +21,7 @@ from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from swarm.protocol.node_info import Counters
 from swarm.telemetry.messages import EventKind, MessageKind, Presence, Stamp, seal_body
-from tests.telemetry_messages import NOW, PRINT, identity, topic
+from tests.telemetry_messages import FINGERPRINT, NOW, identity, topic
 
 GOOD = ServeConfig(layers="0-4", host="127.0.0.1")
 STAMP = Stamp("0" * 32, 7, NOW)
@@ -40,7 +40,7 @@ class Stage:
     def __init__(self) -> None:
         self.timer, self.counters, self.outbox = Timer(), NodeCounters(), Outbox()
         self.snapshot = NodeSnapshot(Span(0, 4), NodeState.SERVING, "cpu-float32", ((1, 8.123456),), 2, 100, 4_096, 0.0)
-        model = ModelIdentity("demo-target", PRINT, "c" * 64, "w" * 64, "t" * 64, 12)
+        model = ModelIdentity("demo-target", FINGERPRINT, "c" * 64, "w" * 64, "t" * 64, 12)
         description = NodeDescription(model, None, Device(torch.device("cpu")), self.counters, lambda: self.snapshot)
         self.portrait = NodeReport(description, self.outbox, self.timer)
 

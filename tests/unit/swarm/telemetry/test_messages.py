@@ -16,9 +16,9 @@ from swarm.telemetry.fields import TelemetryError
 from swarm.telemetry.guard import AcceptedMessage, Reason, RejectedMessage, TelemetryGuard
 from swarm.telemetry.messages import Body, Presence, ServedModel, Signed, Stamp, check_prefix, open_payload, seal_body
 from tests.telemetry_messages import (
+    FINGERPRINT,
     FIRST_NONCE,
     NOW,
-    PRINT,
     SECOND_NONCE,
     event,
     identity,
@@ -45,7 +45,7 @@ def hear(guard: TelemetryGuard) -> Hear:
         before = dict(guard.rejected)
         answer = guard.accept(topic(body, who), payload, retained, body.stamp.at if now is None else now)
         if isinstance(answer, AcceptedMessage):
-            assert answer == AcceptedMessage(identity(who).peer_id, PRINT, body)
+            assert answer == AcceptedMessage(identity(who).peer_id, FINGERPRINT, body)
             assert guard.rejected == before
             return None
         assert answer.peer == identity(who).peer_id
@@ -69,7 +69,7 @@ def hear(guard: TelemetryGuard) -> Hear:
 )
 def test_a_body_arrives_as_it_left(body: Body) -> None:
     payload = seal_body(body, topic(body), identity(0))
-    assert open_payload("canopy", topic(body), payload) == Signed(identity(0).peer_id, PRINT, body)
+    assert open_payload("canopy", topic(body), payload) == Signed(identity(0).peer_id, FINGERPRINT, body)
     assert len(payload) < 2_048
     # a bridge may hang the topics elsewhere: the prefix is not signed
     assert open_payload("a/b", topic(body, prefix="a/b"), payload).body == body
@@ -297,8 +297,8 @@ def test_a_later_version_may_add_fields(guard: TelemetryGuard) -> None:
         ("/status", "/state"),
         ("/status", ""),
         ("/status", "/status/"),
-        (PRINT, "xyz"),
-        (PRINT, ""),
+        (FINGERPRINT, "xyz"),
+        (FINGERPRINT, ""),
         ("Qm", "qm"),
         ("Qm", ""),
         ("canopy", "\0\ud800"),
@@ -338,10 +338,10 @@ def test_peers_are_bounded_and_the_silent_are_forgotten() -> None:
         return guard.accept(topic(body, who), seal_body(body, topic(body, who), identity(who)), False, body.stamp.at)
 
     assert isinstance(say(status(), 0), AcceptedMessage)
-    assert say(status(NOW + 600), 1) == RejectedMessage(Reason.CROWDED, identity(1).peer_id, PRINT)
+    assert say(status(NOW + 600), 1) == RejectedMessage(Reason.CROWDED, identity(1).peer_id, FINGERPRINT)
     assert isinstance(say(status(NOW + 800), 1), AcceptedMessage)
     assert len(guard) == 1
-    assert say(status(NOW + 801, seq=2), 0) == RejectedMessage(Reason.CROWDED, identity(0).peer_id, PRINT)
+    assert say(status(NOW + 801, seq=2), 0) == RejectedMessage(Reason.CROWDED, identity(0).peer_id, FINGERPRINT)
 
 
 def test_a_flood_is_cut_and_ebbs(hear: Hear) -> None:

@@ -33,16 +33,16 @@ from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.telemetry.guard import Reason
 from swarm.telemetry.messages import Presence, ServedModel
-from tests.telemetry_messages import NOW, PRINT, metrics, status, will
+from tests.telemetry_messages import FINGERPRINT, NOW, metrics, status, will
 
 A, B = PeerId("QmSomebodyAAAAAAAA"), PeerId("QmSomebodyBBBBBBBB")
 WHOLE = Span(0, 12)
-MODEL = ReportedModel("demo-target", PRINT, 12)
-IDENTITY = ModelIdentity("demo-target", PRINT, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+MODEL = ReportedModel("demo-target", FINGERPRINT, 12)
+IDENTITY = ModelIdentity("demo-target", FINGERPRINT, "b2" * 16, "c3" * 16, "d4" * 16, 12)
 
 
 def gap(text: str = "demo: nobody serves layers 4…7", severity: Severity = Severity.CRITICAL) -> Finding:
-    return Finding(AlertKind.GAP, severity, PRINT, text, model="demo", fix="node serve demo --layers 4-8")
+    return Finding(AlertKind.GAP, severity, FINGERPRINT, text, model="demo", fix="node serve demo --layers 4-8")
 
 
 def steps(changes: list[Change]) -> list[AlertTransition]:
@@ -51,7 +51,7 @@ def steps(changes: list[Change]) -> list[AlertTransition]:
 
 def test_what_becomes_worse_is_told_once_and_stays_one_alert() -> None:
     book = AlertBook()
-    mild, bad = (Finding(AlertKind.PROBE, one, PRINT, one.value) for one in (Severity.WARNING, Severity.CRITICAL))
+    mild, bad = (Finding(AlertKind.PROBE, one, FINGERPRINT, one.value) for one in (Severity.WARNING, Severity.CRITICAL))
     told = [
         step for second, finding in enumerate((mild, bad, bad, mild, bad)) for step in book.update([finding], second)
     ]
@@ -187,7 +187,7 @@ class Swarm:
             self._hear()
             self.overview.assess(self.now)
             said += [
-                f"{change.alert.finding.id.replace(PRINT, 'M')} {change.step}"
+                f"{change.alert.finding.id.replace(FINGERPRINT, 'M')} {change.step}"
                 for change in self.overview.newest_changes
             ]
         return said
@@ -195,10 +195,10 @@ class Swarm:
     def _hear(self) -> None:
         if self.now % 5 == 0:
             for peer, one in self.telling.items():
-                self.overview.knowledge.apply_telemetry(peer, PRINT, status(at=self.now, span=one), self.now)
-                self.overview.knowledge.apply_telemetry(peer, PRINT, metrics(at=self.now), self.now)
+                self.overview.knowledge.apply_telemetry(peer, FINGERPRINT, status(at=self.now, span=one), self.now)
+                self.overview.knowledge.apply_telemetry(peer, FINGERPRINT, metrics(at=self.now), self.now)
             found = [record(one.peer, self.now, one.span, one.version) for one in self.records.values()]
-            self.overview.knowledge.apply_records(PRINT, found, self.now)
+            self.overview.knowledge.apply_records(FINGERPRINT, found, self.now)
 
     def add(self, peer: PeerId, span: Span = WHOLE, version: str = "0.2.0") -> None:
         self.records[peer] = record(peer, self.now, span, version)
@@ -207,7 +207,7 @@ class Swarm:
     def die(self, peer: PeerId) -> None:
         """Its connection breaks, its record is renewed no more."""
         del self.records[peer], self.telling[peer]
-        self.overview.knowledge.apply_telemetry(peer, PRINT, will(), self.now)
+        self.overview.knowledge.apply_telemetry(peer, FINGERPRINT, will(), self.now)
 
 
 @pytest.fixture
@@ -243,8 +243,8 @@ def test_a_model_that_is_gone_is_forgotten_not_mended(swarm: Swarm) -> None:
 def test_a_model_in_two_halves_of_different_classes_is_a_gap() -> None:
     other = Swarm()
     for peer, span, kind in ((A, Span(0, 6), "cpu-float32"), (B, Span(6, 12), "cuda-bfloat16")):
-        other.overview.knowledge.apply_telemetry(peer, PRINT, status(at=NOW, span=span, numeric_class=kind), NOW)
-        other.overview.knowledge.slots.enter(PRINT, True, NOW)
+        other.overview.knowledge.apply_telemetry(peer, FINGERPRINT, status(at=NOW, span=span, numeric_class=kind), NOW)
+        other.overview.knowledge.slots.enter(FINGERPRINT, True, NOW)
     other.overview.assess(NOW)
     other.overview.assess(NOW + 4)
     (alert,) = other.overview.alerts.open()
@@ -307,7 +307,7 @@ def test_a_broker_that_is_down_is_one_alert_and_not_one_for_every_node(swarm: Sw
 
 def test_who_leaves_politely_is_no_alarm_and_strangers_raise_none(swarm: Swarm) -> None:
     del swarm.records[B], swarm.telling[B]
-    swarm.overview.knowledge.apply_telemetry(B, PRINT, status(at=swarm.now, state=Presence.LEFT), swarm.now)
+    swarm.overview.knowledge.apply_telemetry(B, FINGERPRINT, status(at=swarm.now, state=Presence.LEFT), swarm.now)
     made_up = ServedModel("made-up", "ff" * 16, 12)
     swarm.overview.knowledge.apply_telemetry(B, "ff" * 16, status(at=swarm.now, model=made_up), swarm.now)
     assert swarm.be(120) == ["last-holder/M began"]

@@ -19,7 +19,7 @@ from swarm.health.alerts.rules import Alert, AlertKind, AlertTransition, Change,
 from swarm.health.alerts.webhook import MAX_WAITING, Webhook, WebhookTiming, message, parse_receiver, sign
 from swarm.health.options import Health
 from swarm.runtime.tasks import TaskScope
-from tests.telemetry_messages import NOW, PRINT
+from tests.telemetry_messages import FINGERPRINT, NOW
 
 SECRET_PATH = "T0KEN-in-the-path"
 PACE = WebhookTiming(answer_s=0.3, tries=3, first_wait_s=0.01, max_wait_s=0.02, pause_s=0.0, jitter=lambda: 0.5)
@@ -28,7 +28,7 @@ PACE = WebhookTiming(answer_s=0.3, tries=3, first_wait_s=0.01, max_wait_s=0.02, 
 def change(
     text: str = "demo: gap", step: AlertTransition = AlertTransition.BEGAN, severity: Severity = Severity.CRITICAL
 ) -> Change:
-    finding = Finding(AlertKind.GAP, severity, PRINT, text, model="demo", fix="node serve demo --layers 4-8")
+    finding = Finding(AlertKind.GAP, severity, FINGERPRINT, text, model="demo", fix="node serve demo --layers 4-8")
     return Change(Alert(finding, NOW), step, NOW + 3, severity)
 
 
@@ -64,7 +64,7 @@ def test_the_message_is_a_line_for_chats_and_values_for_programs() -> None:
     assert sent["text"].startswith("🔴 &lt;!channel&gt; @\u200bhere &amp; &lt;http://x|y&gt;")
     assert "What helps: node serve demo --layers 4-8" in sent["text"]
     assert (sent["step"], sent["worst"], sent["swarm"]) == ("began", "critical", "canopy")
-    assert (sent["alert"]["model"], sent["alert"]["model_name"]) == (PRINT, "demo")
+    assert (sent["alert"]["model"], sent["alert"]["model_name"]) == (FINGERPRINT, "demo")
     assert sent["alert"]["text"] == "<!channel> @here & <http://x|y>"
     assert message(change(step=AlertTransition.ENDED), "canopy")["text"] == "🟢 over: demo: gap"
 

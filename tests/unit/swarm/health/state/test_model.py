@@ -21,9 +21,9 @@ from swarm.health.state.overview import Overview
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.telemetry.messages import Body, Presence, ServedModel, part_of, seal_body, topic_of
-from tests.telemetry_messages import NOW, PRINT, event, identity, metrics, status, will
+from tests.telemetry_messages import FINGERPRINT, NOW, event, identity, metrics, status, will
 
-MODEL = ModelIdentity("demo-target", PRINT, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+MODEL = ModelIdentity("demo-target", FINGERPRINT, "b2" * 16, "c3" * 16, "d4" * 16, 12)
 A, B = PeerId("QmSomebodyAAAAAAAA"), PeerId("QmSomebodyBBBBBBBB")
 
 
@@ -47,24 +47,24 @@ def record(peer: PeerId, announced_at: float = NOW, **other: object) -> NodeReco
 
 
 def node(knowledge: Knowledge, now: float, peer: PeerId = A) -> NodeView:
-    _, nodes = knowledge.nodes(now)[PRINT]
+    _, nodes = knowledge.nodes(now)[FINGERPRINT]
     return next(one for one in nodes if one.peer == peer)
 
 
 def told(knowledge: Knowledge, at: float = NOW, peer: PeerId = A, **other: Any) -> None:  # noqa: ANN401
-    knowledge.apply_telemetry(peer, PRINT, status(at=at, **other), at)
+    knowledge.apply_telemetry(peer, FINGERPRINT, status(at=at, **other), at)
 
 
 def test_telemetry_alone_is_believed_while_it_comes_then_stale_then_gone() -> None:
     knowledge = Knowledge()
     told(knowledge)
     assert (node(knowledge, NOW).condition, node(knowledge, NOW).source) == (Condition.SERVING, EvidenceSource.MQTT)
-    knowledge.apply_telemetry(A, PRINT, metrics(), NOW + 10)
+    knowledge.apply_telemetry(A, FINGERPRINT, metrics(), NOW + 10)
     assert node(knowledge, NOW + 10 + FRESH_S).condition is Condition.SERVING
     late = NOW + 10 + FRESH_S + 1
     assert node(knowledge, late).condition is Condition.STALE
     knowledge.forget(NOW + 10 + KEPT_S)
-    assert PRINT in knowledge.nodes(late)
+    assert FINGERPRINT in knowledge.nodes(late)
     knowledge.forget(NOW + 11 + KEPT_S)
     assert knowledge.nodes(late) == {}
 
@@ -78,16 +78,16 @@ def silent_for(knowledge: Knowledge, start: float, seconds: float, *, is_connect
 def test_who_told_figures_and_falls_silent_is_offline_until_it_speaks_again() -> None:
     """A broker may take long to see that a connection is dead; the DHT still lists the node meanwhile."""
     knowledge = Knowledge()
-    knowledge.apply_records(PRINT, [record(A)], NOW)
+    knowledge.apply_records(FINGERPRINT, [record(A)], NOW)
     told(knowledge)
-    knowledge.apply_telemetry(A, PRINT, metrics(), NOW + 5)
+    knowledge.apply_telemetry(A, FINGERPRINT, metrics(), NOW + 5)
     silent_for(knowledge, NOW + 5, SILENT_S - 0.5)
     assert node(knowledge, NOW + 5 + SILENT_S - 0.5).condition is Condition.SERVING
     silent_for(knowledge, NOW + 5 + SILENT_S - 0.5, 0.5)
     late = NOW + 5 + SILENT_S
     assert (node(knowledge, late).condition, node(knowledge, late).is_silent) == (Condition.OFFLINE, True)
     assert [event.kind for event in knowledge.events] == ["offline"]
-    knowledge.apply_telemetry(A, PRINT, will(), late)
+    knowledge.apply_telemetry(A, FINGERPRINT, will(), late)
     assert [event.kind for event in knowledge.events] == ["offline"], "its will says nothing new"
     told(knowledge, at=late + 1)
     assert node(knowledge, late + 1).condition is Condition.SERVING
@@ -95,13 +95,13 @@ def test_who_told_figures_and_falls_silent_is_offline_until_it_speaks_again() ->
 
 def test_who_falls_silent_to_the_broker_alone_comes_back_by_its_next_record() -> None:
     knowledge = Knowledge()
-    knowledge.apply_records(PRINT, [record(A)], NOW)
+    knowledge.apply_records(FINGERPRINT, [record(A)], NOW)
     told(knowledge)
-    knowledge.apply_telemetry(A, PRINT, metrics(), NOW)
+    knowledge.apply_telemetry(A, FINGERPRINT, metrics(), NOW)
     silent_for(knowledge, NOW, SILENT_S)
     assert node(knowledge, NOW + SILENT_S).condition is Condition.OFFLINE
     later = NOW + SILENT_S + RENEWED_S + 1
-    knowledge.apply_records(PRINT, [record(A, announced_at=later)], later)
+    knowledge.apply_records(FINGERPRINT, [record(A, announced_at=later)], later)
     assert (node(knowledge, later).condition, node(knowledge, later).source) == (Condition.SERVING, EvidenceSource.DHT)
 
 
@@ -109,7 +109,7 @@ def test_silence_counts_only_while_somebody_listens() -> None:
     """A broker that is gone, or a service that stood still itself, says nothing of nodes."""
     knowledge = Knowledge()
     told(knowledge)
-    knowledge.apply_telemetry(A, PRINT, metrics(), NOW)
+    knowledge.apply_telemetry(A, FINGERPRINT, metrics(), NOW)
     silent_for(knowledge, NOW, SILENT_S - 1)
     silent_for(knowledge, NOW + SILENT_S - 1, 3, is_connected=False)
     silent_for(knowledge, NOW + SILENT_S + 2, 1)
@@ -120,7 +120,7 @@ def test_silence_counts_only_while_somebody_listens() -> None:
 
 def test_a_dht_record_alone_is_believed_until_it_expires() -> None:
     knowledge = Knowledge()
-    knowledge.apply_records(PRINT, [record(A)], NOW)
+    knowledge.apply_records(FINGERPRINT, [record(A)], NOW)
     seen = node(knowledge, NOW)
     assert (seen.condition, seen.source, seen.device, seen.kv_free) == (
         Condition.SERVING,
@@ -133,31 +133,31 @@ def test_a_dht_record_alone_is_believed_until_it_expires() -> None:
 
 def test_one_look_that_misses_a_record_means_nothing_two_do() -> None:
     knowledge = Knowledge()
-    knowledge.apply_records(PRINT, [record(A)], NOW)
-    knowledge.apply_records(PRINT, [], NOW + 5)
+    knowledge.apply_records(FINGERPRINT, [record(A)], NOW)
+    knowledge.apply_records(FINGERPRINT, [], NOW + 5)
     assert node(knowledge, NOW + 5).condition is Condition.SERVING
-    knowledge.apply_records(PRINT, [], NOW + 10)
-    assert PRINT not in knowledge.nodes(NOW + 10)
+    knowledge.apply_records(FINGERPRINT, [], NOW + 10)
+    assert FINGERPRINT not in knowledge.nodes(NOW + 10)
 
 
 def test_both_sources_are_merged_and_telemetry_knows_more() -> None:
     knowledge = Knowledge()
-    knowledge.apply_records(PRINT, [record(A)], NOW)
+    knowledge.apply_records(FINGERPRINT, [record(A)], NOW)
     told(knowledge, name="attic")
-    knowledge.apply_telemetry(A, PRINT, metrics(kv_tokens_free=7), NOW)
+    knowledge.apply_telemetry(A, FINGERPRINT, metrics(kv_tokens_free=7), NOW)
     seen = node(knowledge, NOW)
     assert (seen.source, seen.name, seen.kv_free, seen.busy) == (EvidenceSource.BOTH, "attic", 7, 0.25)
 
 
 def test_a_will_counts_at_once_although_the_dht_still_lists_the_node() -> None:
     knowledge = Knowledge()
-    knowledge.apply_records(PRINT, [record(A)], NOW)
+    knowledge.apply_records(FINGERPRINT, [record(A)], NOW)
     told(knowledge)
     before = knowledge.version
-    knowledge.apply_telemetry(A, PRINT, will(), NOW + 2)
+    knowledge.apply_telemetry(A, FINGERPRINT, will(), NOW + 2)
     assert node(knowledge, NOW + 2).condition is Condition.OFFLINE
     assert knowledge.version > before
-    knowledge.apply_records(PRINT, [record(A)], NOW + 5)
+    knowledge.apply_records(FINGERPRINT, [record(A)], NOW + 5)
     assert node(knowledge, NOW + 5).condition is Condition.OFFLINE
     assert knowledge.events[0].kind == "offline"
 
@@ -165,8 +165,8 @@ def test_a_will_counts_at_once_although_the_dht_still_lists_the_node() -> None:
 def test_a_node_that_lost_only_its_broker_is_back_with_its_next_record() -> None:
     knowledge = Knowledge()
     told(knowledge)
-    knowledge.apply_telemetry(A, PRINT, will(), NOW + 2)
-    knowledge.apply_records(PRINT, [record(A, announced_at=NOW + 20)], NOW + 21)
+    knowledge.apply_telemetry(A, FINGERPRINT, will(), NOW + 2)
+    knowledge.apply_records(FINGERPRINT, [record(A, announced_at=NOW + 20)], NOW + 21)
     seen = node(knowledge, NOW + 21)
     assert (seen.condition, seen.source) == (Condition.SERVING, EvidenceSource.DHT)
 
@@ -174,7 +174,7 @@ def test_a_node_that_lost_only_its_broker_is_back_with_its_next_record() -> None
 def test_a_new_birth_ends_being_offline() -> None:
     knowledge = Knowledge()
     told(knowledge)
-    knowledge.apply_telemetry(A, PRINT, will(), NOW + 2)
+    knowledge.apply_telemetry(A, FINGERPRINT, will(), NOW + 2)
     told(knowledge, NOW + 3)
     assert node(knowledge, NOW + 3).condition is Condition.SERVING
 
@@ -189,7 +189,7 @@ def test_a_new_birth_ends_being_offline() -> None:
 )
 def test_what_a_status_says(state: Presence, condition: Condition) -> None:
     knowledge = Knowledge()
-    knowledge.apply_records(PRINT, [record(A)], NOW - 1)
+    knowledge.apply_records(FINGERPRINT, [record(A)], NOW - 1)
     told(knowledge, state=state)
     assert node(knowledge, NOW).condition is condition
 
@@ -198,9 +198,9 @@ def test_broker_and_dht_may_differ_for_a_while_only() -> None:
     knowledge = Knowledge()
     for seconds in range(0, int(DISAGREE_S) + 10, 5):
         told(knowledge, NOW + seconds)
-        knowledge.apply_records(PRINT, [], NOW + seconds)
+        knowledge.apply_records(FINGERPRINT, [], NOW + seconds)
         assert node(knowledge, NOW + seconds).disagrees is (seconds > DISAGREE_S)
-    knowledge.apply_records(PRINT, [record(A, announced_at=NOW + 60)], NOW + 60)
+    knowledge.apply_records(FINGERPRINT, [record(A, announced_at=NOW + 60)], NOW + 60)
     assert not node(knowledge, NOW + 60).disagrees
 
 
@@ -208,7 +208,7 @@ def test_a_draining_node_need_not_be_listed() -> None:
     knowledge = Knowledge()
     for seconds in (0, 5, 60, 65):
         told(knowledge, NOW + seconds, state=Presence.DRAINING)
-        knowledge.apply_records(PRINT, [], NOW + seconds)
+        knowledge.apply_records(FINGERPRINT, [], NOW + seconds)
     assert not node(knowledge, NOW + 65).disagrees
 
 
@@ -217,8 +217,8 @@ def test_who_describes_the_model_differently_is_left_out() -> None:
     told(knowledge)
     told(knowledge, peer=B)
     liar = PeerId("QmLiar")
-    told(knowledge, peer=liar, model=ServedModel("<b>mine</b>", PRINT, 4))
-    model, nodes = knowledge.nodes(NOW)[PRINT]
+    told(knowledge, peer=liar, model=ServedModel("<b>mine</b>", FINGERPRINT, 4))
+    model, nodes = knowledge.nodes(NOW)[FINGERPRINT]
     assert model.name == "demo-target"
     assert {one.peer for one in nodes} == {A, B}
 
@@ -226,13 +226,13 @@ def test_who_describes_the_model_differently_is_left_out() -> None:
 def test_sweeps_per_second_come_from_two_metrics_of_one_run() -> None:
     knowledge = Knowledge()
     told(knowledge)
-    knowledge.apply_telemetry(A, PRINT, metrics(sweeps=10, uptime_s=100.0), NOW)
+    knowledge.apply_telemetry(A, FINGERPRINT, metrics(sweeps=10, uptime_s=100.0), NOW)
     assert node(knowledge, NOW).sweeps_per_s is None
-    knowledge.apply_telemetry(A, PRINT, metrics(sweeps=25, uptime_s=105.0), NOW + 5)
+    knowledge.apply_telemetry(A, FINGERPRINT, metrics(sweeps=25, uptime_s=105.0), NOW + 5)
     assert node(knowledge, NOW + 5).sweeps_per_s == 3.0
-    knowledge.apply_telemetry(A, PRINT, metrics(sweeps=1, uptime_s=0.0), NOW + 10)
+    knowledge.apply_telemetry(A, FINGERPRINT, metrics(sweeps=1, uptime_s=0.0), NOW + 10)
     assert node(knowledge, NOW + 10).sweeps_per_s is None
-    knowledge.apply_telemetry(A, PRINT, metrics(sweeps=2**53, uptime_s=5e-324), NOW + 11)
+    knowledge.apply_telemetry(A, FINGERPRINT, metrics(sweeps=2**53, uptime_s=5e-324), NOW + 11)
     assert node(knowledge, NOW + 11).sweeps_per_s is None, "not infinite"
 
 
@@ -288,7 +288,7 @@ MANY_STATUSES = st.builds(
     name=st.sampled_from([None, "", "<img src=x onerror=alert(1)>", "𝔫" * 64]),
     started_at=st.sampled_from([0.0, 1e11]),
     state=st.sampled_from(Presence),
-    model=st.sampled_from([ServedModel("m", PRINT, layers) for layers in (4, 4_096)]),
+    model=st.sampled_from([ServedModel("m", FINGERPRINT, layers) for layers in (4, 4_096)]),
 )
 
 
@@ -296,7 +296,7 @@ MANY_STATUSES = st.builds(
 def test_whatever_is_believed_can_be_shown(bodies: list[Body]) -> None:
     overview = Overview(["/ip4/192.0.2.1/tcp/1/p2p/Qm"], "canopy", NOW)
     for second, body in enumerate(bodies):
-        topic = topic_of("canopy", PRINT, identity(0).peer_id, part_of(body))
+        topic = topic_of("canopy", FINGERPRINT, identity(0).peer_id, part_of(body))
         seal_body(body, topic, identity(0))
-        overview.knowledge.apply_telemetry(A, PRINT, body, NOW + second)
+        overview.knowledge.apply_telemetry(A, FINGERPRINT, body, NOW + second)
         json.dumps(overview.state(overview.assess(NOW + second), NOW + second), allow_nan=False)

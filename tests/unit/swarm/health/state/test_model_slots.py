@@ -12,10 +12,10 @@ from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.telemetry.guard import AcceptedMessage, TelemetryGuard
 from swarm.telemetry.messages import ServedModel, seal_body
-from tests.telemetry_messages import NOW, PRINT, identity, status, topic
+from tests.telemetry_messages import FINGERPRINT, NOW, identity, status, topic
 
 A = PeerId("QmSomebodyAAAAAAAA")
-REAL = PRINT
+REAL = FINGERPRINT
 
 
 def made_up(number: int) -> str:
@@ -148,7 +148,9 @@ def test_a_model_without_nodes_leaves_its_slot() -> None:
 
 def test_the_guard_lets_in_whom_the_dht_lists_although_strangers_fill_it() -> None:
     listed = {identity(2).peer_id}
-    guard = TelemetryGuard(max_peers=2, is_listed=lambda fingerprint, peer: fingerprint == PRINT and peer in listed)
+    guard = TelemetryGuard(
+        max_peers=2, is_listed=lambda fingerprint, peer: fingerprint == FINGERPRINT and peer in listed
+    )
 
     def hear(who: int, at: float) -> bool:
         body = status(at=at)

@@ -14,9 +14,9 @@ from swarm.health.state.verdict import Grade, Verdict, judge
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.telemetry.guard import Reason
-from tests.telemetry_messages import NOW, PRINT, status
+from tests.telemetry_messages import FINGERPRINT, NOW, status
 
-MODEL = ReportedModel("demo-target", PRINT, 12)
+MODEL = ReportedModel("demo-target", FINGERPRINT, 12)
 JOIN = ["/ip4/192.0.2.1/tcp/31337/p2p/QmPeer"]
 
 
@@ -101,7 +101,7 @@ def test_broker_and_dht_that_disagree_count() -> None:
 
 
 def finding(text: str = "broken", kind: AlertKind = AlertKind.GAP) -> Finding:
-    return Finding(kind, Severity.CRITICAL, PRINT, text)
+    return Finding(kind, Severity.CRITICAL, FINGERPRINT, text)
 
 
 def test_an_alert_begins_after_a_while_and_flapping_stays_one_alert() -> None:
@@ -128,7 +128,7 @@ def test_the_worst_alert_comes_first() -> None:
 def test_what_changes_is_an_event_and_lasts_as_an_alert() -> None:
     overview = Overview(JOIN, "canopy", NOW)
     apply_telemetry(overview.knowledge, "QmA", Span(0, 12), NOW)
-    overview.knowledge.slots.enter(PRINT, True, NOW)
+    overview.knowledge.slots.enter(FINGERPRINT, True, NOW)
     assert overview.assess(NOW)[0].verdict.grade is Grade.SERVING
     overview.record_probe(MODEL, Probe(ok=False, error="nobody answers"), NOW + 1)
     assert overview.assess(NOW + 1)[0].verdict.grade is Grade.DEGRADED
@@ -172,4 +172,4 @@ def test_sources_and_clocks_have_alerts_too() -> None:
 
 
 def apply_telemetry(knowledge: Knowledge, peer: str, span: Span, now: float) -> None:
-    knowledge.apply_telemetry(PeerId(peer), PRINT, status(at=now, span=span), now)
+    knowledge.apply_telemetry(PeerId(peer), FINGERPRINT, status(at=now, span=span), now)

@@ -14,7 +14,7 @@ from swarm.health.state.verdict import Grade
 from swarm.health.tasks.history import MAX_MODELS, History, Sample
 
 T = 1_800_000_000.0
-PRINT = "ab" * 16
+FINGERPRINT = "ab" * 16
 VERSION_1 = """
 CREATE TABLE points (
     model TEXT NOT NULL, step_s INTEGER NOT NULL, at INTEGER NOT NULL,
@@ -30,7 +30,7 @@ PRAGMA user_version = 1;
 
 
 def sample(grade: Grade = Grade.SERVING, machines: int = 3, **other: float) -> Sample:
-    return Sample(PRINT, grade, machines - 1, machines, **other)
+    return Sample(FINGERPRINT, grade, machines - 1, machines, **other)
 
 
 async def test_a_sample_is_folded_into_every_resolution(tmp_path: Path) -> None:
@@ -38,7 +38,9 @@ async def test_a_sample_is_folded_into_every_resolution(tmp_path: Path) -> None:
         await history.add([sample(sweeps_per_s=2.0, tokens_per_s=10.0, ttft_ms=200.0)], T)
         await history.add([sample(Grade.BROKEN, 1, sweeps_per_s=4.0)], T + 5)
         await history.add([sample(machines=5)], T + 10)
-        hour, day, month = [(await history.points(PRINT, window, T + 10))["points"] for window in ("1h", "24h", "30d")]
+        hour, day, month = [
+            (await history.points(FINGERPRINT, window, T + 10))["points"] for window in ("1h", "24h", "30d")
+        ]
     assert [(point["at"], point["verdict"], point["tokens_per_s"]) for point in hour] == [
         (T, "serving", 10.0),
         (T + 5, "broken", None),
@@ -67,7 +69,7 @@ async def test_a_slot_tells_how_long_each_verdict_held_beside_the_worst(tmp_path
         for at in range(0, 120, 5):
             await history.add([sample(Grade.SERVING if at < 60 else Grade.BROKEN)], T + at)
         await history.add([sample(Grade.DEGRADED, seconds=7.25)], T + 1_200)
-        month = (await history.points(PRINT, "30d", T + 1_200))["points"]
+        month = (await history.points(FINGERPRINT, "30d", T + 1_200))["points"]
     assert [(point["verdict"], point["seconds"]) for point in month] == [
         ("broken", {"serving": 60.0, "broken": 60.0}),
         ("degraded", {"degraded": 7.2}),
@@ -78,7 +80,11 @@ async def test_a_file_of_the_version_before_is_read_and_goes_on(tmp_path: Path) 
     path = tmp_path / "health.sqlite3"
     with sqlite3.connect(path) as database:
         database.executescript(VERSION_1)
-        rows = [(PRINT, 900, T, 12, 0), (PRINT, 900, T + 900, 180, 2), (PRINT, 900, T + 1_800, 200, 1)]
+        rows = [
+            (FINGERPRINT, 900, T, 12, 0),
+            (FINGERPRINT, 900, T + 900, 180, 2),
+            (FINGERPRINT, 900, T + 1_800, 200, 1),
+        ]
         database.executemany("INSERT INTO points VALUES (?, ?, ?, ?, ?, 2, 36.0, 6.0, 2, 20.0, 400.0, 2)", rows)
         database.execute("INSERT INTO kept VALUES ('served', '[1]')")
     database.close()
@@ -86,7 +92,7 @@ async def test_a_file_of_the_version_before_is_read_and_goes_on(tmp_path: Path) 
         async with History.open(path) as history:
             await history.add([sample()], T + 900 + again)
             assert await history.load("served") == [1]
-            month = (await history.points(PRINT, "30d", T + 1_800))["points"]
+            month = (await history.points(FINGERPRINT, "30d", T + 1_800))["points"]
     assert [(point["verdict"], point["seconds"]) for point in month] == [
         ("serving", {"serving": 60.0}),
         ("broken", {"serving": 10.0, "broken": 900.0}),
@@ -105,7 +111,7 @@ async def test_it_survives_a_restart_and_forgets_what_is_too_old(tmp_path: Path)
         assert await history.load("served") == [1, "two"]
         assert await history.load("nothing") is None
         await history.add([sample()], later)
-        lengths = [len((await history.points(PRINT, window, later))["points"]) for window in ("1h", "24h", "30d")]
+        lengths = [len((await history.points(FINGERPRINT, window, later))["points"]) for window in ("1h", "24h", "30d")]
         assert lengths == [1, 1, 2]
     with sqlite3.connect(path) as database:
         assert database.execute("SELECT count(*) FROM points").fetchone() == (4,)

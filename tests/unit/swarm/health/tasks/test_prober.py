@@ -16,7 +16,7 @@ from swarm.health.state.overview import Overview
 from swarm.health.tasks.prober import PROBE_TOKENS, RETRY_S, SETTLE_S, Prober
 from swarm.ids import PeerId
 from swarm.layers import Span
-from tests.telemetry_messages import NOW, PRINT, status
+from tests.telemetry_messages import FINGERPRINT, NOW, status
 
 EVERY_S = 300.0
 JOIN = "/ip4/192.0.2.1/tcp/31337/p2p/QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnPbdG"
@@ -45,8 +45,8 @@ class World:
     def hear(self, *spans: tuple[int, int], numeric_class: str = "cpu-float32") -> None:
         for number, span in enumerate(spans):
             body = status(at=self.now, span=Span(*span), numeric_class=numeric_class)
-            self.overview.knowledge.apply_telemetry(PeerId(f"QmNode{number}"), PRINT, body, self.now)
-            self.overview.knowledge.slots.enter(PRINT, True, self.now)
+            self.overview.knowledge.apply_telemetry(PeerId(f"QmNode{number}"), FINGERPRINT, body, self.now)
+            self.overview.knowledge.slots.enter(FINGERPRINT, True, self.now)
 
     def later(self, seconds: float) -> None:
         self.now += seconds
@@ -61,7 +61,7 @@ class World:
         assert not self.says
 
     def node(self, number: int) -> NodeView:
-        _, nodes = self.overview.knowledge.nodes(self.now)[PRINT]
+        _, nodes = self.overview.knowledge.nodes(self.now)[FINGERPRINT]
         return next(node for node in nodes if node.peer == f"QmNode{number}")
 
 
@@ -83,7 +83,7 @@ async def test_only_a_complete_model_is_probed_and_not_before_its_time() -> None
     assert world.prober.due() is None
     world.later(EVERY_S)
     assert world.prober.due() is not None
-    assert world.asked[0] == ["--fingerprint", PRINT, "--tokens", "16", "--join", JOIN]
+    assert world.asked[0] == ["--fingerprint", FINGERPRINT, "--tokens", "16", "--join", JOIN]
 
 
 async def test_machines_with_a_stand_in_are_compared_in_turn() -> None:
@@ -119,23 +119,23 @@ async def test_a_failure_is_looked_at_again_soon() -> None:
     ):
         world.later(2 * RETRY_S)
         await world.turn(trouble)
-        assert world.overview.probes[PRINT].failures == failures
+        assert world.overview.probes[FINGERPRINT].failures == failures
     world.later(3 * RETRY_S)
     assert world.prober.due() is None, "each failure doubles the pause"
     world.later(RETRY_S)
     await world.turn(FINE, OSError("no process"))
-    assert world.overview.probes[PRINT].failures == 0
+    assert world.overview.probes[FINGERPRINT].failures == 0
 
 
 def test_a_model_of_which_telemetry_alone_speaks_is_not_probed() -> None:
     world = World()
     world.later(0)
-    world.overview.knowledge.slots.leave(PRINT)
-    world.overview.knowledge.slots.enter(PRINT, False, world.now)
+    world.overview.knowledge.slots.leave(FINGERPRINT)
+    world.overview.knowledge.slots.enter(FINGERPRINT, False, world.now)
     for _ in range(2):
         world.now += 4
         assert world.prober.due() is None
-    world.overview.knowledge.slots.enter(PRINT, True, world.now)
+    world.overview.knowledge.slots.enter(FINGERPRINT, True, world.now)
     assert world.prober.due() is None
     world.now += 4
     assert world.prober.due() is not None
