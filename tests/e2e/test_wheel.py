@@ -115,10 +115,20 @@ def test_the_wheel_is_three_packages_with_types_and_demo_models(tree: Path, whee
     assert {"swarm/demo/demo-target/model.safetensors", "swarm/demo/demo-draft/tokenizer.json"} <= here
 
 
-def test_the_demo_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
-    done = run(installed, tmp_path, "client", "demo", "--tokens", "16", "--delay-ms", "0")
+def test_the_demo_streams_compares_and_leaves_nothing(installed: Path, tmp_path: Path) -> None:
+    """As `make demo`, on faster links."""
+    done = run(installed, tmp_path, "client", "demo", "--delay-ms", "10")
     assert (done.returncode, done.stderr) == (0, "")
     assert "same text: yes" in done.stdout
+    assert "links with 10 ms artificial one-way delay" in done.stdout
+    text = re.search(r"It was a dark night[^\n]+", done.stdout)
+    assert text is not None
+    assert len(text[0].split()) > 40
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
+    accepted = {row[0]: float(row[3]) for row in cells}
+    assert accepted["plain decoding"] == 1.0
+    assert accepted["as it comes"] > 2.0
+    assert accepted["a tree of 32 at a time"] > 2.0
     assert not list(tmp_path.iterdir())
 
 
