@@ -15,7 +15,7 @@ from swarm.errors import ConfigError
 from swarm.layers import Span
 from swarm.runtime.cli_types import (
     Count,
-    Device,
+    DeviceName,
     File,
     Folder,
     Host,
@@ -61,7 +61,7 @@ class ServeConfig:
     """Branch, tag or commit of a hub model (default: its main branch)."""
     num_layers: Count | None = None
     """With --layers auto: how many layers to hold (default: as many as fit the device's memory)."""
-    device: Device = "auto"
+    device: DeviceName = "auto"
     """cpu, cuda, cuda:1 …; auto takes a GPU if there is one."""
     dtype: Dtype = "auto"
     """Compute type; auto is float32 on a CPU and the checkpoint's own on a GPU."""

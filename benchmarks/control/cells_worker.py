@@ -25,7 +25,7 @@ from benchmarks.simulation.counted import CountedDrafter
 from benchmarks.simulation.profiles import FIRST_SEED
 from benchmarks.simulation.recorded import prompts_of
 from client.drafting.drafter import NO_PICKS, TreeDrafter
-from client.drafting.loading import DraftOptions, LoadedDrafter, Name, load_drafter
+from client.drafting.loading import DraftOptions, LoadedDrafter, ModelName, load_drafter
 from client.drafting.search.stopping import NO_LIMIT, StopRule
 from client.drafting.search.tree import DraftTree, Picks
 from client.library.aio import AsyncSwarm
@@ -103,10 +103,10 @@ class TimedDrafter(CountedDrafter):
         }
 
 
-def load_timed(drafters: list[TimedDrafter]) -> Callable[[Name, Target, DraftOptions, str | None], LoadedDrafter]:
+def load_timed(drafters: list[TimedDrafter]) -> Callable[[ModelName, Target, DraftOptions, str | None], LoadedDrafter]:
     """Loads what is to draft, and keeps it where its notes can be read."""
 
-    def load(model: Name, target: Target, wanted: DraftOptions, revision: str | None = None) -> LoadedDrafter:
+    def load(model: ModelName, target: Target, wanted: DraftOptions, revision: str | None = None) -> LoadedDrafter:
         made = load_drafter(model, target, wanted, revision)
         assert isinstance(made.drafter, TreeDrafter)
         drafters.append(TimedDrafter(made.drafter))

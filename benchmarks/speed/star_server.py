@@ -16,7 +16,7 @@ import grpc.aio
 from node.engine.batch import Batch, BatchMember
 from node.engine.sweep_run import HopRole, SweepRun
 from node.model.span import SpanModel
-from node.session.service import Context
+from node.session.service import RpcContext
 from swarm.errors import ConfigError, RemoteProtocolError, SwarmError
 from swarm.inference.gumbel import gumbel_row
 from swarm.inference.kv_cache import KvCache
@@ -81,7 +81,7 @@ class StarService:
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self.session)
         return grpc.method_handlers_generic_handler(SERVICE, {SESSION.rpartition("/")[2]: handler})
 
-    async def session(self, requests: AsyncIterator[bytes], context: Context) -> None:
+    async def session(self, requests: AsyncIterator[bytes], context: RpcContext) -> None:
         """Answer one session's sweeps, one after the other; a wrong one ends the stream with a typed status."""
         try:
             session, joiner = StarSession(self._model, self._valid_tokens), FrameAssembler()

@@ -39,7 +39,7 @@ DRAFT_WINDOW = 32_768
 MAX_DRAFTS = 8
 """Models and heads that draft together."""
 
-Name = str | Path
+ModelName = str | Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class DraftOptions:
         calibrations: folder of what earlier runs learned; None keeps nothing.
     """
 
-    names: tuple[Name, ...] = ()
+    names: tuple[ModelName, ...] = ()
     device: str | None = None
     lookup: bool = True
     siblings: bool = True
@@ -85,7 +85,7 @@ class LoadedDrafter:
             save()
 
 
-def load_drafter(model: Name, target: Target, options: DraftOptions, revision: str | None = None) -> LoadedDrafter:
+def load_drafter(model: ModelName, target: Target, options: DraftOptions, revision: str | None = None) -> LoadedDrafter:
     """Load everything that drafts for a target.
 
     Args:
@@ -184,7 +184,7 @@ def _source(component: DraftComponent, vocab_tokens: int, calibration: Calibrati
     return component.source(Ranker(vocab_tokens, calibration))
 
 
-def _model(name: Name, target: Target, device: torch.device, *, adapt: bool) -> DraftComponent:
+def _model(name: ModelName, target: Target, device: torch.device, *, adapt: bool) -> DraftComponent:
     model = load_whole(name, torch.float32 if device.type == "cpu" else torch.bfloat16, device)
     small = load_target(name)
     check_compatible(target.tokenizer, small.tokenizer, target.vocab_size, model.vocab_size)
@@ -193,7 +193,7 @@ def _model(name: Name, target: Target, device: torch.device, *, adapt: bool) -> 
 
 
 def _head(
-    named: tuple[Name, HeadConfig], of: tuple[Name, str | None], target: Target, device: torch.device
+    named: tuple[ModelName, HeadConfig], of: tuple[ModelName, str | None], target: Target, device: torch.device
 ) -> DraftComponent:
     name, config = named
     if config.tokenizer != target.tokenizer_digest or config.vocab_size != target.vocab_size:

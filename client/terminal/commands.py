@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from client.options import CodecChoice, Options
-from swarm.runtime.cli_types import Count, Device, File, Model, Peer, Revision, Seconds, Text, headed
+from swarm.runtime.cli_types import Count, DeviceName, File, Model, Peer, Revision, Seconds, Text, headed
 
 GenerationOptions = Annotated[Options, tyro.conf.arg(name="")]
 
@@ -40,7 +40,7 @@ class ConnectionOptions:
     model: tyro.conf.Positional[Model | None] = None
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
     draft: tyro.conf.UseAppendAction[tuple[Model, ...]] = ()
-    draft_device: Device | None = None
+    draft_device: DeviceName | None = None
     revision: Revision | None = None
     threads: Count | None = None
     codec: CodecChoice = "lossless"

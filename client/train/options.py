@@ -7,7 +7,7 @@ from typing import Literal
 
 import tyro
 
-from swarm.runtime.cli_types import Count, Device, File, Folder, Model, Number, Peer, headed
+from swarm.runtime.cli_types import Count, DeviceName, File, Folder, Model, Number, Peer, headed
 
 
 @headed(
@@ -57,5 +57,5 @@ class TrainDraft:
     batch: Count = 8
     rate: Number = 3e-3
     seed: Count = 1
-    device: Device | None = None
+    device: DeviceName | None = None
     threads: Count | None = None

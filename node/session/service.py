@@ -52,7 +52,7 @@ WRITE_S = 30.0
 
 logger = logging.getLogger(__name__)
 
-Context = grpc.aio.ServicerContext[bytes, bytes]
+RpcContext = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class NodeService:
@@ -74,17 +74,17 @@ class NodeService:
         by_name = {path.rsplit("/", 1)[1]: handler for path, handler in methods.items()}
         return grpc.method_handlers_generic_handler(wire.SERVICE, by_name)
 
-    async def hello(self, request: bytes, context: Context) -> bytes:
+    async def hello(self, request: bytes, context: RpcContext) -> bytes:
         """Prove that this address belongs to this identity."""
         if len(request) != address_proof.NONCE_BYTES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a nonce has {address_proof.NONCE_BYTES} bytes")
         return address_proof.hello_response(self._identity, request)
 
-    async def info(self, request: bytes, context: Context) -> bytes:
+    async def info(self, request: bytes, context: RpcContext) -> bytes:
         """What this node serves and has done."""
         return wire.encode_info(self._sessions.info())
 
-    async def hold(self, request: bytes, context: Context) -> bytes:
+    async def hold(self, request: bytes, context: RpcContext) -> bytes:
         """Keep a session whose upstream is lost while its chain is repaired (R9)."""
         try:
             hold = wire.decode_hold(request)
@@ -95,7 +95,7 @@ class NodeService:
             hop.hold(hold.generation, hold.ttl_s)
         return wire.encode_held(Held(hop is not None))
 
-    async def replies(self, requests: AsyncIterator[bytes], context: Context) -> None:
+    async def replies(self, requests: AsyncIterator[bytes], context: RpcContext) -> None:
         """The picks of one session, for a client that has its id."""
         try:
             async with asyncio.timeout(FIRST_MESSAGE_S):
@@ -128,7 +128,7 @@ class NodeService:
         except (RemoteProtocolError, grpc.aio.AioRpcError) as error:
             logger.warning("a reply stream broke: %s", error)
 
-    async def link(self, requests: AsyncIterator[bytes], context: Context) -> None:
+    async def link(self, requests: AsyncIterator[bytes], context: RpcContext) -> None:
         """One session's stream from its upstream neighbour."""
         upstream = UpstreamStream()
         try:
@@ -216,7 +216,7 @@ async def _send_pings(replies: ReplyBuffer) -> None:
 class TimedWriter:
     """A stream's way out: TimeoutError when the peer does not read for `WRITE_S`."""
 
-    def __init__(self, context: Context, counters: NodeCounters) -> None:
+    def __init__(self, context: RpcContext, counters: NodeCounters) -> None:
         self._context = context
         self._counters = counters
 
@@ -227,6 +227,6 @@ class TimedWriter:
         self._counters.sent(len(message))
 
 
-async def _give_up(context: Context) -> NoReturn:
+async def _give_up(context: RpcContext) -> NoReturn:
     logger.warning("ended the stream of a peer that does not read")
     await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"nothing was read here for {WRITE_S:.0f} s")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
-Options = TypeVar("Options", bound=type)
+OptionsClass = TypeVar("OptionsClass", bound=type)
 
 _ATTRIBUTE: Final = "__option_headings__"
 
@@ -29,7 +29,7 @@ Model = Annotated[str, Word("MODEL")]
 """A hub id, a folder, or a name or fingerprint of a swarm's model, as the option says."""
 Revision = Annotated[str, Word("REVISION")]
 Layers = Annotated[str, Word("START-END")]
-Device = Annotated[str, Word("DEVICE")]
+DeviceName = Annotated[str, Word("DEVICE")]
 Peer = Annotated[str, Word("PEER")]
 """A multiaddress or a peer id, as the option says."""
 Host = Annotated[str, Word("HOST")]
@@ -46,7 +46,7 @@ Milliseconds = Annotated[float, Word("MS")]
 MegabytesPerSecond = Annotated[float, Word("MB")]
 
 
-def headed(**headings: tuple[str, ...]) -> Callable[[Options], Options]:
+def headed(**headings: tuple[str, ...]) -> Callable[[OptionsClass], OptionsClass]:
     """Name the headings under which `--help` lists a dataclass's options, in this order.
 
     An option under no heading comes before them. A field that is a dataclass has its own headings, and stands for them
@@ -56,7 +56,7 @@ def headed(**headings: tuple[str, ...]) -> Callable[[Options], Options]:
         TypeError: there is no such field.
     """
 
-    def mark(options: Options) -> Options:
+    def mark(options: OptionsClass) -> OptionsClass:
         unknown = {name for names in headings.values() for name in names} - {field.name for field in fields(options)}
         if unknown:
             raise TypeError(f"{options.__name__} has no {', '.join(sorted(unknown))}")

@@ -128,13 +128,21 @@ def test_no_folder_is_crowded_and_no_file_is_long() -> None:
     assert {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > MAX_LINES} == {}
 
 
-def test_a_class_name_stands_for_one_thing() -> None:
+def test_a_name_of_a_class_or_type_alias_stands_for_one_thing() -> None:
     found = defaultdict(list)
     for package in PACKAGES:
         for path in _sources(package):
             for item in ast.parse(path.read_text()).body:
-                if isinstance(item, ast.ClassDef):
-                    found[item.name.lstrip("_")].append(str(path.relative_to(ROOT)))
+                match item:
+                    case ast.ClassDef(name=name):
+                        pass
+                    case ast.Assign(targets=[ast.Name(id=name)]) if (
+                        name.lstrip("_")[:1].isupper() and not name.isupper()
+                    ):
+                        pass
+                    case _:
+                        continue
+                found[name.lstrip("_")].append(str(path.relative_to(ROOT)))
     assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
 
 

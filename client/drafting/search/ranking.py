@@ -33,7 +33,7 @@ MAX_CHILDREN = 8
 NO_TOKEN = -1
 """Fills up rows that have fewer candidates than others."""
 
-Number = TypeVar("Number", bound=np.generic)
+Scalar = TypeVar("Scalar", bound=np.generic)
 T = TypeVar("T")
 
 
@@ -305,7 +305,7 @@ def _added_tokens(other_probs: Mapping[int, float], own: Sequence[int]) -> list[
     return sorted(other_probs.keys() - set(own), key=lambda token: (-other_probs[token], token))
 
 
-def _wide(rows: NDArray[Number], width: int, empty: float) -> NDArray[Number]:
+def _wide(rows: NDArray[Scalar], width: int, empty: float) -> NDArray[Scalar]:
     """The rows with `width` columns, new ones filled with `empty`."""
     if rows.shape[1] == width:
         return rows

@@ -27,8 +27,8 @@ def harmless(text: str) -> str:
 
 
 SafeText = Annotated[str, AfterValidator(harmless)]
-Layer = Annotated[int, Field(ge=0, le=MAX_LAYERS)]
-Range = tuple[Layer, Layer]
+LayerIndex = Annotated[int, Field(ge=0, le=MAX_LAYERS)]
+Range = tuple[LayerIndex, LayerIndex]
 """A range of layers, half-open."""
 
 
@@ -105,7 +105,7 @@ class ModelShown(_StateModel):
 
     name: SafeText
     fingerprint: SafeText
-    num_layers: Layer
+    num_layers: LayerIndex
     verdict: SafeText
     reason: SafeText
     since: float

@@ -34,7 +34,7 @@ SETTLE_S = 3.0
 MAX_DOUBLINGS = 16
 MAX_LINE_BYTES = 65_536
 
-Run = Callable[[Sequence[str]], Awaitable[str]]
+RunProbe = Callable[[Sequence[str]], Awaitable[str]]
 Clock = Callable[[], float]
 
 
@@ -56,7 +56,7 @@ class _ProbeSchedule:
 class Prober:
     """Probes every complete model in turn; `run` never ends by itself."""
 
-    def __init__(self, overview: Overview, every_s: float, tokens_per_hour: int, run: Run, clock: Clock) -> None:
+    def __init__(self, overview: Overview, every_s: float, tokens_per_hour: int, run: RunProbe, clock: Clock) -> None:
         self._overview, self._every_s, self._run, self._clock = overview, every_s, run, clock
         self._budget = ProbeBudget(tokens_per_hour)
         self._schedules: dict[str, _ProbeSchedule] = {}

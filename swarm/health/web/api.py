@@ -21,9 +21,9 @@ from swarm.health.web.badge import MAX_LABEL, badge
 from swarm.metrics.http import Guarded
 
 PAGE: Final = Path(__file__).parent / "page"
-Window = Literal["1h", "24h", "30d"]
+WindowName = Literal["1h", "24h", "30d"]
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Response]])
-Points = Callable[[str, Window], Awaitable[dict[str, Any]]]
+Points = Callable[[str, WindowName], Awaitable[dict[str, Any]]]
 
 MAX_AGE_S: Final = 30
 """How long a badge may be cached."""
@@ -77,7 +77,7 @@ def _add_api(app: FastAPI, publisher: StatePublisher, points: Points) -> None:
     @_read(app, "/api/v1/history", "How a model fared")
     async def history(
         model: Annotated[str, Query(pattern="^[0-9a-f]{8,128}$", description="the model's fingerprint")],
-        window: Annotated[Window, Query(description="how far back")] = "24h",
+        window: Annotated[WindowName, Query(description="how far back")] = "24h",
     ) -> Response:
         """A point every 5 s for an hour, every minute for a day, every 15 minutes for 30 days.
 

@@ -34,7 +34,7 @@ POLICY: Final = (
 _FINGERPRINT: Final = re.compile(r"[0-9a-f]{8,128}")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
-Points = Callable[[str, str], Awaitable[Mapping[str, Any]]]
+ReadHistory = Callable[[str, str], Awaitable[Mapping[str, Any]]]
 """A model's history for a window; KeyError where there is none."""
 
 _HEAD: Final = Environment(autoescape=True).from_string(
@@ -71,7 +71,7 @@ class PageSnapshot:
     histories: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    async def take(cls, state: Mapping[str, Any], points: Points) -> PageSnapshot:
+    async def take(cls, state: Mapping[str, Any], points: ReadHistory) -> PageSnapshot:
         """Collect it; a model of which nothing is recorded has no history."""
         found: dict[tuple[str, str], Mapping[str, Any]] = {}
         for fingerprint in _fingerprints(state):

@@ -16,7 +16,7 @@ import httpx2
 from swarm.errors import ConfigError, RegistryError, RemoteProtocolError
 from swarm.health.remote.client import STATE, TIMEOUT, ask_bytes, service_url
 from swarm.health.remote.state import read_state
-from swarm.health.web.snapshot import PageSnapshot, Points, check_folder, write
+from swarm.health.web.snapshot import PageSnapshot, ReadHistory, check_folder, write
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def _points(text: bytes, url: httpx2.URL) -> Mapping[str, Any]:
 async def keep_snapshot(
     directory: Path,
     state: Callable[[], Mapping[str, Any]],
-    points: Points,
+    points: ReadHistory,
     pauses_s: tuple[float, float] = (EVERY_S, POLL_S),
 ) -> None:
     """Write one a minute, for ever; a failure is logged once, and tried again.

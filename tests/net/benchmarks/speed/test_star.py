@@ -21,7 +21,7 @@ from benchmarks.speed.star_server import StarService, serve_star
 from node.model.checkpoint import open_checkpoint
 from node.model.loading import count_tokens
 from node.model.span import SpanModel, load_span
-from node.session.service import Context
+from node.session.service import RpcContext
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.errors import SwarmError
 from swarm.inference.ragged_batch import RaggedModel, load_whole
@@ -47,7 +47,7 @@ class Watched(StarService):
         self.heard = heard
         self.sessions = 0
 
-    async def session(self, requests: AsyncIterator[bytes], context: Context) -> None:
+    async def session(self, requests: AsyncIterator[bytes], context: RpcContext) -> None:
         self.sessions += 1
 
         async def noted() -> AsyncIterator[bytes]:
@@ -55,7 +55,7 @@ class Watched(StarService):
                 self.heard.append(f"to {self.layers}")
                 yield part
 
-        await super().session(noted(), cast("Context", WatchedContext(self, context)))
+        await super().session(noted(), cast("RpcContext", WatchedContext(self, context)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class WatchedContext:
     """A call's context that notes what is written."""
 
     server: Watched
-    context: Context
+    context: RpcContext
 
     async def write(self, part: bytes) -> None:
         self.server.heard.append(f"from {self.server.layers}")

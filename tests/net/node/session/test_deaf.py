@@ -16,7 +16,7 @@ import pytest_asyncio
 import node.lifecycle.span_host
 import node.session.service
 from node.serve import Node
-from node.session.service import Context
+from node.session.service import RpcContext
 from node.session.upstream import OUTBOX_MESSAGES
 from swarm import wire
 from swarm.demo import TARGET
@@ -60,7 +60,7 @@ def given_up(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     monkeypatch.setattr(node.session.service, "WRITE_S", 0.3)
     event = asyncio.Event()
 
-    async def give_up(context: Context) -> NoReturn:
+    async def give_up(context: RpcContext) -> NoReturn:
         event.set()
         await original(context)
 
