@@ -23,6 +23,8 @@ import psutil  # noqa: E402  (after the environment: torch reads its thread coun
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
+from tests.leftovers import has_ended  # noqa: E402
+
 CI = os.environ.get("CI", "false") not in {"", "0", "false"}
 FOLDERS = {"unit": 60, "property": 120, "net": 60, "model": 120, "e2e": 240}
 """The folders in the order in which they run, with the timeout of one test in seconds."""
@@ -130,9 +132,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     threads, processes = _threads(), _processes(everywhere)
     yield
     left_threads = _threads() - threads
-    for thread in left_threads:
-        thread.join(timeout=1)
-    left_threads = {thread for thread in left_threads if thread.is_alive()}
+    left_threads = {thread for thread in left_threads if not has_ended(thread, 1.0)}
     _, left_processes = psutil.wait_procs(_processes(everywhere) - processes, timeout=3)
     names = [str(process) for process in left_processes]
     for process in left_processes:
