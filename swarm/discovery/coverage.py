@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import ModelIdentity
 from swarm.layers import Span, missing_layers
+
+_NAME: Final = re.compile(r"[A-Za-z0-9./_][A-Za-z0-9./_-]{0,255}")
+"""What a hub id or a path is made of: no option, nothing that a shell reads, nothing that looks like something else."""
+_SPAN: Final = re.compile(r"[0-9]{1,6}-[0-9]{1,6}|auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +46,27 @@ def cover(model: ModelIdentity, records: Iterable[NodeRecord]) -> Coverage:
 
 
 def serve_line(model: str, span: Span | str, join: Sequence[str]) -> str:
-    """The exact command that serves these layers.
+    """The exact command that serves these layers. People copy it into a shell, so strangers' words do not enter it.
 
     Args:
-        model: as the user calls it.
+        model: as the user calls it; a name that is no hub id and no plain path is written MODEL.
         span: layers, half-open.
         join: addresses of the swarm; the command has the first.
     """
-    parts = ["node", "serve", model, "--layers", str(span)]
+    parts = ["node", "serve", model if _NAME.fullmatch(model) else "MODEL", "--layers", str(span)]
     for address in join[:1]:
         parts += ["--join", address]
     return shlex.join(parts)
+
+
+def is_serve_line(line: str) -> bool:
+    """Whether a line that came from elsewhere is one that `serve_line` makes, and so can be offered to copy."""
+    try:
+        _, _, model, _, span, *rest = shlex.split(line)
+    except ValueError:
+        return False
+    join = [word for word in rest if word.startswith("/")][:1]
+    return _SPAN.fullmatch(span) is not None and line == serve_line(model, span, join)
 
 
 def fill_lines(coverage: Coverage, join: Sequence[str]) -> list[str]:

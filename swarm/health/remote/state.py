@@ -12,6 +12,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from swarm.discovery.coverage import is_serve_line
 from swarm.errors import RemoteProtocolError
 
 MAX_TEXT: Final = 2_000
@@ -24,6 +25,11 @@ def harmless(text: str) -> str:
     """The text as one line of ordinary characters; each one that is not is shown as �."""
     composed = unicodedata.normalize("NFC", text[:MAX_TEXT])
     return "".join("�" if unicodedata.category(one) in _HIDDEN else one for one in composed)
+
+
+def copyable(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """The lines that serve layers, and no others: `swarm top` offers them to copy."""
+    return tuple(line for line in lines if len(line) <= MAX_TEXT and is_serve_line(line))
 
 
 SafeText = Annotated[str, AfterValidator(harmless)]
@@ -110,7 +116,7 @@ class ModelShown(_StateModel):
     reason: SafeText
     since: float
     missing: tuple[Range, ...]
-    fixes: tuple[SafeText, ...]
+    fixes: Annotated[tuple[str, ...], AfterValidator(copyable)]
     margin: int
     replicas: Annotated[tuple[int, ...], Field(max_length=MAX_LAYERS)]
     nodes: tuple[NodeShown, ...]

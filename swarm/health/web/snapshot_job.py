@@ -15,7 +15,7 @@ import httpx2
 
 from swarm.errors import ConfigError, RegistryError, RemoteProtocolError
 from swarm.health.remote.client import STATE, TIMEOUT, ask_bytes, service_url
-from swarm.health.remote.state import read_state
+from swarm.health.remote.state import copyable, read_state
 from swarm.health.web.snapshot import PageSnapshot, ReadHistory, check_folder, write
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,10 @@ async def snapshot_of(address: str, directory: Path) -> int:
             query = urlencode({"model": fingerprint, "window": window})
             return _points(await ask_bytes(client, url, f"api/v1/history?{query}"), url)
 
-        snapshot = await PageSnapshot.take(json.loads(text), points)
+        state = json.loads(text)
+        for model in state["models"]:  # a visitor may copy them, and they are another machine's words
+            model["fixes"] = copyable(model["fixes"])
+        snapshot = await PageSnapshot.take(state, points)
     await asyncio.to_thread(write, directory, snapshot)
     return len(snapshot.state["models"])
 

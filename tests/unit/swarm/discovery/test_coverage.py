@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from swarm.cli import report
-from swarm.discovery.coverage import cover, fill_lines, serve_line
+from swarm.discovery.coverage import cover, fill_lines, is_serve_line, serve_line
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
@@ -61,8 +62,56 @@ def test_another_fingerprint_does_not_count() -> None:
     assert cover(MODEL, [record(0, 12, model=other)]).missing == (Span(0, 12),)
 
 
-def test_a_strange_name_stays_one_word_of_the_command() -> None:
-    assert serve_line("a; rm -rf /", Span(0, 1), []) == "node serve 'a; rm -rf /' --layers 0-1"
+STRANGE = [
+    "a; rm -rf /",
+    "--mqtt=mqtt://evil.example",
+    "-c",
+    "$(x)",
+    "`x`",
+    "a\nnode serve b",
+    "a'b",
+    'a"b',
+    "org/demo\u3164--mqtt=mqtt://evil.example",
+    "demо",  # the last letter is Cyrillic
+    "\u202edemo",
+    "demo\x1b[2J",
+    "",
+    "x" * 300,
+]
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_strange_name_never_enters_a_command(name: str) -> None:
+    line = serve_line(name, Span(0, 1), JOIN)
+    assert line == f"node serve MODEL --layers 0-1 --join {JOIN[0]}"
+    assert is_serve_line(line)
+
+
+@pytest.mark.parametrize("name", ["org/demo-1.5_B", "demo", "/srv/models/demo", "./demo", "../demo"])
+def test_a_usual_name_does(name: str) -> None:
+    line = serve_line(name, Span(0, 1), JOIN)
+    assert line == f"node serve {name} --layers 0-1 --join {JOIN[0]}"
+    assert is_serve_line(line)
+    assert is_serve_line(serve_line(name, "auto", []))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "rm -rf /",
+        "",
+        "node serve 'unclosed",
+        "node serve demo --layers 0-4 --mqtt=mqtt://evil.example",
+        "node serve demo --layers 0-4 --join --mqtt=x",
+        "node serve --mqtt=mqtt://evil.example --layers 0-4",
+        "node serve demo --layers '$(x)'",
+        "node serve demo --layers 0-4 --join /ip4/192.0.2.1; rm -rf /",
+        "node serve demo --layers 0-4 --join /ip4/192.0.2.1\n",
+        "sudo node serve demo --layers 0-4",
+    ],
+)
+def test_another_line_is_not_offered(line: str) -> None:
+    assert not is_serve_line(line)
 
 
 def test_the_report_says_it_all() -> None:

@@ -60,6 +60,13 @@ def test_no_text_of_a_state_reaches_a_terminal_unchecked() -> None:
     assert "[red]" in text
 
 
+def test_only_a_line_that_serves_layers_is_offered_to_copy() -> None:
+    state = page_states.broken()
+    (line,) = state["models"][0]["fixes"]
+    state["models"][0]["fixes"] = [f"{line} --mqtt=mqtt://evil.example", f"{line}\n", "x" * 5_000, line]
+    assert read_state(json.dumps(state)).models[0].fixes == (line,)
+
+
 @pytest.mark.parametrize(
     "change",
     [

