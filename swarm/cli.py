@@ -30,6 +30,7 @@ from swarm.runtime.cli import fit, plain_words
 from swarm.runtime.cli_types import File, Host, Model, Peer, Port
 from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
+from swarm.runtime.file_limit import raise_file_limit
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
 from swarm.runtime.plain_text import plain_line
 from swarm.top.options import Top
@@ -92,6 +93,7 @@ def main() -> None:
     """Entry point."""
     command = tyro.cli(Command, prog="swarm", description=ABOUT, registry=plain_words())
     set_up_logging("WARNING", OneLineFormatter("%(levelname)s %(name)s: %(message)s"))
+    raise_file_limit()
     sys.exit(run(command))
 
 

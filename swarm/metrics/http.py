@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -9,7 +14,15 @@ import uvicorn
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MAX_CONNECTIONS: Final = 1_000
+from swarm.metrics.connections import ConnectionLimits, Connections, HttpConnection
+from swarm.runtime.tasks import TaskScope
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S: Final = 1.0
+"""Between tries where no connection can be accepted."""
+LIMITS: Final = ConnectionLimits()
+_OWN_TROUBLE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -51,25 +64,63 @@ class Guarded:
 
 
 class Server(uvicorn.Server):
-    """uvicorn as one task among others: signals are the command's own."""
+    """uvicorn as one task among others: signals are the command's own, and connections are bounded."""
+
+    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits) -> None:
+        super().__init__(config)
+        self._limits = limits
+        self._sockets: Sequence[socket.socket] = ()
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         """Leave the signals alone."""
         return nullcontext()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by uvicorn; `main_loop` accepts, since asyncio's own accepting spins where no file can be opened."""
+        self._sockets, self.servers, self.started = sockets or (), [], True
 
-def make_server(app: ASGIApp) -> Server:
+    async def main_loop(self) -> None:
+        """Called by uvicorn: serve until `should_exit`."""
+        connections = Connections(self._limits)
+        async with TaskScope() as scope:
+            for one in self._sockets:
+                scope.spawn(self._accept(one, connections), "accept")
+            await super().main_loop()
+
+    async def _accept(self, listening: socket.socket, connections: Connections) -> None:
+        loop = asyncio.get_running_loop()
+        listening.setblocking(False)
+        is_reported = False
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                if error.errno not in _OWN_TROUBLE:
+                    await asyncio.sleep(0)  # whoever called has gone
+                    continue
+                if not is_reported:
+                    logger.warning("no connection can be accepted (%s); trying again", error)
+                    is_reported = True
+                await asyncio.sleep(PAUSE_S)
+                continue
+            try:
+                await loop.connect_accepted_socket(
+                    lambda: HttpConnection(connections, self.config, self.server_state), accepted
+                )
+            except OSError:
+                accepted.close()
+
+
+def make_server(app: ASGIApp, limits: ConnectionLimits = LIMITS) -> Server:
     """A server for a socket that listens already: `await server.serve(sockets=[…])`; `should_exit` ends it."""
-    return Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            server_header=False,
-            limit_concurrency=MAX_CONNECTIONS,
-            timeout_keep_alive=10,
-            timeout_graceful_shutdown=2,
-        )
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_keep_alive=int(limits.head_s),
+        timeout_graceful_shutdown=2,
     )
+    return Server(config, limits)
