@@ -42,7 +42,7 @@ from swarm.health.web.api import make_app
 from swarm.health.web.snapshot import check_folder
 from swarm.health.web.snapshot_job import keep_snapshot, snapshot_of
 from swarm.metrics.http import Server, make_server
-from swarm.runtime.tasks import TaskScope
+from swarm.runtime.tasks import TaskScope, unending
 from swarm.telemetry.broker_address import parse_broker
 from swarm.telemetry.guard import TelemetryGuard
 from swarm.telemetry.messages import check_prefix
@@ -153,7 +153,7 @@ class HealthService:
         scope = await stack.enter_async_context(TaskScope())
         scope.spawn(health_loop.run(), "health loop")
         for webhook in self._webhooks:
-            scope.spawn(webhook.run(), "webhook")
+            scope.spawn(unending(webhook.run, "a webhook"), "webhook")
         self._listen_to_nodes(scope)
         config = DhtConfig(join=command.join, client_mode=True)
         directory = Directory(
@@ -162,12 +162,18 @@ class HealthService:
             overview.set_dht_state,
             overview.knowledge.slots.choose,
         )
-        scope.spawn(directory.run(), "directory")
+        scope.spawn(unending(directory.run, "the directory"), "directory")
         if command.probe_every and command.probe_budget:
             prober = Prober(overview, command.probe_every, command.probe_budget, run_probe, time.time)
-            scope.spawn(prober.run(), "prober")
+            scope.spawn(unending(prober.run, "the prober"), "prober")
         if command.snapshot is not None:
-            scope.spawn(keep_snapshot(command.snapshot, lambda: self.publisher.state, health_loop.points), "snapshot")
+            folder = command.snapshot
+            scope.spawn(
+                unending(
+                    lambda: keep_snapshot(folder, lambda: self.publisher.state, health_loop.points), "the snapshot"
+                ),
+                "snapshot",
+            )
         app = make_app(self.publisher, health_loop.points)
         app.include_router(alert_routes(health_loop))
         app.routes.append(health_metrics(health_loop, self._guard, command.probe_every).route())
@@ -190,10 +196,10 @@ class HealthService:
             overview.set_broker_state,
         )
         if broker is not None:
-            scope.spawn(feed.run(broker.own_address), "feed")
+            scope.spawn(unending(lambda: feed.run(broker.own_address), "the feed"), "feed")
             scope.spawn(broker.supervise(), "broker")
         elif broker_address is not None:
-            scope.spawn(feed.run(lambda: broker_address), "feed")
+            scope.spawn(unending(lambda: feed.run(lambda: broker_address), "the feed"), "feed")
 
 
 def _listen(host: str, port: int) -> socket.socket:

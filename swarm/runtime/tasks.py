@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from types import TracebackType
@@ -50,6 +50,19 @@ class TaskScope:
             first = group.exceptions[0]
             if first is not error:
                 raise first from first.__cause__
+
+
+async def unending(run: Callable[[], Awaitable[None]], name: str, pause_s: float = 5.0) -> None:
+    """Run what should never end, and again after a pause where it fails; the same failure is logged once."""
+    last = ""
+    while True:
+        try:
+            await run()
+        except Exception as error:
+            if repr(error) != last:
+                logger.warning("%s failed; it is started again", name, exc_info=error)
+            last = repr(error)
+        await asyncio.sleep(pause_s)
 
 
 async def relay(scope: TaskScope, source: AsyncGenerator[T, None], ahead: int = 256) -> AsyncGenerator[T, None]:

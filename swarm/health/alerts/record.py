@@ -9,6 +9,7 @@ from swarm.health.alerts.rules import Alert, AlertBook, AlertKind, AlertTransiti
 
 T = TypeVar("T")
 
+MAX_TIME_S: Final = 1e11
 _VERSION: Final = 1
 
 
@@ -77,7 +78,7 @@ def _read(rows: object, read: Callable[[Any], T]) -> Iterator[T]:
     for row in rows if isinstance(rows, list) else ():
         try:
             yield read(row)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             continue
 
 
@@ -95,8 +96,15 @@ def _alert(row: dict[str, Any]) -> Alert:
         text("fix"),
     )
     quiet = row["quiet_since"]
-    return Alert(finding, float(row["since"]), None if quiet is None else float(quiet))
+    return Alert(finding, _time(row["since"]), None if quiet is None else _time(quiet))
 
 
 def _change(row: dict[str, Any]) -> Change:
-    return Change(_alert(row["alert"]), AlertTransition(row["step"]), float(row["at"]), Severity(row["worst"]))
+    return Change(_alert(row["alert"]), AlertTransition(row["step"]), _time(row["at"]), Severity(row["worst"]))
+
+
+def _time(value: Any) -> float:  # noqa: ANN401 - whatever stands there
+    seconds = float(value)
+    if not 0 <= seconds <= MAX_TIME_S:
+        raise ValueError("no Unix time")
+    return seconds

@@ -18,6 +18,8 @@ MAX_TOKENS_PER_S = 50_000.0
 UNSEEN_S = 86_400.0
 """For how long a peer may have served before its first message came."""
 SLACK_S = 10.0
+MAX_TOTAL = 2**63
+"""More than all machines together compute in a century."""
 
 
 @dataclass(slots=True)
@@ -85,7 +87,7 @@ class ContributionBook:
                     float(run_started_at),
                     int(last_total),
                     float() | None as heard_at,
-                ]:
+                ] if 0 <= total <= MAX_TOTAL and 0 <= last_total <= MAX_TOTAL and len(self.peers) < MAX_PEERS:
                     self.peers[PeerId(peer)] = Contribution(name, total, run_started_at, last_total, heard_at)
 
 

@@ -59,7 +59,7 @@ class Directory:
                         pause_s, is_reported = FIRST_PAUSE_S, False
                         took_s = time.monotonic() - started
                         await asyncio.sleep(min(max(poll_s, PAUSE_PER_LOOK * took_s), max(poll_s, MAX_POLL_S)))
-            except SwarmError as error:
+            except (SwarmError, OSError) as error:  # such as no file left to start the DHT's process with
                 self._on_state_change(LinkState.DOWN, self._clock())
                 if not is_reported:
                     logger.warning("the DHT cannot be asked (%s); trying again", error)

@@ -21,6 +21,7 @@ MAX_MODELS: Final = 64
 TRIAL_S: Final = 3_600.0
 PROVED_S: Final = 30 * 86_400.0
 MAX_PROVED: Final = 256
+MAX_TIME_S: Final = 1e11
 NEW_PER_LOOK: Final = 8
 """Unknown models that are looked up although all slots are taken: they may deserve one."""
 
@@ -104,7 +105,8 @@ class ModelSlots:
     def load(self, kept: object) -> None:
         """Take up what `dump` gave; what has another form is left out."""
         if isinstance(kept, dict):
-            valid = [(at, name) for name, at in kept.items() if isinstance(name, str) and isinstance(at, float | int)]
+            times = [(at, name) for name, at in kept.items() if isinstance(name, str) and type(at) in (int, float)]
+            valid = [(at, name) for at, name in times if 0 <= at <= MAX_TIME_S]
             self.proved = {name: float(at) for at, name in sorted(valid)[-MAX_PROVED:]}
 
     def _gives_way(self, evicted: str, to: Standing, now: float) -> bool:

@@ -2,14 +2,17 @@
 
 A sample is folded into its bucket of every resolution as it comes, so nothing has to be rolled up later. A bucket holds
 the worst verdict and, for each verdict, the seconds for which it held; the page shows shares of those. Rows are per
-model and not per node, and the number of models is bounded, so the file is too. Owns the file, judges nothing.
+model and not per node, and the number of models is bounded, so the file is too. A clock that has just jumped deletes
+nothing, and a damaged file is put aside. Owns the file, judges nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sqlite3
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,13 +22,22 @@ from typing import Any, Final, Self, TypeVar
 
 from swarm.errors import ConfigError
 from swarm.health.state.verdict import Grade
+from swarm.health.tasks.clock_doubt import ClockDoubt
+from swarm.runtime.strict_json import strict_json
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 MAX_MODELS: Final = 128
 PRUNE_S: Final = 60.0
 """Time between deletions of expired buckets."""
+AHEAD_S: Final = 3_600.0
+"""Buckets so far ahead of the clock were made by a clock that was wrong."""
 _VERSION: Final = 2
+_MAGIC: Final = b"SQLite format 3\0"
+_CLOCK: Final = "clock"
+"""Name under which the last time and the time since when the clock is doubted are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,26 +131,27 @@ SELECT at, worst, serving_s, degraded_s, broken_s, min_replicas, machines / samp
     CASE WHEN probes > 0 THEN tokens_per_s / probes END,
     CASE WHEN probes > 0 THEN ttft_ms / probes END,
     CASE WHEN sweeps_samples > 0 THEN sweeps_per_s / sweeps_samples END
-FROM points WHERE model = ? AND step_s = ? AND at >= ? ORDER BY at
+FROM points WHERE model = ? AND step_s = ? AND at BETWEEN ? AND ? ORDER BY at
 """
 
 
 class History:
     """The file, used on a thread of its own: `async with History.open(path) as history`."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, steady: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._steady = path, steady
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
         self._database: sqlite3.Connection | None = None
+        self._doubt = ClockDoubt(None, None)
         self._pruned_at = 0.0
 
     @classmethod
-    def open(cls, path: Path) -> History:
-        """A history; `async with` opens the file."""
-        return cls(path)
+    def open(cls, path: Path, steady: Callable[[], float] = time.monotonic) -> History:
+        """A history; `async with` opens the file. `steady` gives seconds that never jump."""
+        return cls(path, steady)
 
     async def __aenter__(self) -> Self:
-        """Open the file, or create it.
+        """Open the file, or create it; a damaged one is put aside, with a warning.
 
         Raises:
             ConfigError: it cannot be used.
@@ -184,7 +197,11 @@ class History:
         await self._run(lambda: self._save(name, json.dumps(value)))
 
     async def load(self, name: str) -> Any:  # noqa: ANN401  (JSON values)
-        """The value stored under a name; None if there is none."""
+        """The value stored under a name; None if there is none, or none that can be read.
+
+        Raises:
+            sqlite3.Error: the file cannot be read.
+        """
         return await self._run(lambda: self._load(name))
 
     async def _run(self, work: Callable[[], T]) -> T:
@@ -197,19 +214,55 @@ class History:
 
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._database = self._connect()
+        except sqlite3.OperationalError:
+            raise  # locked, no permission …: the file may be sound
+        except sqlite3.DatabaseError as error:
+            if not self._is_own():
+                raise
+            aside = self._put_aside()
+            logger.warning(
+                "the history %s is damaged (%s); it is now %s, and a new one begins", self._path, error, aside
+            )
+            self._database = self._connect()
+        match self._load(_CLOCK):
+            case [int() | float() as newest, int() | float() | None as since]:
+                self._doubt = ClockDoubt(newest, since)
+            case _:
+                self._doubt = ClockDoubt(self._db.execute("SELECT max(at) FROM points").fetchone()[0], None)
+
+    def _connect(self) -> sqlite3.Connection:
         database = sqlite3.connect(self._path, isolation_level=None)
         try:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")
             version = database.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, 1, _VERSION):
-                raise sqlite3.DatabaseError(f"it was made by another version ({version})")
+                raise sqlite3.OperationalError(f"it was made by another version ({version})")
+            found = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
             database.executescript(_FROM_VERSION_1 if version == 1 else _SCHEMA)
             database.execute(f"PRAGMA user_version = {_VERSION}")
         except BaseException:
             database.close()
             raise
-        self._database = database
+        return database
+
+    def _is_own(self) -> bool:
+        """Whether the file was a database once: another program's file is never moved."""
+        with self._path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+
+    def _put_aside(self) -> Path:
+        """Rename the file, and what SQLite keeps beside it."""
+        aside = self._path.with_name(f"{self._path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+        for ending in ("", "-wal", "-shm"):
+            part = Path(f"{self._path}{ending}")
+            if part.exists():
+                part.replace(f"{aside}{ending}")
+        return aside
 
     def _close(self) -> None:
         self._db.close()
@@ -223,15 +276,19 @@ class History:
         with self._db:
             self._db.execute("BEGIN")
             self._db.executemany(_FOLD, rows)
-            if now - self._pruned_at >= PRUNE_S:
+            if not 0 <= now - self._pruned_at < PRUNE_S:
                 self._pruned_at = now
                 self._prune(now)
 
     def _prune(self, now: float) -> None:
         models = [name for (name,) in self._db.execute("SELECT DISTINCT model FROM points")]
-        for window in WINDOWS.values():
-            cut = [(name, window.step_s, now - window.kept_s) for name in models]
-            self._db.executemany("DELETE FROM points WHERE model = ? AND step_s = ? AND at < ?", cut)
+        if self._doubt.is_believed(now, self._steady()):
+            for window in WINDOWS.values():
+                kept = [(name, window.step_s, now - window.kept_s, now + AHEAD_S) for name in models]
+                self._db.executemany(
+                    "DELETE FROM points WHERE model = ? AND step_s = ? AND at NOT BETWEEN ? AND ?", kept
+                )
+        self._save(_CLOCK, json.dumps([now, self._doubt.since]))
         if len(models) > MAX_MODELS:
             newest = "SELECT model FROM points WHERE step_s = 900 GROUP BY model ORDER BY max(at) DESC LIMIT ?"
             self._db.execute(f"DELETE FROM points WHERE model NOT IN ({newest})", (MAX_MODELS,))
@@ -241,7 +298,7 @@ class History:
         known = self._db.execute("SELECT 1 FROM points WHERE model = ? LIMIT 1", (fingerprint,)).fetchone()
         if known is None:
             raise KeyError(fingerprint)
-        rows = self._db.execute(_READ, (fingerprint, selected.step_s, int(now) - selected.kept_s))
+        rows = self._db.execute(_READ, (fingerprint, selected.step_s, int(now) - selected.kept_s, int(now) + AHEAD_S))
         grades = list(Grade)
         points = [
             {
@@ -263,7 +320,11 @@ class History:
 
     def _load(self, name: str) -> Any:  # noqa: ANN401
         row = self._db.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
-        return None if row is None else json.loads(row[0])
+        try:
+            return None if row is None else strict_json(row[0])
+        except (TypeError, ValueError):
+            logger.warning("%s in the history %s cannot be read, and is forgotten", name, self._path)
+            return None
 
 
 def _folded(one: Sample) -> tuple[float, ...]:

@@ -57,9 +57,16 @@ class HealthLoop:
     _saved_at: float = field(default=-1e9)
     _probes: dict[str, float] = field(default_factory=dict)
     _is_failing: bool = False
+    _troubles: dict[str, str] = field(default_factory=dict)
 
     async def load(self) -> None:
-        """Load what the last run stored."""
+        """Load what the last run stored; without it where the file cannot be read."""
+        try:
+            await self._load()
+        except sqlite3.Error as error:
+            logger.warning("what the last run stored cannot be read (%s); going on without", error)
+
+    async def _load(self) -> None:
         saved = await self.history.load("served")
         if isinstance(saved, list):
             self.overview.knowledge.contributions.load(saved)
@@ -68,11 +75,20 @@ class HealthLoop:
         self._saved_at = self.clock()
 
     async def run(self) -> None:
-        """Judge, publish and write, for ever."""
+        """Judge, publish and write, for ever: what goes wrong is logged once, and tried again."""
         while True:
-            self.step()
-            await self._write()
+            for name, work in (("shown", self._judge), ("stored", self._write)):
+                try:
+                    await work()
+                    self._troubles.pop(name, None)
+                except Exception as error:
+                    if self._troubles.get(name) != repr(error):
+                        logger.warning("this state of the swarm cannot be %s; trying again", name, exc_info=error)
+                    self._troubles[name] = repr(error)
             await asyncio.sleep(TICK_S)
+
+    async def _judge(self) -> None:
+        self.step()
 
     def step(self) -> None:
         """Judge, and publish if there is reason to."""

@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from swarm.runtime.tasks import HeldContext, TaskScope, relay
+from swarm.runtime.tasks import HeldContext, TaskScope, relay, unending
 
 
 async def forever() -> None:
@@ -53,6 +53,25 @@ async def test_of_several_errors_the_first_comes_out() -> None:
 async def test_being_cancelled_is_not_swallowed() -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(beside(forever()), 0.01)
+
+
+async def test_what_should_never_end_begins_again_and_the_same_failure_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    faults = iter([OSError("a"), OSError("a"), ValueError("b")])
+    begun = asyncio.Event()
+
+    async def run() -> None:
+        fault = next(faults, None)
+        if fault is not None:
+            raise fault
+        begun.set()
+        await forever()
+
+    async with TaskScope() as scope:
+        scope.spawn(unending(run, "the feed", pause_s=0.0))
+        await asyncio.wait_for(begun.wait(), 10)
+    assert [record.getMessage() for record in caplog.records] == ["the feed failed; it is started again"] * 2
 
 
 async def counting(ended: list[str], fault: Exception | None = None) -> AsyncGenerator[int, None]:

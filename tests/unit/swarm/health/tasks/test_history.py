@@ -29,6 +29,10 @@ PRAGMA user_version = 1;
 """How files were before a bucket said how long each verdict held."""
 
 
+def files_of(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
 def sample(grade: Grade = Grade.SERVING, machines: int = 3, **other: float) -> Sample:
     return Sample(FINGERPRINT, grade, machines - 1, machines, **other)
 
@@ -101,15 +105,20 @@ async def test_a_file_of_the_version_before_is_read_and_goes_on(tmp_path: Path) 
     assert month[0]["tokens_per_s"] == 10.0
 
 
+DAY_S = 86_400.0
+
+
 async def test_it_survives_a_restart_and_forgets_what_is_too_old(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "health.sqlite3"
     async with History.open(path) as history:
         await history.add([sample()], T)
         await history.save("served", [1, "two"])
-    later = T + 2 * 86_400
-    async with History.open(path) as history:
+    later = T + 2 * DAY_S
+    steady = iter([0.0, DAY_S])
+    async with History.open(path, lambda: next(steady)) as history:
         assert await history.load("served") == [1, "two"]
         assert await history.load("nothing") is None
+        await history.add([], later - DAY_S)  # longer than an hour after the last one: deletes nothing for a day
         await history.add([sample()], later)
         lengths = [len((await history.points(FINGERPRINT, window, later))["points"]) for window in ("1h", "24h", "30d")]
         assert lengths == [1, 1, 2]
@@ -118,14 +127,69 @@ async def test_it_survives_a_restart_and_forgets_what_is_too_old(tmp_path: Path)
     database.close()
 
 
+async def test_a_clock_that_jumps_and_comes_back_deletes_nothing(tmp_path: Path) -> None:
+    path, steady = tmp_path / "health.sqlite3", [0.0]
+    for jump_s in (40 * DAY_S, -40 * DAY_S):
+        async with History.open(path, lambda: steady[0]) as history:  # as after a start while the clock is wrong
+            for at in (0.0, jump_s, jump_s + 600, 600.0, 1_200.0):
+                await history.add([sample()], T + at)
+                steady[0] += 600.0
+            points = [(await history.points(FINGERPRINT, window, T + 1_200))["points"] for window in ("1h", "30d")]
+            assert [[point["at"] - T for point in some] for some in points] == [[0.0, 600.0, 1_200.0], [0.0, 900.0]]
+
+
+async def test_what_a_wrong_clock_wrote_goes_when_the_clock_is_believed_again(tmp_path: Path) -> None:
+    steady = [0.0]
+    async with History.open(tmp_path / "health.sqlite3", lambda: steady[0]) as history:
+        for minute in range(-2, 2 * 24 * 60, 30):
+            await history.add([sample()], T + 60 * minute + (40 * DAY_S if minute < 0 else 0))
+            steady[0] += 30 * 60
+        with sqlite3.connect(tmp_path / "health.sqlite3") as database:
+            ends = database.execute("SELECT min(at), max(at) FROM points").fetchone()
+        database.close()
+    assert ends == (T + 900, T + 60 * (2 * 24 * 60 - 2))
+
+
+async def test_a_damaged_file_is_put_aside_and_a_new_one_begins(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "health.sqlite3"
+    async with History.open(path) as history:
+        await history.add([Sample(f"{number:032x}", Grade.SERVING, 1, 1) for number in range(100)], T)
+    whole = path.read_bytes()
+    for damage in (slice(100, 4_096), slice(4_096, len(whole))):
+        path.write_bytes(whole[: damage.start] + b"\xa5" * (damage.stop - damage.start) + whole[damage.stop :])
+        async with History.open(path) as history:
+            await history.add([sample()], T)
+            assert len((await history.points(FINGERPRINT, "1h", T))["points"]) == 1
+        (aside,) = (path for path in files_of(tmp_path) if ".damaged-" in path.name)
+        assert len(aside.read_bytes()) == len(whole)
+        assert aside.name in caplog.text
+        aside.unlink()
+
+
+@pytest.mark.parametrize("kept", ["[1", "[" * 100_000, "1e400", "NaN"])
+async def test_a_damaged_value_is_forgotten(kept: str, tmp_path: Path) -> None:
+    path = tmp_path / "health.sqlite3"
+    async with History.open(path):
+        pass
+    with sqlite3.connect(path) as database:
+        database.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", [("served", kept), ("clock", kept)])
+    database.close()
+    async with History.open(path) as history:
+        assert await history.load("served") is None
+        await history.add([sample()], T)
+
+
 async def test_models_are_bounded_the_newest_stay(tmp_path: Path) -> None:
     async with History.open(tmp_path / "health.sqlite3") as history:
         for number in range(MAX_MODELS + 2):
             await history.add([Sample(f"{number:032x}", Grade.SERVING, 1, 1)], T + 1_000 * number)
         await history.add([], T + 1_000 * MAX_MODELS + 5_000)
+        end = T + 1_000 * (MAX_MODELS + 2)
         with pytest.raises(KeyError):
-            await history.points(f"{0:032x}", "30d", T)
-        assert (await history.points(f"{MAX_MODELS + 1:032x}", "30d", T))["points"]
+            await history.points(f"{0:032x}", "30d", end)
+        assert (await history.points(f"{MAX_MODELS + 1:032x}", "30d", end))["points"]
 
 
 async def test_a_file_that_is_no_history_is_one_line(tmp_path: Path) -> None:
