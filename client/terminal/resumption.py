@@ -45,7 +45,8 @@ def save(error: GenerationInterrupted, folder: Path) -> Path | None:
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
-        for old in sorted(folder.glob(f"{_PREFIX}*.json"))[:-MAX_FILES]:
+        others = sorted(one for one in folder.glob(f"{_PREFIX}*.json") if one != path)
+        for old in others[: -(MAX_FILES - 1)]:  # by name, thus by time; but never this one, whatever the clock says
             old.unlink(missing_ok=True)
     except OSError:
         return None

@@ -125,6 +125,10 @@ class _PeerState:
     ended: bool = False
     allowance: float = BURST_MESSAGES
 
+    def is_old(self, now: float) -> bool:
+        """Whether nothing that it signed would be accepted again: too old, or of a clock that has been set back."""
+        return not -FORGET_AFTER_S <= now - self.heard_at <= FORGET_AFTER_S
+
 
 class TelemetryGuard:
     """Accepts or rejects telemetry messages; never raises, whatever the bytes."""
@@ -201,7 +205,7 @@ class TelemetryGuard:
         stamp, key = status.stamp, (signed.peer, signed.fingerprint)
         known = self._known.get(key)
         is_new = known is None or known.nonce != stamp.nonce
-        reason = _stale(known, status) or _untimely(status, retained, now)
+        reason = _stale(known, status, now) or _untimely(status, retained, now)
         if reason is None and known is None:
             reason = self._make_room(signed.peer, signed.fingerprint, now)
         if reason is not None:
@@ -227,7 +231,7 @@ class TelemetryGuard:
 
     def _transient(self, signed: Signed, body: Metrics | Event, retained: bool, now: float) -> Reason | None:
         known = self._known.get((signed.peer, signed.fingerprint))
-        reason = Reason.REPLAYED if retained else _stale(known, body)  # no node has brokers retain these
+        reason = Reason.REPLAYED if retained else _stale(known, body, now)  # no node has brokers retain these
         reason = reason or _untimely(body, retained, now)
         if reason is not None:
             return reason
@@ -239,9 +243,9 @@ class TelemetryGuard:
         return None
 
     def _make_room(self, peer: PeerId, fingerprint: str, now: float) -> Reason | None:
-        if len(self._known) >= self._max_peers and now - self._cleaned_at > CLEANUP_INTERVAL_S:
+        if len(self._known) >= self._max_peers and not 0 <= now - self._cleaned_at <= CLEANUP_INTERVAL_S:
             self._cleaned_at = now
-            for key in [key for key, known in self._known.items() if now - known.heard_at > FORGET_AFTER_S]:
+            for key in [key for key, known in self._known.items() if known.is_old(now)]:
                 self._drop(key)
         if self._models.get(peer, 0) >= MAX_MODELS_PER_PEER:
             return Reason.CROWDED
@@ -260,12 +264,15 @@ class TelemetryGuard:
             del self._models[key[0]]
 
 
-def _stale(known: _PeerState | None, body: Status | Metrics | Event) -> Reason | None:
-    """Why a message is not newer than what was accepted; None where it is."""
+def _stale(known: _PeerState | None, body: Status | Metrics | Event, now: float) -> Reason | None:
+    """Why a message is not newer than what was accepted; None where it is.
+
+    A time further ahead than any message may have was accepted before this clock was set back: it forbids nothing.
+    """
     if known is None:
         return None
     if known.nonce != body.stamp.nonce:
-        return Reason.REPLAYED if body.stamp.at <= known.signed_at else None
+        return Reason.REPLAYED if body.stamp.at <= known.signed_at <= now + MAX_SKEW_S else None
     newest = known.sequences.get(part_of(body), -1)
     if body.stamp.seq == newest:
         return Reason.REPEATED
@@ -286,7 +293,7 @@ def _spend(known: _PeerState, now: float) -> bool:
     """Take one message from the peer's token bucket; whether there was one."""
     passed_s = max(now - known.heard_at, 0.0)
     known.allowance = min(known.allowance + MESSAGES_PER_S * passed_s, BURST_MESSAGES)
-    known.heard_at = max(now, known.heard_at)
+    known.heard_at = now
     if known.allowance < 1.0:
         return False
     known.allowance -= 1.0

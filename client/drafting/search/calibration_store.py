@@ -92,7 +92,7 @@ def save_calibration(path: Path, calibration: Calibration) -> None:
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
-        _remove_oldest(path.parent)
+        _remove_oldest(path)
     except OSError as error:
         logger.warning("calibration %s is not kept (%s)", path, error.strerror or error)
 
@@ -112,10 +112,10 @@ def _parse(data: bytes) -> tuple[Fit, ...]:
     return fits
 
 
-def _remove_oldest(folder: Path) -> None:
-    """Keep the newest `MAX_FILES` files; those that a killed program left half-written count as well."""
-    files = sorted(folder.glob(f"{_PREFIX}*"), key=_written, reverse=True)
-    for file in files[MAX_FILES:]:
+def _remove_oldest(path: Path) -> None:
+    """Keep a file and the newest beside it, `MAX_FILES` in all; those that a killed program left half-written count."""
+    others = sorted((file for file in path.parent.glob(f"{_PREFIX}*") if file != path), key=_written, reverse=True)
+    for file in others[MAX_FILES - 1 :]:
         file.unlink(missing_ok=True)
 
 

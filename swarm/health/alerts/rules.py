@@ -190,6 +190,12 @@ class _AlertState:
     def alert(self) -> Alert:
         return Alert(self.finding, self.since, self.quiet_since)
 
+    def set_back(self, now: float) -> None:
+        if self.worst is None:
+            self.since = min(self.since, now)  # that of a reported alert is part of its name
+        self.quiet_since = None if self.quiet_since is None else min(self.quiet_since, now)
+        self.unobservable_since = None if self.unobservable_since is None else min(self.unobservable_since, now)
+
 
 @dataclass(slots=True)
 class AlertBook:
@@ -228,6 +234,12 @@ class AlertBook:
         ]
         self.changes.extend(changes)
         return changes
+
+    def set_back(self, now: float) -> None:
+        """The clock was set back: nothing waits for a time that it had called now."""
+        for watched in self._watched.values():
+            watched.set_back(now)
+        self._flaps = {name: (min(ended_at, now), flap) for name, (ended_at, flap) in self._flaps.items()}
 
     def open(self) -> list[Alert]:
         """The alerts that hold, the worst first, then the newest."""

@@ -26,6 +26,7 @@ from swarm.health.state.model_slots import ModelSlots
 from swarm.health.state.node import Condition, EvidenceSource, NodeView, ReportedModel, SwarmEvent
 from swarm.health.state.totals import TotalsBook
 from swarm.ids import PeerId
+from swarm.telemetry.guard import MAX_SKEW_S
 from swarm.telemetry.messages import Body, Event, Metrics, Presence, Status, Will
 
 FRESH_S = 16.0
@@ -105,6 +106,14 @@ class _NodeEvidence:
             return False
         announced_at = self.record.expires_at - RECORD_TTL_S
         return all(at is None or announced_at > at + RENEWED_S for at in (self.gone_at, self.silent_since))
+
+    def set_back(self, now: float) -> None:
+        """The clock was set back: nothing came later than now."""
+        self.status_at, self.metrics_at = min(self.status_at, now), min(self.metrics_at, now)
+        self.listed_at = min(self.listed_at, now)
+        self.gone_at, self.silent_since, self.disagrees_since = (
+            None if at is None else min(at, now) for at in (self.gone_at, self.silent_since, self.disagrees_since)
+        )
 
     def mark_heard(self) -> None:
         """Telemetry came: the node is not silent."""
@@ -219,6 +228,15 @@ class Knowledge:
     def add_event(self, event: SwarmEvent) -> None:
         """Remember an event, the newest first."""
         self.events = sorted([event, *self.events], key=lambda event: event.at, reverse=True)[:MAX_EVENTS]
+        self.version += 1
+
+    def set_back(self, now: float) -> None:
+        """The clock was set back: what it called later is now, and events of later times are forgotten."""
+        for peers in self._evidence.values():
+            for evidence in peers.values():
+                evidence.set_back(now)
+        self.slots.set_back(now)
+        self.events = [event for event in self.events if event.at <= now + MAX_SKEW_S]
         self.version += 1
 
     def forget(self, now: float) -> None:

@@ -80,6 +80,11 @@ class ModelSlots:
         if fingerprint in self._taken:
             self._taken[fingerprint] = Standing.PROVED, self._taken[fingerprint][1]
 
+    def set_back(self, now: float) -> None:
+        """The clock was set back: no slot was taken, and no model proved, later than now."""
+        self._taken = {name: (standing, min(since, now)) for name, (standing, since) in self._taken.items()}
+        self.proved = {name: min(at, now) for name, at in self.proved.items()}
+
     def leave(self, fingerprint: str) -> None:
         """Free the slot of a model of which nothing is known any more."""
         self._taken.pop(fingerprint, None)

@@ -21,6 +21,8 @@ from swarm.telemetry.guard import Reason
 
 MAX_NODES_SHOWN = 2_000
 MAX_CONTRIBUTORS = 50
+BACK_S = 1.0
+"""A clock that goes back by less is being adjusted."""
 SKEW_SHOWN_S = 300.0
 """For how long a message with a wrong clock is a reason for an alert."""
 
@@ -57,6 +59,7 @@ class Overview:
     _grades: dict[str, tuple[Grade, float]] = field(default_factory=dict)
     _skewed: int = 0
     _skewed_at: float | None = None
+    _assessed_at: float = -1e11
 
     def set_broker_state(self, state: LinkState, now: float) -> None:
         """The connection to the broker changed."""
@@ -97,6 +100,9 @@ class Overview:
 
     def assess(self, now: float) -> list[Assessment]:
         """Judge every model, note changes of verdicts, and bring the alerts up to date."""
+        if now < self._assessed_at - BACK_S:
+            self._set_back(now)
+        self._assessed_at = now
         self.knowledge.forget(now)
         self.knowledge.check_silence(now, is_connected=self.broker.state is LinkState.CONNECTED)
         assessments = [self._assess(model, nodes, now) for model, nodes in self.knowledge.nodes(now).values()]
@@ -106,6 +112,15 @@ class Overview:
                 del kept[fingerprint]
         self._update_alerts(assessments, now)
         return sorted(assessments, key=lambda one: (-one.verdict.grade.rank, one.model.name, one.model.fingerprint))
+
+    def _set_back(self, now: float) -> None:
+        """The clock was ahead: what it called later is now, or nothing would end until then."""
+        self.knowledge.set_back(now)
+        self.alerts.set_back(now)
+        self._grades = {name: (grade, min(since, now)) for name, (grade, since) in self._grades.items()}
+        for source in (self.broker, self.dht):
+            source.since = min(source.since, now)
+        self._skewed_at = None if self._skewed_at is None else min(self._skewed_at, now)
 
     def _assess(self, model: ReportedModel, nodes: list[NodeView], now: float) -> Assessment:
         log = self.probes.get(model.fingerprint, ProbeLog())

@@ -56,8 +56,20 @@ class _ProbeSchedule:
 class Prober:
     """Probes every complete model in turn; `run` never ends by itself."""
 
-    def __init__(self, overview: Overview, every_s: float, tokens_per_hour: int, run: RunProbe, clock: Clock) -> None:
-        self._overview, self._every_s, self._run, self._clock = overview, every_s, run, clock
+    def __init__(
+        self, overview: Overview, every_s: float, tokens_per_hour: int, run: RunProbe, clocks: tuple[Clock, Clock]
+    ) -> None:
+        """Prepare to probe; starts nothing.
+
+        Args:
+            overview: what is known, and what takes the results.
+            every_s: seconds between probes of a model.
+            tokens_per_hour: what all probes may cost.
+            run: starts a probe and gives its answer.
+            clocks: Unix seconds, for what is known; and seconds that never jump, for when a probe is due.
+        """
+        self._overview, self._every_s, self._run = overview, every_s, run
+        self._clock, self._timer = clocks
         self._budget = ProbeBudget(tokens_per_hour)
         self._schedules: dict[str, _ProbeSchedule] = {}
 
@@ -71,8 +83,8 @@ class Prober:
 
     def due(self) -> tuple[ReportedModel, list[NodeView]] | None:
         """The model to probe now, with its serving nodes; None if none is due or the budget is spent."""
-        now, complete = self._clock(), {}
-        for fingerprint, (model, nodes) in self._overview.knowledge.nodes(now).items():
+        now, complete = self._timer(), {}
+        for fingerprint, (model, nodes) in self._overview.knowledge.nodes(self._clock()).items():
             serving = [node for node in nodes if node.condition is Condition.SERVING]
             if self._overview.knowledge.slots.standing(fingerprint) is Standing.REPORTED:
                 continue  # without a DHT record no client can reach its nodes
@@ -86,10 +98,10 @@ class Prober:
 
     async def probe(self, model: ReportedModel, nodes: Sequence[NodeView]) -> None:
         """Make a generation; after a good one, compare one node's answers with another's where that can be done."""
-        self._budget.spend(PROBE_TOKENS, self._clock())
+        self._budget.spend(PROBE_TOKENS, self._timer())
         probe = await self._generation(model)
-        now = self._clock()
-        self._overview.record_probe(model, probe, now)
+        self._overview.record_probe(model, probe, self._clock())
+        now = self._timer()
         schedule = self._schedules.setdefault(model.fingerprint, _ProbeSchedule(0.0))
         schedule.failures = 0 if probe.ok else min(schedule.failures + 1, MAX_DOUBLINGS)
         retry_s = min(RETRY_S * 2 ** (schedule.failures - 1), self._every_s)

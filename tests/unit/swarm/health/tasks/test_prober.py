@@ -27,13 +27,15 @@ class World:
     """A swarm of three, a clock, and what `client.probe` would print."""
 
     now: float = NOW
+    wrong_s: float = 0.0
     budget: int = 1_000
     says: list[str | Exception] = field(default_factory=list)
     asked: list[Sequence[str]] = field(default_factory=list)
     overview: Overview = field(default_factory=lambda: Overview([JOIN], "canopy", NOW))
 
     def __post_init__(self) -> None:
-        self.prober = Prober(self.overview, EVERY_S, self.budget, self.run, lambda: self.now)
+        clocks = (lambda: self.now + self.wrong_s, lambda: self.now)
+        self.prober = Prober(self.overview, EVERY_S, self.budget, self.run, clocks)
 
     async def run(self, arguments: Sequence[str]) -> str:
         self.asked.append(arguments)
@@ -44,9 +46,10 @@ class World:
 
     def hear(self, *spans: tuple[int, int], numeric_class: str = "cpu-float32") -> None:
         for number, span in enumerate(spans):
-            body = status(at=self.now, span=Span(*span), numeric_class=numeric_class)
-            self.overview.knowledge.apply_telemetry(PeerId(f"QmNode{number}"), FINGERPRINT, body, self.now)
-            self.overview.knowledge.slots.enter(FINGERPRINT, True, self.now)
+            now = self.now + self.wrong_s
+            body = status(at=now, span=Span(*span), numeric_class=numeric_class)
+            self.overview.knowledge.apply_telemetry(PeerId(f"QmNode{number}"), FINGERPRINT, body, now)
+            self.overview.knowledge.slots.enter(FINGERPRINT, True, now)
 
     def later(self, seconds: float) -> None:
         self.now += seconds
@@ -84,6 +87,17 @@ async def test_only_a_complete_model_is_probed_and_not_before_its_time() -> None
     world.later(EVERY_S)
     assert world.prober.due() is not None
     assert world.asked[0] == ["--fingerprint", FINGERPRINT, "--tokens", "16", "--join", JOIN]
+
+
+async def test_a_clock_that_jumps_and_comes_back_changes_no_schedule_and_no_budget() -> None:
+    world = World(budget=100)
+    world.later(0)
+    assert world.prober.due() is None
+    for wrong_s in (0.0, 40 * 86_400.0, -40 * 86_400.0, 0.0):
+        world.wrong_s = wrong_s
+        world.later(3_600.0)
+        await world.turn(FINE, compared("QmNode1", "QmNode2", True))
+        assert world.prober.due() is None
 
 
 async def test_machines_with_a_stand_in_are_compared_in_turn() -> None:
