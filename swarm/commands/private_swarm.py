@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -231,9 +232,10 @@ def _parsed(path: Path, read: Callable[[bytes], _Parsed]) -> _Parsed:
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
     """Write a file atomically; its owner is that of its folder."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    draft = Path(name)
     try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(data)
         draft.chmod(mode)
         if os.geteuid() == 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -56,19 +57,21 @@ class Identity:
         """Read the identity file, or make one (mode 0400) where there is none.
 
         Raises:
-            IdentityError: the file cannot be read or written, holds something else, or is open to every user.
+            IdentityError: the file cannot be read or written, holds something else, or is open to other users.
         """
         try:
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 cls.ephemeral().save(path)
             with path.open("rb") as file:
-                data = file.read(_MAX_FILE_BYTES + 1)
+                data, about = file.read(_MAX_FILE_BYTES + 1), os.fstat(file.fileno())
         except OSError as error:
             raise IdentityError(f"identity file {path}: {error.strerror}; choose another with --identity") from error
         identity = cls(_parse_private_key(data, path), path)
-        if path.stat().st_mode & 0o007:
-            raise IdentityError(f"identity file {path} is open to every user, who could pose as it: chmod 600 {path}")
+        # What is another user's is a secret that an orchestrator mounted: the group is how it is meant to be read.
+        closed = 0o077 if about.st_uid == os.geteuid() else 0o007
+        if about.st_mode & closed:
+            raise IdentityError(f"identity file {path} is open to other users, who could pose as it: chmod 600 {path}")
         return identity
 
     def save(self, path: Path) -> None:
@@ -78,12 +81,12 @@ class Identity:
             serialization.PrivateFormat.TraditionalOpenSSL,
             serialization.NoEncryption(),
         )
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # new, and nobody's link
+        temporary = Path(name)
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(_wrap_key(der))
-            temporary.chmod(0o400)
+                os.fchmod(file.fileno(), 0o400)
             path.hardlink_to(temporary)  # atomic, and fails where the file exists
         except FileExistsError:
             pass
