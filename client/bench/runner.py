@@ -107,7 +107,7 @@ def _prompt(line: str, place: str) -> Prompt:
             case {"turns": [str(), *_] as turns, **rest} if all(isinstance(turn, str) and turn for turn in turns):
                 turns = tuple(check_text(turn, place) for turn in turns)
                 return Prompt(str(rest.get("question_id", rest.get("id", place))), turns=turns)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         pass
     raise ConfigError(f'{place}: is no prompt; each line is JSON such as {{"text": "…"}} or {{"turns": ["…", "…"]}}')
 

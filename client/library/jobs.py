@@ -70,8 +70,10 @@ class GenerationFactory:
             raise ConfigError("prompt: give text, or token ids, which are whole numbers") from None
         if not ids:
             raise ConfigError("prompt: is empty, and this tokenizer adds no token of its own; give at least one token")
-        if not all(0 <= token < target.vocab_size for token in ids):
+        if not all(0 <= token < target.vocab_size for token in (*ids, *so_far)):
             raise ConfigError(f"prompt: token ids must be below {target.vocab_size}")
+        if len(so_far) > options.max_new_tokens:
+            raise ConfigError(f"resume: {len(so_far)} tokens are there already, of {options.max_new_tokens} to make")
         limit = target.max_positions
         if limit is not None and len(ids) + options.max_new_tokens > limit:
             raise ContextFull(

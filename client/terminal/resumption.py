@@ -14,9 +14,12 @@ from pathlib import Path
 
 from client.drafting.search.calibration_store import default_calibration_folder
 from swarm.errors import ConfigError, GenerationInterrupted, Unfinished
+from swarm.runtime.strict_json import strict_json
 
 FORMAT = 1
 MAX_FILES = 16
+MAX_BYTES = 64 * 2**20
+MAX_TOKEN = 2**31
 _PREFIX = "interrupted-"
 
 
@@ -60,15 +63,33 @@ def load(path: Path) -> GenerationInterrupted:
         ConfigError: the file cannot be read, or holds something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise ConfigError(f"{path}: was written by another version; start the generation again")
-        interrupted = GenerationInterrupted("resumed", str(content["text"]), tuple(map(int, content["tokens"])))
-        interrupted.unfinished = Unfinished(
-            tuple(map(int, content["prompt"])), dict(content["options"]), interrupted.tokens
-        )
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        content = strict_json(data) if len(data) <= MAX_BYTES else None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: is not an interrupted generation") from error
-    return interrupted
+    except ValueError as error:
+        raise _not_one(path) from error
+    match content:
+        case {"format": int(number)} if number != FORMAT:
+            raise ConfigError(f"{path}: was written by another version; start the generation again")
+        case {
+            "format": int(),
+            "text": str(text),
+            "prompt": [*prompt],
+            "tokens": [*tokens],
+            "options": dict(options),
+        } if all(map(_is_token, (*prompt, *tokens))):
+            interrupted = GenerationInterrupted("resumed", text, tuple(tokens))
+            interrupted.unfinished = Unfinished(tuple(prompt), options, interrupted.tokens)
+            return interrupted
+        case _:
+            raise _not_one(path)
+
+
+def _is_token(value: object) -> bool:
+    return type(value) is int and 0 <= value < MAX_TOKEN
+
+
+def _not_one(path: Path) -> ConfigError:
+    return ConfigError(f"{path}: is not an interrupted generation")

@@ -204,7 +204,7 @@ class PrivateFolder:
 
     def _set_password(self, user: str, password: str) -> None:
         path = self._folder / "broker" / "passwords"
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = _parsed(path, bytes.decode).splitlines() if path.exists() else []
         kept = [line for line in lines if not line.startswith(f"{user}:")]
         _replace(path, "\n".join([*kept, password_line(user, password), ""]).encode(), 0o600)
 

@@ -95,7 +95,7 @@ def _header(file: Path) -> dict[str, Any]:
             raise UnknownModel(f"{file}: not a safetensors file")
         try:
             header: dict[str, Any] = json.loads(opened.read(length))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UnknownModel(f"{file}: not a safetensors file") from error
     return header
 
@@ -124,7 +124,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UnknownModel(f"{file}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnknownModel(f"{file}: not valid JSON") from error
     if not isinstance(content, dict):
         raise UnknownModel(f"{file}: not a JSON object")

@@ -54,7 +54,7 @@ def check_own_code(file: Path, model: str) -> None:
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return
     if isinstance(content, dict) and "auto_map" in content:
         reason = f"needs code that comes with it ({file.name}), and such code is never run"
@@ -109,7 +109,7 @@ def _index(folder: Path, model: str) -> dict[str, str]:
     try:
         content: Any = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         files: dict[str, str] = dict(content["weight_map"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UnsupportedModel(f"{model}: {INDEX} cannot be read ({first_line(error)})") from error
     for file in files.values():
         if not isinstance(file, str) or "/" in file or "\\" in file or not file.endswith(".safetensors"):

@@ -33,7 +33,7 @@ def read_head_config(model: str | Path) -> HeadConfig | None:
     try:
         with (folder / CONFIG).open("rb") as file:
             content = json.loads(file.read(MAX_CONFIG_BYTES))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None  # loading it as a model then says what is wrong with it
     if not isinstance(content, dict) or "canopy_head" not in content:
         return None

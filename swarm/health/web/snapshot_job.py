@@ -17,6 +17,7 @@ from swarm.errors import ConfigError, RegistryError, RemoteProtocolError
 from swarm.health.remote.client import STATE, TIMEOUT, ask_bytes, service_url
 from swarm.health.remote.state import copyable, read_state
 from swarm.health.web.snapshot import PageSnapshot, ReadHistory, check_folder, write
+from swarm.runtime.strict_json import strict_json
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ async def snapshot_of(address: str, directory: Path) -> int:
 
 def _points(text: bytes, url: httpx2.URL) -> Mapping[str, Any]:
     try:
-        found = json.loads(text)
+        found = strict_json(text)
     except ValueError as error:
         raise RegistryError(f"{url} is no health service: its history is no JSON") from error
     if not isinstance(found, dict) or not isinstance(found.get("points"), list):

@@ -159,3 +159,14 @@ def test_a_password_line_has_mosquittos_form() -> None:
     user, packed = password_line("me", "secret").split(":")
     assert user == "me"
     assert [len(part) for part in packed.split("$")] == [0, 1, 3, 16, 88]
+
+
+@pytest.mark.parametrize("name", ["broker/passwords", "ca.key", "ca.crt", "broker/broker.key", "broker/broker.crt"])
+def test_a_damaged_file_is_one_line(name: str, tmp_path: Path) -> None:
+    damaged = tmp_path / "private" / name
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"\xff\xfe damaged")
+    with pytest.raises(ConfigError, match=f"{name} cannot be read as what its name says; move it away") as caught:
+        make_private_swarm(Private(tmp_path / "private", ("broker.example",), nodes=0))
+    assert damaged.read_bytes() == b"\xff\xfe damaged"
+    assert "\n" not in str(caught.value)

@@ -184,3 +184,15 @@ def test_the_users_cache_is_where_it_says(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_calibration_folder() == tmp_path / ".cache" / "canopy" / "calibration"
+
+
+def test_a_file_is_kept_though_others_seem_newer(tmp_path: Path) -> None:
+    """A clock that was ahead wrote them."""
+    for number in range(MAX_FILES):
+        other = tmp_path / f"pair-other{number}.json"
+        other.write_text("{}")
+        os.utime(other, (4e9, 4e9))
+    path = tmp_path / "pair-1.json"
+    save_calibration(path, learned())
+    assert probabilities(load_calibration(path)) == probabilities(learned())
+    assert len(list(tmp_path.iterdir())) == MAX_FILES
