@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, assert_never, cast
 
 import tyro
+from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress
 
 from client.demo import command as demo
@@ -190,7 +191,7 @@ async def bench(command: Bench) -> int:
             async for prompt, way, runs in measuring.measure(swarm, prompts, ways):
                 measured.runs += runs
                 measured.skipped += [] if runs else [prompt.name]
-                progress.update(task, advance=1, description=f"{prompt.name[-30:]}, {way}")
+                progress.update(task, advance=1, description=escape(f"{prompt.name[-30:]}, {way}"))
     if not measured.runs:
         raise ConfigError("no prompt fits the model's context; cut them with --prompt-tokens")
     for shown in measuring.report(measured):
