@@ -100,7 +100,10 @@ class MqttFeed:
         verdict = self._guard.accept(message.topic.value, payload, message.retain, now)
         match verdict:
             case AcceptedMessage():
-                self._on_message(verdict, now)
+                try:
+                    self._on_message(verdict, now)
+                except Exception as error:
+                    logger.warning("a message of %s cannot be taken in", verdict.peer, exc_info=error)
             case _:
                 logger.debug("%s: %s", message.topic.value[:200], verdict.reason)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ from swarm.health.state.node import NodeView, ReportedModel, SwarmEvent
 from swarm.health.state.probe_results import Probe, ProbeLog, ReplicaComparison
 from swarm.health.state.verdict import Grade, judge
 from swarm.telemetry.guard import Reason
+
+logger = logging.getLogger(__name__)
 
 MAX_NODES_SHOWN = 2_000
 MAX_CONTRIBUTORS = 50
@@ -60,6 +63,7 @@ class Overview:
     _skewed: int = 0
     _skewed_at: float | None = None
     _assessed_at: float = -1e11
+    _unjudged: set[str] = field(default_factory=set)
 
     def set_broker_state(self, state: LinkState, now: float) -> None:
         """The connection to the broker changed."""
@@ -105,7 +109,11 @@ class Overview:
         self._assessed_at = now
         self.knowledge.forget(now)
         self.knowledge.check_silence(now, is_connected=self.broker.state is LinkState.CONNECTED)
-        assessments = [self._assess(model, nodes, now) for model, nodes in self.knowledge.nodes(now).values()]
+        models = self.knowledge.nodes(now)
+        assessments = [
+            one for model, nodes in models.values() if (one := self._assess_alone(model, nodes, now)) is not None
+        ]
+        self._unjudged &= models.keys()
         known = {one.model.fingerprint for one in assessments}
         for kept in (self._grades, self.probes):
             for fingerprint in [one for one in kept if one not in known]:
@@ -121,6 +129,18 @@ class Overview:
         for source in (self.broker, self.dht):
             source.since = min(source.since, now)
         self._skewed_at = None if self._skewed_at is None else min(self._skewed_at, now)
+
+    def _assess_alone(self, model: ReportedModel, nodes: list[NodeView], now: float) -> Assessment | None:
+        """Judge one model; one that cannot be judged hides no other."""
+        try:
+            found = self._assess(model, nodes, now)
+            self._unjudged.discard(model.fingerprint)
+        except Exception as error:
+            if model.fingerprint not in self._unjudged:
+                logger.warning("%s cannot be judged", model.fingerprint, exc_info=error)
+            self._unjudged.add(model.fingerprint)
+            return None
+        return found
 
     def _assess(self, model: ReportedModel, nodes: list[NodeView], now: float) -> Assessment:
         log = self.probes.get(model.fingerprint, ProbeLog())

@@ -44,8 +44,12 @@ class StatePublisher:
         return self.readers < MAX_READERS and not self._is_closed
 
     def publish(self, state: dict[str, Any]) -> None:
-        """Make this the newest state."""
-        text = json.dumps(state, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        """Make this the newest state.
+
+        Raises:
+            ValueError: it holds a number that JSON does not have.
+        """
+        text = _dumped(state)
         self.state = state
         self._json, self._packed = text.encode("utf-8", "replace"), None
         self._frame = b"event: state\ndata: " + self._json + b"\n\n"
@@ -78,3 +82,16 @@ class StatePublisher:
     def _wake(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
+
+
+def is_json(value: object) -> bool:
+    """Whether a value can be a part of a state."""
+    try:
+        _dumped(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _dumped(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -16,7 +16,7 @@ from swarm.health.state.assessment import Assessment
 from swarm.health.state.node import Condition, NodeView
 from swarm.health.state.overview import Overview
 from swarm.health.tasks.history import SAMPLE_S, WINDOWS, History, Sample
-from swarm.health.tasks.publisher import StatePublisher
+from swarm.health.tasks.publisher import StatePublisher, is_json
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,19 @@ class HealthLoop:
         )
         if is_due:
             self._urgent, self._changes, self._published_at = overview.urgent, overview.changes, now
-            self.publisher.publish(overview.state(self.assessments, now))
+            self._publish(overview.state(self.assessments, now))
+
+    def _publish(self, state: dict[str, Any]) -> None:
+        """Publish a state; what cannot be shown of it hides nothing else."""
+        try:
+            self.publisher.publish(state)
+            self._troubles.pop("published", None)
+        except ValueError as error:
+            if self._troubles.get("published") != repr(error):
+                logger.warning("a part of the state cannot be shown (%s); the rest is", error)
+            self._troubles["published"] = repr(error)
+            rest = {name: list(filter(is_json, part)) for name, part in state.items() if isinstance(part, list)}
+            self.publisher.publish(state | rest)
 
     async def points(self, fingerprint: str, window: str) -> dict[str, Any]:
         """A model's history as JSON values.

@@ -6,48 +6,89 @@ import asyncio
 import logging
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import swarm.health.state.overview
 import swarm.health.tasks.recorder
 from swarm.health.alerts.record import load_book
 from swarm.health.alerts.rules import AlertBook
+from swarm.health.state.assessment import Assessment
 from swarm.health.state.contributions import ContributionBook
-from swarm.health.state.node import SwarmEvent
+from swarm.health.state.node import ReportedModel, SwarmEvent
 from swarm.health.state.overview import Overview
+from swarm.health.state.verdict import Verdict, judge
 from swarm.health.tasks.clock_doubt import DOUBT_S, JUMP_S, LONGEST_S, ClockDoubt
 from swarm.health.tasks.history import History
 from swarm.health.tasks.publisher import StatePublisher
 from swarm.health.tasks.recorder import HealthLoop
+from swarm.ids import PeerId
 from swarm.runtime.tasks import TaskScope
+from swarm.telemetry.messages import ServedModel
+from tests.telemetry_messages import status
 
 T = 1_800_000_000.0
 DAY_S = 86_400.0
 
 
-async def test_a_number_that_cannot_be_shown_does_not_end_the_loop(
+async def test_a_number_that_cannot_be_shown_hides_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    overview, publisher = Overview((), "test", T), StatePublisher()
+    for name, at in (("sound", T), ("odd", float("inf"))):
+        overview.knowledge.add_event(SwarmEvent(at, "ab" * 16, None, "moved", name))
+    async with History.open(tmp_path / "health.sqlite3") as history:
+        health_loop = HealthLoop(overview, publisher, history, iter(T + 5.0 * turn for turn in range(9)).__next__)
+        for _ in range(9):
+            health_loop.step()
+    assert publisher.version == 9
+    assert [event["text"] for event in publisher.state["events"]] == ["sound"]
+    (record,) = caplog.records
+    assert "a part of the state cannot be shown" in record.getMessage()
+
+
+async def test_whatever_goes_wrong_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(swarm.health.tasks.recorder, "TICK_S", 0.0)
     overview, publisher, turns = Overview((), "test", T), StatePublisher(), [0]
-    is_sound = asyncio.Event()
-    overview.knowledge.add_event(SwarmEvent(float("nan"), "ab" * 16, None, "moved", "at no time"))
+    is_well = asyncio.Event()
+    assess = Overview.assess
 
-    def clock() -> float:
+    def failing(self: Overview, now: float) -> list[Assessment]:
         turns[0] += 1
-        if turns[0] == 40:
-            assert publisher.version == 0
-            overview.knowledge.events.clear()
-        if publisher.version:
-            is_sound.set()
-        return T + 5.0 * turns[0]
+        if turns[0] < 40:
+            raise KeyError("odd")
+        is_well.set()
+        return assess(self, now)
 
+    monkeypatch.setattr(Overview, "assess", failing)
     async with History.open(tmp_path / "health.sqlite3") as history, TaskScope() as scope:
-        health_loop = HealthLoop(overview, publisher, history, clock)
-        scope.spawn(health_loop.run())
-        await asyncio.wait_for(is_sound.wait(), 10)
+        scope.spawn(HealthLoop(overview, publisher, history).run())
+        await asyncio.wait_for(is_well.wait(), 10)
     records = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [record.getMessage() for record in records] == ["this state of the swarm cannot be shown; trying again"]
+
+
+def test_a_model_that_cannot_be_judged_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = Overview((), "test", T)
+    for number in range(2):
+        fingerprint = f"{number:064x}"
+        body = status(at=T, model=ServedModel(f"model-{number}", fingerprint, 12))
+        found.knowledge.apply_telemetry(PeerId("Qm"), fingerprint, body, T)
+
+    def odd(model: ReportedModel, *other: Any) -> Verdict:  # noqa: ANN401
+        if model.name == "model-0":
+            raise ZeroDivisionError
+        return judge(model, *other)
+
+    monkeypatch.setattr(swarm.health.state.overview, "judge", odd)
+    for _ in range(3):
+        assert [one.model.name for one in found.assess(T)] == ["model-1"]
+    assert len(caplog.records) == 1
 
 
 async def test_it_begins_where_the_last_run_cannot_be_read(
