@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Final
 
 import msgpack
@@ -150,15 +151,31 @@ def open_sealed(data: bytes, now: float) -> Sealed:
     """
     if len(data) > MAX_RECORD_BYTES:
         raise RecordError("data", f"{len(data)} bytes; a record has at most {MAX_RECORD_BYTES}")
-    public_key, body, signature = _unpack_list(data, 3)
-    if not (isinstance(public_key, bytes) and isinstance(body, bytes) and isinstance(signature, bytes)):
-        raise RecordError("data", "not a sealed record")
-    sealed = _decode(_unpack_list(body, len(_FIELDS)), data)
-    if not verify(sealed.record.peer, public_key, _DOMAIN + body, signature):
-        raise RecordError("signature", f"not made by {sealed.record.peer}")
+    sealed = _open_signed(data)
     if sealed.record.expires_at > now + MAX_TTL_S + CLOCK_SLACK_S:
         raise RecordError("expires_at", f"more than {MAX_TTL_S:.0f} s ahead")
     return sealed
+
+
+@lru_cache(maxsize=4_096)
+def _open_signed(data: bytes) -> Sealed:
+    """A signature that holds goes on holding, so each is checked once."""
+    public_key, body, signature = unpack_list(data, 3)
+    if not (isinstance(public_key, bytes) and isinstance(body, bytes) and isinstance(signature, bytes)):
+        raise RecordError("data", "not a sealed record")
+    sealed = _decode(unpack_list(body, len(_FIELDS)), data)
+    check_signature(sealed.record.peer, public_key, _DOMAIN + body, signature)
+    return sealed
+
+
+def check_signature(peer: PeerId, public_key: bytes, data: bytes, signature: bytes) -> None:
+    """Refuse what a peer did not sign.
+
+    Raises:
+        RecordError: the key is not the peer's, or the signature is not the key's.
+    """
+    if not verify(peer, public_key, data, signature):
+        raise RecordError("signature", f"not made by {peer}")
 
 
 def open_filed(data: bytes, peer: object, expires_at: float, now: float) -> Sealed:
@@ -248,14 +265,7 @@ def _encode(record: NodeRecord, left: bool) -> list[Any]:
         _FORMAT,
         left,
         record.peer,
-        [
-            model.name,
-            model.fingerprint,
-            model.config_digest,
-            model.weights_digest,
-            model.tokenizer_digest,
-            model.num_layers,
-        ],
+        write_model(model),
         [record.span.start, record.span.end],
         record.address,
         record.state.value,
@@ -281,7 +291,7 @@ def _decode(values: list[Any], data: bytes) -> Sealed:
         raise RecordError("data", "a record of another format")
     address = _text("address", raw["address"], 280)
     split_address(address)
-    model = _model(raw["model"])
+    model = read_model(raw["model"])
     total = _whole("kv_tokens_total", raw["kv_tokens_total"])
     record = NodeRecord(
         peer=_peer(raw["peer"]),
@@ -307,7 +317,12 @@ def _decode(values: list[Any], data: bytes) -> Sealed:
     return Sealed(record, raw["left"])
 
 
-def _unpack_list(data: bytes, length: int) -> list[Any]:
+def unpack_list(data: bytes, length: int) -> list[Any]:
+    """Decode a msgpack list of exactly `length` values.
+
+    Raises:
+        RecordError: it is none.
+    """
     try:
         values = msgpack.unpackb(data)
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
@@ -361,7 +376,18 @@ def _peer(value: object, field: str = "peer") -> PeerId:
     return PeerId(text)
 
 
-def _model(value: object) -> ModelIdentity:
+def write_model(model: ModelIdentity) -> list[Any]:
+    """A model's identity as records and pointers hold it."""
+    digests = [model.config_digest, model.weights_digest, model.tokenizer_digest]
+    return [model.name, model.fingerprint, *digests, model.num_layers]
+
+
+def read_model(value: object) -> ModelIdentity:
+    """What `write_model` wrote, checked.
+
+    Raises:
+        RecordError: it breaks its bounds.
+    """
     if not isinstance(value, list) or len(value) != 6:
         raise RecordError("model", "malformed")
     name, *digests, layers = value
