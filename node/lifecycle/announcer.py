@@ -21,6 +21,7 @@ from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import RECORD_TTL_S
 from swarm.errors import RegistryError
 from swarm.layers import Span
+from swarm.protocol.limits import SWEEP_MS
 from swarm.telemetry.messages import MessageKind
 
 ANNOUNCE_S = RECORD_TTL_S / 3
@@ -117,7 +118,7 @@ class Announcer:
             numeric_class=host.numeric_class,
             version=version("canopy-swarm"),
             name=resources.config.name,
-            sweep_ms=host.sweep_ms,
+            sweep_ms=tuple((nodes, min(max(ms, SWEEP_MS[0]), SWEEP_MS[1])) for nodes, ms in host.sweep_ms),
             kv_tokens_free=0,
             kv_tokens_total=0,
             sequence=self._sequence,

@@ -32,7 +32,7 @@ async def attack(join: str, stolen: bytes) -> dict[str, bool]:
 
     victim = open_sealed(stolen, time.time()).record
     me = Identity.ephemeral()
-    own = replace(victim, peer=me.peer_id, name="hostile", expires_at=time.time() + 100)
+    own = replace(victim, peer=me.peer_id, name="hostile", expires_at=time.time() + 80)
     good, (far, far_expiry) = seal(own, me), too_long(own, me)
     key, soon = record_keys(victim)[1], own.expires_at
     forged_key, body, _ = msgpack.unpackb(stolen)

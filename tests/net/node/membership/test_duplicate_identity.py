@@ -28,7 +28,7 @@ from swarm.errors import IdentityError, RegistryError
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
 
-MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40)
+MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 40)
 DEAD = "127.0.0.1:9"
 
 Duplicates = Callable[[Path], AbstractAsyncContextManager[tuple[Registry, Registry]]]

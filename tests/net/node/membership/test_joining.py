@@ -36,7 +36,7 @@ from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from tests.in_process_swarm import InProcessSwarm
 
-MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 12)
 
 
 def joining(registry: Registry, span: Span, sequence: int) -> NodeRecord:

@@ -29,7 +29,7 @@ from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 
 ROOT = Path(__file__).parents[5]
-MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40)
+MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 40)
 NONCE = bytes(range(16))
 LOCAL = DhtConfig(host="127.0.0.1")
 
@@ -41,7 +41,7 @@ def record_of(registry: Registry, span: Span, name: str = "victim") -> NodeRecor
         span=span,
         address="127.0.0.1:5000",
         state=NodeState.SERVING,
-        numeric_class="cpu/fp32",
+        numeric_class="cpu-float32",
         version="0.2.0",
         name=name,
         sweep_ms=((1, 1.0),),
