@@ -1,11 +1,13 @@
 """A node's word that a model is served in the swarm: signed, small, and all that a list of models needs. Pure.
 
-A sealed pointer is msgpack of [public key, body, signature]; the body is msgpack of [format, left, peer, model, expiry].
+A sealed pointer is msgpack of [public key, body, signature]; the body is msgpack of [format, left, peer, model,
+expiry].
 A node's record says the same and five times as much; pointers exist so that a list need not fetch all records.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -16,12 +18,15 @@ from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import (
     CLOCK_SLACK_S,
     MAX_TTL_S,
+    NodeRecord,
     RecordError,
     check_signature,
     read_model,
+    seal,
     unpack_list,
     write_model,
 )
+from swarm.discovery.registry import MODELS_LISTED, models_key, record_keys
 from swarm.ids import ModelIdentity, PeerId
 
 MAX_POINTER_BYTES: Final = 2_048
@@ -102,3 +107,64 @@ def _decode(values: list[Any]) -> ModelPointer:
     if version != _FORMAT or type(left) is not bool or type(expires_at) is not float:
         raise RecordError("data", "a pointer of another format")
     return ModelPointer(PeerId(str(peer)), read_model(model), expires_at, left)
+
+
+@dataclass(frozen=True, slots=True)
+class Filing:
+    """One thing that a node files in the directory.
+
+    Attributes:
+        key: name of the storage key.
+        subkey: which item under that key.
+        data: the sealed record or pointer.
+    """
+
+    key: str
+    subkey: str
+    data: bytes
+
+
+def seal_announcement(record: NodeRecord, identity: Identity, *, left: bool = False) -> list[Filing]:
+    """What a node files to say what it serves: its record under each of its keys, and last a pointer to its model.
+
+    Args:
+        record: the announcement.
+        identity: its peer's.
+        left: whether the node leaves.
+
+    Raises:
+        RecordError: the record breaks its own bounds, or names another peer.
+    """
+    sealed = seal(record, identity, left=left)
+    pointer = ModelPointer(record.peer, record.model, record.expires_at, left)
+    place = models_key(record.model.fingerprint)
+    filings = [Filing(key, record.peer, sealed) for key in record_keys(record)]
+    return [*filings, Filing(place, pointer.subkey, seal_pointer(pointer, identity))]
+
+
+def listed_models(blobs: Iterable[bytes], now: float) -> list[ModelIdentity]:
+    """The models that pointers tell of, in the order in which their first pointers stand.
+
+    Args:
+        blobs: sealed pointers; invalid ones are skipped.
+        now: DHT time in seconds.
+
+    Returns:
+        Each fingerprint once, at most `MODELS_LISTED`, under the name that most of its pointers give; of equals the
+        first.
+    """
+    newest: dict[str, ModelPointer] = {}
+    for blob in blobs:
+        try:
+            pointer = open_pointer(blob, now)
+        except RecordError:
+            continue
+        known = newest.get(pointer.subkey)
+        if known is None or pointer.expires_at > known.expires_at:
+            newest[pointer.subkey] = pointer  # keeps the place of the first
+    named: dict[str, list[ModelIdentity]] = {}
+    for pointer in newest.values():
+        if not pointer.left and pointer.expires_at > now:
+            named.setdefault(pointer.model.fingerprint, []).append(pointer.model)
+    chosen = [max(models, key=models.count) for models in named.values()]
+    return chosen[:MODELS_LISTED]

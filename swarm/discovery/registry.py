@@ -72,7 +72,7 @@ class Registry(Protocol):
         """The models that nodes say they serve, each fingerprint once, at most `MODELS_LISTED`.
 
         Those come first that the peers joined through have known for longest: a stranger's many inventions stand behind
-        what was there before them. A name is what most of a model's pointers call it; it is a hint, its digests are not.
+        what was there before them. A name is what most of a model's pointers call it: a hint, which digests are not.
         """
         ...
 
@@ -143,9 +143,9 @@ def record_keys(record: NodeRecord) -> list[str]:
 
 def storage_key(name: str) -> StorageKey:
     """Where a key lies."""
-    return StorageKey(hashlib.sha1(msgpack.packb(name)).digest())  # noqa: S324  (spreads keys; protects nothing)
+    return StorageKey(hashlib.sha1(msgpack.packb(name), usedforsecurity=False).digest())
 
 
 def item_key(key: StorageKey, subkey: str) -> StorageKey:
     """Where one item under a key can be asked for alone; it is held where `key` is."""
-    return StorageKey(hashlib.sha1(key + subkey.encode()).digest())  # noqa: S324  (as above)
+    return StorageKey(hashlib.sha1(key + subkey.encode(), usedforsecurity=False).digest())

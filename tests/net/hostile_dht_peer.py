@@ -17,7 +17,7 @@ import msgpack
 from swarm.discovery.dht.hivemind_node import DHTID, Daemon, DHTNode
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord, open_sealed, seal
-from swarm.discovery.registry import MODELS_KEY, record_keys
+from swarm.discovery.registry import MODELS_KEYS, record_keys
 
 
 def too_long(record: NodeRecord, identity: Identity) -> tuple[bytes, float]:
