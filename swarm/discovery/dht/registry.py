@@ -11,7 +11,7 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cached_property
@@ -47,7 +47,7 @@ PORTS_TRIED = 3
 SHARDS_PER_QUESTION = 8
 """Keys of models that are asked for together; one question is small where one key is full."""
 ENOUGH_REPLICAS = 2
-"""So many peers must give an announcement back; all that were asked, where there are fewer."""
+"""So many other peers should give an announcement back; it counts from the first, for this machine holds it too."""
 _TAKEN = "address already in use"
 
 
@@ -182,14 +182,17 @@ class DhtRegistry:
                 "the DHT refused this machine's record: it expires no later than the last one; "
                 "is the clock right, and is no copy of this identity in use elsewhere?"
             )
-        *copies, listed = kept["copies"]
-        needed = min(ENOUGH_REPLICAS, kept["asked"])
-        if min(copies) < needed:
-            raise RegistryError(
-                f"the DHT did not keep this machine's record: of {kept['asked']} peers asked {min(copies)} gave it back"
-            )
-        if listed < needed and not left:
-            _log.warning("this machine serves, but the DHT's list of models is full of others: clients may not see it")
+        self._check_kept(kept["asked"], kept["copies"][:-1])
+        if kept["copies"][-1] < min(1, kept["asked"]) and not left:
+            _log.warning("this machine serves, but the DHT's list of models is full: clients may not see its model")
+
+    def _check_kept(self, asked: int, copies: Sequence[int]) -> None:
+        """An announcement counts once another peer gave it back; this machine answers for it too."""
+        kept = min(copies)
+        if asked and not kept:
+            raise RegistryError(f"the DHT did not keep this machine's record: none of {asked} peers gave it back")
+        if kept < min(ENOUGH_REPLICAS, asked):
+            _log.warning("of %d peers of the DHT only %d gave this machine's record back", asked, kept)
 
     async def models(self) -> list[ModelIdentity]:
         """The models that nodes say they serve, each fingerprint once; in front those known for longest."""

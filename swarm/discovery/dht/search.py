@@ -33,8 +33,10 @@ REPLICAS = 5
 """Peers that an item is filed at, beside those joined through and this machine."""
 ROUNDS = 4
 """How often the next peers are tried in place of those that did not keep it."""
-LOOK_UP_S = 6.0
+LOOK_UP_S = 5.0
 """Time for one look-up; what has been answered until then is used."""
+KEEP_S = 8.0
+"""Time after which no further peers are tried to file something at."""
 READ_BYTES = 24 << 20
 """Of all answers to one look-up; afterwards peers are asked no more."""
 MAX_BANNED = 4_096
@@ -181,12 +183,11 @@ class DirectoryPeer:
 
     async def keep(self, items: Sequence[FiledItem]) -> Kept:
         """File this machine's own items, and read each back from every peer that was asked to hold it."""
-        outdated = not self._protocol.keep(items)
+        started, outdated = time.monotonic(), not self._protocol.keep(items)
         # Beside a key nothing lies, so this finds the peers and fetches no data.
         beside = {DHTID.from_bytes(item.key): DHTID(int.from_bytes(item.key, "big") ^ 1) for item in items}
         look_up = await self._look_up(list(beside.values()), len(beside))
-        others = [node for node in look_up.answers if node != self.node.node_id]
-        queues = [_nearest_first(DHTID.from_bytes(item.key), others, self._anchors) for item in items]
+        queues = [_nearest_first(DHTID.from_bytes(item.key), look_up.answers, self._anchors) for item in items]
         copies, asked = Counter[int](), set[DHTID]()
         for turn in range(ROUNDS):
             extra = len(self._anchors) if turn == 0 else 0
@@ -194,7 +195,7 @@ class DirectoryPeer:
             for number, queue in enumerate(queues):
                 for node in [queue.pop(0) for _ in range(REPLICAS + extra - copies[number]) if queue]:
                     wanted.setdefault(node, []).append(number)
-            if not wanted:
+            if not wanted or time.monotonic() - started > KEEP_S:
                 break
             asked |= set(wanted)
             stored = await asyncio.gather(
@@ -225,7 +226,7 @@ class DirectoryPeer:
                 continue
             rows = told.get(DHTID.from_bytes(item_key(item.key, item.subkey)), ())
             held.append(any(row[1] == item.data for row in rows))
-            is_outdated |= any(row[1] != item.data and row[2] >= item.expires_at for row in rows)
+            is_outdated |= any(_is_later(row, item) for row in rows)
         return held, is_outdated
 
 
@@ -233,6 +234,17 @@ def _nearest_first(key: DHTID, nodes: Iterable[DHTID], anchors: Iterable[DHTID])
     """Peers to file something at: those joined through, then the others by their distance."""
     first = set(anchors)
     return sorted(nodes, key=lambda node: (node not in first, key.xor_distance(node)))
+
+
+def _is_later(row: Row, item: FiledItem) -> bool:
+    """Whether a peer holds another word of the same signer that expires no earlier; others cannot make it up."""
+    if row[0] != item.subkey or row[1] == item.data or row[2] < item.expires_at:
+        return False
+    try:
+        open_item(item.key, *row, time.time())
+    except RecordError:
+        return False
+    return True
 
 
 def _newest(key: StorageKey, rows: Iterable[Row], room: int, now: float) -> list[bytes]:
