@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 from node.lifecycle.resources import NodeResources
 from node.lifecycle.span_host import SpanHost
-from node.membership.duplicate_identity import check_still_alone
+from node.membership.duplicate_identity import check_still_alone, next_expiry
 from node.model.malloc_trim import trim_heap
 from node.telemetry.report import NodeSnapshot
 from swarm.discovery.node_record import NodeRecord, NodeState
@@ -87,7 +87,7 @@ class Announcer:
             await asyncio.to_thread(trim_heap)
             try:
                 assert self.announced is not None
-                await check_still_alone(resources.registry, self.announced)
+                await check_still_alone(resources.registry, self.announced, resources.left_behind)
                 await self._measure_delays()
                 await self.announce(self._state)
             except RegistryError as trouble:
@@ -122,7 +122,7 @@ class Announcer:
             kv_tokens_free=0,
             kv_tokens_total=0,
             sequence=self._sequence,
-            expires_at=time.time() + RECORD_TTL_S,
+            expires_at=next_expiry(time.time(), self.announced, resources.left_behind),
             movable=resources.config.is_auto and state is NodeState.SERVING and self._rebalance.may_move,
         )
         if host.service is None:
