@@ -20,7 +20,7 @@ from swarm.discovery.node_record import RecordError, open_sealed
 from swarm.discovery.registry import StorageKey, item_key, models_key, record_keys, storage_key
 from swarm.ids import PeerId
 
-_Holder = TypeVar("_Holder")
+_Party = TypeVar("_Party")
 
 SWEEP_S: Final = 1.0
 """Items that have expired are looked for this often."""
@@ -34,7 +34,8 @@ class StoreLimits:
 
     Attributes:
         total_bytes: of all items.
-        key_bytes: of the items under one key; they travel in one answer.
+        key_bytes: of the records under one key; two such keys travel in one answer.
+        list_bytes: of the pointers under one key; eight such keys travel in one answer.
         key_items: items under one key.
         pointers_per_model: nodes that vouch for a model, and whose pointers are kept.
         pointers_per_signer: models that one node may list.
@@ -43,6 +44,7 @@ class StoreLimits:
 
     total_bytes: int = 32 << 20
     key_bytes: int = 1 << 20
+    list_bytes: int = 256 << 10
     key_items: int = 1_024
     pointers_per_model: int = 3
     pointers_per_signer: int = 8
@@ -192,10 +194,11 @@ class RecordStore:
     def _make_room(self, item: FiledItem, cost: int, keep: FiledItem | None = None) -> bool:
         """Give others' places away until the item fits under its key and in all; False if it has no right to more."""
         limits, more = self._limits, keep is None
+        key_bytes = limits.list_bytes if item.group else limits.key_bytes
         while True:
             there = self._keys.get(item.key, {})
             full = more and len(there) >= limits.key_items
-            if not full and sum(one.cost for one in there.values()) + cost <= limits.key_bytes:
+            if not full and sum(one.cost for one in there.values()) + cost <= key_bytes:
                 break
             if not self._displace([one for one in there.values() if one is not keep], item):
                 return False
@@ -254,15 +257,15 @@ class RecordStore:
             self._remove(item)
 
 
-def _add_to(counter: Counter[_Holder], holder: _Holder, count: int) -> None:
+def _add_to(counter: Counter[_Party], holder: _Party, count: int) -> None:
     counter[holder] += count
     if not counter[holder]:
         del counter[holder]
 
 
-def _crowd(scope: Iterable[FiledItem], holder: Callable[[FiledItem], _Holder], own: _Holder) -> list[FiledItem] | None:
+def _crowd(scope: Iterable[FiledItem], holder: Callable[[FiledItem], _Party], own: _Party) -> list[FiledItem] | None:
     """The items of the holder that has most of `scope`, if that is at least two more than the newcomer's holder has."""
-    items: dict[_Holder, list[FiledItem]] = {}
+    items: dict[_Party, list[FiledItem]] = {}
     for one in scope:
         items.setdefault(holder(one), []).append(one)
     others = [held for name, held in items.items() if name != own]

@@ -43,7 +43,7 @@ _LIMITS = QuotaLimits(
     }
 )
 
-Row = tuple[str, bytes, float]
+ReportedItem = tuple[str, bytes, float]
 """What an answer holds of an item: subkey, sealed bytes, expiry."""
 
 
@@ -56,7 +56,7 @@ class KeyAnswer:
         size: bytes of their data.
     """
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[ReportedItem, ...] = ()
     size: int = 0
 
 

@@ -20,7 +20,7 @@ from itertools import zip_longest
 
 from swarm.discovery.dht.addresses import ListenAddresses
 from swarm.discovery.dht.hivemind_node import DHTID, Daemon, DHTNode, Multiaddr, PeerID, traverse_dht
-from swarm.discovery.dht.protocol import DirectoryProtocol, KeyAnswer, Row, kademlia_id
+from swarm.discovery.dht.protocol import DirectoryProtocol, KeyAnswer, ReportedItem, kademlia_id
 from swarm.discovery.node_record import RecordError
 from swarm.discovery.record_store import FiledItem, open_item
 from swarm.discovery.registry import StorageKey, item_key, storage_key
@@ -125,7 +125,7 @@ class DirectoryPeer:
             found.append(_newest(key, self._in_order(own, look_up, node_id), room, now))
         return found
 
-    def _in_order(self, own: list[Row], look_up: LookUp, key: DHTID) -> Iterator[Row]:
+    def _in_order(self, own: list[ReportedItem], look_up: LookUp, key: DHTID) -> Iterator[ReportedItem]:
         """All rows about a key, those of the most trusted peers first."""
         rows = {node: answers.get(key, KeyAnswer()).rows for node, answers in look_up.answers.items()}
         yield from own
@@ -236,7 +236,7 @@ def _nearest_first(key: DHTID, nodes: Iterable[DHTID], anchors: Iterable[DHTID])
     return sorted(nodes, key=lambda node: (node not in first, key.xor_distance(node)))
 
 
-def _is_later(row: Row, item: FiledItem) -> bool:
+def _is_later(row: ReportedItem, item: FiledItem) -> bool:
     """Whether a peer holds another word of the same signer that expires no earlier; others cannot make it up."""
     if row[0] != item.subkey or row[1] == item.data or row[2] < item.expires_at:
         return False
@@ -247,7 +247,7 @@ def _is_later(row: Row, item: FiledItem) -> bool:
     return True
 
 
-def _newest(key: StorageKey, rows: Iterable[Row], room: int, now: float) -> list[bytes]:
+def _newest(key: StorageKey, rows: Iterable[ReportedItem], room: int, now: float) -> list[bytes]:
     """The newest valid item per subkey, in the order of the rows; work and result are bounded."""
     newest: dict[str, tuple[float, bytes]] = {}
     size = looked_at = 0

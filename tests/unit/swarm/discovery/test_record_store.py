@@ -136,7 +136,9 @@ def test_a_key_and_the_whole_are_bounded_in_bytes_also_when_items_grow() -> None
 @given(st.integers(0, 2**32))
 def test_any_flood_keeps_the_bounds_the_order_and_its_own_books(seed: int) -> None:
     rng = random.Random(seed)
-    limits = StoreLimits(total_bytes=12_000, key_bytes=4_000, key_items=8, pointers_per_signer=2, records_per_signer=4)
+    limits = StoreLimits(
+        12_000, key_bytes=4_000, list_bytes=2_000, key_items=8, pointers_per_signer=2, records_per_signer=4
+    )
     store, now = RecordStore(limits), NOW
     for _ in range(200):
         now += rng.random()

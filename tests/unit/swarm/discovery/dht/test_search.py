@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -243,7 +244,7 @@ async def test_questions_stores_and_neighbours_are_bounded_per_address(identity:
     assert len(table.buckets) < 40
 
 
-async def test_an_answer_has_room_for_two_full_keys(identity: Identity) -> None:
+async def test_an_answer_has_room_for_two_full_keys_of_records_or_eight_of_pointers() -> None:
     rng, network = random.Random(9), KademliaNetwork()
     peer = await network.peer(random_peer(rng))
     protocol: DirectoryProtocol = peer.node.protocol
@@ -251,6 +252,14 @@ async def test_an_answer_has_room_for_two_full_keys(identity: Identity) -> None:
         key = storage_key(f"block {number % 4}")
         one = FiledItem(key, f"{number}", PeerId(f"{number}"), time.time() + 60, bytes(1_500), origin=f"{number}")
         protocol.records.put(one, time.time())
+        listed = FiledItem(
+            storage_key(f"list {number % 8}"), f"{number}/{number}", PeerId(f"{number}"), one.expires_at, bytes(900)
+        )
+        protocol.records.put(replace(listed, group=f"{number}", origin=f"{number}"), time.time())
+    lists = dht_pb2.FindRequest(keys=[storage_key(f"list {number}") for number in range(8)])
+    response = await protocol.rpc_find(lists, SimpleNamespace(remote_id=random_peer(rng)))
+    assert all(result.type == dht_pb2.FOUND_DICTIONARY for result in response.results)
+    assert all(len(result.value) > 150_000 for result in response.results)
     question = dht_pb2.FindRequest(keys=[storage_key(f"block {number}") for number in range(4)])
     response = await protocol.rpc_find(question, SimpleNamespace(remote_id=random_peer(rng)))
     assert [result.type == dht_pb2.FOUND_DICTIONARY for result in response.results] == [True, True, False, False]
