@@ -53,8 +53,10 @@ class LookUp:
         answers: per peer that answered, what it says of each key.
         peers: who has which id.
         size: bytes of all answers.
+        until: when the question ends, by the monotonic clock.
     """
 
+    until: float
     answers: dict[DHTID, dict[DHTID, KeyAnswer]] = field(default_factory=dict)
     peers: dict[DHTID, PeerID] = field(default_factory=dict)
     size: int = 0
@@ -135,7 +137,7 @@ class DirectoryPeer:
 
     async def _look_up(self, keys: Sequence[DHTID], keys_per_question: int) -> LookUp:
         """Ask the peers nearest to each key, and those joined through, all at once."""
-        result = LookUp()
+        result = LookUp(time.monotonic() + LOOK_UP_S)
         asking: dict[DHTID, asyncio.Task[dict[DHTID, tuple[DHTID, ...]]]] = {}
         for key in keys:
             result.peers |= dict(self._protocol.routing_table.get_nearest_neighbors(key, BEAM))
@@ -149,20 +151,20 @@ class DirectoryPeer:
         async def ask(node: DHTID, queries: Sequence[DHTID]) -> dict[DHTID, tuple[tuple[DHTID, ...], bool]]:
             task = asking.get(node)
             nearer = await (self._ask(result, node, queries) if task is None else asyncio.shield(task))
-            return {query: (nearer.get(query, ()), False) for query in queries}
+            is_over = time.monotonic() >= result.until  # then it ends; cancelled, it would leave tasks behind
+            return {query: (nearer.get(query, ()), is_over) for query in queries}
 
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_UP_S), asyncio.TaskGroup() as tasks:
-                asking |= {node: tasks.create_task(ask_all(node)) for node in self._anchors}
-                await traverse_dht(
-                    list(keys),
-                    initial_nodes=list(result.peers),
-                    beam_size=BEAM,
-                    num_workers=BEAM,
-                    queries_per_call=keys_per_question,
-                    get_neighbors=ask,
-                    visited_nodes={key: {self.node.node_id} for key in keys},
-                )
+        async with asyncio.TaskGroup() as tasks:
+            asking |= {node: tasks.create_task(ask_all(node)) for node in self._anchors}
+            await traverse_dht(
+                list(keys),
+                initial_nodes=list(result.peers),
+                beam_size=BEAM,
+                num_workers=BEAM,
+                queries_per_call=keys_per_question,
+                get_neighbors=ask,
+                visited_nodes={key: {self.node.node_id} for key in keys},
+            )
         return result
 
     async def _ask(self, result: LookUp, node: DHTID, keys: Sequence[DHTID]) -> dict[DHTID, tuple[DHTID, ...]]:
@@ -171,7 +173,10 @@ class DirectoryPeer:
             self.node.blacklist.clear()
         if result.size >= READ_BYTES:
             return {}
-        answer = await self.node._call_find_with_blacklist(result.peers[node], keys)
+        answer = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(result.until - time.monotonic()):
+                answer = await self.node._call_find_with_blacklist(result.peers[node], keys)
         if not answer:
             return {}
         told = result.answers.setdefault(node, {})

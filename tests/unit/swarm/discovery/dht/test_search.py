@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from swarm.discovery.dht import search
 from swarm.discovery.dht.hivemind_node import DHTID, PeerID, dht_pb2
 from swarm.discovery.dht.protocol import DirectoryProtocol, kademlia_id
 from swarm.discovery.dht.search import DirectoryPeer, Kept
@@ -178,8 +179,10 @@ async def test_one_peers_odd_answer_spoils_no_other(identity: Identity, odd: str
         assert await reader.fetch([BLOCK]) == [[filings[1].data]]
 
 
-async def test_neighbours_that_do_not_exist_cost_little_time(identity: Identity) -> None:
-    rng, network = random.Random(6), KademliaNetwork()
+async def test_neighbours_that_never_answer_cost_no_more_than_the_time_of_one_look_up(
+    identity: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, network, over = random.Random(6), KademliaNetwork(), asyncio.Event()
     peers = await honest_peers(network, 3, rng)
     node = await network.peer(peer_id_of(identity), peers[0])
     liar = await network.peer(random_peer(rng), peers[0])
@@ -188,16 +191,21 @@ async def test_neighbours_that_do_not_exist_cost_little_time(identity: Identity)
     def invented(*_: object, **__: object) -> list[tuple[DHTID, PeerID]]:
         made_up = [peer_beside(BLOCK_ID, 2**150, rng) for _ in range(3)]
         for one in made_up:
-            network.handlers[str(one), "DirectoryProtocol.rpc_find"] = never
+            network.handlers[str(one), "DirectoryProtocol.rpc_find"] = stall
         return [(kademlia_id(one), one) for one in made_up]
 
-    async def never(_request: object, _context: object) -> None:
-        await asyncio.Event().wait()
+    async def stall(_request: object, _context: object) -> None:
+        await over.wait()
 
-    liar.node.protocol.routing_table.get_nearest_neighbors = invented
     reader = await network.peer(random_peer(rng), peers[0], liar, client=True)
-    async with asyncio.timeout(4):
-        assert await reader.fetch([BLOCK]) == [[filings[1].data]]
+    liar.node.protocol.routing_table.get_nearest_neighbors = invented
+    monkeypatch.setattr(search, "LOOK_UP_S", 0.3)
+    reader.node.protocol.wait_timeout = 60.0
+    try:
+        async with asyncio.timeout(20):
+            assert await reader.fetch([BLOCK]) == [[filings[1].data]]
+    finally:
+        over.set()
 
 
 async def test_an_item_is_taken_from_its_signer_alone_and_an_id_is_a_hash(identity: Identity) -> None:
@@ -219,6 +227,10 @@ async def test_an_item_is_taken_from_its_signer_alone_and_an_id_is_a_hash(identi
     taken = await protocol.rpc_store(request, SimpleNamespace(remote_id=own))
     assert all(taken.store_ok)
     assert not peer.node.protocol.routing_table.uid_to_peer_id, "neither has an id of its own choice"
+    hello = dht_pb2.PingRequest(peer=request.peer)
+    await protocol.rpc_ping(hello, SimpleNamespace(remote_id=thief))
+    await asyncio.sleep(0)
+    assert not peer.node.protocol.routing_table.uid_to_peer_id
     request.subkeys[0] = b"\xc1"
     assert (await protocol.rpc_store(request, SimpleNamespace(remote_id=own))).store_ok[0] is False
 
