@@ -21,7 +21,8 @@ from swarm.commands.route import ShowRoute, route, short
 from swarm.discovery.coverage import Coverage, cover, fill_lines, serve_line
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import default_identity_path
-from swarm.discovery.node_record import NodeRecord
+from swarm.discovery.listing import name_models, read_models
+from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, SwarmError, UnknownModel
 from swarm.health.options import Health
@@ -36,6 +37,10 @@ from swarm.runtime.plain_text import plain_line
 from swarm.top.options import Top
 
 BOOTSTRAP_PORT = 31_337
+MODELS_LOOKED_UP = 64
+"""Models whose records `swarm status` reads, at most; those known for longest come first."""
+MODELS_SHOWN = 20
+"""Models that it prints, at most; those that somebody serves come first."""
 _TITLES = ("peer", "name", "layers", "state", "address", "ms per sweep (1/8/64)", "KV free/total", "class", "version")
 _WHOLE = frozenset(map(_TITLES.index, ("peer", "layers", "state", "address")))
 """Columns whose cells must not be wrapped."""
@@ -185,24 +190,39 @@ async def status(command: ShowStatus, console: Console) -> None:
         raise ConfigError("which swarm? give a peer's address with --join, as `swarm bootstrap` prints it")
     config = DhtConfig(join=command.join, client_mode=True)
     async with DhtRegistry.open(config) as registry:
-        found = [await _coverage(registry, model) for model in _chosen(await registry.models(), command.model)]
-    if not found:
+        await show_status(registry, command, console)
+
+
+async def show_status(registry: Registry, command: ShowStatus, console: Console) -> None:
+    """The same through an open registry."""
+    models = _chosen(await registry.models(), command.model)
+    looked_up = models[:MODELS_LOOKED_UP]
+    listing = await read_models(registry, looked_up)
+    found = [cover(one, listing.records[one.fingerprint]) for one in looked_up if one.fingerprint in listing.records]
+    found.sort(key=_is_idle)  # stable: of equals the longest known stay first
+    if not models:
         console.print(Text("nobody serves anything here yet; a node joins with:"))
         console.print(Text(serve_line("MODEL", "0-20", command.join)))
-    for coverage in found:
+    for coverage in found[:MODELS_SHOWN]:
         report(coverage, command.join, console)
+    failed = [one for one in looked_up if one.fingerprint in listing.failed]
+    if failed:
+        console.print(Text(f"could not be read: {name_models(failed)}: {listing.failed[failed[0].fingerprint]}"))
+    hidden = [one.model for one in found[MODELS_SHOWN:]] + models[MODELS_LOOKED_UP:]
+    if hidden:
+        console.print(Text(f"also listed, and not shown: {name_models(hidden)}; `swarm status MODEL` shows one"))
+
+
+def _is_idle(coverage: Coverage) -> bool:
+    """Whether no node serves the model now."""
+    return not any(record.state is NodeState.SERVING for record in coverage.records)
 
 
 def _chosen(models: Sequence[ModelIdentity], selected: str | None) -> list[ModelIdentity]:
     chosen = [model for model in models if selected is None or model.is_called(selected)]
     if models and not chosen:
-        names = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in models)
-        raise UnknownModel(f"nobody serves {selected!r}; this swarm has: {names}")
+        raise UnknownModel(f"nobody serves {selected!r}; this swarm has: {name_models(models)}")
     return chosen
-
-
-async def _coverage(registry: Registry, model: ModelIdentity) -> Coverage:
-    return cover(model, await registry.records(model.fingerprint, model.num_layers))
 
 
 def report(coverage: Coverage, join: Sequence[str], console: Console) -> None:

@@ -1,10 +1,18 @@
-"""The names of things, as distinct types: peers, sessions, tree nodes. Owns no behaviour."""
+"""The names of things, as distinct types: peers, sessions, models, tree nodes. Pure."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import NewType
+from typing import Final, NewType, Self
+
+MAX_MODEL_NAME: Final = 96
+"""Characters of a model's name, at most."""
+_MODEL_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_./-]*")
 
 PeerId = NewType("PeerId", str)
 """Base58 libp2p peer id: the hash of the machine's public key."""
@@ -22,7 +30,7 @@ class ModelIdentity:
 
     Attributes:
         name: the hub id, or a folder's name: what others give to serve the same model.
-        fingerprint: hex digest over the three digests below.
+        fingerprint: hex digest over the three digests and the number of layers below (`fingerprint_of`).
         config_digest: hex SHA-256 of config.json without its volatile fields.
         weights_digest: hex SHA-256 of the weights' index, or of samples of a single file.
         tokenizer_digest: hex SHA-256 of the tokenizer's files and special tokens.
@@ -36,6 +44,18 @@ class ModelIdentity:
     tokenizer_digest: str
     num_layers: int
 
+    @classmethod
+    def of(cls, name: str, config_digest: str, weights_digest: str, tokenizer_digest: str, num_layers: int) -> Self:
+        """The identity of a model with these parts."""
+        parts = (config_digest, weights_digest, tokenizer_digest)
+        return cls(name, fingerprint_of(*parts, num_layers), *parts, num_layers)
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether its fingerprint is that of its parts: a fingerprint stands for one config and one depth only."""
+        parts = (self.config_digest, self.weights_digest, self.tokenizer_digest)
+        return self.fingerprint == fingerprint_of(*parts, self.num_layers)
+
     def is_called(self, query: str) -> bool:
         """Whether a user means this model.
 
@@ -43,8 +63,39 @@ class ModelIdentity:
             query: its name, the last part of it, a folder so named, or at least 6 characters of the fingerprint.
         """
         differ = _is_hub_id(query) and _is_hub_id(self.name) and query != self.name
-        by_name = not differ and PurePath(query).name == PurePath(self.name).name
+        by_name = not differ and model_name(PurePath(query).name) == PurePath(self.name).name
         return by_name or (len(query) >= 6 and self.fingerprint.startswith(query))
+
+
+def fingerprint_of(config_digest: str, weights_digest: str, tokenizer_digest: str, num_layers: int) -> str:
+    """The fingerprint of a model with these parts: a hex SHA-256.
+
+    Whoever knows the parts can check it, so a machine cannot list a fingerprint with parts that are not its own.
+    """
+    parts = {"config": config_digest, "layers": num_layers, "tokenizer": tokenizer_digest, "weights": weights_digest}
+    return json_digest(parts)
+
+
+def json_digest(content: Mapping[str, object]) -> str:
+    """Hex SHA-256 over canonical JSON: sorted keys, no spaces."""
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a model may be called so: letters, digits, `_`, `.`, `/`, `-`; it begins with a letter or a digit.
+
+    Such a name is one word of a command line, and no option of it; with `..` it could be a path to somewhere else.
+    """
+    return len(name) <= MAX_MODEL_NAME and _MODEL_NAME.fullmatch(name) is not None
+
+
+def model_name(name: str) -> str:
+    """The name of a model from a folder's: what no name may have becomes a `-`."""
+    if is_model_name(name):
+        return name
+    legal = re.sub(r"\.\.+|[^A-Za-z0-9_./-]", "-", name)[:MAX_MODEL_NAME]
+    return legal if is_model_name(legal) else f"model{legal}"[:MAX_MODEL_NAME]
 
 
 def _is_hub_id(name: str) -> bool:

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from swarm.discovery.identity import Identity
+from swarm.ids import fingerprint_of
 from swarm.layers import Span
 from swarm.telemetry.messages import (
     Body,
@@ -22,7 +23,7 @@ from swarm.telemetry.messages import (
 )
 
 NOW = 1_800_000_000.0
-FINGERPRINT = "ab12" * 16
+FINGERPRINT = fingerprint_of("b2" * 32, "c3" * 32, "d4" * 32, 12)
 FIRST_NONCE, SECOND_NONCE = "0" * 32, "1" * 32
 """Of a node's first start, and of a later one."""
 

@@ -14,13 +14,14 @@ from importlib.metadata import version
 
 from node.lifecycle.resources import NodeResources
 from node.lifecycle.span_host import SpanHost
-from node.membership.duplicate_identity import check_still_alone
+from node.membership.duplicate_identity import check_still_alone, next_expiry
 from node.model.malloc_trim import trim_heap
 from node.telemetry.report import NodeSnapshot
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import RECORD_TTL_S
 from swarm.errors import RegistryError
 from swarm.layers import Span
+from swarm.protocol.limits import SWEEP_MS
 from swarm.telemetry.messages import MessageKind
 
 ANNOUNCE_S = RECORD_TTL_S / 3
@@ -86,7 +87,7 @@ class Announcer:
             await asyncio.to_thread(trim_heap)
             try:
                 assert self.announced is not None
-                await check_still_alone(resources.registry, self.announced)
+                await check_still_alone(resources.registry, self.announced, resources.left_behind)
                 await self._measure_delays()
                 await self.announce(self._state)
             except RegistryError as trouble:
@@ -117,11 +118,11 @@ class Announcer:
             numeric_class=host.numeric_class,
             version=version("canopy-swarm"),
             name=resources.config.name,
-            sweep_ms=host.sweep_ms,
+            sweep_ms=tuple((nodes, min(max(ms, SWEEP_MS[0]), SWEEP_MS[1])) for nodes, ms in host.sweep_ms),
             kv_tokens_free=0,
             kv_tokens_total=0,
             sequence=self._sequence,
-            expires_at=time.time() + RECORD_TTL_S,
+            expires_at=next_expiry(time.time(), self.announced, resources.left_behind),
             movable=resources.config.is_auto and state is NodeState.SERVING and self._rebalance.may_move,
         )
         if host.service is None:

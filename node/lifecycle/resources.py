@@ -14,6 +14,7 @@ from node.model.checkpoint import Checkpoint
 from node.model.loading import Say
 from node.telemetry.counters import NodeCounters
 from node.telemetry.outbox import Outbox
+from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import Registry
 from swarm.ids import ModelIdentity
 from swarm.runtime.tasks import TaskScope
@@ -34,6 +35,8 @@ class NodeResources:
     """The TCP port that is bound for it."""
     identity: ModelIdentity
     """Of the model."""
+    left_behind: NodeRecord | None
+    """The record of an earlier run of this machine that has not expired yet."""
     checkpoint: Checkpoint
     rebalance: Rebalance
     counters: NodeCounters

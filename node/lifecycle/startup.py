@@ -35,6 +35,7 @@ from node.telemetry.publisher import Address, TelemetryPublisher
 from node.telemetry.report import NodeDescription, NodeReport
 from swarm.discovery.address_proof import NONCE_BYTES
 from swarm.discovery.dht.registry import DhtRegistry
+from swarm.discovery.listing import name_models
 from swarm.discovery.node_record import NodeState, bracketed
 from swarm.discovery.registry import Registry
 from swarm.errors import LayersError, UnknownModel, Unreachable
@@ -115,7 +116,7 @@ class StartUp:
         config, stack = self._config, self._stack
         registry = await stack.enter_async_context(self._registry or DhtRegistry.open(config.dht()))
         address = config.announce_address or f"{_reachable_host(config, registry)}:{port}"
-        await check_alone(registry, address)
+        left_behind = await check_alone(registry, address)
         checkpoint, identity = await self._find_model(registry)
         return NodeResources(
             config=config,
@@ -124,6 +125,7 @@ class StartUp:
             address=address,
             port=port,
             identity=identity,
+            left_behind=left_behind,
             checkpoint=checkpoint,
             rebalance=Rebalance(random.Random()),
             counters=NodeCounters(),
@@ -138,8 +140,7 @@ class StartUp:
         config = self._config
         known = await registry.models() if config.join else []
         if config.model is None and len(known) != 1:
-            names = ", ".join(sorted(f"{model.name} ({model.fingerprint[:8]})" for model in known)) or "none"
-            raise UnknownModel(f"say which MODEL to serve; models in this swarm: {names}")
+            raise UnknownModel(f"say which MODEL to serve; models in this swarm: {name_models(known) or 'none'}")
         name = config.model or known[0].name
         self._say(f"model: {name}")
         checkpoint = await asyncio.to_thread(open_named, name, config)

@@ -12,18 +12,21 @@ import grpc.aio
 
 from swarm.discovery.address_proof import NONCE_BYTES, check_hello
 from swarm.discovery.dht.dialback import call_hello
-from swarm.discovery.node_record import NodeRecord
-from swarm.discovery.registry import Registry
+from swarm.discovery.node_record import MAX_TTL_S, NodeRecord
+from swarm.discovery.registry import RECORD_TTL_S, Registry
 from swarm.errors import IdentityError
 
 logger = logging.getLogger(__name__)
 
 
-async def check_alone(registry: Registry, address: str) -> None:
+async def check_alone(registry: Registry, address: str) -> NodeRecord | None:
     """Before this node listens: refuse to start while its identity is in use elsewhere.
 
     A record alone may be what an earlier run of this machine left behind, so its address is called, unless it is the
     one that this node has bound: no other program can listen there, and its own socket does not answer yet.
+
+    Returns:
+        What an earlier run left behind, if it has not expired.
 
     Raises:
         IdentityError: another machine answers under this identity.
@@ -31,22 +34,43 @@ async def check_alone(registry: Registry, address: str) -> None:
     found = await registry.mine()
     if found is not None and found.address != address and await _answers(found):
         raise _duplicate(found)
+    return found
 
 
-async def check_still_alone(registry: Registry, announced: NodeRecord) -> None:
+async def check_still_alone(registry: Registry, announced: NodeRecord, left_behind: NodeRecord | None = None) -> None:
     """Before each later announcement: a record that expires after this run's last one is another machine's.
 
     The machine that has announced itself less often gives way; the other one says so and goes on.
+
+    Args:
+        registry: the directory.
+        announced: what this run announced last.
+        left_behind: what an earlier run of this machine left behind: with a clock that was set back since, it may
+            expire later than what this run announces.
 
     Raises:
         IdentityError: another machine has served under this identity for longer.
     """
     found = await registry.mine()
-    if found is None or found.expires_at <= announced.expires_at:
+    if found is None or found.expires_at <= announced.expires_at or found == left_behind:
         return
     if (announced.sequence, announced.address) <= (found.sequence, found.address):
         raise _duplicate(found)
     logger.warning("another machine, at %s, uses a copy of this node's identity file; stop it", found.address)
+
+
+def next_expiry(now: float, *earlier: NodeRecord | None) -> float:
+    """Until when the next record lives: longer than every earlier one, also after the clock was set back.
+
+    Args:
+        now: DHT time in seconds.
+        earlier: what this run announced last, and what an earlier run left behind.
+
+    Returns:
+        DHT time in seconds; no further ahead than a record may expire, though then the DHT keeps the earlier one.
+    """
+    latest = max((record.expires_at for record in earlier if record is not None), default=0.0)
+    return min(max(now + RECORD_TTL_S, latest + 0.01), now + MAX_TTL_S - 1.0)
 
 
 async def _answers(found: NodeRecord) -> bool:

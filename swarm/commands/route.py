@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.listing import name_models
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, UnknownModel
@@ -114,7 +115,7 @@ def select_model(models: Sequence[ModelIdentity], selected: str | None) -> Model
     chosen = [model for model in models if selected is None or model.is_called(selected)]
     if len(chosen) == 1:
         return chosen[0]
-    names = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in models) or "nothing"
+    names = name_models(models) or "nothing"
     if chosen:
         raise UnknownModel(f"say which model, by its fingerprint if need be; this swarm has: {names}")
     raise UnknownModel(f"nobody serves {selected or 'anything'!r}; this swarm has: {names}")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import NodeRecord, live_records, open_filed, seal, tombstone
-from swarm.discovery.registry import MODELS_KEY, RECENT_S, block_keys, record_keys
+from swarm.discovery.model_pointer import listed_models, seal_announcement
+from swarm.discovery.node_record import NodeRecord, live_records, tombstone
+from swarm.discovery.record_store import RecordStore, open_item
+from swarm.discovery.registry import MODELS_KEYS, RECENT_S, block_keys, peer_key, storage_key
 from swarm.errors import RegistryError
 from swarm.ids import ModelIdentity, PeerId
 
@@ -29,36 +32,38 @@ class MemoryNetwork:
     def __init__(self, clock: Callable[[], float] = time.time, dial: DialBackCall | None = None) -> None:
         self.clock = clock
         self.dial = dial
-        self._stored: dict[str, dict[PeerId, tuple[float, bytes]]] = {}
+        self._store = RecordStore()
 
-    def store(self, key: str, peer: PeerId, data: bytes, expires_at: float) -> bool:
-        """Store a sealed record as a DHT peer would.
+    def store(self, name: str, subkey: str, data: bytes, expires_at: float) -> bool:
+        """Store a sealed record or pointer as a DHT peer would.
 
         Args:
-            key: the storage key.
-            peer: whose record it is.
-            data: the sealed record.
+            name: the storage key.
+            subkey: which item under that key.
+            data: what was sealed.
             expires_at: DHT time in seconds.
 
         Returns:
-            Whether it was stored; a record that does not expire later than the stored one is not.
+            Whether it is held; one that does not expire later than the held one is not, unless it is the very same.
 
         Raises:
-            RecordError: the record is not valid.
+            RecordError: it may not lie there.
         """
         now = self.clock()
-        sealed = open_filed(data, peer, expires_at, now)
-        entries = self._stored.setdefault(key, {})
-        known = entries.get(peer)
-        if key not in record_keys(sealed.record) or expires_at <= now or (known and known[0] >= expires_at):
-            return False
-        entries[peer] = (expires_at, data)
-        return True
+        item = open_item(storage_key(name), subkey, data, expires_at, now)
+        return self._store.put(replace(item, origin=item.signer), now)
 
-    def get(self, keys: list[str]) -> list[NodeRecord]:
+    def get(self, names: Iterable[str]) -> list[NodeRecord]:
         """The live records under these keys."""
-        blobs = [data for key in keys for _, data in self._stored.get(key, {}).values()]
-        return live_records(blobs, self.clock())
+        return live_records(self._sealed(names), self.clock())
+
+    def models(self) -> list[ModelIdentity]:
+        """The models that live pointers tell of."""
+        return listed_models(self._sealed(MODELS_KEYS), self.clock())
+
+    def _sealed(self, names: Iterable[str]) -> list[bytes]:
+        now = self.clock()
+        return [item.data for name in names for item in self._store.get(storage_key(name), now)]
 
 
 class MemoryRegistry:
@@ -80,24 +85,23 @@ class MemoryRegistry:
 
     async def announce(self, record: NodeRecord) -> None:
         """Publish this machine's record."""
-        self._store(record, left=False)
+        self._file(record, left=False)
 
     async def withdraw(self, record: NodeRecord) -> None:
         """Take back what was last announced."""
-        self._store(tombstone(record), left=True)
+        self._file(tombstone(record), left=True)
 
-    def _store(self, record: NodeRecord, *, left: bool) -> None:
+    def _file(self, record: NodeRecord, *, left: bool) -> None:
         self._check_open()
-        data = seal(record, self.identity, left=left)
-        taken = [self._network.store(key, record.peer, data, record.expires_at) for key in record_keys(record)]
+        filed = seal_announcement(record, self.identity, left=left)
+        taken = [self._network.store(one.key, one.subkey, one.data, record.expires_at) for one in filed]
         if not all(taken):
             raise RegistryError(f"the record of {record.peer} was refused: it does not expire later than the last")
 
     async def models(self) -> list[ModelIdentity]:
         """The models that some node serves now."""
         self._check_open()
-        found = {record.model.fingerprint: record.model for record in self._network.get([MODELS_KEY])}
-        return sorted(found.values(), key=lambda model: (model.name, model.fingerprint))
+        return self._network.models()
 
     async def records(self, fingerprint: str, num_layers: int, *, within_s: float = RECENT_S) -> list[NodeRecord]:
         """Valid, unexpired records of a model; always fresh here."""
@@ -107,7 +111,7 @@ class MemoryRegistry:
     async def mine(self) -> NodeRecord | None:
         """The newest valid record under this machine's own name."""
         self._check_open()
-        return next((record for record in self._network.get([MODELS_KEY]) if record.peer == self.peer_id), None)
+        return next(iter(self._network.get([peer_key(self.peer_id)])), None)
 
     async def dial_back(self, address: str, nonce: bytes) -> bool | None:
         """What the network's `dial` returns; None without one."""

@@ -7,29 +7,33 @@ Every DHT peer runs `open_filed` on what it stores, every reader runs `live_reco
 from __future__ import annotations
 
 import enum
+import ipaddress
 import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Final
 
 import msgpack
 
 from swarm.discovery.identity import Identity, is_peer_id, verify
 from swarm.errors import LayersError, RemoteProtocolError
-from swarm.ids import ModelIdentity, PeerId
+from swarm.ids import MAX_MODEL_NAME, ModelIdentity, PeerId, is_model_name
 from swarm.layers import Span
-from swarm.protocol.limits import MAX_RECORD_BYTES
+from swarm.protocol.limits import MAX_COUNT, MAX_LAYERS, MAX_RECORD_BYTES, MAX_SWEEP_ROWS, SWEEP_MS
 
-MAX_TTL_S: Final = 300.0
+MAX_TTL_S: Final = 90.0
 """How far ahead a record may expire."""
-MAX_LAYERS: Final = 4_096
+MAX_SPEEDS: Final = 8
+"""Sizes of a sweep whose time a record may hold."""
+MAX_KV_TOKENS: Final = 1 << 40
 MAX_DELAYS: Final = 16
 """Delays that a record may hold."""
 MAX_ROW_BYTES: Final = 2**20
 CLOCK_SLACK_S: Final = 5.0  # the DHT tolerates clocks that differ by 3 s
 MAX_NAME_CHARACTERS: Final = 64
-_MAX_NUMBER: Final = 2**62
 _DOMAIN: Final = b"canopy-record"
 
 
@@ -55,10 +59,11 @@ class NodeRecord:
         span: which layers of it.
         address: `host:port` of its gRPC service.
         state: whether it takes sessions.
-        numeric_class: device kind, dtype and lossy codec; at most 96 characters.
+        numeric_class: device kind, dtype and lossy codec, as `cpu-float32`; at most 96 characters.
         version: of the program; at most 32 characters.
         name: at most `MAX_NAME_CHARACTERS`; None unless the owner chose one.
-        sweep_ms: at most 8 pairs (tree nodes, measured ms per sweep): a hint, which nobody can verify.
+        sweep_ms: at most `MAX_SPEEDS` pairs (tree nodes, measured ms per sweep), tree nodes rising in
+            `[1, MAX_SWEEP_ROWS]`, ms within `SWEEP_MS`: a hint, which nobody can verify.
         kv_tokens_free: KV tokens that no session has reserved.
         kv_tokens_total: KV tokens for all sessions together.
         sequence: grows with every announcement of one run.
@@ -150,15 +155,31 @@ def open_sealed(data: bytes, now: float) -> Sealed:
     """
     if len(data) > MAX_RECORD_BYTES:
         raise RecordError("data", f"{len(data)} bytes; a record has at most {MAX_RECORD_BYTES}")
-    public_key, body, signature = _unpack_list(data, 3)
-    if not (isinstance(public_key, bytes) and isinstance(body, bytes) and isinstance(signature, bytes)):
-        raise RecordError("data", "not a sealed record")
-    sealed = _decode(_unpack_list(body, len(_FIELDS)), data)
-    if not verify(sealed.record.peer, public_key, _DOMAIN + body, signature):
-        raise RecordError("signature", f"not made by {sealed.record.peer}")
+    sealed = _open_signed(data)
     if sealed.record.expires_at > now + MAX_TTL_S + CLOCK_SLACK_S:
         raise RecordError("expires_at", f"more than {MAX_TTL_S:.0f} s ahead")
     return sealed
+
+
+@lru_cache(maxsize=4_096)
+def _open_signed(data: bytes) -> Sealed:
+    """A signature that holds goes on holding, so each is checked once."""
+    public_key, body, signature = unpack_list(data, 3)
+    if not (isinstance(public_key, bytes) and isinstance(body, bytes) and isinstance(signature, bytes)):
+        raise RecordError("data", "not a sealed record")
+    sealed = _decode(unpack_list(body, len(_FIELDS)), data)
+    check_signature(sealed.record.peer, public_key, _DOMAIN + body, signature)
+    return sealed
+
+
+def check_signature(peer: PeerId, public_key: bytes, data: bytes, signature: bytes) -> None:
+    """Refuse what a peer did not sign.
+
+    Raises:
+        RecordError: the key is not the peer's, or the signature is not the key's.
+    """
+    if not verify(peer, public_key, data, signature):
+        raise RecordError("signature", f"not made by {peer}")
 
 
 def open_filed(data: bytes, peer: object, expires_at: float, now: float) -> Sealed:
@@ -222,15 +243,38 @@ def split_address(address: str) -> tuple[str, int]:
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match["port"]) < 65_536:
         raise RecordError("address", f"{address[:80]!r} is not host:port")
+    if not _names_a_machine(match["host"]):
+        raise RecordError("address", f"{address[:80]!r} is not the address of one machine")
     return match["host"], int(match["port"])
+
+
+def _names_a_machine(host: str) -> bool:
+    """Whether a host is a name, or an IP address that one machine can have.
+
+    A host that ends in a number has to be an IP address in full: resolvers read `0` and `0x7f.1` as addresses too.
+    """
+    is_ip = host.startswith("[") or _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]) is not None
+    if not is_ip:
+        return True
+    try:
+        ip = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    mapped = getattr(ip, "ipv4_mapped", None) or ip
+    return not (mapped.is_unspecified or mapped.is_multicast or str(mapped) == "255.255.255.255")
 
 
 def _age(sealed: Sealed) -> tuple[float, int]:
     return sealed.record.expires_at, sealed.record.sequence
 
 
-_ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):(?P<port>[0-9]{1,5})")
-_HEX = re.compile(r"[0-9a-f]{8,128}")
+_ADDRESS = re.compile(
+    r"(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\]):(?P<port>[0-9]{1,5})", re.ASCII
+)
+_NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NUMERIC_CLASS = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_.+]+)+")
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]*")
 _FIELDS = (
     "version_of_format", "left", "peer", "model", "span", "address", "state", "numeric_class", "version", "name",
     "sweep_ms", "kv_tokens_free", "kv_tokens_total", "sequence", "expires_at",
@@ -248,14 +292,7 @@ def _encode(record: NodeRecord, left: bool) -> list[Any]:
         _FORMAT,
         left,
         record.peer,
-        [
-            model.name,
-            model.fingerprint,
-            model.config_digest,
-            model.weights_digest,
-            model.tokenizer_digest,
-            model.num_layers,
-        ],
+        write_model(model),
         [record.span.start, record.span.end],
         record.address,
         record.state.value,
@@ -281,33 +318,38 @@ def _decode(values: list[Any], data: bytes) -> Sealed:
         raise RecordError("data", "a record of another format")
     address = _text("address", raw["address"], 280)
     split_address(address)
-    model = _model(raw["model"])
-    total = _whole("kv_tokens_total", raw["kv_tokens_total"])
+    model = read_model(raw["model"])
+    total = _whole("kv_tokens_total", raw["kv_tokens_total"], (0, MAX_KV_TOKENS))
     record = NodeRecord(
         peer=_peer(raw["peer"]),
         model=model,
         span=_span(raw["span"], model.num_layers),
         address=address,
         state=_state(raw["state"]),
-        numeric_class=_text("numeric_class", raw["numeric_class"], 96),
-        version=_text("version", raw["version"], 32),
+        numeric_class=_formed("numeric_class", raw["numeric_class"], 96, _NUMERIC_CLASS),
+        version=_formed("version", raw["version"], 32, _VERSION),
         name=None if raw["name"] is None else _text("name", raw["name"], MAX_NAME_CHARACTERS),
         sweep_ms=_sweep_ms(raw["sweep_ms"]),
-        kv_tokens_free=_whole("kv_tokens_free", raw["kv_tokens_free"], total),
+        kv_tokens_free=_whole("kv_tokens_free", raw["kv_tokens_free"], (0, total)),
         kv_tokens_total=total,
-        sequence=_whole("sequence", raw["sequence"]),
+        sequence=_whole("sequence", raw["sequence"], (0, MAX_COUNT)),
         expires_at=_real("expires_at", raw["expires_at"]),
         delays_ms=_delays_ms(raw["delays_ms"]),
         busy=_within("busy", raw["busy"], (0.0, 1.0)),
         uplink_mbit_per_s=_uplink(raw["uplink_mbit_per_s"]),
-        row_bytes=None if raw["row_bytes"] is None else _whole("row_bytes", raw["row_bytes"], MAX_ROW_BYTES),
+        row_bytes=None if raw["row_bytes"] is None else _whole("row_bytes", raw["row_bytes"], (1, MAX_ROW_BYTES)),
         movable=_flag("movable", raw["movable"]),
         sealed=data,
     )
     return Sealed(record, raw["left"])
 
 
-def _unpack_list(data: bytes, length: int) -> list[Any]:
+def unpack_list(data: bytes, length: int) -> list[Any]:
+    """Decode a msgpack list of exactly `length` values.
+
+    Raises:
+        RecordError: it is none.
+    """
     try:
         values = msgpack.unpackb(data)
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
@@ -323,10 +365,21 @@ def _text(field: str, value: object, limit: int) -> str:
     return value
 
 
-def _whole(field: str, value: object, limit: int = _MAX_NUMBER) -> int:
-    if type(value) is not int or not 0 <= value <= limit:
-        raise RecordError(field, f"must be a whole number in [0, {limit}]")
+def _formed(field: str, value: object, limit: int, form: re.Pattern[str]) -> str:
+    text = _text(field, value, limit)
+    if form.fullmatch(text) is None:
+        raise RecordError(field, f"{text!r} has not the form of one")
+    return text
+
+
+def _whole(field: str, value: object, bounds: tuple[int, int]) -> int:
+    if type(value) is not int or not bounds[0] <= value <= bounds[1]:
+        raise RecordError(field, f"must be a whole number in [{bounds[0]}, {bounds[1]}]")
     return value
+
+
+def _layer(field: str, value: object) -> int:
+    return _whole(field, value, (0, MAX_LAYERS))
 
 
 def _real(field: str, value: object) -> float:
@@ -361,18 +414,34 @@ def _peer(value: object, field: str = "peer") -> PeerId:
     return PeerId(text)
 
 
-def _model(value: object) -> ModelIdentity:
+def write_model(model: ModelIdentity) -> list[Any]:
+    """A model's identity as records and pointers hold it."""
+    digests = [model.config_digest, model.weights_digest, model.tokenizer_digest]
+    return [model.name, model.fingerprint, *digests, model.num_layers]
+
+
+def read_model(value: object) -> ModelIdentity:
+    """What `write_model` wrote, checked.
+
+    Raises:
+        RecordError: it breaks its bounds.
+    """
     if not isinstance(value, list) or len(value) != 6:
         raise RecordError("model", "malformed")
     name, *digests, layers = value
-    if not all(isinstance(digest, str) and _HEX.fullmatch(digest) for digest in digests):
-        raise RecordError("model", "digests are lower-case hex")
-    num_layers = _whole("model", layers, MAX_LAYERS)
-    return ModelIdentity(_text("model", name, 96), digests[0], digests[1], digests[2], digests[3], num_layers)
+    if not all(isinstance(digest, str) and _DIGEST.fullmatch(digest) for digest in digests):
+        raise RecordError("model", "digests are 64 lower-case hex digits")
+    num_layers = _whole("model", layers, (1, MAX_LAYERS))
+    if not is_model_name(_text("model", name, MAX_MODEL_NAME)):
+        raise RecordError("model", f"{name!r} is no name of a model")
+    model = ModelIdentity(name, digests[0], digests[1], digests[2], digests[3], num_layers)
+    if not model.is_consistent:
+        raise RecordError("model", "its fingerprint is not that of its digests and layers")
+    return model
 
 
 def _span(value: object, num_layers: int) -> Span:
-    ends = _items("span", value, 2, _whole)
+    ends = _items("span", value, 2, _layer)
     try:
         return Span(*ends).within(num_layers)
     except (LayersError, TypeError) as error:
@@ -387,8 +456,14 @@ def _state(value: object) -> NodeState:
 
 
 def _sweep_ms(value: object) -> tuple[tuple[int, float], ...]:
-    pairs = _items("sweep_ms", value, 8, _pair)
-    return tuple((_whole("sweep_ms", nodes), _real("sweep_ms", milliseconds)) for nodes, milliseconds in pairs)
+    pairs = _items("sweep_ms", value, MAX_SPEEDS, _pair)
+    found = tuple(
+        (_whole("sweep_ms", nodes, (1, MAX_SWEEP_ROWS)), _within("sweep_ms", milliseconds, SWEEP_MS))
+        for nodes, milliseconds in pairs
+    )
+    if any(before >= after for (before, _), (after, _) in pairwise(found)):
+        raise RecordError("sweep_ms", "sizes must rise")
+    return found
 
 
 def _delays_ms(value: object) -> tuple[tuple[PeerId, float], ...]:

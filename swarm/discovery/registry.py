@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, NewType, Protocol, Self
+
+import msgpack
 
 from swarm.ids import ModelIdentity, PeerId
 
@@ -26,8 +29,14 @@ RECORD_TTL_S = 60.0
 BLOCK_LAYERS = 16
 """Layers per storage key: a record is filed under every block that its span touches."""
 
-MODELS_KEY = "canopy/v1/models"
-"""The storage key under which every node's record is filed, whatever its model."""
+MODELS_LISTED = 1_024
+"""Models that one listing returns, at most."""
+
+ROOT = "canopy/v2"
+"""What every storage key begins with; the number grows when what lies under a key changes its form."""
+
+StorageKey = NewType("StorageKey", bytes)
+"""20 bytes: where in the DHT something lies."""
 
 
 class Registry(Protocol):
@@ -60,7 +69,11 @@ class Registry(Protocol):
         ...
 
     async def models(self) -> list[ModelIdentity]:
-        """The models that some node serves now."""
+        """The models that nodes say they serve, each fingerprint once, at most `MODELS_LISTED`.
+
+        Those come first that the peers joined through have known for longest: a stranger's many inventions stand behind
+        what was there before them. A name is what most of a model's pointers call it: a hint, which digests are not.
+        """
         ...
 
     async def records(self, fingerprint: str, num_layers: int, *, within_s: float = RECENT_S) -> list[NodeRecord]:
@@ -106,9 +119,33 @@ class Registry(Protocol):
 
 def block_keys(fingerprint: str, start: int, end: int) -> list[str]:
     """The storage keys for layers `[start, end)` of a model."""
-    return [f"canopy/v1/{fingerprint}/{block}" for block in range(start // BLOCK_LAYERS, (end - 1) // BLOCK_LAYERS + 1)]
+    return [f"{ROOT}/{fingerprint}/{block}" for block in range(start // BLOCK_LAYERS, (end - 1) // BLOCK_LAYERS + 1)]
+
+
+def peer_key(peer: PeerId) -> str:
+    """The storage key under which a node finds its own record, whatever it serves."""
+    return f"{ROOT}/peers/{peer}"
+
+
+def models_key(fingerprint: str) -> str:
+    """The storage key under which the pointers to a model lie."""
+    return f"{ROOT}/models/{fingerprint[0]}"
+
+
+MODELS_KEYS = tuple(models_key(digit) for digit in "0123456789abcdef")
+"""All keys that hold pointers to models: one per first digit of a fingerprint."""
 
 
 def record_keys(record: NodeRecord) -> list[str]:
     """Every storage key under which a record is filed."""
-    return [MODELS_KEY, *block_keys(record.model.fingerprint, record.span.start, record.span.end)]
+    return [peer_key(record.peer), *block_keys(record.model.fingerprint, record.span.start, record.span.end)]
+
+
+def storage_key(name: str) -> StorageKey:
+    """Where a key lies."""
+    return StorageKey(hashlib.sha1(msgpack.packb(name), usedforsecurity=False).digest())
+
+
+def item_key(key: StorageKey, subkey: str) -> StorageKey:
+    """Where one item under a key can be asked for alone; it is held where `key` is."""
+    return StorageKey(hashlib.sha1(key + subkey.encode(), usedforsecurity=False).digest())

@@ -8,12 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from swarm.errors import UnknownModel
-from swarm.ids import ModelIdentity
+from swarm.ids import ModelIdentity, json_digest, model_name
 from swarm.models.pretrained import INDEX, SINGLE, read_config
 
 CONFIG = "config.json"
@@ -43,10 +42,23 @@ def model_identity(folder: Path, name: str | None = None, commit: str | None = N
         UnknownModel: a file is missing or not what it should be.
     """
     name, config_digest, tokenizer_digest = client_identity(folder, name)
-    weights_digest = _digest({"weights": _weights(folder, commit), "commit": commit})
-    digests = {"config": config_digest, "weights": weights_digest, "tokenizer": tokenizer_digest}
-    num_layers = _num_layers(folder)
-    return ModelIdentity(name, _digest(digests), config_digest, weights_digest, tokenizer_digest, num_layers)
+    weights_digest = json_digest({"weights": _weights(folder, commit), "commit": commit})
+    return ModelIdentity.of(name, config_digest, weights_digest, tokenizer_digest, _num_layers(folder))
+
+
+def known_identity(folder: Path, name: str | None = None, commit: str | None = None) -> ModelIdentity | None:
+    """The same for a client, which opens no weight file: None where only the weights themselves could tell.
+
+    Args:
+        folder: holds config.json, the tokenizer, and maybe the weights' index.
+        name: the hub id; the folder's name when None.
+        commit: the hub's commit, where the model comes from there.
+
+    Raises:
+        UnknownModel: a file is missing or not what it should be.
+    """
+    is_told = commit is not None or (folder / INDEX).exists()
+    return model_identity(folder, name, commit) if is_told else None
 
 
 def client_identity(folder: Path, name: str | None = None) -> tuple[str, str, str]:
@@ -59,8 +71,8 @@ def client_identity(folder: Path, name: str | None = None) -> tuple[str, str, st
         UnknownModel: a file is missing or not what it should be.
     """
     config = _read_json(folder / CONFIG)
-    config_digest = _digest({key: value for key, value in config.items() if key not in VOLATILE})
-    return name or folder.name, config_digest, _tokenizer_digest(folder)
+    config_digest = json_digest({key: value for key, value in config.items() if key not in VOLATILE})
+    return model_name(name or folder.name), config_digest, _tokenizer_digest(folder)
 
 
 def _tokenizer_digest(folder: Path) -> str:
@@ -71,7 +83,7 @@ def _tokenizer_digest(folder: Path) -> str:
     settings = _read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
     special = {field: settings[field] for field in TOKENIZER_FIELDS if settings.get(field) is not None}
     files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in present}
-    return _digest({"files": files, "special": special})
+    return json_digest({"files": files, "special": special})
 
 
 def _weights(folder: Path, commit: str | None) -> object:
@@ -129,9 +141,3 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UnknownModel(f"{file}: not a JSON object")
     return content
-
-
-def _digest(content: Mapping[str, object]) -> str:
-    """SHA-256 over canonical JSON: sorted keys, no spaces."""
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()

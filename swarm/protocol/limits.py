@@ -15,8 +15,20 @@ MAX_HEADERS = 4_096
 """Unanswered sweeps of a snapshot."""
 MAX_WIDTH = 1 << 20
 """Values of a hidden row."""
-MAX_LAYERS = 1 << 16
+MAX_LAYERS = 512
 """Layers of a model."""
+MAX_SWEEP_ROWS = 4_096
+"""Tree nodes of a sweep whose time a machine claims."""
+SWEEP_MS = 0.01, 1e6
+"""What a sweep through a span may be claimed to take, in milliseconds."""
+MAX_HOP_MS = 120_000.0
+"""Each of the times that a hop reports for one sweep: as long as a client waits for a reply."""
+MAX_TEMPERATURE = 1e6
+"""Of sampling: with it, every pick is noise."""
+MAX_HOLD_S = 3_600.0
+"""For how long a client may ask a session to be held."""
+MAX_COUNT = 1 << 53
+"""What is counted is at most this, so that a float holds it exactly."""
 PART_BYTES = 1 << 20
 """Data of one part of a frame (F2)."""
 SESSION_BYTES = 16

@@ -35,7 +35,7 @@ from swarm.layers import Span
 from swarm.models.fingerprint import model_identity
 from tests.e2e.programs import bootstrap, environment, opened, program, run, serve
 
-STRANGER = ModelIdentity("stranger", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40)
+STRANGER = ModelIdentity.of("stranger", "b2" * 32, "c3" * 32, "d4" * 32, 40)
 
 Refusal = Callable[[int], str]
 """Checks a command's exit status and gives the one line that it wrote."""

@@ -26,6 +26,8 @@ PURE = (
     "client/drafting/search/tree",
     "node/nodejs",
     "swarm/discovery/coverage",
+    "swarm/discovery/model_pointer",
+    "swarm/discovery/record_store",
     "swarm/errors",
     "swarm/health/alerts/rules",
     "swarm/health/metrics/models",

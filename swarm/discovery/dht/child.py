@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 _MAX_MESSAGE_BYTES = 16 * 2**20
 _MAX_LINE_BYTES = 8_192
 _MAX_RUNNING = 32  # requests that are unanswered at a time
+_MAX_URGENT = 4  # those beside them, for which other requests never wait
+_MAX_WAITING = 256  # requests that wait for their turn
 _LEAVE_S = 6.0  # for the process to end by itself
 
 
@@ -29,6 +31,8 @@ class DhtPipe(asyncio.SubprocessProtocol):
     def __init__(self) -> None:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._slots = asyncio.Semaphore(_MAX_RUNNING)
+        self._urgent_slots = asyncio.Semaphore(_MAX_URGENT)
+        self._turns = 0
         self._ended = asyncio.Event()
         self._unpacker = msgpack.Unpacker(max_buffer_size=_MAX_MESSAGE_BYTES)
         self._line = b""
@@ -36,19 +40,24 @@ class DhtPipe(asyncio.SubprocessProtocol):
         self._number = 0
         self._transport: asyncio.SubprocessTransport
 
-    async def call(self, method: str, arguments: dict[str, Any], deadline_s: float) -> Any:  # noqa: ANN401  (the answer)
+    async def call(self, method: str, arguments: dict[str, Any], deadline_s: float, *, is_urgent: bool = False) -> Any:  # noqa: ANN401  (the answer)
         """Send the DHT process a request and return its answer.
 
         Args:
             method: what to do.
             arguments: by name.
             deadline_s: seconds to wait.
+            is_urgent: whether it has places of its own, so that it waits for no look-up; announcements have.
 
         Raises:
-            RegistryError: it refused, died, or did not answer in time.
+            RegistryError: it refused, died, or did not answer in time, or too many wait already.
         """
+        slots = self._urgent_slots if is_urgent else self._slots
+        if self._turns >= _MAX_WAITING + _MAX_RUNNING and not is_urgent:
+            raise RegistryError("too many questions to the DHT wait for their turn")
+        self._turns += not is_urgent
         try:
-            async with asyncio.timeout(deadline_s), self._slots:
+            async with asyncio.timeout(deadline_s), slots:
                 if self._ended.is_set():
                     raise self._gone()
                 self._number += 1
@@ -61,6 +70,8 @@ class DhtPipe(asyncio.SubprocessProtocol):
                     del self._waiting[number]
         except TimeoutError as error:
             raise RegistryError(f"the DHT process did not answer within {deadline_s:.0f} s ({method})") from error
+        finally:
+            self._turns -= not is_urgent
 
     async def wait_ended(self) -> None:
         """Return when the process has ended."""

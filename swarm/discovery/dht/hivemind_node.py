@@ -1,6 +1,6 @@
-"""The parts of hivemind that a directory needs: a Kademlia node, its p2p daemon, and the rules for what it stores.
+"""The parts of hivemind that a directory needs, its p2p daemon among them.
 
-Only `swarm.discovery.dht.process` imports this. `import hivemind` loads torch and scipy, which takes seconds and much
+Only the DHT process imports this. `import hivemind` loads torch and scipy, which takes seconds and much
 memory; its Kademlia and libp2p modules need neither, so their packages are entered without their `__init__`.
 """
 
@@ -8,19 +8,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import math
 import os
 import sys
-import time
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-import msgpack
-
 from swarm.discovery.dht.addresses import ListenAddresses
-from swarm.discovery.node_record import RecordError, open_filed
-from swarm.discovery.registry import record_keys
 
 
 def _enter_package(name: str) -> ModuleType:
@@ -46,16 +39,30 @@ for _module, _names in {
     for _name in _names:
         setattr(_utils, _name, getattr(importlib.import_module(f"hivemind.utils.{_module}"), _name))
 
+from hivemind.dht import node as node_module  # noqa: E402
 from hivemind.dht.node import DHTNode  # noqa: E402
-from hivemind.dht.protocol import ValidationError  # noqa: E402
+from hivemind.dht.protocol import DHTProtocol, ValidationError  # noqa: E402
 from hivemind.dht.routing import DHTID  # noqa: E402
-from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
+from hivemind.dht.traverse import traverse_dht  # noqa: E402
 from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID  # noqa: E402
+from hivemind.proto import dht_pb2  # noqa: E402
+from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
 
-__all__ = ["DHTID", "DHTNode", "Daemon", "P2PContext", "P2PDaemonError", "P2PHandlerError", "PeerID", "ValidationError"]
-
-MAX_KEYS = 4_096
-"""Storage keys that one DHT peer holds for others; those that expire first are dropped first."""
+__all__ = [
+    "DHTID",
+    "DHTNode",
+    "DHTProtocol",
+    "Daemon",
+    "Multiaddr",
+    "P2PContext",
+    "P2PDaemonError",
+    "P2PHandlerError",
+    "PeerID",
+    "ValidationError",
+    "dht_pb2",
+    "node_module",
+    "traverse_dht",
+]
 
 _DIE_WITH_PARENT = (
     "import ctypes,os,signal,sys;"
@@ -85,21 +92,6 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind is untyped
         await self._child.wait()
 
 
-class RecordRules(RecordValidatorBase):  # type: ignore[misc]  # hivemind is untyped
-    """What the DHT stores: sealed node records under their own keys and their signer's id, and nothing else."""
-
-    def validate(self, record: DHTRecord) -> bool:
-        """Whether a record that another peer sent is valid; that it has not expired, its readers check."""
-        try:
-            peer, data = msgpack.unpackb(record.subkey), msgpack.unpackb(record.value)
-            if not isinstance(data, bytes):
-                return False
-            sealed = open_filed(data, peer, record.expiration_time, time.time())
-        except (RecordError, ValueError, RecursionError, msgpack.UnpackException):
-            return False
-        return any(DHTID.generate(key).to_bytes() == record.key for key in record_keys(sealed.record))
-
-
 async def start_daemon(listen: ListenAddresses, identity_path: str) -> Daemon:
     """Start libp2p under this identity."""
     options: dict[str, Any] = {"no_listen": True, "dht_mode": "client"} if listen.client else {"dht_mode": "server"}
@@ -115,48 +107,3 @@ async def start_daemon(listen: ListenAddresses, identity_path: str) -> Daemon:
         **options,
     )
     return daemon
-
-
-async def start_node(daemon: Daemon, listen: ListenAddresses) -> DHTNode:
-    """Join the DHT. Values are read from its peers each time: nothing is cached here."""
-    node = await DHTNode.create(
-        p2p=daemon,
-        initial_peers=list(listen.join) or None,
-        client_mode=listen.client,
-        record_validator=RecordRules(),
-        cache_locally=False,
-        cache_nearest=0,
-        cache_on_store=False,
-        reuse_get_requests=False,
-    )
-    node.protocol.storage.maxsize = MAX_KEYS
-    node.protocol.cache.maxsize = MAX_KEYS
-    return node
-
-
-async def store(node: DHTNode, keys: Sequence[str], subkey: str, value: bytes, expires_at: float) -> bool:
-    """Store one sealed record under all its keys.
-
-    hivemind reports the last peer's answer alone, and a peer that got this very record from another peer refuses it, so
-    a refusal is checked by reading.
-
-    Args:
-        node: the DHT node.
-        keys: storage keys.
-        subkey: the signer's peer id.
-        value: the sealed record.
-        expires_at: DHT time in seconds.
-
-    Returns:
-        Whether the record is stored under every key now.
-    """
-    taken = await node.store_many(list(keys), [value] * len(keys), expires_at, subkeys=[subkey] * len(keys))
-    return all([done or value in await fetch(node, [key]) for (key, _), done in taken.items()])
-
-
-async def fetch(node: DHTNode, keys: Sequence[str]) -> list[bytes]:
-    """Every value under these keys, from all the peers that should hold them."""
-    # "Sufficient" is NaN, which no expiry reaches: else one peer could end the search by claiming a late expiry.
-    found = await node.get_many(list(keys), sufficient_expiration_time=math.nan)
-    dictionaries = [entry.value for entry in found.values() if entry is not None and isinstance(entry.value, dict)]
-    return [entry.value for dictionary in dictionaries for entry in dictionary.values()]

@@ -12,9 +12,10 @@ import random
 import shutil
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
 
 import msgpack
@@ -24,21 +25,21 @@ from swarm.discovery.dht.addresses import ListenAddresses
 from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, DialBack, pack_request
 from swarm.discovery.dht.hivemind_node import (
     Daemon,
-    DHTNode,
     P2PContext,
     P2PDaemonError,
     P2PHandlerError,
     PeerID,
     ValidationError,
-    fetch,
     start_daemon,
-    start_node,
-    store,
 )
+from swarm.discovery.dht.search import DirectoryPeer
+from swarm.discovery.record_store import open_item
+from swarm.discovery.registry import storage_key
 from swarm.ids import PeerId
 
 MAX_MESSAGE_BYTES = 16 * 2**20
-MAX_RUNNING = 32
+MAX_RUNNING = 40
+"""More than the parent has unanswered at a time, so that no request waits behind others here."""
 JOIN_S = 18.0
 CALL_S = 15.0
 _LEAVE_S = 4
@@ -65,7 +66,7 @@ class DhtPeer:
     """One running DHT node and its daemon."""
 
     daemon: Daemon
-    node: DHTNode
+    directory: DirectoryPeer
 
     @classmethod
     async def join(cls, listen: ListenAddresses, identity_path: str) -> DhtPeer:
@@ -81,7 +82,7 @@ class DhtPeer:
         try:
             async with asyncio.timeout(JOIN_S):
                 daemon = await start_daemon(listen, identity_path)
-                peer = cls(daemon, await start_node(daemon, listen))
+                peer = cls(daemon, await DirectoryPeer.join(daemon, listen))
                 if not listen.client:
                     service = DialBack()
 
@@ -98,13 +99,13 @@ class DhtPeer:
 
     async def describe(self) -> dict[str, Any]:
         """This peer's id, and the multiaddresses under which it listens."""
-        listens = not self.node.protocol.client_mode
+        listens = not self.directory.node.protocol.client_mode
         addresses = [str(address) for address in await self.daemon.get_visible_maddrs(latest=True)] if listens else []
         return {"peer_id": self.daemon.peer_id.to_base58(), "addresses": addresses}
 
     async def dial_back(self, address: str, nonce: bytes) -> bool | None:
         """Ask up to three peers to call this machine; one that got through is enough."""
-        known: list[PeerID] = list(self.node.protocol.routing_table.uid_to_peer_id.values())
+        known: list[PeerID] = list(self.directory.node.protocol.routing_table.uid_to_peer_id.values())
         verdict: bool | None = None
         for peer in random.sample(known, min(_PEERS_ASKED, len(known))):
             try:
@@ -119,15 +120,21 @@ class DhtPeer:
             verdict = False if reached is False else verdict
         return verdict
 
+    async def store(self, filings: list[tuple[str, str, bytes]], expires_at: float) -> dict[str, Any]:
+        """File this machine's own items, given as key, subkey and sealed bytes; what became of them."""
+        now = time.time()
+        items = [open_item(storage_key(name), subkey, data, expires_at, now) for name, subkey, data in filings]
+        return asdict(await self.directory.keep(items))
+
     async def answer(self, method: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401  (whatever the method gives)
         """Carry out one request of the parent."""
         match method:
             case "describe":
                 return await self.describe()
             case "store":
-                return await store(self.node, **arguments)
+                return await self.store(**arguments)
             case "fetch":
-                return await fetch(self.node, **arguments)
+                return await self.directory.fetch(**arguments)
             case "dial_back":
                 return await self.dial_back(**arguments)
             case _:
@@ -135,7 +142,7 @@ class DhtPeer:
 
     async def leave(self) -> None:
         """Shut down the node, then its daemon."""
-        await self.node.shutdown()
+        await self.directory.node.shutdown()
         await self.daemon.shutdown()
 
 

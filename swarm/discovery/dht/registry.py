@@ -7,13 +7,15 @@ that process when it ends itself.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cached_property
+from itertools import chain, zip_longest
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,10 +28,14 @@ from swarm.discovery.dht.addresses import (
 )
 from swarm.discovery.dht.child import DhtPipe, start_pipe
 from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import MAX_TTL_S, NodeRecord, RecordError, live_records, open_filed, seal, tombstone
-from swarm.discovery.registry import MODELS_KEY, RECENT_S, block_keys, record_keys
+from swarm.discovery.model_pointer import listed_models, seal_announcement
+from swarm.discovery.node_record import MAX_TTL_S, NodeRecord, RecordError, live_records, tombstone
+from swarm.discovery.registry import MODELS_KEYS, RECENT_S, block_keys, peer_key
 from swarm.errors import IdentityError, RegistryError
 from swarm.ids import ModelIdentity, PeerId
+from swarm.protocol.limits import MAX_LAYERS
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["DhtConfig", "DhtRegistry"]
 
@@ -38,6 +44,10 @@ CALL_DEADLINE_S = 18.0
 DIAL_BACK_DEADLINE_S = 25.0
 PORTS_TRIED = 3
 """Ports that are tried where one is chosen here: it may be taken again by the time that the daemon has started."""
+SHARDS_PER_QUESTION = 8
+"""Keys of models that are asked for together; one question is small where one key is full."""
+ENOUGH_REPLICAS = 2
+"""So many other peers should give an announcement back; it counts from the first, for this machine holds it too."""
 _TAKEN = "address already in use"
 
 
@@ -89,7 +99,13 @@ class DhtRegistry:
         if not self._config.client_mode:
             check_port_free(self._config)
         self._check_join()
-        self._held.enter_context(self.identity.lock())
+        try:
+            self._held.enter_context(self.identity.lock())
+            await self._start_on_free_port()
+        except OSError as error:  # no process, file or socket to be had
+            raise RegistryError(f"the DHT process cannot be started: {error.strerror or error}") from error
+
+    async def _start_on_free_port(self) -> None:
         for tries_left in reversed(range(PORTS_TRIED)):
             try:
                 await self._start()
@@ -156,39 +172,57 @@ class DhtRegistry:
     async def _store(self, record: NodeRecord, *, left: bool) -> None:
         if record.expires_at > time.time() + MAX_TTL_S:
             raise RecordError("expires_at", f"more than {MAX_TTL_S:.0f} s ahead")
-        value = seal(record, self.identity, left=left)
-        open_filed(value, record.peer, record.expires_at, time.time())
-        keys = record_keys(record)
+        filings = seal_announcement(record, self.identity, left=left)
         # What is cached lacks this record, so it no longer counts as recent.
         self._cache = {name: (at - RECENT_S, blobs) for name, (at, blobs) in self._cache.items()}
-        arguments = {"keys": keys, "subkey": record.peer, "value": value, "expires_at": record.expires_at}
-        if not await self._call("store", arguments):
+        arguments = {"filings": [(one.key, one.subkey, one.data) for one in filings], "expires_at": record.expires_at}
+        kept = await self._call("store", arguments, is_urgent=True)
+        if kept["is_outdated"]:
             raise RegistryError(
                 "the DHT refused this machine's record: it expires no later than the last one; "
                 "is the clock right, and is no copy of this identity in use elsewhere?"
             )
+        self._check_kept(kept["asked"], kept["copies"][:-1])
+        if kept["copies"][-1] < min(1, kept["asked"]) and not left:
+            _log.warning("this machine serves, but the DHT's list of models is full: clients may not see its model")
+
+    def _check_kept(self, asked: int, copies: Sequence[int]) -> None:
+        """An announcement counts once another peer gave it back; this machine answers for it too."""
+        kept = min(copies)
+        if asked and not kept:
+            raise RegistryError(f"the DHT did not keep this machine's record: none of {asked} peers gave it back")
+        if kept < min(ENOUGH_REPLICAS, asked):
+            _log.warning("of %d peers of the DHT only %d gave this machine's record back", asked, kept)
 
     async def models(self) -> list[ModelIdentity]:
-        """The models that some node serves now."""
-        records = live_records(await self._fetch([MODELS_KEY], 0.0), time.time())
-        found = {record.model.fingerprint: record.model for record in records}
-        return sorted(found.values(), key=lambda model: (model.name, model.fingerprint))
+        """The models that nodes say they serve, each fingerprint once; in front those known for longest."""
+        shards = await self._call("fetch", {"names": MODELS_KEYS, "keys_per_question": SHARDS_PER_QUESTION})
+        blobs = [blob for rank in zip_longest(*shards) for blob in rank if blob is not None]
+        return listed_models(blobs, time.time())
 
     async def records(self, fingerprint: str, num_layers: int, *, within_s: float = RECENT_S) -> list[NodeRecord]:
-        """Valid, unexpired records of a model, the newest per peer, from an answer at most `within_s` seconds old."""
+        """Valid, unexpired records of a model, the newest per peer, from an answer at most `within_s` seconds old.
+
+        Raises:
+            RegistryError: the DHT did not answer, or no model has so many layers.
+        """
+        if not 0 < num_layers <= MAX_LAYERS:
+            raise RegistryError(f"no model has {num_layers} layers")
         blobs = await self._fetch(block_keys(fingerprint, 0, num_layers), within_s)
         return [record for record in live_records(blobs, time.time()) if record.model.num_layers == num_layers]
 
     async def mine(self) -> NodeRecord | None:
         """The newest valid record under this machine's own name, whoever wrote it; always fresh."""
-        records = live_records(await self._fetch([MODELS_KEY], 0.0), time.time())
+        found = await self._call("fetch", {"names": [peer_key(self.peer_id)]}, is_urgent=True)
+        records = live_records(chain.from_iterable(found), time.time())
         return next((record for record in records if record.peer == self.peer_id), None)
 
     async def _fetch(self, keys: list[str], within_s: float) -> list[bytes]:
         name, now = keys[0], time.monotonic()
         cached = self._cache.get(name)
         if cached is None or now - cached[0] >= within_s:
-            cached = (now, await self._call("fetch", {"keys": keys}))
+            found = await self._call("fetch", {"names": keys})
+            cached = (now, list(chain.from_iterable(found)))
             if len(self._cache) >= 64:
                 self._cache.clear()
             self._cache[name] = cached
@@ -199,10 +233,12 @@ class DhtRegistry:
         verdict: bool | None = await self._call("dial_back", {"address": address, "nonce": nonce}, DIAL_BACK_DEADLINE_S)
         return verdict
 
-    async def _call(self, method: str, arguments: dict[str, Any], deadline_s: float = CALL_DEADLINE_S) -> Any:  # noqa: ANN401
+    async def _call(
+        self, method: str, arguments: dict[str, Any], deadline_s: float = CALL_DEADLINE_S, *, is_urgent: bool = False
+    ) -> Any:  # noqa: ANN401
         if self._pipe is None:
             raise RegistryError("this registry is not open")
-        return await self._pipe.call(method, arguments, deadline_s)
+        return await self._pipe.call(method, arguments, deadline_s, is_urgent=is_urgent)
 
     async def wait_closed(self) -> None:
         """Return when the DHT process has ended, for whatever reason."""

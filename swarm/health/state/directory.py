@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from swarm.discovery.listing import name_models, read_models
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import Registry
 from swarm.errors import SwarmError
@@ -46,6 +47,7 @@ class Directory:
         self._open, self._choose, self._looks = open_registry, choose, 0
         self._on_records, self._on_state_change, self._clock = on_records, on_state_change, clock
         self._missed: dict[str, int] = {}
+        self._failed: frozenset[str] = frozenset()
 
     async def run(self, poll_s: float = POLL_S) -> None:
         """Poll for ever."""
@@ -68,17 +70,18 @@ class Directory:
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def look(self, registry: Registry) -> None:
-        """Ask once for everything.
+        """Ask once for everything; a model that cannot be read keeps what was known of it, and hinders no other.
 
         Raises:
             RegistryError: the DHT did not answer.
         """
-        models = self._choose(await registry.models(), self._looks)
+        models = {model.fingerprint: model for model in self._choose(await registry.models(), self._looks)}
         self._looks += 1
-        for model in models:
-            records = await registry.records(model.fingerprint, model.num_layers, within_s=0.0)
-            self._on_records(model.fingerprint, records, self._clock())
-        present = {model.fingerprint: 0 for model in models}
+        listing = await read_models(registry, list(models.values()))
+        for fingerprint, records in listing.records.items():
+            self._on_records(fingerprint, records, self._clock())
+        self._report_failed(listing.failed, models)
+        present = dict.fromkeys(models, 0)
         absent = {
             one: count + 1 for one, count in self._missed.items() if one not in present and count < MISSES_UNTIL_GONE
         }
@@ -86,3 +89,11 @@ class Directory:
             self._on_records(fingerprint, [], self._clock())
         self._missed = present | absent
         self._on_state_change(LinkState.OK, self._clock())
+
+    def _report_failed(self, failed: Mapping[str, str], models: Mapping[str, ModelIdentity]) -> None:
+        """Log models that cannot be read when they begin to fail, in one line."""
+        new = [models[one] for one in failed if one not in self._failed]
+        self._failed = frozenset(failed)
+        if new:
+            reason = failed[new[0].fingerprint]
+            logger.warning("records cannot be read of %s (%s); the page shows what was known", name_models(new), reason)

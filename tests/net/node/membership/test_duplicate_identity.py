@@ -15,7 +15,7 @@ import pytest
 
 import node.lifecycle.announcer
 from node.config import ServeConfig
-from node.membership.duplicate_identity import check_alone, check_still_alone
+from node.membership.duplicate_identity import check_alone, check_still_alone, next_expiry
 from node.serve import Node
 from swarm.demo import TARGET
 from swarm.discovery.address_proof import HELLO_METHOD, hello_response
@@ -28,7 +28,7 @@ from swarm.errors import IdentityError, RegistryError
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
 
-MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40)
+MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 40)
 DEAD = "127.0.0.1:9"
 
 Duplicates = Callable[[Path], AbstractAsyncContextManager[tuple[Registry, Registry]]]
@@ -120,6 +120,35 @@ async def test_what_an_earlier_run_left_behind_is_no_namesake() -> None:
         for number, address in enumerate((DEAD, strangers)):
             await first.announce(record_of(first, address, after_s=number))
             await check_alone(second, ELSEWHERE)
+
+
+async def test_a_restart_with_a_clock_that_was_set_back_is_no_duplicate() -> None:
+    """What the crashed run left expires later than the new run's records, and has the higher sequence."""
+    async with memory_duplicates(Path()) as (crashed, again):
+        await crashed.announce(left := record_of(crashed, DEAD, sequence=50, after_s=20))
+        assert await check_alone(again, ELSEWHERE) == left
+        own = record_of(again, ELSEWHERE)
+        with pytest.raises(IdentityError):
+            await check_still_alone(again, own)
+        await check_still_alone(again, own, left)
+        own = replace(own, expires_at=next_expiry(time.time(), left))
+        await again.announce(own)  # it is listed at once, not only when the old record has run out
+        assert await again.mine() == own
+        await check_still_alone(again, own, left)
+        other = record_of(crashed, DEAD, sequence=51, after_s=25)
+        await crashed.announce(other)
+        with pytest.raises(IdentityError):
+            await check_still_alone(again, own, left)
+
+
+def test_each_record_lives_longer_than_the_last_and_none_too_long() -> None:
+    record = record_of(MemoryRegistry(MemoryNetwork()), DEAD)
+    now = 1_000.0
+    assert next_expiry(now) == next_expiry(now, None) == now + RECORD_TTL_S
+    for ahead in (0.0, 59.9, 60.0, 80.0):
+        expiry = next_expiry(now, replace(record, expires_at=now + ahead), None)
+        assert now + max(ahead, RECORD_TTL_S - 0.01) < expiry <= now + 90
+    assert next_expiry(now, replace(record, expires_at=now + 3_600)) < now + 90
 
 
 async def test_the_address_that_this_node_has_bound_itself_is_not_called() -> None:

@@ -30,13 +30,13 @@ from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import NodeRecord, NodeState
-from swarm.discovery.registry import MODELS_KEY, RECORD_TTL_S, Registry, block_keys
+from swarm.discovery.registry import RECORD_TTL_S, Registry, block_keys
 from swarm.errors import NotEnoughSpace
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from tests.in_process_swarm import InProcessSwarm
 
-MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 12)
 
 
 def joining(registry: Registry, span: Span, sequence: int) -> NodeRecord:
@@ -173,13 +173,13 @@ async def test_a_node_that_cannot_load_takes_its_reservation_back(monkeypatch: p
     network = MemoryNetwork()
 
     def broken(*_: object) -> SpanModel:
-        assert network.get([MODELS_KEY])
+        assert network.models()
         raise NotEnoughSpace("the disk is full")
 
     monkeypatch.setattr(node.lifecycle.span_host, "load", broken)
     with pytest.raises(NotEnoughSpace):
         await auto_node(network, "auto", 6).__aenter__()
-    assert not network.get([MODELS_KEY])
+    assert not network.models()
 
 
 async def test_a_running_node_closes_the_gap_that_somebody_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,7 +288,7 @@ class Failing(MemoryRegistry):
 async def test_the_directory_is_looked_at_again_and_again() -> None:
     network, knowledge, states = MemoryNetwork(), Knowledge(), list[LinkState]()
     node = MemoryRegistry(network, identity(0))
-    model = ModelIdentity("demo-target", FINGERPRINT, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+    model = ModelIdentity("demo-target", FINGERPRINT, "b2" * 32, "c3" * 32, "d4" * 32, 12)
     record = NodeRecord(
         peer=node.peer_id,
         model=model,

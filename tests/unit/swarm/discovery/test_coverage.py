@@ -15,7 +15,7 @@ from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.runtime.console import make_console
 
-MODEL = ModelIdentity("org/demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+MODEL = ModelIdentity.of("org/demo", "b2" * 32, "c3" * 32, "d4" * 32, 12)
 JOIN = ["/ip4/192.0.2.1/tcp/31337/p2p/QmPeer", "/ip4/127.0.0.1/tcp/31337/p2p/QmPeer"]
 
 
@@ -26,7 +26,7 @@ def record(start: int, end: int, state: NodeState = NodeState.SERVING, model: Mo
         span=Span(start, end),
         address="192.0.2.7:5000",
         state=state,
-        numeric_class="cpu/fp32",
+        numeric_class="cpu-float32",
         version="0.2.0",
         name="[red]attic",
         sweep_ms=((1, 1.25), (64, 20.0)),
@@ -58,7 +58,7 @@ def test_only_nodes_that_take_sessions_count() -> None:
 
 
 def test_another_fingerprint_does_not_count() -> None:
-    other = ModelIdentity("org/demo", "ff" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+    other = ModelIdentity.of("org/demo", "b2" * 32, "ff" * 32, "d4" * 32, 12)
     assert cover(MODEL, [record(0, 12, model=other)]).missing == (Span(0, 12),)
 
 
@@ -118,7 +118,15 @@ def test_the_report_says_it_all() -> None:
     out = io.StringIO()
     report(cover(MODEL, [record(0, 4)]), JOIN, make_console(out, soft_wrap=True))
     text = out.getvalue()
-    for part in ("org/demo", "a1a1a1a1a1a1", "[red]attic", "0…3 of 12", "serving", "192.0.2.7:5000", "1.2 / – / 20.0"):
+    for part in (
+        "org/demo",
+        MODEL.fingerprint[:12],
+        "[red]attic",
+        "0…3 of 12",
+        "serving",
+        "192.0.2.7:5000",
+        "1.2 / – / 20.0",
+    ):
         assert part in text
     assert "1,000 / 2,000" in text
     assert (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import base58
@@ -18,6 +18,7 @@ from swarm.discovery.address_proof import check_hello, hello_response
 from swarm.discovery.identity import Identity, verify
 from swarm.discovery.node_record import (
     MAX_DELAYS,
+    MAX_SPEEDS,
     NodeRecord,
     NodeState,
     RecordError,
@@ -34,14 +35,14 @@ from swarm.protocol.limits import MAX_RECORD_BYTES
 
 NOW = 1_800_000_000.0
 ME, OTHER = Identity.ephemeral(), Identity.ephemeral()
-MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40)
+MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 40)
 RECORD = NodeRecord(
     peer=ME.peer_id,
     model=MODEL,
     span=Span(0, 20),
     address="192.0.2.7:5000",
     state=NodeState.SERVING,
-    numeric_class="cpu/fp32/none/fp32",
+    numeric_class="cpu-float32",
     version="0.2.0",
     name="Größe ✓",
     sweep_ms=((1, 1.5), (8, 4.0), (64, 20.25)),
@@ -55,6 +56,12 @@ RECORD = NodeRecord(
     row_bytes=16_384,
 )
 SEALED = seal(RECORD, ME)
+MODEL_FIELDS = astuple(MODEL)
+
+
+def model_with(name: str = MODEL.name, num_layers: int = MODEL.num_layers) -> tuple[object, ...]:
+    """A model whose fingerprint is that of its parts."""
+    return astuple(ModelIdentity.of(name, "b2" * 32, "c3" * 32, "d4" * 32, num_layers))
 
 
 FIELDS = [
@@ -94,7 +101,7 @@ def test_a_record_comes_back_as_it_was_and_is_small() -> None:
         ({"span": [0, 41]}, "span"),
         ({"span": [5]}, "span"),
         ({"span": [-1, 3]}, "span"),
-        ({"expires_at": NOW + 400}, "expires_at"),
+        ({"expires_at": NOW + 96}, "expires_at"),
         ({"expires_at": float("inf")}, "expires_at"),
         ({"expires_at": NOW - 1}, "expires_at"),
         ({"peer": OTHER.peer_id}, "signature"),
@@ -103,16 +110,39 @@ def test_a_record_comes_back_as_it_was_and_is_small() -> None:
         ({"address": "host:0"}, "address"),
         ({"address": "host:70000"}, "address"),
         ({"address": "http://host:80"}, "address"),
+        ({"address": "0.0.0.0:80"}, "address"),
+        ({"address": "0:80"}, "address"),
+        ({"address": "0x0.0:80"}, "address"),
+        ({"address": "1.2.3:80"}, "address"),
+        ({"address": "224.0.0.1:80"}, "address"),
+        ({"address": "255.255.255.255:80"}, "address"),
+        ({"address": "[::]:80"}, "address"),
+        ({"address": "[::ffff:0.0.0.0]:80"}, "address"),
+        ({"address": "[1:2]:80"}, "address"),
+        ({"address": "-o.example:80"}, "address"),
         ({"state": "gone"}, "state"),
         ({"name": "x" * 65}, "name"),
         ({"name": "\x1b[31m"}, "name"),
         ({"numeric_class": 7}, "numeric_class"),
+        ({"numeric_class": "cpu float32"}, "numeric_class"),
+        ({"numeric_class": "cpu"}, "numeric_class"),
         ({"version": "v" * 33}, "version"),
+        ({"version": "--version"}, "version"),
+        ({"version": ""}, "version"),
         ({"kv_tokens_free": 201}, "kv_tokens_free"),
         ({"kv_tokens_total": -1}, "kv_tokens_total"),
+        ({"kv_tokens_total": 2**41}, "kv_tokens_total"),
         ({"sequence": True}, "sequence"),
         ({"sweep_ms": [[1, "fast"]]}, "sweep_ms"),
-        ({"sweep_ms": [[1, 1.0]] * 9}, "sweep_ms"),
+        ({"sweep_ms": [[size + 1, 1.0] for size in range(9)]}, "sweep_ms"),
+        ({"sweep_ms": [[0, 1.0]]}, "sweep_ms"),
+        ({"sweep_ms": [[4_097, 1.0]]}, "sweep_ms"),
+        ({"sweep_ms": [[8, 1.0], [8, 2.0]]}, "sweep_ms"),
+        ({"sweep_ms": [[8, 1.0], [1, 2.0]]}, "sweep_ms"),
+        ({"sweep_ms": [[1, -1e308], [2, 1e308]]}, "sweep_ms"),
+        ({"sweep_ms": [[1, 0.0]]}, "sweep_ms"),
+        ({"sweep_ms": [[1, 5e-324]]}, "sweep_ms"),
+        ({"sweep_ms": [[1, 1.1e6]]}, "sweep_ms"),
         ({"delays_ms": [[ME.peer_id, -1.0]]}, "delays_ms"),
         ({"delays_ms": [[ME.peer_id, float("nan")]]}, "delays_ms"),
         ({"delays_ms": [[ME.peer_id, 60_001.0]]}, "delays_ms"),
@@ -123,9 +153,18 @@ def test_a_record_comes_back_as_it_was_and_is_small() -> None:
         ({"busy": None}, "busy"),
         ({"uplink_mbit_per_s": 0.0}, "uplink_mbit_per_s"),
         ({"row_bytes": 2**20 + 1}, "row_bytes"),
+        ({"row_bytes": 0}, "row_bytes"),
         ({"movable": 1}, "movable"),
         ({"model": ["demo"]}, "model"),
-        ({"model": ["demo", "A1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40]}, "model"),
+        ({"model": ["demo", "A1" * 32, "b2" * 32, "c3" * 32, "d4" * 32, 40]}, "model"),
+        ({"model": list(model_with(name="--mqtt=mqtt://evil.example"))}, "model"),
+        ({"model": list(model_with(name="a; rm -rf /"))}, "model"),
+        ({"model": list(model_with(name="a/../../b"))}, "model"),
+        ({"model": list(model_with(num_layers=513))}, "model"),
+        ({"model": list(model_with(num_layers=0))}, "model"),
+        ({"model": [*MODEL_FIELDS[:5], 41]}, "model"),  # the honest fingerprint and a layer more
+        ({"model": [*MODEL_FIELDS[:2], "ff" * 32, *MODEL_FIELDS[3:]]}, "model"),  # and another config
+        ({"model": [*MODEL_FIELDS[:3], "ff" * 32, *MODEL_FIELDS[4:]]}, "model"),  # and other weights
         ({"format": 2}, "data"),
     ],
 )
@@ -148,11 +187,11 @@ def test_a_record_with_everything_in_it_fits() -> None:
     most = replace(
         RECORD,
         address=f"{'h' * 253}:65535",
-        numeric_class="n" * 96,
+        numeric_class=f"cuda-{'n' * 91}",
         version="v" * 32,
         name="ü" * 64,
-        model=ModelIdentity("m" * 96, "f" * 128, "c" * 128, "e" * 128, "d" * 128, 40),
-        sweep_ms=((2**60, 1e9),) * 8,
+        model=ModelIdentity.of("m" * 96, "c" * 64, "e" * 64, "d" * 64, 512),
+        sweep_ms=tuple((4_089 + size, 999_999.9) for size in range(MAX_SPEEDS)),
         delays_ms=tuple((PeerId(peer), 59_999.999) for peer in peers),
     )
     assert unseal(seal(most, ME), NOW) == most

@@ -13,7 +13,7 @@ from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.routing.costs import HOP_OVERHEAD_MS, Candidate, RouteQuery, sweep_ms, tabulate, wait_ms
 
-MODEL = ModelIdentity("tiny", "f" * 64, "c" * 64, "e" * 64, "d" * 64, 8)
+MODEL = ModelIdentity.of("tiny", "c" * 64, "e" * 64, "d" * 64, 8)
 RECORD = NodeRecord(
     *(PeerId("peer"), MODEL, Span(0, 8), "192.0.2.1:1", NodeState.SERVING, "cpu-float32", "0", None, (), 9, 9, 1, 0.0)
 )

@@ -32,7 +32,7 @@ from swarm.routing.costs import (
 from swarm.routing.route import RouteQuery, best_route, runner_up
 
 LAYERS = 6
-MODEL = ModelIdentity("big", "f" * 64, "c" * 64, "w" * 64, "t" * 64, LAYERS)
+MODEL = ModelIdentity.of("big", "c" * 64, "e" * 64, "d" * 64, LAYERS)
 QUERY = RouteQuery("big", LAYERS, nodes=7, join=("/ip4/192.0.2.1/tcp/1/p2p/Qm",))
 
 

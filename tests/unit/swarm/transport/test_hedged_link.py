@@ -317,7 +317,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert rows.compare(frame(2, ROWS_OF_ONE)) is None
 
 
-MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 12)
 
 
 def record(name: str, start: int, end: int, ms: float, numeric_class: str = "cpu-float32") -> NodeRecord:

@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from swarm.discovery.dht import child
+from swarm.discovery.dht.child import start_pipe
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import Identity
 from swarm.errors import RegistryError
@@ -141,3 +143,41 @@ async def test_misuse_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
         assert errors.decode().startswith("swarm: ")
         assert errors.decode().count("\n") == 1
         assert part in errors.decode()
+
+
+async def test_announcements_never_wait_for_look_ups_and_only_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood of questions to a slow DHT used to hold the places that a node's record needed."""
+    monkeypatch.setattr(child, "_MAX_WAITING", 8)
+    program = (
+        "import msgpack, sys\n"
+        "unpacker = msgpack.Unpacker()\n"
+        "while data := sys.stdin.buffer.raw.read(65536):\n"
+        "    unpacker.feed(data)\n"
+        "    for number, method, _ in unpacker:\n"
+        "        if method == 'store':\n"
+        "            sys.stdout.buffer.write(msgpack.packb([number, None, 'kept']))\n"
+        "            sys.stdout.buffer.flush()\n"
+    )
+    pipe = await start_pipe([sys.executable, "-c", program])
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            flood = [tasks.create_task(pipe.call("fetch", {}, 30.0)) for _ in range(32 + 8)]
+            await asyncio.sleep(0)
+            with pytest.raises(RegistryError, match="too many"):
+                await pipe.call("fetch", {}, 30.0)
+            assert await pipe.call("store", {}, 10.0, is_urgent=True) == "kept"
+            for task in flood:
+                task.cancel()
+        with pytest.raises(RegistryError, match="did not answer"):
+            await pipe.call("fetch", {}, 0.01)  # the places are free again
+    finally:
+        await pipe.aclose()
+
+
+async def test_no_process_to_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "subprocess_exec", fail)
+    with pytest.raises(RegistryError, match="cannot be started: Too many open files"):
+        await DhtRegistry.open(LOCAL)

@@ -7,6 +7,7 @@ import json
 import socket
 import sys
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -29,7 +30,7 @@ from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 
 ROOT = Path(__file__).parents[5]
-MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40)
+MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 40)
 NONCE = bytes(range(16))
 LOCAL = DhtConfig(host="127.0.0.1")
 
@@ -41,7 +42,7 @@ def record_of(registry: Registry, span: Span, name: str = "victim") -> NodeRecor
         span=span,
         address="127.0.0.1:5000",
         state=NodeState.SERVING,
-        numeric_class="cpu/fp32",
+        numeric_class="cpu-float32",
         version="0.2.0",
         name=name,
         sweep_ms=((1, 1.0),),
@@ -121,22 +122,30 @@ async def test_a_client_reads_and_one_dead_peer_of_two_does_not_matter() -> None
         assert await one.dial_back("127.0.0.1:1", NONCE) is None, "a client is not asked"
 
 
-async def test_a_hostile_peer_cannot_touch_the_record_of_another_or_stay_for_long() -> None:
-    async with DhtRegistry.open(LOCAL) as one:
+async def test_a_hostile_peer_cannot_touch_the_record_of_another_or_fill_the_directory_or_blind_readers() -> None:
+    async with DhtRegistry.open(LOCAL) as one, DhtRegistry.open(joining(one)) as two:
         record = record_of(one, Span(0, 4))
         await one.announce(record)
+        await two.announce(record_of(two, Span(4, 40), name="second"))
         command = ["-m", "tests.net.hostile_dht_peer", one.join_addresses()[0]]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, seal(record, one.identity).hex(), stdout=asyncio.subprocess.PIPE, cwd=ROOT
+            sys.executable, *command, seal(record, one.identity).hex(), stdin=PIPE, stdout=PIPE, cwd=ROOT
         )
-        output, _ = await process.communicate()
-        taken = json.loads(output.splitlines()[-1])
-        assert [name for name, accepted in taken.items() if accepted] == ["own record"], taken
-        assert len(taken) == 10
-        listed = await one.records(MODEL.fingerprint, 40, within_s=0.0)
-        assert record in listed
-        assert sorted(str(entry.name) for entry in listed) == ["hostile", "victim"]
-        assert await one.models() == [MODEL]
+        assert process.stdout is not None
+        taken = json.loads(await process.stdout.readline())
+        flood = taken.pop("flood")
+        assert [name for name, accepted in taken.items() if accepted] == ["own record", "own pointer"], taken
+        assert len(taken) == 15
+        assert flood == 65 + 7, "what one identity may file: two spans of the deepest model, and eight models"
+        for registry in (one, two):  # it is asked as well, and answers nonsense by now
+            listed = await registry.records(MODEL.fingerprint, 40, within_s=0.0)
+            assert sorted(str(entry.name) for entry in listed) == ["hostile", "second", "victim"]
+            models = await registry.models()
+            assert MODEL in models
+            assert len(models) == 8
+            assert await registry.mine() == (record if registry is one else listed[-1])
+        await two.announce(record_of(two, Span(4, 40), name="second"))
+        await process.communicate(b"")
 
 
 @asynccontextmanager

@@ -38,7 +38,7 @@ from tests.telemetry_messages import FINGERPRINT, NOW, metrics, status, will
 A, B = PeerId("QmSomebodyAAAAAAAA"), PeerId("QmSomebodyBBBBBBBB")
 WHOLE = Span(0, 12)
 MODEL = ReportedModel("demo-target", FINGERPRINT, 12)
-IDENTITY = ModelIdentity("demo-target", FINGERPRINT, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+IDENTITY = ModelIdentity("demo-target", FINGERPRINT, "b2" * 32, "c3" * 32, "d4" * 32, 12)
 
 
 def gap(text: str = "demo: nobody serves layers 4…7", severity: Severity = Severity.CRITICAL) -> Finding:

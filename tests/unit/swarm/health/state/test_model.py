@@ -23,7 +23,7 @@ from swarm.layers import Span
 from swarm.telemetry.messages import Body, Presence, ServedModel, part_of, seal_body, topic_of
 from tests.telemetry_messages import FINGERPRINT, NOW, event, identity, metrics, status, will
 
-MODEL = ModelIdentity("demo-target", FINGERPRINT, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+MODEL = ModelIdentity("demo-target", FINGERPRINT, "b2" * 32, "c3" * 32, "d4" * 32, 12)
 A, B = PeerId("QmSomebodyAAAAAAAA"), PeerId("QmSomebodyBBBBBBBB")
 
 
