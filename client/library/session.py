@@ -40,6 +40,7 @@ from swarm.ids import ModelIdentity
 from swarm.inference.row_codec import lossless_codec
 from swarm.protocol.messages import Codec, Open, RouteHop, Sampling
 from swarm.protocol.session import Limits
+from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, hedged
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Dialer
@@ -182,6 +183,7 @@ class SessionOpener:
         return self._best(records, self.nearby.query(self._query(avoid)))
 
     def _best(self, records: Sequence[NodeRecord], query: RouteQuery) -> Route:
+        records = plausible(records)
         route = best_route(records, query)
         return hedged(route, records, query) if self.hedge else route
 

@@ -17,6 +17,7 @@ from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, UnknownModel
 from swarm.ids import ModelIdentity
 from swarm.routing.latency import chain_ends, measure_delays
+from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, runner_up
 from swarm.runtime.cli import fit
 from swarm.runtime.cli_types import Count, Model, Peer
@@ -61,7 +62,7 @@ async def route(command: ShowRoute, console: Console) -> None:
 async def show_route(command: ShowRoute, registry: Registry, console: Console) -> None:
     """The same through an open registry."""
     model = select_model(await registry.models(), command.model)
-    records = await registry.records(model.fingerprint, model.num_layers, within_s=0.0)
+    records = plausible(await registry.records(model.fingerprint, model.num_layers, within_s=0.0))
     avoid = frozenset(_peer_matching(records, peer) for peer in command.avoid)
     measured = chain_ends([one for one in records if one.peer not in avoid], model.num_layers, random.SystemRandom())
     query = RouteQuery(model.name, model.num_layers, command.nodes, command.join, avoid=avoid)
