@@ -13,7 +13,19 @@ from swarm.protocol.limits import MAX_COUNT, MAX_LAYERS, MAX_SWEEP_ROWS, SWEEP_M
 
 NOW = 1_800_000_000.0
 DIGEST = st.text("0123456789abcdef", min_size=64, max_size=64)
-NO_NUMBERS: tuple[Any, ...] = (float("nan"), float("inf"), float("-inf"), None, "1", b"1", [], True, -1.0, 1e308, -1e308)
+NO_NUMBERS: tuple[Any, ...] = (
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    None,
+    "1",
+    b"1",
+    [],
+    True,
+    -1.0,
+    1e308,
+    -1e308,
+)
 """What is none of the numbers that a record may hold, wherever it stands in for one (but None may mean unknown)."""
 
 

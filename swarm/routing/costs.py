@@ -168,7 +168,7 @@ def sweep_ms(record: NodeRecord, rows: int) -> float:
 
 
 def expected_ms(record: NodeRecord, rows: int, query: RouteQuery) -> float:
-    """The time that the client expects of a sweep through a machine's whole span: claimed, corrected by measurements."""
+    """Expected time of a sweep through a machine's whole span: what it claims, corrected by measurements."""
     return min(sweep_ms(record, rows) * query.slowness_of(record.peer), _MAX_MS)
 
 

@@ -45,13 +45,34 @@ def illegal(draw: st.DrawFn) -> tuple[str, Any]:
         case "span":
             return field, draw(st.sampled_from([[0, 13], [5, 5], [-1, 3], [0.0, 4], [0], [0, 2**40], None, "0-4"]))
         case "address":
-            hosts = ["0.0.0.0", "[::]", "0", "00.0.0.0", "0x0", "224.0.0.1", "[ff02::1]", "-h", ".", "a b", "", "h" * 254]
+            hosts = [
+                "0.0.0.0",
+                "[::]",
+                "0",
+                "00.0.0.0",
+                "0x0",
+                "224.0.0.1",
+                "[ff02::1]",
+                "-h",
+                ".",
+                "a b",
+                "",
+                "h" * 254,
+            ]
             return field, draw(st.sampled_from([*(f"{host}:80" for host in hosts), "h:0", "h:65536", "h", 7, None]))
         case "numeric_class" | "version":
-            return field, draw(st.sampled_from(["", "-x", "--mqtt=mqtt://x", "a b", "\x1b[2J", "x" * 97, "é", None, 7, b"x"]))
+            return field, draw(
+                st.sampled_from(["", "-x", "--mqtt=mqtt://x", "a b", "\x1b[2J", "x" * 97, "é", None, 7, b"x"])
+            )
         case "sweep_ms":
             bad = draw(NO_SPEEDS)
-            lists = [[bad], [[1, 1.0], bad], [[2, 1.0], [2, 1.0]], [[2, 1.0], [1, 1.0]], [[n, 1.0] for n in range(1, 10)]]
+            lists = [
+                [bad],
+                [[1, 1.0], bad],
+                [[2, 1.0], [2, 1.0]],
+                [[2, 1.0], [1, 1.0]],
+                [[n, 1.0] for n in range(1, 10)],
+            ]
             return field, draw(st.sampled_from([*lists, None, 7, "fast"]))
         case "delays_ms":
             number = draw(st.sampled_from([value for value in NO_NUMBERS if value is not True] + [60_001.0]))

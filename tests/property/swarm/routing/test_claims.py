@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from swarm.discovery.node_record import NodeRecord
 from swarm.errors import RouteError
 from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import missing_layers
+from swarm.layers import Span, missing_layers
 from swarm.protocol.limits import MAX_LAYERS, SWEEP_MS
 from swarm.routing.costs import RouteQuery, sweep_ms
 from swarm.routing.placement import Newcomer, layout_of, plan_join, typical_capacity
@@ -41,7 +41,7 @@ def test_every_legal_swarm_has_a_route_of_finite_cost_or_a_gap(
         try:
             route = best_route(weighed, query)
         except RouteError:
-            by_class = {one.numeric_class: [] for one in found}
+            by_class: dict[str, list[Span]] = {one.numeric_class: [] for one in found}
             for one in found:
                 if one.state.value == "serving":
                     by_class[one.numeric_class].append(one.span)
