@@ -266,6 +266,7 @@ _FIELDS = (
 )  # fmt: skip
 _FORMAT: Final = 1
 _DELAY_MS: Final = (0.0, 60_000.0)
+_UNIX_S: Final = (0.0, 1e11)
 _MBIT_PER_S: Final = (0.001, 1e6)
 
 
@@ -323,7 +324,7 @@ def _decode(values: list[Any], data: bytes) -> Sealed:
         kv_tokens_free=_whole("kv_tokens_free", raw["kv_tokens_free"], (0, total)),
         kv_tokens_total=total,
         sequence=_whole("sequence", raw["sequence"], (0, MAX_COUNT)),
-        expires_at=_real("expires_at", raw["expires_at"]),
+        expires_at=_within("expires_at", raw["expires_at"], _UNIX_S),
         delays_ms=_delays_ms(raw["delays_ms"]),
         busy=_within("busy", raw["busy"], (0.0, 1.0)),
         uplink_mbit_per_s=_uplink(raw["uplink_mbit_per_s"]),

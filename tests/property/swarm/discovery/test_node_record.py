@@ -6,7 +6,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.discovery.identity import Identity
@@ -83,6 +83,7 @@ def illegal(draw: st.DrawFn) -> tuple[str, Any]:
             return field, draw(st.sampled_from(values))
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_every_legal_record_comes_back(data: st.DataObject) -> None:
     record = data.draw(records(data.draw(models()), ME.peer_id, (ME.peer_id,)))

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.discovery.node_record import NodeRecord
@@ -29,6 +29,7 @@ def swarms(draw: st.DrawFn, max_layers: int = MAX_LAYERS) -> list[NodeRecord]:
     return [draw(records(model, peer, PEERS)) for peer in PEERS[: draw(st.integers(1, 6))]]
 
 
+@settings(max_examples=40)
 @given(swarms(), st.integers(0, 512), st.integers(0, 3), st.booleans())
 def test_every_legal_swarm_has_a_route_of_finite_cost_or_a_gap(
     found: list[NodeRecord], nodes: int, seed: int, measured: bool
@@ -57,6 +58,7 @@ def test_every_legal_swarm_has_a_route_of_finite_cost_or_a_gap(
         assert second is None or math.isfinite(second.sweep_ms)
 
 
+@settings(max_examples=40)
 @given(swarms(max_layers=40), st.integers(1, 40))
 def test_every_legal_swarm_has_a_place_for_a_newcomer(found: list[NodeRecord], count: int) -> None:
     num_layers = found[0].model.num_layers
@@ -71,6 +73,7 @@ def test_every_legal_swarm_has_a_place_for_a_newcomer(found: list[NodeRecord], c
         assert math.isfinite(score.evenness)
 
 
+@settings(max_examples=40)
 @given(swarms(), st.integers(0, 5))
 def test_no_claim_is_taken_as_faster_than_a_part_of_its_classs_median(found: list[NodeRecord], place: int) -> None:
     liar = place % len(found)

@@ -191,16 +191,11 @@ counters = st.builds(Counters, *[counts] * 8)
 
 @st.composite
 def infos(draw: st.DrawFn) -> NodeInfo:
-    digests = [draw(texts) for _ in range(5)]
-    sizes = (
-        draw(st.integers(200, MAX_LAYERS)),
-        draw(spans),
-        draw(st.integers(1, 2**31)),
-        draw(st.integers(1, MAX_WIDTH)),
-    )
     total = draw(counts)
-    rooms = total, draw(st.integers(0, total)), draw(words)
-    return NodeInfo(*digests, *sizes, draw(texts), draw(texts), *rooms, draw(counters))
+    layers, vocabularies, widths = st.integers(200, MAX_LAYERS), st.integers(1, 2**31), st.integers(1, MAX_WIDTH)
+    sizes = (layers, spans, vocabularies, widths, texts, texts)
+    rooms = (st.just(total), st.integers(0, total), words)
+    return draw(st.builds(NodeInfo, *[texts] * 5, *sizes, *rooms, counters))
 
 
 DECODERS: tuple[Callable[[bytes], object], ...] = (
