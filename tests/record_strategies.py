@@ -49,7 +49,13 @@ def models(draw: st.DrawFn, max_layers: int = MAX_LAYERS) -> ModelIdentity:
 
 
 @st.composite
-def records(draw: st.DrawFn, model: ModelIdentity, peer: PeerId, others: tuple[PeerId, ...] = ()) -> NodeRecord:
+def records(
+    draw: st.DrawFn,
+    model: ModelIdentity,
+    peer: PeerId,
+    others: tuple[PeerId, ...] = (),
+    certificate: bytes = b"",
+) -> NodeRecord:
     """A legal record of a machine with some layers of a model."""
     start = draw(st.integers(0, model.num_layers - 1))
     total = draw(st.integers(0, MAX_KV_TOKENS))
@@ -73,4 +79,5 @@ def records(draw: st.DrawFn, model: ModelIdentity, peer: PeerId, others: tuple[P
         uplink_mbit_per_s=draw(st.none() | st.floats(0.001, 1e6)),
         row_bytes=draw(st.none() | st.integers(1, MAX_ROW_BYTES)),
         movable=draw(st.booleans()),
+        certificate=certificate,
     )

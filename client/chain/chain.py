@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import assert_never
 
 import grpc.aio
@@ -47,7 +48,7 @@ from swarm.protocol.messages import Attach, Credits, Fault, Hold, Open, Ready, R
 from swarm.protocol.session import SessionState
 from swarm.routing.route import Route
 from swarm.runtime.tasks import TaskScope
-from swarm.transport.dial import Dialer
+from swarm.transport.dial import Connection, Dialer
 from swarm.transport.hedged_link import follow
 from swarm.transport.successor import SessionLink, SuccessorLink
 
@@ -248,7 +249,8 @@ class Chain:
         """Hops behind a gap would take their client for dead (R9)."""
         request = wire.encode_hold(Hold(self._session, self.generation, HOLD_TTL_S))
         for hop in hops:
-            scope.spawn(_send_hold(self._dialer.channel(self.route.address(hop.peer)), request))
+            with suppress(SwarmError):  # it announces no certificate: nobody dials it
+                scope.spawn(_send_hold(self._dialer.channel(self.route.endpoint(hop.peer)), request))
 
     async def _search(self, search: RouteSearch, scope: TaskScope) -> None:
         try:
@@ -281,11 +283,12 @@ class Chain:
         route, last = self.route, self.route.hops[-1]
         tails = [last, *(hop for hop in route.replicas if hop.span == last.span)]
         acked = self._journal.state.acked if self._journal is not None else 0
-        channels = [self._dialer.channel(route.address(hop.peer), self._answers.stuck(hop)) for hop in tails]
-        return self._answers.follow(scope, list(zip(tails, channels, strict=True)), self.generation, acked)
+        dials = [partial(self._dialer.channel, route.endpoint(hop.peer), self._answers.stuck(hop)) for hop in tails]
+        return self._answers.follow(scope, list(zip(tails, dials, strict=True)), self.generation, acked)
 
-    async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> tuple[grpc.aio.Channel, bool]:
-        return self._dialer.channel(self.route.address(hop.peer), stuck), False
+    async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> Connection:
+        endpoint = self.route.endpoint(hop.peer)
+        return Connection(self._dialer.channel(endpoint, stuck), endpoint)
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from swarm import wire
 from swarm.errors import HopClosed, HopError, HopTimeout, RemoteProtocolError, SwarmError, Unreachable
 from swarm.protocol.messages import Ping, Pong, RepliesRequest, Reply, RouteHop
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.dial import plain_reason
 from swarm.transport.link import Stream
 from swarm.transport.liveness import ROUND_TRIPS, SILENCE_S, pause
 from swarm.wire.frames import FrameAssembler, FrameLimits
@@ -54,10 +55,20 @@ class ReplyStream:
         self._rtt_s = 0.5
         self._patient_until = 0.0
 
-    async def run(self, channel: grpc.aio.Channel, request: RepliesRequest) -> None:
-        """Ask for the replies and give each to the listener, and at the end the error that ended them."""
-        call: Stream = channel.stream_stream(wire.REPLIES)()
+    async def run(self, dial: Callable[[], grpc.aio.Channel], request: RepliesRequest) -> None:
+        """Ask for the replies and give each to the listener, and at the end the error that ended them.
+
+        Args:
+            dial: gives the connection to the tail; raises SwarmError where it cannot be dialled.
+            request: whose replies.
+        """
         span = str(self.tail.span)
+        try:
+            channel = dial()
+        except SwarmError as reason:
+            self._end(Unreachable(self.tail.peer, span, str(reason)))
+            return
+        call: Stream = channel.stream_stream(wire.REPLIES)()
         error: SwarmError
         try:
             await self._read(call, request)
@@ -67,13 +78,16 @@ class ReplyStream:
             error = HopTimeout(self.tail.peer, span, "is silent: nothing came on the reply stream")
             self.stuck = channel
         except grpc.aio.AioRpcError as failure:
-            error = Unreachable(self.tail.peer, span, f"the reply stream broke ({failure.details()})")
+            error = Unreachable(self.tail.peer, span, f"the reply stream broke ({plain_reason(failure)})")
             if failure.code() is grpc.StatusCode.NOT_FOUND:
                 error = HopClosed(self.tail.peer, span, "no longer holds this session")
         except (HopError, RemoteProtocolError) as failure:
             error = failure
         finally:
             call.cancel()
+        self._end(error)
+
+    def _end(self, error: SwarmError) -> None:
         self.is_broken = True
         self._listener(self, error)
 
