@@ -42,6 +42,7 @@ class Answers:
 
     Attributes:
         count: answers that came so far.
+        rows_bytes: of the hidden rows that one reply may bring.
     """
 
     def __init__(self, session: SessionId, on_trouble: Callable[[SwarmError], None]) -> None:
@@ -52,6 +53,7 @@ class Answers:
             on_trouble: called when a stream breaks, and when tails do not pick the same.
         """
         self.count = 0
+        self.rows_bytes = 0
         self._session = session
         self._on_trouble = on_trouble
         self._streams: list[tuple[ReplyStream, asyncio.Task[None]]] = []
@@ -132,7 +134,7 @@ class Answers:
         self._streams = []
         for index, (hop, dial) in enumerate(tails):
             if hop not in known:
-                stream = ReplyStream(hop, self._hear)
+                stream = ReplyStream(hop, self._hear, self.rows_bytes)
                 request = RepliesRequest(self._session, generation, acked, may_wait=generation > 0 or index > 0)
                 known[hop] = stream, scope.spawn(stream.run(dial, request))
             self._streams.append(known[hop])

@@ -65,7 +65,7 @@ class Chain:
     """A running session; made by `open_chain`.
 
     Attributes:
-        credits: what the hops granted: tokens, sweeps and nodes.
+        credits: what the hops granted of what was asked for: tokens, sweeps and nodes.
         repairs: what was repaired so far, the newest `MAX_REPAIRS`.
         differences: between replicas, the newest `MAX_DIFFERENCES`.
     """
@@ -118,6 +118,10 @@ class Chain:
         """Names the machines and layers that it goes over now."""
         return self.route.hops
 
+    def accept_rows(self, max_bytes: int) -> None:
+        """Take replies with so many bytes of hidden rows, each; none without this. Before it is opened."""
+        self._answers.rows_bytes = max_bytes
+
     def begin(self, state: SessionState) -> None:
         """What is sent from now on belongs to a session with this state."""
         self._journal = Journal(state)
@@ -153,7 +157,8 @@ class Chain:
     def on_ready(self, ready: Ready) -> None:
         """Every hop of a route is attached."""
         if ready.generation == self.generation == 0:
-            self.credits = ready.credits
+            want = self._want
+            self.credits = ready.credits.min_with(Credits(want.window_tokens, want.sweeps, want.nodes))
         self._plan.report(RouteAttached(ready.generation), time.monotonic())
         self._news.set()
 

@@ -26,8 +26,8 @@ PINGS_S = 0.5
 """Between the tail's pings."""
 CHECK_S = 0.1
 """Between looks at the clock."""
-ROWS_BYTES = 16 << 20
-"""Of a reply's hidden rows: 64 of the widest that the wire knows."""
+MAX_RTT_S = 4.0
+"""A tail's claim of a longer round trip is taken as this one: it would only be waited for in silence for longer."""
 
 
 class ReplyStream:
@@ -40,18 +40,22 @@ class ReplyStream:
         opened: set when the tail's first message came.
     """
 
-    def __init__(self, tail: RouteHop, listener: Callable[[ReplyStream, Reply | SwarmError], None]) -> None:
+    def __init__(
+        self, tail: RouteHop, listener: Callable[[ReplyStream, Reply | SwarmError], None], rows_bytes: int = 0
+    ) -> None:
         """Ask for nothing yet.
 
         Args:
             tail: whose replies they are.
             listener: called with this stream and every reply, and once with the error that ended it.
+            rows_bytes: of the hidden rows that one reply may bring.
         """
         self.tail = tail
         self.is_broken = False
         self.stuck: grpc.aio.Channel | None = None
         self.opened = asyncio.Event()
         self._listener = listener
+        self._rows_bytes = rows_bytes
         self._rtt_s = 0.5
         self._patient_until = 0.0
 
@@ -92,7 +96,7 @@ class ReplyStream:
         self._listener(self, error)
 
     async def _read(self, call: Stream, request: RepliesRequest) -> None:
-        assembler = FrameAssembler(FrameLimits(rows_bytes=ROWS_BYTES))
+        assembler = FrameAssembler(FrameLimits(rows_bytes=self._rows_bytes))
         async with TaskScope() as scope:
             self._patient_until = time.monotonic() + OPEN_S
             scope.spawn(self._watch())
@@ -103,7 +107,7 @@ class ReplyStream:
                 match assembler.feed(part):
                     case Reply() as reply:
                         if reply.times:
-                            self._rtt_s = 2e-3 * reply.times[-1].link_ms
+                            self._rtt_s = min(2e-3 * reply.times[-1].link_ms, MAX_RTT_S)
                         self._listener(self, reply)
                     case Ping(nonce=nonce):
                         await call.write(wire.encode_replies_up(Pong(nonce)))

@@ -38,6 +38,7 @@ from swarm.errors import (
 )
 from swarm.ids import ModelIdentity
 from swarm.inference.row_codec import lossless_codec
+from swarm.protocol.limits import MAX_REPLY_ROWS
 from swarm.protocol.messages import Codec, Open, RouteHop, Sampling
 from swarm.protocol.session import Limits
 from swarm.routing.plausible import plausible
@@ -216,7 +217,9 @@ class SessionOpener:
             is_open = False
             try:
                 detour = partial(self._detour, route.numeric_class)
-                async with open_chain(Chain(self.dialer, route, want, detour, self.wait_s)) as chain:
+                made = Chain(self.dialer, route, want, detour, self.wait_s)
+                made.accept_rows(_reply_rows_bytes(self.target, route))
+                async with open_chain(made) as chain:
                     is_open = True
                     walk = self._walk(chain)
                     chain.begin(walk.state)
@@ -288,6 +291,11 @@ class SessionOpener:
 
 def _is_multistep(sampling: Sampling) -> bool:
     return sampling.multistep and sampling.temperature > 0
+
+
+def _reply_rows_bytes(target: Target, route: Route) -> int:
+    """What a reply's hidden rows may take: they travel in the lossless codec, whatever the one between hops."""
+    return MAX_REPLY_ROWS * _codec(route.numeric_class, "lossless").row_bytes(target.hidden_size)
 
 
 def _codec(numeric_class: str, choice: CodecChoice) -> Codec:

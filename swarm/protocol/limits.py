@@ -25,6 +25,8 @@ MAX_HOP_MS = 120_000.0
 """Each of the times that a hop reports for one sweep: as long as a client waits for a reply."""
 MAX_TEMPERATURE = 1e6
 """Of sampling: with it, every pick is noise."""
+MAX_REPLY_ROWS = 64
+"""Hidden rows of a reply: the deepest ones of its path."""
 MAX_HOLD_S = 3_600.0
 """For how long a client may ask a session to be held."""
 MAX_COUNT = 1 << 53

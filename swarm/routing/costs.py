@@ -76,6 +76,12 @@ class RouteForecast:
     hops: int = 1
     bottleneck_share: float = 0.0
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether all of it are numbers, none of them negative."""
+        times_ms = (self.links_ms, self.compute_ms, self.row_ms, self.link_row_ms, self.waiting_ms)
+        return all(0 <= number < math.inf for number in (*times_ms, self.bottleneck_share))
+
 
 @dataclass(frozen=True, slots=True)
 class RouteQuery:
