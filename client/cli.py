@@ -260,6 +260,7 @@ def _connection(command: ConnectionOptions) -> tuple[str, ConnectOptions]:
         "draft": tuple(draft for draft in command.draft if draft != "none"),
         "draft_device": command.draft_device,
         "revision": command.revision,
+        "fingerprint": command.fingerprint,
         "threads": command.threads,
         "codec": command.codec,
         "wait": command.wait,

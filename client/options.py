@@ -111,6 +111,7 @@ class ConnectOptions(TypedDict, total=False):
     draft: str | Path | Sequence[str | Path] | None
     draft_device: str | None
     revision: str | None
+    fingerprint: str | None
     nodes: int | None
     registry: Registry
     threads: int | None

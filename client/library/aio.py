@@ -24,7 +24,7 @@ from client.library.jobs import GenerationFactory
 from client.library.session import Piece, SessionOpener
 from client.options import ConnectOptions, GenerateOptions, check_codec, make_options
 from client.stats import Result
-from client.target import Target, find_in_swarm, load_target
+from client.target import ModelSearch, Target, find_in_swarm, load_target
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.errors import ConfigError, GenerationInterrupted
 from swarm.ids import ModelIdentity
@@ -73,6 +73,7 @@ class AsyncSwarm:
                 draft_device: where they run, as torch calls it; the first CUDA card by default, or the CPU.
                 revision: branch, tag or commit of a hub model.
                 nodes: tree nodes per sweep (K); None, the default, chooses before each sweep what pays most.
+                fingerprint: the swarm's model with this fingerprint, or 8 and more digits of it, and no other.
                 registry: an open registry to use instead of joining the DHT.
                 threads: CPU threads for the draft model; as many as pay by default, which is measured.
                 codec: "lossless", or "int8" for a quarter (fp32) or half (bf16) of the bytes between nodes and a
@@ -96,6 +97,7 @@ class AsyncSwarm:
             raise ConfigError(f"wait: {wait_s}; give seconds, 0 to wait for nobody")
         threads = options.get("threads")
         check_threads(threads, "threads")
+        search = ModelSearch(peers, options.get("fingerprint"))
         drafts = _draft_options(options)
         if not all(map(str, drafts.names)):
             raise ConfigError("draft is empty: name a folder or a hub id, or leave it out")
@@ -107,7 +109,7 @@ class AsyncSwarm:
         opened = registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True))
         nodes, hedge = options.get("nodes"), options.get("hedge", False)
         async with opened, Dialer() as dialer, TaskScope() as scope:
-            identity = find_in_swarm(target, await opened.models(), peers)
+            identity = await find_in_swarm(target, opened, search)
             expected = EXPECTED_NODES if nodes is None else nodes
             opener = SessionOpener(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge)
             drafting = drafting_thread(loaded.drafter, target.hidden_size, threads)

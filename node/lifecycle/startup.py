@@ -22,7 +22,7 @@ from node.lifecycle.resources import NodeResources
 from node.lifecycle.span_host import SpanHost, bind
 from node.membership.duplicate_identity import check_alone
 from node.membership.joining import SpanReservation, joiners_choice
-from node.membership.model_mismatch import check_same_model
+from node.membership.model_mismatch import check_same_model, swarms_model
 from node.membership.rebalance import Rebalance
 from node.model.checkpoint import Checkpoint, open_named
 from node.model.device import Device
@@ -37,10 +37,11 @@ from swarm.discovery.address_proof import NONCE_BYTES
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.node_record import NodeState, bracketed
 from swarm.discovery.registry import Registry
-from swarm.errors import LayersError, UnknownModel, Unreachable
+from swarm.errors import LayersError, Unreachable
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from swarm.models.fingerprint import model_identity
+from swarm.routing.served import ServedModels
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.messages import EventKind
 from swarm.transport.certificate import ServerCertificate
@@ -142,10 +143,7 @@ class StartUp:
         """The model asked for, or the joined swarm's only one."""
         config = self._config
         known = await registry.models() if config.join else []
-        if config.model is None and len(known) != 1:
-            names = ", ".join(sorted(f"{model.name} ({model.fingerprint[:8]})" for model in known)) or "none"
-            raise UnknownModel(f"say which MODEL to serve; models in this swarm: {names}")
-        name = config.model or known[0].name
+        name = config.model or await swarms_model(ServedModels(registry), known)
         self._say(f"model: {name}")
         checkpoint = await asyncio.to_thread(open_named, name, config)
         commit = checkpoint.hub.commit if checkpoint.hub else None

@@ -66,7 +66,7 @@ async def plan(command: ShowPlan, console: Console) -> None:
 
 async def show_plan(command: ShowPlan, registry: Registry, console: Console) -> None:
     """The same through an open registry."""
-    model = select_model(await registry.models(), command.model)
+    model = await select_model(registry, command.model)
     records = await registry.records(model.fingerprint, model.num_layers, within_s=0.0)
     Span(0, command.num_layers).within(model.num_layers)
     capacity = typical_capacity(records) if command.ms is None else 1e3 / command.ms

@@ -19,8 +19,9 @@ from swarm.ids import ModelIdentity
 from swarm.routing.latency import chain_ends, measure_delays
 from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, runner_up
+from swarm.routing.served import ServedModels
 from swarm.runtime.cli import fit
-from swarm.runtime.cli_types import Count, Model, Peer
+from swarm.runtime.cli_types import Count, Fingerprint, Model, Peer
 
 _TITLES = ("peer", "name", "layers", "address", "delay in", "transfer in", "queue", "compute", "sum")
 _WORDS = 4
@@ -34,6 +35,7 @@ class ShowRoute:
 
     Attributes:
         model: name or fingerprint of one model (default: the only one of the swarm).
+        fingerprint: how its fingerprint begins, where models of one name differ (default: the one that is served best).
         join: multiaddress of a peer of the swarm; may be repeated.
         nodes: tree nodes per sweep (K); 0 is plain decoding.
         avoid: a peer to do without, its id or how that ends; may be repeated (default: none).
@@ -41,6 +43,7 @@ class ShowRoute:
 
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]]
     model: tyro.conf.Positional[Model | None] = None
+    fingerprint: Fingerprint | None = None
     nodes: Count = 16
     avoid: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
 
@@ -61,7 +64,7 @@ async def route(command: ShowRoute, console: Console) -> None:
 
 async def show_route(command: ShowRoute, registry: Registry, console: Console) -> None:
     """The same through an open registry."""
-    model = select_model(await registry.models(), command.model)
+    model = await select_model(registry, command.model, command.fingerprint)
     records = plausible(await registry.records(model.fingerprint, model.num_layers, within_s=0.0))
     avoid = frozenset(_peer_matching(records, peer) for peer in command.avoid)
     measured = chain_ends([one for one in records if one.peer not in avoid], model.num_layers, random.SystemRandom())
@@ -110,15 +113,21 @@ def short(peer: str) -> str:
     return f"{peer[:4]}…{peer[-6:]}"
 
 
-def select_model(models: Sequence[ModelIdentity], selected: str | None) -> ModelIdentity:
-    """The model that was asked for, or the only one."""
+async def select_model(registry: Registry, selected: str | None, fingerprint: str | None = None) -> ModelIdentity:
+    """The model that was asked for, or the only one; where several have one name, the one that is served best.
+
+    Raises:
+        UnknownModel: there is none, or several names.
+    """
+    models = await registry.models()
     chosen = [model for model in models if selected is None or model.is_called(selected)]
-    if len(chosen) == 1:
-        return chosen[0]
+    chosen = [model for model in chosen if fingerprint is None or model.fingerprint.startswith(fingerprint)]
     names = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in models) or "nothing"
-    if chosen:
+    if not chosen:
+        raise UnknownModel(f"nobody serves {fingerprint or selected or 'anything'!r}; this swarm has: {names}")
+    if len({model.name for model in chosen}) > 1:
         raise UnknownModel(f"say which model, by its fingerprint if need be; this swarm has: {names}")
-    raise UnknownModel(f"nobody serves {selected or 'anything'!r}; this swarm has: {names}")
+    return await ServedModels(registry).best(chosen)
 
 
 def _peer_matching(records: Sequence[NodeRecord], selected: str) -> str:

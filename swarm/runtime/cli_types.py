@@ -28,6 +28,7 @@ Name = Annotated[str, Word("NAME")]
 Model = Annotated[str, Word("MODEL")]
 """A hub id, a folder, or a name or fingerprint of a swarm's model, as the option says."""
 Revision = Annotated[str, Word("REVISION")]
+Fingerprint = Annotated[str, Word("FINGERPRINT")]
 Layers = Annotated[str, Word("START-END")]
 DeviceName = Annotated[str, Word("DEVICE")]
 Peer = Annotated[str, Word("PEER")]
