@@ -68,11 +68,13 @@ class Session:
         chain: of hops.
         walk: the client's side of the session's rules.
         codec: how hidden rows travel.
+        nearby: learns how fast the machines of the chain are.
     """
 
     chain: Chain
     walk: Walk
     codec: Codec
+    nearby: PeerLatency = field(default_factory=PeerLatency)
 
     @property
     def window_tokens(self) -> int:
@@ -105,6 +107,8 @@ class Session:
                         yield Piece(text)
                     last = text
         except SwarmError as error:
+            if isinstance(error, HopError):
+                self.nearby.failed(error.peer)
             state.text.finish()
             interrupted = GenerationInterrupted(str(error), state.text.text, state.text.tokens)
             interrupted.unfinished = state.unfinished()
@@ -112,6 +116,7 @@ class Session:
         finally:
             stats = self._stats(state, first_token - started, state.clock() - started, repaired)
             report(stats)
+            self.nearby.served(self.chain.route, stats)
         logger.info(
             "session over: %d tokens, %d sweeps, acceptance length %.2f, %.1f tokens/s",
             *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),
@@ -181,7 +186,7 @@ class SessionOpener:
             identity.fingerprint, identity.num_layers, within_s=0.0 if avoid else RECENT_S
         )
         await self.nearby.measure(records, identity.num_layers)
-        return self._best(records, self.nearby.query(self._query(avoid)))
+        return self._best(records, self.nearby.query(self._query(avoid), may_explore=True))
 
     def _best(self, records: Sequence[NodeRecord], query: RouteQuery) -> Route:
         records = plausible(records)
@@ -225,7 +230,7 @@ class SessionOpener:
                     chain.begin(walk.state)
                     async with TaskScope() as scope:
                         scope.spawn(self._keep_known())
-                        yield Session(chain, walk, want.codec)
+                        yield Session(chain, walk, want.codec, self.nearby)
                 return
             except HopError as error:
                 if is_open:
