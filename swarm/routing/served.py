@@ -15,6 +15,7 @@ from typing import Final
 from swarm.discovery.coverage import cover
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import Registry
+from swarm.errors import RegistryError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.routing.latency import chain_ends, measure_delays
 
@@ -77,7 +78,10 @@ class ServedModels:
         return [model for one, model in zip(evidence, some, strict=True) if one.answers]
 
     async def _evidence(self, model: ModelIdentity) -> Evidence:
-        records = await self.registry.records(model.fingerprint, model.num_layers)
+        try:
+            records = await self.registry.records(model.fingerprint, model.num_layers)
+        except RegistryError:  # of this one alone
+            return Evidence(answers=False, is_complete=False, nodes=0)
         is_complete = cover(model, records).complete
         nodes = sum(record.state is NodeState.SERVING for record in records)
         return Evidence(is_complete and await self._answer(records, model.num_layers), is_complete, nodes)

@@ -382,9 +382,9 @@ def _attach(attach: pb.Attach) -> Attach:
         index=checks.number(attach.index, "index", len(route)),
         open=Open(
             fingerprint=_text(attach.open.fingerprint, "fingerprint"),
-            window_tokens=attach.open.window_tokens,
-            sweeps=attach.open.sweeps,
-            nodes=attach.open.nodes,
+            window_tokens=checks.positive(attach.open.window_tokens, "window_tokens"),
+            sweeps=checks.positive(attach.open.sweeps, "sweeps"),
+            nodes=checks.positive(attach.open.nodes, "nodes"),
             codec=_codec(attach.open.codec),
         ),
         hedge=_hedge(attach, route),

@@ -79,7 +79,7 @@ routes = st.lists(st.builds(RouteHop, texts.filter(bool).map(PeerId), spans), mi
 hedges = st.none() | st.builds(Hedge, st.just(0), st.integers(0, 99).map(lambda number: PeerId(f"{number:0>100}")))
 sealed = st.lists(st.binary(max_size=8), max_size=3).map(tuple)
 faults = st.builds(Fault, naturals, peers, st.sampled_from(FaultKind), texts, texts)
-opens = st.builds(Open, texts, words, words, words, st.sampled_from(Codec))
+opens = st.builds(Open, texts, granted, granted, granted, st.sampled_from(Codec))
 
 
 @st.composite
