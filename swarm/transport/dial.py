@@ -119,6 +119,7 @@ def plain_reason(error: grpc.aio.AioRpcError) -> str:
 
 _REASONS: Final = {
     "CERTIFICATE_VERIFY_FAILED": "another machine answers there: its certificate is not the one in the record",
+    "Hostname Verification Check failed": "another machine answers there: its certificate bears another name",
     "WRONG_VERSION_NUMBER": "what answers there speaks no TLS",
 }
 """Plain words by what BoringSSL says."""
