@@ -47,6 +47,7 @@ Seconds = Annotated[float, Word("SECONDS")]
 Milliseconds = Annotated[float, Word("MS")]
 Insecure = Annotated[
     bool,
+    tyro.conf.FlagCreatePairsOff,
     tyro.conf.arg(help="plain text on the links of a swarm on this machine's loopback; all its programs need it"),
 ]
 """Whether machines that announce no certificate are dialled: everywhere else, links are encrypted or not made."""
