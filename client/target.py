@@ -44,10 +44,6 @@ class ModelSearch:
     fingerprint: str | None = None
     probe: Callable[[Sequence[NodeRecord]], Awaitable[dict[PeerId, float]]] = measure_delays
 
-    def __post_init__(self) -> None:
-        if self.fingerprint is not None and _FINGERPRINT.fullmatch(self.fingerprint) is None:
-            raise ConfigError(f"--fingerprint {self.fingerprint[:80]!r}: give 8 to 64 of its hex digits")
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -115,6 +111,17 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
         hidden_size=text.hidden_size,
         fingerprint=None if known is None else known.fingerprint,
     )
+
+
+def check_fingerprint(fingerprint: str | None) -> str | None:
+    """Return the beginning of a fingerprint, if it can be one.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if fingerprint is not None and _FINGERPRINT.fullmatch(fingerprint) is None:
+        raise ConfigError(f"--fingerprint {fingerprint[:80]!r}: give 8 to 64 of its hex digits")
+    return fingerprint
 
 
 async def find_in_swarm(target: Target, registry: Registry, search: ModelSearch) -> ModelIdentity:

@@ -8,11 +8,23 @@ from typing import Annotated, Literal
 import tyro
 
 from client.options import CodecChoice, Options
-from swarm.runtime.cli_types import Count, DeviceName, File, Fingerprint, Model, Peer, Revision, Seconds, Text, headed
+from swarm.runtime.cli_types import (
+    Count,
+    DeviceName,
+    File,
+    Fingerprint,
+    Insecure,
+    Model,
+    Peer,
+    Revision,
+    Seconds,
+    Text,
+    headed,
+)
 
 GenerationOptions = Annotated[Options, tyro.conf.arg(name="")]
 
-_SWARM = ("join", "revision", "fingerprint", "wait", "codec", "hedge")
+_SWARM = ("join", "revision", "fingerprint", "wait", "codec", "hedge", "insecure")
 _DRAFTING = ("draft", "draft_device", "threads", "lookup", "siblings", "recycle", "adapt")
 
 
@@ -52,6 +64,7 @@ class ConnectionOptions:
     recycle: bool = False
     adapt: bool = True
     hedge: bool = False
+    insecure: Insecure = False
 
 
 @headed(

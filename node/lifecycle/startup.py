@@ -12,6 +12,7 @@ import random
 import secrets
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from socket import socket
 
 import grpc.aio
@@ -41,6 +42,7 @@ from swarm.errors import LayersError, Unreachable
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from swarm.models.fingerprint import model_identity
+from swarm.routing.latency import measure_delays
 from swarm.routing.served import ServedModels
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.messages import EventKind
@@ -143,7 +145,8 @@ class StartUp:
         """The model asked for, or the joined swarm's only one."""
         config = self._config
         known = await registry.models() if config.join else []
-        name = config.model or await swarms_model(ServedModels(registry), known)
+        served = ServedModels(registry, partial(measure_delays, insecure=config.insecure))
+        name = config.model or await swarms_model(served, known)
         self._say(f"model: {name}")
         checkpoint = await asyncio.to_thread(open_named, name, config)
         commit = checkpoint.hub.commit if checkpoint.hub else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import tyro
 from rich.console import Console
@@ -21,7 +22,7 @@ from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, runner_up
 from swarm.routing.served import ServedModels
 from swarm.runtime.cli import fit
-from swarm.runtime.cli_types import Count, Fingerprint, Model, Peer
+from swarm.runtime.cli_types import Count, Fingerprint, Insecure, Model, Peer
 
 _TITLES = ("peer", "name", "layers", "address", "delay in", "transfer in", "queue", "compute", "sum")
 _WORDS = 4
@@ -46,6 +47,7 @@ class ShowRoute:
     fingerprint: Fingerprint | None = None
     nodes: Count = 16
     avoid: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
+    insecure: Insecure = False
 
 
 async def route(command: ShowRoute, console: Console) -> None:
@@ -64,12 +66,13 @@ async def route(command: ShowRoute, console: Console) -> None:
 
 async def show_route(command: ShowRoute, registry: Registry, console: Console) -> None:
     """The same through an open registry."""
-    model = await select_model(registry, command.model, command.fingerprint)
+    served = ServedModels(registry, partial(measure_delays, insecure=command.insecure))
+    model = await select_model(served, command.model, command.fingerprint)
     records = plausible(await registry.records(model.fingerprint, model.num_layers, within_s=0.0))
     avoid = frozenset(_peer_matching(records, peer) for peer in command.avoid)
     measured = chain_ends([one for one in records if one.peer not in avoid], model.num_layers, random.SystemRandom())
     query = RouteQuery(model.name, model.num_layers, command.nodes, command.join, avoid=avoid)
-    query = replace(query, delays_ms=await measure_delays(measured))
+    query = replace(query, delays_ms=await measure_delays(measured, insecure=command.insecure))
     best = best_route(records, query)
     console.print(Text(f"{model.name} · {model.num_layers} layers · tree of {command.nodes} nodes"))
     table = _table(best, model.num_layers)
@@ -113,13 +116,13 @@ def short(peer: str) -> str:
     return f"{peer[:4]}…{peer[-6:]}"
 
 
-async def select_model(registry: Registry, selected: str | None, fingerprint: str | None = None) -> ModelIdentity:
+async def select_model(served: ServedModels, selected: str | None, fingerprint: str | None = None) -> ModelIdentity:
     """The model that was asked for, or the only one; where several have one name, the one that is served best.
 
     Raises:
         UnknownModel: there is none, or several names.
     """
-    models = await registry.models()
+    models = await served.registry.models()
     chosen = [model for model in models if selected is None or model.is_called(selected)]
     chosen = [model for model in chosen if fingerprint is None or model.fingerprint.startswith(fingerprint)]
     names = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in models) or "nothing"
@@ -127,7 +130,7 @@ async def select_model(registry: Registry, selected: str | None, fingerprint: st
         raise UnknownModel(f"nobody serves {fingerprint or selected or 'anything'!r}; this swarm has: {names}")
     if len({model.name for model in chosen}) > 1:
         raise UnknownModel(f"say which model, by its fingerprint if need be; this swarm has: {names}")
-    return await ServedModels(registry).best(chosen)
+    return await served.best(chosen)
 
 
 def _peer_matching(records: Sequence[NodeRecord], selected: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from client.target import ModelSearch, Target, find_in_swarm
+from client.target import ModelSearch, Target, check_fingerprint, find_in_swarm
 from node.membership.model_mismatch import swarms_model
 from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
@@ -92,7 +92,7 @@ async def test_a_fingerprint_can_be_asked_for() -> None:
     with pytest.raises(RouteError, match="nobody serves org/demo with the fingerprint abababab"):
         await swarm.find(fingerprint="ab" * 4)
     with pytest.raises(ConfigError, match="8 to 64"):
-        await swarm.find(fingerprint="ab")
+        check_fingerprint("ab")
     with pytest.raises(ModelMismatch, match="12 layers"):
         await swarm.find(replace(TARGET, num_layers=13), HONEST.fingerprint)
 
