@@ -5,9 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client.chain.answers import Answer
+from client.decode.pipeline import SendWindow
 from client.stats import within_total
 from swarm.protocol.limits import MAX_HOP_MS
-from swarm.protocol.messages import HopTime
+from swarm.protocol.messages import HopTime, Reply
 
 MS = st.one_of(st.just(0.0), st.just(MAX_HOP_MS), st.floats(0, MAX_HOP_MS))
 HOPS = st.lists(st.builds(HopTime, MS, MS, MS, MS), max_size=6)
@@ -22,6 +24,17 @@ def test_one_hops_lie_costs_the_others_nothing() -> None:
     link_ms, (first, liar, last) = within_total(4.0, [honest[0], HopTime(0.0, MAX_HOP_MS, 0.0, 0.0), honest[1]], 80.0)
     assert (link_ms, first, last) == (4.0, *honest)
     assert liar == HopTime(0.0, 80.0 - 4.0 - 13.5 - 22.5, 0.0, 0.0)
+
+
+def test_the_record_of_a_sweep_is_what_its_own_clock_allows() -> None:
+    window = SendWindow()
+    window.add_prompt(1, 8, "route", 0.0, (True, 0))
+    sweep = window.take(1, 0.1)
+    assert sweep is not None
+    reply = Reply(1, 0, (), (HopTime(0.0, 10.0, 0.0, 5.0), HopTime(0.0, MAX_HOP_MS, 0.0, 0.0)))
+    measured = sweep.measured(Answer(reply, 100.0), 5.0, 1)
+    assert [hop.compute_ms for hop in measured.hops] == [10.0, 80.0]
+    assert measured.other_ms == 0.0
 
 
 def test_what_fits_is_not_touched() -> None:
