@@ -111,12 +111,14 @@ class ConnectOptions(TypedDict, total=False):
     draft: str | Path | Sequence[str | Path] | None
     draft_device: str | None
     revision: str | None
+    fingerprint: str | None
     nodes: int | None
     registry: Registry
     threads: int | None
     codec: CodecChoice
     wait: float
     hedge: bool
+    insecure: bool
     lookup: bool
     siblings: bool
     recycle: bool

@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from swarm.protocol.messages import HopTime
+
+
+def within_total(first_link_ms: float, hops: Sequence[HopTime], total_ms: float) -> tuple[float, tuple[HopTime, ...]]:
+    """What hops report of a sweep, cut so that all of it together is no more than the client's own clock measured.
+
+    The largest reports are cut first, all to one level: what a hop reports within its means stays as it is, whatever
+    another hop makes up. A hop's four times are cut in proportion.
+
+    Args:
+        first_link_ms: one way to hop 0, as the client's pings measured it.
+        hops: what each hop reports; every time is finite and not negative.
+        total_ms: from sending the sweep to its reply, by the client's clock.
+
+    Returns:
+        The first link and the hops, cut.
+    """
+    first_link_ms = min(first_link_ms, total_ms)
+    sums_ms = [hop.queue_ms + hop.compute_ms + hop.other_ms + hop.link_ms for hop in hops]
+    left_ms = total_ms - first_link_ms
+    if sum(sums_ms) <= left_ms:
+        return first_link_ms, tuple(hops)
+    level_ms, rest = left_ms, len(sums_ms)
+    for sum_ms in sorted(sums_ms):  # who asks for least is served first; the others share what is left
+        level_ms = left_ms / rest
+        if sum_ms > level_ms:
+            break
+        left_ms, rest = left_ms - sum_ms, rest - 1
+    return first_link_ms, tuple(
+        _scaled(hop, min(level_ms / sum_ms, 1.0) if sum_ms else 1.0) for hop, sum_ms in zip(hops, sums_ms, strict=True)
+    )
+
+
+def _scaled(time: HopTime, part: float) -> HopTime:
+    if part == 1.0:
+        return time
+    return HopTime(time.queue_ms * part, time.compute_ms * part, time.other_ms * part, time.link_ms * part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +58,8 @@ class SweepMeasurement:
         draft_ms: how long drafting took before it was sent.
         total_ms: from sending it to its reply.
         first_link_ms: the link to hop 0, one way, as pings measured it; 0 where they did not.
-        hops: per hop, queue, compute, messages and the measured link behind it.
+        hops: per hop, queue, compute, messages and the measured link behind it, as the hop reports them, cut to what
+            the client's clock allows (`within_total`).
         depth: levels of the tree.
         predicted_ms: what `total_ms` was predicted to be; None without a prediction.
         reason: why the tree was as large as it was.
@@ -49,6 +88,19 @@ class SweepMeasurement:
     is_alone: bool = True
     sent_ms: float | None = None
     behind: int = 0
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all of its times are numbers, none of them negative."""
+        return (
+            0 <= self.total_ms < math.inf
+            and 0 <= self.first_link_ms < math.inf
+            and all(
+                0 <= ms < math.inf
+                for hop in self.hops
+                for ms in (hop.queue_ms, hop.compute_ms, hop.other_ms, hop.link_ms)
+            )
+        )
 
     @property
     def rows(self) -> int:

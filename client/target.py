@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import re
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from swarm.errors import ModelMismatch, RouteError, UnknownModel, UnsupportedModel
-from swarm.ids import ModelIdentity
+from swarm.discovery.node_record import NodeRecord
+from swarm.discovery.registry import Registry
+from swarm.errors import ConfigError, ModelMismatch, RouteError, UnknownModel, UnsupportedModel
+from swarm.ids import ModelIdentity, PeerId
 from swarm.models.families import max_positions
-from swarm.models.fingerprint import client_identity
+from swarm.models.fingerprint import client_identity, known_identity
 from swarm.models.hub import find_model
 from swarm.models.pretrained import UNREADABLE, check_own_code, first_line, read_config
+from swarm.routing.latency import measure_delays
 from swarm.routing.route import RouteQuery, no_route
+from swarm.routing.served import ServedModels
 
 MODELS_NAMED = 8
 """Other models that a message names, at most."""
+_FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSearch:
+    """How a target is looked for in a swarm.
+
+    Attributes:
+        join: addresses of the swarm, for commands in errors.
+        fingerprint: how the fingerprint begins that is wanted, and no other; None takes what is served.
+        probe: measures delays to machines, in milliseconds; those that do not answer are left out.
+    """
+
+    join: tuple[str, ...] = ()
+    fingerprint: str | None = None
+    probe: Callable[[Sequence[NodeRecord]], Awaitable[dict[PeerId, float]]] = measure_delays
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +59,7 @@ class Target:
         num_layers: layers that the swarm serves.
         max_positions: its context in tokens; None when nothing limits it.
         hidden_size: values of a hidden row.
+        fingerprint: of the model with its weights; None where only the weights themselves could tell.
     """
 
     name: str
@@ -45,6 +71,12 @@ class Target:
     num_layers: int
     max_positions: int | None
     hidden_size: int = 0
+    fingerprint: str | None = None
+
+    def is_like(self, model: ModelIdentity) -> bool:
+        """Whether a swarm's model has this config, tokenizer and number of layers, whatever its weights."""
+        ours = (self.config_digest, self.tokenizer_digest, self.num_layers)
+        return (model.config_digest, model.tokenizer_digest, model.num_layers) == ours
 
 
 def load_target(model: str | Path, revision: str | None = None) -> Target:
@@ -66,6 +98,7 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UnsupportedModel(f"{model}: needs a fast tokenizer (tokenizer.json)")
     text = config.get_text_config()
+    known = known_identity(folder, commit=None if hub is None else hub.commit)
     return Target(
         name=name if hub is None else hub.repo,
         config_digest=config_digest,
@@ -76,37 +109,85 @@ def load_target(model: str | Path, revision: str | None = None) -> Target:
         num_layers=text.num_hidden_layers,
         max_positions=max_positions(config),
         hidden_size=text.hidden_size,
+        fingerprint=None if known is None else known.fingerprint,
     )
 
 
-def find_in_swarm(target: Target, models: Sequence[ModelIdentity], join: tuple[str, ...]) -> ModelIdentity:
-    """The swarm's model with the target's config and tokenizer.
+def check_fingerprint(fingerprint: str | None) -> str | None:
+    """Return the beginning of a fingerprint, if it can be one.
 
     Raises:
-        ModelMismatch: the swarm's model of this name is another one, or several differ only in their weights.
+        ConfigError: it cannot.
+    """
+    if fingerprint is not None and _FINGERPRINT.fullmatch(fingerprint) is None:
+        raise ConfigError(f"--fingerprint {fingerprint[:80]!r}: give 8 to 64 of its hex digits")
+    return fingerprint
+
+
+async def find_in_swarm(target: Target, registry: Registry, search: ModelSearch) -> ModelIdentity:
+    """The swarm's model with the target's config, tokenizer and number of layers.
+
+    What is only listed refuses nobody. Among models that differ in nothing but their weights, the one whose fingerprint
+    this machine could compute is taken, if it is listed; else the one that is served best.
+
+    Raises:
+        ConfigError: several listed models begin with the fingerprint that was asked for.
+        ModelMismatch: the swarm's model of this name, or with this fingerprint, is another one.
         RouteError: nobody serves it.
     """
-    same = [
-        model
-        for model in models
-        if (model.config_digest, model.tokenizer_digest) == (target.config_digest, target.tokenizer_digest)
-    ]
-    named = [model for model in same if model.name == target.name] or same
-    if len(named) == 1:
-        return named[0]
+    models = await registry.models()
+    same = [model for model in models if target.is_like(model)]
+    if search.fingerprint is not None:
+        return _asked_for(target, models, search)
+    own = [model for model in same if model.fingerprint == target.fingerprint]
+    named = own or [model for model in same if model.name == target.name] or same
     if named:
-        prints = " and ".join(sorted(model.fingerprint[:12] for model in named))
-        raise ModelMismatch(f"the swarm serves {target.name} with different weights ({prints}); use a swarm with one")
+        taken = await ServedModels(registry, search.probe).best(named)
+        _tell_others(target, taken, same)
+        return taken
     for model in models:
         if model.name == target.name:
-            ours = f"config {target.config_digest[:12]}, tokenizer {target.tokenizer_digest[:12]}"
-            theirs = f"config {model.config_digest[:12]}, tokenizer {model.tokenizer_digest[:12]}"
-            raise ModelMismatch(f"{target.name} here has {ours}; the swarm's has {theirs}")
-    nobody = no_route(RouteQuery(target.name, target.num_layers, join=join), [(0, target.num_layers)])
+            raise ModelMismatch(f"{target.name} here has {_described(target)}; the swarm's has {_described(model)}")
+    nobody = no_route(RouteQuery(target.name, target.num_layers, join=search.join), [(0, target.num_layers)])
     if models:
         names = ", ".join(sorted({model.name for model in models})[:MODELS_NAMED])
         raise RouteError(f"{nobody}; this swarm serves {names}", nobody.missing)
     raise nobody
+
+
+def _asked_for(target: Target, models: Sequence[ModelIdentity], search: ModelSearch) -> ModelIdentity:
+    """The one model whose fingerprint begins as was asked for."""
+    asked = str(search.fingerprint)
+    found = [model for model in models if model.fingerprint.startswith(asked)]
+    if not found:
+        raise RouteError(f"nobody serves {target.name} with the fingerprint {asked}", [(0, target.num_layers)])
+    like = [model for model in found if target.is_like(model)]
+    if not like:
+        raise ModelMismatch(f"{target.name} here has {_described(target)}; {asked} has {_described(found[0])}")
+    if len(like) > 1:
+        prints = ", ".join(sorted(model.fingerprint for model in like)[:MODELS_NAMED])
+        raise ConfigError(f"--fingerprint {asked}: several models begin so, give all of it: {prints}")
+    return like[0]
+
+
+def _tell_others(target: Target, taken: ModelIdentity, same: Sequence[ModelIdentity]) -> None:
+    """One line where the choice is not the only one that there is, or not the model that lies here."""
+    if target.fingerprint not in (None, taken.fingerprint):
+        logger.warning(
+            "%s: the swarm serves it as %s, here it is %s: other weights, or another commit of them",
+            *(target.name, taken.fingerprint[:12], str(target.fingerprint)[:12]),
+        )
+    elif len(same) > 1 and target.fingerprint is None:
+        others = ", ".join([model.fingerprint[:12] for model in same if model is not taken][:MODELS_NAMED])
+        logger.warning(
+            "%s: %s is taken, which is served best; listed with other weights: %s (--fingerprint names one)",
+            *(target.name, taken.fingerprint[:12], others),
+        )
+
+
+def _described(model: Target | ModelIdentity) -> str:
+    digests = f"config {model.config_digest[:12]}, tokenizer {model.tokenizer_digest[:12]}"
+    return f"{digests}, {model.num_layers} layers"
 
 
 def _eos_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int]:

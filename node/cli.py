@@ -19,6 +19,9 @@ from swarm.runtime.console import make_console
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
 from swarm.runtime.plain_text import plain_line
 
+_NONE_BEFORE_TLS_1_3 = "ECDHE-RSA-AES128-GCM-SHA256"
+"""gRPC takes no lowest version, and its list is of TLS 1.2's suites only: none that goes with a node's certificate."""
+
 
 def main() -> None:
     """Run the command line; errors are one line and a non-zero exit."""
@@ -37,6 +40,7 @@ def main() -> None:
 def serve(config: ServeConfig) -> int:
     """Serve until a signal or a failure; returns the exit status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its messages come as exceptions too
+    os.environ["GRPC_SSL_CIPHER_SUITES"] = _NONE_BEFORE_TLS_1_3
     set_up_logging(os.environ.get("CANOPY_LOG", "WARNING"), OneLineFormatter("%(asctime)s %(name)s: %(message)s"))
     try:
         model, mqtt = config.model or os.environ.get("CANOPY_MODEL"), config.mqtt or os.environ.get("CANOPY_MQTT")

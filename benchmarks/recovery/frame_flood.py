@@ -18,6 +18,8 @@ from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId, SessionId
 from swarm.layers import Span
 from swarm.protocol.messages import Close, Fault, FaultKind, Ready, RepliesRequest, Reply, RouteHop
+from swarm.transport.dial import CHANNEL_OPTIONS, open_channel
+from swarm.transport.endpoint import Endpoint
 from swarm.transport.link import Stream
 from swarm.wire.frames import FrameAssembler, split
 
@@ -37,34 +39,33 @@ class FloodTarget:
     """The node under attack, and one behind it.
 
     Attributes:
-        address: Of the node, which holds all layers.
-        peer: Its peer id.
+        node: The node, which holds all layers.
         behind: The node behind it, which holds the second half.
-        behind_address: Its address.
+        behind_span: Its layers.
         model: What both serve.
         num_layers: Layers of the model.
     """
 
-    address: str
-    peer: PeerId
-    behind: RouteHop
-    behind_address: str
+    node: Endpoint
+    behind: Endpoint
+    behind_span: Span
     model: ServedModel
     num_layers: int
 
-    def roles(self) -> list[tuple[Role, str]]:
-        """Every place that the node can have in a chain, and the address of the chain's tail."""
-        quarter, half = self.num_layers // 4, self.behind.span.start
+    def roles(self) -> list[tuple[Role, Endpoint]]:
+        """Every place that the node can have in a chain, and the chain's tail."""
+        quarter, half = self.num_layers // 4, self.behind_span.start
+        behind = RouteHop(self.behind.peer, self.behind_span)
         pretended = PeerId("nobody")
 
         def own(start: int, end: int) -> RouteHop:
-            return RouteHop(self.peer, Span(start, end))
+            return RouteHop(self.node.peer, Span(start, end))
 
         return [
-            (Role((own(0, self.num_layers),), 0), self.address),
-            (Role((own(0, half), self.behind), 0), self.behind_address),
-            (Role((RouteHop(pretended, Span(0, quarter)), own(quarter, half), self.behind), 1), self.behind_address),
-            (Role((RouteHop(pretended, Span(0, half)), own(half, self.num_layers)), 1), self.address),
+            (Role((own(0, self.num_layers),), 0), self.node),
+            (Role((own(0, half), behind), 0), self.behind),
+            (Role((RouteHop(pretended, Span(0, quarter)), own(quarter, half), behind), 1), self.behind),
+            (Role((RouteHop(pretended, Span(0, half)), own(half, self.num_layers)), 1), self.node),
         ]
 
 
@@ -263,15 +264,14 @@ async def fuzz(target: FloodTarget, frames: int, seed: int, counts: FloodCounts)
 
     async def work(number: int) -> None:
         rng = random.Random(f"{seed}/{number}")
-        options = [("grpc.use_local_subchannel_pool", 1)]
         async with (
-            grpc.aio.insecure_channel(target.address, options=options) as node,
-            grpc.aio.insecure_channel(target.behind_address, options=options) as behind,
+            open_channel(target.node, CHANNEL_OPTIONS) as node,
+            open_channel(target.behind, CHANNEL_OPTIONS) as behind,
         ):
             while counts.frames < frames:
                 role, tail = rng.choice(roles)
                 episode = Episode(GarbageWriter(rng, target.model, role), counts)
-                await episode.run(node, node if tail == target.address else behind)
+                await episode.run(node, node if tail == target.node else behind)
 
     try:
         async with asyncio.TaskGroup() as group:

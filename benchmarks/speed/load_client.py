@@ -32,7 +32,7 @@ from client.library.aio import EXPECTED_NODES
 from client.library.jobs import MAX_NODES, GenerationFactory
 from client.library.session import SessionOpener
 from client.options import Options
-from client.target import find_in_swarm, load_target
+from client.target import ModelSearch, find_in_swarm, load_target
 from swarm.demo import TARGET
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.protocol.messages import Sampling
@@ -160,7 +160,7 @@ async def measure(job: Job, texts: list[RecordedText]) -> list[dict[str, Any]]:
             DhtRegistry.open(DhtConfig(join=(job.peer,), client_mode=True)),
         )
         dialer = await stack.enter_async_context(Dialer())
-        identity = find_in_swarm(target, await registry.models(), (job.peer,))
+        identity = await find_in_swarm(target, registry, ModelSearch((job.peer,)))
         opener = SessionOpener(target, identity, registry, dialer, (job.peer,), EXPECTED_NODES)
         await covered(opener)
         for load in job.loads:

@@ -21,7 +21,7 @@ INBOX_ITEMS = 256
 MAX_COMPARED = 64
 """Replies whose picks are kept until another tail's reply to the same sweep comes."""
 
-TailChannel = tuple[RouteHop, grpc.aio.Channel]
+TailDial = tuple[RouteHop, Callable[[], grpc.aio.Channel]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Answers:
 
     Attributes:
         count: answers that came so far.
+        rows_bytes: of the hidden rows that one reply may bring.
     """
 
     def __init__(self, session: SessionId, on_trouble: Callable[[SwarmError], None]) -> None:
@@ -52,6 +53,7 @@ class Answers:
             on_trouble: called when a stream breaks, and when tails do not pick the same.
         """
         self.count = 0
+        self.rows_bytes = 0
         self._session = session
         self._on_trouble = on_trouble
         self._streams: list[tuple[ReplyStream, asyncio.Task[None]]] = []
@@ -114,7 +116,7 @@ class Answers:
                 raise item
             return item
 
-    def follow(self, scope: TaskScope, tails: Sequence[TailChannel], generation: int, acked: int) -> ReplyStream:
+    def follow(self, scope: TaskScope, tails: Sequence[TailDial], generation: int, acked: int) -> ReplyStream:
         """Hear these tails and no others; a stream that runs is kept. Returns the first one's.
 
         Args:
@@ -130,11 +132,11 @@ class Answers:
         self._streams = [one for one in self._streams if one[0].tail in hops and not one[0].is_broken]
         known = {stream.tail: (stream, task) for stream, task in self._streams}
         self._streams = []
-        for index, (hop, channel) in enumerate(tails):
+        for index, (hop, dial) in enumerate(tails):
             if hop not in known:
-                stream = ReplyStream(hop, self._hear)
+                stream = ReplyStream(hop, self._hear, self.rows_bytes)
                 request = RepliesRequest(self._session, generation, acked, may_wait=generation > 0 or index > 0)
-                known[hop] = stream, scope.spawn(stream.run(channel, request))
+                known[hop] = stream, scope.spawn(stream.run(dial, request))
             self._streams.append(known[hop])
         return self._streams[0][0]
 

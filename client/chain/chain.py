@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import assert_never
 
 import grpc.aio
@@ -47,7 +48,7 @@ from swarm.protocol.messages import Attach, Credits, Fault, Hold, Open, Ready, R
 from swarm.protocol.session import SessionState
 from swarm.routing.route import Route
 from swarm.runtime.tasks import TaskScope
-from swarm.transport.dial import Dialer
+from swarm.transport.dial import Connection, Dialer
 from swarm.transport.hedged_link import follow
 from swarm.transport.successor import SessionLink, SuccessorLink
 
@@ -64,7 +65,7 @@ class Chain:
     """A running session; made by `open_chain`.
 
     Attributes:
-        credits: what the hops granted: tokens, sweeps and nodes.
+        credits: what the hops granted of what was asked for: tokens, sweeps and nodes.
         repairs: what was repaired so far, the newest `MAX_REPAIRS`.
         differences: between replicas, the newest `MAX_DIFFERENCES`.
     """
@@ -117,6 +118,10 @@ class Chain:
         """Names the machines and layers that it goes over now."""
         return self.route.hops
 
+    def accept_rows(self, max_bytes: int) -> None:
+        """Take replies with so many bytes of hidden rows, each; none without this. Before it is opened."""
+        self._answers.rows_bytes = max_bytes
+
     def begin(self, state: SessionState) -> None:
         """What is sent from now on belongs to a session with this state."""
         self._journal = Journal(state)
@@ -152,7 +157,8 @@ class Chain:
     def on_ready(self, ready: Ready) -> None:
         """Every hop of a route is attached."""
         if ready.generation == self.generation == 0:
-            self.credits = ready.credits
+            want = self._want
+            self.credits = ready.credits.min_with(Credits(want.window_tokens, want.sweeps, want.nodes))
         self._plan.report(RouteAttached(ready.generation), time.monotonic())
         self._news.set()
 
@@ -248,7 +254,8 @@ class Chain:
         """Hops behind a gap would take their client for dead (R9)."""
         request = wire.encode_hold(Hold(self._session, self.generation, HOLD_TTL_S))
         for hop in hops:
-            scope.spawn(_send_hold(self._dialer.channel(self.route.address(hop.peer)), request))
+            with suppress(SwarmError):  # it announces no certificate: nobody dials it
+                scope.spawn(_send_hold(self._dialer.channel(self.route.endpoint(hop.peer)), request))
 
     async def _search(self, search: RouteSearch, scope: TaskScope) -> None:
         try:
@@ -281,11 +288,12 @@ class Chain:
         route, last = self.route, self.route.hops[-1]
         tails = [last, *(hop for hop in route.replicas if hop.span == last.span)]
         acked = self._journal.state.acked if self._journal is not None else 0
-        channels = [self._dialer.channel(route.address(hop.peer), self._answers.stuck(hop)) for hop in tails]
-        return self._answers.follow(scope, list(zip(tails, channels, strict=True)), self.generation, acked)
+        dials = [partial(self._dialer.channel, route.endpoint(hop.peer), self._answers.stuck(hop)) for hop in tails]
+        return self._answers.follow(scope, list(zip(tails, dials, strict=True)), self.generation, acked)
 
-    async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> tuple[grpc.aio.Channel, bool]:
-        return self._dialer.channel(self.route.address(hop.peer), stuck), False
+    async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> Connection:
+        endpoint = self.route.endpoint(hop.peer)
+        return Connection(self._dialer.channel(endpoint, stuck), endpoint)
 
 
 @asynccontextmanager

@@ -1,4 +1,7 @@
-"""What a client knows of the machines around it: delays that it measured, failures that it saw. Makes route queries."""
+"""What a client knows of the machines around it: delays and speeds that it measured, failures that it saw.
+
+Makes route queries.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from client.chain.peer_speed import EXPLORED, PeerSpeeds
+from client.stats import Stats
 from swarm.discovery.node_record import NodeRecord
 from swarm.ids import PeerId
 from swarm.routing.latency import TIMEOUT_S, chain_ends, measure_delays
-from swarm.routing.route import RouteQuery
+from swarm.routing.route import Route, RouteQuery
 
 KEPT_S = 60.0
 """How long measured delays are used before they are measured again."""
@@ -27,6 +32,7 @@ class PeerLatency:
         clock: monotonic, in seconds.
         delays_ms: one-way delays that were measured last.
         failures: machines that failed and when, the newest `FAILURES_KEPT`.
+        speeds: how fast machines were.
     """
 
     rng: random.Random = field(default_factory=random.SystemRandom)
@@ -34,6 +40,7 @@ class PeerLatency:
     clock: Callable[[], float] = time.monotonic
     delays_ms: dict[PeerId, float] = field(default_factory=dict)
     failures: tuple[tuple[str, float], ...] = ()
+    speeds: PeerSpeeds = field(default_factory=PeerSpeeds)
     _seed: int = field(init=False)
     _measured_at: float | None = None
 
@@ -55,7 +62,26 @@ class PeerLatency:
     def failed(self, peer: str) -> None:
         """A machine failed: others are preferred for a while."""
         self.failures = (*self.failures, (peer, self.clock()))[-FAILURES_KEPT:]
+        self.speeds.failed(PeerId(peer), self.clock())
 
-    def query(self, query: RouteQuery) -> RouteQuery:
-        """The query with all that this client knows."""
-        return replace(query, delays_ms=self.delays_ms, failures=self.failures, now=self.clock(), seed=self._seed)
+    def served(self, route: Route, stats: Stats) -> None:
+        """A text ended, well or not: learn how fast the machines of its chain were, and which had to be replaced."""
+        for repair in stats.repairs:
+            if not repair.is_move:
+                for peer in repair.replaced:
+                    self.failed(peer)
+        if not stats.repairs:  # else some sweeps went over other machines
+            self.speeds.learn(route, stats.sweeps, self.clock())
+
+    def query(self, query: RouteQuery, *, may_explore: bool = False) -> RouteQuery:
+        """The query with all that this client knows.
+
+        Args:
+            query: what is needed.
+            may_explore: whether, now and then, machines that were never measured may be taken like others.
+        """
+        now, explore = self.clock(), may_explore and self.rng.random() < EXPLORED
+        seed = self.rng.getrandbits(32) if explore else self._seed
+        known = replace(query, delays_ms=self.delays_ms, failures=self.failures, now=now, seed=seed)
+        newcomer = self.speeds.newcomer(now, explore=explore)
+        return replace(known, slowness=self.speeds.slowness(now), newcomer=newcomer)

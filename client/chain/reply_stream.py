@@ -13,6 +13,7 @@ from swarm import wire
 from swarm.errors import HopClosed, HopError, HopTimeout, RemoteProtocolError, SwarmError, Unreachable
 from swarm.protocol.messages import Ping, Pong, RepliesRequest, Reply, RouteHop
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.dial import plain_reason
 from swarm.transport.link import Stream
 from swarm.transport.liveness import ROUND_TRIPS, SILENCE_S, pause
 from swarm.wire.frames import FrameAssembler, FrameLimits
@@ -25,8 +26,8 @@ PINGS_S = 0.5
 """Between the tail's pings."""
 CHECK_S = 0.1
 """Between looks at the clock."""
-ROWS_BYTES = 16 << 20
-"""Of a reply's hidden rows: 64 of the widest that the wire knows."""
+MAX_RTT_S = 4.0
+"""A tail's claim of a longer round trip is taken as this one: it would only be waited for in silence for longer."""
 
 
 class ReplyStream:
@@ -39,25 +40,39 @@ class ReplyStream:
         opened: set when the tail's first message came.
     """
 
-    def __init__(self, tail: RouteHop, listener: Callable[[ReplyStream, Reply | SwarmError], None]) -> None:
+    def __init__(
+        self, tail: RouteHop, listener: Callable[[ReplyStream, Reply | SwarmError], None], rows_bytes: int = 0
+    ) -> None:
         """Ask for nothing yet.
 
         Args:
             tail: whose replies they are.
             listener: called with this stream and every reply, and once with the error that ended it.
+            rows_bytes: of the hidden rows that one reply may bring.
         """
         self.tail = tail
         self.is_broken = False
         self.stuck: grpc.aio.Channel | None = None
         self.opened = asyncio.Event()
         self._listener = listener
+        self._rows_bytes = rows_bytes
         self._rtt_s = 0.5
         self._patient_until = 0.0
 
-    async def run(self, channel: grpc.aio.Channel, request: RepliesRequest) -> None:
-        """Ask for the replies and give each to the listener, and at the end the error that ended them."""
-        call: Stream = channel.stream_stream(wire.REPLIES)()
+    async def run(self, dial: Callable[[], grpc.aio.Channel], request: RepliesRequest) -> None:
+        """Ask for the replies and give each to the listener, and at the end the error that ended them.
+
+        Args:
+            dial: gives the connection to the tail; raises SwarmError where it cannot be dialled.
+            request: whose replies.
+        """
         span = str(self.tail.span)
+        try:
+            channel = dial()
+        except SwarmError as reason:
+            self._end(Unreachable(self.tail.peer, span, str(reason)))
+            return
+        call: Stream = channel.stream_stream(wire.REPLIES)()
         error: SwarmError
         try:
             await self._read(call, request)
@@ -67,18 +82,21 @@ class ReplyStream:
             error = HopTimeout(self.tail.peer, span, "is silent: nothing came on the reply stream")
             self.stuck = channel
         except grpc.aio.AioRpcError as failure:
-            error = Unreachable(self.tail.peer, span, f"the reply stream broke ({failure.details()})")
+            error = Unreachable(self.tail.peer, span, f"the reply stream broke ({plain_reason(failure)})")
             if failure.code() is grpc.StatusCode.NOT_FOUND:
                 error = HopClosed(self.tail.peer, span, "no longer holds this session")
         except (HopError, RemoteProtocolError) as failure:
             error = failure
         finally:
             call.cancel()
+        self._end(error)
+
+    def _end(self, error: SwarmError) -> None:
         self.is_broken = True
         self._listener(self, error)
 
     async def _read(self, call: Stream, request: RepliesRequest) -> None:
-        assembler = FrameAssembler(FrameLimits(rows_bytes=ROWS_BYTES))
+        assembler = FrameAssembler(FrameLimits(rows_bytes=self._rows_bytes))
         async with TaskScope() as scope:
             self._patient_until = time.monotonic() + OPEN_S
             scope.spawn(self._watch())
@@ -89,7 +107,7 @@ class ReplyStream:
                 match assembler.feed(part):
                     case Reply() as reply:
                         if reply.times:
-                            self._rtt_s = 2e-3 * reply.times[-1].link_ms
+                            self._rtt_s = min(2e-3 * reply.times[-1].link_ms, MAX_RTT_S)
                         self._listener(self, reply)
                     case Ping(nonce=nonce):
                         await call.write(wire.encode_replies_up(Pong(nonce)))

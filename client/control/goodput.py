@@ -267,11 +267,10 @@ class Goodput:
         A larger sweep costs more and is answered later; the latter matters only if the walk reaches its first node.
         Where many nodes are worth it, they go in parts.
         """
+        if not probabilities:
+            return SpeculationPlan(0, None, "there is nothing below the sweeps in flight")
         model, nodes = self.latency_model(route), 0
-        price_ms, marginal_latency_ms = (
-            model.price_ms(0, self._others),
-            probabilities[0] * model.marginal_latency_ms if probabilities else 0.0,
-        )
+        price_ms, marginal_latency_ms = model.price_ms(0, self._others), probabilities[0] * model.marginal_latency_ms
         gain = -self._running * price_ms
         while nodes < len(probabilities):  # which fall, while what one more costs does not
             step_ms = model.price_ms(nodes + 1, self._others) - price_ms
@@ -315,6 +314,7 @@ class Goodput:
 
     def observe_sweep(self, route: Hashable, sweep: SweepMeasurement) -> None:
         """Learn from a sweep that came back."""
+        assert sweep.is_finite, "a sweep's times were checked on the wire and cut to what the client's clock allows"
         model, self._valued = self.latency_model(route), None
         if sweep.is_prompt:
             model.learn_prompt(sweep)
@@ -325,6 +325,7 @@ class Goodput:
 
     def expect(self, route: Hashable, forecast: RouteForecast) -> None:
         """Take a forecast of a route of which nothing is known yet."""
+        assert forecast.is_finite, "routing predicts numbers only"
         if route not in self._routes:
             self._routes[route] = LatencyModel(forecast)
 

@@ -91,6 +91,7 @@ class Regression:
             y: milliseconds.
             is_shared: whether others may have paid a part of y, so that it does not show how wrong the claim is.
         """
+        assert math.isfinite(x) and math.isfinite(y), "one number that is none would stay in all sums"  # noqa: PT018
         if self._is_young and self.is_known and FAR_FACTOR * y < self.at(x) and x >= self._x / self._weight / 2:
             # Much faster than all before: those were stalls.
             self.__dict__.update(Regression(self._slope, self._slope_error, self._level).__dict__)

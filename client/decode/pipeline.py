@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from client.chain.answers import Answer
 from client.control.policy import Occupancy, PipelineState, SpeculationPlan
 from client.drafting.search.tree import DraftTree
-from client.stats import SweepMeasurement
+from client.stats import SweepMeasurement, within_total
 from swarm.ids import TreeNodeId
 from swarm.protocol.messages import Reply
 
@@ -68,13 +68,14 @@ class InFlightSweep:
             first_link_ms: one way to hop 0, as pings measure it.
             emitted: tokens that became certain by the reply.
         """
+        first_link_ms, hops = within_total(first_link_ms, answer.reply.times, answer.total_ms)
         return SweepMeasurement(
             nodes=self.nodes,
             emitted=emitted,
             draft_ms=self.draft_ms,
             total_ms=answer.total_ms,
             first_link_ms=first_link_ms,
-            hops=answer.reply.times,
+            hops=hops,
             depth=self.depth,
             predicted_ms=self.plan.predicted_ms,
             reason=self.plan.reason,

@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
+from client.chain.peer_latency import PeerLatency
 from client.decode.state import GenerationState
 from client.drafting.loading import DraftOptions, load_drafter
 from client.drafting.pool import Drafters
@@ -24,10 +26,11 @@ from client.library.jobs import GenerationFactory
 from client.library.session import Piece, SessionOpener
 from client.options import ConnectOptions, GenerateOptions, check_codec, make_options
 from client.stats import Result
-from client.target import Target, find_in_swarm, load_target
+from client.target import ModelSearch, Target, check_fingerprint, find_in_swarm, load_target
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.errors import ConfigError, GenerationInterrupted
 from swarm.ids import ModelIdentity
+from swarm.routing.latency import measure_delays
 from swarm.routing.route import Route
 from swarm.runtime.cpu_threads import check_threads
 from swarm.runtime.library_logging import bars_hidden
@@ -73,6 +76,7 @@ class AsyncSwarm:
                 draft_device: where they run, as torch calls it; the first CUDA card by default, or the CPU.
                 revision: branch, tag or commit of a hub model.
                 nodes: tree nodes per sweep (K); None, the default, chooses before each sweep what pays most.
+                fingerprint: the swarm's model with this fingerprint, or 8 and more digits of it, and no other.
                 registry: an open registry to use instead of joining the DHT.
                 threads: CPU threads for the draft model; as many as pay by default, which is measured.
                 codec: "lossless", or "int8" for a quarter (fp32) or half (bf16) of the bytes between nodes and a
@@ -80,6 +84,8 @@ class AsyncSwarm:
                 wait: seconds to wait for a machine when nobody serves some layers any more; 60 by default.
                 hedge: send every sweep to a second holder of the slowest layers too, where there is one; whoever is
                     first counts. Costs that machine's time, saves the waits for one that stutters or dies.
+                insecure: whether machines on this machine's loopback that announce no certificate are dialled, in plain
+                    text; every other link is encrypted and proven, or not made.
                 lookup: whether what followed before in the text itself is proposed too, with a draft or without.
                 siblings: whether what the target picked behind dead branches is proposed too, with a draft or without.
                 recycle: whether what the target picked before after each token is proposed too.
@@ -96,6 +102,7 @@ class AsyncSwarm:
             raise ConfigError(f"wait: {wait_s}; give seconds, 0 to wait for nobody")
         threads = options.get("threads")
         check_threads(threads, "threads")
+        fingerprint = check_fingerprint(options.get("fingerprint"))
         drafts = _draft_options(options)
         if not all(map(str, drafts.names)):
             raise ConfigError("draft is empty: name a folder or a hub id, or leave it out")
@@ -106,10 +113,13 @@ class AsyncSwarm:
             loaded = await asyncio.to_thread(load_drafter, model, target, drafts, options.get("revision"))
         opened = registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True))
         nodes, hedge = options.get("nodes"), options.get("hedge", False)
-        async with opened, Dialer() as dialer, TaskScope() as scope:
-            identity = find_in_swarm(target, await opened.models(), peers)
+        insecure = options.get("insecure", False)
+        nearby = PeerLatency(probe=partial(measure_delays, insecure=insecure))
+        search = ModelSearch(peers, fingerprint, nearby.probe)
+        async with opened, Dialer(insecure=insecure) as dialer, TaskScope() as scope:
+            identity = await find_in_swarm(target, opened, search)
             expected = EXPECTED_NODES if nodes is None else nodes
-            opener = SessionOpener(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge)
+            opener = SessionOpener(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge, nearby)
             drafting = drafting_thread(loaded.drafter, target.hidden_size, threads)
             try:
                 yield cls(

@@ -38,8 +38,10 @@ from swarm.errors import (
 )
 from swarm.ids import ModelIdentity
 from swarm.inference.row_codec import lossless_codec
+from swarm.protocol.limits import MAX_REPLY_ROWS
 from swarm.protocol.messages import Codec, Open, RouteHop, Sampling
 from swarm.protocol.session import Limits
+from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, hedged
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Dialer
@@ -66,11 +68,13 @@ class Session:
         chain: of hops.
         walk: the client's side of the session's rules.
         codec: how hidden rows travel.
+        nearby: learns how fast the machines of the chain are.
     """
 
     chain: Chain
     walk: Walk
     codec: Codec
+    nearby: PeerLatency = field(default_factory=PeerLatency)
 
     @property
     def window_tokens(self) -> int:
@@ -103,6 +107,8 @@ class Session:
                         yield Piece(text)
                     last = text
         except SwarmError as error:
+            if isinstance(error, HopError):
+                self.nearby.failed(error.peer)
             state.text.finish()
             interrupted = GenerationInterrupted(str(error), state.text.text, state.text.tokens)
             interrupted.unfinished = state.unfinished()
@@ -110,6 +116,7 @@ class Session:
         finally:
             stats = self._stats(state, first_token - started, state.clock() - started, repaired)
             report(stats)
+            self.nearby.served(self.chain.route, stats)
         logger.info(
             "session over: %d tokens, %d sweeps, acceptance length %.2f, %.1f tokens/s",
             *(stats.tokens, len(stats.sweeps), stats.acceptance_length, stats.tokens_per_s),
@@ -179,9 +186,10 @@ class SessionOpener:
             identity.fingerprint, identity.num_layers, within_s=0.0 if avoid else RECENT_S
         )
         await self.nearby.measure(records, identity.num_layers)
-        return self._best(records, self.nearby.query(self._query(avoid)))
+        return self._best(records, self.nearby.query(self._query(avoid), may_explore=True))
 
     def _best(self, records: Sequence[NodeRecord], query: RouteQuery) -> Route:
+        records = plausible(records)
         route = best_route(records, query)
         return hedged(route, records, query) if self.hedge else route
 
@@ -214,13 +222,15 @@ class SessionOpener:
             is_open = False
             try:
                 detour = partial(self._detour, route.numeric_class)
-                async with open_chain(Chain(self.dialer, route, want, detour, self.wait_s)) as chain:
+                made = Chain(self.dialer, route, want, detour, self.wait_s)
+                made.accept_rows(_reply_rows_bytes(self.target, route))
+                async with open_chain(made) as chain:
                     is_open = True
                     walk = self._walk(chain)
                     chain.begin(walk.state)
                     async with TaskScope() as scope:
                         scope.spawn(self._keep_known())
-                        yield Session(chain, walk, want.codec)
+                        yield Session(chain, walk, want.codec, self.nearby)
                 return
             except HopError as error:
                 if is_open:
@@ -286,6 +296,11 @@ class SessionOpener:
 
 def _is_multistep(sampling: Sampling) -> bool:
     return sampling.multistep and sampling.temperature > 0
+
+
+def _reply_rows_bytes(target: Target, route: Route) -> int:
+    """What a reply's hidden rows may take: they travel in the lossless codec, whatever the one between hops."""
+    return MAX_REPLY_ROWS * _codec(route.numeric_class, "lossless").row_bytes(target.hidden_size)
 
 
 def _codec(numeric_class: str, choice: CodecChoice) -> Codec:

@@ -8,11 +8,23 @@ from typing import Annotated, Literal
 import tyro
 
 from client.options import CodecChoice, Options
-from swarm.runtime.cli_types import Count, DeviceName, File, Model, Peer, Revision, Seconds, Text, headed
+from swarm.runtime.cli_types import (
+    Count,
+    DeviceName,
+    File,
+    Fingerprint,
+    Insecure,
+    Model,
+    Peer,
+    Revision,
+    Seconds,
+    Text,
+    headed,
+)
 
 GenerationOptions = Annotated[Options, tyro.conf.arg(name="")]
 
-_SWARM = ("join", "revision", "wait", "codec", "hedge")
+_SWARM = ("join", "revision", "fingerprint", "wait", "codec", "hedge", "insecure")
 _DRAFTING = ("draft", "draft_device", "threads", "lookup", "siblings", "recycle", "adapt")
 
 
@@ -27,6 +39,7 @@ class ConnectionOptions:
             repeated, and then they work together on one tree (default: none).
         draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1 (default: the first CUDA card, or the CPU).
         revision: branch, tag or commit of a hub model (default: its main branch).
+        fingerprint: the swarm's model with this fingerprint, or 8 and more digits of it (default: what is served).
         threads: CPU threads for the draft model (default: as many as pay, which is measured).
         wait: seconds to wait for a machine when some layers are no longer served.
         codec: how hidden rows travel between nodes; int8 sends less and changes results.
@@ -42,6 +55,7 @@ class ConnectionOptions:
     draft: tyro.conf.UseAppendAction[tuple[Model, ...]] = ()
     draft_device: DeviceName | None = None
     revision: Revision | None = None
+    fingerprint: Fingerprint | None = None
     threads: Count | None = None
     codec: CodecChoice = "lossless"
     wait: Seconds = 60.0
@@ -50,6 +64,7 @@ class ConnectionOptions:
     recycle: bool = False
     adapt: bool = True
     hedge: bool = False
+    insecure: Insecure = False
 
 
 @headed(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import grpc.aio
 import torch
@@ -17,7 +17,7 @@ from torch import nn
 from node.engine.measure import measure_sweeps, step_cost
 from node.engine.scheduler import Engine
 from node.lifecycle.resources import NodeResources
-from node.membership.peer_latency import PeerDelays
+from node.membership.peer_latency import PeerDelays, Probes
 from node.model.loading import count_tokens, default_kv_tokens, fetch, load
 from node.model.span import SpanModel, dissect, shared_parts
 from node.session.context import NodeContext
@@ -28,7 +28,9 @@ from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError
 from swarm.inference.gumbel import gumbel_row
 from swarm.layers import Span
-from swarm.transport.dial import SERVER_OPTIONS
+from swarm.routing.latency import measure_delays, measure_rate
+from swarm.transport.certificate import ServerCertificate
+from swarm.transport.dial import SERVER_OPTIONS, bind_port
 
 STOP_GRACE_S = 2.0
 MAX_STREAMS = 4_096
@@ -117,15 +119,19 @@ class SpanHost:
             registry=registry,
             dialer=resources.dialer,
             counters=resources.counters,
+            certificate=resources.certificate,
             valid_tokens=valid_tokens,
             noise=lru_cache(NOISE_ROWS)(gumbel_row),
         )
         kv_tokens = config.kv_tokens or default_kv_tokens(model)
         sessions = SessionTable(context, resources.identity, kv_tokens, resources.scope)
         computing = resources.scope.spawn(engine.run())
-        server.add_generic_rpc_handlers((NodeService(registry.identity, sessions).handlers(),))
+        digest = b"" if resources.certificate is None else resources.certificate.digest
+        server.add_generic_rpc_handlers((NodeService(registry.identity, sessions, digest).handlers(),))
         await server.start()
-        peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms)
+        insecure = config.insecure
+        probes = Probes(partial(measure_delays, insecure=insecure), partial(measure_rate, insecure=insecure))
+        peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms, probes)
         self.service = SpanService(engine, computing, sessions, server, peer_delays)
 
     async def drain(self, reason: str) -> None:
@@ -163,18 +169,23 @@ class SpanHost:
         resources = self._resources
         layout = await asyncio.to_thread(dissect, resources.checkpoint.config)
         await self.load(span, shared_parts(self.model, layout, span))
-        await self.open(bind(resources.config.host, resources.port)[0])
+        await self.open(bind(resources.config.host, resources.port, resources.certificate)[0])
 
 
-def bind(host: str, port: int) -> tuple[grpc.aio.Server, int]:
+def bind(host: str, port: int, certificate: ServerCertificate | None) -> tuple[grpc.aio.Server, int]:
     """A server that has a port, and the port: taken before anything slow, so that a taken one is reported at once.
+
+    Args:
+        host: IP address to listen on.
+        port: 0 takes a free one.
+        certificate: with which it answers; None: it speaks plain text.
 
     Raises:
         ConfigError: the port or the address cannot be had.
     """
     server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
     try:
-        return server, server.add_insecure_port(f"{bracketed(host)}:{port}")
+        return server, bind_port(server, f"{bracketed(host)}:{port}", certificate)
     except RuntimeError:
         check_own_address(host)
         raise ConfigError(f"port {port} of {host} cannot be opened; is another node using it?") from None

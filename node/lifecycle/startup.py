@@ -12,6 +12,7 @@ import random
 import secrets
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from socket import socket
 
 import grpc.aio
@@ -22,7 +23,7 @@ from node.lifecycle.resources import NodeResources
 from node.lifecycle.span_host import SpanHost, bind
 from node.membership.duplicate_identity import check_alone
 from node.membership.joining import SpanReservation, joiners_choice
-from node.membership.model_mismatch import check_same_model
+from node.membership.model_mismatch import check_same_model, swarms_model
 from node.membership.rebalance import Rebalance
 from node.model.checkpoint import Checkpoint, open_named
 from node.model.device import Device
@@ -35,16 +36,19 @@ from node.telemetry.publisher import Address, TelemetryPublisher
 from node.telemetry.report import NodeDescription, NodeReport
 from swarm.discovery.address_proof import NONCE_BYTES
 from swarm.discovery.dht.registry import DhtRegistry
-from swarm.discovery.listing import name_models
 from swarm.discovery.node_record import NodeState, bracketed
 from swarm.discovery.registry import Registry
-from swarm.errors import LayersError, UnknownModel, Unreachable
+from swarm.errors import LayersError, Unreachable
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from swarm.models.fingerprint import model_identity
+from swarm.routing.latency import measure_delays
+from swarm.routing.served import ServedModels
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.messages import EventKind
+from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer
+from swarm.transport.endpoint import Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +103,11 @@ class StartUp:
         config = self._config
         config.check()
         check_compute(config)
-        server, port = bind(config.host, config.port)
+        registry = self._registry or DhtRegistry.open(config.dht())
+        certificate = None if config.insecure else ServerCertificate.fresh(registry.peer_id)
+        server, port = bind(config.host, config.port, certificate)
         metrics_socket = self._stack.enter_context(listening(config.metrics_host, config.metrics_port))
-        resources = await self._gather(port)
+        resources = await self._gather(registry, port, certificate)
         host = SpanHost(resources)
         announcer = Announcer(resources, host)
         self._stack.push_async_callback(host.stop_server)
@@ -111,12 +117,12 @@ class StartUp:
             await announcer.withdraw()
             raise
 
-    async def _gather(self, port: int) -> NodeResources:
+    async def _gather(self, opened: Registry, port: int, certificate: ServerCertificate | None) -> NodeResources:
         """Join the directory, find the model, and open what all spans need."""
         config, stack = self._config, self._stack
-        registry = await stack.enter_async_context(self._registry or DhtRegistry.open(config.dht()))
+        registry = await stack.enter_async_context(opened)
         address = config.announce_address or f"{_reachable_host(config, registry)}:{port}"
-        left_behind = await check_alone(registry, address)
+        left_behind = await check_alone(registry, address, insecure=config.insecure)
         checkpoint, identity = await self._find_model(registry)
         return NodeResources(
             config=config,
@@ -124,6 +130,7 @@ class StartUp:
             registry=registry,
             address=address,
             port=port,
+            certificate=certificate,
             identity=identity,
             left_behind=left_behind,
             checkpoint=checkpoint,
@@ -131,7 +138,7 @@ class StartUp:
             counters=NodeCounters(),
             outbox=Outbox(),
             loaded=stack.enter_context(ExitStack()),
-            dialer=await stack.enter_async_context(Dialer()),
+            dialer=await stack.enter_async_context(Dialer(insecure=config.insecure)),
             scope=await stack.enter_async_context(TaskScope()),
         )
 
@@ -139,9 +146,8 @@ class StartUp:
         """The model asked for, or the joined swarm's only one."""
         config = self._config
         known = await registry.models() if config.join else []
-        if config.model is None and len(known) != 1:
-            raise UnknownModel(f"say which MODEL to serve; models in this swarm: {name_models(known) or 'none'}")
-        name = config.model or known[0].name
+        served = ServedModels(registry, partial(measure_delays, insecure=config.insecure))
+        name = config.model or await swarms_model(served, known)
         self._say(f"model: {name}")
         checkpoint = await asyncio.to_thread(open_named, name, config)
         commit = checkpoint.hub.commit if checkpoint.hub else None
@@ -211,8 +217,13 @@ class StartUp:
         Raises:
             Unreachable: peers cannot reach it.
         """
-        registry, address = starting.resources.registry, starting.resources.address
-        reachable = await registry.dial_back(address, secrets.token_bytes(NONCE_BYTES))
+        resources = starting.resources
+        registry, address = resources.registry, resources.address
+        if resources.certificate is None:
+            self._say("insecure: links are plain text, and nobody but this machine is to use them")
+            return
+        endpoint = Endpoint(registry.peer_id, address, resources.certificate.der)
+        reachable = await registry.dial_back(endpoint, secrets.token_bytes(NONCE_BYTES))
         if reachable is None:
             self._say("no peer yet that could dial back: this is the first machine of the swarm")
         elif not reachable:

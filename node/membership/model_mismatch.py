@@ -1,14 +1,30 @@
-"""Models of one name that are not the same: other weights, config or tokenizer.
+"""Which model a node serves that was told none, and models of one name that are not the same.
 
-Pure, and in a file of its own so that it is tested without a node.
+In a file of its own so that it is tested without a node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swarm.errors import ModelMismatch
+from swarm.errors import ModelMismatch, UnknownModel
 from swarm.ids import ModelIdentity
+from swarm.routing.served import ServedModels
+
+
+async def swarms_model(served: ServedModels, known: Sequence[ModelIdentity]) -> str:
+    """The name of the swarm's only model: of several that are listed, the only one that is served.
+
+    Raises:
+        UnknownModel: none is listed, or none or several of those that are listed are served.
+    """
+    names = {model.name for model in known}
+    if len(names) > 1:
+        names = {model.name for model in await served.served(known)}
+    if len(names) == 1:
+        return names.pop()
+    listed = ", ".join(sorted(f"{model.name} ({model.fingerprint[:8]})" for model in known)) or "none"
+    raise UnknownModel(f"say which MODEL to serve; models in this swarm: {listed}")
 
 
 def check_same_model(own: ModelIdentity, known: Sequence[ModelIdentity], *, must_match: bool) -> str | None:

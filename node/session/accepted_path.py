@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from swarm.ids import TreeNodeId
+from swarm.protocol.limits import MAX_REPLY_ROWS
 from swarm.protocol.messages import Sweep
 from swarm.protocol.session import Parent, SessionState
-
-MAX_ROWS = 64
-"""At most so many hidden rows travel in a reply: the deepest of its path."""
 
 
 class AcceptedPath:
@@ -63,4 +61,4 @@ def requested_rows(sweep: Sweep, path: Iterable[TreeNodeId]) -> tuple[TreeNodeId
     if sweep.want is None or not sweep.want.hidden_rows:
         return ()
     end = sweep.first_id + len(sweep.tokens)
-    return tuple(node for node in path if sweep.picks_from <= node < end)[-MAX_ROWS:]
+    return tuple(node for node in path if sweep.picks_from <= node < end)[-MAX_REPLY_ROWS:]

@@ -44,6 +44,7 @@ from swarm.protocol.messages import (
     SweepFrame,
 )
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.dial import Connection
 from swarm.transport.hedged_link import follow
 from swarm.transport.successor import SessionLink, SuccessorLink
 
@@ -390,7 +391,7 @@ class HopSession:
                 self._next.close(None if self._is_dismissed else self._reason)
                 await self._next.gone()
 
-    async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> tuple[grpc.aio.Channel, bool]:
+    async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> Connection:
         return await self._context.dial(self._attach.open.fingerprint, hop, self._attach.records, stuck)
 
     async def _serve_tail(self) -> None:

@@ -58,9 +58,17 @@ RpcContext = grpc.aio.ServicerContext[bytes, bytes]
 class NodeService:
     """Hello, Info, Link and Replies of one node."""
 
-    def __init__(self, identity: Identity, sessions: SessionTable) -> None:
+    def __init__(self, identity: Identity, sessions: SessionTable, digest: bytes) -> None:
+        """Answer for a node.
+
+        Args:
+            identity: the node's.
+            sessions: that run on it.
+            digest: SHA-256 of its certificate; empty in an insecure swarm.
+        """
         self._identity = identity
         self._sessions = sessions
+        self._digest = digest
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server needs to route calls here; messages stay bytes until `swarm.wire` reads them."""
@@ -78,7 +86,7 @@ class NodeService:
         """Prove that this address belongs to this identity."""
         if len(request) != address_proof.NONCE_BYTES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a nonce has {address_proof.NONCE_BYTES} bytes")
-        return address_proof.hello_response(self._identity, request)
+        return address_proof.hello_response(self._identity, request, self._digest)
 
     async def info(self, request: bytes, context: RpcContext) -> bytes:
         """What this node serves and has done."""

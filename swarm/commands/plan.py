@@ -17,6 +17,7 @@ from swarm.errors import ConfigError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span, missing_layers
 from swarm.routing.placement import JoinPlan, Layout, Newcomer, layout_of, plan_join, typical_capacity
+from swarm.routing.served import ServedModels
 from swarm.runtime.cli_types import Count, Milliseconds, Model, Peer
 
 _YOU = PeerId("you")
@@ -66,7 +67,7 @@ async def plan(command: ShowPlan, console: Console) -> None:
 
 async def show_plan(command: ShowPlan, registry: Registry, console: Console) -> None:
     """The same through an open registry."""
-    model = select_model(await registry.models(), command.model)
+    model = await select_model(ServedModels(registry), command.model)
     records = await registry.records(model.fingerprint, model.num_layers, within_s=0.0)
     Span(0, command.num_layers).within(model.num_layers)
     capacity = typical_capacity(records) if command.ms is None else 1e3 / command.ms

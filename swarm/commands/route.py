@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import tyro
 from rich.console import Console
@@ -18,9 +19,11 @@ from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, UnknownModel
 from swarm.ids import ModelIdentity
 from swarm.routing.latency import chain_ends, measure_delays
+from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, runner_up
+from swarm.routing.served import ServedModels
 from swarm.runtime.cli import fit
-from swarm.runtime.cli_types import Count, Model, Peer
+from swarm.runtime.cli_types import Count, Fingerprint, Insecure, Model, Peer
 
 _TITLES = ("peer", "name", "layers", "address", "delay in", "transfer in", "queue", "compute", "sum")
 _WORDS = 4
@@ -34,6 +37,7 @@ class ShowRoute:
 
     Attributes:
         model: name or fingerprint of one model (default: the only one of the swarm).
+        fingerprint: how its fingerprint begins, where models of one name differ (default: the one that is served best).
         join: multiaddress of a peer of the swarm; may be repeated.
         nodes: tree nodes per sweep (K); 0 is plain decoding.
         avoid: a peer to do without, its id or how that ends; may be repeated (default: none).
@@ -41,8 +45,10 @@ class ShowRoute:
 
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]]
     model: tyro.conf.Positional[Model | None] = None
+    fingerprint: Fingerprint | None = None
     nodes: Count = 16
     avoid: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
+    insecure: Insecure = False
 
 
 async def route(command: ShowRoute, console: Console) -> None:
@@ -61,12 +67,13 @@ async def route(command: ShowRoute, console: Console) -> None:
 
 async def show_route(command: ShowRoute, registry: Registry, console: Console) -> None:
     """The same through an open registry."""
-    model = select_model(await registry.models(), command.model)
-    records = await registry.records(model.fingerprint, model.num_layers, within_s=0.0)
+    served = ServedModels(registry, partial(measure_delays, insecure=command.insecure))
+    model = await select_model(served, command.model, command.fingerprint)
+    records = plausible(await registry.records(model.fingerprint, model.num_layers, within_s=0.0))
     avoid = frozenset(_peer_matching(records, peer) for peer in command.avoid)
     measured = chain_ends([one for one in records if one.peer not in avoid], model.num_layers, random.SystemRandom())
     query = RouteQuery(model.name, model.num_layers, command.nodes, command.join, avoid=avoid)
-    query = replace(query, delays_ms=await measure_delays(measured))
+    query = replace(query, delays_ms=await measure_delays(measured, insecure=command.insecure))
     best = best_route(records, query)
     console.print(Text(f"{model.name} · {model.num_layers} layers · tree of {command.nodes} nodes"))
     table = _table(best, model.num_layers)
@@ -110,15 +117,21 @@ def short(peer: str) -> str:
     return f"{peer[:4]}…{peer[-6:]}"
 
 
-def select_model(models: Sequence[ModelIdentity], selected: str | None) -> ModelIdentity:
-    """The model that was asked for, or the only one."""
+async def select_model(served: ServedModels, selected: str | None, fingerprint: str | None = None) -> ModelIdentity:
+    """The model that was asked for, or the only one; where several have one name, the one that is served best.
+
+    Raises:
+        UnknownModel: there is none, or several names.
+    """
+    models = await served.registry.models()
     chosen = [model for model in models if selected is None or model.is_called(selected)]
-    if len(chosen) == 1:
-        return chosen[0]
+    chosen = [model for model in chosen if fingerprint is None or model.fingerprint.startswith(fingerprint)]
     names = name_models(models) or "nothing"
-    if chosen:
+    if not chosen:
+        raise UnknownModel(f"nobody serves {fingerprint or selected or 'anything'!r}; this swarm has: {names}")
+    if len({model.name for model in chosen}) > 1:
         raise UnknownModel(f"say which model, by its fingerprint if need be; this swarm has: {names}")
-    raise UnknownModel(f"nobody serves {selected or 'anything'!r}; this swarm has: {names}")
+    return await served.best(chosen)
 
 
 def _peer_matching(records: Sequence[NodeRecord], selected: str) -> str:

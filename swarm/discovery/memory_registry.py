@@ -16,9 +16,10 @@ from swarm.discovery.record_store import RecordStore, open_item
 from swarm.discovery.registry import MODELS_KEYS, RECENT_S, block_keys, peer_key, storage_key
 from swarm.errors import RegistryError
 from swarm.ids import ModelIdentity, PeerId
+from swarm.transport.endpoint import Endpoint
 
-DialBackCall = Callable[[PeerId, str, bytes], Awaitable[bool]]
-"""Calls a peer at an address with a nonce; whether it answered with its signature."""
+DialBackCall = Callable[[Endpoint, bytes], Awaitable[bool]]
+"""Calls a peer with a nonce; whether it answered with its signature."""
 
 
 class MemoryNetwork:
@@ -113,10 +114,10 @@ class MemoryRegistry:
         self._check_open()
         return next(iter(self._network.get([peer_key(self.peer_id)])), None)
 
-    async def dial_back(self, address: str, nonce: bytes) -> bool | None:
+    async def dial_back(self, endpoint: Endpoint, nonce: bytes) -> bool | None:
         """What the network's `dial` returns; None without one."""
         self._check_open()
-        return None if self._network.dial is None else await self._network.dial(self.peer_id, address, nonce)
+        return None if self._network.dial is None else await self._network.dial(endpoint, nonce)
 
     async def aclose(self) -> None:
         """Leave; later calls fail."""

@@ -9,8 +9,8 @@ MAX_NODES = 65_536
 """Tree nodes, or rows, of one message."""
 MAX_HOPS = 256
 """Machines of a route."""
-MAX_RECORD_BYTES = 4_096
-"""One node's signed record."""
+MAX_RECORD_BYTES = 6_144
+"""One node's signed record: the largest one, of an identity with 4,096 bits and with a certificate, has 4.7 KB."""
 MAX_HEADERS = 4_096
 """Unanswered sweeps of a snapshot."""
 MAX_WIDTH = 1 << 20
@@ -25,6 +25,8 @@ MAX_HOP_MS = 120_000.0
 """Each of the times that a hop reports for one sweep: as long as a client waits for a reply."""
 MAX_TEMPERATURE = 1e6
 """Of sampling: with it, every pick is noise."""
+MAX_REPLY_ROWS = 64
+"""Hidden rows of a reply: the deepest ones of its path."""
 MAX_HOLD_S = 3_600.0
 """For how long a client may ask a session to be held."""
 MAX_COUNT = 1 << 53

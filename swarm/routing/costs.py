@@ -45,6 +45,8 @@ MAX_BUSY = 0.95
 """Greater announced occupancies are taken as this: the queue's formula diverges at 1."""
 _MAX_MS = 1e7
 """Greater announced times (three hours) are taken as this."""
+_MAX_COST_MS = 1e9
+"""Greater costs are taken as this, and so is what is no number: it never wins."""
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.intp]
@@ -74,6 +76,12 @@ class RouteForecast:
     hops: int = 1
     bottleneck_share: float = 0.0
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether all of it are numbers, none of them negative."""
+        times_ms = (self.links_ms, self.compute_ms, self.row_ms, self.link_row_ms, self.waiting_ms)
+        return all(0 <= number < math.inf for number in (*times_ms, self.bottleneck_share))
+
 
 @dataclass(frozen=True, slots=True)
 class RouteQuery:
@@ -94,6 +102,8 @@ class RouteQuery:
         replay_layer_ms: cost of each layer that no kept hop computes.
         numeric_class: the only one that may be used, None for any.
         seed: chooses among chains of nearly the same time, so that clients spread; None takes the fastest.
+        slowness: by peer, how many times as long as it claims a machine takes, by what this client measured.
+        newcomer: the same for machines that this client never measured.
     """
 
     name: str
@@ -110,6 +120,12 @@ class RouteQuery:
     replay_layer_ms: float = 0.0
     numeric_class: str | None = None
     seed: int | None = None
+    slowness: Mapping[PeerId, float] = field(default_factory=dict)
+    newcomer: float = 1.0
+
+    def slowness_of(self, peer: PeerId) -> float:
+        """By what a machine's claimed times are multiplied."""
+        return self.slowness.get(peer, self.newcomer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +171,11 @@ def sweep_ms(record: NodeRecord, rows: int) -> float:
     if rows > high[0]:
         slope_ms = max(slope_ms, 0.0)
     return min(max(high[1] + slope_ms * (max(rows, low[0]) - high[0]), 0.0), _MAX_MS)
+
+
+def expected_ms(record: NodeRecord, rows: int, query: RouteQuery) -> float:
+    """Expected time of a sweep through a machine's whole span: what it claims, corrected by measurements."""
+    return min(sweep_ms(record, rows) * query.slowness_of(record.peer), _MAX_MS)
 
 
 def wait_ms(record: NodeRecord, whole_ms: float) -> float:
@@ -241,7 +262,9 @@ def tabulate(candidates: Sequence[Candidate], query: RouteQuery) -> CostTable:
     records, rows = [candidate.record for candidate in candidates], query.nodes + 1
     number: dict[PeerId, int] = {}
     machine = np.array([number.setdefault(record.peer, len(number)) for record in records], np.intp)
-    whole_ms = _whole_ms(records, rows)
+    whole_ms = claims_ms(records, rows)
+    if query.slowness or query.newcomer != 1.0:
+        whole_ms = np.minimum(whole_ms * [query.slowness_of(record.peer) for record in records], _MAX_MS)
     busy = np.minimum([record.busy for record in records], MAX_BUSY)
     queue_ms = whole_ms * busy / (2 * (1 - busy))
     failed = {peer for peer, _ in query.failures}
@@ -254,7 +277,7 @@ def tabulate(candidates: Sequence[Candidate], query: RouteQuery) -> CostTable:
         jitter += SPEED_JITTER * np.random.default_rng(query.seed).random(len(number))
         links_ms *= jitter[machine].astype(np.float32)
     jitter = jitter[machine]
-    return CostTable(
+    table = CostTable(
         machine=machine,
         start=np.array([one.span.start for one in candidates], np.intp),
         end=np.array([one.span.end for one in candidates], np.intp),
@@ -265,9 +288,20 @@ def tabulate(candidates: Sequence[Candidate], query: RouteQuery) -> CostTable:
         client_ms=jitter * client_ms,
         links_ms=links_ms,
     )
+    for costs in (table.layer_ms, table.fixed_ms, table.send_ms, table.client_ms):
+        _bound(costs)
+        assert np.isfinite(costs).all(), "a cost that is no number would win or crash the search"
+    assert not np.isnan(links_ms).any(), "the delay of a machine to itself is infinite, any other one is a number"
+    return table
 
 
-def _whole_ms(records: Sequence[NodeRecord], rows: int) -> Floats:
+def _bound(costs: Floats) -> None:
+    """Clip costs in place."""
+    np.nan_to_num(costs, copy=False, nan=_MAX_COST_MS, posinf=_MAX_COST_MS, neginf=0.0)
+    np.clip(costs, 0.0, _MAX_COST_MS, out=costs)
+
+
+def claims_ms(records: Sequence[NodeRecord], rows: int) -> Floats:
     """[n] `sweep_ms` of each; machines that measured the same sizes are computed together."""
     alike: dict[tuple[int, ...], list[int]] = {}
     for row, record in enumerate(records):

@@ -31,6 +31,7 @@ import numpy.typing as npt
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import PeerId
 from swarm.layers import Span
+from swarm.routing.plausible import plausible
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Moves: TypeAlias = tuple["Move", ...]
@@ -200,6 +201,8 @@ class Layout:
 def layout_of(records: Iterable[NodeRecord], num_layers: int, capacity: float) -> Layout:
     """The layout that records describe: a machine that reserves a span counts already, one that drains does not.
 
+    Claims that are too fast to be true count as fast as is plausible.
+
     Args:
         records: valid records of one model.
         num_layers: the model's.
@@ -215,7 +218,7 @@ def layout_of(records: Iterable[NodeRecord], num_layers: int, capacity: float) -
                 may_move=record.movable and record.state is NodeState.SERVING,
                 serving=record.state is NodeState.SERVING,
             )
-            for record in records
+            for record in plausible(list(records))
             if record.state is not NodeState.DRAINING
         ),
     )

@@ -23,13 +23,14 @@ from swarm.routing.costs import (
     can_join,
     client_delay_ms,
     delay_ms,
+    expected_ms,
     penalty_ms,
-    sweep_ms,
     tabulate,
     transfer_ms,
     wait_ms,
 )
 from swarm.routing.search import CheapestChain, cheapest
+from swarm.transport.endpoint import Endpoint
 
 MANY_ROWS = 64
 """Size of the sweep that, beside one of a single row, gives the cost of a further row."""
@@ -71,9 +72,9 @@ class Route:
         """The signed records of all its machines."""
         return tuple(record.sealed for record in self._all_records if record.sealed)
 
-    def address(self, peer: PeerId) -> str:
-        """`host:port` of a machine of the chain, or of the replica, from its signed record."""
-        return next(record.address for record in self._all_records if record.peer == peer)
+    def endpoint(self, peer: PeerId) -> Endpoint:
+        """How to reach a machine of the chain, or the replica, from its signed record."""
+        return next(record.endpoint for record in self._all_records if record.peer == peer)
 
     @property
     def _all_records(self) -> tuple[NodeRecord, ...]:
@@ -179,8 +180,8 @@ def _route(candidates: Sequence[Candidate], found: CheapestChain, query: RouteQu
     ]
     return_ms = client_delay_ms(chosen[-1], query)[0]
     links_ms = sum(cost.delay_ms for cost in costs) + return_ms
-    waits_ms = [wait_ms(record, sweep_ms(record, 1)) for record in chosen]
-    each_ms, row_ms = _compute_ms(hops, chosen)
+    waits_ms = [wait_ms(record, expected_ms(record, 1, query)) for record in chosen]
+    each_ms, row_ms = _compute_ms(hops, chosen, query)
     compute_ms, waiting_ms = sum(each_ms), sum(waits_ms)
     bottleneck_share = max(own + wait for own, wait in zip(each_ms, waits_ms, strict=True)) / (compute_ms + waiting_ms)
     link_row_ms = sum(transfer_ms(record, replace(query, nodes=0)) for record in chosen[:-1])
@@ -188,18 +189,21 @@ def _route(candidates: Sequence[Candidate], found: CheapestChain, query: RouteQu
     return Route(tuple(hops), tuple(chosen), tuple(costs), return_ms, forecast, found.gap_ms)
 
 
-def _compute_ms(hops: Sequence[RouteHop], records: Sequence[NodeRecord]) -> tuple[list[float], float]:
+def _compute_ms(
+    hops: Sequence[RouteHop], records: Sequence[NodeRecord], query: RouteQuery
+) -> tuple[list[float], float]:
     """Each hop's predicted time of a sweep of one row, and what a further row adds at all hops together."""
     parts = [len(hop.span) / len(record.span) for hop, record in zip(hops, records, strict=True)]
     one_ms, many_ms = (
-        [sweep_ms(record, rows) * part for record, part in zip(records, parts, strict=True)] for rows in (1, MANY_ROWS)
+        [expected_ms(record, rows, query) * part for record, part in zip(records, parts, strict=True)]
+        for rows in (1, MANY_ROWS)
     )
     row_ms = max((sum(many_ms) - sum(one_ms)) / (MANY_ROWS - 1), 0.0)
     return [hop_ms + HOP_OVERHEAD_MS for hop_ms in one_ms], row_ms
 
 
 def _hop_cost(sender: NodeRecord | None, record: NodeRecord, span: Span, query: RouteQuery) -> HopCost:
-    whole_ms = sweep_ms(record, query.nodes + 1)
+    whole_ms = expected_ms(record, query.nodes + 1, query)
     link = client_delay_ms(record, query) if sender is None else delay_ms(sender, record, query)
     return HopCost(
         *link,

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
+import tyro
+
 OptionsClass = TypeVar("OptionsClass", bound=type)
 
 _ATTRIBUTE: Final = "__option_headings__"
@@ -28,6 +30,7 @@ Name = Annotated[str, Word("NAME")]
 Model = Annotated[str, Word("MODEL")]
 """A hub id, a folder, or a name or fingerprint of a swarm's model, as the option says."""
 Revision = Annotated[str, Word("REVISION")]
+Fingerprint = Annotated[str, Word("FINGERPRINT")]
 Layers = Annotated[str, Word("START-END")]
 DeviceName = Annotated[str, Word("DEVICE")]
 Peer = Annotated[str, Word("PEER")]
@@ -43,6 +46,12 @@ Number = Annotated[float, Word("NUMBER")]
 Probability = Annotated[float, Word("PROBABILITY")]
 Seconds = Annotated[float, Word("SECONDS")]
 Milliseconds = Annotated[float, Word("MS")]
+Insecure = Annotated[
+    bool,
+    tyro.conf.FlagCreatePairsOff,
+    tyro.conf.arg(help="plain text on the links of a swarm on this machine's loopback; all its programs need it"),
+]
+"""Whether machines that announce no certificate are dialled: everywhere else, links are encrypted or not made."""
 MegabytesPerSecond = Annotated[float, Word("MB")]
 
 

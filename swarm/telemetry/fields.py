@@ -6,12 +6,14 @@ import base64
 import enum
 import json
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Final
 
 from swarm.errors import RemoteProtocolError
+from swarm.protocol.limits import MAX_COUNT, MAX_SWEEP_ROWS
 
-MAX_COUNT: Final = 2**53
-MAX_MS: Final = 1e9
+MAX_MS: Final = 1e7
+"""Of a wait or a computation: nearly three hours."""
 
 
 class TelemetryError(RemoteProtocolError):
@@ -87,8 +89,13 @@ def temperature(raw: Mapping[str, Any], field: str) -> float:
 
 
 def pairs(raw: Mapping[str, Any], field: str) -> tuple[tuple[int, float], ...]:
-    """At most 8 pairs of (count, milliseconds)."""
+    """At most 8 pairs of (tree nodes of a sweep, milliseconds), tree nodes rising from 1 on."""
     value = raw.get(field)
     if not isinstance(value, list) or len(value) > 8 or not all(isinstance(p, list) and len(p) == 2 for p in value):
         raise TelemetryError(field, "must be at most 8 pairs")
-    return tuple((integer({field: nodes}, field), number({field: ms}, field, MAX_MS)) for nodes, ms in value)
+    found = tuple(
+        (integer({field: nodes}, field, MAX_SWEEP_ROWS), number({field: ms}, field, MAX_MS)) for nodes, ms in value
+    )
+    if not all(before < after for before, after in pairwise([0, *(nodes for nodes, _ in found)])):
+        raise TelemetryError(field, "sizes must rise from 1 on")
+    return found

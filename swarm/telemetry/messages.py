@@ -18,15 +18,15 @@ from typing import Any, Final, TypeVar
 
 from swarm.discovery.identity import Identity, is_peer_id, verify
 from swarm.errors import ConfigError, LayersError
-from swarm.ids import PeerId
+from swarm.ids import MAX_MODEL_NAME, PeerId, is_model_name
 from swarm.layers import Span
+from swarm.protocol.limits import MAX_LAYERS
 from swarm.telemetry import fields as read
 from swarm.telemetry.fields import TelemetryError
 
 MAX_PAYLOAD_BYTES: Final = 8_192
 MAX_TOPIC_CHARACTERS: Final = 512
 MAX_EVENT_CHARACTERS: Final = 200
-MAX_LAYERS: Final = 4_096
 MAX_TTL_S: Final = 600.0
 STATUS_TTL_S: Final = 180.0
 """How long a retained status is valid: three times the interval between two of them."""
@@ -372,7 +372,10 @@ def _status(raw: Mapping[str, Any], stamp: Stamp, is_birth: bool, fingerprint: s
     if raw_model.get("fingerprint") != fingerprint:
         raise TelemetryError("model", "is another one than the topic's")
     num_layers = read.integer(raw_model, "num_layers", MAX_LAYERS)
-    model = ServedModel(read.text(raw_model, "name", 96), fingerprint, num_layers)
+    name = read.text(raw_model, "name", MAX_MODEL_NAME)
+    if not is_model_name(name):
+        raise TelemetryError("name", "is no name of a model")
+    model = ServedModel(name, fingerprint, num_layers)
     return Status(
         stamp=stamp,
         is_birth=is_birth,

@@ -19,6 +19,7 @@ from swarm import wire
 from swarm.errors import HopClosed, HopError, HopTimeout, Unreachable
 from swarm.protocol.messages import Ack, Attach, Attached, Downstream, Ping, Pong, RouteHop, Upstream
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.dial import plain_reason
 from swarm.transport.liveness import LivenessWatch, pause
 from swarm.wire.frames import split
 
@@ -190,8 +191,7 @@ async def _read(call: Stream, link: Link, listener: Callable[[Upstream | HopErro
                 link.warm_up()
             listener(message)
     except grpc.aio.AioRpcError as failure:
-        details = failure.details() or failure.code().name.lower()
-        error = Unreachable(link.hop.peer, str(link.hop.span), f"the stream broke ({details})")
+        error = Unreachable(link.hop.peer, str(link.hop.span), f"the stream broke ({plain_reason(failure)})")
     listener(error)
 
 

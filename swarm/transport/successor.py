@@ -32,6 +32,7 @@ from swarm.protocol.messages import (
     Upstream,
 )
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.dial import Connection
 from swarm.transport.link import CountBytes, Link, ignore_bytes, open_link
 
 ATTACH_S = 3.0
@@ -43,8 +44,8 @@ DISMISSED = Close("the chain goes on without this machine", dismissed=True)
 
 logger = logging.getLogger(__name__)
 
-Dial = Callable[[RouteHop, grpc.aio.Channel | None], Awaitable[tuple[grpc.aio.Channel, bool]]]
-"""The connection to a hop, and whether it is cold; not the one on which nothing comes through.
+Dial = Callable[[RouteHop, grpc.aio.Channel | None], Awaitable[Connection]]
+"""The connection to a hop; not the one on which nothing comes through.
 
 Raises:
     SwarmError: nobody knows where it listens.
@@ -237,9 +238,13 @@ class SuccessorLink:
 
     async def _hold(self, stream: SuccessorStream, attach: Attach) -> None:
         try:
-            stream.channel, is_cold = await self._dial(stream.hop, self._stuck)
+            connection = await self._dial(stream.hop, self._stuck)
+            stream.channel = connection.channel
             hear = partial(self._hear, stream)
-            async with open_link(stream.channel, attach, hear, is_cold=is_cold, count_bytes=self._count_bytes) as link:
+            opening = open_link(
+                connection.channel, attach, hear, is_cold=connection.is_cold, count_bytes=self._count_bytes
+            )
+            async with opening as link:
                 stream.link = link
                 if not stream.left.is_set():
                     limit_s = min(FIRST_TRY_S * 2**self._late_attaches, ATTACH_S) if attach.generation else ATTACH_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sized
 from typing import TypeVar, cast
 
@@ -11,7 +10,7 @@ from google.protobuf.message import Message
 from swarm.errors import LayersError, RemoteProtocolError
 from swarm.ids import SessionId, TreeNodeId
 from swarm.layers import Span
-from swarm.protocol.limits import MAX_LAYERS, MAX_NODES, SESSION_BYTES
+from swarm.protocol.limits import MAX_HOP_MS, MAX_LAYERS, MAX_NODES, SESSION_BYTES
 
 ID_END = 1 << 63
 """Ids, sequences and lengths are below it."""
@@ -19,6 +18,9 @@ TOKEN_END = 1 << 31
 """Token ids are below it."""
 TIP = -1
 """The tip as a parent on the wire."""
+
+MAX_FLOAT32 = 3.5e38
+"""More than any finite float32."""
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S", bound=Sized)
@@ -41,6 +43,13 @@ def at_most(values: S, limit: int, field: str) -> S:
     if len(values) > limit:
         raise RemoteProtocolError(field, f"{len(values)} are too many, the limit is {limit}")
     return values
+
+
+def positive(value: int, field: str, end: int = ID_END) -> int:
+    """`value` in `[1, end)`."""
+    if not 1 <= value < end:
+        raise RemoteProtocolError(field, f"{value} is not in 1 … {end - 1}")
+    return value
 
 
 def numbers(values: Collection[int], field: str, end: int = ID_END) -> tuple[int, ...]:
@@ -71,25 +80,26 @@ def same_length(count: int, expected: int, field: str, of: str) -> None:
         raise RemoteProtocolError(field, f"{count}, but there are {expected} {of}")
 
 
-def finite(value: float, field: str) -> float:
-    """Neither NaN nor infinite."""
-    if not math.isfinite(value):
-        raise RemoteProtocolError(field, f"{value} is not finite")
+def between(value: float, field: str, low: float, high: float) -> float:
+    """In `[low, high]`, so never infinite and never NaN."""
+    if not low <= value <= high:
+        raise RemoteProtocolError(field, f"{value} is not in {low:g} … {high:g}")
     return value
 
 
-def non_negative(value: float, field: str) -> float:
-    """Finite and >= 0."""
-    if finite(value, field) < 0:
-        raise RemoteProtocolError(field, f"{value} is negative")
-    return value
+def milliseconds(value: float, field: str) -> float:
+    """What one hop reports of one sweep."""
+    return between(value, field, 0.0, MAX_HOP_MS)
 
 
 def fraction(value: float, field: str) -> float:
     """In `[0, 1]`."""
-    if not 0 <= value <= 1:
-        raise RemoteProtocolError(field, f"{value} is not in 0 … 1")
-    return value
+    return between(value, field, 0.0, 1.0)
+
+
+def log_probability(value: float, field: str) -> float:
+    """The logarithm of a probability: at most 0, and finite."""
+    return between(value, field, -MAX_FLOAT32, 0.0)
 
 
 def session_id(value: bytes) -> SessionId:
@@ -99,10 +109,10 @@ def session_id(value: bytes) -> SessionId:
     return SessionId(value)
 
 
-def layers(start: int, end: int) -> Span:
-    """A half-open range of layers that some model could have."""
+def layers(start: int, end: int, num_layers: int = MAX_LAYERS) -> Span:
+    """A half-open range of a model's layers; without their number, of those that some model could have."""
     try:
-        return Span(start, end).within(MAX_LAYERS)
+        return Span(start, end).within(num_layers)
     except LayersError as error:
         raise RemoteProtocolError("span", str(error)) from error
 

@@ -13,10 +13,14 @@ from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.limits import (
+    MAX_COUNT,
     MAX_HEADERS,
+    MAX_HOLD_S,
     MAX_HOPS,
+    MAX_LAYERS,
     MAX_NODES,
     MAX_RECORD_BYTES,
+    MAX_TEMPERATURE,
     MAX_WIDTH,
     PADDING_BYTES,
     PEER_CHARACTERS,
@@ -126,7 +130,11 @@ def decode_upstream(data: bytes) -> Upstream:
             credits_ = upstream.ready.credits
             return Ready(
                 generation=checks.number(upstream.ready.generation, "generation"),
-                credits=Credits(credits_.window_tokens, credits_.sweeps, credits_.nodes),
+                credits=Credits(
+                    checks.positive(credits_.window_tokens, "window_tokens"),
+                    checks.positive(credits_.sweeps, "sweeps"),
+                    checks.positive(credits_.nodes, "nodes"),
+                ),
             )
         case "ack":
             ack = upstream.ack
@@ -172,7 +180,7 @@ def decode_hold(data: bytes) -> Hold:
     return Hold(
         session=checks.session_id(hold.session),
         generation=checks.number(hold.generation, "generation"),
-        ttl_s=checks.non_negative(hold.ttl_s, "ttl_s"),
+        ttl_s=checks.between(hold.ttl_s, "ttl_s", 0.0, MAX_HOLD_S),
     )
 
 
@@ -203,21 +211,25 @@ def decode_info(data: bytes) -> NodeInfo:
     """
     info = _parsed(pb.InfoReply(), data)
     checks.present(info, "counters")
-    counters = {field.name: checks.number(getattr(info.counters, field.name), field.name) for field in fields(Counters)}
+    counters = {
+        field.name: checks.number(getattr(info.counters, field.name), field.name, MAX_COUNT + 1)
+        for field in fields(Counters)
+    }
+    kv_tokens = checks.number(info.kv_tokens_total, "kv_tokens_total", MAX_COUNT + 1)
     return NodeInfo(
         name=_text(info.name, "name"),
         fingerprint=_text(info.fingerprint, "fingerprint"),
         config_digest=_text(info.config_digest, "config_digest"),
         weights_digest=_text(info.weights_digest, "weights_digest"),
         tokenizer_digest=_text(info.tokenizer_digest, "tokenizer_digest"),
-        num_layers=info.num_layers,
-        span=checks.layers(info.span.start, info.span.end),
-        vocab_size=info.vocab_size,
-        hidden_size=info.hidden_size,
+        num_layers=checks.positive(info.num_layers, "num_layers", MAX_LAYERS + 1),
+        span=checks.layers(info.span.start, info.span.end, info.num_layers),
+        vocab_size=checks.positive(info.vocab_size, "vocab_size", checks.TOKEN_END + 1),
+        hidden_size=checks.positive(info.hidden_size, "hidden_size", MAX_WIDTH + 1),
         numeric_class=_text(info.numeric_class, "numeric_class"),
         version=_text(info.version, "version"),
-        kv_tokens_total=checks.number(info.kv_tokens_total, "kv_tokens_total"),
-        kv_tokens_free=checks.number(info.kv_tokens_free, "kv_tokens_free"),
+        kv_tokens_total=kv_tokens,
+        kv_tokens_free=checks.number(info.kv_tokens_free, "kv_tokens_free", kv_tokens + 1),
         sessions=info.sessions,
         counters=Counters(**counters),
     )
@@ -269,7 +281,7 @@ def _sampling(sampling: pb.Sampling) -> Sampling:
         raise RemoteProtocolError("top_k", "0 would leave no token")
     return Sampling(
         seed=sampling.seed,
-        temperature=checks.non_negative(sampling.temperature, "temperature"),
+        temperature=checks.between(sampling.temperature, "temperature", 0.0, MAX_TEMPERATURE),
         top_k=top_k,
         top_p=checks.fraction(sampling.top_p, "top_p") if sampling.HasField("top_p") else None,
         min_p=checks.fraction(sampling.min_p, "min_p") if sampling.HasField("min_p") else None,
@@ -310,10 +322,10 @@ def _rows(rows: pb.Rows, expected: int, of: str) -> Rows:
 def _times(times: Collection[pb.HopTime]) -> tuple[HopTime, ...]:
     return tuple(
         HopTime(
-            checks.non_negative(time.queue_ms, "queue_ms"),
-            checks.non_negative(time.compute_ms, "compute_ms"),
-            checks.non_negative(time.other_ms, "other_ms"),
-            checks.non_negative(time.link_ms, "link_ms"),
+            checks.milliseconds(time.queue_ms, "queue_ms"),
+            checks.milliseconds(time.compute_ms, "compute_ms"),
+            checks.milliseconds(time.other_ms, "other_ms"),
+            checks.milliseconds(time.link_ms, "link_ms"),
         )
         for time in checks.at_most(times, MAX_HOPS, "times")
     )
@@ -335,7 +347,7 @@ def _reply(reply: pb.Reply) -> Reply:
     log_probs = None
     if reply.HasField("log_probs"):
         checks.same_length(len(reply.log_probs.values), len(ids), "log_probs", "ids")
-        log_probs = tuple(checks.finite(value, "log_probs") for value in reply.log_probs.values)
+        log_probs = tuple(checks.log_probability(value, "log_probs") for value in reply.log_probs.values)
     row_ids = checks.node_ids(reply.row_ids, "row_ids")
     rows = _rows(reply.rows, len(row_ids), "row ids") if reply.HasField("rows") else None
     if row_ids and rows is None:
@@ -370,9 +382,9 @@ def _attach(attach: pb.Attach) -> Attach:
         index=checks.number(attach.index, "index", len(route)),
         open=Open(
             fingerprint=_text(attach.open.fingerprint, "fingerprint"),
-            window_tokens=attach.open.window_tokens,
-            sweeps=attach.open.sweeps,
-            nodes=attach.open.nodes,
+            window_tokens=checks.positive(attach.open.window_tokens, "window_tokens"),
+            sweeps=checks.positive(attach.open.sweeps, "sweeps"),
+            nodes=checks.positive(attach.open.nodes, "nodes"),
             codec=_codec(attach.open.codec),
         ),
         hedge=_hedge(attach, route),

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from swarm.errors import LocalProtocolError
 from swarm.ids import TreeNodeId
-from swarm.protocol.limits import REASON_CHARACTERS
+from swarm.protocol.limits import MAX_HOP_MS, REASON_CHARACTERS
 from swarm.protocol.messages import (
     Ack,
     Attach,
@@ -200,10 +200,8 @@ def _rows(rows: Rows | None) -> pb.Rows | None:
 
 
 def _times(times: Iterable[HopTime]) -> list[pb.HopTime]:
-    return [
-        pb.HopTime(queue_ms=time.queue_ms, compute_ms=time.compute_ms, other_ms=time.other_ms, link_ms=time.link_ms)
-        for time in times
-    ]
+    """What receivers take: a machine that stood still for minutes may have measured more."""
+    return [pb.HopTime(**{part: min(max(ms, 0.0), MAX_HOP_MS) for part, ms in asdict(time).items()}) for time in times]
 
 
 def _sweep_frame(frame: SweepFrame) -> pb.SweepFrame:

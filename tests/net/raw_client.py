@@ -28,6 +28,7 @@ from swarm.protocol.messages import (
     Upstream,
 )
 from swarm.protocol.node_info import Counters, NodeInfo
+from swarm.transport.dial import open_channel
 from swarm.transport.link import Stream
 from swarm.wire.frames import FrameAssembler, split
 
@@ -118,7 +119,7 @@ def _bytes(data: object) -> bytes:
 @asynccontextmanager
 async def dial(node: Node, method: str, options: Sequence[tuple[str, int]] = ()) -> AsyncIterator[Stream]:
     """A stream to a node over a connection of its own, cancelled at the end."""
-    async with grpc.aio.insecure_channel(node.address, options=list(options)) as channel:
+    async with open_channel(node.endpoint, list(options)) as channel:
         call: Stream = channel.stream_stream(method)()
         try:
             yield call
@@ -148,7 +149,7 @@ async def raw_replies(
 
 async def info(node: Node) -> NodeInfo:
     """The answer of the node's Info call."""
-    async with grpc.aio.insecure_channel(node.address) as channel:
+    async with open_channel(node.endpoint, []) as channel:
         call: Unary = channel.unary_unary(wire.INFO)
         return wire.decode_info(await call(b"", timeout=ANSWER_S))
 

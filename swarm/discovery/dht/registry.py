@@ -34,6 +34,7 @@ from swarm.discovery.registry import MODELS_KEYS, RECENT_S, block_keys, peer_key
 from swarm.errors import IdentityError, RegistryError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.protocol.limits import MAX_LAYERS
+from swarm.transport.endpoint import Endpoint
 
 _log = logging.getLogger(__name__)
 
@@ -228,9 +229,10 @@ class DhtRegistry:
             self._cache[name] = cached
         return cached[1]
 
-    async def dial_back(self, address: str, nonce: bytes) -> bool | None:
-        """Whether this machine answers at `address`: up to three peers call it; None if none could be asked."""
-        verdict: bool | None = await self._call("dial_back", {"address": address, "nonce": nonce}, DIAL_BACK_DEADLINE_S)
+    async def dial_back(self, endpoint: Endpoint, nonce: bytes) -> bool | None:
+        """Whether this machine answers at its address: up to three peers call it; None if none could be asked."""
+        arguments = {"address": endpoint.address, "nonce": nonce, "certificate": endpoint.certificate}
+        verdict: bool | None = await self._call("dial_back", arguments, DIAL_BACK_DEADLINE_S)
         return verdict
 
     async def _call(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,8 +10,11 @@ from typing import Any
 
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
+from swarm.protocol.limits import MAX_LAYERS
 
 MAX_HOPS = 256
+MAX_NUMBER = 1e7
+"""Of all that a probe measures: milliseconds, tokens, tokens/s."""
 HOUR_S = 3_600.0
 
 
@@ -92,7 +94,7 @@ def read_probe(line: str) -> Probe:
         return Probe(
             ok=None if raw["ok"] is None else bool(raw["ok"]),
             error=None if raw.get("error") is None else str(raw["error"])[:300],
-            tokens=int(raw.get("tokens", 0)),
+            tokens=_tokens(raw),
             ttft_ms=_number(raw, "ttft_ms"),
             tokens_per_s=_number(raw, "tokens_per_s"),
             acceptance_length=_number(raw, "acceptance_length"),
@@ -116,7 +118,7 @@ def read_comparison(line: str) -> ReplicaComparison:
             peer=PeerId(str(raw["peer"])),
             others=tuple(PeerId(str(peer)) for peer in raw.get("others", ())[:MAX_HOPS]),
             agrees=None if raw["agrees"] is None else bool(raw["agrees"]),
-            tokens=int(raw.get("tokens", 0)),
+            tokens=_tokens(raw),
             error=None if raw.get("error") is None else str(raw["error"])[:300],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -134,15 +136,21 @@ def _number(raw: Mapping[str, Any], name: str) -> float | None:
     value = raw.get(name)
     if value is None:
         return None
-    if not math.isfinite(value):
+    if isinstance(value, bool) or not 0 <= value <= MAX_NUMBER:
         raise ValueError(name)
     return float(value)
 
 
+def _tokens(raw: Mapping[str, Any]) -> int:
+    return int(_number(raw, "tokens") or 0)
+
+
 def _hop(raw: Mapping[str, Any]) -> HopProbe:
-    start, end = raw["span"]
+    start, end = map(int, raw["span"])
+    if not 0 <= start < end <= MAX_LAYERS:
+        raise ValueError("span")
     times = [_number(raw, name) or 0.0 for name in ("link_ms", "queue_ms", "compute_ms")]
-    return HopProbe(PeerId(str(raw["peer"])), (int(start), int(end)), *times)
+    return HopProbe(PeerId(str(raw["peer"])), (start, end), *times)
 
 
 @dataclass(slots=True)

@@ -215,7 +215,9 @@ async def test_a_node_whose_turn_it_is_no_more_goes_on_where_it_is(monkeypatch: 
         async def announce(span: Span) -> None:
             await reserve(span)
             assert rival.peer_id < mover.peer_id
-            await rival.announce(replace(mover.serving(), peer=rival.peer_id, state=NodeState.JOINING, span=span))
+            await rival.announce(
+                replace(mover.serving(), peer=rival.peer_id, state=NodeState.JOINING, span=span, certificate=b"")
+            )
 
         reservation = replace(reservation_of(mover), announce=announce)
         await Rebalance(random.Random(0)).look(reservation, mover)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
+from dataclasses import fields, replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +16,7 @@ from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol.draft_distribution import DraftDistribution
+from swarm.protocol.limits import MAX_COUNT, MAX_HOLD_S, MAX_HOP_MS, MAX_LAYERS, MAX_TEMPERATURE, MAX_WIDTH
 from swarm.protocol.messages import (
     Ack,
     Attach,
@@ -46,21 +50,24 @@ from swarm.protocol.messages import (
 )
 from swarm.protocol.node_info import Counters, NodeInfo
 from swarm.wire.frames import FrameAssembler, FrameLimits, split
+from swarm.wire.v1 import node_pb2 as pb
 
 naturals = st.integers(0, 2**63 - 1)
 words = st.integers(0, 2**32 - 1)
+granted = st.integers(1, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)
 tokens = st.integers(0, 2**31 - 1)
 node_ids = naturals.map(TreeNodeId)
 parents = st.none() | node_ids
-durations = st.floats(0, allow_infinity=False)
+durations = st.floats(0, MAX_HOP_MS)
+counts = st.integers(0, MAX_COUNT)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 peers = texts.map(PeerId)
 session_ids = st.binary(min_size=16, max_size=16).map(SessionId)
 samplings = st.builds(
     Sampling,
     seed=uint64,
-    temperature=durations,
+    temperature=st.floats(0, MAX_TEMPERATURE),
     top_k=st.none() | st.integers(1, 2**32 - 1),
     top_p=st.none() | st.floats(0, 1),
     min_p=st.none() | st.floats(0, 1),
@@ -72,7 +79,7 @@ routes = st.lists(st.builds(RouteHop, texts.filter(bool).map(PeerId), spans), mi
 hedges = st.none() | st.builds(Hedge, st.just(0), st.integers(0, 99).map(lambda number: PeerId(f"{number:0>100}")))
 sealed = st.lists(st.binary(max_size=8), max_size=3).map(tuple)
 faults = st.builds(Fault, naturals, peers, st.sampled_from(FaultKind), texts, texts)
-opens = st.builds(Open, texts, words, words, words, st.sampled_from(Codec))
+opens = st.builds(Open, texts, granted, granted, granted, st.sampled_from(Codec))
 
 
 @st.composite
@@ -121,7 +128,7 @@ def sweep_frames(draw: st.DrawFn) -> SweepFrame:
 @st.composite
 def replies(draw: st.DrawFn) -> Reply:
     picks = tuple(draw(st.lists(st.tuples(node_ids, tokens), max_size=20)))
-    log_probs = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=len(picks))
+    log_probs = st.lists(st.floats(max_value=0, width=32, allow_nan=False, allow_infinity=False), min_size=len(picks))
     row_ids = tuple(draw(st.lists(node_ids, max_size=5)))
     return Reply(
         sequence=draw(naturals),
@@ -170,7 +177,7 @@ frames: st.SearchStrategy[Frame] = st.one_of(
 )
 upstreams: st.SearchStrategy[Upstream] = st.one_of(
     st.builds(Attached, naturals, st.none() | naturals),
-    st.builds(Ready, naturals, st.builds(Credits, words, words, words)),
+    st.builds(Ready, naturals, st.builds(Credits, granted, granted, granted)),
     st.builds(Ack, naturals, naturals, naturals),
     st.builds(Pong, uint64),
     faults,
@@ -178,9 +185,19 @@ upstreams: st.SearchStrategy[Upstream] = st.one_of(
 replies_up: st.SearchStrategy[RepliesUp] = st.one_of(
     st.builds(RepliesRequest, session_ids, naturals, naturals, st.booleans()), st.builds(Pong, uint64)
 )
-holds = st.builds(Hold, session_ids, naturals, durations)
-counters = st.builds(Counters, *[naturals] * 8)
-infos = st.builds(NodeInfo, *[texts] * 5, words, spans, words, words, texts, texts, naturals, naturals, words, counters)
+holds = st.builds(Hold, session_ids, naturals, st.floats(0, MAX_HOLD_S))
+counters = st.builds(Counters, *[counts] * 8)
+
+
+@st.composite
+def infos(draw: st.DrawFn) -> NodeInfo:
+    total = draw(counts)
+    layers, vocabularies, widths = st.integers(200, MAX_LAYERS), st.integers(1, 2**31), st.integers(1, MAX_WIDTH)
+    sizes = (layers, spans, vocabularies, widths, texts, texts)
+    rooms = (st.just(total), st.integers(0, total), words)
+    return draw(st.builds(NodeInfo, *[texts] * 5, *sizes, *rooms, counters))
+
+
 DECODERS: tuple[Callable[[bytes], object], ...] = (
     wire.decode_frame,
     wire.decode_upstream,
@@ -216,7 +233,7 @@ def test_messages_on_reply_streams_survive(message: RepliesUp) -> None:
     assert wire.decode_replies_up(wire.encode_replies_up(message)) == message
 
 
-@given(holds, st.booleans(), infos)
+@given(holds, st.booleans(), infos())
 def test_unary_messages_survive(hold: Hold, held: bool, info: NodeInfo) -> None:
     assert wire.decode_hold(wire.encode_hold(hold)) == hold
     assert wire.decode_held(wire.encode_held(Held(held))) == Held(held)
@@ -242,7 +259,7 @@ encodings = st.one_of(
     frames.map(lambda frame: next(split(frame))),
     upstreams.map(wire.encode_upstream),
     replies_up.map(wire.encode_replies_up),
-    infos.map(wire.encode_info),
+    infos().map(wire.encode_info),
 )
 
 
@@ -252,3 +269,74 @@ def test_truncated_and_mutated_encodings_are_refused_by_name(encoding: bytes, da
     place = data.draw(st.integers(0, len(encoding)))
     inserted = data.draw(st.binary(max_size=3))
     decode_with_everything(encoding[:place] + inserted + encoding[place + data.draw(st.integers(0, 3)) :])
+
+
+HOP_TIMES = ("queue_ms", "compute_ms", "other_ms", "link_ms")
+NO_TIMES = st.sampled_from([math.nan, math.inf, -math.inf, -5e-324, -1.0, 120_000.01, 1e308]) | st.floats().filter(
+    lambda value: not 0 <= value <= MAX_HOP_MS
+)
+
+
+@given(replies(), st.sampled_from(HOP_TIMES), NO_TIMES)
+def test_hop_times_outside_of_their_range_are_refused_by_name(reply: Reply, field: str, value: float) -> None:
+    frame = pb.Frame.FromString(wire.encode_frame(reply))
+    frame.reply.times.append(pb.HopTime(**{field: value}))
+    with pytest.raises(RemoteProtocolError) as caught:
+        wire.decode_frame(frame.SerializeToString())
+    assert caught.value.field == field
+
+
+@given(st.sampled_from([math.nan, math.inf, -math.inf, -1.0, 1e308, 119_999.0]), st.sampled_from(HOP_TIMES))
+def test_what_a_hop_measured_can_always_be_sent(value: float, field: str) -> None:
+    if math.isnan(value):
+        return
+    reply = Reply(1, 0, (), (replace(HopTime(1.0, 2.0, 3.0, 4.0), **{field: value}),))
+    (time,) = wire.decode_frame(wire.encode_frame(reply)).times  # type: ignore[union-attr]
+    assert getattr(time, field) == min(max(value, 0.0), MAX_HOP_MS)
+
+
+@given(
+    st.sampled_from(["window_tokens", "sweeps", "nodes"]),
+    st.tuples(st.integers(1, 2**32 - 1), st.integers(1, 2**32 - 1), st.integers(1, 2**32 - 1)),
+)
+def test_credits_of_zero_are_refused_by_name(field: str, other: tuple[int, int, int]) -> None:
+    ready = pb.Upstream.FromString(wire.encode_upstream(Ready(1, Credits(*other))))
+    setattr(ready.ready.credits, field, 0)
+    with pytest.raises(RemoteProtocolError) as caught:
+        wire.decode_upstream(ready.SerializeToString())
+    assert caught.value.field == field
+
+
+NO_INFO = st.sampled_from(
+    [
+        *(("num_layers", 0), ("num_layers", MAX_LAYERS + 1), ("num_layers", 2**32 - 1)),
+        *(("vocab_size", 0), ("vocab_size", 2**31 + 1), ("hidden_size", 0), ("hidden_size", MAX_WIDTH + 1)),
+        *(("kv_tokens_total", MAX_COUNT + 1), ("kv_tokens_free", 2**64 - 1)),
+        *((field.name, MAX_COUNT + 1) for field in fields(Counters)),
+    ]
+)
+
+
+@given(infos(), NO_INFO)
+def test_what_a_node_says_of_itself_is_bounded(info: NodeInfo, bad: tuple[str, int]) -> None:
+    field, value = bad
+    reply = pb.InfoReply.FromString(wire.encode_info(info))
+    setattr(reply if hasattr(reply, field) else reply.counters, field, value)
+    with pytest.raises(RemoteProtocolError) as caught:
+        wire.decode_info(reply.SerializeToString())
+    assert caught.value.field == field
+
+
+@given(
+    st.sampled_from(
+        [("temperature", math.nan), ("temperature", math.inf), ("temperature", 1.1e6), ("temperature", -1.0)]
+    )
+    | st.sampled_from([("top_p", 1.1), ("top_p", math.nan), ("min_p", -0.1), ("top_k", 0)]),
+    snapshots(),
+)
+def test_sampling_out_of_its_range_is_refused_by_name(bad: tuple[str, float], snapshot: Snapshot) -> None:
+    frame = pb.Frame.FromString(wire.encode_frame(snapshot))
+    setattr(frame.snapshot.sampling, *bad)
+    with pytest.raises(RemoteProtocolError) as caught:
+        wire.decode_frame(frame.SerializeToString())
+    assert caught.value.field == bad[0]

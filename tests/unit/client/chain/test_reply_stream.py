@@ -55,7 +55,7 @@ async def test_it_lives_while_pings_come_and_not_much_longer(pings: int, monkeyp
     said: list[Reply | SwarmError] = []
     call = Call(pings)
     stream = ReplyStream(TAIL, lambda _, what: said.append(what))
-    await stream.run(cast("grpc.aio.Channel", call), RepliesRequest(SessionId(bytes(16))))
+    await stream.run(lambda: cast("grpc.aio.Channel", call), RepliesRequest(SessionId(bytes(16))))
     (error,) = said
     assert isinstance(error, HopTimeout)
     assert call.left == 0, "no ping was left unread: 40 of them take longer than it may take to open"

@@ -6,6 +6,7 @@ draft promises. Everything is counted in expected tokens per millisecond, so tha
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +18,12 @@ from client.control.policy import FixedPolicy, PipelineState, SpeculationPlan
 from client.control.regression import Regression
 from client.drafting.search.stopping import StopRule
 from client.drafting.search.tree import DraftTree
-from client.stats import SweepMeasurement
+from client.stats import SweepMeasurement, within_total
+from swarm import wire
+from swarm.errors import RemoteProtocolError
+from swarm.protocol.messages import HopTime, Reply
 from swarm.routing.costs import RouteForecast
+from swarm.wire.v1 import node_pb2 as pb
 from tests.sweep_measurements import measured, over_hops, with_wait
 
 ROUTE = "route"
@@ -183,6 +188,40 @@ def test_another_route_is_learned_apart_and_begins_with_what_the_last_one_taught
         control.observe_sweep("b", WORLDS["near, passages"].sweep(8))
     assert control.latency_model("b").sweep_ms(8) == pytest.approx(WORLDS["near, passages"].sweep(8).total_ms, rel=0.35)
     assert control.latency_model("a").sweep_ms(8) == pytest.approx(first, rel=0.05)
+
+
+def heard(sweep: SweepMeasurement, lie: float) -> SweepMeasurement | None:
+    """A sweep as the client hears of it, where the last hop reports a lie; None where the wire refuses it."""
+    (hop,) = sweep.hops
+    frame = pb.Frame.FromString(wire.encode_frame(Reply(1, 0, (), (hop, HopTime(0.0, 0.0, 0.0, 0.0)))))
+    frame.reply.times[1].compute_ms = lie
+    try:
+        reply = wire.decode_frame(frame.SerializeToString())
+    except RemoteProtocolError:
+        return None
+    assert isinstance(reply, Reply)
+    first_link_ms, hops = within_total(sweep.first_link_ms, reply.times, sweep.total_ms)
+    return replace(sweep, first_link_ms=first_link_ms, hops=hops)
+
+
+@pytest.mark.parametrize("lie", [1e308, math.inf, math.nan, -1.0, 120_000.0, 0.0])
+def test_a_hop_that_lied_is_forgotten_once_it_tells_the_truth(lie: float) -> None:
+    rng, world, control = random.Random(7), WORLDS["25 ms, passages"], Goodput(256)
+    run(control, world, 50, rng)
+    for number in range(100):
+        said = heard(world.sweep(SIZES[number % 12]), lie)
+        assert (said is None) == (not 0 <= lie <= 120_000)
+        if said is not None:
+            control.observe_sweep(ROUTE, said)
+            assert control.plan(ROUTE, 0.0, 256).nodes >= 0
+    run(control, world, 60, rng)
+    found, sizes = run(control, world, 40, rng)
+    assert found >= 0.95 * best_fixed(world), sizes
+
+
+def test_nothing_to_send_is_nothing_to_price() -> None:
+    control = Goodput(64)
+    assert control.extend(ROUTE, (), PipelineState(1, 0.0)).nodes == 0
 
 
 def test_routes_and_room_are_bounded() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from node.session.accepted_path import MAX_ROWS, AcceptedPath, requested_rows
+from node.session.accepted_path import AcceptedPath, requested_rows
 from swarm.ids import TreeNodeId
+from swarm.protocol.limits import MAX_REPLY_ROWS
 from swarm.protocol.messages import Sweep, Want
 from swarm.protocol.session import Limits, SessionState
 
@@ -83,7 +84,7 @@ def test_a_truncation_voids_what_was_picked() -> None:
 def test_only_a_sweeps_own_nodes_with_wanted_picks_answer_it_and_only_the_deepest() -> None:
     path = [TreeNodeId(node) for node in range(3, 100)]
     sweep = Sweep(1, 0, TreeNodeId(5), (1,) * 90, (None,) * 90, TreeNodeId(7), want=Want(hidden_rows=True))
-    assert requested_rows(sweep, path) == tuple(range(95 - MAX_ROWS, 95))
+    assert requested_rows(sweep, path) == tuple(range(95 - MAX_REPLY_ROWS, 95))
     assert requested_rows(sweep, path[:10]) == tuple(range(7, 13))
     nothing = Sweep(1, 0, TreeNodeId(5), (1,), (None,), TreeNodeId(5), want=Want())
     assert requested_rows(nothing, path) == ()

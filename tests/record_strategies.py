@@ -1,0 +1,83 @@
+"""Records of all legal values, and the values of each field that are not legal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from swarm.discovery.node_record import MAX_DELAYS, MAX_KV_TOKENS, MAX_ROW_BYTES, MAX_SPEEDS, NodeRecord, NodeState
+from swarm.ids import ModelIdentity, PeerId
+from swarm.layers import Span
+from swarm.protocol.limits import MAX_COUNT, MAX_LAYERS, MAX_SWEEP_ROWS, SWEEP_MS
+
+NOW = 1_800_000_000.0
+DIGEST = st.text("0123456789abcdef", min_size=64, max_size=64)
+NO_NUMBERS: tuple[Any, ...] = (
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    None,
+    "1",
+    b"1",
+    [],
+    True,
+    -1.0,
+    1e308,
+    -1e308,
+)
+"""What is none of the numbers that a record may hold, wherever it stands in for one (but None may mean unknown)."""
+
+
+def speeds() -> st.SearchStrategy[tuple[tuple[int, float], ...]]:
+    """Claimed speeds, from none to as many as there may be, rising or falling, as extreme as may be."""
+    sizes = st.one_of(
+        st.lists(st.integers(1, MAX_SWEEP_ROWS), max_size=MAX_SPEEDS, unique=True).map(sorted),
+        st.sampled_from([[1, 8, 64], [1, 2], [16, 17], [MAX_SWEEP_ROWS]]),
+    )
+    times = st.one_of(st.sampled_from(SWEEP_MS), st.floats(*SWEEP_MS))
+    return sizes.flatmap(
+        lambda found: st.tuples(*[times] * len(found)).map(lambda ms: tuple(zip(found, ms, strict=True)))
+    )
+
+
+@st.composite
+def models(draw: st.DrawFn, max_layers: int = MAX_LAYERS) -> ModelIdentity:
+    """A model that tells the truth about itself."""
+    name = draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,20}(/[A-Za-z0-9_-]{1,20})?", fullmatch=True))
+    return ModelIdentity.of(name, draw(DIGEST), draw(DIGEST), draw(DIGEST), draw(st.integers(1, max_layers)))
+
+
+@st.composite
+def records(
+    draw: st.DrawFn,
+    model: ModelIdentity,
+    peer: PeerId,
+    others: tuple[PeerId, ...] = (),
+    certificate: bytes = b"",
+) -> NodeRecord:
+    """A legal record of a machine with some layers of a model."""
+    start = draw(st.integers(0, model.num_layers - 1))
+    total = draw(st.integers(0, MAX_KV_TOKENS))
+    delays = st.tuples(st.sampled_from(others), st.floats(0.0, 60_000.0)) if others else st.nothing()
+    return NodeRecord(
+        peer=peer,
+        model=model,
+        span=Span(start, draw(st.integers(start + 1, model.num_layers))),
+        address=draw(st.sampled_from(["192.0.2.7:1", "[2001:db8::1]:65535", "a-b.example:80", f"{'h' * 253}:5000"])),
+        state=draw(st.sampled_from([NodeState.SERVING] * 3 + [NodeState.JOINING, NodeState.DRAINING])),
+        numeric_class=draw(st.sampled_from(["cpu-float32", "cpu-float32", "cuda-bfloat16", "cuda-float16-w8"])),
+        version="0.2.0",
+        name=draw(st.none() | st.just("Größe")),
+        sweep_ms=draw(speeds()),
+        kv_tokens_free=draw(st.integers(0, total)),
+        kv_tokens_total=total,
+        sequence=draw(st.integers(0, MAX_COUNT)),
+        expires_at=NOW + draw(st.floats(1.0, 90.0)),
+        delays_ms=tuple(draw(st.lists(delays, max_size=MAX_DELAYS))) if others else (),
+        busy=draw(st.floats(0.0, 1.0)),
+        uplink_mbit_per_s=draw(st.none() | st.floats(0.001, 1e6)),
+        row_bytes=draw(st.none() | st.integers(1, MAX_ROW_BYTES)),
+        movable=draw(st.booleans()),
+        certificate=certificate,
+    )
