@@ -63,7 +63,7 @@ class LookUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoreOutcome:
     """What became of items that were filed.
 
     Attributes:
@@ -186,7 +186,7 @@ class DirectoryPeer:
             result.peers |= nearer
         return {key: tuple(nearer) for key, (_, nearer) in answer.items()}
 
-    async def keep(self, items: Sequence[FiledItem]) -> Kept:
+    async def keep(self, items: Sequence[FiledItem]) -> StoreOutcome:
         """File this machine's own items, and read each back from every peer that was asked to hold it."""
         started, outdated = time.monotonic(), not self._protocol.keep(items)
         # Beside a key nothing lies, so this finds the peers and fetches no data.
@@ -209,7 +209,7 @@ class DirectoryPeer:
             for chosen, (held, is_outdated) in zip(wanted.values(), stored, strict=True):
                 outdated |= is_outdated
                 copies.update(one for one, is_held in zip(chosen, held, strict=True) if is_held)
-        return Kept(len(asked), tuple(copies[number] for number in range(len(items))), outdated)
+        return StoreOutcome(len(asked), tuple(copies[number] for number in range(len(items))), outdated)
 
     async def _keep_at(self, peer: PeerID, items: Sequence[FiledItem]) -> tuple[list[bool], bool]:
         """File items at one peer; which of them it gives back, and whether it has something later under their name."""

@@ -17,7 +17,7 @@ import pytest
 from swarm.discovery.dht import search
 from swarm.discovery.dht.hivemind_node import DHTID, PeerID, dht_pb2
 from swarm.discovery.dht.protocol import DirectoryProtocol, kademlia_id
-from swarm.discovery.dht.search import DirectoryPeer, Kept
+from swarm.discovery.dht.search import DirectoryPeer, StoreOutcome
 from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import Filing, seal_announcement
 from swarm.discovery.node_record import NodeRecord, NodeState
@@ -84,7 +84,7 @@ def drop_all(peer: DirectoryPeer) -> None:
     protocol._take = lambda row, signer, origin: True  # type: ignore[method-assign]
 
 
-async def announced(peer: DirectoryPeer, identity: Identity) -> tuple[Kept, list[Filing]]:
+async def announced(peer: DirectoryPeer, identity: Identity) -> tuple[StoreOutcome, list[Filing]]:
     filings = filings_of(identity)
     return await peer.keep(opened(filings)), filings
 
