@@ -16,12 +16,13 @@ from swarm.errors import HopTimeout, ReplicasDiffer, SwarmError
 from swarm.ids import SessionId, TreeNodeId
 from swarm.protocol.messages import RepliesRequest, Reply, RouteHop
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.link import Connection
 
 INBOX_ITEMS = 256
 MAX_COMPARED = 64
 """Replies whose picks are kept until another tail's reply to the same sweep comes."""
 
-TailChannel = tuple[RouteHop, grpc.aio.Channel]
+TailConnection = tuple[RouteHop, Connection]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class Answers:
                 raise item
             return item
 
-    def follow(self, scope: TaskScope, tails: Sequence[TailChannel], generation: int, acked: int) -> ReplyStream:
+    def follow(self, scope: TaskScope, tails: Sequence[TailConnection], generation: int, acked: int) -> ReplyStream:
         """Hear these tails and no others; a stream that runs is kept. Returns the first one's.
 
         Args:
@@ -130,11 +131,11 @@ class Answers:
         self._streams = [one for one in self._streams if one[0].tail in hops and not one[0].is_broken]
         known = {stream.tail: (stream, task) for stream, task in self._streams}
         self._streams = []
-        for index, (hop, channel) in enumerate(tails):
+        for index, (hop, connection) in enumerate(tails):
             if hop not in known:
                 stream = ReplyStream(hop, self._hear)
                 request = RepliesRequest(self._session, generation, acked, may_wait=generation > 0 or index > 0)
-                known[hop] = stream, scope.spawn(stream.run(channel, request))
+                known[hop] = stream, scope.spawn(stream.run(connection, request))
             self._streams.append(known[hop])
         return self._streams[0][0]
 

@@ -13,7 +13,7 @@ from swarm import wire
 from swarm.errors import HopClosed, HopError, HopTimeout, RemoteProtocolError, SwarmError, Unreachable
 from swarm.protocol.messages import Ping, Pong, RepliesRequest, Reply, RouteHop
 from swarm.runtime.tasks import TaskScope
-from swarm.transport.link import Stream
+from swarm.transport.link import Connection, Stream
 from swarm.transport.liveness import ROUND_TRIPS, SILENCE_S, pause
 from swarm.wire.frames import FrameAssembler, FrameLimits
 
@@ -54,18 +54,20 @@ class ReplyStream:
         self._rtt_s = 0.5
         self._patient_until = 0.0
 
-    async def run(self, channel: grpc.aio.Channel, request: RepliesRequest) -> None:
+    async def run(self, connection: Connection, request: RepliesRequest) -> None:
         """Ask for the replies and give each to the listener, and at the end the error that ended them."""
-        call: Stream = channel.stream_stream(wire.REPLIES)()
+        first = wire.encode_replies_up(request)
+        metadata = connection.introduce(wire.REPLIES, first)
+        call: Stream = connection.channel.stream_stream(wire.REPLIES)(metadata=metadata)
         span = str(self.tail.span)
         error: SwarmError
         try:
-            await self._read(call, request)
+            await self._read(call, first)
             await asyncio.sleep(FAULT_GRACE_S)
             error = HopClosed(self.tail.peer, span, "ended the reply stream")
         except TimeoutError:
             error = HopTimeout(self.tail.peer, span, "is silent: nothing came on the reply stream")
-            self.stuck = channel
+            self.stuck = connection.channel
         except grpc.aio.AioRpcError as failure:
             error = Unreachable(self.tail.peer, span, f"the reply stream broke ({failure.details()})")
             if failure.code() is grpc.StatusCode.NOT_FOUND:
@@ -77,12 +79,12 @@ class ReplyStream:
         self.is_broken = True
         self._listener(self, error)
 
-    async def _read(self, call: Stream, request: RepliesRequest) -> None:
+    async def _read(self, call: Stream, request: bytes) -> None:
         assembler = FrameAssembler(FrameLimits(rows_bytes=ROWS_BYTES))
         async with TaskScope() as scope:
             self._patient_until = time.monotonic() + OPEN_S
             scope.spawn(self._watch())
-            await call.write(wire.encode_replies_up(request))
+            await call.write(request)
             while isinstance(part := await call.read(), bytes):
                 self._patient_until = time.monotonic() + PINGS_S + SILENCE_S + ROUND_TRIPS * self._rtt_s
                 self.opened.set()

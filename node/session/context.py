@@ -13,15 +13,17 @@ from node.engine.sweep_run import NoiseSource
 from node.model.span import SpanModel
 from node.session.journal_budget import JOURNAL_BYTES, JournalBudget
 from node.telemetry.counters import NodeCounters
-from swarm.discovery.node_record import live_records
+from swarm.discovery.node_record import NodeRecord, live_records
 from swarm.discovery.registry import KNOWN_S, Registry
 from swarm.errors import Busy, Unreachable
 from swarm.ids import PeerId
 from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
+from swarm.protocol.introduction import Callee, introducer
 from swarm.protocol.messages import Credits, RouteHop
 from swarm.protocol.session import Limits
 from swarm.transport.dial import Dialer
+from swarm.transport.link import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,8 @@ class NodeContext:
         hop: RouteHop,
         records: Iterable[bytes] = (),
         stuck: grpc.aio.Channel | None = None,
-    ) -> tuple[grpc.aio.Channel, bool]:
-        """The connection to a hop at the address of its own signed record and nowhere else; whether it is cold.
+    ) -> Connection:
+        """The connection to a hop at the address of its own signed record and nowhere else.
 
         Args:
             fingerprint: of the model.
@@ -60,12 +62,17 @@ class NodeContext:
         """
         for record in live_records(records, time.time()):
             if record.peer == hop.peer and record.model.fingerprint == fingerprint and record.span.contains(hop.span):
-                return self.dialer.channel(record.address, stuck), self.dialer.was_cold(record.address)
+                return self._connection(record, stuck)
         for within_s in (KNOWN_S, 0.0):
             for record in await self.registry.records(fingerprint, self.model.num_layers, within_s=within_s):
                 if record.peer == hop.peer and record.span.contains(hop.span):
-                    return self.dialer.channel(record.address, stuck), self.dialer.was_cold(record.address)
+                    return self._connection(record, stuck)
         raise Unreachable(hop.peer, str(hop.span), "has no valid record in the registry")
+
+    def _connection(self, record: NodeRecord, stuck: grpc.aio.Channel | None) -> Connection:
+        introduce = introducer(self.registry.identity, Callee.of(record.peer, b""))
+        channel = self.dialer.channel(record.address, stuck)
+        return Connection(channel, introduce, self.dialer.was_cold(record.address))
 
     async def kv_cache(self, span: Span, tokens: int) -> KvCache:
         """KV for so many tokens of some layers.

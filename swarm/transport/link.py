@@ -17,6 +17,7 @@ import grpc.aio
 
 from swarm import wire
 from swarm.errors import HopClosed, HopError, HopTimeout, Unreachable
+from swarm.protocol.introduction import Introduce
 from swarm.protocol.messages import Ack, Attach, Attached, Downstream, Ping, Pong, RouteHop, Upstream
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.liveness import LivenessWatch, pause
@@ -44,6 +45,21 @@ WARM_UP_PINGS = 8
 WARM_UP_BYTES = 32_768
 """Padding of each: 256 KiB in all. Without it BBR paces a connection that carries small bursts only at what they filled
 (13 KB took 12 ms longer at 50 ms round trip), and slow start needs several round trips for a large tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A way to one machine.
+
+    Attributes:
+        channel: what calls go over.
+        introduce: says who calls, to this machine alone.
+        is_cold: the connection is to be warmed up before a tree needs it.
+    """
+
+    channel: grpc.aio.Channel
+    introduce: Introduce
+    is_cold: bool = False
 
 
 @dataclass(slots=True)
@@ -134,25 +150,25 @@ class Link:
 
 @asynccontextmanager
 async def open_link(
-    channel: grpc.aio.Channel,
+    connection: Connection,
+    hop: RouteHop,
     attach: Attach,
     listener: Callable[[Upstream | HopError], None],
-    *,
-    is_cold: bool = False,
     count_bytes: CountBytes = ignore_bytes,
 ) -> AsyncIterator[Link]:
-    """Open the stream to `attach.route[attach.index]` and send the attach.
+    """Open the stream to a hop and send the attach.
 
     Args:
-        channel: connection to that hop.
+        connection: to that hop.
+        hop: the one at `attach.index` of the route, or its replica.
         attach: first message of the stream.
         listener: called in the event loop with every message, and once with the HopError that ended the stream.
-        is_cold: whether rows will travel over a connection that carried nothing large for a while.
         count_bytes: called with the size of every part that was written.
     """
-    link = Link(attach.route[attach.index], asyncio.Queue(OUTBOX_MESSAGES), is_cold)
+    link = Link(hop, asyncio.Queue(OUTBOX_MESSAGES), connection.is_cold)
     link.send(attach)
-    call: Stream = channel.stream_stream(wire.LINK)()
+    metadata = connection.introduce(wire.LINK, attach.signature)
+    call: Stream = connection.channel.stream_stream(wire.LINK)(metadata=metadata)
     async with TaskScope() as scope:
         scope.spawn(_write(call, link, count_bytes))
         scope.spawn(_read(call, link, listener))

@@ -14,6 +14,7 @@ from swarm.errors import HopTimeout, SwarmError
 from swarm.ids import PeerId, SessionId
 from swarm.layers import Span
 from swarm.protocol.messages import Ping, RepliesRequest, Reply, RouteHop
+from swarm.transport.link import Connection
 from swarm.wire.frames import split
 
 TAIL = RouteHop(PeerId("tail"), Span(8, 12))
@@ -39,7 +40,7 @@ class Call:
     def cancel(self) -> None:
         """Nothing to end."""
 
-    def __call__(self) -> Call:
+    def __call__(self, metadata: object) -> Call:
         return self
 
     def stream_stream(self, method: str) -> Call:
@@ -55,7 +56,8 @@ async def test_it_lives_while_pings_come_and_not_much_longer(pings: int, monkeyp
     said: list[Reply | SwarmError] = []
     call = Call(pings)
     stream = ReplyStream(TAIL, lambda _, what: said.append(what))
-    await stream.run(cast("grpc.aio.Channel", call), RepliesRequest(SessionId(bytes(16))))
+    connection = Connection(cast("grpc.aio.Channel", call), lambda _, __: ())
+    await stream.run(connection, RepliesRequest(SessionId(bytes(16))))
     (error,) = said
     assert isinstance(error, HopTimeout)
     assert call.left == 0, "no ping was left unread: 40 of them take longer than it may take to open"
