@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import assert_never
 
 import grpc.aio
@@ -42,15 +43,14 @@ from swarm.errors import HopError, HopTimeout, ReplicasDiffer, RouteError, Swarm
 from swarm.ids import PeerId
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.faults import error_of
-from swarm.protocol.introduction import Callee, introducer
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import Attach, Credits, Fault, Hold, Open, Ready, RouteHop, Snapshot, Sweep, SweepFrame
 from swarm.protocol.session import SessionState
 from swarm.routing.route import Route
 from swarm.runtime.tasks import TaskScope
-from swarm.transport.dial import Dialer
+from swarm.transport.dial import Connection, Dialer
 from swarm.transport.hedged_link import follow
-from swarm.transport.link import Connection
+from swarm.transport.introduction import introduce
 from swarm.transport.successor import SessionLink, SuccessorLink
 
 REPLY_TIMEOUT_S = 120.0
@@ -91,7 +91,7 @@ class Chain:
         self._key = SessionKey.fresh()
         self._journal: Journal | None = None
         self._next: SessionLink | None = None
-        self._answers = Answers(self._key.session, self.on_trouble)
+        self._answers = Answers(self._key, self.on_trouble)
         self._news = asyncio.Event()
 
     @property
@@ -188,7 +188,7 @@ class Chain:
         Raises:
             SwarmError: a hop refused, or did not answer in time.
         """
-        self._next = SuccessorLink(scope, self._dial, self)
+        self._next = SuccessorLink(scope, self._dial, self._key, self)
         limit_s = OPEN_S + OPEN_PER_HOP_S * len(self.route.hops)
         try:
             async with asyncio.timeout(limit_s):
@@ -250,7 +250,8 @@ class Chain:
         """Hops behind a gap would take their client for dead (R9)."""
         request = wire.encode_hold(Hold(self._key.session, self.generation, HOLD_TTL_S))
         for hop in hops:
-            scope.spawn(_send_hold(self._connection(hop), request))
+            with suppress(SwarmError):  # it announces no certificate: nobody dials it
+                scope.spawn(_send_hold(self._connection(hop), self._key, request))
 
     async def _search(self, search: RouteSearch, scope: TaskScope) -> None:
         try:
@@ -284,16 +285,15 @@ class Chain:
         route, last = self.route, self.route.hops[-1]
         tails = [last, *(hop for hop in route.replicas if hop.span == last.span)]
         acked = self._journal.state.acked if self._journal is not None else 0
-        ways = [(hop, self._connection(hop, self._answers.stuck(hop))) for hop in tails]
-        return self._answers.follow(scope, ways, self.generation, acked)
+        dials = [partial(self._connection, hop, self._answers.stuck(hop)) for hop in tails]
+        return self._answers.follow(scope, list(zip(tails, dials, strict=True)), self.generation, acked)
 
     async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> Connection:
         return self._connection(hop, stuck)
 
     def _connection(self, hop: RouteHop, stuck: grpc.aio.Channel | None = None) -> Connection:
-        """To a machine of the route, over which this session's client introduces itself."""
-        introduce = introducer(self._key, Callee.of(hop.peer, b""))
-        return Connection(self._dialer.channel(self.route.address(hop.peer), stuck), introduce)
+        endpoint = self.route.endpoint(hop.peer)
+        return Connection(self._dialer.channel(endpoint, stuck), endpoint)
 
 
 @asynccontextmanager
@@ -311,10 +311,10 @@ async def open_chain(chain: Chain) -> AsyncIterator[Chain]:
             await chain.close()  # also when the generation is left or breaks: KV elsewhere is not ours to keep
 
 
-async def _send_hold(connection: Connection, request: bytes) -> None:
+async def _send_hold(connection: Connection, key: SessionKey, request: bytes) -> None:
     call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connection.channel.unary_unary(wire.HOLD)
     with suppress(grpc.aio.AioRpcError):  # lost as well: its predecessor will say so
-        await call(request, timeout=1.0, metadata=connection.introduce(wire.HOLD, request))
+        await call(request, timeout=1.0, metadata=introduce(key, connection.endpoint, wire.HOLD, request))
 
 
 def _named(hop: RouteHop) -> str:

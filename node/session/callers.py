@@ -10,8 +10,8 @@ from swarm.discovery.identity import peer_id_of, verify
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId, SessionId
 from swarm.protocol.authority import is_signed, session_of
-from swarm.protocol.introduction import Callee, introduction_in
 from swarm.protocol.limits import SESSION_KEY_BYTES
+from swarm.transport.introduction import introduction_in
 
 CLOCKS_DIFFER_S = 60.0
 """How far a caller's clock may be from this one."""
@@ -27,14 +27,15 @@ Caller = PeerId | SessionId
 class CallerCheck:
     """Believes each introduction once."""
 
-    def __init__(self, callee: Callee, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, peer: PeerId, digest: bytes, clock: Callable[[], float] = time.time) -> None:
         """Have heard nobody.
 
         Args:
-            callee: this node and its certificate.
+            peer: this node.
+            digest: SHA-256 of its certificate; empty in an insecure swarm.
             clock: seconds since 1970.
         """
-        self._callee = callee
+        self._peer, self._digest = peer, digest
         self._clock = clock
         self._seen: OrderedDict[bytes, float] = OrderedDict()
 
@@ -60,7 +61,7 @@ class CallerCheck:
             raise RemoteProtocolError("introduction", f"the caller's clock is {away}; set it, 60 s are allowed")
         if made.nonce in self._seen:
             raise RemoteProtocolError("introduction", "was used before")
-        signed = made.signed(self._callee, method, subject)
+        signed = made.signed(self._peer, self._digest, method, subject)
         caller: Caller
         if len(made.public_key) == SESSION_KEY_BYTES:
             caller, is_right = session_of(made.public_key), is_signed(made.public_key, signed, made.signature)

@@ -13,17 +13,17 @@ from node.engine.sweep_run import NoiseSource
 from node.model.span import SpanModel
 from node.session.journal_budget import JOURNAL_BYTES, JournalBudget
 from node.telemetry.counters import NodeCounters
-from swarm.discovery.node_record import NodeRecord, live_records
+from swarm.discovery.node_record import live_records
 from swarm.discovery.registry import KNOWN_S, Registry
 from swarm.errors import Busy, Unreachable
 from swarm.ids import PeerId
 from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
-from swarm.protocol.introduction import Callee, introducer
 from swarm.protocol.messages import Credits, RouteHop
 from swarm.protocol.session import Limits
-from swarm.transport.dial import Dialer
-from swarm.transport.link import Connection
+from swarm.transport.certificate import ServerCertificate
+from swarm.transport.dial import Connection, Dialer
+from swarm.transport.endpoint import Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class NodeContext:
     registry: Registry
     dialer: Dialer
     counters: NodeCounters
+    certificate: ServerCertificate | None
+    """With which this node answers; None in an insecure swarm."""
     valid_tokens: int
     """Ids that the tail may pick are below this."""
     noise: NoiseSource
@@ -59,20 +61,19 @@ class NodeContext:
 
         Raises:
             Unreachable: it has no such record.
+            SwarmError: its record announces no certificate.
         """
         for record in live_records(records, time.time()):
             if record.peer == hop.peer and record.model.fingerprint == fingerprint and record.span.contains(hop.span):
-                return self._connection(record, stuck)
+                return self._connect(record.endpoint, stuck)
         for within_s in (KNOWN_S, 0.0):
             for record in await self.registry.records(fingerprint, self.model.num_layers, within_s=within_s):
                 if record.peer == hop.peer and record.span.contains(hop.span):
-                    return self._connection(record, stuck)
+                    return self._connect(record.endpoint, stuck)
         raise Unreachable(hop.peer, str(hop.span), "has no valid record in the registry")
 
-    def _connection(self, record: NodeRecord, stuck: grpc.aio.Channel | None) -> Connection:
-        introduce = introducer(self.registry.identity, Callee.of(record.peer, b""))
-        channel = self.dialer.channel(record.address, stuck)
-        return Connection(channel, introduce, self.dialer.was_cold(record.address))
+    def _connect(self, endpoint: Endpoint, stuck: grpc.aio.Channel | None) -> Connection:
+        return Connection(self.dialer.channel(endpoint, stuck), endpoint, self.dialer.was_cold(endpoint))
 
     async def kv_cache(self, span: Span, tokens: int) -> KvCache:
         """KV for so many tokens of some layers.

@@ -45,8 +45,8 @@ from swarm.protocol.messages import (
     SweepFrame,
 )
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.dial import Connection
 from swarm.transport.hedged_link import follow
-from swarm.transport.link import Connection
 from swarm.transport.successor import SessionLink, SuccessorLink
 
 logger = logging.getLogger(__name__)
@@ -389,7 +389,8 @@ class HopSession:
 
     async def _serve_linked(self) -> None:
         async with TaskScope() as scope:
-            link = SuccessorLink(scope, self._dial, self, self._context.counters.sent)
+            identity, count = self._context.registry.identity, self._context.counters.sent
+            link = SuccessorLink(scope, self._dial, identity, self, count)
             self._next = follow(link, replace(self._attach, index=self._attach.index + 1))
             try:
                 await self._closed.wait()

@@ -26,7 +26,6 @@ from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError, SwarmError
 from swarm.ids import PeerId, SessionId
 from swarm.protocol.faults import fault_of
-from swarm.protocol.introduction import Callee
 from swarm.protocol.messages import (
     Attach,
     Close,
@@ -60,17 +59,18 @@ RpcContext = grpc.aio.ServicerContext[bytes, bytes]
 class NodeService:
     """Hello, Info, Link and Replies of one node."""
 
-    def __init__(self, identity: Identity, sessions: SessionTable, certificate: bytes = b"") -> None:
-        """Serve sessions.
+    def __init__(self, identity: Identity, sessions: SessionTable, digest: bytes) -> None:
+        """Answer for a node.
 
         Args:
-            identity: of this node.
-            sessions: those that it has.
-            certificate: of its server (DER); b"" in a swarm without certificates.
+            identity: the node's.
+            sessions: that run on it.
+            digest: SHA-256 of its certificate; empty in an insecure swarm.
         """
         self._identity = identity
         self._sessions = sessions
-        self._callers = CallerCheck(Callee.of(identity.peer_id, certificate))
+        self._digest = digest
+        self._callers = CallerCheck(identity.peer_id, digest)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server needs to route calls here; messages stay bytes until `swarm.wire` reads them."""
@@ -88,7 +88,7 @@ class NodeService:
         """Prove that this address belongs to this identity."""
         if len(request) != address_proof.NONCE_BYTES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a nonce has {address_proof.NONCE_BYTES} bytes")
-        return address_proof.hello_response(self._identity, request)
+        return address_proof.hello_response(self._identity, request, self._digest)
 
     async def info(self, request: bytes, context: RpcContext) -> bytes:
         """What this node serves and has done."""

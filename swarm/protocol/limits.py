@@ -9,8 +9,8 @@ MAX_NODES = 65_536
 """Tree nodes, or rows, of one message."""
 MAX_HOPS = 256
 """Machines of a route."""
-MAX_RECORD_BYTES = 4_096
-"""One node's signed record."""
+MAX_RECORD_BYTES = 6_144
+"""One node's signed record: the largest one, of an identity with 4,096 bits and with a certificate, has 4.7 KB."""
 MAX_HEADERS = 4_096
 """Unanswered sweeps of a snapshot."""
 MAX_WIDTH = 1 << 20

@@ -17,9 +17,10 @@ import grpc.aio
 
 from swarm import wire
 from swarm.errors import HopClosed, HopError, HopTimeout, Unreachable
-from swarm.protocol.introduction import Introduce
 from swarm.protocol.messages import Ack, Attach, Attached, Downstream, Ping, Pong, RouteHop, Upstream
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.dial import Connection, plain_reason
+from swarm.transport.introduction import Signer, introduce
 from swarm.transport.liveness import LivenessWatch, pause
 from swarm.wire.frames import split
 
@@ -45,21 +46,6 @@ WARM_UP_PINGS = 8
 WARM_UP_BYTES = 32_768
 """Padding of each: 256 KiB in all. Without it BBR paces a connection that carries small bursts only at what they filled
 (13 KB took 12 ms longer at 50 ms round trip), and slow start needs several round trips for a large tree."""
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """A way to one machine.
-
-    Attributes:
-        channel: what calls go over.
-        introduce: says who calls, to this machine alone.
-        is_cold: the connection is to be warmed up before a tree needs it.
-    """
-
-    channel: grpc.aio.Channel
-    introduce: Introduce
-    is_cold: bool = False
 
 
 @dataclass(slots=True)
@@ -151,7 +137,7 @@ class Link:
 @asynccontextmanager
 async def open_link(
     connection: Connection,
-    hop: RouteHop,
+    signer: Signer,
     attach: Attach,
     listener: Callable[[Upstream | HopError], None],
     count_bytes: CountBytes = ignore_bytes,
@@ -160,14 +146,15 @@ async def open_link(
 
     Args:
         connection: to that hop.
-        hop: the one at `attach.index` of the route, or its replica.
-        attach: first message of the stream.
+        signer: who opens it.
+        attach: first message of the stream; the hop stands at `attach.index`, or is the replica of the one that does.
         listener: called in the event loop with every message, and once with the HopError that ended the stream.
         count_bytes: called with the size of every part that was written.
     """
+    hop = RouteHop(connection.endpoint.peer, attach.route[attach.index].span)
     link = Link(hop, asyncio.Queue(OUTBOX_MESSAGES), connection.is_cold)
     link.send(attach)
-    metadata = connection.introduce(wire.LINK, attach.signature)
+    metadata = introduce(signer, connection.endpoint, wire.LINK, attach.signature)
     call: Stream = connection.channel.stream_stream(wire.LINK)(metadata=metadata)
     async with TaskScope() as scope:
         scope.spawn(_write(call, link, count_bytes))
@@ -206,8 +193,7 @@ async def _read(call: Stream, link: Link, listener: Callable[[Upstream | HopErro
                 link.warm_up()
             listener(message)
     except grpc.aio.AioRpcError as failure:
-        details = failure.details() or failure.code().name.lower()
-        error = Unreachable(link.hop.peer, str(link.hop.span), f"the stream broke ({details})")
+        error = Unreachable(link.hop.peer, str(link.hop.span), f"the stream broke ({plain_reason(failure)})")
     listener(error)
 
 

@@ -33,7 +33,9 @@ from swarm.protocol.messages import (
     Upstream,
 )
 from swarm.runtime.tasks import TaskScope
-from swarm.transport.link import Connection, CountBytes, Link, ignore_bytes, open_link
+from swarm.transport.dial import Connection
+from swarm.transport.introduction import Signer
+from swarm.transport.link import CountBytes, Link, ignore_bytes, open_link
 
 ATTACH_S = 3.0
 """How long a machine may take to be dialled and to take the stream."""
@@ -127,18 +129,25 @@ class SuccessorLink:
     """A `SessionLink` to one machine."""
 
     def __init__(
-        self, scope: TaskScope, dial: Dial, listener: SuccessorListener, count_bytes: CountBytes = ignore_bytes
+        self,
+        scope: TaskScope,
+        dial: Dial,
+        signer: Signer,
+        listener: SuccessorListener,
+        count_bytes: CountBytes = ignore_bytes,
     ) -> None:
         """Make a link that leads nowhere yet.
 
         Args:
             scope: owns the streams.
             dial: connects to a hop.
+            signer: who this is: a hop's identity, or the session's key at its client.
             listener: the session.
             count_bytes: called with the size of every part that is written.
         """
         self._scope = scope
         self._dial = dial
+        self._signer = signer
         self._count_bytes = count_bytes
         self._listener = listener
         self._stream: SuccessorStream | None = None
@@ -148,7 +157,7 @@ class SuccessorLink:
 
     def beside(self) -> Self:
         """Another link of the same session, for a second machine; `gone` waits for the streams of both."""
-        other = type(self)(self._scope, self._dial, self._listener, self._count_bytes)
+        other = type(self)(self._scope, self._dial, self._signer, self._listener, self._count_bytes)
         other._open = self._open
         return other
 
@@ -246,7 +255,7 @@ class SuccessorLink:
             connection = await self._dial(stream.hop, self._stuck)
             stream.channel = connection.channel
             hear = partial(self._hear, stream)
-            async with open_link(connection, stream.hop, attach, hear, self._count_bytes) as link:
+            async with open_link(connection, self._signer, attach, hear, self._count_bytes) as link:
                 stream.link = link
                 if not stream.left.is_set():
                     limit_s = min(FIRST_TRY_S * 2**self._late_attaches, ATTACH_S) if attach.generation else ATTACH_S

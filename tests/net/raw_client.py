@@ -22,7 +22,6 @@ from swarm import wire
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol.authority import SessionKey
-from swarm.protocol.introduction import Callee, Metadata, Signer, introducer
 from swarm.protocol.messages import (
     Ack,
     Attach,
@@ -37,6 +36,8 @@ from swarm.protocol.messages import (
     Upstream,
 )
 from swarm.protocol.node_info import Counters, NodeInfo
+from swarm.transport.dial import open_channel
+from swarm.transport.introduction import Metadata, Signer, introduce
 from swarm.transport.link import Stream
 from swarm.wire.frames import FrameAssembler, split
 
@@ -131,7 +132,7 @@ async def dial(
     node: Node, method: str, options: Sequence[tuple[str, int]] = (), metadata: Metadata = ()
 ) -> AsyncIterator[Stream]:
     """A stream to a node over a connection of its own, cancelled at the end."""
-    async with grpc.aio.insecure_channel(node.address, options=list(options)) as channel:
+    async with open_channel(node.endpoint, list(options)) as channel:
         call: Stream = channel.stream_stream(method)(metadata=metadata)
         try:
             yield call
@@ -171,7 +172,7 @@ async def raw_replies(
 
 def introduced(node: Node, method: str, signer: Signer, subject: bytes) -> Metadata:
     """A caller's introduction to a node."""
-    return introducer(signer, Callee.of(node.peer_id, b""))(method, subject)
+    return introduce(signer, node.endpoint, method, subject)
 
 
 @cache
@@ -196,7 +197,7 @@ def _caller_of(attach: Attach) -> tuple[Signer, bytes]:
 
 async def info(node: Node) -> NodeInfo:
     """The answer of the node's Info call."""
-    async with grpc.aio.insecure_channel(node.address) as channel:
+    async with open_channel(node.endpoint, []) as channel:
         call: Unary = channel.unary_unary(wire.INFO)
         return wire.decode_info(await call(b"", timeout=ANSWER_S))
 

@@ -32,7 +32,7 @@ from swarm.protocol.messages import (
     Sweep,
     SweepFrame,
 )
-from swarm.transport.link import Connection
+from swarm.transport.dial import Connection, open_channel
 from swarm.wire import PART_BYTES, encode_part
 from tests.net.healthy_session import (
     FIRST_SWEEP,
@@ -164,7 +164,7 @@ async def test_garbage_on_a_reply_stream(request_: bytes, code: grpc.StatusCode,
 
 
 async def test_a_bad_nonce_and_an_unknown_method(nodes: tuple[Node, ...]) -> None:
-    async with grpc.aio.insecure_channel(nodes[0].address) as channel:
+    async with open_channel(nodes[0].endpoint, []) as channel:
         for method, code in ((HELLO_METHOD, "INVALID_ARGUMENT"), (f"/{wire.SERVICE}/Explode", "UNIMPLEMENTED")):
             call: Unary = channel.unary_unary(method)
             with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -118,7 +118,7 @@ def to_hop_1(route: tuple[RouteHop, ...], hedge: Hedge | None = None) -> Attach:
 
 @pytest.fixture
 def plain() -> NotedLink:
-    return NotedLink(None, None, None)
+    return NotedLink(None, None, None, None)
 
 
 @pytest.fixture
@@ -346,7 +346,7 @@ def test_the_slowest_hop_that_can_have_one_gets_the_fastest_replica() -> None:
     assert [hop.peer for hop in route.hops] == ["a", "b", "c"]
     assert route.hedge == Hedge(2, PeerId("f")), "b is slower, but nobody else has its layers"
     assert route.replicas == (RouteHop(PeerId("f"), Span(8, 12)),)
-    assert route.address(PeerId("f")) == "192.0.2.1:1102"
+    assert route.endpoint(PeerId("f")).address == "192.0.2.1:1102"
 
 
 @pytest.mark.parametrize(

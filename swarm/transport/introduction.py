@@ -19,14 +19,13 @@ import msgpack
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.protocol.limits import MAX_KEY_BYTES, MAX_SIGNATURE_BYTES, NONCE_BYTES, TIME_BYTES
+from swarm.transport.endpoint import Endpoint
 
 KEY, SIGNATURE, NONCE = "canopy-key-bin", "canopy-sig-bin", "canopy-nonce-bin"
 _DOMAIN = b"canopy-dial\n"
 _LONGEST = {KEY: MAX_KEY_BYTES, SIGNATURE: MAX_SIGNATURE_BYTES, NONCE: NONCE_BYTES + TIME_BYTES}
 
 Metadata = tuple[tuple[str, bytes], ...]
-Introduce = Callable[[str, bytes], Metadata]
-"""Makes the metadata of one call, from its method and from what it begins with."""
 
 
 class Signer(Protocol):
@@ -38,24 +37,6 @@ class Signer(Protocol):
 
     def sign(self, data: bytes) -> bytes:
         """A signature of at most 512 bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Callee:
-    """The machine that is called.
-
-    Attributes:
-        peer: its peer id.
-        digest: SHA-256 of its certificate's DER, of b"" in a swarm without certificates.
-    """
-
-    peer: PeerId
-    digest: bytes
-
-    @classmethod
-    def of(cls, peer: PeerId, certificate: bytes) -> Callee:
-        """A machine with this certificate (DER)."""
-        return cls(peer, hashlib.sha256(certificate).digest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +55,35 @@ class Introduction:
     nonce: bytes
     time_ms: int
 
-    def signed(self, callee: Callee, method: str, subject: bytes) -> bytes:
+    def signed(self, peer: PeerId, digest: bytes, method: str, subject: bytes) -> bytes:
         """What the caller signs.
 
         Args:
-            callee: whom it calls.
+            peer: whom it calls.
+            digest: SHA-256 of that machine's certificate; empty in an insecure swarm.
             method: the full name of the gRPC method.
             subject: what the call begins with.
         """
-        digest = hashlib.sha256(subject).digest()
-        packed: bytes = msgpack.packb([callee.peer, callee.digest, method, self.nonce, self.time_ms, digest])
+        begins = hashlib.sha256(subject).digest()
+        packed: bytes = msgpack.packb([peer, digest, method, self.nonce, self.time_ms, begins])
         return _DOMAIN + packed
 
 
-def introducer(signer: Signer, callee: Callee, clock: Callable[[], float] = time.time) -> Introduce:
-    """How a signer introduces its calls to one machine."""
+def introduce(
+    signer: Signer, endpoint: Endpoint, method: str, subject: bytes, clock: Callable[[], float] = time.time
+) -> Metadata:
+    """The metadata of one call.
 
-    def introduce(method: str, subject: bytes) -> Metadata:
-        nonce, time_ms = secrets.token_bytes(NONCE_BYTES), round(clock() * 1e3)
-        made = Introduction(signer.public_key, b"", nonce, time_ms)
-        signature = signer.sign(made.signed(callee, method, subject))
-        return ((KEY, made.public_key), (SIGNATURE, signature), (NONCE, nonce + time_ms.to_bytes(TIME_BYTES)))
-
-    return introduce
+    Args:
+        signer: who calls.
+        endpoint: whom.
+        method: the full name of the gRPC method.
+        subject: what the call begins with: an Attach's signature, else the bytes of the first message.
+        clock: seconds since 1970.
+    """
+    made = Introduction(signer.public_key, b"", secrets.token_bytes(NONCE_BYTES), round(clock() * 1e3))
+    signature = signer.sign(made.signed(endpoint.peer, endpoint.digest, method, subject))
+    return ((KEY, made.public_key), (SIGNATURE, signature), (NONCE, made.nonce + made.time_ms.to_bytes(TIME_BYTES)))
 
 
 def introduction_in(metadata: Iterable[tuple[str, str | bytes]]) -> Introduction:
