@@ -264,6 +264,7 @@ def _connection(command: ConnectionOptions) -> tuple[str, ConnectOptions]:
         "codec": command.codec,
         "wait": command.wait,
         "hedge": command.hedge,
+        "insecure": command.insecure,
         "lookup": command.lookup,
         "siblings": command.siblings,
         "recycle": command.recycle,

@@ -18,6 +18,9 @@ from swarm.errors import RegistryError, SwarmError
 from swarm.runtime.cli import plain_words
 from swarm.runtime.console import make_console
 
+_NONE_BEFORE_TLS_1_3 = "ECDHE-RSA-AES128-GCM-SHA256"
+"""gRPC takes no lowest version, and its list is of TLS 1.2's suites only: none that goes with a node's certificate."""
+
 
 def main() -> None:
     """Run the command line; errors are one line and a non-zero exit."""
@@ -36,6 +39,7 @@ def main() -> None:
 def serve(config: ServeConfig) -> int:
     """Serve until a signal or a failure; returns the exit status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its messages come as exceptions too
+    os.environ["GRPC_SSL_CIPHER_SUITES"] = _NONE_BEFORE_TLS_1_3
     logging.basicConfig(level=os.environ.get("CANOPY_LOG", "WARNING"), format="%(asctime)s %(name)s: %(message)s")
     try:
         model, mqtt = config.model or os.environ.get("CANOPY_MODEL"), config.mqtt or os.environ.get("CANOPY_MQTT")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import grpc.aio
 import torch
@@ -17,7 +17,7 @@ from torch import nn
 from node.engine.measure import measure_sweeps, step_cost
 from node.engine.scheduler import Engine
 from node.lifecycle.resources import NodeResources
-from node.membership.peer_latency import PeerDelays
+from node.membership.peer_latency import PeerDelays, Probes
 from node.model.loading import count_tokens, default_kv_tokens, fetch, load
 from node.model.span import SpanModel, dissect, shared_parts
 from node.session.context import NodeContext
@@ -28,6 +28,7 @@ from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError
 from swarm.inference.gumbel import gumbel_row
 from swarm.layers import Span
+from swarm.routing.latency import measure_delays, measure_rate
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import SERVER_OPTIONS, bind_port
 
@@ -128,7 +129,9 @@ class SpanHost:
         digest = b"" if resources.certificate is None else resources.certificate.digest
         server.add_generic_rpc_handlers((NodeService(registry.identity, sessions, digest).handlers(),))
         await server.start()
-        peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms)
+        insecure = config.insecure
+        probes = Probes(partial(measure_delays, insecure=insecure), partial(measure_rate, insecure=insecure))
+        peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms, probes)
         self.service = SpanService(engine, computing, sessions, server, peer_delays)
 
     async def drain(self, reason: str) -> None:
