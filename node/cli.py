@@ -17,6 +17,7 @@ from node.config import ServeConfig
 from swarm.errors import RegistryError, SwarmError
 from swarm.runtime.cli import plain_words
 from swarm.runtime.console import make_console
+from swarm.runtime.file_limit import raise_file_limit
 
 
 def main() -> None:
@@ -37,6 +38,7 @@ def serve(config: ServeConfig) -> int:
     """Serve until a signal or a failure; returns the exit status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its messages come as exceptions too
     logging.basicConfig(level=os.environ.get("CANOPY_LOG", "WARNING"), format="%(asctime)s %(name)s: %(message)s")
+    raise_file_limit()
     try:
         model, mqtt = config.model or os.environ.get("CANOPY_MODEL"), config.mqtt or os.environ.get("CANOPY_MQTT")
         asyncio.run(_run(replace(config, model=model, mqtt=mqtt)))

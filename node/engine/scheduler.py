@@ -11,6 +11,7 @@ saves those that wait more than it costs those that share it. Each is charged it
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ from swarm.layers import Span
 SHARERS_RATE = 0.05
 SHORT_MS = 20.0
 """A slice that should take no longer runs in the event loop: receipts wait for so long at most."""
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -138,10 +141,21 @@ class Engine:
             while True:
                 await self._wake.wait()
                 while self._turns:
-                    await self._turn(self._turns.popleft())
+                    session = self._turns.popleft()
+                    try:
+                        await self._turn(session)
+                    except Exception as error:  # noqa: BLE001 - whatever one session does, the others have their turns
+                        self._give_up(session, error)
                 self._wake.clear()
         finally:
             self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _give_up(self, session: Schedulable, error: Exception) -> None:
+        self._waiting.discard(session)
+        try:
+            session.fail(error)
+        except Exception as trouble:
+            logger.error("a session could not even be ended", exc_info=trouble)
 
     async def _turn(self, session: Schedulable) -> None:
         """Serve a session until its quantum is used up or nothing waits."""

@@ -28,10 +28,14 @@ from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError
 from swarm.inference.gumbel import gumbel_row
 from swarm.layers import Span
+from swarm.runtime.file_limit import file_limit
 from swarm.transport.dial import SERVER_OPTIONS
 
 STOP_GRACE_S = 2.0
 MAX_STREAMS = 4_096
+MAX_CONNECTIONS = 4_096
+FILES_KEPT = 512
+"""Files that connections from others leave to the node itself."""
 NOISE_ROWS = 64
 """Positions whose noise is kept: neighbouring sweeps pick at the same ones."""
 
@@ -166,13 +170,19 @@ class SpanHost:
         await self.open(bind(resources.config.host, resources.port)[0])
 
 
+def max_connections(files: int) -> int:
+    """How many connections a node takes that may have so many files open: the rest is for what it dials and reads."""
+    return min(MAX_CONNECTIONS, max(files - FILES_KEPT, files // 2))
+
+
 def bind(host: str, port: int) -> tuple[grpc.aio.Server, int]:
     """A server that has a port, and the port: taken before anything slow, so that a taken one is reported at once.
 
     Raises:
         ConfigError: the port or the address cannot be had.
     """
-    server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
+    options = [*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections(file_limit()))]
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_STREAMS)
     try:
         return server, server.add_insecure_port(f"{bracketed(host)}:{port}")
     except RuntimeError:

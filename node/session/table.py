@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 from dataclasses import asdict
-from importlib.metadata import version
 
 from node.session.context import NodeContext
 from node.session.hop_session import HopSession
@@ -17,6 +16,7 @@ from swarm.ids import ModelIdentity, SessionId
 from swarm.protocol.messages import Attach, Credits
 from swarm.protocol.node_info import NodeInfo
 from swarm.runtime.tasks import TaskScope
+from swarm.runtime.version import VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class SessionTable:
             vocab_size=model.vocab_size,
             hidden_size=model.hidden_size,
             numeric_class=model.numeric_class,
-            version=version("canopy-swarm"),
+            version=VERSION,
             kv_tokens_total=self.kv_tokens,
             kv_tokens_free=self.kv_tokens_free,
             sessions=len(self),

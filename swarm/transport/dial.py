@@ -18,6 +18,8 @@ _BOTH_SIDES: list[tuple[str, int]] = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.max_send_message_length", 4 << 20),
+    # Only the identity: a few compressed bytes may not stand for megabytes that the other side has to look through.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
 ]
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
@@ -36,6 +38,10 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
+    # A connection must become one soon, is closed where nothing travels, and carries at most all sessions.
+    ("grpc.server_handshake_timeout_ms", 3_000),
+    ("grpc.max_connection_idle_ms", 60_000),
+    ("grpc.max_concurrent_streams", 1_100),
 ]
 
 

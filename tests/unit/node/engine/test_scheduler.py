@@ -174,6 +174,21 @@ async def test_a_session_that_breaks_does_not_end_the_others(clock: Clock) -> No
     assert not good.failed
 
 
+async def test_not_even_a_session_that_cannot_be_ended_ends_the_engine(clock: Clock) -> None:
+    class Hopeless(FakeSession):
+        def pending(self) -> PendingWork | None:
+            raise KeyError("a bug")
+
+        def fail(self, error: Exception, run: SweepRun | None = None) -> None:
+            super().fail(error, run)
+            raise AssertionError("another")
+
+    hopeless, good = Hopeless(clock, 1, 1), FakeSession(clock, 3, rows=5)
+    await serve(Engine(StepCost(0.0, 1.0)), hopeless, good)
+    assert [type(error) for error in hopeless.failed] == [KeyError]
+    assert good.left == 0
+
+
 async def test_sessions_that_wait_share_a_forward_and_are_told_their_parts(clock: Clock) -> None:
     """Of the base each as much, of the rest what its rows take; what the others' took, it waited."""
     few, many = FakeSession(clock, 400, 2, base_ms=8.0), FakeSession(clock, 400, 6, base_ms=8.0)
