@@ -44,7 +44,7 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
     model=("layers", "num_layers", "revision", "dtype"),
     machine=("device", "threads", "kv_tokens", "offload", "offload_folder", "offload_mb_per_s"),
     swarm=("join", "identity", "name", "drain"),
-    network=("host", "port", "dht_port", "announce_address"),
+    network=("host", "port", "dht_port", "announce_address", "allow_private"),
     monitoring=("mqtt", "mqtt_prefix", "mqtt_ca", "metrics_port", "metrics_host"),
 )
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,9 @@ class ServeConfig:
     """TCP port of the DHT; 0 takes a free one."""
     announce_address: HostPort | None = None
     """Under which other machines reach this node, where that differs, as with port forwarding (default: as found)."""
+    allow_private: bool = False
+    """Call machines at private addresses also where this one is announced under a public address. Without it strangers
+    cannot use the node to look into its own network."""
     identity: File | None = None
     """Identity file (default: one per machine, in the user's configuration folder)."""
     name: Name | None = None

@@ -112,7 +112,8 @@ class Announcer:
         service, identity = self._host.service, self._resources.identity
         if service is not None:
             records = await self._resources.registry.records(identity.fingerprint, identity.num_layers)
-            await service.peer_delays.measure(records)
+            service.successors.note_listed(records)
+            await service.peer_delays.measure([record for record in records if service.policy.allows(record.address)])
 
     async def withdraw(self) -> None:
         """Take back what was announced by a node that could not start."""

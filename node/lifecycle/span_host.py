@@ -20,10 +20,13 @@ from node.lifecycle.resources import NodeResources
 from node.membership.peer_latency import PeerDelays
 from node.model.loading import count_tokens, default_kv_tokens, fetch, load
 from node.model.span import SpanModel, dissect, shared_parts
+from node.session.admission import Admission, weight_of
 from node.session.context import NodeContext
 from node.session.service import NodeService
+from node.session.successors import Successors
 from node.session.table import SessionTable
 from swarm.discovery.dht.addresses import check_own_address
+from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError
 from swarm.inference.gumbel import gumbel_row
@@ -50,6 +53,8 @@ class SpanService:
     sessions: SessionTable
     server: grpc.aio.Server
     peer_delays: PeerDelays
+    successors: Successors
+    policy: DialPolicy
 
 
 class SpanHost:
@@ -112,14 +117,16 @@ class SpanHost:
         registry = resources.registry
         # Where one thread computes, what it did not get of a CPU is known: it waited then, as others' work went on.
         alone = model.device.type == "cpu" and not config.offload and torch.get_num_threads() == 1
-        engine = Engine(step_cost(self.sweep_ms, offloaded=config.offload), counts_cpu=alone)
+        engine = Engine(step_cost(self.sweep_ms, offloaded=config.offload), counts_cpu=alone, weight=weight_of)
+        admission = Admission()
+        policy = await DialPolicy.of(resources.address, allow_private=config.allow_private)
         valid_tokens = await asyncio.to_thread(count_tokens, resources.checkpoint.folder, model.vocab_size)
         context = NodeContext(
             peer=registry.peer_id,
             model=model,
             engine=engine,
-            registry=registry,
-            dialer=resources.dialer,
+            successors=Successors(registry, resources.dialer, policy, resources.identity, admission.quota),
+            admission=admission,
             counters=resources.counters,
             valid_tokens=valid_tokens,
             noise=lru_cache(NOISE_ROWS)(gumbel_row),
@@ -130,7 +137,7 @@ class SpanHost:
         server.add_generic_rpc_handlers((NodeService(registry.identity, sessions).handlers(),))
         await server.start()
         peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms)
-        self.service = SpanService(engine, computing, sessions, server, peer_delays)
+        self.service = SpanService(engine, computing, sessions, server, peer_delays, context.successors, policy)
 
     async def drain(self, reason: str) -> None:
         """Take no new session, serve on until those that run have moved, and end what is left."""
