@@ -15,7 +15,7 @@ from typing import Final
 from swarm.errors import SwarmError
 from swarm.protocol.messages import Attach
 from swarm.runtime.counted_log import CountedLog, describe
-from swarm.runtime.quota import HoldingLimit, OverQuota, Quota, QuotaLimits, RateLimit, StrikeRule
+from swarm.runtime.quota import UNKNOWN, HoldingLimit, OverQuota, Quota, QuotaLimits, RateLimit, StrikeRule
 
 WAITING: Final = "streams without a session"
 SESSIONS: Final = "sessions"
@@ -67,7 +67,7 @@ def is_near(key: str) -> bool:
     try:
         address = ip_network(key).network_address
     except ValueError:
-        return True  # a Unix socket
+        return key == UNKNOWN  # a Unix socket
     return not address.is_global
 
 
