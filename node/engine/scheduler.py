@@ -142,14 +142,17 @@ class Engine:
             while True:
                 await self._wake.wait()
                 while self._turns:
-                    session = self._turns.begin()
-                    try:
-                        await self._turn(session)
-                    except Exception as error:  # noqa: BLE001 - whatever one session does, the others have their turns
-                        self._give_up(session, error)
+                    await self._next_turn()
                 self._wake.clear()
         finally:
             self._thread.shutdown(wait=True, cancel_futures=True)
+
+    async def _next_turn(self) -> None:
+        session = self._turns.begin()
+        try:
+            await self._turn(session)
+        except Exception as error:  # noqa: BLE001 - whatever one session does, the others have their turns
+            self._give_up(session, error)
 
     def _give_up(self, session: Schedulable, error: Exception) -> None:
         self._turns.end(session, has_work=False)

@@ -24,10 +24,10 @@ class Owned(Hashable, Protocol):
         """Whose it is."""
 
 
-SessionT = TypeVar("SessionT", bound=Owned)
+OwnedT = TypeVar("OwnedT", bound=Owned)
 
 
-class Turns(Generic[SessionT]):
+class Turns(Generic[OwnedT]):
     """Sessions that wait to compute.
 
     A balance is what a session, or an owner, may still use of its turn, in milliseconds. It saves nothing while it is
@@ -45,9 +45,9 @@ class Turns(Generic[SessionT]):
         self._quantum_ms = quantum_ms
         self._weight = weight
         self._order: deque[str] = deque()
-        self._queues: dict[str, deque[SessionT]] = {}
-        self._waiting: set[SessionT] = set()
-        self._balances_ms: WeakKeyDictionary[SessionT, float] = WeakKeyDictionary()
+        self._queues: dict[str, deque[OwnedT]] = {}
+        self._waiting: set[OwnedT] = set()
+        self._balances_ms: WeakKeyDictionary[OwnedT, float] = WeakKeyDictionary()
         self._owners_ms: dict[str, float] = {}
         self._serving: str | None = None
 
@@ -55,13 +55,13 @@ class Turns(Generic[SessionT]):
         """Whether a session waits, apart from the one whose turn it is."""
         return bool(self._order)
 
-    def submit(self, session: SessionT) -> None:
+    def submit(self, session: OwnedT) -> None:
         """Queue a session; harmless when it is queued already, or has its turn."""
         if session not in self._waiting:
             self._waiting.add(session)
             self._queue(session, is_next=False)
 
-    def begin(self) -> SessionT:
+    def begin(self) -> OwnedT:
         """Take the session whose turn it is."""
         while True:
             owner = self._order[0]
@@ -79,20 +79,20 @@ class Turns(Generic[SessionT]):
         self._balances_ms[session] = balance_ms if balance_ms > 0 else balance_ms + self._quantum_ms
         return session
 
-    def left_ms(self, session: SessionT) -> float:
+    def left_ms(self, session: OwnedT) -> float:
         """What the session whose turn it is may still use; not above 0 at the end of its turn or its owner's."""
         left_ms = self._balances_ms[session]
         is_alone = not self._order or (len(self._order) == 1 and self._order[0] == session.owner)
         return left_ms if is_alone else min(left_ms, self._owners_ms.get(session.owner, 0.0))
 
-    def charge(self, session: SessionT, milliseconds: float, *, is_lead: bool) -> None:
+    def charge(self, session: OwnedT, milliseconds: float, *, is_lead: bool) -> None:
         """A session used so much; one that joined another's turn owes a quantum at most."""
         least_ms = float("-inf") if is_lead else -self._quantum_ms
         self._balances_ms[session] = max(self._balances_ms.get(session, 0.0) - milliseconds, least_ms)
         least_ms = float("-inf") if session.owner == self._serving else -self._quantum_ms
         self._owners_ms[session.owner] = max(self._owners_ms.get(session.owner, 0.0) - milliseconds, least_ms)
 
-    def end(self, session: SessionT, *, has_work: bool) -> None:
+    def end(self, session: OwnedT, *, has_work: bool) -> None:
         """The session's turn is over."""
         owner = session.owner
         if has_work:
@@ -105,7 +105,7 @@ class Turns(Generic[SessionT]):
         elif owner not in self._queues:
             self._rest(owner)
 
-    def joining(self, leader: SessionT) -> Iterator[SessionT]:
+    def joining(self, leader: OwnedT) -> Iterator[OwnedT]:
         """Who else waits, in the order of their turns; of another owner no more than in a turn of it."""
         owners = [leader.owner] if leader.owner in self._queues else []
         owners += [owner for owner in self._order if owner != leader.owner]
@@ -120,7 +120,7 @@ class Turns(Generic[SessionT]):
     def _share(self, owner: str) -> int:
         return max(min(len(self._queues[owner]), self._weight(owner)), 1)
 
-    def _queue(self, session: SessionT, *, is_next: bool) -> None:
+    def _queue(self, session: OwnedT, *, is_next: bool) -> None:
         owner = session.owner
         if owner not in self._queues:
             self._queues[owner] = deque()

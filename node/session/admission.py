@@ -23,6 +23,7 @@ CALLS: Final = "calls"
 OPENED: Final = "new streams"
 DECODED: Final = "milliseconds of decoding"
 SUCCESSORS: Final = "new machines to go on with"
+DIALLED: Final = "new machines for all sessions of an owner"
 
 LIMITS: Final = QuotaLimits(
     holdings={WAITING: HoldingLimit(per_key=64, total=2_048), SESSIONS: HoldingLimit(per_key=16, total=1_024)},
@@ -30,7 +31,8 @@ LIMITS: Final = QuotaLimits(
         CALLS: RateLimit(per_key=100, burst=200, total=4_000, total_burst=8_000),
         OPENED: RateLimit(per_key=100, burst=512, total=4_000, total_burst=8_000),
         DECODED: RateLimit(per_key=100, burst=2_000, total=1e6, total_burst=1e6),
-        SUCCESSORS: RateLimit(per_key=4 / 60, burst=8, total=50, total_burst=1_024),
+        SUCCESSORS: RateLimit(per_key=4 / 60, burst=8, total=1e6, total_burst=1e6),
+        DIALLED: RateLimit(per_key=1, burst=64, total=100, total_burst=4_096),
     },
     strikes=StrikeRule(allowed=3, refuse_s=5.0, longest_s=300.0, forget_s=600.0),
 )

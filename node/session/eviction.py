@@ -12,7 +12,7 @@ IDLE_S = 30.0
 ALWAYS_OWN = 0.25
 """The fraction of the KV that an address keeps while it uses it, whoever else wants some."""
 
-SessionT = TypeVar("SessionT")
+HolderT = TypeVar("HolderT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Room:
 
 
 def victims(
-    held: Mapping[SessionT, Reservation],
+    held: Mapping[HolderT, Reservation],
     asked: Reservation,
     room: Room,
-    idle_s: Callable[[SessionT], float],
+    idle_s: Callable[[HolderT], float],
     weight: Callable[[str], int],
-) -> list[SessionT] | None:
+) -> list[HolderT] | None:
     """The sessions that must go so that another fits: none where there is room, None where nobody has to go.
 
     Who holds most by its weight gives way, and of its sessions the one that was idle for the longest: if it was idle
@@ -62,7 +62,7 @@ def victims(
         weight: how many shares a key has.
     """
     left = dict(held)
-    gone: list[SessionT] = []
+    gone: list[HolderT] = []
     while True:
         lacks_tokens = sum(one.tokens for one in left.values()) + asked.tokens > room.tokens
         if not lacks_tokens and len(left) < room.sessions:

@@ -103,7 +103,7 @@ class HopSession:
         self._reason = "closed"
         self._lease = Lease(self.expire)
         self._attaching: asyncio.Task[None] | None = None
-        self._tried = Tried(attach.session.hex())
+        self._tried = Tried(owner)
 
     @property
     def span(self) -> Span:

@@ -12,10 +12,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import grpc.aio
 
-from node.session.admission import SUCCESSORS
+from node.session.admission import DIALLED, SUCCESSORS
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord, RecordError, claimed_peer, unseal
 from swarm.discovery.registry import KNOWN_S, RECENT_S, Registry
@@ -34,6 +35,7 @@ MAX_TRIED = 64
 """Machines that one session may come back to without their counting as new."""
 
 logger = logging.getLogger(__name__)
+_numbers = count()
 
 
 @dataclass(slots=True)
@@ -41,12 +43,14 @@ class Tried:
     """The machines that one session went on with.
 
     Attributes:
-        key: the session, as its quota knows it.
+        owner: who pays for the session.
         peers: them, the latest last.
+        key: the session, as the quota knows it: its id would not do, for a client may open it again and again.
     """
 
-    key: str
+    owner: str
     peers: OrderedDict[PeerId, None] = field(default_factory=OrderedDict)
+    key: str = field(default_factory=lambda: f"session {next(_numbers)}")
 
     def is_known(self, peer: PeerId) -> bool:
         """Whether the session went on with it before."""
@@ -113,7 +117,7 @@ class Successors:
             Unreachable: it has no such record, is not listed, may not be dialled, or is one of too many.
         """
         if not tried.is_known(hop.peer):
-            if not self._quota.spend(SUCCESSORS, tried.key):
+            if not (self._quota.spend(SUCCESSORS, tried.key) and self._quota.spend(DIALLED, tried.owner)):
                 raise Unreachable(hop.peer, str(hop.span), "too many new machines were tried in a minute")
             tried.add(hop.peer)
         record = self._carried(hop, records) if self.is_listed(hop.peer) else None

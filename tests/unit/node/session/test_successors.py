@@ -11,7 +11,7 @@ import pytest
 
 import node.session.successors
 import swarm.discovery.node_record
-from node.session.admission import LIMITS, SUCCESSORS, Admission
+from node.session.admission import DIALLED, LIMITS, SUCCESSORS, Admission
 from node.session.successors import Successors, Tried
 from swarm.discovery import identity
 from swarm.discovery.dialable import DialPolicy
@@ -175,6 +175,18 @@ async def test_a_session_tries_few_new_machines_and_comes_back_to_known_ones_fre
     assert directory.asked == asked
     await successors.dial(hop(PEERS[0]), [], tried)
     assert len(dialer.dialled) == 3 * burst + 1
+
+
+async def test_many_sessions_of_one_owner_try_no_more_than_one_may() -> None:
+    directory = FakeDirectory([sealed(PEERS[0])])
+    successors, dialer = make(directory)
+    for owner, most in (("9.9.9.9", int(LIMITS.rates[DIALLED].burst)), ("8.8.8.8", 1)):
+        dialer.dialled.clear()
+        for _ in range(most):
+            await successors.dial(hop(PEERS[0]), [], Tried(owner))
+        assert len(dialer.dialled) == most
+    with pytest.raises(Unreachable, match="too many"):
+        await successors.dial(hop(PEERS[0]), [], Tried("9.9.9.9"))
 
 
 async def test_of_many_records_only_the_successors_is_verified_and_that_once(monkeypatch: pytest.MonkeyPatch) -> None:
