@@ -16,6 +16,7 @@ from node.config import ServeConfig
 from swarm.errors import RegistryError, SwarmError
 from swarm.runtime.cli import plain_words
 from swarm.runtime.console import make_console
+from swarm.runtime.file_limit import raise_file_limit
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
 from swarm.runtime.plain_text import plain_line
 
@@ -42,6 +43,7 @@ def serve(config: ServeConfig) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its messages come as exceptions too
     os.environ["GRPC_SSL_CIPHER_SUITES"] = _NONE_BEFORE_TLS_1_3
     set_up_logging(os.environ.get("CANOPY_LOG", "WARNING"), OneLineFormatter("%(asctime)s %(name)s: %(message)s"))
+    raise_file_limit()
     try:
         model, mqtt = config.model or os.environ.get("CANOPY_MODEL"), config.mqtt or os.environ.get("CANOPY_MQTT")
         asyncio.run(_run(replace(config, model=model, mqtt=mqtt)))

@@ -14,12 +14,14 @@ import grpc.aio
 
 from benchmarks.recovery.garbage import ENDING, GOING_ON, WEIGHTS, FrameKind, GarbageWriter, Role, ServedModel
 from swarm import wire
+from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError
-from swarm.ids import PeerId, SessionId
+from swarm.ids import SessionId
 from swarm.layers import Span
 from swarm.protocol.messages import Close, Fault, FaultKind, Ready, RepliesRequest, Reply, RouteHop
 from swarm.transport.dial import CHANNEL_OPTIONS, open_channel
 from swarm.transport.endpoint import Endpoint
+from swarm.transport.introduction import introduce
 from swarm.transport.link import Stream
 from swarm.wire.frames import FrameAssembler, split
 
@@ -44,6 +46,7 @@ class FloodTarget:
         behind_span: Its layers.
         model: What both serve.
         num_layers: Layers of the model.
+        pretended: The hop before the node, where there is one: this program.
     """
 
     node: Endpoint
@@ -51,12 +54,12 @@ class FloodTarget:
     behind_span: Span
     model: ServedModel
     num_layers: int
+    pretended: Identity = field(default_factory=Identity.ephemeral)
 
     def roles(self) -> list[tuple[Role, Endpoint]]:
         """Every place that the node can have in a chain, and the chain's tail."""
         quarter, half = self.num_layers // 4, self.behind_span.start
-        behind = RouteHop(self.behind.peer, self.behind_span)
-        pretended = PeerId("nobody")
+        pretended, behind = self.pretended.peer_id, RouteHop(self.behind.peer, self.behind_span)
 
         def own(start: int, end: int) -> RouteHop:
             return RouteHop(self.node.peer, Span(start, end))
@@ -108,8 +111,10 @@ class FloodCounts:
 class Episode:
     """One session with one stream, from its attach to its end."""
 
-    def __init__(self, writer: GarbageWriter, counts: FloodCounts) -> None:
+    def __init__(self, writer: GarbageWriter, target: FloodTarget, tail: Endpoint, counts: FloodCounts) -> None:
         self._writer = writer
+        self._target = target
+        self._tail = tail
         self._rng = writer.rng
         self._counts = counts
         self._changed = asyncio.Event()
@@ -120,12 +125,15 @@ class Episode:
 
     async def run(self, to_node: grpc.aio.Channel, to_tail: grpc.aio.Channel) -> None:
         """Attach, talk, and end in one of many ways."""
-        call: Stream = to_node.stream_stream(wire.LINK)()
+        attach = self._writer.attach(right=self._is_deaf)
+        signer = self._target.pretended if attach.index else self._writer.key
+        metadata = introduce(signer, self._target.node, wire.LINK, attach.signature)
+        call: Stream = to_node.stream_stream(wire.LINK)(metadata=metadata)
         async with asyncio.TaskGroup() as group:
             reader = None if self._is_deaf else group.create_task(self._hear(call))
             try:
                 async with asyncio.timeout(PATIENCE_S):
-                    await self._write(call, FrameKind.ATTACH, self._writer.attach(right=self._is_deaf))
+                    await self._write(call, FrameKind.ATTACH, list(split(attach)))
                     if not self._is_deaf and self._rng.random() < 0.9:
                         await self._until(lambda: self._is_ready)
                     async with self._replies(to_tail):
@@ -198,8 +206,7 @@ class Episode:
     @asynccontextmanager
     async def _replies(self, to_tail: grpc.aio.Channel) -> AsyncIterator[None]:
         """A reply stream beside the talk: usually the session's own, sometimes for a guessed id, sometimes unread."""
-        call: Stream = to_tail.stream_stream(wire.REPLIES)()
-        session = self._writer.session
+        session = self._writer.key.session
         chance, acked = self._rng.random(), 0
         if chance < 0.05:
             session = SessionId(self._rng.randbytes(16))
@@ -208,6 +215,8 @@ class Episode:
         request = wire.encode_replies_up(RepliesRequest(session, acked=acked))
         if chance > 0.97:
             request = self._rng.randbytes(self._rng.choice((0, 3, 40)))
+        metadata = introduce(self._writer.key, self._tail, wire.REPLIES, request)
+        call: Stream = to_tail.stream_stream(wire.REPLIES)(metadata=metadata)
         async with asyncio.TaskGroup() as group:
             self._counts.sent["reply request"] += 1
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -270,7 +279,7 @@ async def fuzz(target: FloodTarget, frames: int, seed: int, counts: FloodCounts)
         ):
             while counts.frames < frames:
                 role, tail = rng.choice(roles)
-                episode = Episode(GarbageWriter(rng, target.model, role), counts)
+                episode = Episode(GarbageWriter(rng, target.model, role), target, tail, counts)
                 await episode.run(node, node if tail == target.node else behind)
 
     try:

@@ -36,6 +36,8 @@ MAX_DELAYS: Final = 16
 MAX_ROW_BYTES: Final = 2**20
 CLOCK_SLACK_S: Final = 5.0  # the DHT tolerates clocks that differ by 3 s
 MAX_NAME_CHARACTERS: Final = 64
+VERIFIED_KEPT: Final = 4_096
+"""Records whose signatures are not checked again; a few kilobytes each."""
 _DOMAIN: Final = b"canopy-record"
 
 
@@ -162,23 +164,39 @@ def open_sealed(data: bytes, now: float) -> Sealed:
     Raises:
         RecordError: the field at fault and why.
     """
-    if len(data) > MAX_RECORD_BYTES:
-        raise RecordError("data", f"{len(data)} bytes; a record has at most {MAX_RECORD_BYTES}")
-    sealed = _open_signed(data)
+    sealed = _opened(bytes(data))
     if sealed.record.expires_at > now + MAX_TTL_S + CLOCK_SLACK_S:
         raise RecordError("expires_at", f"more than {MAX_TTL_S:.0f} s ahead")
     return sealed
 
 
-@lru_cache(maxsize=4_096)
-def _open_signed(data: bytes) -> Sealed:
-    """A signature that holds goes on holding, so each is checked once."""
-    public_key, body, signature = unpack_list(data, 3)
-    if not (isinstance(public_key, bytes) and isinstance(body, bytes) and isinstance(signature, bytes)):
-        raise RecordError("data", "not a sealed record")
+@lru_cache(VERIFIED_KEPT)
+def _opened(data: bytes) -> Sealed:
+    """A record whose signature and bounds hold at some time; the same bytes are verified once."""
+    public_key, body, signature = _unsealed(data)
     sealed = _decode(unpack_list(body, len(_FIELDS)), data)
     check_signature(sealed.record.peer, public_key, _DOMAIN + body, signature)
     return sealed
+
+
+def claimed_peer(data: bytes) -> str | None:
+    """Whose record it says that it is, before its signature is checked; None if it is none."""
+    try:
+        values = unpack_list(_unsealed(data)[1], len(_FIELDS))
+    except RecordError:
+        return None
+    peer = values[_FIELDS.index("peer")]
+    return peer if isinstance(peer, str) else None
+
+
+def _unsealed(data: bytes) -> tuple[bytes, bytes, bytes]:
+    """Public key, body and signature."""
+    if len(data) > MAX_RECORD_BYTES:
+        raise RecordError("data", f"{len(data)} bytes; a record has at most {MAX_RECORD_BYTES}")
+    public_key, body, signature = unpack_list(data, 3)
+    if not (isinstance(public_key, bytes) and isinstance(body, bytes) and isinstance(signature, bytes)):
+        raise RecordError("data", "not a sealed record")
+    return public_key, body, signature
 
 
 def check_signature(peer: PeerId, public_key: bytes, data: bytes, signature: bytes) -> None:

@@ -145,10 +145,17 @@ class Quota:
         """Keys remembered."""
         return len(self._holders) + len(self._idle)
 
-    def take(self, kind: str, key: str, amount: int = 1) -> bool:
-        """Hold `amount` more of `kind`; False, and nothing is taken, where that is more than the limits allow."""
+    def take(self, kind: str, key: str, amount: int = 1, *, allowance: int = 0) -> bool:
+        """Hold more of something; False, and nothing is taken, where that is more than the limits allow.
+
+        Args:
+            kind: what.
+            key: who.
+            amount: how much more.
+            allowance: what this key may hold beyond its limit, for a reason of its own.
+        """
         limit = self._holdings[kind]
-        if self.held(kind, key) + amount > limit.per_key * self._weight(key):
+        if self.held(kind, key) + amount > limit.per_key * self._weight(key) + allowance:
             return False
         if self._totals[kind] + amount > limit.total:
             return False

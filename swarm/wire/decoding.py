@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
-from swarm.protocol.draft_distribution import DraftDistribution
+from swarm.protocol.draft_distribution import MAX_CANDIDATES, MAX_DRAWS, DraftDistribution
 from swarm.protocol.limits import (
     MAX_COUNT,
     MAX_HEADERS,
@@ -25,7 +25,10 @@ from swarm.protocol.limits import (
     PADDING_BYTES,
     PEER_CHARACTERS,
     REASON_CHARACTERS,
+    SESSION_KEY_BYTES,
+    SESSION_SIGNATURE_BYTES,
     TEXT_CHARACTERS,
+    HeadLimits,
 )
 from swarm.protocol.messages import (
     Ack,
@@ -81,13 +84,19 @@ class FramePart:
     data: bytes
 
 
-def decode_frame(data: bytes | bytearray) -> Frame:
+def decode_frame(data: bytes | bytearray, limits: HeadLimits | None = None) -> Frame:
     """A frame's head; `Rows.data` is still empty.
+
+    Args:
+        data: the head's bytes.
+        limits: what it may hold; what holds more is refused before any of it is decoded.
 
     Raises:
         RemoteProtocolError: the field that breaks the wire's rules.
     """
     frame = _parsed(pb.Frame(), data)
+    if limits is not None:
+        _check_counts(frame, limits)
     match frame.WhichOneof("kind"):
         case "sweep":
             return _sweep_frame(frame.sweep)
@@ -96,9 +105,7 @@ def decode_frame(data: bytes | bytearray) -> Frame:
         case "attach":
             return _attach(frame.attach)
         case "reroute":
-            route = _route(frame.reroute.route)
-            hedge, generation = _hedge(frame.reroute, route), checks.number(frame.reroute.generation, "generation")
-            return Reroute(generation, route, hedge, _records(frame.reroute.records))
+            return _reroute(frame.reroute)
         case "snapshot":
             return _snapshot(frame.snapshot)
         case "close":
@@ -109,6 +116,33 @@ def decode_frame(data: bytes | bytearray) -> Frame:
         case "fault":
             return _fault(frame.fault)
     raise RemoteProtocolError("kind", "a frame of no known kind")
+
+
+def _check_counts(frame: pb.Frame, limits: HeadLimits) -> None:
+    """Refuse more than a session's credits before it is turned into values one by one."""
+    match frame.WhichOneof("kind"):
+        case "sweep":
+            _check_sweep_counts(frame.sweep.sweep, limits)
+        case "snapshot":
+            snapshot = frame.snapshot
+            checks.at_most(snapshot.headers, limits.sweeps, "headers")
+            checks.at_most(snapshot.ids, limits.window_tokens + limits.nodes, "ids")
+            for field in ("tokens", "sequences", "parents"):
+                checks.same_length(len(getattr(snapshot, field)), len(snapshot.ids), field, "ids")
+            for header in snapshot.headers:
+                _check_sweep_counts(header, limits)
+            checks.number(sum(len(header.tokens) for header in snapshot.headers), "headers", limits.nodes + 1)
+        case _:
+            pass
+
+
+def _check_sweep_counts(sweep: pb.Sweep, limits: HeadLimits) -> None:
+    checks.at_most(sweep.tokens, limits.nodes, "tokens")
+    checks.same_length(len(sweep.parents), len(sweep.tokens), "parents", "tokens")
+    for guess in checks.at_most(sweep.guesses, len(sweep.tokens), "guesses"):
+        checks.at_most(guess.tokens, MAX_CANDIDATES, "guesses")
+        checks.at_most(guess.weights, MAX_CANDIDATES, "guesses")
+        checks.at_most(guess.draws, MAX_DRAWS, "guesses")
 
 
 def decode_upstream(data: bytes) -> Upstream:
@@ -380,21 +414,39 @@ def _attach(attach: pb.Attach) -> Attach:
         generation=checks.number(attach.generation, "generation"),
         route=route,
         index=checks.number(attach.index, "index", len(route)),
-        open=Open(
-            fingerprint=_text(attach.open.fingerprint, "fingerprint"),
-            window_tokens=checks.positive(attach.open.window_tokens, "window_tokens"),
-            sweeps=checks.positive(attach.open.sweeps, "sweeps"),
-            nodes=checks.positive(attach.open.nodes, "nodes"),
-            codec=_codec(attach.open.codec),
-        ),
+        open=_open(attach.open),
         hedge=_hedge(attach, route),
-        records=_records(attach.records),
+        records=_records(attach.records, route),
+        signature=checks.exactly(attach.signature, SESSION_SIGNATURE_BYTES, "signature"),
     )
 
 
-def _records(records: Collection[bytes]) -> tuple[bytes, ...]:
-    """Sealed records: their signatures are checked where one is used."""
-    limited = checks.at_most(records, MAX_HOPS + 1, "records")
+def _reroute(reroute: pb.Reroute) -> Reroute:
+    route = _route(reroute.route)
+    return Reroute(
+        generation=checks.number(reroute.generation, "generation"),
+        route=route,
+        open=_open(reroute.open),
+        hedge=_hedge(reroute, route),
+        records=_records(reroute.records, route),
+        signature=checks.exactly(reroute.signature, SESSION_SIGNATURE_BYTES, "signature"),
+    )
+
+
+def _open(opened: pb.Open) -> Open:
+    return Open(
+        fingerprint=_text(opened.fingerprint, "fingerprint"),
+        window_tokens=checks.positive(opened.window_tokens, "window_tokens"),
+        sweeps=checks.positive(opened.sweeps, "sweeps"),
+        nodes=checks.positive(opened.nodes, "nodes"),
+        codec=_codec(opened.codec),
+        session_key=checks.exactly(opened.session_key, SESSION_KEY_BYTES, "session_key"),
+    )
+
+
+def _records(records: Collection[bytes], route: Collection[RouteHop]) -> tuple[bytes, ...]:
+    """Sealed records, one per hop and one for a replica: their signatures are checked where one is used."""
+    limited = checks.at_most(records, len(route) + 1, "records")
     return tuple(checks.at_most(record, MAX_RECORD_BYTES, "records") for record in limited)
 
 
