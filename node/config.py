@@ -10,7 +10,8 @@ import tyro
 
 from swarm.discovery.dht.addresses import DhtConfig, listen_addresses
 from swarm.discovery.identity import default_identity_path
-from swarm.discovery.node_record import MAX_NAME_CHARACTERS, RecordError, split_address
+from swarm.discovery.node_record import MAX_NAME_CHARACTERS, split_address
+from swarm.discovery.record_fields import RecordError
 from swarm.errors import ConfigError
 from swarm.layers import Span
 from swarm.runtime.cli_types import (

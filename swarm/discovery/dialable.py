@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
-from swarm.discovery.node_record import RecordError, bracketed, split_address
+from swarm.discovery.node_record import bracketed, split_address
+from swarm.discovery.record_fields import RecordError
 
 RESOLVE_S = 2.0
 """How long a host name may take."""

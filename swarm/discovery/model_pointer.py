@@ -19,13 +19,12 @@ from swarm.discovery.node_record import (
     CLOCK_SLACK_S,
     MAX_TTL_S,
     NodeRecord,
-    RecordError,
     check_signature,
     read_model,
     seal,
-    unpack_list,
     write_model,
 )
+from swarm.discovery.record_fields import RecordError, unpack_list
 from swarm.discovery.registry import MODELS_LISTED, models_key, record_keys
 from swarm.ids import ModelIdentity, PeerId
 

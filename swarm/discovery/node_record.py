@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import enum
 import ipaddress
-import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -18,8 +17,10 @@ from typing import Any, Final
 
 import msgpack
 
-from swarm.discovery.identity import Identity, is_peer_id, verify
-from swarm.errors import LayersError, RemoteProtocolError
+from swarm.discovery import record_fields as fields
+from swarm.discovery.identity import Identity, verify
+from swarm.discovery.record_fields import RecordError
+from swarm.errors import LayersError
 from swarm.ids import MAX_MODEL_NAME, ModelIdentity, PeerId, is_model_name
 from swarm.layers import Span
 from swarm.protocol.limits import MAX_COUNT, MAX_LAYERS, MAX_RECORD_BYTES, MAX_SWEEP_ROWS, SWEEP_MS
@@ -39,10 +40,6 @@ MAX_NAME_CHARACTERS: Final = 64
 VERIFIED_KEPT: Final = 4_096
 """Records whose signatures are not checked again; a few kilobytes each."""
 _DOMAIN: Final = b"canopy-record"
-
-
-class RecordError(RemoteProtocolError):
-    """A record that is not valid; `field` names the part at fault."""
 
 
 class NodeState(enum.Enum):
@@ -174,7 +171,7 @@ def open_sealed(data: bytes, now: float) -> Sealed:
 def _opened(data: bytes) -> Sealed:
     """A record whose signature and bounds hold at some time; the same bytes are verified once."""
     public_key, body, signature = _unsealed(data)
-    sealed = _decode(unpack_list(body, len(_FIELDS)), data)
+    sealed = _decode(fields.unpack_list(body, len(_FIELDS)), data)
     check_signature(sealed.record.peer, public_key, _DOMAIN + body, signature)
     return sealed
 
@@ -182,7 +179,7 @@ def _opened(data: bytes) -> Sealed:
 def claimed_peer(data: bytes) -> str | None:
     """Whose record it says that it is, before its signature is checked; None if it is none."""
     try:
-        values = unpack_list(_unsealed(data)[1], len(_FIELDS))
+        values = fields.unpack_list(_unsealed(data)[1], len(_FIELDS))
     except RecordError:
         return None
     peer = values[_FIELDS.index("peer")]
@@ -193,7 +190,7 @@ def _unsealed(data: bytes) -> tuple[bytes, bytes, bytes]:
     """Public key, body and signature."""
     if len(data) > MAX_RECORD_BYTES:
         raise RecordError("data", f"{len(data)} bytes; a record has at most {MAX_RECORD_BYTES}")
-    public_key, body, signature = unpack_list(data, 3)
+    public_key, body, signature = fields.unpack_list(data, 3)
     if not (isinstance(public_key, bytes) and isinstance(body, bytes) and isinstance(signature, bytes)):
         raise RecordError("data", "not a sealed record")
     return public_key, body, signature
@@ -345,84 +342,38 @@ def _decode(values: list[Any], data: bytes) -> Sealed:
     raw = dict(zip(_FIELDS, values, strict=True))
     if raw["version_of_format"] != _FORMAT or type(raw["left"]) is not bool:
         raise RecordError("data", "a record of another format")
-    address = _text("address", raw["address"], 280)
+    address = fields.text("address", raw["address"], 280)
     split_address(address)
     model = read_model(raw["model"])
-    total = _whole("kv_tokens_total", raw["kv_tokens_total"], (0, MAX_KV_TOKENS))
-    peer = _peer(raw["peer"])
+    total = fields.whole("kv_tokens_total", raw["kv_tokens_total"], (0, MAX_KV_TOKENS))
+    peer = fields.peer_id(raw["peer"])
     record = NodeRecord(
         peer=peer,
         model=model,
         span=_span(raw["span"], model.num_layers),
         address=address,
         state=_state(raw["state"]),
-        numeric_class=_formed("numeric_class", raw["numeric_class"], 96, _NUMERIC_CLASS),
-        version=_formed("version", raw["version"], 32, _VERSION),
-        name=None if raw["name"] is None else _text("name", raw["name"], MAX_NAME_CHARACTERS),
+        numeric_class=fields.formed("numeric_class", raw["numeric_class"], 96, _NUMERIC_CLASS),
+        version=fields.formed("version", raw["version"], 32, _VERSION),
+        name=None if raw["name"] is None else fields.text("name", raw["name"], MAX_NAME_CHARACTERS),
         sweep_ms=_sweep_ms(raw["sweep_ms"]),
-        kv_tokens_free=_whole("kv_tokens_free", raw["kv_tokens_free"], (0, total)),
+        kv_tokens_free=fields.whole("kv_tokens_free", raw["kv_tokens_free"], (0, total)),
         kv_tokens_total=total,
-        sequence=_whole("sequence", raw["sequence"], (0, MAX_COUNT)),
-        expires_at=_within("expires_at", raw["expires_at"], _UNIX_S),
+        sequence=fields.whole("sequence", raw["sequence"], (0, MAX_COUNT)),
+        expires_at=fields.within("expires_at", raw["expires_at"], _UNIX_S),
         delays_ms=_delays_ms(raw["delays_ms"]),
-        busy=_within("busy", raw["busy"], (0.0, 1.0)),
+        busy=fields.within("busy", raw["busy"], (0.0, 1.0)),
         uplink_mbit_per_s=_uplink(raw["uplink_mbit_per_s"]),
-        row_bytes=None if raw["row_bytes"] is None else _whole("row_bytes", raw["row_bytes"], (1, MAX_ROW_BYTES)),
-        movable=_flag("movable", raw["movable"]),
+        row_bytes=None if raw["row_bytes"] is None else fields.whole("row_bytes", raw["row_bytes"], (1, MAX_ROW_BYTES)),
+        movable=fields.flag("movable", raw["movable"]),
         certificate=_certificate(raw["certificate"], peer),
         sealed=data,
     )
     return Sealed(record, raw["left"])
 
 
-def unpack_list(data: bytes, length: int) -> list[Any]:
-    """Decode a msgpack list of exactly `length` values.
-
-    Raises:
-        RecordError: it is none.
-    """
-    try:
-        values = msgpack.unpackb(data)
-    except (ValueError, RecursionError, msgpack.UnpackException) as error:
-        raise RecordError("data", "malformed") from error
-    if not isinstance(values, list) or len(values) != length:
-        raise RecordError("data", "malformed")
-    return values
-
-
-def _text(field: str, value: object, limit: int) -> str:
-    if not isinstance(value, str) or len(value) > limit or not value.isprintable():
-        raise RecordError(field, f"must be printable text of at most {limit} characters")
-    return value
-
-
-def _formed(field: str, value: object, limit: int, form: re.Pattern[str]) -> str:
-    text = _text(field, value, limit)
-    if form.fullmatch(text) is None:
-        raise RecordError(field, f"{text!r} has not the form of one")
-    return text
-
-
-def _whole(field: str, value: object, bounds: tuple[int, int]) -> int:
-    if type(value) is not int or not bounds[0] <= value <= bounds[1]:
-        raise RecordError(field, f"must be a whole number in [{bounds[0]}, {bounds[1]}]")
-    return value
-
-
 def _layer(field: str, value: object) -> int:
-    return _whole(field, value, (0, MAX_LAYERS))
-
-
-def _real(field: str, value: object) -> float:
-    if type(value) is not float or not math.isfinite(value):
-        raise RecordError(field, "must be a finite number")
-    return value
-
-
-def _flag(field: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise RecordError(field, "must be true or false")
-    return value
+    return fields.whole(field, value, (0, MAX_LAYERS))
 
 
 def _certificate(value: object, peer: PeerId) -> bytes:
@@ -434,26 +385,6 @@ def _certificate(value: object, peer: PeerId) -> bytes:
         except ValueError as error:
             raise RecordError("certificate", str(error)) from error
     return value
-
-
-def _within(field: str, value: object, bounds: tuple[float, float]) -> float:
-    number = _real(field, value)
-    if not bounds[0] <= number <= bounds[1]:
-        raise RecordError(field, f"must be a number in [{bounds[0]:g}, {bounds[1]:g}]")
-    return number
-
-
-def _items(field: str, value: object, limit: int, read: Callable[[str, Any], Any]) -> tuple[Any, ...]:
-    if not isinstance(value, list) or len(value) > limit:
-        raise RecordError(field, f"must be a list of at most {limit}")
-    return tuple(read(field, item) for item in value)
-
-
-def _peer(value: object, field: str = "peer") -> PeerId:
-    text = _text(field, value, 64)
-    if not is_peer_id(text):
-        raise RecordError(field, "not a peer id")
-    return PeerId(text)
 
 
 def write_model(model: ModelIdentity) -> list[Any]:
@@ -473,8 +404,8 @@ def read_model(value: object) -> ModelIdentity:
     name, *digests, layers = value
     if not all(isinstance(digest, str) and _DIGEST.fullmatch(digest) for digest in digests):
         raise RecordError("model", "digests are 64 lower-case hex digits")
-    num_layers = _whole("model", layers, (1, MAX_LAYERS))
-    if not is_model_name(_text("model", name, MAX_MODEL_NAME)):
+    num_layers = fields.whole("model", layers, (1, MAX_LAYERS))
+    if not is_model_name(fields.text("model", name, MAX_MODEL_NAME)):
         raise RecordError("model", f"{name!r} is no name of a model")
     model = ModelIdentity(name, digests[0], digests[1], digests[2], digests[3], num_layers)
     if not model.is_consistent:
@@ -483,7 +414,7 @@ def read_model(value: object) -> ModelIdentity:
 
 
 def _span(value: object, num_layers: int) -> Span:
-    ends = _items("span", value, 2, _layer)
+    ends = fields.items("span", value, 2, _layer)
     try:
         return Span(*ends).within(num_layers)
     except (LayersError, TypeError) as error:
@@ -498,9 +429,9 @@ def _state(value: object) -> NodeState:
 
 
 def _sweep_ms(value: object) -> tuple[tuple[int, float], ...]:
-    pairs = _items("sweep_ms", value, MAX_SPEEDS, _pair)
+    pairs = fields.items("sweep_ms", value, MAX_SPEEDS, fields.pair)
     found = tuple(
-        (_whole("sweep_ms", nodes, (1, MAX_SWEEP_ROWS)), _within("sweep_ms", milliseconds, SWEEP_MS))
+        (fields.whole("sweep_ms", nodes, (1, MAX_SWEEP_ROWS)), fields.within("sweep_ms", milliseconds, SWEEP_MS))
         for nodes, milliseconds in pairs
     )
     if any(before >= after for (before, _), (after, _) in pairwise(found)):
@@ -509,17 +440,12 @@ def _sweep_ms(value: object) -> tuple[tuple[int, float], ...]:
 
 
 def _delays_ms(value: object) -> tuple[tuple[PeerId, float], ...]:
-    pairs = _items("delays_ms", value, MAX_DELAYS, _pair)
+    pairs = fields.items("delays_ms", value, MAX_DELAYS, fields.pair)
     return tuple(
-        (_peer(peer, "delays_ms"), _within("delays_ms", milliseconds, _DELAY_MS)) for peer, milliseconds in pairs
+        (fields.peer_id(peer, "delays_ms"), fields.within("delays_ms", milliseconds, _DELAY_MS))
+        for peer, milliseconds in pairs
     )
 
 
-def _pair(field: str, value: object) -> list[Any]:
-    if not isinstance(value, list) or len(value) != 2:
-        raise RecordError(field, "must be pairs")
-    return value
-
-
 def _uplink(value: object) -> float | None:
-    return None if value is None else _within("uplink_mbit_per_s", value, _MBIT_PER_S)
+    return None if value is None else fields.within("uplink_mbit_per_s", value, _MBIT_PER_S)

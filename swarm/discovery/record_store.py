@@ -16,7 +16,8 @@ from typing import Final, TypeVar
 
 from swarm.discovery.identity import is_peer_id
 from swarm.discovery.model_pointer import open_pointer
-from swarm.discovery.node_record import RecordError, open_sealed
+from swarm.discovery.node_record import open_sealed
+from swarm.discovery.record_fields import RecordError
 from swarm.discovery.registry import StorageKey, item_key, models_key, record_keys, storage_key
 from swarm.ids import PeerId
 

@@ -15,7 +15,8 @@ from typing import Any
 import msgpack
 
 from swarm.discovery.address_proof import HELLO_METHOD, MAX_HELLO_BYTES, NONCE_BYTES, check_hello
-from swarm.discovery.node_record import RecordError, split_address
+from swarm.discovery.node_record import split_address
+from swarm.discovery.record_fields import RecordError
 from swarm.ids import PeerId
 from swarm.transport.certificate import check_certificate
 from swarm.transport.endpoint import Endpoint

@@ -21,7 +21,7 @@ from typing import Any
 import msgpack
 
 from swarm.discovery.dht.hivemind_node import DHTID, DHTProtocol, P2PContext, PeerID, dht_pb2, node_module
-from swarm.discovery.node_record import RecordError
+from swarm.discovery.record_fields import RecordError
 from swarm.discovery.record_store import FiledItem, RecordStore, open_item
 from swarm.discovery.registry import StorageKey
 from swarm.ids import PeerId

@@ -29,7 +29,8 @@ from swarm.discovery.dht.addresses import (
 from swarm.discovery.dht.child import DhtPipe, start_pipe
 from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import listed_models, seal_announcement
-from swarm.discovery.node_record import MAX_TTL_S, NodeRecord, RecordError, live_records, tombstone
+from swarm.discovery.node_record import MAX_TTL_S, NodeRecord, live_records, tombstone
+from swarm.discovery.record_fields import RecordError
 from swarm.discovery.registry import MODELS_KEYS, RECENT_S, block_keys, peer_key
 from swarm.errors import IdentityError, RegistryError
 from swarm.ids import ModelIdentity, PeerId

@@ -21,7 +21,7 @@ from itertools import zip_longest
 from swarm.discovery.dht.addresses import ListenAddresses
 from swarm.discovery.dht.hivemind_node import DHTID, Daemon, DHTNode, Multiaddr, PeerID, traverse_dht
 from swarm.discovery.dht.protocol import DirectoryProtocol, KeyAnswer, ReportedItem, kademlia_id
-from swarm.discovery.node_record import RecordError
+from swarm.discovery.record_fields import RecordError
 from swarm.discovery.record_store import FiledItem, open_item
 from swarm.discovery.registry import StorageKey, item_key, storage_key
 

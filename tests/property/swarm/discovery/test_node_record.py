@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import RecordError, _encode, open_sealed, seal
+from swarm.discovery.node_record import _encode, open_sealed, seal
+from swarm.discovery.record_fields import RecordError
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from tests.record_strategies import NO_NUMBERS, NOW, models, records

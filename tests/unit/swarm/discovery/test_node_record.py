@@ -21,13 +21,13 @@ from swarm.discovery.node_record import (
     MAX_SPEEDS,
     NodeRecord,
     NodeState,
-    RecordError,
     live_records,
     open_filed,
     seal,
     tombstone,
     unseal,
 )
+from swarm.discovery.record_fields import RecordError
 from swarm.errors import IdentityError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span

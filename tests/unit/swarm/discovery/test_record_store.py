@@ -20,7 +20,8 @@ from swarm.discovery.model_pointer import (
     seal_announcement,
     seal_pointer,
 )
-from swarm.discovery.node_record import NodeRecord, NodeState, RecordError
+from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.discovery.record_fields import RecordError
 from swarm.discovery.record_store import OVERHEAD_BYTES, FiledItem, RecordStore, StoreLimits, open_item
 from swarm.discovery.registry import StorageKey, storage_key
 from swarm.ids import ModelIdentity, PeerId

@@ -22,7 +22,8 @@ from swarm.discovery.dht.dialback import DialBack, pack_request
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
-from swarm.discovery.node_record import NodeRecord, NodeState, RecordError, seal
+from swarm.discovery.node_record import NodeRecord, NodeState, seal
+from swarm.discovery.record_fields import RecordError
 from swarm.discovery.registry import RECORD_TTL_S, Registry
 from swarm.errors import ConfigError, IdentityError, RegistryError
 from swarm.ids import ModelIdentity, PeerId

@@ -1,0 +1,102 @@
+"""The fields of signed records: msgpack values, each checked where it is read. Pure.
+
+Every reader raises `RecordError` with the name of the field that is at fault.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from swarm.discovery.identity import is_peer_id
+from swarm.errors import RemoteProtocolError
+from swarm.ids import PeerId
+
+
+class RecordError(RemoteProtocolError):
+    """A record that is not valid; `field` names the part at fault."""
+
+
+def unpack_list(data: bytes, length: int) -> list[Any]:
+    """Decode a msgpack list of exactly `length` values.
+
+    Raises:
+        RecordError: it is none.
+    """
+    try:
+        values = msgpack.unpackb(data)
+    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise RecordError("data", "malformed") from error
+    if not isinstance(values, list) or len(values) != length:
+        raise RecordError("data", "malformed")
+    return values
+
+
+def text(field: str, value: object, limit: int) -> str:
+    """Printable text of at most `limit` characters."""
+    if not isinstance(value, str) or len(value) > limit or not value.isprintable():
+        raise RecordError(field, f"must be printable text of at most {limit} characters")
+    return value
+
+
+def formed(field: str, value: object, limit: int, form: re.Pattern[str]) -> str:
+    """Printable text that has a form."""
+    found = text(field, value, limit)
+    if form.fullmatch(found) is None:
+        raise RecordError(field, f"{found!r} has not the form of one")
+    return found
+
+
+def whole(field: str, value: object, bounds: tuple[int, int]) -> int:
+    """A whole number within bounds, both included."""
+    if type(value) is not int or not bounds[0] <= value <= bounds[1]:
+        raise RecordError(field, f"must be a whole number in [{bounds[0]}, {bounds[1]}]")
+    return value
+
+
+def real(field: str, value: object) -> float:
+    """A finite number."""
+    if type(value) is not float or not math.isfinite(value):
+        raise RecordError(field, "must be a finite number")
+    return value
+
+
+def flag(field: str, value: object) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise RecordError(field, "must be true or false")
+    return value
+
+
+def within(field: str, value: object, bounds: tuple[float, float]) -> float:
+    """A finite number within bounds, both included."""
+    number = real(field, value)
+    if not bounds[0] <= number <= bounds[1]:
+        raise RecordError(field, f"must be a number in [{bounds[0]:g}, {bounds[1]:g}]")
+    return number
+
+
+def items(field: str, value: object, limit: int, read: Callable[[str, Any], Any]) -> tuple[Any, ...]:
+    """A list of at most `limit`, each read by `read`."""
+    if not isinstance(value, list) or len(value) > limit:
+        raise RecordError(field, f"must be a list of at most {limit}")
+    return tuple(read(field, item) for item in value)
+
+
+def pair(field: str, value: object) -> list[Any]:
+    """A list of two."""
+    if not isinstance(value, list) or len(value) != 2:
+        raise RecordError(field, "must be pairs")
+    return value
+
+
+def peer_id(value: object, field: str = "peer") -> PeerId:
+    """A peer id."""
+    found = text(field, value, 64)
+    if not is_peer_id(found):
+        raise RecordError(field, "not a peer id")
+    return PeerId(found)
