@@ -35,6 +35,7 @@ from swarm.errors import NotEnoughSpace
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from tests.in_process_swarm import InProcessSwarm
+from tests.net.raw_client import info
 
 MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
 
@@ -195,7 +196,10 @@ async def test_a_running_node_closes_the_gap_that_somebody_left(monkeypatch: pyt
             await rebalance.look(reservation_of(mover), mover)
             assert span_of(mover, network) == start, "every layer has two holders"
             monkeypatch.setattr(mover.running.announcer, "_span", Span(6, 12))
+            known = mover.serving().endpoint
             await mover.move(Span(6, 12))
+            assert mover.serving().endpoint == known == mover.endpoint, "its certificate lives as long as its program"
+            assert (await info(mover)).span == Span(6, 12)
             await leaving.aclose()
             await rebalance.look(reservation_of(mover), mover)
             assert span_of(mover, network) == Span(0, 6)
@@ -215,7 +219,8 @@ async def test_a_node_whose_turn_it_is_no_more_goes_on_where_it_is(monkeypatch: 
         async def announce(span: Span) -> None:
             await reserve(span)
             assert rival.peer_id < mover.peer_id
-            await rival.announce(replace(mover.serving(), peer=rival.peer_id, state=NodeState.JOINING, span=span))
+            record = replace(mover.serving(), peer=rival.peer_id, certificate=b"")
+            await rival.announce(replace(record, state=NodeState.JOINING, span=span))
 
         reservation = replace(reservation_of(mover), announce=announce)
         await Rebalance(random.Random(0)).look(reservation, mover)

@@ -21,7 +21,7 @@ from swarm.errors import SwarmError
 from swarm.ids import PeerId
 from swarm.transport import dial
 from swarm.transport.certificate import ServerCertificate, check_certificate, server_name
-from swarm.transport.dial import SERVER_OPTIONS, Dialer, bind_port, plain_reason
+from swarm.transport.dial import SERVER_OPTIONS, ChannelOptions, Dialer, bind_port, plain_reason
 from swarm.transport.endpoint import Endpoint, is_loopback
 from swarm.transport.link import Stream
 from tests.net.hello_server import answering
@@ -31,17 +31,21 @@ ME = Identity.ephemeral()
 OTHER = Identity.ephemeral()
 NONCE = bytes(range(NONCE_BYTES))
 ECHO = "/test/Echo"
+HTTP2_BEGINS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
+"""The preface and empty settings: what a client says that then calls nothing."""
 
 
 @asynccontextmanager
-async def echoing(certificate: ServerCertificate | None) -> AsyncIterator[Endpoint]:
+async def echoing(
+    certificate: ServerCertificate | None, options: ChannelOptions = SERVER_OPTIONS
+) -> AsyncIterator[Endpoint]:
     """A server of ME that sends back what it gets; in plain text without a certificate."""
 
     async def echo(requests: AsyncIterator[bytes], _context: object) -> AsyncIterator[bytes]:
         async for request in requests:
             yield request
 
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = grpc.aio.server(options=options)
     methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {"Echo": grpc.stream_stream_rpc_method_handler(echo)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", methods),))
     port = bind_port(server, "127.0.0.1:0", certificate)
@@ -178,9 +182,27 @@ async def test_nothing_is_compressed() -> None:
         credentials, pinned = dial.pin(here.certificate, server_name(here.peer))
         gzip = grpc.Compression.Gzip
         async with grpc.aio.secure_channel(here.address, credentials, pinned, gzip) as channel:
+            call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(ECHO)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await echoed(channel, bytes(10_000))
+                await call(bytes(10_000), timeout=5).read()
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_who_connects_and_says_nothing_is_sent_away() -> None:
+    """Before the handshake and after it; the limits are the real ones, a hundred times as short."""
+    short = {"grpc.server_handshake_timeout_ms": 50, "grpc.max_connection_idle_ms": 600}
+    limits = [(name, short.get(name, value)) for name, value in SERVER_OPTIONS]
+    async with echoing(ServerCertificate.fresh(ME.peer_id), limits) as here:
+        port = int(here.address.rpartition(":")[2])
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["h2"])
+        for secured, said in ((None, b""), (context, b""), (context, HTTP2_BEGINS)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=secured)
+            writer.write(said)
+            async with asyncio.timeout(8):
+                await reader.read()  # until the end
+            writer.close()
 
 
 async def test_the_least_used_channel_goes_and_no_stream_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
