@@ -61,9 +61,8 @@ async def nodes() -> AsyncIterator[tuple[Node, ...]]:
 async def other_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     async with healthy_session(nodes, monkeypatch):
         address = f"10.0.0.{next(_numbers)}"  # or what one test did wrong would be refused to the next one
-        with monkeypatch.context() as patch:
-            patch.setattr(service, "address_key", lambda _: address)
-            yield
+        monkeypatch.setattr(service, "address_key", lambda _: address)
+        yield
 
 
 async def refused(node: Node, first: Attach, metadata: Metadata) -> str:

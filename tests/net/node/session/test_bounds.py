@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import count
@@ -47,12 +47,11 @@ async def other_session(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def stranger(other_session: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def stranger(other_session: None, monkeypatch: pytest.MonkeyPatch) -> str:
     """A public address that nobody had before; all calls come from there now, those of hops too."""
     address = f"9.9.9.{next(_numbers)}"
-    with monkeypatch.context() as patch:
-        patch.setattr(node.session.service, "address_key", lambda _: address)
-        yield address
+    monkeypatch.setattr(node.session.service, "address_key", lambda _: address)
+    return address
 
 
 def session_of(chain: tuple[Node, ...], name: str, **limits: int) -> Attach:
