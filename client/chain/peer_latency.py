@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from swarm.discovery.node_record import NodeRecord
+from swarm.errors import HopError
 from swarm.ids import PeerId
+from swarm.routing.costs import FAILURE_HALF_LIFE_S
 from swarm.routing.latency import TIMEOUT_S, chain_ends, measure_delays
 from swarm.routing.route import RouteQuery
 
@@ -52,9 +54,16 @@ class PeerLatency:
         asked = chain_ends(records, num_layers, self.rng)
         self.delays_ms = dict.fromkeys([record.peer for record in asked], TIMEOUT_S * 1e3) | await self.probe(asked)
 
-    def failed(self, peer: str) -> None:
-        """A machine failed: others are preferred for a while."""
-        self.failures = (*self.failures, (peer, self.clock()))[-FAILURES_KEPT:]
+    def failed(self, peer: str, *, is_hearsay: bool = False) -> None:
+        """A machine failed: others are preferred for a while; half as much where another machine says so."""
+        since_s = self.clock() - FAILURE_HALF_LIFE_S * is_hearsay
+        self.failures = (*self.failures, (peer, since_s))[-FAILURES_KEPT:]
+
+    def blame(self, error: HopError) -> None:
+        """A machine was in trouble, or a link: both of its ends carry it."""
+        self.failed(error.peer, is_hearsay=error.other is not None)
+        if error.other is not None:
+            self.failed(error.other, is_hearsay=True)
 
     def query(self, query: RouteQuery) -> RouteQuery:
         """The query with all that this client knows."""

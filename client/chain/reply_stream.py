@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from swarm import wire
-from swarm.errors import HopClosed, HopError, HopTimeout, RemoteProtocolError, SwarmError, Unreachable
+from swarm.errors import HopClosed, HopError, HopMisbehaved, HopTimeout, RemoteProtocolError, SwarmError, Unreachable
 from swarm.protocol.messages import Ping, Pong, RepliesRequest, Reply, RouteHop
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.link import Stream
@@ -37,6 +37,7 @@ class ReplyStream:
         is_broken: nothing comes any more.
         stuck: the connection, if nothing came on it any more.
         opened: set when the tail's first message came.
+        heard_s: when a part of a reply last came, by `time.monotonic`; 0 before.
     """
 
     def __init__(self, tail: RouteHop, listener: Callable[[ReplyStream, Reply | SwarmError], None]) -> None:
@@ -50,6 +51,7 @@ class ReplyStream:
         self.is_broken = False
         self.stuck: grpc.aio.Channel | None = None
         self.opened = asyncio.Event()
+        self.heard_s = 0.0
         self._listener = listener
         self._rtt_s = 0.5
         self._patient_until = 0.0
@@ -70,7 +72,9 @@ class ReplyStream:
             error = Unreachable(self.tail.peer, span, f"the reply stream broke ({failure.details()})")
             if failure.code() is grpc.StatusCode.NOT_FOUND:
                 error = HopClosed(self.tail.peer, span, "no longer holds this session")
-        except (HopError, RemoteProtocolError) as failure:
+        except RemoteProtocolError as failure:
+            error = HopMisbehaved(self.tail.peer, span, f"sent what breaks the protocol ({failure})")
+        except HopError as failure:
             error = failure
         finally:
             call.cancel()
@@ -86,7 +90,10 @@ class ReplyStream:
             while isinstance(part := await call.read(), bytes):
                 self._patient_until = time.monotonic() + PINGS_S + SILENCE_S + ROUND_TRIPS * self._rtt_s
                 self.opened.set()
-                match assembler.feed(part):
+                message = assembler.feed(part)
+                if not isinstance(message, Ping):
+                    self.heard_s = time.monotonic()
+                match message:
                     case Reply() as reply:
                         if reply.times:
                             self._rtt_s = 2e-3 * reply.times[-1].link_ms

@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from client.chain.chain import Chain, open_chain
+from client.chain.chain import Chain, ChainOwner, open_chain
 from client.chain.peer_latency import PeerLatency
 from client.chain.refusals import RETRY_S, Refusals
 from client.control.policy import SWEEPS_IN_FLIGHT
@@ -32,13 +32,14 @@ from swarm.errors import (
     GenerationInterrupted,
     HopError,
     RegistryError,
+    RemoteProtocolError,
     RouteError,
     SwarmError,
     UnsupportedModel,
 )
 from swarm.ids import ModelIdentity
-from swarm.inference.row_codec import lossless_codec
-from swarm.protocol.messages import Codec, Open, RouteHop, Sampling
+from swarm.inference.row_codec import LOSSLESS, decode_rows, lossless_codec
+from swarm.protocol.messages import Codec, Open, RouteHop, Rows, Sampling
 from swarm.protocol.session import Limits
 from swarm.routing.route import Route, RouteQuery, best_route, hedged
 from swarm.runtime.tasks import TaskScope
@@ -167,6 +168,7 @@ class SessionOpener:
     wait_s: float = 60.0
     hedge: bool = False
     nearby: PeerLatency = field(default_factory=PeerLatency)
+    _notes: list[str] = field(default_factory=list)
 
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
         """The chain that a session would take now.
@@ -178,8 +180,24 @@ class SessionOpener:
         records = await self.registry.records(
             identity.fingerprint, identity.num_layers, within_s=0.0 if avoid else RECENT_S
         )
+        records = self._readable(records)
         await self.nearby.measure(records, identity.num_layers)
         return self._best(records, self.nearby.query(self._query(avoid)))
+
+    def _readable(self, records: Sequence[NodeRecord]) -> list[NodeRecord]:
+        """The machines whose numeric class this client can read; says once that there are others.
+
+        Raises:
+            UnsupportedModel: there are only others.
+        """
+        readable = [record for record in records if _dtype(record.numeric_class) is not None]
+        odd = sorted({record.numeric_class for record in records} - {record.numeric_class for record in readable})
+        if odd and not readable:
+            raise UnsupportedModel(f"this client knows no codec for nodes that compute in {odd[0]}; update it")
+        if odd and not self._notes:
+            self._notes.append(odd[0])
+            logger.warning("nodes that compute in %s are passed over: this client cannot read their rows", odd[0])
+        return readable
 
     def _best(self, records: Sequence[NodeRecord], query: RouteQuery) -> Route:
         route = best_route(records, query)
@@ -199,6 +217,7 @@ class SessionOpener:
         Raises:
             RouteError: nobody serves some layers.
             HopError: a machine refused, or did not answer, and no other takes its place.
+        SwarmError: machines that share nothing say that this session cannot be.
         """
         refusals = Refusals(self.wait_s)
         while True:
@@ -214,7 +233,8 @@ class SessionOpener:
             is_open = False
             try:
                 detour = partial(self._detour, route.numeric_class)
-                async with open_chain(Chain(self.dialer, route, want, detour, self.wait_s)) as chain:
+                owner = ChainOwner(detour, self.nearby.blame, partial(_check_rows, self.target.hidden_size))
+                async with open_chain(Chain(self.dialer, route, want, owner, self.wait_s)) as chain:
                     is_open = True
                     walk = self._walk(chain)
                     chain.begin(walk.state)
@@ -225,9 +245,8 @@ class SessionOpener:
             except HopError as error:
                 if is_open:
                     raise
-                if not refusals.add(error):
+                if not refusals.add(error, {hop.peer for hop in (*route.hops, *route.replicas)}):
                     raise refusals.final(error) from error
-                self.nearby.failed(error.peer)
 
     async def _keep_known(self) -> None:
         """Read the directory now and then, so that a repair need not wait for it."""
@@ -243,6 +262,7 @@ class SessionOpener:
         """A route of the same numeric class without some machines; the others stay where they are."""
         identity = self.identity
         records = await self.registry.records(identity.fingerprint, identity.num_layers, within_s=within_s)
+        records = self._readable(records)
         listed = {record.peer for record in records}
         query = replace(
             self.nearby.query(self._query(avoid)),
@@ -290,7 +310,24 @@ def _is_multistep(sampling: Sampling) -> bool:
 
 def _codec(numeric_class: str, choice: CodecChoice) -> Codec:
     """The codec that was chosen; the lossless one is that of the compute type, which a numeric class ends with."""
-    dtype = getattr(torch, numeric_class.rpartition("-")[2], None)
-    if not isinstance(dtype, torch.dtype):
+    dtype = _dtype(numeric_class)
+    if dtype is None:
         raise UnsupportedModel(f"this client knows no codec for nodes that compute in {numeric_class}; update it")
     return Codec.INT8 if choice == "int8" else lossless_codec(dtype)
+
+
+def _dtype(numeric_class: str) -> torch.dtype | None:
+    """The compute type that a numeric class ends with; None where no codec keeps its rows."""
+    dtype = getattr(torch, numeric_class.rpartition("-")[2], None)
+    return dtype if isinstance(dtype, torch.dtype) and dtype in LOSSLESS else None
+
+
+def _check_rows(width: int, rows: Rows) -> None:
+    """That hidden rows are of this model, and finite.
+
+    Raises:
+        RemoteProtocolError: they are not.
+    """
+    if rows.width != width:
+        raise RemoteProtocolError("rows", f"of width {rows.width}, the model's is {width}")
+    decode_rows(rows, torch.float32)

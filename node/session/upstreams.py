@@ -13,8 +13,16 @@ from node.telemetry.counters import NodeCounters
 from swarm.errors import HopClosed, ReplicasDiffer
 from swarm.ids import PeerId
 from swarm.protocol.faults import fault_of
-from swarm.protocol.messages import Ack, Attach, Attached, Credits, Ready, Reroute, SweepFrame, Upstream
+from swarm.protocol.messages import Ack, Attach, Attached, Credits, Fault, Ready, Reroute, SweepFrame, Upstream
 from swarm.transport.hedged_link import senders
+
+MAX_SIGNED = 32
+"""Signatures cost a millisecond of the event loop; so many faults in one generation, and none is news any more."""
+
+
+def unsigned(fault: Fault) -> Fault:
+    """The fault as it is."""
+    return fault
 
 
 class UpstreamSet:
@@ -25,11 +33,27 @@ class UpstreamSet:
         ready_for: the last generation of which all hops behind are attached; -1 before the first.
     """
 
-    def __init__(self, peer: PeerId, counters: NodeCounters, receipt: Callable[[int], Ack]) -> None:
+    def __init__(
+        self,
+        peer: PeerId,
+        counters: NodeCounters,
+        receipt: Callable[[int], Ack],
+        sign: Callable[[Fault], Fault] = unsigned,
+    ) -> None:
+        """Hear nobody yet.
+
+        Args:
+            peer: this machine.
+            counters: what it counts.
+            receipt: makes a receipt from the number of parts that arrived on a stream.
+            sign: signs what this machine reports of the session.
+        """
         self.heard = self.ready_for = -1
         self._peer = peer
         self._counters = counters
         self._receipt = receipt
+        self._sign = sign
+        self._signed_in, self._signed = -1, 0
         self._by_sender: dict[str, UpstreamStream] = {}
         self._rows = HedgeRows()
         self._reported_in = -1
@@ -86,8 +110,14 @@ class UpstreamSet:
             upstream.send(message)
 
     def report(self, error: Exception) -> None:
-        """Send a fault on all streams."""
-        self.send(fault_of(error, self.heard, self._peer))
+        """Send a fault on all streams: signed, but for those beyond `MAX_SIGNED` of a generation."""
+        fault = fault_of(error, self.heard, self._peer)
+        if self._signed_in < self.heard:
+            self._signed_in, self._signed = self.heard, 0
+        if self._by_sender and self._signed < MAX_SIGNED:
+            self._signed += 1
+            fault = self._sign(fault)
+        self.send(fault)
 
     def be_ready(self, credits: Credits) -> None:
         """Report that all hops behind are attached."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgpack
 
-from swarm.discovery.identity import Identity, is_peer_id, verify
+from swarm.discovery.identity import Identity, is_peer_id, peer_of, verify
 from swarm.errors import LayersError, RemoteProtocolError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
@@ -159,6 +159,20 @@ def open_sealed(data: bytes, now: float) -> Sealed:
     if sealed.record.expires_at > now + MAX_TTL_S + CLOCK_SLACK_S:
         raise RecordError("expires_at", f"more than {MAX_TTL_S:.0f} s ahead")
     return sealed
+
+
+def signer_key(data: bytes) -> tuple[PeerId, bytes]:
+    """Who sealed a record, and that peer's public key; whether the record is valid is not checked.
+
+    Raises:
+        RecordError: it is no sealed record.
+    """
+    if len(data) > MAX_RECORD_BYTES:
+        raise RecordError("data", f"{len(data)} bytes; a record has at most {MAX_RECORD_BYTES}")
+    public_key = _unpack_list(data, 3)[0]
+    if not isinstance(public_key, bytes):
+        raise RecordError("data", "not a sealed record")
+    return peer_of(public_key), public_key
 
 
 def open_filed(data: bytes, peer: object, expires_at: float, now: float) -> Sealed:

@@ -25,6 +25,8 @@ TEXT_CHARACTERS = 256
 """Names, digests and versions."""
 PEER_CHARACTERS = 128
 """A base58 peer id."""
+SIGNATURE_BYTES = 512
+"""A signature by an RSA key of 4,096 bits."""
 PADDING_BYTES = 65_536
 """A ping's padding."""
 REASON_CHARACTERS = 1_024

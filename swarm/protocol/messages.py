@@ -338,6 +338,10 @@ Downstream = Attach | SweepFrame | Reroute | Snapshot | Close | Ping
 """What travels from a link's upstream side to its downstream side."""
 
 
+LEAST_SWEEPS, LEAST_NODES = 2, 1_024
+"""A hop grants at least so many, or what was asked for where that is less."""
+
+
 @dataclass(frozen=True, slots=True)
 class Credits:
     """What the client may have unanswered (F1): the minimum over the hops.
@@ -356,6 +360,22 @@ class Credits:
         """Each credit's minimum: what both allow."""
         ours, theirs = (self.window_tokens, self.sweeps, self.nodes), (other.window_tokens, other.sweeps, other.nodes)
         return Credits(*map(min, ours, theirs))
+
+    def suffice(self, asked: Open, *, in_use: bool) -> bool:
+        """Whether these are enough for a session that asked for so much: half of the nodes hold a whole sweep.
+
+        Args:
+            asked: what it asked for.
+            in_use: whether it uses all of that already.
+        """
+        if in_use:
+            asked_for = Credits(asked.window_tokens, asked.sweeps, asked.nodes)
+            return self.min_with(asked_for) == asked_for
+        return (
+            self.window_tokens >= asked.window_tokens
+            and self.sweeps >= min(asked.sweeps, LEAST_SWEEPS)
+            and self.nodes >= min(asked.nodes // 2, LEAST_NODES)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,8 +449,10 @@ class Fault:
         generation: of the route.
         peer: the machine at fault.
         kind: what is wrong, as a typed status.
-        field: the part of a message at fault, for `FaultKind.PROTOCOL`, else empty.
-        reason: one line for the user.
+        field: the part of a message at fault, for `FaultKind.PROTOCOL`, else empty; printable.
+        reason: one line for the user; printable.
+        reporter: the machine that says so; None where nobody signed.
+        signature: the reporter's, of `swarm.protocol.faults.statement`; empty where nobody signed.
     """
 
     generation: int
@@ -438,6 +460,8 @@ class Fault:
     kind: FaultKind
     field: str
     reason: str
+    reporter: PeerId | None = None
+    signature: bytes = b""
 
 
 Upstream = Attached | Ready | Ack | Pong | Fault
@@ -479,6 +503,20 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Answer to Hold: whether the hop has the session."""
+    """Answer to Hold: whether the hop has the session, and how far that is there (R14).
+
+    Attributes:
+        held: whether it has the session; all else is 0 where not.
+        generation: the newest of which it heard.
+        is_ready: whether it and all hops behind it are attached for that generation.
+        received: the last sequence that arrived.
+        passed: the last sequence that the next hop has, or at the tail that was answered.
+        working: the oldest sequence that it computes, sends, or has in a queue; 0 for none.
+    """
 
     held: bool
+    generation: int = 0
+    is_ready: bool = False
+    received: int = 0
+    passed: int = 0
+    working: int = 0

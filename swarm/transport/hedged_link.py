@@ -68,6 +68,11 @@ class HedgedLink:
         """Round trip to the machine that stands in the route: the shortest that was measured lately."""
         return self._first.rtt_ms
 
+    @property
+    def delivered(self) -> int | None:
+        """The last sequence that one of the two has; None while neither is attached and replayed to."""
+        return max((one for one in (self._first.delivered, self._second.delivered) if one is not None), default=None)
+
     def follow(self, attach: Attach) -> None:
         """Go on with this route, which is hedged at `attach.index`."""
         assert attach.hedge is not None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Sized
 from typing import TypeVar, cast
 
 from google.protobuf.message import Message
 
 from swarm.errors import LayersError, RemoteProtocolError
-from swarm.ids import SessionId, TreeNodeId
+from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol.limits import MAX_LAYERS, MAX_NODES, SESSION_BYTES
 
@@ -19,6 +20,8 @@ TOKEN_END = 1 << 31
 """Token ids are below it."""
 TIP = -1
 """The tip as a parent on the wire."""
+
+_PEER_ID = re.compile(r"Qm[1-9A-HJ-NP-Za-km-z]{44}")
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S", bound=Sized)
@@ -97,6 +100,20 @@ def session_id(value: bytes) -> SessionId:
     if len(value) != SESSION_BYTES:
         raise RemoteProtocolError("session", f"{len(value)} bytes instead of {SESSION_BYTES}")
     return SessionId(value)
+
+
+def printable(text: str, field: str) -> str:
+    """A text that may be shown: no control characters, no line ends."""
+    if not text.isprintable():
+        raise RemoteProtocolError(field, "must be printable")
+    return text
+
+
+def peer_id(text: str, field: str) -> PeerId:
+    """A machine's name: the base58 form of a SHA-256 multihash."""
+    if not _PEER_ID.fullmatch(text):
+        raise RemoteProtocolError(field, "is no peer id")
+    return PeerId(text)
 
 
 def layers(start: int, end: int) -> Span:

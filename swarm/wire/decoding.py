@@ -21,6 +21,7 @@ from swarm.protocol.limits import (
     PADDING_BYTES,
     PEER_CHARACTERS,
     REASON_CHARACTERS,
+    SIGNATURE_BYTES,
     TEXT_CHARACTERS,
 )
 from swarm.protocol.messages import (
@@ -98,7 +99,8 @@ def decode_frame(data: bytes | bytearray) -> Frame:
         case "snapshot":
             return _snapshot(frame.snapshot)
         case "close":
-            return Close(checks.at_most(frame.close.reason, REASON_CHARACTERS, "reason"), frame.close.dismissed)
+            reason = checks.printable(checks.at_most(frame.close.reason, REASON_CHARACTERS, "reason"), "reason")
+            return Close(reason, frame.close.dismissed)
         case "ping":
             checks.at_most(frame.ping.padding, PADDING_BYTES, "padding")
             return Ping(frame.ping.nonce)
@@ -180,9 +182,17 @@ def decode_held(data: bytes) -> Held:
     """The answer to Hold.
 
     Raises:
-        RemoteProtocolError: not a HoldReply.
+        RemoteProtocolError: the field that breaks the wire's rules.
     """
-    return Held(_parsed(pb.HoldReply(), data).held)
+    held = _parsed(pb.HoldReply(), data)
+    return Held(
+        held=held.held,
+        generation=checks.number(held.generation, "generation"),
+        is_ready=held.ready,
+        received=checks.number(held.received, "received"),
+        passed=checks.number(held.passed, "passed"),
+        working=checks.number(held.working, "working"),
+    )
 
 
 def decode_part(data: bytes) -> FramePart:
@@ -425,8 +435,10 @@ def _fault(fault: pb.Fault) -> Fault:
         raise RemoteProtocolError("kind", f"unknown kind of fault {int(fault.kind)}")
     return Fault(
         generation=checks.number(fault.generation, "generation"),
-        peer=PeerId(checks.at_most(fault.peer, PEER_CHARACTERS, "peer")),
+        peer=checks.peer_id(fault.peer, "peer"),
         kind=FAULT_KINDS[fault.kind],
-        field=_text(fault.field, "field"),
-        reason=checks.at_most(fault.reason, REASON_CHARACTERS, "reason"),
+        field=checks.printable(_text(fault.field, "field"), "field"),
+        reason=checks.printable(checks.at_most(fault.reason, REASON_CHARACTERS, "reason"), "reason"),
+        reporter=checks.peer_id(fault.reporter, "reporter") if fault.reporter else None,
+        signature=checks.at_most(fault.signature, SIGNATURE_BYTES, "signature"),
     )

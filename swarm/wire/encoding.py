@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from swarm.errors import LocalProtocolError
 from swarm.ids import TreeNodeId
+from swarm.protocol.faults import one_line
 from swarm.protocol.limits import REASON_CHARACTERS
 from swarm.protocol.messages import (
     Ack,
@@ -85,7 +86,17 @@ def encode_hold(hold: Hold) -> bytes:
 
 def encode_held(held: Held) -> bytes:
     """The answer to Hold."""
-    return _bytes(lambda h: pb.HoldReply(held=h.held), held)
+    return _bytes(
+        lambda h: pb.HoldReply(
+            held=h.held,
+            generation=h.generation,
+            ready=h.is_ready,
+            received=h.received,
+            passed=h.passed,
+            working=h.working,
+        ),
+        held,
+    )
 
 
 def encode_part(head_bytes: int, rows_bytes: int, data: Sequence[bytes | memoryview]) -> bytes:
@@ -273,8 +284,8 @@ def _snapshot(snapshot: Snapshot) -> pb.Snapshot:
 
 
 def _reason(reason: str) -> str:
-    """The text within its limit and valid UTF-8, so that a fault can always be sent."""
-    return reason[:REASON_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
+    """The text within its limit and printable, so that a fault can always be sent."""
+    return one_line(reason, REASON_CHARACTERS)
 
 
 def _fault(fault: Fault) -> pb.Fault:
@@ -284,6 +295,8 @@ def _fault(fault: Fault) -> pb.Fault:
         kind=FAULT_KINDS[fault.kind],
         field=fault.field,
         reason=_reason(fault.reason),
+        reporter=fault.reporter or "",
+        signature=fault.signature,
     )
 
 

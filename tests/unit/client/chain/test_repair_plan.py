@@ -12,7 +12,6 @@ from client.chain.repair_plan import (
     READY_S,
     RETRY_S,
     SILENT_RETRIES,
-    SUSPECT_S,
     Finish,
     Freshness,
     GiveUp,
@@ -28,6 +27,7 @@ from client.chain.repair_plan import (
     TroubleReported,
     Wait,
 )
+from client.chain.suspicion import SUSPECT_S
 from client.stats import Repair
 from swarm.errors import (
     HopError,
