@@ -291,15 +291,16 @@ class RepairPlan:
         if began_s - since_s > self._wait_s and self.trouble is not None:  # it was there again, and did nothing
             raise plain_error(self.trouble)
         yield self._hold()
-        left: set[str] = set()
+        accusers: set[str] = set()
         for attempt in count():
             yield Pause(min(RETRY_S, ATTEMPT_S * attempt))
             trouble, self.trouble = self.trouble, None
+            if isinstance(trouble, HopError) and trouble.other is not None:
+                accusers.add(trouble.other)
             again = frozenset(replaced if attempt < SILENT_RETRIES and not is_move else ())
             route = yield from self._search(trouble, since_s, again, is_move=is_move)
             if route is None:
                 return
-            left |= _peers(self.route.hops) - _peers(route.hops)
             self.route, self.generation = route, self.generation + 1
             yield TakeRoute(route, self.generation)
             if (yield from self._stands()):
@@ -310,8 +311,8 @@ class RepairPlan:
                 raise self._no_route or plain_error(self.trouble or _nothing_stood(route))
             yield self._hold()
         here = _peers(self.route.hops)
-        if here.intersection(replaced) and left - here:  # its accuser was gone around
-            replaced = sorted(left - here)
+        if here.issuperset(replaced) and accusers - here:  # who accused it was replaced
+            replaced = sorted(accusers - here)
         yield Finish(Repair(self.generation, tuple(replaced), self._now_s - began_s, was_move))
 
     def _search(
