@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import assert_never
 
 import grpc.aio
@@ -52,7 +52,8 @@ from swarm.errors import (
     RouteError,
     SwarmError,
 )
-from swarm.ids import PeerId, SessionId
+from swarm.ids import PeerId
+from swarm.protocol.authority import SessionKey
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import (
     Attach,
@@ -72,8 +73,9 @@ from swarm.protocol.messages import (
 from swarm.protocol.session import SessionState
 from swarm.routing.route import Route
 from swarm.runtime.tasks import TaskScope
-from swarm.transport.dial import Dialer
+from swarm.transport.dial import Connection, Dialer
 from swarm.transport.hedged_link import follow
+from swarm.transport.introduction import introduce
 from swarm.transport.liveness import pause
 from swarm.transport.successor import SessionLink, SuccessorLink
 
@@ -145,11 +147,11 @@ class Chain:
         self._want = want
         self._plan = RepairPlan(route, wait_s)
         self._rerouter = Rerouter(owner.find_route)
-        self._session = SessionId(secrets.token_bytes(16))
+        self._key = SessionKey.fresh()
         self._journal: Journal | None = None
         self._next: SessionLink | None = None
         self._owner = owner
-        self._answers = Answers(self._session, self.on_trouble, self._check, self._on_answer)
+        self._answers = Answers(self._key, self.on_trouble, self._check, self._on_answer)
         self._news = asyncio.Event()
         self._progress = ProgressWatch()
         self._taken_s = self._awake_s = time.monotonic()
@@ -230,7 +232,7 @@ class Chain:
             self._faults_in, self._faults = self.generation, 0
         self._faults += 1
         if fault.generation == self.generation and self._faults <= MAX_FAULTS:
-            self.on_trouble(blamed(fault, via, self._session, self.route))
+            self.on_trouble(blamed(fault, via, self._key.session, self.route))
 
     def on_trouble(self, error: SwarmError) -> None:
         """Something is wrong: a lost machine is replaced, anything else ends the session."""
@@ -259,7 +261,7 @@ class Chain:
         Raises:
             SwarmError: a hop refused, or did not answer in time.
         """
-        self._next = SuccessorLink(scope, self._dial, self)
+        self._next = SuccessorLink(scope, self._dial, self._key, self)
         limit_s = OPEN_S + OPEN_PER_HOP_S * len(self.route.hops)
         try:
             async with asyncio.timeout(limit_s):
@@ -321,9 +323,10 @@ class Chain:
 
     def _hold(self, hops: Sequence[RouteHop], scope: TaskScope) -> None:
         """Hops behind a gap would take their client for dead (R9)."""
-        request = wire.encode_hold(Hold(self._session, self.generation, HOLD_TTL_S))
+        request = wire.encode_hold(Hold(self._key.session, self.generation, HOLD_TTL_S))
         for hop in hops:
-            scope.spawn(_keep(self._dialer.channel(self.route.address(hop.peer)), request))
+            with suppress(SwarmError):  # it announces no certificate: nobody dials it
+                scope.spawn(_keep(self._connection(hop), self._key, request))
 
     async def _search(self, search: RouteSearch, scope: TaskScope) -> None:
         try:
@@ -355,7 +358,8 @@ class Chain:
 
     def _attach(self) -> Attach:
         route = self.route
-        return Attach(self._session, self.generation, route.hops, 0, self._wanted(), route.hedge, route.sealed)
+        attach = Attach(self._key.session, self.generation, route.hops, 0, self._wanted(), route.hedge, route.sealed)
+        return self._key.command(attach)
 
     # Whether the chain moves
 
@@ -369,7 +373,7 @@ class Chain:
         self._progress.answered(total_ms, len(sweep.tokens), self.route.forecast)
 
     async def _watch_progress(self) -> None:
-        """Find the hop that lives and does not move (R14)."""
+        """Find the hop that lives and does not move (R17)."""
         while True:
             if await pause(PROGRESS_S) > ASLEEP_S:
                 self._awake_s = time.monotonic()
@@ -405,23 +409,32 @@ class Chain:
 
     async def _standings(self, route: Route, generation: int) -> list[Held | None]:
         """How far each hop says it is; of two replicas, how far either is."""
-        request = wire.encode_hold(Hold(self._session, generation, 0.0))
-        asked = (*route.hops, *route.replicas)
-        calls = [_send_hold(self._dialer.channel(route.address(hop.peer)), request, STANDING_S) for hop in asked]
-        said = list(await asyncio.gather(*calls))
+        request = wire.encode_hold(Hold(self._key.session, generation, 0.0))
+        said = list(await asyncio.gather(*(self._ask(hop, request) for hop in (*route.hops, *route.replicas))))
         if route.hedge is not None:
             said[route.hedge.index] = merged(said[route.hedge.index], said.pop())
         return said
+
+    async def _ask(self, hop: RouteHop, request: bytes) -> Held | None:
+        try:
+            connection = self._connection(hop)
+        except SwarmError:  # it announces no certificate: nobody dials it
+            return None
+        return await _send_hold(connection, self._key, request, STANDING_S)
 
     def _follow_tail(self, scope: TaskScope) -> ReplyStream:
         route, last = self.route, self.route.hops[-1]
         tails = [last, *(hop for hop in route.replicas if hop.span == last.span)]
         acked = self._journal.state.acked if self._journal is not None else 0
-        channels = [self._dialer.channel(route.address(hop.peer), self._answers.stuck(hop)) for hop in tails]
-        return self._answers.follow(scope, list(zip(tails, channels, strict=True)), self.generation, acked)
+        dials = [partial(self._connection, hop, self._answers.stuck(hop)) for hop in tails]
+        return self._answers.follow(scope, list(zip(tails, dials, strict=True)), self.generation, acked)
 
-    async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> tuple[grpc.aio.Channel, bool]:
-        return self._dialer.channel(self.route.address(hop.peer), stuck), False
+    async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> Connection:
+        return self._connection(hop, stuck)
+
+    def _connection(self, hop: RouteHop, stuck: grpc.aio.Channel | None = None) -> Connection:
+        endpoint = self.route.endpoint(hop.peer)
+        return Connection(self._dialer.channel(endpoint, stuck), endpoint)
 
 
 @asynccontextmanager
@@ -439,14 +452,15 @@ async def open_chain(chain: Chain) -> AsyncIterator[Chain]:
             await chain.close()  # also when the generation is left or breaks: KV elsewhere is not ours to keep
 
 
-async def _keep(channel: grpc.aio.Channel, request: bytes) -> None:
-    await _send_hold(channel, request, HOLD_S)
+async def _keep(connection: Connection, key: SessionKey, request: bytes) -> None:
+    await _send_hold(connection, key, request, HOLD_S)
 
 
-async def _send_hold(channel: grpc.aio.Channel, request: bytes, timeout_s: float) -> Held | None:
-    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(wire.HOLD)
+async def _send_hold(connection: Connection, key: SessionKey, request: bytes, timeout_s: float) -> Held | None:
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connection.channel.unary_unary(wire.HOLD)
+    metadata = introduce(key, connection.endpoint, wire.HOLD, request)
     try:
-        return wire.decode_held(await call(request, timeout=timeout_s))
+        return wire.decode_held(await call(request, timeout=timeout_s, metadata=metadata))
     except (grpc.aio.AioRpcError, RemoteProtocolError):  # lost as well: its predecessor will say so
         return None
 

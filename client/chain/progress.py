@@ -1,4 +1,4 @@
-"""Which hop of a chain lives and does not move (R14). Pure: time is a parameter.
+"""Which hop of a chain lives and does not move (R17). Pure: time is a parameter.
 
 Pings and receipts say that a machine is there, and nothing of the session's sweeps. So when something is *late*, the
 client asks every hop itself how far the session is there (`Held`), and looks for the first that is behind:

@@ -17,11 +17,13 @@ from swarm.protocol.limits import (
     MAX_HOPS,
     MAX_NODES,
     MAX_RECORD_BYTES,
+    MAX_SIGNATURE_BYTES,
     MAX_WIDTH,
     PADDING_BYTES,
     PEER_CHARACTERS,
     REASON_CHARACTERS,
-    SIGNATURE_BYTES,
+    SESSION_KEY_BYTES,
+    SESSION_SIGNATURE_BYTES,
     TEXT_CHARACTERS,
 )
 from swarm.protocol.messages import (
@@ -93,9 +95,7 @@ def decode_frame(data: bytes | bytearray) -> Frame:
         case "attach":
             return _attach(frame.attach)
         case "reroute":
-            route = _route(frame.reroute.route)
-            hedge, generation = _hedge(frame.reroute, route), checks.number(frame.reroute.generation, "generation")
-            return Reroute(generation, route, hedge, _records(frame.reroute.records))
+            return _reroute(frame.reroute)
         case "snapshot":
             return _snapshot(frame.snapshot)
         case "close":
@@ -378,15 +378,33 @@ def _attach(attach: pb.Attach) -> Attach:
         generation=checks.number(attach.generation, "generation"),
         route=route,
         index=checks.number(attach.index, "index", len(route)),
-        open=Open(
-            fingerprint=_text(attach.open.fingerprint, "fingerprint"),
-            window_tokens=attach.open.window_tokens,
-            sweeps=attach.open.sweeps,
-            nodes=attach.open.nodes,
-            codec=_codec(attach.open.codec),
-        ),
+        open=_open(attach.open),
         hedge=_hedge(attach, route),
         records=_records(attach.records),
+        signature=checks.exactly(attach.signature, SESSION_SIGNATURE_BYTES, "signature"),
+    )
+
+
+def _reroute(reroute: pb.Reroute) -> Reroute:
+    route = _route(reroute.route)
+    return Reroute(
+        generation=checks.number(reroute.generation, "generation"),
+        route=route,
+        open=_open(reroute.open),
+        hedge=_hedge(reroute, route),
+        records=_records(reroute.records),
+        signature=checks.exactly(reroute.signature, SESSION_SIGNATURE_BYTES, "signature"),
+    )
+
+
+def _open(opened: pb.Open) -> Open:
+    return Open(
+        fingerprint=_text(opened.fingerprint, "fingerprint"),
+        window_tokens=opened.window_tokens,
+        sweeps=opened.sweeps,
+        nodes=opened.nodes,
+        codec=_codec(opened.codec),
+        session_key=checks.exactly(opened.session_key, SESSION_KEY_BYTES, "session_key"),
     )
 
 
@@ -440,5 +458,5 @@ def _fault(fault: pb.Fault) -> Fault:
         field=checks.printable(_text(fault.field, "field"), "field"),
         reason=checks.printable(checks.at_most(fault.reason, REASON_CHARACTERS, "reason"), "reason"),
         reporter=checks.peer_id(fault.reporter, "reporter") if fault.reporter else None,
-        signature=checks.at_most(fault.signature, SIGNATURE_BYTES, "signature"),
+        signature=checks.at_most(fault.signature, MAX_SIGNATURE_BYTES, "signature"),
     )

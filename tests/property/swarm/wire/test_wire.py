@@ -83,7 +83,8 @@ faults = st.builds(
     st.none() | peer_ids,
     st.binary(max_size=16),
 )
-opens = st.builds(Open, texts, words, words, words, st.sampled_from(Codec))
+opens = st.builds(Open, texts, words, words, words, st.sampled_from(Codec), st.binary(min_size=32, max_size=32))
+signatures = st.binary(min_size=64, max_size=64)
 
 
 @st.composite
@@ -173,8 +174,8 @@ frames: st.SearchStrategy[Frame] = st.one_of(
     sweep_frames(),
     replies(),
     snapshots(),
-    st.builds(Attach, session_ids, naturals, routes, st.just(0), opens, hedges, sealed),
-    st.builds(Reroute, naturals, routes, hedges, sealed),
+    st.builds(Attach, session_ids, naturals, routes, st.just(0), opens, hedges, sealed, signatures),
+    st.builds(Reroute, naturals, routes, opens, hedges, sealed, signatures),
     st.builds(Close, texts.filter(str.isprintable), st.booleans()),
     st.builds(Ping, uint64),
     faults,
