@@ -400,12 +400,14 @@ class Chain:
             return None
         sweep, left_s = oldest
         rows, newest_s = len(sweep.tokens), self._answers.newest_s
-        if self.generation and newest_s < self._taken_s:  # a new hop runs all of the text again
+        is_first = newest_s < self._taken_s
+        if self.generation and is_first:  # a new hop runs all of the text again
             rows += len(self._journal.state.committed)
-        is_arriving = time.monotonic() - self._answers.heard_s < ARRIVING_S
+        heard_s = self._answers.heard_s
+        is_arriving = heard_s > newest_s and time.monotonic() - heard_s < ARRIVING_S
         since_s = max(since_s, left_s, newest_s)
-        delivered = self._next.delivered
-        return Due(self.route.forecast, self.generation, sweep.sequence, rows, since_s, delivered, is_arriving)
+        due = Due(self.route.forecast, self.generation, sweep.sequence, rows, since_s)
+        return replace(due, first_has=self._next.delivered, is_arriving=is_arriving, is_first=is_first)
 
     async def _standings(self, route: Route, generation: int) -> list[Held | None]:
         """How far each hop says it is; of two replicas, how far either is."""

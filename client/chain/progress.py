@@ -8,7 +8,8 @@ client asks every hop itself how far the session is there (`Held`), and looks fo
   time in which this program did not run is left out.
 - A hop that has the sweep and says that it works on it, or that it waits its turn there, *moves*. So a forward of ten
   seconds, a first sweep with compilation, a long prompt, a long replay or a machine with many sessions is not replaced.
-  It has `WORK_TIMES` the predicted time and `WORK_S`: a machine that lies costs its client so much, once.
+  It has `WORK_TIMES` the predicted time and `FIRST_WORK_S`, or `WORK_S` once the route answered a sweep: that is what
+  a machine that lies costs, once.
 - A hop that has the sweep and does nothing with it is at fault, by its own word; so is a tail that says it answered.
 - Where one hop says that it passed the sweep on, and the next says that it never came, one of the two lies: the trouble
   is on their link.
@@ -41,8 +42,8 @@ UNHEARD_S = 1.2
 """How long a hop may say nothing."""
 TAKE_S, RETAKE_S = 3.3, 1.5
 """How long the hop before may take to dial one, when a session is opened and in a repair: it gives itself less."""
-WORK_TIMES, WORK_S = 8.0, 30.0
-"""A hop may work for so many times the predicted time and so long."""
+WORK_TIMES, WORK_S, FIRST_WORK_S = 8.0, 12.0, 30.0
+"""A hop may work for so many times the predicted time, and so long: longer before the route answered a sweep."""
 MAX_PREDICTED_S = 60.0
 """Predictions rest on what machines claim: greater ones are taken as this."""
 SWEEPS_KEPT = 16
@@ -60,6 +61,7 @@ class Due:
         since_s: when that began.
         first_has: the last sequence that hop 0 has by its receipts; None while it is sent anew.
         is_arriving: whether parts of a reply come.
+        is_first: whether the route did not answer a sweep yet.
     """
 
     forecast: RouteForecast
@@ -69,6 +71,7 @@ class Due:
     since_s: float
     first_has: int | None = 0
     is_arriving: bool = False
+    is_first: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,8 @@ class ProgressWatch:
         if self._found is None or self._found[0] != key:
             self._found = key, now_s
         is_certain = not found.is_working and now_s - self._found[1] >= found.confirm_s
-        is_over = now_s - due.since_s > WORK_TIMES * self.predicted_s(due) + WORK_S
+        work_s = WORK_TIMES * self.predicted_s(due) + (FIRST_WORK_S if due.is_first else WORK_S)
+        is_over = now_s - due.since_s > work_s
         if not (is_certain or is_over):
             return None
         self._found = None

@@ -90,14 +90,12 @@ class Refusals:
         Those whom one machine alone accuses make way for their accusers. At last, all but those that may be back.
         """
         now = self._timer()
-        refused = frozenset(self._last) | self._suspicion.avoided(now)
-        sets = [refused]
-        accusers = self._suspicion.accusers_instead(now)
-        if accusers is not None:
-            sets.append(accusers)
+        refused = frozenset(self._last)
+        first, *others = self._suspicion.in_turn(now)
+        sets = [refused | first, *others]
         if isinstance(self.last, HopRefused):
             if heard := self._verdicts.heard_over(now):
-                sets.insert(0, refused | heard)
+                sets.insert(0, refused | first | heard)
             return tuple(sets)
         back = {peer for peer, (at_s, error) in self._last.items() if self._may_be_back(at_s, error, now)}
         if back:

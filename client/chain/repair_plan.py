@@ -354,15 +354,15 @@ class RepairPlan:
         and a new connection finds it. For a move nobody is asked again: the chain works as it is.
         """
         now_s, suspicion = self._now_s, self._suspicion
-        avoid = suspicion.avoided(now_s) | self._leaving
+        first, *others = suspicion.in_turn(now_s)
+        avoid = first | self._leaving
         if isinstance(trouble, HopRefused) and (heard := self._verdicts.heard_over(now_s)):
             yield self._around(avoid | heard)
         elif isinstance(trouble, HopError) and trouble.is_even and trouble.other is not None:
             yield self._around(avoid | {trouble.other})
         yield self._around(avoid)
-        accusers = suspicion.accusers_instead(now_s)
-        if accusers is not None and not is_move:
-            yield self._around(accusers | self._leaving)
+        for other in () if is_move else others:
+            yield self._around(other | self._leaving)
         silent, gone = suspicion.within(RETRY_S, HopTimeout, now_s), suspicion.within(RETRY_S, Unreachable, now_s)
         keep = self._kept(avoid)
         is_refusal = isinstance(trouble, HopRefused)

@@ -103,12 +103,19 @@ class Suspicion:
             peer for peer, mark in self._marks.items() if mark.is_suspect(now_s) or mark.is_offender(now_s)
         )
 
-    def accusers_instead(self, now_s: float) -> frozenset[str] | None:
-        """The same without those of whom one other machine alone speaks ill, but with that machine.
+    def in_turn(self, now_s: float) -> tuple[frozenset[str], ...]:
+        """Whom to go around at first; then, where that leaves no route, whom instead.
 
-        None where there is no such machine.
+        First those of whom one other machine alone speaks ill make way for that machine. Then those make way that are
+        only what troubles have in common: a machine that nobody can replace meets several that fail.
         """
         avoided = self.avoided(now_s)
+        instead = self._accusers_instead(avoided, now_s)
+        named = frozenset(peer for peer in avoided if self._marks[peer].is_suspect(now_s))
+        turns = [avoided, *([] if instead is None else [instead]), named]
+        return tuple(dict.fromkeys(turns))
+
+    def _accusers_instead(self, avoided: frozenset[str], now_s: float) -> frozenset[str] | None:
         told = {peer for peer in avoided if self._marks[peer].is_hearsay and not self._marks[peer].is_offender(now_s)}
         accusers = {accuser for peer in told for accuser in self._marks[peer].accusers}
         return frozenset(avoided - told | accusers) if told else None

@@ -154,7 +154,7 @@ class SessionOpener:
         nodes: tree nodes per sweep that routes are chosen for.
         codec: how hidden rows travel between hops.
         wait_s: how long to wait for a machine where nobody serves some layers.
-        hedge: whether the slowest hop gets a second machine.
+        hedge: whether one hop gets a second machine, mostly the slowest.
         nearby: measured delays to machines.
     """
 
@@ -201,7 +201,7 @@ class SessionOpener:
 
     def _best(self, records: Sequence[NodeRecord], query: RouteQuery) -> Route:
         route = best_route(records, query)
-        return hedged(route, records, query) if self.hedge else route
+        return hedged(route, records, query, self.nearby.rng) if self.hedge else route
 
     def _query(self, avoid: Collection[str]) -> RouteQuery:
         return RouteQuery(self.target.name, self.identity.num_layers, self.nodes, self.join, avoid=frozenset(avoid))

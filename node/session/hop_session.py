@@ -411,7 +411,7 @@ class HopSession:
             working = done + 1 if running is not None or len(log) else 0
         delivered = None if self._next is None else self._next.delivered
         passed = done if self._is_tail else min(done, delivered or 0)
-        if not working and passed < done:
+        if not working and passed < done and self._next is not None and self._next.is_sending:
             working = passed + 1
         generation = self._upstreams.heard
         return Held(

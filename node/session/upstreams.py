@@ -173,7 +173,7 @@ class UpstreamSet:
             self._counters.differences += 1
             if self._reported_in < self.heard:
                 self._reported_in = self.heard
-                reason = f"its rows differ from its replica's by {difference:.1e} of the largest value"
+                reason = f"its rows differ from its replica's by {difference:.1e} of their size"
                 self.report(ReplicasDiffer(self._sender(upstream), "?", reason))
         return True
 

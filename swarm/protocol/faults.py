@@ -19,7 +19,7 @@ from swarm.errors import (
     Unreachable,
 )
 from swarm.ids import PeerId, SessionId
-from swarm.protocol.limits import TEXT_CHARACTERS
+from swarm.protocol.limits import PEER_ID, TEXT_CHARACTERS
 from swarm.protocol.messages import Fault, FaultKind
 
 MAX_REASON_CHARS = 500
@@ -52,14 +52,16 @@ def fault_of(error: Exception, generation: int, peer: PeerId) -> Fault:
     Args:
         error: what was raised.
         generation: of the session's route.
-        peer: the machine where it was raised; for a HopError the fault names that error's machine instead.
+        peer: the machine where it was raised; for a HopError the fault names that error's machine instead, unless
+            that is no name at all.
     """
     kind = next((kind for known, kind in _KINDS if isinstance(error, known)), FaultKind.INTERNAL)
     field = error.field if isinstance(error, ProtocolError) else ""
     reason = str(error) if isinstance(error, SwarmError) else f"internal error ({type(error).__name__})"
     if isinstance(error, ProtocolError | HopError):
         reason = error.reason
-    about = PeerId(error.peer) if isinstance(error, HopError) else peer
+    is_named = isinstance(error, HopError) and PEER_ID.fullmatch(error.peer) is not None
+    about = PeerId(error.peer) if isinstance(error, HopError) and is_named else peer
     return Fault(generation, about, kind, one_line(field, TEXT_CHARACTERS), one_line(reason))
 
 

@@ -5,6 +5,8 @@ It is a module of its own because the wire codec and the directory's records sha
 
 from __future__ import annotations
 
+import re
+
 MAX_NODES = 65_536
 """Tree nodes, or rows, of one message."""
 MAX_HOPS = 256
@@ -37,6 +39,8 @@ TEXT_CHARACTERS = 256
 """Names, digests and versions."""
 PEER_CHARACTERS = 128
 """A base58 peer id."""
+PEER_ID = re.compile(r"Qm[1-9A-HJ-NP-Za-km-z]{44}")
+"""What a peer id looks like: the base58 form of a SHA-256 multihash."""
 PADDING_BYTES = 65_536
 """A ping's padding."""
 REASON_CHARACTERS = 1_024

@@ -81,6 +81,7 @@ class Link:
     round_trips: deque[float] = field(default_factory=lambda: deque(maxlen=ROUND_TRIPS_KEPT))
     watch: LivenessWatch = field(default_factory=LivenessWatch)
     delivered: int = 0
+    _queued: int = 0
     _written: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=OUTBOX_MESSAGES))
     _pings: dict[int, float] = field(default_factory=dict)
     _pinged_s: float = field(default_factory=time.monotonic)
@@ -99,6 +100,7 @@ class Link:
             self.outbox.put_nowait(message)
         except asyncio.QueueFull:
             raise HopClosed(self.hop.peer, str(self.hop.span), "reads too slowly; its link was given up") from None
+        self._queued += isinstance(message, SweepFrame | Snapshot)
 
     def take(self, message: Upstream) -> None:
         """Note what concerns the link itself."""
@@ -120,8 +122,14 @@ class Link:
         """All parts of a message were written."""
         if isinstance(message, SweepFrame | Snapshot):
             sequence = message.sequence if isinstance(message, Snapshot) else message.sweep.sequence
+            self._queued -= 1
             self._written.append((self.watch.written, sequence))
             self._note_receipts()
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a sweep or a snapshot was sent and is not receipted yet."""
+        return self._queued > 0 or bool(self._written)
 
     def _note_receipts(self) -> None:
         while self._written and self._written[0][0] <= self.watch.receipted:

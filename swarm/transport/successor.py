@@ -65,6 +65,10 @@ class SessionLink(Protocol):
     def delivered(self) -> int | None:
         """The last sequence that the successor has; None while it is attached, or waits for a replay."""
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether the successor does not have yet all that was pushed."""
+
     def follow(self, attach: Attach) -> None:
         """Go on with this route, where the successor stands at `attach.index`."""
 
@@ -177,6 +181,12 @@ class SuccessorLink:
         """The last sequence that the successor has; None while it is attached, or waits for a replay."""
         stream = self._stream
         return None if stream is None or stream.link is None or not stream.is_synced else stream.link.delivered
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether the successor does not have yet all that was pushed."""
+        stream = self._stream
+        return stream is None or stream.link is None or not stream.is_synced or stream.link.is_sending
 
     @property
     def hop(self) -> RouteHop | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Sized
 from typing import TypeVar, cast
 
@@ -12,7 +11,7 @@ from google.protobuf.message import Message
 from swarm.errors import LayersError, RemoteProtocolError
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
-from swarm.protocol.limits import MAX_LAYERS, MAX_NODES, SESSION_BYTES
+from swarm.protocol.limits import MAX_LAYERS, MAX_NODES, PEER_ID, SESSION_BYTES
 
 ID_END = 1 << 63
 """Ids, sequences and lengths are below it."""
@@ -20,8 +19,6 @@ TOKEN_END = 1 << 31
 """Token ids are below it."""
 TIP = -1
 """The tip as a parent on the wire."""
-
-_PEER_ID = re.compile(r"Qm[1-9A-HJ-NP-Za-km-z]{44}")
 
 M = TypeVar("M", bound=Message)
 S = TypeVar("S", bound=Sized)
@@ -116,7 +113,7 @@ def printable(text: str, field: str) -> str:
 
 def peer_id(text: str, field: str) -> PeerId:
     """A machine's name: the base58 form of a SHA-256 multihash."""
-    if not _PEER_ID.fullmatch(text):
+    if not PEER_ID.fullmatch(text):
         raise RemoteProtocolError(field, "is no peer id")
     return PeerId(text)
 

@@ -26,7 +26,7 @@ def test_what_another_says_counts_half() -> None:
     suspicion.add(accused("B", "S"), 0.0)
     suspicion.add(Unreachable("C", "8-12", "gone"), 0.0)
     assert suspicion.avoided(1.0) == {"B", "C"}
-    assert suspicion.accusers_instead(1.0) == frozenset("SC")
+    assert suspicion.in_turn(1.0) == (frozenset("BC"), frozenset("SC"))
     assert suspicion.avoided(SUSPECT_S / 2) == {"C"}
     assert suspicion.avoided(SUSPECT_S) == frozenset()
 
@@ -35,7 +35,7 @@ def test_two_accusers_are_as_good_as_having_seen_it() -> None:
     suspicion = Suspicion()
     suspicion.add(accused("B", "S"), 0.0)
     suspicion.add(accused("B", "T"), 0.0)
-    assert suspicion.accusers_instead(1.0) is None
+    assert suspicion.in_turn(1.0) == (frozenset("B"),)
     assert suspicion.avoided(SUSPECT_S - 1) == {"B"}
 
 
@@ -47,6 +47,7 @@ def test_who_accuses_one_after_another_is_what_they_have_in_common() -> None:
     suspicion.add(accused("C", "S"), 2.0)
     assert suspicion.avoided(3.0) == {"B", "C", "S"}
     assert suspicion.offenders(3.0) == {"S"}
+    assert suspicion.in_turn(3.0) == (frozenset("BCS"), frozenset("S"), frozenset("BC")), "S may be innocent yet"
     assert suspicion.avoided(2.0 + SUSPECT_S / 2) == {"S"}
     suspicion.add(accused("D", "S"), 3.0)
     assert suspicion.avoided(3.0 + 2 * SUSPECT_S - 1) == {"S"}, "longer each time"
@@ -74,8 +75,7 @@ def test_no_honest_machine_is_talked_out_of_the_swarm(said: list[tuple[str, str,
     assert suspicion.offenders(20.0) <= {"S", "T", "U"}
     for peer in suspicion.avoided(20.0) - {"S", "T", "U"}:
         others = {stranger for one, stranger, _ in said if one == peer}
-        instead = suspicion.accusers_instead(20.0)
-        assert len(others) > 1 or (instead is not None and peer not in instead and others <= instead)
+        assert len(others) > 1 or any(peer not in turn and others <= turn for turn in suspicion.in_turn(20.0))
     assert suspicion.avoided(20.0 + SUSPECT_S) <= {"S", "T", "U"}
 
 
