@@ -19,7 +19,7 @@ import grpc.aio
 
 from client.chain.answers import Answer, Answers
 from client.chain.blame import blamed
-from client.chain.progress import Due, ProgressWatch, merged
+from client.chain.progress import DueProgress, ProgressWatch, merged
 from client.chain.repair_plan import (
     Finish,
     GiveUp,
@@ -54,13 +54,12 @@ from swarm.errors import (
 )
 from swarm.ids import PeerId
 from swarm.protocol.authority import SessionKey
+from swarm.protocol.hold import Held, Hold
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import (
     Attach,
     Credits,
     Fault,
-    Held,
-    Hold,
     Open,
     Ready,
     Reply,
@@ -388,14 +387,14 @@ class Chain:
             if error is not None:
                 self.on_trouble(error)
 
-    def _due(self) -> Due | None:
+    def _due(self) -> DueProgress | None:
         """What is waited for; None while it is being repaired, or nothing is."""
         plan, oldest = self._plan, self._answers.oldest
         since_s = max(self._taken_s, self._awake_s)
         if plan.lost or (plan.is_repairing and plan.is_attached):
             return None
         if not plan.is_attached:
-            return Due(self.route.forecast, self.generation, 0, 0, since_s)
+            return DueProgress(self.route.forecast, self.generation, 0, 0, since_s)
         if oldest is None or self._next is None or self._journal is None:
             return None
         sweep, left_s = oldest
@@ -406,7 +405,7 @@ class Chain:
         heard_s = self._answers.heard_s
         is_arriving = heard_s > newest_s and time.monotonic() - heard_s < ARRIVING_S
         since_s = max(since_s, left_s, newest_s)
-        due = Due(self.route.forecast, self.generation, sweep.sequence, rows, since_s)
+        due = DueProgress(self.route.forecast, self.generation, sweep.sequence, rows, since_s)
         return replace(due, first_has=self._next.delivered, is_arriving=is_arriving, is_first=is_first)
 
     async def _standings(self, route: Route, generation: int) -> list[Held | None]:

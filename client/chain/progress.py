@@ -27,7 +27,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from swarm.errors import HopError, HopMisbehaved, HopTimeout
-from swarm.protocol.messages import Held, RouteHop
+from swarm.protocol.hold import Held
+from swarm.protocol.messages import (
+    RouteHop,
+)
 from swarm.routing.costs import RouteForecast
 
 LATE_S = 1.0
@@ -50,7 +53,7 @@ SWEEPS_KEPT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueProgress:
     """What the client waits for.
 
     Attributes:
@@ -75,7 +78,7 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class _Finding:
+class _StuckHop:
     """The hop that is behind.
 
     Attributes:
@@ -112,21 +115,23 @@ class ProgressWatch:
         self._found = None
         self._ask_s = 0.0
 
-    def predicted_s(self, due: Due) -> float:
+    def predicted_s(self, due: DueProgress) -> float:
         """How long it should take: as the route's machines claim, corrected by what sweeps took lately."""
         if not due.sequence:
             return ATTACH_S
         ratio = median(self._ratios) if self._ratios else 1.0
         return min(_forecast_ms(due.forecast, due.rows) * ratio / 1e3, MAX_PREDICTED_S)
 
-    def must_ask(self, due: Due, now_s: float) -> bool:
+    def must_ask(self, due: DueProgress, now_s: float) -> bool:
         """Whether it is late, and time to ask all hops."""
         is_late = now_s - due.since_s > self.predicted_s(due) + (LATE_S if due.sequence else 0.0)
         if not is_late:
             self._found = None
         return is_late and now_s >= self._ask_s
 
-    def judge(self, due: Due, hops: Sequence[RouteHop], said: Sequence[Held | None], now_s: float) -> HopError | None:
+    def judge(
+        self, due: DueProgress, hops: Sequence[RouteHop], said: Sequence[Held | None], now_s: float
+    ) -> HopError | None:
         """Who is at fault, if that is certain by now.
 
         Args:
@@ -175,29 +180,29 @@ def _forecast_ms(forecast: RouteForecast, rows: int) -> float:
     return forecast.links_ms + forecast.compute_ms + forecast.waiting_ms + row_ms * max(rows - 1, 0)
 
 
-def _unheard(index: int) -> _Finding:
-    return _Finding(index, "does not say how far the session is", is_unheard=True, confirm_s=UNHEARD_S)
+def _unheard(index: int) -> _StuckHop:
+    return _StuckHop(index, "does not say how far the session is", is_unheard=True, confirm_s=UNHEARD_S)
 
 
-def _not_ready(said: Sequence[Held | None], generation: int) -> _Finding | None:
+def _not_ready(said: Sequence[Held | None], generation: int) -> _StuckHop | None:
     """The hop because of which a route is not attached."""
     for index, held in enumerate(said):
         if held is None:
             return _unheard(index)
         if not held.held or held.generation < generation:
             before = index - 1 if index else None
-            return _Finding(index, "did not take the session", before, confirm_s=RETAKE_S if generation else TAKE_S)
+            return _StuckHop(index, "did not take the session", before, confirm_s=RETAKE_S if generation else TAKE_S)
     states = [held for held in said if held is not None]
     for index in reversed(range(len(states))):
         if not states[index].is_ready:
             is_working = states[index].working > 0
             if index + 1 < len(states):  # the next one is ready, and should have said so to this one
-                return _Finding(index, "does not become ready", index + 1, is_working=is_working)
-            return _Finding(index, "does not become ready", is_working=is_working)
-    return _Finding(0, "is ready, and does not say so")
+                return _StuckHop(index, "does not become ready", index + 1, is_working=is_working)
+            return _StuckHop(index, "does not become ready", is_working=is_working)
+    return _StuckHop(0, "is ready, and does not say so")
 
 
-def _not_moving(due: Due, said: Sequence[Held | None]) -> _Finding | None:
+def _not_moving(due: DueProgress, said: Sequence[Held | None]) -> _StuckHop | None:
     """The hop at which a sweep got stuck."""
     sequence = due.sequence
     unheard: int | None = None
@@ -206,20 +211,20 @@ def _not_moving(due: Due, said: Sequence[Held | None]) -> _Finding | None:
             unheard = index if unheard is None else unheard
             continue
         if not held.held:
-            return _Finding(index, "no longer holds this session")
+            return _StuckHop(index, "no longer holds this session")
         if held.passed >= sequence:
             unheard = None  # it came past whoever said nothing
         elif held.received >= sequence or held.working:
             reason = "does nothing with a sweep that it has" if not held.working else "works on one sweep for too long"
-            return _Finding(index, reason, is_working=held.working > 0)
+            return _StuckHop(index, reason, is_working=held.working > 0)
         elif unheard is not None:
             break
         elif index == 0:
             is_sent = due.first_has is not None and due.first_has >= sequence
-            return _Finding(0, "did not take a sweep that it receipted") if is_sent else None
+            return _StuckHop(0, "did not take a sweep that it receipted") if is_sent else None
         else:
-            return _Finding(index, "says that a sweep did not come, which the hop before says it passed on", index - 1)
+            return _StuckHop(index, "says that a sweep did not come, which the hop before says it passed on", index - 1)
     if unheard is not None:
         return _unheard(unheard)
     reason = "says that it answered a sweep, and no reply came"
-    return _Finding(len(said) - 1, reason, is_working=due.is_arriving)
+    return _StuckHop(len(said) - 1, reason, is_working=due.is_arriving)

@@ -48,6 +48,9 @@ from swarm.transport.dial import Dialer
 REPLAY_LAYER_MS = 1_000.0
 """Price of a layer on a machine without the session's KV, so that a repair keeps the machines that have it."""
 
+RANDOM_HEDGE = 0.1
+"""Probability that any hop of a route has the replica, and not the slowest."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -201,7 +204,10 @@ class SessionOpener:
 
     def _best(self, records: Sequence[NodeRecord], query: RouteQuery) -> Route:
         route = best_route(records, query)
-        return hedged(route, records, query, self.nearby.rng) if self.hedge else route
+        if not self.hedge:
+            return route
+        rng = self.nearby.rng  # no machine can count on not being compared
+        return hedged(route, records, query, rng.randrange(len(route.hops)) if rng.random() < RANDOM_HEDGE else None)
 
     def _query(self, avoid: Collection[str]) -> RouteQuery:
         return RouteQuery(self.target.name, self.identity.num_layers, self.nodes, self.join, avoid=frozenset(avoid))

@@ -38,6 +38,7 @@ from swarm.errors import (
 from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
 from swarm.protocol.authority import check_command, place_in
+from swarm.protocol.hold import Held
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import (
@@ -47,7 +48,6 @@ from swarm.protocol.messages import (
     Close,
     Credits,
     Fault,
-    Held,
     HopTime,
     Ready,
     Reroute,

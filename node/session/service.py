@@ -27,12 +27,12 @@ from swarm.discovery.signed_faults import sign_fault
 from swarm.errors import RemoteProtocolError, SwarmError
 from swarm.ids import SessionId
 from swarm.protocol.faults import fault_of
+from swarm.protocol.hold import Held
 from swarm.protocol.messages import (
     Attach,
     Close,
     Fault,
     Frame,
-    Held,
     Ping,
     Pong,
     RepliesRequest,

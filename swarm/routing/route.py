@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,8 +32,6 @@ from swarm.routing.costs import (
 from swarm.routing.search import CheapestChain, cheapest
 from swarm.transport.endpoint import Endpoint
 
-RANDOM_HEDGE = 0.1
-"""Probability that any hop has the replica, and not the slowest."""
 MANY_ROWS = 64
 """Size of the sweep that, beside one of a single row, gives the cost of a further row."""
 
@@ -127,27 +124,27 @@ def runner_up(records: Sequence[NodeRecord], query: RouteQuery, best: Route) -> 
     return min(others, key=lambda route: route.sweep_ms, default=None)
 
 
-def hedged(route: Route, records: Iterable[NodeRecord], query: RouteQuery, rng: random.Random | None = None) -> Route:
+def hedged(route: Route, records: Iterable[NodeRecord], query: RouteQuery, first: int | None = None) -> Route:
     """The route with a replica for one of its hops: the fastest machine of the same numeric class.
 
-    The slowest hop that can have one has it, unless a spare machine holds the session already for another hop. Where
-    the session is new, it is any hop now and then, so that no machine can count on not being compared.
+    The slowest hop that can have one has it, unless a spare machine holds the session already for another hop.
 
     Args:
         route: without a replica.
         records: of machines that may be it.
         query: what the route was made for.
-        rng: draws whether and which other hop has it; None: never.
+        first: place of a hop that has it before all others, if it can.
     """
     taken = {hop.peer for hop in route.hops} | query.avoid
     held = set(query.keep)
     spare = [one for one in records if one.peer not in taken and one.numeric_class == route.numeric_class]
     own_ms = [cost.queue_ms + cost.compute_ms for cost in route.costs]
     in_use = {hop.span for hop in held if hop.peer in {one.peer for one in spare}}
-    places = sorted(range(len(own_ms)), key=lambda place: (route.hops[place].span not in in_use, -own_ms[place]))
-    if rng is not None and not held and rng.random() < RANDOM_HEDGE:
-        rng.shuffle(places)
-    for place in places:
+
+    def rank(place: int) -> tuple[bool, bool, float]:
+        return route.hops[place].span not in in_use, place != first, -own_ms[place]
+
+    for place in sorted(range(len(own_ms)), key=rank):
         hop, sender = route.hops[place], route.records[place - 1] if place else None
 
         def cost_ms(record: NodeRecord, hop: RouteHop = hop, sender: NodeRecord | None = sender) -> float:

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.protocol.draft_distribution import DraftDistribution
+from swarm.protocol.hold import Held, Hold
 from swarm.protocol.limits import (
     MAX_HEADERS,
     MAX_HOPS,
@@ -36,8 +37,6 @@ from swarm.protocol.messages import (
     Fault,
     Frame,
     Hedge,
-    Held,
-    Hold,
     HopTime,
     Open,
     Ping,

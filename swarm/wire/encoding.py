@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from swarm.errors import LocalProtocolError
 from swarm.ids import TreeNodeId
 from swarm.protocol.faults import one_line
+from swarm.protocol.hold import Held, Hold
 from swarm.protocol.limits import REASON_CHARACTERS
 from swarm.protocol.messages import (
     Ack,
@@ -23,8 +24,6 @@ from swarm.protocol.messages import (
     FaultKind,
     Frame,
     Hedge,
-    Held,
-    Hold,
     HopTime,
     Open,
     Ping,

@@ -19,13 +19,13 @@ from swarm.discovery.identity import Identity
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.protocol.authority import SessionKey
+from swarm.protocol.hold import Hold
 from swarm.protocol.messages import (
     Attach,
     Attached,
     Close,
     Fault,
     FaultKind,
-    Hold,
     Ready,
     RepliesRequest,
     Reroute,

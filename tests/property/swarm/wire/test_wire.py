@@ -13,6 +13,7 @@ from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol.draft_distribution import DraftDistribution
+from swarm.protocol.hold import Held, Hold
 from swarm.protocol.messages import (
     Ack,
     Attach,
@@ -24,8 +25,6 @@ from swarm.protocol.messages import (
     FaultKind,
     Frame,
     Hedge,
-    Held,
-    Hold,
     HopTime,
     Open,
     Ping,

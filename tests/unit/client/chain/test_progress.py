@@ -13,18 +13,18 @@ from client.chain.progress import (
     TAKE_S,
     WORK_S,
     WORK_TIMES,
-    Due,
+    DueProgress,
     ProgressWatch,
     merged,
 )
 from swarm.errors import HopError, HopMisbehaved, HopTimeout
-from swarm.protocol.messages import Held
+from swarm.protocol.hold import Held
 from swarm.routing.costs import RouteForecast
 from tests.planned_session import route
 
 HOPS = route("ABC").hops
 FORECAST = RouteForecast(links_ms=100.0, compute_ms=100.0, row_ms=10.0, hops=3)
-DUE = Due(FORECAST, 0, sequence=5, rows=1, since_s=0.0, first_has=5)
+DUE = DueProgress(FORECAST, 0, sequence=5, rows=1, since_s=0.0, first_has=5)
 PREDICTED_S = 0.2
 
 DONE = Held(held=True, is_ready=True, received=5, passed=5)
@@ -39,7 +39,7 @@ Said = tuple[Held | None, ...]
 
 
 def watched(
-    said: Said, until_s: float, due: Due = DUE, watch: ProgressWatch | None = None
+    said: Said, until_s: float, due: DueProgress = DUE, watch: ProgressWatch | None = None
 ) -> tuple[float, HopError | None]:
     """When somebody is accused, and of what, while the hops say the same all the time."""
     watch = ProgressWatch()
@@ -103,7 +103,7 @@ def test_who_does_not_move_is_found_within_three_seconds(stuck: Stuck) -> None:
         pytest.param((DONE, DONE, DONE), replace(DUE, is_arriving=True), id="a large reply on a slow link"),
     ],
 )
-def test_who_works_is_left_alone(said: Said, due: Due) -> None:
+def test_who_works_is_left_alone(said: Said, due: DueProgress) -> None:
     assert watched(said, 30.0, due)[1] is None
 
 
@@ -150,7 +150,7 @@ def test_a_promise_cannot_put_off_the_question_for_ever() -> None:
 
 # A route that is not attached
 
-OPENING = Due(FORECAST, 0, sequence=0, rows=0, since_s=0.0)
+OPENING = DueProgress(FORECAST, 0, sequence=0, rows=0, since_s=0.0)
 ATTACHED = Held(held=True)
 READY = Held(held=True, is_ready=True)
 WAITS = Held(held=True, working=1)

@@ -164,8 +164,8 @@ def searches_of_a_round(session: PlannedSession) -> list[tuple[Freshness, str]]:
             id="nothing tells which end",
         ),
         pytest.param(
-            [accused("D", by="A"), accused("B", by="A")],
-            [(KNOWN, "ABD"), (KNOWN, "A"), (KNOWN, "BD"), (ASKED, "ABD"), (KNOWN, "ABD"), (KNOWN, "BD")],
+            [accused("E", by="A"), accused("B", by="A")],
+            [(KNOWN, "ABE"), (KNOWN, "A"), (KNOWN, "BE"), (ASKED, "ABE"), (KNOWN, "ABE"), (KNOWN, "BE")],
             id="what two troubles have in common",
         ),
     ],
