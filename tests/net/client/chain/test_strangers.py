@@ -14,6 +14,7 @@ import pytest
 import client.chain.chain
 import client.chain.progress
 from client.options import GenerateOptions
+from client.stats import Stats
 from node.engine.sweep_run import SweepRun
 from node.serve import Node
 from node.session.callers import Caller
@@ -64,7 +65,7 @@ async def listed(nodes: KillableNodes, *names: str) -> None:
             host.sweep_ms = SPEED
 
 
-async def tells_the_honest_text(nodes: KillableNodes, *strangers: str) -> None:
+async def tells_the_honest_text(nodes: KillableNodes, *strangers: str) -> Stats:
     """With strangers that are listed, the text is that of the honest chain, and ends without them."""
     plain = await nodes.undisturbed(IDS, **OPTIONS)
     reset_client(nodes.client, 20.0)
@@ -75,6 +76,7 @@ async def tells_the_honest_text(nodes: KillableNodes, *strangers: str) -> None:
     assert result.tokens == plain
     assert not set(nodes.route()) & set(strangers), "it was gone around"
     assert set(nodes.route()) <= set(CHAIN)
+    return result.stats
 
 
 def of(node: Node, hop: HopSession) -> bool:
@@ -286,7 +288,8 @@ async def test_who_forges_what_others_say_is_gone_around(
             hop._upstreams.send(replace(fault, signature=signature))
 
     after(3, nodes[name], forge, monkeypatch)
-    await tells_the_honest_text(nodes, name)
+    stats = await tells_the_honest_text(nodes, name)
+    assert [repair.replaced for repair in stats.repairs] == [(nodes[name].peer_id,)], "and nobody else"
 
 
 HALF = Rows(Codec.FP32, 1, 96, bytes(96 * 4))
