@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from swarm.discovery.identity import Identity, verify
+from swarm.discovery.identity import verify
 from swarm.discovery.node_record import RecordError, signer_key
-from swarm.ids import SessionId
+from swarm.ids import PeerId, SessionId
 from swarm.protocol.faults import statement
 from swarm.protocol.messages import Fault
 
 
-def sign_fault(fault: Fault, session: SessionId, identity: Identity) -> Fault:
-    """The fault as this machine reports it."""
-    said = replace(fault, reporter=identity.peer_id)
-    return replace(said, signature=identity.sign(statement(said, session)))
+def sign_fault(fault: Fault, session: SessionId, peer: PeerId, sign: Callable[[bytes], bytes]) -> Fault:
+    """The fault as a machine reports it; `sign` signs with that peer's identity."""
+    said = replace(fault, reporter=peer)
+    return replace(said, signature=sign(statement(said, session)))
 
 
 def is_signed(fault: Fault, session: SessionId, records: Iterable[bytes]) -> bool | None:

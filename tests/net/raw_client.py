@@ -150,7 +150,7 @@ async def raw_link(node: Node, *first: Frame, opens: Attach | None = None) -> As
         opens: the attach that the caller introduces itself for, if it is not the first of them.
     """
     attach = opens or next((message for message in first if isinstance(message, Attach)), None)
-    metadata = () if attach is None else introduced(node, wire.LINK, *_caller_of(attach))
+    metadata = () if attach is None else opening_of(node, attach)
     async with dial(node, wire.LINK, metadata=metadata) as call:
         link = RawLink(call)
         await link.send(*first)
@@ -189,10 +189,11 @@ def signed(attach: Attach) -> Attach:
     return attach if key is None else key.command(attach)
 
 
-def _caller_of(attach: Attach) -> tuple[Signer, bytes]:
-    """Who may open a stream with this attach, and what the introduction names."""
+def opening_of(node: Node, attach: Attach) -> Metadata:
+    """The introduction of whoever may open a stream with this attach: its client, or the hop before."""
     before = _identities.get(attach.route[attach.index - 1].peer) if attach.index else None
-    return before or _keys.get(attach.session, key_of(b"nobody's")), signed(attach).signature
+    signer = before or _keys.get(attach.session, key_of(b"nobody's"))
+    return introduced(node, wire.LINK, signer, signed(attach).signature)
 
 
 async def info(node: Node) -> NodeInfo:

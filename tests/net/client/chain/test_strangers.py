@@ -17,11 +17,9 @@ from client.options import GenerateOptions
 from client.stats import Stats
 from node.engine.sweep_run import SweepRun
 from node.serve import Node
-from node.session.callers import Caller
 from node.session.hop_session import HopSession
 from node.session.reply_buffer import ReplyBuffer
 from node.session.tail import Tail
-from node.session.upstream import UpstreamStream
 from node.session.upstreams import UpstreamSet
 from swarm.errors import (
     Busy,
@@ -34,7 +32,7 @@ from swarm.errors import (
     Unreachable,
 )
 from swarm.ids import PeerId, TreeNodeId
-from swarm.protocol.messages import Attach, Codec, Credits, Fault, FaultKind, Ready, Reply, Rows
+from swarm.protocol.messages import Codec, Credits, Fault, FaultKind, Ready, Reply, Rows
 from tests.net.killable_nodes import CHAIN, SPEED, KillableNodes, reset_client
 from tests.net.three_nodes import prompt
 
@@ -94,8 +92,8 @@ def of_itself(error: Exception, peer: PeerId) -> Exception:
     return type(error)(peer, "0-4", error.reason) if isinstance(error, Busy | HopClosed) else error
 
 
-def refusing(error: Exception) -> Callable[[Attach, Caller, UpstreamStream], HopSession]:
-    def refuse(attach: Attach, caller: Caller, upstream: UpstreamStream) -> HopSession:
+def refusing(error: Exception) -> Callable[..., HopSession]:
+    def refuse(*attach: object) -> HopSession:
         raise error
 
     return refuse

@@ -63,7 +63,9 @@ HEDGED = replace(PLAIN, hedge=Hedge(1, RECORDS[3].peer), replica=RECORDS[3])
 
 
 def says(reporter: Identity, accused: str, kind: FaultKind) -> Fault:
-    return sign_fault(Fault(0, MACHINES[accused].peer_id, kind, "", "so it is"), SESSION, reporter)
+    return sign_fault(
+        Fault(0, MACHINES[accused].peer_id, kind, "", "so it is"), SESSION, reporter.peer_id, reporter.sign
+    )
 
 
 @dataclass(frozen=True, slots=True)

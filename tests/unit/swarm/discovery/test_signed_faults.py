@@ -17,7 +17,9 @@ from swarm.protocol.messages import Fault, FaultKind
 
 SESSION = SessionId(b"s" * 16)
 IDENTITY, OTHER = Identity.ephemeral(), Identity.ephemeral()
-FAULT = sign_fault(fault_of(Busy(IDENTITY.peer_id, "0-4", "full"), 3, IDENTITY.peer_id), SESSION, IDENTITY)
+FAULT = sign_fault(
+    fault_of(Busy(IDENTITY.peer_id, "0-4", "full"), 3, IDENTITY.peer_id), SESSION, IDENTITY.peer_id, IDENTITY.sign
+)
 
 
 def record_of(identity: Identity) -> bytes:
