@@ -30,6 +30,7 @@ from client.stats import Repair
 from swarm.errors import (
     HopError,
     HopLeaving,
+    HopMisbehaved,
     HopRefused,
     HopTimeout,
     RouteError,
@@ -308,7 +309,8 @@ class RepairPlan:
             if is_move:  # the route before is left, so this one must be repaired
                 since_s, is_move, self.is_repairing = self._pause_since(replaced), False, True
             if self._now_s - since_s > self._wait_s:
-                raise self._no_route or plain_error(self.trouble or _nothing_stood(route))
+                blamed = self.trouble if isinstance(self.trouble, HopMisbehaved) else None
+                raise blamed or self._no_route or plain_error(self.trouble or _nothing_stood(route))
             yield self._hold()
         here = _peers(self.route.hops)
         if here.issuperset(replaced) and accusers - here:  # who accused it was replaced
@@ -340,7 +342,7 @@ class RepairPlan:
                 yield Log(logging.INFO, f"cannot move yet: {self._no_route}")
                 return None
             if self._now_s - since_s > self._wait_s:
-                raise self._no_route
+                raise trouble if isinstance(trouble, HopMisbehaved) else self._no_route
             if not self._has_warned and self._now_s - since_s > RETRY_S:  # it was not silent for a moment only
                 self._has_warned = True
                 yield Log(logging.WARNING, f"waiting up to {self._wait_s:.0f} s: {self._no_route}")
