@@ -19,6 +19,8 @@ SwarmError
 │  ├─ Busy                         has no room for this session
 │  ├─ HopClosed                    gone, or gave the session up
 │  ├─ HopLeaving                   leaves soon, and serves until the session has moved
+│  ├─ HopRefused                   says that the session itself cannot be: its model, its window, a rule that it broke
+│  ├─ HopMisbehaved                broke the protocol, or lives and does not move the session's sweeps
 │  └─ ReplicasDiffer               does not compute what its replica computes
 ├─ RouteError(missing)             nobody serves some layers
 ├─ SessionError
@@ -32,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 
 class SwarmError(Exception):
@@ -104,6 +106,9 @@ class HopError(SwarmError):
         peer: base58 peer id of the machine.
         span: its layers in this chain, half-open: `start-end`.
         reason: what happened there.
+        other: peer id of the other end of the link that the trouble is on, which may be at fault instead; None where
+            there is none: the machine said it of itself, or whoever raised this saw it fail.
+        is_even: whether nothing tells which of the two ends is at fault.
     """
 
     def __init__(self, peer: str, span: str, reason: str) -> None:
@@ -111,6 +116,14 @@ class HopError(SwarmError):
         self.peer = peer
         self.span = span
         self.reason = reason
+        self.other: str | None = None
+        self.is_even = False
+
+    def on_link(self, other: str | None, *, is_even: bool = False) -> Self:
+        """The same error, on the link between its machine and another one."""
+        self.other = other
+        self.is_even = is_even and other is not None
+        return self
 
 
 class Unreachable(HopError):
@@ -131,6 +144,22 @@ class HopClosed(HopError):
 
 class HopLeaving(HopError):
     """Leaves the swarm soon; it serves until the session has moved elsewhere."""
+
+
+class HopRefused(HopError):
+    """Says that the session itself cannot be. True only if machines say so that share nothing.
+
+    Attributes:
+        cause: what it says, as its user would be told: `ContextFull`, `ModelMismatch` or `RemoteProtocolError`.
+    """
+
+    def __init__(self, peer: str, span: str, cause: SwarmError) -> None:
+        super().__init__(peer, span, str(cause))
+        self.cause = cause
+
+
+class HopMisbehaved(HopError):
+    """Broke the protocol, or lives and does not move the session's sweeps."""
 
 
 class ReplicasDiffer(HopError):

@@ -34,7 +34,7 @@ from benchmarks.emulation.swarm import SPANS
 from benchmarks.recovery.failure_injection import FailingChain, FailureInjector, nodes_here
 from benchmarks.sheet import Sheet
 from benchmarks.simulation.acceptance import demo_prompts
-from client.chain.chain import Chain, open_chain
+from client.chain.chain import Chain, ChainOwner, open_chain
 from client.control.policy import SWEEPS_IN_FLIGHT
 from client.decode.loop import PREFILLS_IN_FLIGHT, Generation
 from client.decode.state import GenerationState
@@ -172,7 +172,8 @@ class RecoveryMethods:
         codec = lossless_codec(torch.float32)
         nodes = (PREFILLS_IN_FLIGHT + 1) * min(PREFILL_CHUNK, window_tokens)
         want = Open(self._opener.identity.fingerprint, window_tokens, SWEEPS_IN_FLIGHT, nodes, codec)
-        async with open_chain(Chain(self._opener.dialer, route, want, no_detour, wait_s=0.0)) as chain:
+        owner = ChainOwner(no_detour, lambda error: None, lambda rows: None)
+        async with open_chain(Chain(self._opener.dialer, route, want, owner, wait_s=0.0)) as chain:
             yield chain
 
 

@@ -12,16 +12,23 @@ from dataclasses import dataclass
 import grpc.aio
 
 from client.chain.reply_stream import ReplyStream
-from swarm.errors import HopTimeout, ReplicasDiffer, SwarmError
+from swarm.errors import HopMisbehaved, HopTimeout, RemoteProtocolError, ReplicasDiffer, SwarmError
 from swarm.ids import TreeNodeId
 from swarm.protocol.authority import SessionKey
-from swarm.protocol.messages import RepliesRequest, Reply, RouteHop
+from swarm.protocol.messages import RepliesRequest, Reply, RouteHop, Sweep
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Connection
 
 INBOX_ITEMS = 256
 MAX_COMPARED = 64
 """Replies whose picks are kept until another tail's reply to the same sweep comes."""
+
+Check = Callable[[Reply, Sweep], None]
+"""Says whether a reply answers a sweep.
+
+Raises:
+    RemoteProtocolError: no honest tail sends it.
+"""
 
 TailDial = tuple[RouteHop, Callable[[], Connection]]
 
@@ -39,35 +46,73 @@ class Answer:
     total_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """A sweep without a reply.
+
+    Attributes:
+        sweep: as it was sent.
+        sent_s: when, by `time.perf_counter`.
+        left_s: the same by `time.monotonic`.
+    """
+
+    sweep: Sweep
+    sent_s: float
+    left_s: float
+
+
 class Answers:
     """What comes back.
 
     Attributes:
         count: answers that came so far.
         rows_bytes: of the hidden rows that one reply may bring.
+        newest_s: when the newest one came, by `time.monotonic`; 0 before.
     """
 
-    def __init__(self, key: SessionKey, on_trouble: Callable[[SwarmError], None]) -> None:
+    def __init__(
+        self,
+        key: SessionKey,
+        on_trouble: Callable[[SwarmError], None],
+        check: Check = lambda reply, sweep: None,
+        on_answer: Callable[[float, Sweep], None] = lambda total_ms, sweep: None,
+    ) -> None:
         """Hear nobody yet.
 
         Args:
             key: of the session whose replies they are.
-            on_trouble: called when a stream breaks, and when tails do not pick the same.
+            on_trouble: called when a stream breaks, when a reply answers no sweep, and when tails do not pick the same.
+            check: of every reply to a sweep that is unanswered.
+            on_answer: called with how long a sweep was away, and the sweep.
         """
         self.count = 0
         self.rows_bytes = 0
+        self.newest_s = 0.0
+        self._check, self._on_answer = check, on_answer
+        self._last_sent = 0
         self._key = key
         self._on_trouble = on_trouble
         self._streams: list[tuple[ReplyStream, asyncio.Task[None]]] = []
         self._inbox: asyncio.Queue[Answer | SwarmError] = asyncio.Queue(INBOX_ITEMS)
         self._is_next = asyncio.Event()
-        self._sent_at: dict[int, float] = {}
+        self._awaited: dict[int, _Awaited] = {}
         self._first_picks: OrderedDict[int, dict[TreeNodeId, int]] = OrderedDict()
 
     @property
     def are_due(self) -> bool:
         """Whether a sweep is unanswered."""
-        return bool(self._sent_at)
+        return bool(self._awaited)
+
+    @property
+    def oldest(self) -> tuple[Sweep, float] | None:
+        """The oldest sweep without a reply, and when it left, by `time.monotonic`."""
+        first = self._awaited[min(self._awaited)] if self._awaited else None
+        return None if first is None else (first.sweep, first.left_s)
+
+    @property
+    def heard_s(self) -> float:
+        """When a part of a reply last came, by `time.monotonic`; 0 before."""
+        return max((stream.heard_s for stream, _ in self._streams), default=0.0)
 
     @property
     def has_next(self) -> bool:
@@ -78,9 +123,10 @@ class Answers:
         """The connection to a tail on which nothing came any more."""
         return next((stream.stuck for stream, _ in self._streams if stream.tail == tail), None)
 
-    def expect(self, sequence: int) -> None:
+    def expect(self, sweep: Sweep) -> None:
         """A sweep leaves now."""
-        self._sent_at[sequence] = time.perf_counter()
+        self._last_sent = max(self._last_sent, sweep.sequence)
+        self._awaited[sweep.sequence] = _Awaited(sweep, time.perf_counter(), time.monotonic())
 
     def give_up(self, error: SwarmError) -> None:
         """The chain is broken for good: `next` raises why, after the answers that came before."""
@@ -148,16 +194,30 @@ class Answers:
             task.cancel()
 
     def _hear(self, stream: ReplyStream, message: Reply | SwarmError) -> None:
-        if all(stream is not known for known, _ in self._streams):
+        if all(stream is not known for known, _ in self._streams) or (stream.is_broken and isinstance(message, Reply)):
             return
         if not isinstance(message, Reply):
             self._on_trouble(message)
             return
-        sent = self._sent_at.pop(message.sequence, None)
-        if sent is None:  # repetitions are dropped: the first pick of a node wins
+        awaited = self._awaited.get(message.sequence)
+        try:
+            if not 0 < message.sequence <= self._last_sent:
+                raise RemoteProtocolError("sequence", f"reply to sweep {message.sequence}, which was never sent")
+            if awaited is not None:
+                self._check(message, awaited.sweep)
+        except RemoteProtocolError as error:
+            stream.is_broken = True  # whoever is asked next, and be it the same machine, sends it again
+            self._on_trouble(HopMisbehaved(stream.tail.peer, str(stream.tail.span), str(error)))
+            return
+        if awaited is None:  # repetitions are dropped: the first pick of a node wins
             self._compare(stream, message)
-        elif self._put(Answer(message, (time.perf_counter() - sent) * 1e3)):
+            return
+        total_ms = (time.perf_counter() - awaited.sent_s) * 1e3
+        if self._put(Answer(message, total_ms)):
+            del self._awaited[message.sequence]
             self.count += 1
+            self.newest_s = time.monotonic()
+            self._on_answer(total_ms, awaited.sweep)
             self._keep(message)
 
     def _put(self, item: Answer | SwarmError) -> bool:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
 
 import grpc.aio
 
 from client.chain.answers import Answer, Answers
+from client.chain.blame import blamed
+from client.chain.progress import DueProgress, ProgressWatch, merged
 from client.chain.repair_plan import (
     Finish,
     GiveUp,
@@ -35,22 +37,45 @@ from client.chain.repair_plan import (
     TroubleReported,
     Wait,
 )
+from client.chain.reply_check import check_reply
 from client.chain.reply_stream import ReplyStream
 from client.chain.reroutes import FindRoute, Rerouter
 from client.stats import Repair
 from swarm import wire
-from swarm.errors import HopError, HopTimeout, ReplicasDiffer, RouteError, SwarmError
+from swarm.errors import (
+    HopError,
+    HopLeaving,
+    HopMisbehaved,
+    HopTimeout,
+    RemoteProtocolError,
+    ReplicasDiffer,
+    RouteError,
+    SwarmError,
+)
 from swarm.ids import PeerId
 from swarm.protocol.authority import SessionKey
-from swarm.protocol.faults import error_of
+from swarm.protocol.hold import Held, Hold
 from swarm.protocol.journal import Journal
-from swarm.protocol.messages import Attach, Credits, Fault, Hold, Open, Ready, RouteHop, Snapshot, Sweep, SweepFrame
+from swarm.protocol.messages import (
+    Attach,
+    Credits,
+    Fault,
+    Open,
+    Ready,
+    Reply,
+    RouteHop,
+    Rows,
+    Snapshot,
+    Sweep,
+    SweepFrame,
+)
 from swarm.protocol.session import SessionState
 from swarm.routing.route import Route
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Connection, Dialer
 from swarm.transport.hedged_link import follow
 from swarm.transport.introduction import introduce
+from swarm.transport.liveness import pause
 from swarm.transport.successor import SessionLink, SuccessorLink
 
 REPLY_TIMEOUT_S = 120.0
@@ -58,8 +83,34 @@ OPEN_S, OPEN_PER_HOP_S = 10.0, 3.0
 HOLD_TTL_S = 10.0
 MAX_REPAIRS = 1_000
 MAX_DIFFERENCES = 100
+MAX_FAULTS = 256
+"""Faults that are heard in one generation."""
+PROGRESS_S = 0.2
+"""Between looks at whether the chain moves."""
+ASLEEP_S = 0.3
+"""When a look comes so much later than it should, this program did not run, and nobody else is to blame."""
+ARRIVING_S = 2.0
+"""Parts of a reply come, if one came so lately."""
+HOLD_S = 1.0
+STANDING_S = 0.8
+"""How long a hop may take to say how far it is."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainOwner:
+    """What a chain needs of the session that opens it.
+
+    Attributes:
+        find_route: finds routes around machines.
+        blame: called with every trouble that counts against machines.
+        check_rows: raises RemoteProtocolError where a reply's hidden rows are none of this model's.
+    """
+
+    find_route: FindRoute
+    blame: Callable[[HopError], None]
+    check_rows: Callable[[Rows], None]
 
 
 class Chain:
@@ -71,14 +122,21 @@ class Chain:
         differences: between replicas, the newest `MAX_DIFFERENCES`.
     """
 
-    def __init__(self, dialer: Dialer, route: Route, want: Open, find_route: FindRoute, wait_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        dialer: Dialer,
+        route: Route,
+        want: Open,
+        owner: ChainOwner,
+        wait_s: float = 60.0,
+    ) -> None:
         """Prepare a session.
 
         Args:
             dialer: connects to hop 0 and to the tail.
             route: the chain to begin with.
             want: what the session needs of every hop.
-            find_route: finds routes around machines.
+            owner: finds routes around machines, and hears of them.
             wait_s: how long a machine is waited for that is missing, or is lost again and again before an answer comes.
         """
         self.credits = Credits(0, 0, 0)
@@ -87,12 +145,16 @@ class Chain:
         self._dialer = dialer
         self._want = want
         self._plan = RepairPlan(route, wait_s)
-        self._rerouter = Rerouter(find_route)
+        self._rerouter = Rerouter(owner.find_route)
         self._key = SessionKey.fresh()
         self._journal: Journal | None = None
         self._next: SessionLink | None = None
-        self._answers = Answers(self._key, self.on_trouble)
+        self._owner = owner
+        self._answers = Answers(self._key, self.on_trouble, self._check, self._on_answer)
         self._news = asyncio.Event()
+        self._progress = ProgressWatch()
+        self._taken_s = self._awake_s = time.monotonic()
+        self._faults_in, self._faults, self._differed_in = 0, 0, -1
 
     @property
     def route(self) -> Route:
@@ -131,7 +193,7 @@ class Chain:
         """Start a sweep; never waits. While the chain is repaired, it follows with the replay."""
         assert self._next is not None and self._journal is not None, "open_chain and begin come first"  # noqa: PT018
         sweep = replace(sweep, generation=self.generation)
-        self._answers.expect(sweep.sequence)
+        self._answers.expect(sweep)
         self._journal.note(sweep)
         self._next.push(SweepFrame(sweep))
         if self._plan.lost:  # while nobody needed it: now somebody does
@@ -156,29 +218,39 @@ class Chain:
         return () if self._journal is None else self._journal.replay(received)
 
     def on_ready(self, ready: Ready) -> None:
-        """Every hop of a route is attached."""
+        """Every hop of a route is attached, and each was content with what the others grant."""
+        suffice = ready.credits.suffice(self._wanted(), in_use=self.generation > 0)
+        if ready.generation == self.generation and not suffice:
+            first = self.route.hops[0]
+            self.on_trouble(HopMisbehaved(first.peer, str(first.span), "grants less than the session needs"))
+            return
         if ready.generation == self.generation == 0:
             want = self._want
             self.credits = ready.credits.min_with(Credits(want.window_tokens, want.sweeps, want.nodes))
         self._plan.report(RouteAttached(ready.generation), time.monotonic())
         self._news.set()
 
-    def on_fault(self, fault: Fault) -> None:
+    def on_fault(self, fault: Fault, via: RouteHop) -> None:
         """A hop reports trouble; reports of older generations are stale (R1)."""
-        if fault.generation >= self.generation:
-            everybody = (*self.route.hops, *self.route.replicas)
-            span = next((str(hop.span) for hop in everybody if hop.peer == fault.peer), "?")
-            self.on_trouble(error_of(fault, span))
+        if self._faults_in < self.generation:
+            self._faults_in, self._faults = self.generation, 0
+        self._faults += 1
+        if fault.generation == self.generation and self._faults <= MAX_FAULTS:
+            self.on_trouble(blamed(fault, via, self._key.session, self.route))
 
     def on_trouble(self, error: SwarmError) -> None:
         """Something is wrong: a lost machine is replaced, anything else ends the session."""
+        if isinstance(error, ReplicasDiffer):
+            if self.route.hedge is not None and self._differed_in < self.generation:  # it may have come up both ways
+                self._differed_in = self.generation
+                logger.warning("%s", error)
+                self.differences = [*self.differences, str(error)][-MAX_DIFFERENCES:]
+            return
         logger.info("generation %d: %s", self.generation, error)
         match error:
-            case ReplicasDiffer():
-                if str(error) not in self.differences:  # it may have come up both ways
-                    logger.warning("%s", error)
-                    self.differences = [*self.differences, str(error)][-MAX_DIFFERENCES:]
             case HopError():
+                if not isinstance(error, HopLeaving):
+                    self._owner.blame(error)
                 self._plan.report(TroubleReported(error), time.monotonic())
             case _:
                 self._plan.report(TroubleReported(error), time.monotonic())
@@ -197,6 +269,8 @@ class Chain:
         limit_s = OPEN_S + OPEN_PER_HOP_S * len(self.route.hops)
         try:
             async with asyncio.timeout(limit_s):
+                self._taken_s = time.monotonic()
+                scope.spawn(self._watch_progress())
                 self._next = follow(self._next, self._attach())
                 while not self._plan.is_attached:
                     await self._news.wait()
@@ -256,7 +330,7 @@ class Chain:
         request = wire.encode_hold(Hold(self._key.session, self.generation, HOLD_TTL_S))
         for hop in hops:
             with suppress(SwarmError):  # it announces no certificate: nobody dials it
-                scope.spawn(_send_hold(self._connection(hop), self._key, request))
+                scope.spawn(_keep(self._connection(hop), self._key, request))
 
     async def _search(self, search: RouteSearch, scope: TaskScope) -> None:
         try:
@@ -270,6 +344,8 @@ class Chain:
         """Send the route down the chain (R2), and hear its tail."""
         assert self._next is not None
         logger.info("generation %d goes over %s", step.generation, ", ".join(map(_named, step.route.hops)))
+        self._taken_s = time.monotonic()
+        self._progress.forget()
         self._next = follow(self._next, self._attach())
         self._follow_tail(scope)
 
@@ -278,13 +354,79 @@ class Chain:
         self.repairs = [*self.repairs, repair][-MAX_REPAIRS:]
         await self._dialer.tidy()
 
+    def _wanted(self) -> Open:
+        if not self.generation:
+            return self._want
+        credits = self.credits  # no new hop may have less than what the session uses
+        return replace(self._want, window_tokens=credits.window_tokens, sweeps=credits.sweeps, nodes=credits.nodes)
+
     def _attach(self) -> Attach:
-        want = self._want
-        if self.generation:  # no new hop may have less than what the session uses
-            credits = self.credits
-            want = replace(want, window_tokens=credits.window_tokens, sweeps=credits.sweeps, nodes=credits.nodes)
-        route, session = self.route, self._key.session
-        return self._key.command(Attach(session, self.generation, route.hops, 0, want, route.hedge, route.sealed))
+        route = self.route
+        attach = Attach(self._key.session, self.generation, route.hops, 0, self._wanted(), route.hedge, route.sealed)
+        return self._key.command(attach)
+
+    # Whether the chain moves
+
+    def _check(self, reply: Reply, sweep: Sweep) -> None:
+        assert self._journal is not None, "a sweep was sent"
+        check_reply(reply, sweep, self._journal.state)
+        if reply.rows is not None:
+            self._owner.check_rows(reply.rows)
+
+    def _on_answer(self, total_ms: float, sweep: Sweep) -> None:
+        self._progress.answered(total_ms, len(sweep.tokens), self.route.forecast)
+
+    async def _watch_progress(self) -> None:
+        """Find the hop that lives and does not move (R17)."""
+        while True:
+            if await pause(PROGRESS_S) > ASLEEP_S:
+                self._awake_s = time.monotonic()
+            due, route, generation = self._due(), self.route, self.generation
+            if due is None or not self._progress.must_ask(due, time.monotonic()):
+                continue
+            said = await self._standings(route, generation)
+            now = self._due()
+            if now is None or generation != self.generation or now.sequence != due.sequence:
+                continue
+            error = self._progress.judge(now, route.hops, said, time.monotonic())
+            if error is not None:
+                self.on_trouble(error)
+
+    def _due(self) -> DueProgress | None:
+        """What is waited for; None while it is being repaired, or nothing is."""
+        plan, oldest = self._plan, self._answers.oldest
+        since_s = max(self._taken_s, self._awake_s)
+        if plan.lost or (plan.is_repairing and plan.is_attached):
+            return None
+        if not plan.is_attached:
+            return DueProgress(self.route.forecast, self.generation, 0, 0, since_s)
+        if oldest is None or self._next is None or self._journal is None:
+            return None
+        sweep, left_s = oldest
+        rows, newest_s = len(sweep.tokens), self._answers.newest_s
+        is_first = newest_s < self._taken_s
+        if self.generation and is_first:  # a new hop runs all of the text again
+            rows += len(self._journal.state.committed)
+        heard_s = self._answers.heard_s
+        is_arriving = heard_s > newest_s and time.monotonic() - heard_s < ARRIVING_S
+        since_s = max(since_s, left_s, newest_s)
+        due = DueProgress(self.route.forecast, self.generation, sweep.sequence, rows, since_s)
+        return replace(due, first_has=self._next.delivered, is_arriving=is_arriving, is_first=is_first)
+
+    async def _standings(self, route: Route, generation: int) -> list[Held | None]:
+        """How far each hop says it is; of two replicas, how far either is."""
+        request = wire.encode_hold(Hold(self._key.session, generation, 0.0))
+        said = list(await asyncio.gather(*(self._ask(hop, request) for hop in (*route.hops, *route.replicas))))
+        if route.hedge is not None:
+            said[route.hedge.index] = merged(said[route.hedge.index], said.pop())
+        return said
+
+    async def _ask(self, hop: RouteHop, request: bytes) -> Held | None:
+        try:
+            connection = self._connection(hop)
+        except SwarmError:  # it announces no certificate: nobody dials it
+            return None
+        return await _send_hold(connection, self._key, request, STANDING_S)
 
     def _follow_tail(self, scope: TaskScope) -> ReplyStream:
         route, last = self.route, self.route.hops[-1]
@@ -316,10 +458,17 @@ async def open_chain(chain: Chain) -> AsyncIterator[Chain]:
             await chain.close()  # also when the generation is left or breaks: KV elsewhere is not ours to keep
 
 
-async def _send_hold(connection: Connection, key: SessionKey, request: bytes) -> None:
+async def _keep(connection: Connection, key: SessionKey, request: bytes) -> None:
+    await _send_hold(connection, key, request, HOLD_S)
+
+
+async def _send_hold(connection: Connection, key: SessionKey, request: bytes, timeout_s: float) -> Held | None:
     call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connection.channel.unary_unary(wire.HOLD)
-    with suppress(grpc.aio.AioRpcError):  # lost as well: its predecessor will say so
-        await call(request, timeout=1.0, metadata=introduce(key, connection.endpoint, wire.HOLD, request))
+    metadata = introduce(key, connection.endpoint, wire.HOLD, request)
+    try:
+        return wire.decode_held(await call(request, timeout=timeout_s, metadata=metadata))
+    except (grpc.aio.AioRpcError, RemoteProtocolError):  # lost as well: its predecessor will say so
+        return None
 
 
 def _named(hop: RouteHop) -> str:

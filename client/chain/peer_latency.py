@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from client.chain.peer_speed import EXPLORED, PeerSpeeds
 from client.stats import Stats
 from swarm.discovery.node_record import NodeRecord
+from swarm.errors import HopError
 from swarm.ids import PeerId
+from swarm.routing.costs import FAILURE_HALF_LIFE_S
 from swarm.routing.latency import TIMEOUT_S, chain_ends, measure_delays
 from swarm.routing.route import Route, RouteQuery
 
@@ -59,10 +61,18 @@ class PeerLatency:
         asked = chain_ends(records, num_layers, self.rng)
         self.delays_ms = dict.fromkeys([record.peer for record in asked], TIMEOUT_S * 1e3) | await self.probe(asked)
 
-    def failed(self, peer: str) -> None:
-        """A machine failed: others are preferred for a while."""
-        self.failures = (*self.failures, (peer, self.clock()))[-FAILURES_KEPT:]
-        self.speeds.failed(PeerId(peer), self.clock())
+    def failed(self, peer: str, *, is_hearsay: bool = False) -> None:
+        """A machine failed: others are preferred for a while; half as much where another machine says so."""
+        since_s = self.clock() - FAILURE_HALF_LIFE_S * is_hearsay
+        self.failures = (*self.failures, (peer, since_s))[-FAILURES_KEPT:]
+        if not is_hearsay:
+            self.speeds.failed(PeerId(peer), self.clock())
+
+    def blame(self, error: HopError) -> None:
+        """A machine was in trouble, or a link: both of its ends carry it."""
+        self.failed(error.peer, is_hearsay=error.other is not None)
+        if error.other is not None:
+            self.failed(error.other, is_hearsay=True)
 
     def served(self, route: Route, stats: Stats) -> None:
         """A text ended, well or not: learn how fast the machines of its chain were, and which had to be replaced."""

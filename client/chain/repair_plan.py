@@ -5,8 +5,12 @@ events and carries out the steps; it decides nothing. In short:
 
 - A lost machine is replaced once an answer is due (R1). One that leaves, or a lost replica, is replaced when somebody
   can take its place; until then the chain goes on as it is.
-- A machine that was lost is avoided for `SUSPECT_S` while others can take its place. Where nobody can, those that were
-  not lost just now are asked again; one that was silent is asked again at once.
+- A machine that was lost is avoided while others can take its place (`client.chain.suspicion`). Where nobody can, those
+  that were not lost just now are asked again; one that was silent is asked again at once.
+- Trouble may be of a link: the accused is gone around; where that cannot be, its accuser; where nothing tells which end
+  is at fault, both, if others can take their places.
+- That the session itself cannot be is believed of two routes that share no machine, or of a machine that nobody can
+  replace: then the session ends with its words.
 - All other machines stay where they are (R2). The survivors are told to hold the session (R9).
 - A route that is not attached in time is tried again under the next generation (R7). A move is a repair from then on.
 - The session ends when no route stood for as long as the user waits.
@@ -21,15 +25,23 @@ from enum import Enum, auto
 from itertools import count
 from typing import assert_never
 
+from client.chain.suspicion import Suspicion, Verdicts, plain_error
 from client.stats import Repair
-from swarm.errors import HopError, HopLeaving, HopTimeout, RouteError, SwarmError, Unreachable
+from swarm.errors import (
+    HopError,
+    HopLeaving,
+    HopMisbehaved,
+    HopRefused,
+    HopTimeout,
+    RouteError,
+    SwarmError,
+    Unreachable,
+)
 from swarm.protocol.messages import RouteHop
 from swarm.routing.route import Route
 
 READY_S = 4.0
 """How long a new route may take to be attached before the next one is tried (R7)."""
-SUSPECT_S = 30.0
-"""How long a machine that was lost is avoided while others can take its place."""
 RETRY_S = 0.5
 """How long a machine that was lost is not asked again; also between two rounds of searches."""
 ATTEMPT_S = 0.05
@@ -194,7 +206,9 @@ class RepairPlan:
         self.trouble: SwarmError | None = None
         self.is_repairing = False
         self._wait_s = wait_s
-        self._suspects: dict[str, tuple[float, HopError]] = {}
+        self._suspicion = Suspicion()
+        self._verdicts = Verdicts()
+        self._is_settled = False
         self._leaving: set[str] = set()
         self._lost_since: dict[str, float] = {}
         self._answers_then = 0
@@ -211,7 +225,10 @@ class RepairPlan:
             case TroubleReported(HopLeaving() as error):
                 self._leaving.add(error.peer)
             case TroubleReported(HopError() as error):
-                self._suspects[error.peer] = (now_s, error)
+                self._suspicion.add(error, now_s)
+                if isinstance(error, HopRefused):
+                    route = _peers((*self.route.hops, *self.route.replicas))
+                    self._is_settled |= self._verdicts.add(error, route, now_s)
                 if error.peer not in _peers(self.route.replicas):  # without it the chain goes on as it is
                     self.trouble = error
             case TroubleReported(error):
@@ -273,13 +290,16 @@ class RepairPlan:
         began_s, was_move, self._no_route = self._now_s, is_move, None
         since_s = began_s if is_move else self._pause_since(replaced)
         if began_s - since_s > self._wait_s and self.trouble is not None:  # it was there again, and did nothing
-            raise self.trouble
+            raise plain_error(self.trouble)
         yield self._hold()
+        accusers: set[str] = set()
         for attempt in count():
             yield Pause(min(RETRY_S, ATTEMPT_S * attempt))
-            self.trouble = None
+            trouble, self.trouble = self.trouble, None
+            if isinstance(trouble, HopError) and trouble.other is not None:
+                accusers.add(trouble.other)
             again = frozenset(replaced if attempt < SILENT_RETRIES and not is_move else ())
-            route = yield from self._search(since_s, again, is_move=is_move)
+            route = yield from self._search(trouble, since_s, again, is_move=is_move)
             if route is None:
                 return
             self.route, self.generation = route, self.generation + 1
@@ -289,54 +309,77 @@ class RepairPlan:
             if is_move:  # the route before is left, so this one must be repaired
                 since_s, is_move, self.is_repairing = self._pause_since(replaced), False, True
             if self._now_s - since_s > self._wait_s:
-                raise self._no_route or self.trouble or _nothing_stood(route)
+                blamed = self.trouble if isinstance(self.trouble, HopMisbehaved) else None
+                raise blamed or self._no_route or plain_error(self.trouble or _nothing_stood(route))
             yield self._hold()
+        here = _peers(self.route.hops)
+        if here.issuperset(replaced) and accusers - here:  # who accused it was replaced
+            replaced = sorted(accusers - here)
         yield Finish(Repair(self.generation, tuple(replaced), self._now_s - began_s, was_move))
 
     def _search(
-        self, since_s: float, again: frozenset[str], *, is_move: bool
+        self, trouble: SwarmError | None, since_s: float, again: frozenset[str], *, is_move: bool
     ) -> Generator[RepairStep, None, Route | None]:
         """Search until there is a route; None when a move must wait, because nobody else has the layers.
 
         Raises:
             RouteError: some layers were missing for too long.
+            SwarmError: what a machine said of the session, and is believed.
         """
+        refused = trouble if isinstance(trouble, HopRefused) else None
+        if refused is not None and self._is_settled:
+            raise refused.cause
         while True:
-            for search in self._searches(again, is_move=is_move):
+            for search in self._searches(trouble, again, is_move=is_move):
                 self._found = None
                 yield search
                 if self._found is not None:
                     return self._found
             assert self._no_route is not None, "a search found no route, and was not reported"
+            if refused is not None:  # and nobody else can say otherwise
+                raise refused.cause
             if is_move:
                 yield Log(logging.INFO, f"cannot move yet: {self._no_route}")
                 return None
             if self._now_s - since_s > self._wait_s:
-                raise self._no_route
+                raise trouble if isinstance(trouble, HopMisbehaved) else self._no_route
             if not self._has_warned and self._now_s - since_s > RETRY_S:  # it was not silent for a moment only
                 self._has_warned = True
                 yield Log(logging.WARNING, f"waiting up to {self._wait_s:.0f} s: {self._no_route}")
             yield self._hold()
             yield Pause(RETRY_S)
 
-    def _searches(self, again: frozenset[str], *, is_move: bool) -> tuple[RouteSearch, ...]:
+    def _searches(self, trouble: SwarmError | None, again: frozenset[str], *, is_move: bool) -> Generator[RouteSearch]:
         """One round: without all who are suspected, then with those who may be back.
 
         Whoever of `again` was silent is asked again at once where nobody else is known: its packets were lost, perhaps,
         and a new connection finds it. For a move nobody is asked again: the chain works as it is.
         """
-        avoid = self._suspected(SUSPECT_S, HopError) | self._leaving
-        silent, gone = self._suspected(RETRY_S, HopTimeout), self._suspected(RETRY_S, Unreachable)
+        now_s, suspicion = self._now_s, self._suspicion
+        first, *others = suspicion.in_turn(now_s)
+        avoid = first | self._leaving
+        if isinstance(trouble, HopRefused) and (heard := self._verdicts.heard_over(now_s)):
+            yield self._around(avoid | heard)
+        elif isinstance(trouble, HopError) and trouble.is_even and trouble.other is not None:
+            yield self._around(avoid | {trouble.other})
+        yield self._around(avoid)
+        for other in () if is_move else others:
+            yield self._around(other | self._leaving)
+        silent, gone = suspicion.within(RETRY_S, HopTimeout, now_s), suspicion.within(RETRY_S, Unreachable, now_s)
         keep = self._kept(avoid)
-        asked_again: tuple[RouteSearch, ...] = ()
-        if silent & again:
-            asked_again = (RouteSearch(Freshness.KNOWN_AND_ASK, gone | (silent - again), keep),)
-        return (
-            RouteSearch(Freshness.KNOWN, avoid, keep),
-            *asked_again,
-            RouteSearch(Freshness.ASKED, avoid, keep),
-            RouteSearch(Freshness.KNOWN, avoid if is_move else gone | silent, keep),
-        )
+        is_refusal = isinstance(trouble, HopRefused)
+        if silent & again and not is_refusal:
+            yield RouteSearch(Freshness.KNOWN_AND_ASK, gone | (silent - again), keep)
+        yield RouteSearch(Freshness.ASKED, avoid, keep)
+        if is_refusal:
+            return
+        offenders = suspicion.offenders(now_s) - gone - silent
+        if offenders and not is_move:
+            yield self._around(gone | silent | offenders)
+        yield RouteSearch(Freshness.KNOWN, avoid if is_move else gone | silent, keep)
+
+    def _around(self, avoid: frozenset[str]) -> RouteSearch:
+        return RouteSearch(Freshness.KNOWN, avoid, self._kept(avoid))
 
     def _kept(self, avoid: frozenset[str]) -> tuple[RouteHop, ...]:
         """Hops that stay where they are; of two replicas, the other one goes on where one is lost."""
@@ -361,21 +404,13 @@ class RepairPlan:
         return min(self._lost_since.setdefault(peer, self._now_s) for peer in lost)
 
     def _hold(self) -> HoldSurvivors:
-        everybody = (*self.route.hops, *self.route.replicas)
-        return HoldSurvivors(tuple(hop for hop in everybody if hop.peer not in self._suspects))
+        everybody, seen = (*self.route.hops, *self.route.replicas), self._suspicion.seen()
+        return HoldSurvivors(tuple(hop for hop in everybody if hop.peer not in seen))
 
     def _unwanted(self) -> set[str]:
         """Machines of this route that leave, and a replica that was lost."""
         hops, replicas = _peers(self.route.hops), _peers(self.route.replicas)
-        return self._leaving & (hops | replicas) | self._suspected(SUSPECT_S, HopError) & replicas
-
-    def _suspected(self, within_s: float, kind: type[HopError]) -> frozenset[str]:
-        """Machines that were lost lately, in this way."""
-        return frozenset(
-            peer
-            for peer, (lost_s, error) in self._suspects.items()
-            if self._now_s - lost_s < within_s and isinstance(error, kind)
-        )
+        return self._leaving & (hops | replicas) | self._suspicion.avoided(self._now_s) & replicas
 
 
 def _peers(hops: Collection[RouteHop]) -> set[str]:

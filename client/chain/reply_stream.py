@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from swarm import wire
-from swarm.errors import HopClosed, HopError, HopTimeout, RemoteProtocolError, SwarmError, Unreachable
+from swarm.errors import HopClosed, HopError, HopMisbehaved, HopTimeout, RemoteProtocolError, SwarmError, Unreachable
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import Ping, Pong, RepliesRequest, Reply, RouteHop
 from swarm.runtime.tasks import TaskScope
@@ -40,6 +40,7 @@ class ReplyStream:
         is_broken: nothing comes any more.
         stuck: the connection, if nothing came on it any more.
         opened: set when the tail's first message came.
+        heard_s: when a part of a reply last came, by `time.monotonic`; 0 before.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ReplyStream:
         self.is_broken = False
         self.stuck: grpc.aio.Channel | None = None
         self.opened = asyncio.Event()
+        self.heard_s = 0.0
         self._key = key
         self._listener = listener
         self._rows_bytes = rows_bytes
@@ -95,7 +97,9 @@ class ReplyStream:
             error = Unreachable(self.tail.peer, span, f"the reply stream broke ({plain_reason(failure)})")
             if failure.code() is grpc.StatusCode.NOT_FOUND:
                 error = HopClosed(self.tail.peer, span, "no longer holds this session")
-        except (HopError, RemoteProtocolError) as failure:
+        except RemoteProtocolError as failure:
+            error = HopMisbehaved(self.tail.peer, span, f"sent what breaks the protocol ({failure})")
+        except HopError as failure:
             error = failure
         finally:
             call.cancel()
@@ -114,7 +118,10 @@ class ReplyStream:
             while isinstance(part := await call.read(), bytes):
                 self._patient_until = time.monotonic() + PINGS_S + SILENCE_S + ROUND_TRIPS * self._rtt_s
                 self.opened.set()
-                match assembler.feed(part):
+                message = assembler.feed(part)
+                if not isinstance(message, Ping):
+                    self.heard_s = time.monotonic()
+                match message:
                     case Reply() as reply:
                         if reply.times:
                             self._rtt_s = min(2e-3 * reply.times[-1].link_ms, MAX_RTT_S)

@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from client.chain.chain import Chain, open_chain
+from client.chain.chain import Chain, ChainOwner, open_chain
 from client.chain.peer_latency import PeerLatency
 from client.chain.refusals import RETRY_S, Refusals
 from client.control.policy import SWEEPS_IN_FLIGHT
@@ -32,14 +32,15 @@ from swarm.errors import (
     GenerationInterrupted,
     HopError,
     RegistryError,
+    RemoteProtocolError,
     RouteError,
     SwarmError,
     UnsupportedModel,
 )
 from swarm.ids import ModelIdentity
-from swarm.inference.row_codec import lossless_codec
+from swarm.inference.row_codec import LOSSLESS, decode_rows, lossless_codec
 from swarm.protocol.limits import MAX_REPLY_ROWS
-from swarm.protocol.messages import Codec, Open, RouteHop, Sampling
+from swarm.protocol.messages import Codec, Open, RouteHop, Rows, Sampling
 from swarm.protocol.session import Limits
 from swarm.routing.plausible import plausible
 from swarm.routing.route import Route, RouteQuery, best_route, hedged
@@ -48,6 +49,9 @@ from swarm.transport.dial import Dialer
 
 REPLAY_LAYER_MS = 1_000.0
 """Price of a layer on a machine without the session's KV, so that a repair keeps the machines that have it."""
+
+RANDOM_HEDGE = 0.1
+"""Probability that any hop of a route has the replica, and not the slowest."""
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +164,7 @@ class SessionOpener:
         nodes: tree nodes per sweep that routes are chosen for.
         codec: how hidden rows travel between hops.
         wait_s: how long to wait for a machine where nobody serves some layers.
-        hedge: whether the slowest hop gets a second machine.
+        hedge: whether one hop gets a second machine, mostly the slowest.
         nearby: measured delays to machines.
     """
 
@@ -174,6 +178,7 @@ class SessionOpener:
     wait_s: float = 60.0
     hedge: bool = False
     nearby: PeerLatency = field(default_factory=PeerLatency)
+    _notes: list[str] = field(default_factory=list)
 
     async def route(self, *, avoid: frozenset[str] = frozenset()) -> Route:
         """The chain that a session would take now.
@@ -185,13 +190,32 @@ class SessionOpener:
         records = await self.registry.records(
             identity.fingerprint, identity.num_layers, within_s=0.0 if avoid else RECENT_S
         )
+        records = self._readable(records)
         await self.nearby.measure(records, identity.num_layers)
         return self._best(records, self.nearby.query(self._query(avoid), may_explore=True))
+
+    def _readable(self, records: Sequence[NodeRecord]) -> list[NodeRecord]:
+        """The machines whose numeric class this client can read; says once that there are others.
+
+        Raises:
+            UnsupportedModel: there are only others.
+        """
+        readable = [record for record in records if _dtype(record.numeric_class) is not None]
+        odd = sorted({record.numeric_class for record in records} - {record.numeric_class for record in readable})
+        if odd and not readable:
+            raise UnsupportedModel(f"this client knows no codec for nodes that compute in {odd[0]}; update it")
+        if odd and not self._notes:
+            self._notes.append(odd[0])
+            logger.warning("nodes that compute in %s are passed over: this client cannot read their rows", odd[0])
+        return readable
 
     def _best(self, records: Sequence[NodeRecord], query: RouteQuery) -> Route:
         records = plausible(records)
         route = best_route(records, query)
-        return hedged(route, records, query) if self.hedge else route
+        if not self.hedge:
+            return route
+        rng = self.nearby.rng  # no machine can count on not being compared
+        return hedged(route, records, query, rng.randrange(len(route.hops)) if rng.random() < RANDOM_HEDGE else None)
 
     def _query(self, avoid: Collection[str]) -> RouteQuery:
         return RouteQuery(self.target.name, self.identity.num_layers, self.nodes, self.join, avoid=frozenset(avoid))
@@ -207,6 +231,7 @@ class SessionOpener:
         Raises:
             RouteError: nobody serves some layers.
             HopError: a machine refused, or did not answer, and no other takes its place.
+        SwarmError: machines that share nothing say that this session cannot be.
         """
         refusals = Refusals(self.wait_s)
         while True:
@@ -222,7 +247,8 @@ class SessionOpener:
             is_open = False
             try:
                 detour = partial(self._detour, route.numeric_class)
-                made = Chain(self.dialer, route, want, detour, self.wait_s)
+                owner = ChainOwner(detour, self.nearby.blame, partial(_check_rows, self.target.hidden_size))
+                made = Chain(self.dialer, route, want, owner, self.wait_s)
                 made.accept_rows(_reply_rows_bytes(self.target, route))
                 async with open_chain(made) as chain:
                     is_open = True
@@ -235,9 +261,8 @@ class SessionOpener:
             except HopError as error:
                 if is_open:
                     raise
-                if not refusals.add(error):
+                if not refusals.add(error, {hop.peer for hop in (*route.hops, *route.replicas)}):
                     raise refusals.final(error) from error
-                self.nearby.failed(error.peer)
 
     async def _keep_known(self) -> None:
         """Read the directory now and then, so that a repair need not wait for it."""
@@ -253,6 +278,7 @@ class SessionOpener:
         """A route of the same numeric class without some machines; the others stay where they are."""
         identity = self.identity
         records = await self.registry.records(identity.fingerprint, identity.num_layers, within_s=within_s)
+        records = self._readable(records)
         listed = {record.peer for record in records}
         query = replace(
             self.nearby.query(self._query(avoid)),
@@ -305,7 +331,24 @@ def _reply_rows_bytes(target: Target, route: Route) -> int:
 
 def _codec(numeric_class: str, choice: CodecChoice) -> Codec:
     """The codec that was chosen; the lossless one is that of the compute type, which a numeric class ends with."""
-    dtype = getattr(torch, numeric_class.rpartition("-")[2], None)
-    if not isinstance(dtype, torch.dtype):
+    dtype = _dtype(numeric_class)
+    if dtype is None:
         raise UnsupportedModel(f"this client knows no codec for nodes that compute in {numeric_class}; update it")
     return Codec.INT8 if choice == "int8" else lossless_codec(dtype)
+
+
+def _dtype(numeric_class: str) -> torch.dtype | None:
+    """The compute type that a numeric class ends with; None where no codec keeps its rows."""
+    dtype = getattr(torch, numeric_class.rpartition("-")[2], None)
+    return dtype if isinstance(dtype, torch.dtype) and dtype in LOSSLESS else None
+
+
+def _check_rows(width: int, rows: Rows) -> None:
+    """That hidden rows are of this model, and finite.
+
+    Raises:
+        RemoteProtocolError: they are not.
+    """
+    if rows.width != width:
+        raise RemoteProtocolError("rows", f"of width {rows.width}, the model's is {width}")
+    decode_rows(rows, torch.float32)

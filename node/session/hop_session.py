@@ -25,11 +25,13 @@ from node.session.successors import Tried
 from node.session.tail import Tail
 from node.session.upstream import UpstreamStream
 from node.session.upstreams import UpstreamSet
+from swarm.discovery.signed_faults import is_signed, sign_fault
 from swarm.errors import (
     Busy,
     HopClosed,
     HopError,
     HopLeaving,
+    HopMisbehaved,
     LocalProtocolError,
     RemoteProtocolError,
     SwarmError,
@@ -38,6 +40,7 @@ from swarm.errors import (
 from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
 from swarm.protocol.authority import check_command, place_in
+from swarm.protocol.hold import Held
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.journal import Journal
 from swarm.protocol.limits import HeadLimits
@@ -60,6 +63,11 @@ from swarm.transport.dial import Connection
 from swarm.transport.hedged_link import follow
 from swarm.transport.successor import SessionLink, SuccessorLink
 from swarm.wire.frames import FrameLimits
+
+MAX_FAULTS = 64
+"""Faults of the hops behind that are passed on in one generation."""
+GRANTS_TOO_LITTLE = "grants less than the session needs"
+NOBODY_SIGNED = "passed on a fault that its reporter did not sign"
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +100,8 @@ class HopSession:
         self._kv_cache: KvCache | None = None
         self._role = HopRole(attach.route[attach.index].span, attach.open.codec, context.valid_tokens, context.noise)
         self._is_tail = attach.index == len(attach.route) - 1
-        self._upstreams = UpstreamSet(context.peer, context.counters, self._receipt)
+        self._upstreams = UpstreamSet(context.peer, context.counters, self._receipt, self._sign)
+        self._passed_faults_in, self._passed_faults = -1, 0
         self._next: SessionLink | None = None
         self._running: SweepRun | None = None
         self._tail = Tail(self.log)
@@ -400,15 +409,44 @@ class HopSession:
             self._upstreams.send(Attached(generation, None))
 
     def on_ready(self, ready: Ready) -> None:
-        """The hops behind are attached."""
+        """The hops behind are attached; one that grants less than a session needs is refused."""
         if ready.generation == self._attach.generation:
+            if not ready.credits.suffice(self._attach.open, in_use=ready.generation > 0):
+                behind = self._attach.route[self._attach.index + 1]
+                self.on_trouble(HopMisbehaved(behind.peer, str(behind.span), GRANTS_TOO_LITTLE))
+                return
             self.credits = self.credits.min_with(ready.credits)
             self.log.limit(self._context.limits(self.credits))
             self._upstreams.be_ready(self.credits)
 
-    def on_fault(self, fault: Fault) -> None:
-        """A hop behind has trouble: the client's business."""
-        self._upstreams.send(fault)
+    def on_fault(self, fault: Fault, via: RouteHop) -> None:
+        """A hop behind has trouble: the client's business. One that forges what others say is trouble itself."""
+        if self._passed_faults_in < self._upstreams.heard:
+            self._passed_faults_in, self._passed_faults = self._upstreams.heard, 0
+        if self._passed_faults >= MAX_FAULTS:
+            return
+        self._passed_faults += 1
+        if is_signed(fault, self._attach.session, self._attach.records) is False:
+            self.on_trouble(HopMisbehaved(via.peer, str(via.span), NOBODY_SIGNED))
+        else:
+            self._upstreams.send(fault)
+
+    def standing(self) -> Held:
+        """How far the session is here, for its client, who looks for the hop that does not move (R17)."""
+        running, log = self._running, self.log
+        received, done = log.received.sequence, log.executed.sequence
+        if log.is_replaying or (running is not None and running.work.is_replay) or self._kv_cache is None:
+            done, working = 0, max(received, 1)
+        else:
+            done -= running is not None
+            working = done + 1 if running is not None or len(log) else 0
+        delivered = None if self._next is None else self._next.delivered
+        passed = done if self._is_tail else min(done, delivered or 0)
+        if not working and passed < done and self._next is not None and self._next.is_sending:
+            working = passed + 1
+        heard = self._upstreams.heard
+        is_ready = self._upstreams.ready_for == heard
+        return Held(not self.is_closed, max(heard, 0), is_ready, received, passed, working)
 
     def on_trouble(self, error: HopError | LocalProtocolError) -> None:
         """The next hop is lost, or cannot be told: the client's business."""
@@ -450,6 +488,9 @@ class HopSession:
     def _receipt(self, parts: int) -> Ack:
         working = self._running.work.frame.sweep.sequence if self._running is not None else 0
         return Ack(self.log.received.sequence, parts, working)
+
+    def _sign(self, fault: Fault) -> Fault:
+        return sign_fault(fault, self._attach.session, self._context.peer, self._context.signer.sign)
 
     def _account(self) -> None:
         self._journal_bytes = self._context.journals.settle(self._journal_bytes, self.journal)

@@ -26,15 +26,17 @@ from node.telemetry.counters import NodeCounters
 from swarm import wire
 from swarm.discovery import address_proof
 from swarm.discovery.identity import Identity
+from swarm.discovery.signed_faults import sign_fault
 from swarm.errors import RemoteProtocolError, SwarmError
-from swarm.ids import PeerId, SessionId
+from swarm.ids import SessionId
 from swarm.protocol.faults import fault_of
+from swarm.protocol.hold import Held
 from swarm.protocol.limits import OPENING_HEAD_BYTES
 from swarm.protocol.messages import (
     Attach,
     Close,
+    Fault,
     Frame,
-    Held,
     Ping,
     Pong,
     RepliesRequest,
@@ -171,7 +173,7 @@ class NodeService:
         hop = self._sessions.find(hold.session)
         if hop is not None:
             hop.hold(hold.generation, hold.ttl_s)
-        return wire.encode_held(Held(hop is not None))
+        return wire.encode_held(Held(held=False) if hop is None else hop.standing())
 
     async def replies(self, requests: AsyncIterator[bytes], context: RpcContext, origin: StreamOrigin) -> None:
         """The picks of one session, for its client."""
@@ -238,14 +240,13 @@ class NodeService:
         origin: StreamOrigin,
     ) -> None:
         hop: HopSession | None = None
-        generation = 0
+        attach: Attach | None = None
         try:
             async with asyncio.timeout(FIRST_MESSAGE_S):
                 part = await anext(requests, None)
             if part is None:
                 return  # the peer opened it and sent nothing
             attach = self._first(part, origin.address)
-            generation = attach.generation
             upstream.count_part()
             caller = self._callers.identify(context.invocation_metadata(), wire.LINK, attach.signature)
             hop = self._sessions.attach(attach, caller, upstream, origin.address)
@@ -253,17 +254,24 @@ class NodeService:
             await self._read_session(requests, hop, upstream)
         except TimeoutError:
             silence = RemoteProtocolError("attach", f"did not come within {FIRST_MESSAGE_S:.0f} s")
-            upstream.send(fault_of(silence, generation, PeerId(self._identity.peer_id)))
+            upstream.send(self._fault_of(silence, attach))
         except grpc.aio.AioRpcError:
             pass  # the neighbour's machine or process is gone
         except Exception as error:
             if not isinstance(error, SwarmError):
                 logger.error("a stream failed", exc_info=error)
             self._admission.refused(origin.address, error)
-            upstream.send(fault_of(error, generation, PeerId(self._identity.peer_id)))
+            upstream.send(self._fault_of(error, attach))
         finally:
             if hop is not None:
                 hop.detach(upstream)
+
+    def _fault_of(self, error: Exception, attach: Attach | None) -> Fault:
+        """The fault that ends a stream; signed where the stream named a session."""
+        peer = self._identity.peer_id
+        if attach is None:
+            return fault_of(error, 0, peer)
+        return sign_fault(fault_of(error, attach.generation, peer), attach.session, peer, self._identity.sign)
 
     async def _read_session(self, requests: AsyncIterator[bytes], hop: HopSession, upstream: UpstreamStream) -> None:
         assembler = FrameAssembler(hop.frame_limits)

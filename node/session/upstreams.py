@@ -15,7 +15,7 @@ from swarm.errors import HopClosed, RemoteProtocolError, ReplicasDiffer
 from swarm.ids import PeerId
 from swarm.protocol.faults import fault_of
 from swarm.protocol.limits import MAX_GENERATION_STEP
-from swarm.protocol.messages import Ack, Attach, Attached, Credits, Ready, Reroute, SweepFrame, Upstream
+from swarm.protocol.messages import Ack, Attach, Attached, Credits, Fault, Ready, Reroute, SweepFrame, Upstream
 from swarm.transport.hedged_link import CLIENT, senders
 
 
@@ -37,6 +37,15 @@ def sender_of(attach: Attach, caller: Caller) -> str:
     raise RemoteProtocolError("attach", f"comes from somebody else than {before}")
 
 
+MAX_SIGNED = 32
+"""Signatures cost a millisecond of the event loop; so many faults in one generation, and none is news any more."""
+
+
+def unsigned(fault: Fault) -> Fault:
+    """The fault as it is."""
+    return fault
+
+
 class UpstreamSet:
     """The streams into one session of `peer`.
 
@@ -45,11 +54,27 @@ class UpstreamSet:
         ready_for: the last generation of which all hops behind are attached; -1 before the first.
     """
 
-    def __init__(self, peer: PeerId, counters: NodeCounters, receipt: Callable[[int], Ack]) -> None:
+    def __init__(
+        self,
+        peer: PeerId,
+        counters: NodeCounters,
+        receipt: Callable[[int], Ack],
+        sign: Callable[[Fault], Fault] = unsigned,
+    ) -> None:
+        """Hear nobody yet.
+
+        Args:
+            peer: this machine.
+            counters: what it counts.
+            receipt: makes a receipt from the number of parts that arrived on a stream.
+            sign: signs what this machine reports of the session.
+        """
         self.heard = self.ready_for = -1
         self._peer = peer
         self._counters = counters
         self._receipt = receipt
+        self._sign = sign
+        self._signed_in, self._signed = -1, 0
         self._by_sender: dict[str, UpstreamStream] = {}
         self._rows = HedgeRows()
         self._reported_in = -1
@@ -118,8 +143,14 @@ class UpstreamSet:
             upstream.send(message)
 
     def report(self, error: Exception) -> None:
-        """Send a fault on all streams."""
-        self.send(fault_of(error, self.heard, self._peer))
+        """Send a fault on all streams: signed, but for those beyond `MAX_SIGNED` of a generation."""
+        fault = fault_of(error, self.heard, self._peer)
+        if self._signed_in < self.heard:
+            self._signed_in, self._signed = self.heard, 0
+        if self._by_sender and self._signed < MAX_SIGNED:
+            self._signed += 1
+            fault = self._sign(fault)
+        self.send(fault)
 
     def be_ready(self, credits: Credits) -> None:
         """Report that all hops behind are attached."""
@@ -142,7 +173,7 @@ class UpstreamSet:
             self._counters.differences += 1
             if self._reported_in < self.heard:
                 self._reported_in = self.heard
-                reason = f"its rows differ from its replica's by {difference:.1e} of the largest value"
+                reason = f"its rows differ from its replica's by {difference:.1e} of their size"
                 self.report(ReplicasDiffer(self._sender(upstream), "?", reason))
         return True
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgpack
 
 from swarm.discovery import record_fields as fields
-from swarm.discovery.identity import Identity, verify
+from swarm.discovery.identity import Identity, peer_id_of, verify
 from swarm.discovery.record_fields import RecordError
 from swarm.errors import LayersError
 from swarm.ids import MAX_MODEL_NAME, ModelIdentity, PeerId, is_model_name
@@ -204,6 +204,16 @@ def check_signature(peer: PeerId, public_key: bytes, data: bytes, signature: byt
     """
     if not verify(peer, public_key, data, signature):
         raise RecordError("signature", f"not made by {peer}")
+
+
+def signer_key(data: bytes) -> tuple[PeerId, bytes]:
+    """Who sealed a record, and that peer's public key; whether the record is valid is not checked.
+
+    Raises:
+        RecordError: it is no sealed record.
+    """
+    public_key = _unsealed(data)[0]
+    return peer_id_of(public_key), public_key
 
 
 def open_filed(data: bytes, peer: object, expires_at: float, now: float) -> Sealed:

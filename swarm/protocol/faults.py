@@ -8,6 +8,8 @@ from swarm.errors import (
     HopClosed,
     HopError,
     HopLeaving,
+    HopMisbehaved,
+    HopRefused,
     HopTimeout,
     ModelMismatch,
     ProtocolError,
@@ -16,10 +18,12 @@ from swarm.errors import (
     SwarmError,
     Unreachable,
 )
-from swarm.ids import PeerId
+from swarm.ids import PeerId, SessionId
+from swarm.protocol.limits import PEER_ID, TEXT_CHARACTERS
 from swarm.protocol.messages import Fault, FaultKind
 
 MAX_REASON_CHARS = 500
+_DOMAIN = b"canopy-fault\n"
 
 _KINDS: list[tuple[type[SwarmError], FaultKind]] = [
     (ProtocolError, FaultKind.PROTOCOL),
@@ -27,6 +31,7 @@ _KINDS: list[tuple[type[SwarmError], FaultKind]] = [
     (Unreachable, FaultKind.UNREACHABLE),
     (HopTimeout, FaultKind.TIMEOUT),
     (HopClosed, FaultKind.CLOSED),
+    (HopMisbehaved, FaultKind.CLOSED),
     (HopLeaving, FaultKind.DRAINING),
     (ReplicasDiffer, FaultKind.DIFFERENT),
     (ContextFull, FaultKind.CONTEXT_FULL),
@@ -34,26 +39,41 @@ _KINDS: list[tuple[type[SwarmError], FaultKind]] = [
 ]
 
 
+def one_line(text: str, limit: int = MAX_REASON_CHARS) -> str:
+    """The text as it may travel: at most `limit` characters, those that are not printable replaced."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text[:limit])
+
+
 def fault_of(error: Exception, generation: int, peer: PeerId) -> Fault:
-    """The message for an error.
+    """The message for an error, which nobody has signed yet.
 
     Anything that is not a SwarmError is internal: its text stays in the log of the machine where it happened.
 
     Args:
         error: what was raised.
         generation: of the session's route.
-        peer: the machine where it was raised; for a HopError the fault names that error's machine instead.
+        peer: the machine where it was raised; for a HopError the fault names that error's machine instead, unless
+            that is no name at all.
     """
     kind = next((kind for known, kind in _KINDS if isinstance(error, known)), FaultKind.INTERNAL)
     field = error.field if isinstance(error, ProtocolError) else ""
     reason = str(error) if isinstance(error, SwarmError) else f"internal error ({type(error).__name__})"
     if isinstance(error, ProtocolError | HopError):
         reason = error.reason
-    about = PeerId(error.peer) if isinstance(error, HopError) else peer
-    return Fault(generation, about, kind, field, reason[:MAX_REASON_CHARS])
+    is_named = isinstance(error, HopError) and PEER_ID.fullmatch(error.peer) is not None
+    about = PeerId(error.peer) if isinstance(error, HopError) and is_named else peer
+    return Fault(generation, about, kind, one_line(field, TEXT_CHARACTERS), one_line(reason))
 
 
-def error_of(fault: Fault, span: str) -> SwarmError:
+def statement(fault: Fault, session: SessionId) -> bytes:
+    """What the reporter of a fault signs: all that the fault says, and of which session."""
+    generation = str(fault.generation)
+    words = (generation, fault.reporter or "", fault.peer, fault.kind.value, fault.field, fault.reason)
+    parts = (session, *(word.encode("utf-8", "replace") for word in words))
+    return _DOMAIN + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def error_of(fault: Fault, span: str) -> HopError:
     """The exception that a fault stands for.
 
     Args:
@@ -62,11 +82,12 @@ def error_of(fault: Fault, span: str) -> SwarmError:
     """
     match fault.kind:
         case FaultKind.PROTOCOL:
-            return RemoteProtocolError(fault.field or "sweep", f"refused by node {fault.peer}: {fault.reason}")
+            said = RemoteProtocolError(fault.field or "sweep", f"refused by node {fault.peer}: {fault.reason}")
+            return HopRefused(fault.peer, span, said)
         case FaultKind.CONTEXT_FULL:
-            return ContextFull(fault.reason)
+            return HopRefused(fault.peer, span, ContextFull(fault.reason))
         case FaultKind.MODEL_MISMATCH:
-            return ModelMismatch(fault.reason)
+            return HopRefused(fault.peer, span, ModelMismatch(fault.reason))
         case FaultKind.BUSY:
             return Busy(fault.peer, span, fault.reason)
         case FaultKind.UNREACHABLE:

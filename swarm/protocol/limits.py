@@ -5,6 +5,7 @@ It is a module of its own because the wire codec and the directory's records sha
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 MAX_NODES = 65_536
@@ -44,7 +45,7 @@ SESSION_SIGNATURE_BYTES = 64
 MAX_KEY_BYTES = 1_024
 """The public key of whoever calls: a session's, or an identity's (RSA) as libp2p encodes it."""
 MAX_SIGNATURE_BYTES = 512
-"""Its signature: RSA with 4,096 bits."""
+"""Its signature, and that of a fault: RSA with 4,096 bits."""
 NONCE_BYTES, TIME_BYTES = 16, 8
 """Of an introduction."""
 MAX_GENERATION_STEP = 1_024
@@ -53,6 +54,8 @@ TEXT_CHARACTERS = 256
 """Names, digests and versions."""
 PEER_CHARACTERS = 128
 """A base58 peer id."""
+PEER_ID = re.compile(r"Qm[1-9A-HJ-NP-Za-km-z]{44}")
+"""What a peer id looks like: the base58 form of a SHA-256 multihash."""
 PADDING_BYTES = 65_536
 """A ping's padding."""
 REASON_CHARACTERS = 1_024

@@ -346,6 +346,10 @@ Downstream = Attach | SweepFrame | Reroute | Snapshot | Close | Ping
 """What travels from a link's upstream side to its downstream side."""
 
 
+LEAST_SWEEPS, LEAST_NODES = 2, 1_024
+"""A hop grants at least so many, or what was asked for where that is less."""
+
+
 @dataclass(frozen=True, slots=True)
 class Credits:
     """What the client may have unanswered (F1): the minimum over the hops.
@@ -364,6 +368,22 @@ class Credits:
         """Each credit's minimum: what both allow."""
         ours, theirs = (self.window_tokens, self.sweeps, self.nodes), (other.window_tokens, other.sweeps, other.nodes)
         return Credits(*map(min, ours, theirs))
+
+    def suffice(self, asked: Open, *, in_use: bool) -> bool:
+        """Whether these are enough for a session that asked for so much: half of the nodes hold a whole sweep.
+
+        Args:
+            asked: what it asked for.
+            in_use: whether it uses all of that already.
+        """
+        if in_use:
+            asked_for = Credits(asked.window_tokens, asked.sweeps, asked.nodes)
+            return self.min_with(asked_for) == asked_for
+        return (
+            self.window_tokens >= asked.window_tokens
+            and self.sweeps >= min(asked.sweeps, LEAST_SWEEPS)
+            and self.nodes >= min(asked.nodes // 2, LEAST_NODES)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,8 +457,10 @@ class Fault:
         generation: of the route.
         peer: the machine at fault.
         kind: what is wrong, as a typed status.
-        field: the part of a message at fault, for `FaultKind.PROTOCOL`, else empty.
-        reason: one line for the user.
+        field: the part of a message at fault, for `FaultKind.PROTOCOL`, else empty; printable.
+        reason: one line for the user; printable.
+        reporter: the machine that says so; None where nobody signed.
+        signature: the reporter's, of `swarm.protocol.faults.statement`; empty where nobody signed.
     """
 
     generation: int
@@ -446,6 +468,8 @@ class Fault:
     kind: FaultKind
     field: str
     reason: str
+    reporter: PeerId | None = None
+    signature: bytes = b""
 
 
 Upstream = Attached | Ready | Ack | Pong | Fault
@@ -474,19 +498,3 @@ class RepliesRequest:
 
 RepliesUp = RepliesRequest | Pong
 """What the client sends on a reply stream."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Keep a session although its upstream is lost (R9), for `ttl_s` more seconds."""
-
-    session: SessionId
-    generation: int
-    ttl_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Answer to Hold: whether the hop has the session."""
-
-    held: bool

@@ -128,13 +128,27 @@ def runner_up(records: Sequence[NodeRecord], query: RouteQuery, best: Route) -> 
     return min(others, key=lambda route: route.sweep_ms, default=None)
 
 
-def hedged(route: Route, records: Iterable[NodeRecord], query: RouteQuery) -> Route:
-    """The route with a replica for its slowest hop that can have one: the fastest machine of the same numeric class."""
+def hedged(route: Route, records: Iterable[NodeRecord], query: RouteQuery, first: int | None = None) -> Route:
+    """The route with a replica for one of its hops: the fastest machine of the same numeric class.
+
+    The slowest hop that can have one has it, unless a spare machine holds the session already for another hop.
+
+    Args:
+        route: without a replica.
+        records: of machines that may be it.
+        query: what the route was made for.
+        first: place of a hop that has it before all others, if it can.
+    """
     taken = {hop.peer for hop in route.hops} | query.avoid
     held = set(query.keep)
     spare = [one for one in records if one.peer not in taken and one.numeric_class == route.numeric_class]
     own_ms = [cost.queue_ms + cost.compute_ms for cost in route.costs]
-    for place in sorted(range(len(own_ms)), key=lambda place: -own_ms[place]):
+    in_use = {hop.span for hop in held if hop.peer in {one.peer for one in spare}}
+
+    def rank(place: int) -> tuple[bool, bool, float]:
+        return route.hops[place].span not in in_use, place != first, -own_ms[place]
+
+    for place in sorted(range(len(own_ms)), key=rank):
         hop, sender = route.hops[place], route.records[place - 1] if place else None
 
         def cost_ms(record: NodeRecord, hop: RouteHop = hop, sender: NodeRecord | None = sender) -> float:

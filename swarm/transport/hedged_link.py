@@ -65,6 +65,16 @@ class HedgedLink:
         """Round trip to the machine that stands in the route: the shortest that was measured lately."""
         return self._first.rtt_ms
 
+    @property
+    def delivered(self) -> int | None:
+        """The last sequence that one of the two has; None while neither is attached and replayed to."""
+        return max((one for one in (self._first.delivered, self._second.delivered) if one is not None), default=None)
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether neither of the two has yet all that was pushed."""
+        return self._first.is_sending and self._second.is_sending
+
     def follow(self, attach: Attach) -> None:
         """Go on with this route, which is hedged at `attach.index`."""
         self._keep_as_first(attach.route[attach.index])

@@ -17,7 +17,18 @@ import grpc.aio
 
 from swarm import wire
 from swarm.errors import HopClosed, HopError, HopTimeout, Unreachable
-from swarm.protocol.messages import Ack, Attach, Attached, Downstream, Ping, Pong, RouteHop, Upstream
+from swarm.protocol.messages import (
+    Ack,
+    Attach,
+    Attached,
+    Downstream,
+    Ping,
+    Pong,
+    RouteHop,
+    Snapshot,
+    SweepFrame,
+    Upstream,
+)
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Connection, plain_reason
 from swarm.transport.introduction import Signer, introduce
@@ -60,7 +71,7 @@ class Link:
             the machine took to take the stream; 0 before that.
         round_trips: the latest round trips, in milliseconds.
         watch: the parts that were written and receipted.
-        last: the other side's latest receipt.
+        delivered: the last sequence of which the other side has every part, as it receipted.
     """
 
     hop: RouteHop
@@ -69,7 +80,9 @@ class Link:
     rtt_ms: float = 0.0
     round_trips: deque[float] = field(default_factory=lambda: deque(maxlen=ROUND_TRIPS_KEPT))
     watch: LivenessWatch = field(default_factory=LivenessWatch)
-    last: Ack = field(default_factory=lambda: Ack(0))
+    delivered: int = 0
+    _queued: int = 0
+    _written: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=OUTBOX_MESSAGES))
     _pings: dict[int, float] = field(default_factory=dict)
     _pinged_s: float = field(default_factory=time.monotonic)
     _sent_s: float = field(default_factory=time.monotonic)
@@ -87,20 +100,40 @@ class Link:
             self.outbox.put_nowait(message)
         except asyncio.QueueFull:
             raise HopClosed(self.hop.peer, str(self.hop.span), "reads too slowly; its link was given up") from None
+        self._queued += isinstance(message, SweepFrame | Snapshot)
 
     def take(self, message: Upstream) -> None:
         """Note what concerns the link itself."""
         match message:
-            case Attached() if self.rtt_ms == 0:  # a machine that stops before the first pong is silent too
-                self.rtt_ms = (time.monotonic() - self._opened_s) * 1e3 / 2  # dialling takes a round trip as well
+            case Attached(received=received):
+                self.delivered = max(self.delivered, received or 0)
+                if self.rtt_ms == 0:  # a machine that stops before the first pong is silent too
+                    self.rtt_ms = (time.monotonic() - self._opened_s) * 1e3 / 2  # dialling takes a round trip as well
             case Pong(nonce=nonce) if nonce in self._pings:
                 self.rtt_ms = (time.perf_counter() - self._pings.pop(nonce)) * 1e3
                 self.round_trips.append(self.rtt_ms)
             case Ack():
-                self.last = message
                 self.watch.receipt(message.parts, time.monotonic())
+                self._note_receipts()
             case _:
                 pass
+
+    def wrote(self, message: Downstream) -> None:
+        """All parts of a message were written."""
+        if isinstance(message, SweepFrame | Snapshot):
+            sequence = message.sequence if isinstance(message, Snapshot) else message.sweep.sequence
+            self._queued -= 1
+            self._written.append((self.watch.written, sequence))
+            self._note_receipts()
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a sweep or a snapshot was sent and is not receipted yet."""
+        return self._queued > 0 or bool(self._written)
+
+    def _note_receipts(self) -> None:
+        while self._written and self._written[0][0] <= self.watch.receipted:
+            self.delivered = self._written.popleft()[1]
 
     @property
     def ping_in_s(self) -> float:
@@ -177,6 +210,7 @@ async def _write(call: Stream, link: Link, count_bytes: CountBytes) -> None:
                 link.watch.write(time.monotonic())
                 await call.write(part)
                 count_bytes(len(part))
+            link.wrote(message)
             link.outbox.task_done()
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
         return  # the reader sees the same end and knows why

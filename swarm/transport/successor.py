@@ -63,6 +63,14 @@ class SessionLink(Protocol):
     def rtt_ms(self) -> float:
         """Round trip to the machine that stands in the route: the shortest that was measured lately."""
 
+    @property
+    def delivered(self) -> int | None:
+        """The last sequence that the successor has; None while it is attached, or waits for a replay."""
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether the successor does not have yet all that was pushed."""
+
     def follow(self, attach: Attach) -> None:
         """Go on with this route, where the successor stands at `attach.index`."""
 
@@ -91,8 +99,8 @@ class SuccessorListener(Protocol):
     def on_ready(self, ready: Ready) -> None:
         """The successor and all behind it are attached."""
 
-    def on_fault(self, fault: Fault) -> None:
-        """A machine behind this one reports trouble."""
+    def on_fault(self, fault: Fault, via: RouteHop) -> None:
+        """A machine behind this one reports trouble; the successor that passed it on is `via`."""
 
     def on_trouble(self, error: HopError | LocalProtocolError) -> None:
         """The successor itself is lost, or cannot be reached; or what was to be sent to it cannot be said."""
@@ -169,6 +177,18 @@ class SuccessorLink:
         if self._stream is None or self._stream.link is None:
             return 0.0
         return min(self._stream.link.round_trips, default=self._stream.link.rtt_ms)
+
+    @property
+    def delivered(self) -> int | None:
+        """The last sequence that the successor has; None while it is attached, or waits for a replay."""
+        stream = self._stream
+        return None if stream is None or stream.link is None or not stream.is_synced else stream.link.delivered
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether the successor does not have yet all that was pushed."""
+        stream = self._stream
+        return stream is None or stream.link is None or not stream.is_synced or stream.link.is_sending
 
     @property
     def hop(self) -> RouteHop | None:
@@ -294,7 +314,7 @@ class SuccessorLink:
             case Ready():
                 self._listener.on_ready(message)
             case Fault():
-                self._listener.on_fault(message)
+                self._listener.on_fault(message, stream.hop)
             case HopError():
                 self._lost(stream, message)
             case _:

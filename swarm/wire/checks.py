@@ -8,9 +8,9 @@ from typing import TypeVar, cast
 from google.protobuf.message import Message
 
 from swarm.errors import LayersError, RemoteProtocolError
-from swarm.ids import SessionId, TreeNodeId
+from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
-from swarm.protocol.limits import MAX_HOP_MS, MAX_LAYERS, MAX_NODES, SESSION_BYTES
+from swarm.protocol.limits import MAX_HOP_MS, MAX_LAYERS, MAX_NODES, PEER_ID, SESSION_BYTES
 
 ID_END = 1 << 63
 """Ids, sequences and lengths are below it."""
@@ -112,6 +112,20 @@ def log_probability(value: float, field: str) -> float:
 def session_id(value: bytes) -> SessionId:
     """A session's id: 128 bits."""
     return SessionId(exactly(value, SESSION_BYTES, "session"))
+
+
+def printable(text: str, field: str) -> str:
+    """A text that may be shown: no control characters, no line ends."""
+    if not text.isprintable():
+        raise RemoteProtocolError(field, "must be printable")
+    return text
+
+
+def peer_id(text: str, field: str) -> PeerId:
+    """A machine's name: the base58 form of a SHA-256 multihash."""
+    if not PEER_ID.fullmatch(text):
+        raise RemoteProtocolError(field, "is no peer id")
+    return PeerId(text)
 
 
 def layers(start: int, end: int, num_layers: int = MAX_LAYERS) -> Span:

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
 from swarm.protocol.draft_distribution import MAX_CANDIDATES, MAX_DRAWS, DraftDistribution
+from swarm.protocol.hold import Held, Hold
 from swarm.protocol.limits import (
     MAX_COUNT,
     MAX_HEADERS,
@@ -20,6 +21,7 @@ from swarm.protocol.limits import (
     MAX_LAYERS,
     MAX_NODES,
     MAX_RECORD_BYTES,
+    MAX_SIGNATURE_BYTES,
     MAX_TEMPERATURE,
     MAX_WIDTH,
     PADDING_BYTES,
@@ -40,8 +42,6 @@ from swarm.protocol.messages import (
     Fault,
     Frame,
     Hedge,
-    Held,
-    Hold,
     HopTime,
     Open,
     Ping,
@@ -109,7 +109,8 @@ def decode_frame(data: bytes | bytearray, limits: HeadLimits | None = None) -> F
         case "snapshot":
             return _snapshot(frame.snapshot)
         case "close":
-            return Close(checks.at_most(frame.close.reason, REASON_CHARACTERS, "reason"), frame.close.dismissed)
+            reason = checks.printable(checks.at_most(frame.close.reason, REASON_CHARACTERS, "reason"), "reason")
+            return Close(reason, frame.close.dismissed)
         case "ping":
             checks.at_most(frame.ping.padding, PADDING_BYTES, "padding")
             return Ping(frame.ping.nonce)
@@ -222,9 +223,17 @@ def decode_held(data: bytes) -> Held:
     """The answer to Hold.
 
     Raises:
-        RemoteProtocolError: not a HoldReply.
+        RemoteProtocolError: the field that breaks the wire's rules.
     """
-    return Held(_parsed(pb.HoldReply(), data).held)
+    held = _parsed(pb.HoldReply(), data)
+    return Held(
+        held=held.held,
+        generation=checks.number(held.generation, "generation"),
+        is_ready=held.ready,
+        received=checks.number(held.received, "received"),
+        passed=checks.number(held.passed, "passed"),
+        working=checks.number(held.working, "working"),
+    )
 
 
 def decode_part(data: bytes) -> FramePart:
@@ -489,8 +498,10 @@ def _fault(fault: pb.Fault) -> Fault:
         raise RemoteProtocolError("kind", f"unknown kind of fault {int(fault.kind)}")
     return Fault(
         generation=checks.number(fault.generation, "generation"),
-        peer=PeerId(checks.at_most(fault.peer, PEER_CHARACTERS, "peer")),
+        peer=checks.peer_id(fault.peer, "peer"),
         kind=FAULT_KINDS[fault.kind],
-        field=_text(fault.field, "field"),
-        reason=checks.at_most(fault.reason, REASON_CHARACTERS, "reason"),
+        field=checks.printable(_text(fault.field, "field"), "field"),
+        reason=checks.printable(checks.at_most(fault.reason, REASON_CHARACTERS, "reason"), "reason"),
+        reporter=checks.peer_id(fault.reporter, "reporter") if fault.reporter else None,
+        signature=checks.at_most(fault.signature, MAX_SIGNATURE_BYTES, "signature"),
     )

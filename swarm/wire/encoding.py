@@ -11,6 +11,8 @@ from google.protobuf.message import Message
 
 from swarm.errors import LocalProtocolError
 from swarm.ids import TreeNodeId
+from swarm.protocol.faults import one_line
+from swarm.protocol.hold import Held, Hold
 from swarm.protocol.limits import MAX_HOP_MS, REASON_CHARACTERS
 from swarm.protocol.messages import (
     Ack,
@@ -22,8 +24,6 @@ from swarm.protocol.messages import (
     FaultKind,
     Frame,
     Hedge,
-    Held,
-    Hold,
     HopTime,
     Open,
     Ping,
@@ -86,7 +86,17 @@ def encode_hold(hold: Hold) -> bytes:
 
 def encode_held(held: Held) -> bytes:
     """The answer to Hold."""
-    return _bytes(lambda h: pb.HoldReply(held=h.held), held)
+    return _bytes(
+        lambda h: pb.HoldReply(
+            held=h.held,
+            generation=h.generation,
+            ready=h.is_ready,
+            received=h.received,
+            passed=h.passed,
+            working=h.working,
+        ),
+        held,
+    )
 
 
 def encode_part(head_bytes: int, rows_bytes: int, data: Sequence[bytes | memoryview]) -> bytes:
@@ -286,8 +296,8 @@ def _snapshot(snapshot: Snapshot) -> pb.Snapshot:
 
 
 def _reason(reason: str) -> str:
-    """The text within its limit and valid UTF-8, so that a fault can always be sent."""
-    return reason[:REASON_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
+    """The text within its limit and printable, so that a fault can always be sent."""
+    return one_line(reason, REASON_CHARACTERS)
 
 
 def _fault(fault: Fault) -> pb.Fault:
@@ -297,6 +307,8 @@ def _fault(fault: Fault) -> pb.Fault:
         kind=FAULT_KINDS[fault.kind],
         field=fault.field,
         reason=_reason(fault.reason),
+        reporter=fault.reporter or "",
+        signature=fault.signature,
     )
 
 

@@ -1181,7 +1181,7 @@ Global___Pong: _TypeAlias = Pong  # noqa: Y015
 
 @_typing.final
 class Fault(_message.Message):
-    """Something is wrong at `peer`; only the client acts on it (R1)."""
+    """Something is wrong at `peer`, says `reporter`; only the client acts on it (R1)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1190,6 +1190,8 @@ class Fault(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     FIELD_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    REPORTER_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Of the session's route."""
     peer: _builtins.str
@@ -1197,9 +1199,16 @@ class Fault(_message.Message):
     kind: Global___FaultKind.ValueType
     """What is wrong."""
     field: _builtins.str
-    """Which part of which message, for FAULT_KIND_PROTOCOL; at most 256 characters."""
+    """Which part of which message, for FAULT_KIND_PROTOCOL; printable, at most 256 characters."""
     reason: _builtins.str
-    """One line, at most 1,024 characters."""
+    """One line, printable, at most 1,024 characters."""
+    reporter: _builtins.str
+    """The machine that says so: base58 peer id; empty where nobody signed."""
+    signature: _builtins.bytes
+    """RSA PKCS #1 v1.5, SHA-256, by the reporter; at most 512 bytes. Of "canopy-fault\\n", then each of session,
+    generation (decimal), reporter, peer, kind (name in lower case), field and reason after its length in bytes (4,
+    big-endian).
+    """
     def __init__(
         self,
         *,
@@ -1208,10 +1217,12 @@ class Fault(_message.Message):
         kind: Global___FaultKind.ValueType = ...,
         field: _builtins.str = ...,
         reason: _builtins.str = ...,
+        reporter: _builtins.str = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "generation", b"generation", "kind", b"kind", "peer", b"peer", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "generation", b"generation", "kind", b"kind", "peer", b"peer", "reason", b"reason", "reporter", b"reporter", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1323,16 +1334,36 @@ class HoldReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HELD_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    PASSED_FIELD_NUMBER: _builtins.int
+    WORKING_FIELD_NUMBER: _builtins.int
     held: _builtins.bool
-    """Whether the hop has this session."""
+    """Whether the hop has this session; the rest is 0 where not."""
+    generation: _builtins.int
+    """Of the newest route that it heard of."""
+    ready: _builtins.bool
+    """It and all hops behind it are attached for that generation."""
+    received: _builtins.int
+    """The last sequence that arrived."""
+    passed: _builtins.int
+    """The last sequence that the next hop has, or at the tail that was answered."""
+    working: _builtins.int
+    """The oldest sequence that it computes, sends, or has in a queue; 0: none."""
     def __init__(
         self,
         *,
         held: _builtins.bool = ...,
+        generation: _builtins.int = ...,
+        ready: _builtins.bool = ...,
+        received: _builtins.int = ...,
+        passed: _builtins.int = ...,
+        working: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "held", b"held", "passed", b"passed", "ready", b"ready", "received", b"received", "working", b"working"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,7 +13,6 @@ import pytest
 from client.chain.repair_plan import (
     READY_S,
     RETRY_S,
-    SUSPECT_S,
     Finish,
     Freshness,
     GiveUp,
@@ -29,6 +28,7 @@ from client.chain.repair_plan import (
     TakeRoute,
     Wait,
 )
+from client.chain.suspicion import SUSPECT_S
 from swarm.errors import (
     Busy,
     HopError,

@@ -16,6 +16,7 @@ from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol.draft_distribution import DraftDistribution
+from swarm.protocol.hold import Held, Hold
 from swarm.protocol.limits import MAX_COUNT, MAX_HOLD_S, MAX_HOP_MS, MAX_LAYERS, MAX_TEMPERATURE, MAX_WIDTH
 from swarm.protocol.messages import (
     Ack,
@@ -28,8 +29,6 @@ from swarm.protocol.messages import (
     FaultKind,
     Frame,
     Hedge,
-    Held,
-    Hold,
     HopTime,
     Open,
     Ping,
@@ -78,7 +77,18 @@ spans = st.tuples(st.integers(0, 99), st.integers(1, 99)).map(lambda t: Span(t[0
 routes = st.lists(st.builds(RouteHop, texts.filter(bool).map(PeerId), spans), min_size=1, max_size=4).map(tuple)
 hedges = st.none() | st.builds(Hedge, st.just(0), st.integers(0, 99).map(lambda number: PeerId(f"{number:0>100}")))
 sealed = st.lists(st.binary(max_size=8), max_size=2).map(tuple)
-faults = st.builds(Fault, naturals, peers, st.sampled_from(FaultKind), texts, texts)
+printable = texts.filter(str.isprintable)
+peer_ids = st.text("123ABCabc", min_size=44, max_size=44).map(lambda text: PeerId(f"Qm{text}"))
+faults = st.builds(
+    Fault,
+    naturals,
+    peer_ids,
+    st.sampled_from(FaultKind),
+    printable,
+    printable,
+    st.none() | peer_ids,
+    st.binary(max_size=16),
+)
 opens = st.builds(Open, texts, granted, granted, granted, st.sampled_from(Codec), st.binary(min_size=32, max_size=32))
 signatures = st.binary(min_size=64, max_size=64)
 
@@ -172,7 +182,7 @@ frames: st.SearchStrategy[Frame] = st.one_of(
     snapshots(),
     st.builds(Attach, session_ids, naturals, routes, st.just(0), opens, hedges, sealed, signatures),
     st.builds(Reroute, naturals, routes, opens, hedges, sealed, signatures),
-    st.builds(Close, texts, st.booleans()),
+    st.builds(Close, texts.filter(str.isprintable), st.booleans()),
     st.builds(Ping, uint64),
     faults,
 )
@@ -234,10 +244,10 @@ def test_messages_on_reply_streams_survive(message: RepliesUp) -> None:
     assert wire.decode_replies_up(wire.encode_replies_up(message)) == message
 
 
-@given(holds, st.booleans(), infos())
-def test_unary_messages_survive(hold: Hold, held: bool, info: NodeInfo) -> None:
+@given(holds, st.builds(Held, st.booleans(), naturals, st.booleans(), naturals, naturals, naturals), infos())
+def test_unary_messages_survive(hold: Hold, held: Held, info: NodeInfo) -> None:
     assert wire.decode_hold(wire.encode_hold(hold)) == hold
-    assert wire.decode_held(wire.encode_held(Held(held))) == Held(held)
+    assert wire.decode_held(wire.encode_held(held)) == held
     assert wire.decode_info(wire.encode_info(info)) == info
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from client.chain.refusals import ATTEMPTS, RETRY_S, Refusals
-from swarm.errors import Busy, HopTimeout, Unreachable
+from client.chain.refusals import ATTEMPTS, MAX_RETRY_S, MAX_TRIES, RETRY_S, TRIES_S, Refusals
+from swarm.errors import Busy, ContextFull, HopRefused, HopTimeout, Unreachable
 
 
 class Clock:
@@ -63,3 +63,56 @@ def test_attempts_go_on_for_as_long_as_the_user_waits(wait_s: float, tries: int,
     clock.now += wait_s
     assert not refusals.add(Unreachable("a", "0-4", "gone"))
     assert str(refusals.last).endswith("gone")
+
+
+def accused(peer: str, by: str) -> Unreachable:
+    return Unreachable(peer, "4-8", "gone").on_link(by)
+
+
+def test_strangers_without_number_that_are_full_are_gone_around_one_by_one(clock: Clock) -> None:
+    refusals = Refusals(60, clock)
+    for number in range(100):
+        assert refusals.add(Busy(f"stranger {number}", "0-4", "full"))
+        clock.now += 0.1
+    assert len(refusals.avoided()[0]) == 100
+    clock.now += 60
+    assert not refusals.add(Busy("one more", "0-4", "full")), "no longer than the user waits"
+
+
+def test_strangers_are_not_tried_for_ever_by_who_does_not_wait(clock: Clock) -> None:
+    refusals = Refusals(0, clock)
+    assert refusals.add(Busy("a", "0-4", "full"))
+    clock.now += TRIES_S + 1
+    assert not refusals.add(Busy("b", "0-4", "full"))
+    quick = Refusals(0, clock)
+    assert [quick.add(Busy(f"{number}", "0-4", "full")) for number in range(MAX_TRIES)].index(False) == MAX_TRIES - 1
+
+
+def test_who_is_gone_again_and_again_is_asked_more_and_more_rarely(clock: Clock) -> None:
+    refusals = Refusals(60, clock)
+    for pause_s in (RETRY_S, 2 * RETRY_S, MAX_RETRY_S, MAX_RETRY_S):
+        refusals.add(Unreachable("a", "0-4", "gone"))
+        clock.now += pause_s - 0.01
+        assert frozenset() not in refusals.avoided()
+        clock.now += 0.01
+        assert frozenset() in refusals.avoided()
+
+
+def test_who_accuses_is_gone_around_where_the_accused_cannot_be_replaced(clock: Clock) -> None:
+    refusals = Refusals(60, clock)
+    assert refusals.add(accused("b", by="s"))
+    assert refusals.avoided()[:2] == (frozenset("b"), frozenset("s"))
+    assert refusals.add(accused("c", by="s"))
+    assert refusals.avoided() == (frozenset("bcs"), frozenset("s"), frozenset("bc"))
+
+
+def test_what_one_machine_says_of_the_session_is_its_own_word(clock: Clock) -> None:
+    refusals, full = Refusals(60, clock), ContextFull("no room")
+    assert refusals.add(HopRefused("a", "0-4", full), "ab")
+    assert refusals.avoided() == (frozenset("a"),)
+    assert not refusals.may_wait, "it will say the same"
+    error = HopRefused("c", "0-4", full)
+    assert refusals.add(error, "cb"), "b may be who makes them say so"
+    assert refusals.avoided() == (frozenset("abc"), frozenset("ac"))
+    assert not refusals.add(HopRefused("d", "0-4", full), "de"), "nobody of these was in both"
+    assert refusals.final(error) is full

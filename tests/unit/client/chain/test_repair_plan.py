@@ -12,7 +12,6 @@ from client.chain.repair_plan import (
     READY_S,
     RETRY_S,
     SILENT_RETRIES,
-    SUSPECT_S,
     Finish,
     Freshness,
     GiveUp,
@@ -28,10 +27,13 @@ from client.chain.repair_plan import (
     TroubleReported,
     Wait,
 )
+from client.chain.suspicion import SUSPECT_S
 from client.stats import Repair
 from swarm.errors import (
+    ContextFull,
     HopError,
     HopLeaving,
+    HopRefused,
     LocalProtocolError,
 )
 from swarm.protocol.messages import RouteHop
@@ -135,6 +137,96 @@ def test_the_searches_of_a_situation(situation: Situation) -> None:
     assert isinstance(held, HoldSurvivors)
     lost = {error.peer for _, error in situation.reported if not isinstance(error, HopLeaving)}
     assert [hop.peer for hop in held.hops] == [peer for peer in "ABC" + situation.replica if peer not in lost]
+
+
+def accused(peer: str, by: str, *, is_even: bool = False) -> HopError:
+    return gone(peer).on_link(by, is_even=is_even)
+
+
+def searches_of_a_round(session: PlannedSession) -> list[tuple[Freshness, str]]:
+    """Whom the searches of the next round avoid, in order, while none finds a route."""
+    found: list[tuple[Freshness, str]] = []
+    step = session.until(RouteSearch)
+    while isinstance(step, RouteSearch):
+        found.append((step.freshness, "".join(sorted(step.avoid))))
+        session.report(NoRouteFound(MISSING))
+        step = session.step()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("reported", "searches"),
+    [
+        pytest.param([accused("B", by="A")], [(KNOWN, "B"), (KNOWN, "A"), (ASKED, "B"), (KNOWN, "B")], id="accused"),
+        pytest.param(
+            [accused("B", by="A", is_even=True)],
+            [(KNOWN, "AB"), (KNOWN, "B"), (KNOWN, "A"), (ASKED, "B"), (KNOWN, "B")],
+            id="nothing tells which end",
+        ),
+        pytest.param(
+            [accused("E", by="A"), accused("B", by="A")],
+            [(KNOWN, "ABE"), (KNOWN, "A"), (KNOWN, "BE"), (ASKED, "ABE"), (KNOWN, "ABE"), (KNOWN, "BE")],
+            id="what two troubles have in common",
+        ),
+    ],
+)
+def test_both_ends_of_a_link_carry_its_trouble(
+    reported: list[HopError], searches: list[tuple[Freshness, str]], session: PlannedSession
+) -> None:
+    session.report(*reported)
+    assert searches_of_a_round(session) == searches
+
+
+def test_who_accuses_a_machine_that_nobody_can_replace_is_replaced(session: PlannedSession) -> None:
+    session.report(accused("B", by="A"))
+    assert session.until(HoldSurvivors) == HoldSurvivors(route("ABC").hops), "nobody saw B fail"
+    assert session.until(RouteSearch) == RouteSearch(KNOWN, frozenset("B"), route("ABC").hops[::2])
+    session.report(NoRouteFound(MISSING))
+    assert session.step() == RouteSearch(KNOWN, frozenset("A"), route("ABC").hops[1:])
+    session.report(RouteFound(route("DBC")))
+    assert session.step() == TakeRoute(route("DBC"), 1)
+    session.report(RouteAttached(1))
+    finish = session.step()
+    assert isinstance(finish, Finish)
+    assert finish.repair.replaced == ("A",)
+
+
+# What a machine says of the session itself
+
+FULL = ContextFull("no room")
+
+
+def refuses(peer: str) -> HopError:
+    return HopRefused(peer, "?", FULL)
+
+
+def test_one_machine_alone_is_believed_at_once(session: PlannedSession) -> None:
+    session.report(refuses("B"))
+    began_s = session.now_s
+    assert session.until(GiveUp) == GiveUp(FULL)
+    assert session.now_s == began_s
+
+
+def test_two_routes_that_share_nothing_are_believed(session: PlannedSession) -> None:
+    session.report(refuses("B"))
+    assert session.until(RouteSearch) == RouteSearch(KNOWN, frozenset("B"), route("ABC").hops[::2])
+    session.report(RouteFound(route("ADC")))
+    assert isinstance(session.step(), TakeRoute)
+    session.report(refuses("D"))
+    assert isinstance(session.step(), HoldSurvivors)
+    assert isinstance(session.step(), Pause)
+    search = session.step()
+    assert search == RouteSearch(KNOWN, frozenset("ABCD"), ()), "a route that shares nothing settles it"
+    session.report(RouteFound(route("EFG")))
+    assert isinstance(session.step(), TakeRoute)
+    session.report(refuses("F"))
+    assert session.until(GiveUp) == GiveUp(FULL)
+
+
+def test_a_route_that_says_nothing_of_the_kind_goes_on(session: PlannedSession) -> None:
+    session.report(refuses("B"))
+    assert session.repaired("ADC").repair.replaced == ("B",)
+    assert session.step() == Wait(None)
 
 
 def hops_of(peer: str) -> list[RouteHop]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
@@ -291,6 +292,31 @@ def test_rounding_is_no_difference(factor: float, is_reported: bool) -> None:
     assert (difference > MAX_DIFFERENCE[Codec.FP32]) == is_reported
 
 
+def test_a_lie_beside_one_large_value_differs() -> None:
+    """Many models have values that dwarf all others; what is relative to those alone hides a lie in the rest."""
+    honest = ROWS_OF_ONE.clone()
+    honest[0, 0] = 1e4
+    lie = honest.clone()
+    lie[1:] *= 1.05
+    rows = HedgeRows()
+    rows.keep(frame(1, honest))
+    difference = rows.compare(frame(1, lie))
+    assert difference is not None
+    assert difference > MAX_DIFFERENCE[Codec.BF16]
+    assert (honest - lie).abs().max() / honest.abs().max() < 1e-4, "what a maximum would say"
+
+
+def test_no_row_is_safe_from_being_compared() -> None:
+    """A replica that is honest in some rows of each sweep, the last ones, say, is found before long."""
+    lie = ROWS_OF_ONE.clone()
+    lie[0] *= 2
+    rows, found = HedgeRows(Random(1)), 0
+    for sequence in range(1, 51):
+        rows.keep(frame(sequence, ROWS_OF_ONE))
+        found += (rows.compare(frame(sequence, lie)) or 0.0) > MAX_DIFFERENCE[Codec.FP32]
+    assert 25 < found < 50, "16 of 20 rows are drawn, not always the same"
+
+
 def test_a_value_that_is_no_number_differs() -> None:
     rows = HedgeRows()
     rows.keep(frame(1, ROWS_OF_ONE))
@@ -373,3 +399,14 @@ def test_a_machine_to_avoid_is_no_replica_and_one_that_holds_the_session_comes_f
     held = replace(QUERY, replay_layer_ms=10.0, keep=(RouteHop(PeerId("e"), Span(4, 8)),))
     assert hedged(route, [*CHAIN, *spares], held).hedge == Hedge(1, PeerId("e"))
     assert hedged(route, [*CHAIN, *spares], replace(held, keep=())).hedge == Hedge(1, PeerId("d"))
+
+
+def test_any_hop_can_be_hedged_but_one_whose_replica_holds_the_session_goes_first() -> None:
+    spares = [record("d", 0, 4, 30), record("e", 4, 8, 30), record("f", 8, 12, 30)]
+    everybody = [*CHAIN, *spares]
+    route = best_route(everybody, QUERY)
+    for place, (hop, spare) in enumerate(zip(route.hops, spares, strict=True)):
+        assert hedged(route, everybody, QUERY, place).hedge == Hedge(place, spare.peer)
+        held = replace(QUERY, keep=(*route.hops, RouteHop(spare.peer, hop.span)))
+        for first in (None, 0, 1, 2):
+            assert hedged(route, everybody, held, first).hedge == Hedge(place, spare.peer)

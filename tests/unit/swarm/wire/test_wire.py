@@ -44,7 +44,8 @@ ROUTE = (RouteHop(PeerId("a"), Span(0, 4)), RouteHop(PeerId("b"), Span(4, 8)))
 ATTACH = Attach(SessionId(bytes(16)), 0, ROUTE, 1, Open("f", 64, 4, 64, Codec.FP32, bytes(32)), signature=bytes(64))
 REPLY = Reply(3, 0, ((TreeNodeId(10), 8), (TreeNodeId(11), 9)), log_probs=(-1.0, -2.0))
 SNAPSHOT = Snapshot(1, 3, 2, TreeNodeId(4), Sampling(), (TreeNodeId(0),), (7,), (1,), (None,), ())
-FAULT = Fault(1, PeerId("a"), FaultKind.BUSY, "", "full")
+PEER = PeerId("Qm" + "a" * 44)
+FAULT = Fault(1, PEER, FaultKind.BUSY, "", "full", PEER, bytes(256))
 INFO = NodeInfo("m", "f", "c", "w", "t", 12, Span(0, 4), 100, 64, "cpu", "0", 10, 5, 1, Counters())
 
 
@@ -267,7 +268,35 @@ def test_committed_nodes_of_a_snapshot_are_among_its_nodes() -> None:
 def test_a_faults_own_text_never_stops_it() -> None:
     fault = wire.decode_upstream(wire.encode_upstream(replace(FAULT, reason="\udc80" + "x" * 5000)))
     assert isinstance(fault, Fault)
-    assert fault.reason == "?" + "x" * 1023
+    assert fault.reason == "\ufffd" + "x" * 1023
+
+
+@pytest.mark.parametrize("text", ["\x1b]0;owned\x07", "two\nlines", "\x00", "\u202e", "a\ttab"])
+@pytest.mark.parametrize("field", ["reason", "field"])
+def test_a_fault_cannot_carry_what_does_not_print(field: str, text: str) -> None:
+    frame = parsed(FAULT)
+    setattr(frame.fault, field, text)
+    assert refused(frame) == field
+    closing = parsed(Close(""))
+    closing.close.reason = text
+    assert refused(closing) == "reason"
+
+
+@pytest.mark.parametrize("name", ["", "x" * 46, PEER + "a", "Qm" + "0" * 44, "\x1b[2J", PEER[:-1] + "\n"])
+def test_whom_a_fault_names_is_a_machine(name: str) -> None:
+    frame = parsed(FAULT)
+    frame.fault.peer = name
+    assert refused(frame) == "peer"
+    if name:
+        frame = parsed(FAULT)
+        frame.fault.reporter = name
+        assert refused(frame) == "reporter"
+
+
+def test_a_faults_signature_is_bounded() -> None:
+    frame = parsed(FAULT)
+    frame.fault.signature = bytes(513)
+    assert refused(frame) == "signature"
 
 
 @pytest.mark.parametrize(

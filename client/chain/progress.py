@@ -1,0 +1,230 @@
+"""Which hop of a chain lives and does not move (R17). Pure: time is a parameter.
+
+Pings and receipts say that a machine is there, and nothing of the session's sweeps. So when something is *late*, the
+client asks every hop itself how far the session is there (`Held`), and looks for the first that is behind:
+
+- It is late when a route is not attached, or the oldest unanswered sweep has no reply, `LATE_S` after the predicted
+  time. The time counts from when the sweep left, the newest reply came or the route was attached, whichever is latest;
+  time in which this program did not run is left out.
+- A hop that has the sweep and says that it works on it, or that it waits its turn there, *moves*. So a forward of ten
+  seconds, a first sweep with compilation, a long prompt, a long replay or a machine with many sessions is not replaced.
+  It has `WORK_TIMES` the predicted time and `FIRST_WORK_S`, or `WORK_S` once the route answered a sweep: that is what
+  a machine that lies costs, once.
+- A hop that has the sweep and does nothing with it is at fault, by its own word; so is a tail that says it answered.
+- Where one hop says that it passed the sweep on, and the next says that it never came, one of the two lies: the trouble
+  is on their link.
+- A hop that does not say anything is at fault if the sweep did not come past it.
+
+Nobody is accused before the same was found twice, `CONFIRM_S` apart: an honest hop may have moved between two answers.
+A machine that does nothing is so replaced within three seconds beyond the predicted time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from swarm.errors import HopError, HopMisbehaved, HopTimeout
+from swarm.protocol.hold import Held
+from swarm.protocol.messages import (
+    RouteHop,
+)
+from swarm.routing.costs import RouteForecast
+
+LATE_S = 1.0
+"""Beyond the predicted time, before anybody is asked."""
+ATTACH_S = 0.7
+"""Until a route that is not attached is late."""
+CONFIRM_S = 0.5
+"""Between two answers that must agree, and between questions."""
+WORKING_ASK_S = 2.0
+"""Between questions while a hop works."""
+UNHEARD_S = 1.2
+"""How long a hop may say nothing."""
+TAKE_S, RETAKE_S = 3.3, 1.5
+"""How long the hop before may take to dial one, when a session is opened and in a repair: it gives itself less."""
+WORK_TIMES, WORK_S, FIRST_WORK_S = 8.0, 12.0, 30.0
+"""A hop may work for so many times the predicted time, and so long: longer before the route answered a sweep."""
+MAX_PREDICTED_S = 60.0
+"""Predictions rest on what machines claim: greater ones are taken as this."""
+SWEEPS_KEPT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DueProgress:
+    """What the client waits for.
+
+    Attributes:
+        forecast: of the route.
+        generation: of the route.
+        sequence: of the oldest unanswered sweep; 0: for the route to be attached.
+        rows: nodes that the hops have to run for it.
+        since_s: when that began.
+        first_has: the last sequence that hop 0 has by its receipts; None while it is sent anew.
+        is_arriving: whether parts of a reply come.
+        is_first: whether the route did not answer a sweep yet.
+    """
+
+    forecast: RouteForecast
+    generation: int
+    sequence: int
+    rows: int
+    since_s: float
+    first_has: int | None = 0
+    is_arriving: bool = False
+    is_first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _StuckHop:
+    """The hop that is behind.
+
+    Attributes:
+        index: its place in the route.
+        reason: what it does.
+        other: the place of the link's other end; None: it said so itself.
+        is_working: whether it says that it works.
+        is_unheard: whether it says nothing.
+        confirm_s: how long that must last.
+    """
+
+    index: int
+    reason: str
+    other: int | None = None
+    is_working: bool = False
+    is_unheard: bool = False
+    confirm_s: float = CONFIRM_S
+
+
+class ProgressWatch:
+    """How one chain moves."""
+
+    def __init__(self) -> None:
+        self._ratios: deque[float] = deque(maxlen=SWEEPS_KEPT)
+        self._ask_s = 0.0
+        self._found: tuple[object, float] | None = None
+
+    def answered(self, total_ms: float, rows: int, forecast: RouteForecast) -> None:
+        """A sweep took so long."""
+        self._ratios.append(total_ms / max(_forecast_ms(forecast, rows), 1e-3))
+
+    def forget(self) -> None:
+        """Another route is taken: what was found of the one before is over."""
+        self._found = None
+        self._ask_s = 0.0
+
+    def predicted_s(self, due: DueProgress) -> float:
+        """How long it should take: as the route's machines claim, corrected by what sweeps took lately."""
+        if not due.sequence:
+            return ATTACH_S
+        ratio = median(self._ratios) if self._ratios else 1.0
+        return min(_forecast_ms(due.forecast, due.rows) * ratio / 1e3, MAX_PREDICTED_S)
+
+    def must_ask(self, due: DueProgress, now_s: float) -> bool:
+        """Whether it is late, and time to ask all hops."""
+        is_late = now_s - due.since_s > self.predicted_s(due) + (LATE_S if due.sequence else 0.0)
+        if not is_late:
+            self._found = None
+        return is_late and now_s >= self._ask_s
+
+    def judge(
+        self, due: DueProgress, hops: Sequence[RouteHop], said: Sequence[Held | None], now_s: float
+    ) -> HopError | None:
+        """Who is at fault, if that is certain by now.
+
+        Args:
+            due: what is late.
+            hops: of the route.
+            said: [hops] what each said of itself; None where nothing came.
+            now_s: when the answers were there.
+        """
+        found = _not_moving(due, said) if due.sequence else _not_ready(said, due.generation)
+        self._ask_s = now_s + (WORKING_ASK_S if found is not None and found.is_working else CONFIRM_S)
+        if found is None:
+            self._found = None
+            return None
+        held = said[found.index]
+        key = found, None if held is None else (held.passed, held.working)
+        if self._found is None or self._found[0] != key:
+            self._found = key, now_s
+        is_certain = not found.is_working and now_s - self._found[1] >= found.confirm_s
+        work_s = WORK_TIMES * self.predicted_s(due) + (FIRST_WORK_S if due.is_first else WORK_S)
+        is_over = now_s - due.since_s > work_s
+        if not (is_certain or is_over):
+            return None
+        self._found = None
+        hop = hops[found.index]
+        kind = HopTimeout if found.is_unheard else HopMisbehaved
+        other = None if found.other is None else hops[found.other].peer
+        return kind(hop.peer, str(hop.span), found.reason).on_link(other, is_even=True)
+
+
+def merged(one: Held | None, other: Held | None) -> Held | None:
+    """What two replicas say, as one hop: it is as far as either of them."""
+    if one is None or other is None or not (one.held and other.held):
+        return next((said for said in (one, other) if said is not None and said.held), one or other)
+    return Held(
+        held=True,
+        generation=max(one.generation, other.generation),
+        is_ready=one.is_ready or other.is_ready,
+        received=max(one.received, other.received),
+        passed=max(one.passed, other.passed),
+        working=max(one.working, other.working),
+    )
+
+
+def _forecast_ms(forecast: RouteForecast, rows: int) -> float:
+    row_ms = forecast.row_ms + forecast.link_row_ms
+    return forecast.links_ms + forecast.compute_ms + forecast.waiting_ms + row_ms * max(rows - 1, 0)
+
+
+def _unheard(index: int) -> _StuckHop:
+    return _StuckHop(index, "does not say how far the session is", is_unheard=True, confirm_s=UNHEARD_S)
+
+
+def _not_ready(said: Sequence[Held | None], generation: int) -> _StuckHop | None:
+    """The hop because of which a route is not attached."""
+    for index, held in enumerate(said):
+        if held is None:
+            return _unheard(index)
+        if not held.held or held.generation < generation:
+            before = index - 1 if index else None
+            return _StuckHop(index, "did not take the session", before, confirm_s=RETAKE_S if generation else TAKE_S)
+    states = [held for held in said if held is not None]
+    for index in reversed(range(len(states))):
+        if not states[index].is_ready:
+            is_working = states[index].working > 0
+            if index + 1 < len(states):  # the next one is ready, and should have said so to this one
+                return _StuckHop(index, "does not become ready", index + 1, is_working=is_working)
+            return _StuckHop(index, "does not become ready", is_working=is_working)
+    return _StuckHop(0, "is ready, and does not say so")
+
+
+def _not_moving(due: DueProgress, said: Sequence[Held | None]) -> _StuckHop | None:
+    """The hop at which a sweep got stuck."""
+    sequence = due.sequence
+    unheard: int | None = None
+    for index, held in enumerate(said):
+        if held is None:
+            unheard = index if unheard is None else unheard
+            continue
+        if not held.held:
+            return _StuckHop(index, "no longer holds this session")
+        if held.passed >= sequence:
+            unheard = None  # it came past whoever said nothing
+        elif held.received >= sequence or held.working:
+            reason = "does nothing with a sweep that it has" if not held.working else "works on one sweep for too long"
+            return _StuckHop(index, reason, is_working=held.working > 0)
+        elif unheard is not None:
+            break
+        elif index == 0:
+            is_sent = due.first_has is not None and due.first_has >= sequence
+            return _StuckHop(0, "did not take a sweep that it receipted") if is_sent else None
+        else:
+            return _StuckHop(index, "says that a sweep did not come, which the hop before says it passed on", index - 1)
+    if unheard is not None:
+        return _unheard(unheard)
+    reason = "says that it answered a sweep, and no reply came"
+    return _StuckHop(len(said) - 1, reason, is_working=due.is_arriving)

@@ -1,0 +1,45 @@
+"""Is a reply one that an honest tail could have sent to this sweep? Pure; a wrong one is its tail's fault alone."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from swarm.errors import RemoteProtocolError
+from swarm.ids import TreeNodeId
+from swarm.protocol.messages import Reply, Sweep
+from swarm.protocol.session import SessionState
+
+MAX_ROWS = 64
+"""Hidden rows of a reply (P10)."""
+
+
+def check_reply(reply: Reply, sweep: Sweep, state: SessionState) -> None:
+    """Raise unless a reply answers its sweep.
+
+    Args:
+        reply: what came.
+        sweep: what was asked.
+        state: of the session now: nodes that died since may lack a pick (P7).
+
+    Raises:
+        RemoteProtocolError: a pick is for a node that the sweep did not ask for, lies outside the vocabulary, comes
+            twice, or is missing for a node that lives; or rows were not asked for, or are of nodes that nobody sent.
+    """
+    asked = range(sweep.picks_from, sweep.first_id + len(sweep.tokens))
+    for node, token in reply.picks:
+        if node not in asked:
+            raise RemoteProtocolError("picks", f"one after node {node}, for which nobody asked")
+        if not 0 <= token < state.limits.vocab_size:
+            raise RemoteProtocolError("picks", f"token {token} is outside the vocabulary")
+    if any(first >= second for (first, _), (second, _) in pairwise(reply.picks)):
+        raise RemoteProtocolError("picks", "are not in the order of their nodes")
+    picked = {node for node, _ in reply.picks}
+    for node in map(TreeNodeId, asked):
+        if node not in picked and state.is_alive(node):
+            raise RemoteProtocolError("picks", f"none for node {node}, which cannot be dead")
+    if reply.rows is None:
+        return
+    if sweep.want is None or not sweep.want.hidden_rows:
+        raise RemoteProtocolError("rows", "were not asked for")
+    if len(reply.row_ids) > MAX_ROWS or any(node >= state.next_id for node in reply.row_ids):
+        raise RemoteProtocolError("rows", "are of nodes that were never sent")

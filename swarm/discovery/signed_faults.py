@@ -1,0 +1,42 @@
+"""Who says that something is wrong: faults signed by their reporters, so that no hop on the way speaks for another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from swarm.discovery.identity import verify
+from swarm.discovery.node_record import signer_key
+from swarm.discovery.record_fields import RecordError
+from swarm.ids import PeerId, SessionId
+from swarm.protocol.faults import statement
+from swarm.protocol.messages import Fault
+
+
+def sign_fault(fault: Fault, session: SessionId, peer: PeerId, sign: Callable[[bytes], bytes]) -> Fault:
+    """The fault as a machine reports it; `sign` signs with that peer's identity."""
+    said = replace(fault, reporter=peer)
+    return replace(said, signature=sign(statement(said, session)))
+
+
+def is_signed(fault: Fault, session: SessionId, records: Iterable[bytes]) -> bool | None:
+    """Whether a fault is what its reporter said of this session.
+
+    Args:
+        fault: as it arrived.
+        session: whose fault it is.
+        records: sealed records, of which the reporter's own holds its public key.
+
+    Returns:
+        None where no record is the reporter's, so that nobody can tell.
+    """
+    if not fault.reporter or not fault.signature:
+        return False
+    for record in records:
+        try:
+            peer, key = signer_key(record)
+        except RecordError:
+            continue
+        if peer == fault.reporter:
+            return verify(peer, key, statement(fault, session), fault.signature)
+    return None

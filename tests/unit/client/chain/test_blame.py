@@ -1,0 +1,138 @@
+"""Whom a reported fault counts against: who speaks, of whom, and whether it was he who spoke."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import pytest
+
+from client.chain.blame import blamed
+from swarm.discovery.identity import Identity
+from swarm.discovery.node_record import NodeRecord, NodeState, seal
+from swarm.discovery.signed_faults import sign_fault
+from swarm.errors import (
+    Busy,
+    ContextFull,
+    HopClosed,
+    HopError,
+    HopLeaving,
+    HopMisbehaved,
+    HopRefused,
+    HopTimeout,
+    ReplicasDiffer,
+    Unreachable,
+)
+from swarm.ids import ModelIdentity, SessionId
+from swarm.layers import Span
+from swarm.protocol.messages import Fault, FaultKind, Hedge, RouteHop
+from swarm.routing.costs import RouteForecast
+from swarm.routing.route import Route
+
+SESSION = SessionId(b"s" * 16)
+MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+SPANS = (Span(0, 4), Span(4, 8), Span(8, 12), Span(4, 8))
+MACHINES = dict(zip("ABCX", (Identity.ephemeral() for _ in SPANS), strict=True))
+STRANGER = Identity.ephemeral()
+NAMES = {identity.peer_id: name for name, identity in MACHINES.items()}
+
+
+def record_of(identity: Identity, span: Span) -> NodeRecord:
+    record = NodeRecord(
+        peer=identity.peer_id,
+        model=MODEL,
+        span=span,
+        address="192.0.2.1:1000",
+        state=NodeState.SERVING,
+        numeric_class="cpu-float32",
+        version="0",
+        name=None,
+        sweep_ms=((1, 8.0),),
+        kv_tokens_free=1,
+        kv_tokens_total=1,
+        sequence=0,
+        expires_at=2e9,
+    )
+    return replace(record, sealed=seal(record, identity))
+
+
+RECORDS = [record_of(identity, span) for identity, span in zip(MACHINES.values(), SPANS, strict=True)]
+HOPS = tuple(RouteHop(record.peer, record.span) for record in RECORDS[:3])
+PLAIN = Route(HOPS, tuple(RECORDS[:3]), (), 0.0, cast("RouteForecast", None))
+HEDGED = replace(PLAIN, hedge=Hedge(1, RECORDS[3].peer), replica=RECORDS[3])
+
+
+def says(reporter: Identity, accused: str, kind: FaultKind) -> Fault:
+    return sign_fault(
+        Fault(0, MACHINES[accused].peer_id, kind, "", "so it is"), SESSION, reporter.peer_id, reporter.sign
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Who says what of whom, and whom it counts against: a machine, and the other end of its link."""
+
+    reporter: str
+    accused: str
+    kind: FaultKind
+    peer: str
+    other: str | None
+    error: type[HopError]
+    route: Route = PLAIN
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Said("A", "A", FaultKind.BUSY, "A", None, Busy),
+        Said("C", "C", FaultKind.INTERNAL, "C", None, HopClosed),
+        Said("B", "B", FaultKind.DRAINING, "B", None, HopLeaving),
+        Said("C", "C", FaultKind.CONTEXT_FULL, "C", None, HopRefused),
+        Said("A", "A", FaultKind.PROTOCOL, "A", None, HopRefused),
+        Said("B", "B", FaultKind.PROTOCOL, "B", "A", HopRefused),
+        Said("A", "B", FaultKind.UNREACHABLE, "B", "A", Unreachable),
+        Said("B", "C", FaultKind.TIMEOUT, "C", "B", HopTimeout),
+        Said("A", "X", FaultKind.CLOSED, "X", "A", HopClosed, HEDGED),
+        Said("X", "C", FaultKind.CLOSED, "C", "X", HopClosed, HEDGED),
+        Said("C", "X", FaultKind.DIFFERENT, "X", "C", ReplicasDiffer, HEDGED),
+        Said("C", "B", FaultKind.CLOSED, "B", "C", HopClosed, HEDGED),
+        # What it cannot know counts against who says it.
+        Said("A", "C", FaultKind.UNREACHABLE, "A", None, HopMisbehaved),
+        Said("C", "B", FaultKind.UNREACHABLE, "C", None, HopMisbehaved),
+        Said("C", "A", FaultKind.CLOSED, "C", None, HopMisbehaved, HEDGED),
+        Said("A", "B", FaultKind.MODEL_MISMATCH, "A", None, HopMisbehaved),
+        Said("A", "B", FaultKind.CONTEXT_FULL, "A", None, HopMisbehaved),
+        Said("A", "B", FaultKind.DRAINING, "A", None, HopMisbehaved),
+        Said("C", "B", FaultKind.DIFFERENT, "C", None, HopMisbehaved),
+        Said("A", "B", FaultKind.DIFFERENT, "A", None, HopMisbehaved, HEDGED),
+        Said("A", "A", FaultKind.DIFFERENT, "A", None, HopMisbehaved, HEDGED),
+        Said("B", "X", FaultKind.UNREACHABLE, "B", None, HopMisbehaved),
+    ],
+    ids=lambda said: f"{said.reporter} says {said.kind.value} of {said.accused}",
+)
+def test_who_says_what_of_whom(said: Said) -> None:
+    error = blamed(says(MACHINES[said.reporter], said.accused, said.kind), HOPS[0], SESSION, said.route)
+    other = None if error.other is None else NAMES[error.other]  # type: ignore[index]
+    assert (NAMES[error.peer], other, type(error)) == (said.peer, said.other, said.error)  # type: ignore[index]
+    assert error.is_even == (said.kind is FaultKind.PROTOCOL and other is not None)
+    if isinstance(error, HopRefused) and said.kind is FaultKind.CONTEXT_FULL:
+        assert isinstance(error.cause, ContextFull)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(0, MACHINES["C"].peer_id, FaultKind.MODEL_MISMATCH, "", "other"),
+        replace(says(MACHINES["C"], "C", FaultKind.BUSY), kind=FaultKind.MODEL_MISMATCH),
+        says(STRANGER, "C", FaultKind.UNREACHABLE),
+    ],
+    ids=["nobody signed", "altered on the way", "a stranger signed"],
+)
+def test_what_nobody_of_the_route_signed_counts_against_who_passed_it_on(fault: Fault) -> None:
+    error = blamed(fault, HOPS[0], SESSION, PLAIN)
+    assert (NAMES[error.peer], error.other, type(error)) == ("A", None, HopMisbehaved)  # type: ignore[index]
+
+
+def test_what_the_first_hop_says_of_itself_needs_no_signature() -> None:
+    error = blamed(Fault(0, HOPS[0].peer, FaultKind.BUSY, "", "full"), HOPS[0], SESSION, PLAIN)
+    assert (error.peer, type(error)) == (HOPS[0].peer, Busy)

@@ -1,0 +1,65 @@
+"""Which replies an honest tail could have sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from client.chain.reply_check import check_reply
+from swarm.errors import RemoteProtocolError
+from swarm.ids import TreeNodeId
+from swarm.protocol.messages import Codec, Reply, Rows, Sweep, Want
+from swarm.protocol.session import Limits, SessionState
+
+LIMITS = Limits(vocab_size=100, window_tokens=64, sweeps=4, nodes=64)
+SWEEP = Sweep(1, 0, TreeNodeId(0), (1, 2, 3), (None, TreeNodeId(0), TreeNodeId(0)), TreeNodeId(1))
+PICKS = ((TreeNodeId(1), 7), (TreeNodeId(2), 8))
+REPLY = Reply(1, 0, PICKS)
+ROWS = Rows(Codec.FP32, 1, 4, bytes(16))
+
+
+@pytest.fixture
+def state() -> SessionState:
+    one = SessionState(LIMITS)
+    one.apply(SWEEP)
+    return one
+
+
+def test_what_was_asked_for_is_taken(state: SessionState) -> None:
+    check_reply(REPLY, SWEEP, state)
+    wanting = replace(SWEEP, want=Want(hidden_rows=True))
+    check_reply(replace(REPLY, row_ids=(TreeNodeId(1),), rows=ROWS), wanting, state)
+    check_reply(REPLY, wanting, state)
+
+
+def test_a_node_that_died_needs_no_pick(state: SessionState) -> None:
+    state.apply(Sweep(2, 2, TreeNodeId(3), (), (), TreeNodeId(3), acked=0, commit_to=TreeNodeId(1)))
+    check_reply(replace(REPLY, picks=PICKS[:1]), SWEEP, state)
+    check_reply(REPLY, SWEEP, state)
+    with pytest.raises(RemoteProtocolError, match="none for node 1, which cannot be dead"):
+        check_reply(replace(REPLY, picks=PICKS[1:]), SWEEP, state)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (replace(REPLY, picks=()), "none for node 1"),
+        (replace(REPLY, picks=((TreeNodeId(0), 7), *PICKS)), "nobody asked"),
+        (replace(REPLY, picks=(*PICKS, (TreeNodeId(9), 7))), "nobody asked"),
+        (replace(REPLY, picks=((TreeNodeId(1), 100), PICKS[1])), "outside the vocabulary"),
+        (replace(REPLY, picks=PICKS[::-1]), "not in the order"),
+        (replace(REPLY, picks=(PICKS[0], *PICKS)), "not in the order"),
+        (replace(REPLY, row_ids=(TreeNodeId(1),), rows=ROWS), "were not asked for"),
+    ],
+)
+def test_what_no_honest_tail_sends_is_refused(reply: Reply, reason: str, state: SessionState) -> None:
+    with pytest.raises(RemoteProtocolError, match=reason):
+        check_reply(reply, SWEEP, state)
+
+
+def test_rows_are_of_nodes_that_were_sent(state: SessionState) -> None:
+    wanting = replace(SWEEP, want=Want(hidden_rows=True))
+    for ids in ((TreeNodeId(3),), tuple(map(TreeNodeId, [0] * 65))):
+        with pytest.raises(RemoteProtocolError, match="never sent"):
+            check_reply(replace(REPLY, row_ids=ids, rows=ROWS), wanting, state)

@@ -1,0 +1,79 @@
+"""A fault is what its reporter said of one session, and of nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from swarm.discovery.identity import Identity
+from swarm.discovery.node_record import NodeRecord, NodeState, seal
+from swarm.discovery.signed_faults import is_signed, sign_fault
+from swarm.errors import Busy
+from swarm.ids import ModelIdentity, PeerId, SessionId
+from swarm.layers import Span
+from swarm.protocol.faults import fault_of
+from swarm.protocol.messages import Fault, FaultKind
+
+SESSION = SessionId(b"s" * 16)
+IDENTITY, OTHER = Identity.ephemeral(), Identity.ephemeral()
+FAULT = sign_fault(
+    fault_of(Busy(IDENTITY.peer_id, "0-4", "full"), 3, IDENTITY.peer_id), SESSION, IDENTITY.peer_id, IDENTITY.sign
+)
+
+
+def record_of(identity: Identity) -> bytes:
+    model = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+    record = NodeRecord(
+        peer=identity.peer_id,
+        model=model,
+        span=Span(0, 4),
+        address="192.0.2.1:1000",
+        state=NodeState.SERVING,
+        numeric_class="cpu-float32",
+        version="0",
+        name=None,
+        sweep_ms=((1, 8.0),),
+        kv_tokens_free=1,
+        kv_tokens_total=1,
+        sequence=0,
+        expires_at=2e9,
+    )
+    return seal(record, identity)
+
+
+RECORDS = (b"no record", record_of(OTHER), record_of(IDENTITY))
+
+
+def test_who_said_it_is_known_by_its_record() -> None:
+    assert is_signed(FAULT, SESSION, RECORDS)
+    assert is_signed(FAULT, SESSION, RECORDS[:2]) is None, "nobody can tell"
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [
+        replace(FAULT, generation=4),
+        replace(FAULT, peer=OTHER.peer_id),
+        replace(FAULT, kind=FaultKind.MODEL_MISMATCH),
+        replace(FAULT, field="full", reason=""),
+        replace(FAULT, reason="full of it"),
+        replace(FAULT, reporter=OTHER.peer_id),
+        replace(FAULT, signature=OTHER.sign(b"canopy-fault")),
+        replace(FAULT, signature=b""),
+        replace(FAULT, reporter=None),
+    ],
+)
+def test_nothing_of_it_can_be_altered(altered: Fault) -> None:
+    assert is_signed(altered, SESSION, RECORDS) is False
+
+
+def test_it_says_nothing_of_another_session() -> None:
+    assert is_signed(FAULT, SessionId(b"t" * 16), RECORDS) is False
+
+
+def test_what_is_signed_arrives_as_it_was() -> None:
+    """A reason that cannot travel is changed before it is signed."""
+    fault = fault_of(Busy(IDENTITY.peer_id, "0-4", "\x1b[2J" + "x" * 5_000), 3, PeerId("a"))
+    assert fault.reason.isprintable()
+    assert len(fault.reason) == 500
