@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class AcceptedConnection:
     """A connection from another machine.
 
     Attributes:
@@ -40,25 +40,25 @@ class Connection:
     peer: tuple[str, int]
 
 
-def connections_to(port: int) -> list[Connection]:
+def connections_to(port: int) -> list[AcceptedConnection]:
     """The open connections that others made to a port of this process."""
     found = psutil.Process().net_connections("tcp")
     return [
-        Connection(one.fd, (one.raddr[0], one.raddr[1]))
+        AcceptedConnection(one.fd, (one.raddr[0], one.raddr[1]))
         for one in found
         if one.status == psutil.CONN_ESTABLISHED and one.laddr[1] == port and one.raddr and one.fd >= 0
     ]
 
 
-def surplus(connections: Iterable[Connection], per_address: int = PER_ADDRESS) -> list[Connection]:
+def surplus(connections: Iterable[AcceptedConnection], per_address: int = PER_ADDRESS) -> list[AcceptedConnection]:
     """Those that are too many for their address: the latest go, so that what works goes on."""
-    by_address: defaultdict[str, list[Connection]] = defaultdict(list)
+    by_address: defaultdict[str, list[AcceptedConnection]] = defaultdict(list)
     for connection in sorted(connections, key=lambda one: one.file):
         by_address[address_key(connection.peer[0])].append(connection)
     return [one for key, own in by_address.items() for one in own[per_address * weight_of(key) :]]
 
 
-def shut_down(connection: Connection) -> None:
+def shut_down(connection: AcceptedConnection) -> None:
     """End a connection, if its file still is that connection."""
     with suppress(OSError), socket.socket(fileno=os.dup(connection.file)) as other:
         if other.getpeername()[:2] == connection.peer:

@@ -12,7 +12,7 @@ import pytest
 
 import node.lifecycle.span_host
 from node.lifecycle import connection_guard
-from node.lifecycle.connection_guard import Connection, connections_to, keep_connections_bounded, surplus
+from node.lifecycle.connection_guard import AcceptedConnection, connections_to, keep_connections_bounded, surplus
 from node.lifecycle.span_host import bind
 from swarm.transport.dial import CHANNEL_OPTIONS, SERVER_OPTIONS
 from tests.net.three_nodes import until
@@ -108,16 +108,16 @@ async def test_one_address_has_so_many_connections_the_first_ones(monkeypatch: p
 
 
 def test_each_address_keeps_its_first_ones() -> None:
-    many = [Connection(file, ("9.9.9.9", file)) for file in range(100)]
-    near = [Connection(200 + file, ("127.0.0.1", file)) for file in range(100)]
-    v6 = [Connection(400 + file, (f"2a00:1450::{file:x}", 1)) for file in range(70)]
+    many = [AcceptedConnection(file, ("9.9.9.9", file)) for file in range(100)]
+    near = [AcceptedConnection(200 + file, ("127.0.0.1", file)) for file in range(100)]
+    v6 = [AcceptedConnection(400 + file, (f"2a00:1450::{file:x}", 1)) for file in range(70)]
     assert surplus([*reversed(many), *near, *v6]) == [*many[64:], *v6[64:]]
 
 
 def test_a_file_that_is_another_one_by_now_is_left_alone() -> None:
     left, right = socket.socketpair()
     with left, right:
-        connection_guard.shut_down(Connection(left.fileno(), ("9.9.9.9", 1)))
+        connection_guard.shut_down(AcceptedConnection(left.fileno(), ("9.9.9.9", 1)))
         left.send(b"still there")
         assert right.recv(20) == b"still there"
-    connection_guard.shut_down(Connection(left.fileno(), ("9.9.9.9", 1)))
+    connection_guard.shut_down(AcceptedConnection(left.fileno(), ("9.9.9.9", 1)))
