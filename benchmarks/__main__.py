@@ -21,6 +21,7 @@ PROGRAMS: Final = {
     "emulation": ("network",),
     "operations": ("health_load", "page_load", "page_server", "telemetry"),
     "recovery": ("fault_tolerance", "faults", "fuzz", "hedging", "schedules", "soak"),
+    "redteam": ("redteam",),
     "routing": ("placement", "routing"),
     "simulation": ("acceptance",),
     "speed": (
