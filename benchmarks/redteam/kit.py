@@ -46,7 +46,7 @@ from swarm.protocol.messages import (
     Upstream,
 )
 from swarm.runtime.tasks import TaskScope
-from swarm.transport.dial import CHANNEL_OPTIONS
+from swarm.transport.dial import CHANNEL_OPTIONS, Dialer
 from swarm.wire.frames import split
 
 SOURCE = "127.0.0.66"
@@ -248,6 +248,13 @@ class Kit:
             pass
         finally:
             writer.transport.abort()
+
+    async def dial_as_users_do(self, address: str) -> None:
+        """Let the program that users run open a link to an address, and wait a moment for it."""
+        dialer: Dialer = await self.hold(Dialer())
+        with suppress(grpc.aio.AioRpcError):
+            call: Unary = dialer.channel(address).unary_unary(wire.INFO)
+            await call(b"", timeout=1.0)
 
     # Sessions
 

@@ -136,13 +136,13 @@ class Felt:
         return found
 
     def verdict(self, limit: str) -> Verdict:
-        """The word for it; `limit` is what the attack is known to break."""
+        """The word for it; `limit` says why it may change texts or slow them, and nothing else."""
         if self.troubles:
             return Verdict.FAILED
         is_slow = self.ratio < HELD_RATIO or self.after_ratio < BACK_RATIO
         if not self.broken and not is_slow:
             return Verdict.HELD
-        if limit:
+        if limit and self.broken == self.wrong:
             return Verdict.NAMED
         return Verdict.BROKEN if self.broken else Verdict.SLOWED
 

@@ -14,6 +14,7 @@ from benchmarks.redteam.kit import RawSocket
 from swarm import wire
 from swarm.wire.frames import split
 
+ENDED_SOCKET = (OSError, TimeoutError)
 IDLE = 1_400
 """More than the 1,024 files that a program may have open."""
 SLOW = 300
