@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from benchmarks.redteam.attack import Fight, Kind, attack
-from benchmarks.redteam.kit import Behave, HopStream, HostileHop
+from benchmarks.redteam.hostile import Behave, HopStream, HostileHop
 from swarm import wire
 from swarm.errors import LocalProtocolError
 from swarm.ids import PeerId
