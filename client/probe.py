@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from swarm.discovery.registry import Registry
     from swarm.ids import ModelIdentity, PeerId
     from swarm.routing.route import Route
+    from swarm.transport.endpoint import Endpoint
 
 PROMPT = (11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11, 7, 23, 42, 5, 11)
 """Small token ids that every vocabulary has; they repeat, so that there is something to speculate on."""
@@ -119,7 +120,7 @@ class FilteredRegistry:
         """None: a probe announces nothing."""
         return None
 
-    async def dial_back(self, address: str, nonce: bytes) -> bool | None:
+    async def dial_back(self, endpoint: Endpoint, nonce: bytes) -> bool | None:
         """None: a probe does not listen."""
         return None
 

@@ -20,6 +20,7 @@ from swarm.runtime.cli_types import (
     Folder,
     Host,
     HostPort,
+    Insecure,
     Layers,
     MegabytesPerSecond,
     Model,
@@ -36,6 +37,7 @@ from swarm.runtime.cpu_threads import check_threads
 from swarm.runtime.extras import require
 from swarm.telemetry.broker_address import BrokerAddress, parse_broker
 from swarm.telemetry.messages import DEFAULT_PREFIX, check_prefix
+from swarm.transport.endpoint import is_loopback
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
@@ -44,7 +46,7 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
     model=("layers", "num_layers", "revision", "dtype"),
     machine=("device", "threads", "kv_tokens", "offload", "offload_folder", "offload_mb_per_s"),
     swarm=("join", "identity", "name", "drain"),
-    network=("host", "port", "dht_port", "announce_address"),
+    network=("host", "port", "dht_port", "announce_address", "insecure"),
     monitoring=("mqtt", "mqtt_prefix", "mqtt_ca", "metrics_port", "metrics_host"),
 )
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class ServeConfig:
     """TCP port of the DHT; 0 takes a free one."""
     announce_address: HostPort | None = None
     """Under which other machines reach this node, where that differs, as with port forwarding (default: as found)."""
+    insecure: Insecure = False
+    """Speak plain text and announce no certificate: for a swarm on this machine's loopback addresses only."""
     identity: File | None = None
     """Identity file (default: one per machine, in the user's configuration folder)."""
     name: Name | None = None
@@ -133,6 +137,7 @@ class ServeConfig:
         self._check_offload()
         if not 0 <= self.drain <= 3_600:
             raise ConfigError(f"--drain {self.drain:g}: give seconds from 0 to 3600")
+        self._check_insecure()
         check_prefix(self.mqtt_prefix)
         self.broker()
         listen_addresses(self.dht())
@@ -148,6 +153,14 @@ class ServeConfig:
         if self.mqtt_ca is not None:
             raise ConfigError(f"--mqtt-ca {self.mqtt_ca} goes with --mqtt mqtts://host:port")
         return None
+
+    def _check_insecure(self) -> None:
+        if not self.insecure:
+            return
+        if not is_loopback(self.host):
+            raise ConfigError(f"--insecure goes with --host 127.0.0.1, not with {self.host}: links would be readable")
+        if not is_loopback(_host(self.announce_address) or self.host):
+            raise ConfigError(f"--insecure is for this machine alone: {self.announce_address} is for others")
 
     def _check_offload(self) -> None:
         rate, folder = self.offload_mb_per_s, self.offload_folder

@@ -22,6 +22,7 @@ from swarm.errors import RegistryError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.telemetry.messages import EventKind
+from swarm.transport.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,12 @@ class Node:
     def address(self) -> str:
         """`host:port` under which others reach the gRPC service."""
         return self.running.resources.address
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """How others reach it."""
+        resources = self.running.resources
+        return Endpoint(self.peer_id, self.address, b"" if resources.certificate is None else resources.certificate.der)
 
     def join_line(self) -> str:
         """The exact line with which the next machine joins: the layers after this span, or all of them."""

@@ -5,11 +5,15 @@ A node must sign a nonce, the health page must give its state, a bootstrap peer 
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import secrets
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Sequence
+
+from swarm.ids import PeerId
 
 DEADLINE_S = 8.0
 _LIBP2P = b"\x13/multistream/1.0.0\n"
@@ -17,21 +21,27 @@ _LIBP2P = b"\x13/multistream/1.0.0\n"
 
 
 def node(host: str, port: int) -> bool:
-    """Whether a node's service answers, with a valid signature over a fresh nonce."""
+    """Whether a node's service answers, with a valid signature over a fresh nonce and over its own certificate."""
     import grpc
     import msgpack
 
     from swarm.discovery.address_proof import HELLO_METHOD, NONCE_BYTES, check_hello
     from swarm.discovery.node_record import bracketed
+    from swarm.transport.certificate import check_certificate, name_of
+    from swarm.transport.dial import CHANNEL_OPTIONS, pin
 
     nonce = secrets.token_bytes(NONCE_BYTES)
-    with grpc.insecure_channel(f"{bracketed(host)}:{port}") as channel:
-        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(HELLO_METHOD)
-        try:
+    try:
+        der = ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, port), timeout=DEADLINE_S))
+        credentials, pinned = pin(der, name_of(der))
+        with grpc.secure_channel(f"{bracketed(host)}:{port}", credentials, [*CHANNEL_OPTIONS, *pinned]) as channel:
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(HELLO_METHOD)
             answer = call(nonce, timeout=DEADLINE_S)
-            return check_hello(msgpack.unpackb(answer)["peer_id"], nonce, answer)
-        except (grpc.RpcError, ValueError, KeyError, TypeError, msgpack.UnpackException):
-            return False
+        peer = PeerId(msgpack.unpackb(answer)["peer_id"])
+        check_certificate(der, peer)
+        return check_hello(peer, nonce, hashlib.sha256(der).digest(), answer)
+    except (grpc.RpcError, OSError, ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException):
+        return False
 
 
 def health(host: str, port: int) -> bool:

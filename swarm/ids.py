@@ -10,7 +10,7 @@ PeerId = NewType("PeerId", str)
 """Base58 libp2p peer id: the hash of the machine's public key."""
 
 SessionId = NewType("SessionId", bytes)
-"""128 random bits, chosen by the client; knowing them is the right to act for the session."""
+"""128 bits: a session's name, the hash of its client's key. Whoever knows it can do nothing with it."""
 
 TreeNodeId = NewType("TreeNodeId", int)
 """Number of a tree node within its session, in the order in which the client appends; never reused."""

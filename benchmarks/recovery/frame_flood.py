@@ -14,10 +14,14 @@ import grpc.aio
 
 from benchmarks.recovery.garbage import ENDING, GOING_ON, WEIGHTS, FrameKind, GarbageWriter, Role, ServedModel
 from swarm import wire
+from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError
-from swarm.ids import PeerId, SessionId
+from swarm.ids import SessionId
 from swarm.layers import Span
 from swarm.protocol.messages import Close, Fault, FaultKind, Ready, RepliesRequest, Reply, RouteHop
+from swarm.transport.dial import Options, open_channel
+from swarm.transport.endpoint import Endpoint
+from swarm.transport.introduction import introduce
 from swarm.transport.link import Stream
 from swarm.wire.frames import FrameAssembler, split
 
@@ -26,6 +30,9 @@ PATIENCE_S = 30.0
 """An episode that is not over by then has met a node that does not answer."""
 REPLY_S = 3.0
 """Of a reply that does not come by then: the node refused what this side took for right."""
+
+
+OPTIONS: Options = [("grpc.use_local_subchannel_pool", 1)]
 
 
 class Broken(Exception):
@@ -37,34 +44,34 @@ class FloodTarget:
     """The node under attack, and one behind it.
 
     Attributes:
-        address: Of the node, which holds all layers.
-        peer: Its peer id.
-        behind: The node behind it, which holds the second half.
-        behind_address: Its address.
+        node: Where it is reached; it holds all layers.
+        behind: The node behind it.
+        behind_span: That one's layers: the second half.
         model: What both serve.
         num_layers: Layers of the model.
+        pretended: The hop before the node, where there is one: this program.
     """
 
-    address: str
-    peer: PeerId
-    behind: RouteHop
-    behind_address: str
+    node: Endpoint
+    behind: Endpoint
+    behind_span: Span
     model: ServedModel
     num_layers: int
+    pretended: Identity = field(default_factory=Identity.ephemeral)
 
-    def roles(self) -> list[tuple[Role, str]]:
-        """Every place that the node can have in a chain, and the address of the chain's tail."""
-        quarter, half = self.num_layers // 4, self.behind.span.start
-        pretended = PeerId("nobody")
+    def roles(self) -> list[tuple[Role, Endpoint]]:
+        """Every place that the node can have in a chain, and the chain's tail."""
+        quarter, half = self.num_layers // 4, self.behind_span.start
+        pretended, behind = self.pretended.peer_id, RouteHop(self.behind.peer, self.behind_span)
 
         def own(start: int, end: int) -> RouteHop:
-            return RouteHop(self.peer, Span(start, end))
+            return RouteHop(self.node.peer, Span(start, end))
 
         return [
-            (Role((own(0, self.num_layers),), 0), self.address),
-            (Role((own(0, half), self.behind), 0), self.behind_address),
-            (Role((RouteHop(pretended, Span(0, quarter)), own(quarter, half), self.behind), 1), self.behind_address),
-            (Role((RouteHop(pretended, Span(0, half)), own(half, self.num_layers)), 1), self.address),
+            (Role((own(0, self.num_layers),), 0), self.node),
+            (Role((own(0, half), behind), 0), self.behind),
+            (Role((RouteHop(pretended, Span(0, quarter)), own(quarter, half), behind), 1), self.behind),
+            (Role((RouteHop(pretended, Span(0, half)), own(half, self.num_layers)), 1), self.node),
         ]
 
 
@@ -107,8 +114,10 @@ class FloodCounts:
 class Episode:
     """One session with one stream, from its attach to its end."""
 
-    def __init__(self, writer: GarbageWriter, counts: FloodCounts) -> None:
+    def __init__(self, writer: GarbageWriter, target: FloodTarget, tail: Endpoint, counts: FloodCounts) -> None:
         self._writer = writer
+        self._target = target
+        self._tail = tail
         self._rng = writer.rng
         self._counts = counts
         self._changed = asyncio.Event()
@@ -119,12 +128,15 @@ class Episode:
 
     async def run(self, to_node: grpc.aio.Channel, to_tail: grpc.aio.Channel) -> None:
         """Attach, talk, and end in one of many ways."""
-        call: Stream = to_node.stream_stream(wire.LINK)()
+        attach = self._writer.attach(right=self._is_deaf)
+        signer = self._target.pretended if attach.index else self._writer.key
+        metadata = introduce(signer, self._target.node, wire.LINK, attach.signature)
+        call: Stream = to_node.stream_stream(wire.LINK)(metadata=metadata)
         async with asyncio.TaskGroup() as group:
             reader = None if self._is_deaf else group.create_task(self._hear(call))
             try:
                 async with asyncio.timeout(PATIENCE_S):
-                    await self._write(call, FrameKind.ATTACH, self._writer.attach(right=self._is_deaf))
+                    await self._write(call, FrameKind.ATTACH, list(split(attach)))
                     if not self._is_deaf and self._rng.random() < 0.9:
                         await self._until(lambda: self._is_ready)
                     async with self._replies(to_tail):
@@ -197,8 +209,7 @@ class Episode:
     @asynccontextmanager
     async def _replies(self, to_tail: grpc.aio.Channel) -> AsyncIterator[None]:
         """A reply stream beside the talk: usually the session's own, sometimes for a guessed id, sometimes unread."""
-        call: Stream = to_tail.stream_stream(wire.REPLIES)()
-        session = self._writer.session
+        session = self._writer.key.session
         chance, acked = self._rng.random(), 0
         if chance < 0.05:
             session = SessionId(self._rng.randbytes(16))
@@ -207,6 +218,8 @@ class Episode:
         request = wire.encode_replies_up(RepliesRequest(session, acked=acked))
         if chance > 0.97:
             request = self._rng.randbytes(self._rng.choice((0, 3, 40)))
+        metadata = introduce(self._writer.key, self._tail, wire.REPLIES, request)
+        call: Stream = to_tail.stream_stream(wire.REPLIES)(metadata=metadata)
         async with asyncio.TaskGroup() as group:
             self._counts.sent["reply request"] += 1
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -263,15 +276,14 @@ async def fuzz(target: FloodTarget, frames: int, seed: int, counts: FloodCounts)
 
     async def work(number: int) -> None:
         rng = random.Random(f"{seed}/{number}")
-        options = [("grpc.use_local_subchannel_pool", 1)]
         async with (
-            grpc.aio.insecure_channel(target.address, options=options) as node,
-            grpc.aio.insecure_channel(target.behind_address, options=options) as behind,
+            open_channel(target.node, OPTIONS) as node,
+            open_channel(target.behind, OPTIONS) as behind,
         ):
             while counts.frames < frames:
                 role, tail = rng.choice(roles)
-                episode = Episode(GarbageWriter(rng, target.model, role), counts)
-                await episode.run(node, node if tail == target.address else behind)
+                episode = Episode(GarbageWriter(rng, target.model, role), target, tail, counts)
+                await episode.run(node, node if tail == target.node else behind)
 
     try:
         async with asyncio.TaskGroup() as group:

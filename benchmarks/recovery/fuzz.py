@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -38,9 +39,10 @@ from swarm import wire
 from swarm.demo import TARGET
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.protocol.messages import RouteHop
 from swarm.protocol.node_info import NodeInfo
 from swarm.runtime.console import make_console
+from swarm.transport.dial import open_channel
+from swarm.transport.endpoint import Endpoint
 
 PROMPT = (2565, 591, 572, 289, 663, 281)
 NEW_TOKENS = 8
@@ -139,16 +141,14 @@ class ServedNode:
         span: Its layers.
         process: The process.
         log: Its output.
-        address: Where it listens.
-        peer: Its peer id.
+        endpoint: How it is reached.
         join: An address for others to join.
     """
 
     span: str
     process: subprocess.Popen[bytes]
     log: Path
-    address: str
-    peer: PeerId
+    endpoint: Endpoint
     join: str
 
 
@@ -162,7 +162,9 @@ def serve(span: str, join: str | None, folder: Path) -> Iterator[ServedNode]:
         process = subprocess.Popen(command + (["--join", join] if join else []), stdout=output, stderr=output)
     try:
         said = _wait_for(r"serving at (\S+) as (\S+)[\s\S]*--join (\S+)", process, log)
-        yield ServedNode(span, process, log, said[1], PeerId(said[2]), said[3])
+        host, _, port = said[1].rpartition(":")
+        certificate = ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, int(port)), timeout=10))
+        yield ServedNode(span, process, log, Endpoint(PeerId(said[2]), said[1], certificate), said[3])
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=20)
@@ -177,9 +179,9 @@ def _wait_for(pattern: str, process: subprocess.Popen[bytes], log: Path) -> re.M
     raise Broken(f"a node did not start:\n{log.read_text()}")
 
 
-async def info(address: str) -> NodeInfo:
+async def info(endpoint: Endpoint) -> NodeInfo:
     """What a node says of itself."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with open_channel(endpoint, []) as channel:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(wire.INFO)
         return wire.decode_info(await call(b"", timeout=10))
 
@@ -230,10 +232,9 @@ class FloodRun:
 
     async def _target(self) -> FloodTarget:
         first, second = self._nodes
-        about = await info(first.address)
+        about = await info(first.endpoint)
         model = ServedModel(about.fingerprint, about.hidden_size, about.vocab_size)
-        behind = RouteHop(second.peer, Span.parse(second.span))
-        return FloodTarget(first.address, first.peer, behind, second.address, model, about.num_layers)
+        return FloodTarget(first.endpoint, second.endpoint, Span.parse(second.span), model, about.num_layers)
 
     @asynccontextmanager
     async def _beside(self, swarm: AsyncSwarm) -> AsyncIterator[None]:
@@ -255,7 +256,7 @@ class FloodRun:
     async def _until_freed(self) -> None:
         async with asyncio.timeout(SETTLE_S):
             while True:
-                found = [await info(node.address) for node in self._nodes]
+                found = [await info(node.endpoint) for node in self._nodes]
                 if all(one.sessions == 0 and one.kv_tokens_free == one.kv_tokens_total for one in found):
                     return
                 await asyncio.sleep(0.2)

@@ -14,13 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarm import wire
 from swarm.errors import ConfigError, ContextFull, LocalProtocolError, RemoteProtocolError
-from swarm.ids import PeerId, SessionId, TreeNodeId
+from swarm.ids import PeerId, TreeNodeId
 from swarm.inference.row_codec import encode_rows
 from swarm.inference.sampling import check as check_sampling
 from swarm.layers import Span
+from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import (
     Attach,
     Close,
@@ -110,7 +112,7 @@ class GarbageWriter:
     def __init__(self, rng: random.Random, model: ServedModel, role: Role) -> None:
         self.rng = rng
         self.role = role
-        self.session = SessionId(rng.randbytes(16))
+        self.key = SessionKey(Ed25519PrivateKey.from_private_bytes(rng.randbytes(32)))
         self.answered = 0
         self._model = model
         self._state = SessionState(Limits(model.vocab_size, WINDOW, SWEEPS, NODES))
@@ -121,11 +123,11 @@ class GarbageWriter:
         """Whether an honest client would wait for a reply now."""
         return self._state.sequence - self.answered >= SWEEPS
 
-    def attach(self, *, right: bool) -> list[bytes]:
+    def attach(self, *, right: bool) -> Attach:
         """The first message, usually right, or in any case."""
         open_ = Open(self._model.fingerprint, WINDOW, SWEEPS, NODES, Codec.FP32)
-        first = Attach(self.session, 0, self.role.route, self.role.index, open_)
-        return _parts(first if right or self.rng.random() < 0.9 else self._wrong_attach(first))
+        first = self.key.command(Attach(self.key.session, 0, self.role.route, self.role.index, open_))
+        return first if right or self.rng.random() < 0.9 else self._wrong_attach(first)
 
     def say(self, kind: FrameKind) -> list[bytes]:
         """The parts of one message of this kind."""
@@ -276,9 +278,11 @@ class GarbageWriter:
     def _misplaced(self) -> list[bytes]:
         messages: tuple[Frame, ...] = (
             Reply(1, 0, ()),
-            Reroute(1, self.role.route),
+            Reroute(1, self.role.route, Open("", 1, 1, 1, Codec.FP32, bytes(32)), signature=bytes(64)),
             Fault(0, PeerId("x"), FaultKind.BUSY, "", "says who?"),
-            Attach(self.session, 1, self.role.route, self.role.index, Open("", 1, 1, 1, Codec.FP32)),
+            self.key.command(
+                Attach(self.key.session, 1, self.role.route, self.role.index, Open("", 1, 1, 1, Codec.FP32))
+            ),
         )
         return _parts(self.rng.choice(messages))
 
@@ -312,7 +316,9 @@ class GarbageWriter:
     def _wrong_attach(self, right: Attach) -> Attach:
         rng, open_ = self.rng, right.open
         other = RouteHop(PeerId("nobody"), Span(0, rng.choice((1, 4, 12, 99))))
-        return rng.choice(
+        if rng.random() < 0.2:
+            return replace(right, signature=rng.randbytes(64))
+        wrong = rng.choice(
             (
                 replace(right, route=(*right.route, other)),
                 replace(right, route=(other,), index=0),
@@ -324,6 +330,7 @@ class GarbageWriter:
                 replace(right, open=replace(open_, sweeps=0)),
             )
         )
+        return self.key.command(wrong)
 
 
 def _parts(message: Frame) -> list[bytes]:

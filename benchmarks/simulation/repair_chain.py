@@ -140,7 +140,7 @@ class Sender:
         """Go on with `route` (R2)."""
         place, link = self.route[self.index + 1], self.link
         if link is not None and link.place == place and link.is_attached and not link.is_noticed:
-            link.send(Reroute(self.generation, self.route))
+            link.send(Reroute(self.generation, self.route, OPEN))
             self.world.seen["rerouted in band"] += 1
             return
         self.link = self.world.connect(self, place)

@@ -23,8 +23,8 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import grpc.aio
@@ -46,7 +46,7 @@ from swarm.layers import Span
 from swarm.protocol.messages import Frame, Reply, Sampling, Sweep, SweepFrame
 from swarm.protocol.session import Limits
 from swarm.runtime.library_logging import quiet_libraries
-from swarm.transport.dial import Dialer
+from swarm.transport.dial import CHANNEL_OPTIONS
 from swarm.transport.link import Stream
 from swarm.wire.frames import FrameAssembler, split
 
@@ -119,9 +119,8 @@ class StarRun:
 class Star:
     """A client of several servers, which it asks in order; made by `open_star`."""
 
-    def __init__(self, dialer: Dialer, addresses: Sequence[str]) -> None:
-        self._dialer = dialer
-        self._addresses = addresses
+    def __init__(self, channels: Mapping[str, grpc.aio.Channel]) -> None:
+        self._channels = channels
 
     async def generate(
         self,
@@ -158,9 +157,7 @@ class Star:
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[_Session]:
         """Open a stream per server; leaving waits until every server has ended its own."""
-        streams = [
-            _Stream(address, self._dialer.channel(address).stream_stream(SESSION)()) for address in self._addresses
-        ]
+        streams = [_Stream(address, channel.stream_stream(SESSION)()) for address, channel in self._channels.items()]
         try:
             yield _Session(streams)
             for stream in streams:
@@ -179,14 +176,17 @@ async def open_star(addresses: Sequence[str]) -> AsyncIterator[Star]:
     Raises:
         SwarmError: one does not answer.
     """
-    async with Dialer() as dialer:
-        for address in addresses:
+    async with AsyncExitStack() as stack:
+        channels = {}
+        for address in addresses:  # in plain text: what it is compared with is not
+            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            channels[address] = await stack.enter_async_context(channel)
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    await dialer.channel(address).channel_ready()
+                    await channel.channel_ready()
             except TimeoutError:
                 raise SwarmError(f"star server {address}: does not answer; is it started?") from None
-        yield Star(dialer, addresses)
+        yield Star(channels)
 
 
 @dataclass(frozen=True, slots=True)

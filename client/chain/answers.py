@@ -13,15 +13,17 @@ import grpc.aio
 
 from client.chain.reply_stream import ReplyStream
 from swarm.errors import HopTimeout, ReplicasDiffer, SwarmError
-from swarm.ids import SessionId, TreeNodeId
+from swarm.ids import TreeNodeId
+from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import RepliesRequest, Reply, RouteHop
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.dial import Connection
 
 INBOX_ITEMS = 256
 MAX_COMPARED = 64
 """Replies whose picks are kept until another tail's reply to the same sweep comes."""
 
-TailChannel = tuple[RouteHop, grpc.aio.Channel]
+TailDial = tuple[RouteHop, Callable[[], Connection]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +46,15 @@ class Answers:
         count: answers that came so far.
     """
 
-    def __init__(self, session: SessionId, on_trouble: Callable[[SwarmError], None]) -> None:
+    def __init__(self, key: SessionKey, on_trouble: Callable[[SwarmError], None]) -> None:
         """Hear nobody yet.
 
         Args:
-            session: whose replies they are.
+            key: of the session whose replies they are.
             on_trouble: called when a stream breaks, and when tails do not pick the same.
         """
         self.count = 0
-        self._session = session
+        self._key = key
         self._on_trouble = on_trouble
         self._streams: list[tuple[ReplyStream, asyncio.Task[None]]] = []
         self._inbox: asyncio.Queue[Answer | SwarmError] = asyncio.Queue(INBOX_ITEMS)
@@ -114,7 +116,7 @@ class Answers:
                 raise item
             return item
 
-    def follow(self, scope: TaskScope, tails: Sequence[TailChannel], generation: int, acked: int) -> ReplyStream:
+    def follow(self, scope: TaskScope, tails: Sequence[TailDial], generation: int, acked: int) -> ReplyStream:
         """Hear these tails and no others; a stream that runs is kept. Returns the first one's.
 
         Args:
@@ -130,11 +132,11 @@ class Answers:
         self._streams = [one for one in self._streams if one[0].tail in hops and not one[0].is_broken]
         known = {stream.tail: (stream, task) for stream, task in self._streams}
         self._streams = []
-        for index, (hop, channel) in enumerate(tails):
+        for index, (hop, dial) in enumerate(tails):
             if hop not in known:
-                stream = ReplyStream(hop, self._hear)
-                request = RepliesRequest(self._session, generation, acked, may_wait=generation > 0 or index > 0)
-                known[hop] = stream, scope.spawn(stream.run(channel, request))
+                stream = ReplyStream(hop, self._key, self._hear)
+                request = RepliesRequest(self._key.session, generation, acked, may_wait=generation > 0 or index > 0)
+                known[hop] = stream, scope.spawn(stream.run(dial, request))
             self._streams.append(known[hop])
         return self._streams[0][0]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import assert_never
 
 import grpc.aio
@@ -40,15 +40,17 @@ from client.chain.reroutes import FindRoute, Rerouter
 from client.stats import Repair
 from swarm import wire
 from swarm.errors import HopError, HopTimeout, ReplicasDiffer, RouteError, SwarmError
-from swarm.ids import PeerId, SessionId
+from swarm.ids import PeerId
+from swarm.protocol.authority import SessionKey
 from swarm.protocol.faults import error_of
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import Attach, Credits, Fault, Hold, Open, Ready, RouteHop, Snapshot, Sweep, SweepFrame
 from swarm.protocol.session import SessionState
 from swarm.routing.route import Route
 from swarm.runtime.tasks import TaskScope
-from swarm.transport.dial import Dialer
+from swarm.transport.dial import Connection, Dialer
 from swarm.transport.hedged_link import follow
+from swarm.transport.introduction import introduce
 from swarm.transport.successor import SessionLink, SuccessorLink
 
 REPLY_TIMEOUT_S = 120.0
@@ -86,10 +88,10 @@ class Chain:
         self._want = want
         self._plan = RepairPlan(route, wait_s)
         self._rerouter = Rerouter(find_route)
-        self._session = SessionId(secrets.token_bytes(16))
+        self._key = SessionKey.fresh()
         self._journal: Journal | None = None
         self._next: SessionLink | None = None
-        self._answers = Answers(self._session, self.on_trouble)
+        self._answers = Answers(self._key, self.on_trouble)
         self._news = asyncio.Event()
 
     @property
@@ -186,7 +188,7 @@ class Chain:
         Raises:
             SwarmError: a hop refused, or did not answer in time.
         """
-        self._next = SuccessorLink(scope, self._dial, self)
+        self._next = SuccessorLink(scope, self._dial, self._key, self)
         limit_s = OPEN_S + OPEN_PER_HOP_S * len(self.route.hops)
         try:
             async with asyncio.timeout(limit_s):
@@ -246,9 +248,10 @@ class Chain:
 
     def _hold(self, hops: Sequence[RouteHop], scope: TaskScope) -> None:
         """Hops behind a gap would take their client for dead (R9)."""
-        request = wire.encode_hold(Hold(self._session, self.generation, HOLD_TTL_S))
+        request = wire.encode_hold(Hold(self._key.session, self.generation, HOLD_TTL_S))
         for hop in hops:
-            scope.spawn(_send_hold(self._dialer.channel(self.route.address(hop.peer)), request))
+            with suppress(SwarmError):  # it announces no certificate: nobody dials it
+                scope.spawn(_send_hold(self._connection(hop), self._key, request))
 
     async def _search(self, search: RouteSearch, scope: TaskScope) -> None:
         try:
@@ -275,17 +278,22 @@ class Chain:
         if self.generation:  # no new hop may have less than what the session uses
             credits = self.credits
             want = replace(want, window_tokens=credits.window_tokens, sweeps=credits.sweeps, nodes=credits.nodes)
-        return Attach(self._session, self.generation, self.route.hops, 0, want, self.route.hedge, self.route.sealed)
+        route, session = self.route, self._key.session
+        return self._key.command(Attach(session, self.generation, route.hops, 0, want, route.hedge, route.sealed))
 
     def _follow_tail(self, scope: TaskScope) -> ReplyStream:
         route, last = self.route, self.route.hops[-1]
         tails = [last, *(hop for hop in route.replicas if hop.span == last.span)]
         acked = self._journal.state.acked if self._journal is not None else 0
-        channels = [self._dialer.channel(route.address(hop.peer), self._answers.stuck(hop)) for hop in tails]
-        return self._answers.follow(scope, list(zip(tails, channels, strict=True)), self.generation, acked)
+        dials = [partial(self._connection, hop, self._answers.stuck(hop)) for hop in tails]
+        return self._answers.follow(scope, list(zip(tails, dials, strict=True)), self.generation, acked)
 
-    async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> tuple[grpc.aio.Channel, bool]:
-        return self._dialer.channel(self.route.address(hop.peer), stuck), False
+    async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> Connection:
+        return self._connection(hop, stuck)
+
+    def _connection(self, hop: RouteHop, stuck: grpc.aio.Channel | None = None) -> Connection:
+        endpoint = self.route.endpoint(hop.peer)
+        return Connection(self._dialer.channel(endpoint, stuck), endpoint)
 
 
 @asynccontextmanager
@@ -303,10 +311,10 @@ async def open_chain(chain: Chain) -> AsyncIterator[Chain]:
             await chain.close()  # also when the generation is left or breaks: KV elsewhere is not ours to keep
 
 
-async def _send_hold(channel: grpc.aio.Channel, request: bytes) -> None:
-    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(wire.HOLD)
+async def _send_hold(connection: Connection, key: SessionKey, request: bytes) -> None:
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = connection.channel.unary_unary(wire.HOLD)
     with suppress(grpc.aio.AioRpcError):  # lost as well: its predecessor will say so
-        await call(request, timeout=1.0)
+        await call(request, timeout=1.0, metadata=introduce(key, connection.endpoint, wire.HOLD, request))
 
 
 def _named(hop: RouteHop) -> str:

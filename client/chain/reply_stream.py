@@ -11,8 +11,11 @@ import grpc.aio
 
 from swarm import wire
 from swarm.errors import HopClosed, HopError, HopTimeout, RemoteProtocolError, SwarmError, Unreachable
+from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import Ping, Pong, RepliesRequest, Reply, RouteHop
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.dial import Connection, plain_reason
+from swarm.transport.introduction import introduce
 from swarm.transport.link import Stream
 from swarm.transport.liveness import ROUND_TRIPS, SILENCE_S, pause
 from swarm.wire.frames import FrameAssembler, FrameLimits
@@ -39,50 +42,69 @@ class ReplyStream:
         opened: set when the tail's first message came.
     """
 
-    def __init__(self, tail: RouteHop, listener: Callable[[ReplyStream, Reply | SwarmError], None]) -> None:
+    def __init__(
+        self, tail: RouteHop, key: SessionKey, listener: Callable[[ReplyStream, Reply | SwarmError], None]
+    ) -> None:
         """Ask for nothing yet.
 
         Args:
             tail: whose replies they are.
+            key: of the session.
             listener: called with this stream and every reply, and once with the error that ended it.
         """
         self.tail = tail
         self.is_broken = False
         self.stuck: grpc.aio.Channel | None = None
         self.opened = asyncio.Event()
+        self._key = key
         self._listener = listener
         self._rtt_s = 0.5
         self._patient_until = 0.0
 
-    async def run(self, channel: grpc.aio.Channel, request: RepliesRequest) -> None:
-        """Ask for the replies and give each to the listener, and at the end the error that ended them."""
-        call: Stream = channel.stream_stream(wire.REPLIES)()
+    async def run(self, dial: Callable[[], Connection], request: RepliesRequest) -> None:
+        """Ask for the replies and give each to the listener, and at the end the error that ended them.
+
+        Args:
+            dial: gives the connection to the tail; raises SwarmError where it cannot be dialled.
+            request: whose replies.
+        """
         span = str(self.tail.span)
+        try:
+            connection = dial()
+        except SwarmError as reason:
+            self._end(Unreachable(self.tail.peer, span, str(reason)))
+            return
+        first = wire.encode_replies_up(request)
+        metadata = introduce(self._key, connection.endpoint, wire.REPLIES, first)
+        call: Stream = connection.channel.stream_stream(wire.REPLIES)(metadata=metadata)
         error: SwarmError
         try:
-            await self._read(call, request)
+            await self._read(call, first)
             await asyncio.sleep(FAULT_GRACE_S)
             error = HopClosed(self.tail.peer, span, "ended the reply stream")
         except TimeoutError:
             error = HopTimeout(self.tail.peer, span, "is silent: nothing came on the reply stream")
-            self.stuck = channel
+            self.stuck = connection.channel
         except grpc.aio.AioRpcError as failure:
-            error = Unreachable(self.tail.peer, span, f"the reply stream broke ({failure.details()})")
+            error = Unreachable(self.tail.peer, span, f"the reply stream broke ({plain_reason(failure)})")
             if failure.code() is grpc.StatusCode.NOT_FOUND:
                 error = HopClosed(self.tail.peer, span, "no longer holds this session")
         except (HopError, RemoteProtocolError) as failure:
             error = failure
         finally:
             call.cancel()
+        self._end(error)
+
+    def _end(self, error: SwarmError) -> None:
         self.is_broken = True
         self._listener(self, error)
 
-    async def _read(self, call: Stream, request: RepliesRequest) -> None:
+    async def _read(self, call: Stream, request: bytes) -> None:
         assembler = FrameAssembler(FrameLimits(rows_bytes=ROWS_BYTES))
         async with TaskScope() as scope:
             self._patient_until = time.monotonic() + OPEN_S
             scope.spawn(self._watch())
-            await call.write(wire.encode_replies_up(request))
+            await call.write(request)
             while isinstance(part := await call.read(), bytes):
                 self._patient_until = time.monotonic() + PINGS_S + SILENCE_S + ROUND_TRIPS * self._rtt_s
                 self.opened.set()

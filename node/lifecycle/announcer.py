@@ -122,6 +122,7 @@ class Announcer:
             kv_tokens_total=0,
             sequence=self._sequence,
             expires_at=time.time() + RECORD_TTL_S,
+            certificate=b"" if resources.certificate is None else resources.certificate.der,
             movable=resources.config.is_auto and state is NodeState.SERVING and self._rebalance.may_move,
         )
         if host.service is None:

@@ -17,6 +17,7 @@ from node.telemetry.outbox import Outbox
 from swarm.discovery.registry import Registry
 from swarm.ids import ModelIdentity
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer
 
 
@@ -32,6 +33,8 @@ class NodeResources:
     """`host:port` under which others reach the gRPC service."""
     port: int
     """The TCP port that is bound for it."""
+    certificate: ServerCertificate | None
+    """With which it answers until it ends, whichever layers it serves; None with `--insecure`."""
     identity: ModelIdentity
     """Of the model."""
     checkpoint: Checkpoint

@@ -28,7 +28,8 @@ from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError
 from swarm.inference.gumbel import gumbel_row
 from swarm.layers import Span
-from swarm.transport.dial import SERVER_OPTIONS
+from swarm.transport.certificate import ServerCertificate
+from swarm.transport.dial import SERVER_OPTIONS, bind_port
 
 STOP_GRACE_S = 2.0
 MAX_STREAMS = 4_096
@@ -117,13 +118,15 @@ class SpanHost:
             registry=registry,
             dialer=resources.dialer,
             counters=resources.counters,
+            certificate=resources.certificate,
             valid_tokens=valid_tokens,
             noise=lru_cache(NOISE_ROWS)(gumbel_row),
         )
         kv_tokens = config.kv_tokens or default_kv_tokens(model)
         sessions = SessionTable(context, resources.identity, kv_tokens, resources.scope)
         computing = resources.scope.spawn(engine.run())
-        server.add_generic_rpc_handlers((NodeService(registry.identity, sessions).handlers(),))
+        digest = b"" if resources.certificate is None else resources.certificate.digest
+        server.add_generic_rpc_handlers((NodeService(registry.identity, sessions, digest).handlers(),))
         await server.start()
         peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms)
         self.service = SpanService(engine, computing, sessions, server, peer_delays)
@@ -163,18 +166,23 @@ class SpanHost:
         resources = self._resources
         layout = await asyncio.to_thread(dissect, resources.checkpoint.config)
         await self.load(span, shared_parts(self.model, layout, span))
-        await self.open(bind(resources.config.host, resources.port)[0])
+        await self.open(bind(resources.config.host, resources.port, resources.certificate)[0])
 
 
-def bind(host: str, port: int) -> tuple[grpc.aio.Server, int]:
+def bind(host: str, port: int, certificate: ServerCertificate | None) -> tuple[grpc.aio.Server, int]:
     """A server that has a port, and the port: taken before anything slow, so that a taken one is reported at once.
+
+    Args:
+        host: IP address to listen on.
+        port: 0 takes a free one.
+        certificate: with which it answers; None: it speaks plain text.
 
     Raises:
         ConfigError: the port or the address cannot be had.
     """
     server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
     try:
-        return server, server.add_insecure_port(f"{bracketed(host)}:{port}")
+        return server, bind_port(server, f"{bracketed(host)}:{port}", certificate)
     except RuntimeError:
         check_own_address(host)
         raise ConfigError(f"port {port} of {host} cannot be opened; is another node using it?") from None

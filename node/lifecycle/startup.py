@@ -43,7 +43,9 @@ from swarm.layers import Span
 from swarm.models.fingerprint import model_identity
 from swarm.runtime.tasks import TaskScope
 from swarm.telemetry.messages import EventKind
+from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer
+from swarm.transport.endpoint import Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +100,11 @@ class StartUp:
         config = self._config
         config.check()
         check_compute(config)
-        server, port = bind(config.host, config.port)
+        registry = self._registry or DhtRegistry.open(config.dht())
+        certificate = None if config.insecure else ServerCertificate.fresh(registry.peer_id)
+        server, port = bind(config.host, config.port, certificate)
         metrics_socket = self._stack.enter_context(listening(config.metrics_host, config.metrics_port))
-        resources = await self._gather(port)
+        resources = await self._gather(registry, port, certificate)
         host = SpanHost(resources)
         announcer = Announcer(resources, host)
         self._stack.push_async_callback(host.stop_server)
@@ -110,12 +114,12 @@ class StartUp:
             await announcer.withdraw()
             raise
 
-    async def _gather(self, port: int) -> NodeResources:
+    async def _gather(self, opened: Registry, port: int, certificate: ServerCertificate | None) -> NodeResources:
         """Join the directory, find the model, and open what all spans need."""
         config, stack = self._config, self._stack
-        registry = await stack.enter_async_context(self._registry or DhtRegistry.open(config.dht()))
+        registry = await stack.enter_async_context(opened)
         address = config.announce_address or f"{_reachable_host(config, registry)}:{port}"
-        await check_alone(registry, address)
+        await check_alone(registry, address, insecure=config.insecure)
         checkpoint, identity = await self._find_model(registry)
         return NodeResources(
             config=config,
@@ -123,13 +127,14 @@ class StartUp:
             registry=registry,
             address=address,
             port=port,
+            certificate=certificate,
             identity=identity,
             checkpoint=checkpoint,
             rebalance=Rebalance(random.Random()),
             counters=NodeCounters(),
             outbox=Outbox(),
             loaded=stack.enter_context(ExitStack()),
-            dialer=await stack.enter_async_context(Dialer()),
+            dialer=await stack.enter_async_context(Dialer(insecure=config.insecure)),
             scope=await stack.enter_async_context(TaskScope()),
         )
 
@@ -210,8 +215,13 @@ class StartUp:
         Raises:
             Unreachable: peers cannot reach it.
         """
-        registry, address = starting.resources.registry, starting.resources.address
-        reachable = await registry.dial_back(address, secrets.token_bytes(NONCE_BYTES))
+        resources = starting.resources
+        registry, address = resources.registry, resources.address
+        if resources.certificate is None:
+            self._say("insecure: links are plain text, and nobody but this machine is to use them")
+            return
+        endpoint = Endpoint(registry.peer_id, address, resources.certificate.der)
+        reachable = await registry.dial_back(endpoint, secrets.token_bytes(NONCE_BYTES))
         if reachable is None:
             self._say("no peer yet that could dial back: this is the first machine of the swarm")
         elif not reachable:

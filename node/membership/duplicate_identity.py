@@ -14,22 +14,27 @@ from swarm.discovery.address_proof import NONCE_BYTES, check_hello
 from swarm.discovery.dht.dialback import call_hello
 from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import Registry
-from swarm.errors import IdentityError
+from swarm.errors import IdentityError, SwarmError
 
 logger = logging.getLogger(__name__)
 
 
-async def check_alone(registry: Registry, address: str) -> None:
+async def check_alone(registry: Registry, address: str, *, insecure: bool = False) -> None:
     """Before this node listens: refuse to start while its identity is in use elsewhere.
 
     A record alone may be what an earlier run of this machine left behind, so its address is called, unless it is the
     one that this node has bound: no other program can listen there, and its own socket does not answer yet.
 
+    Args:
+        registry: the directory.
+        address: `host:port` of this node.
+        insecure: whether nodes of this swarm speak plain text.
+
     Raises:
         IdentityError: another machine answers under this identity.
     """
     found = await registry.mine()
-    if found is not None and found.address != address and await _answers(found):
+    if found is not None and found.address != address and await _answers(found, insecure):
         raise _duplicate(found)
 
 
@@ -49,12 +54,13 @@ async def check_still_alone(registry: Registry, announced: NodeRecord) -> None:
     logger.warning("another machine, at %s, uses a copy of this node's identity file; stop it", found.address)
 
 
-async def _answers(found: NodeRecord) -> bool:
-    nonce = secrets.token_bytes(NONCE_BYTES)
+async def _answers(found: NodeRecord, insecure: bool) -> bool:
+    nonce, endpoint = secrets.token_bytes(NONCE_BYTES), found.endpoint
     try:
-        return check_hello(found.peer, nonce, await call_hello(found.address, nonce))
-    except grpc.aio.AioRpcError:
+        answer = await call_hello(endpoint, nonce, insecure=insecure)
+    except (grpc.aio.AioRpcError, SwarmError):
         return False
+    return check_hello(found.peer, nonce, endpoint.digest, answer)
 
 
 def _duplicate(found: NodeRecord) -> IdentityError:

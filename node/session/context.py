@@ -21,7 +21,9 @@ from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
 from swarm.protocol.messages import Credits, RouteHop
 from swarm.protocol.session import Limits
-from swarm.transport.dial import Dialer
+from swarm.transport.certificate import ServerCertificate
+from swarm.transport.dial import Connection, Dialer
+from swarm.transport.endpoint import Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class NodeContext:
     registry: Registry
     dialer: Dialer
     counters: NodeCounters
+    certificate: ServerCertificate | None
+    """With which this node answers; None in an insecure swarm."""
     valid_tokens: int
     """Ids that the tail may pick are below this."""
     noise: NoiseSource
@@ -46,8 +50,8 @@ class NodeContext:
         hop: RouteHop,
         records: Iterable[bytes] = (),
         stuck: grpc.aio.Channel | None = None,
-    ) -> tuple[grpc.aio.Channel, bool]:
-        """The connection to a hop at the address of its own signed record and nowhere else; whether it is cold.
+    ) -> Connection:
+        """The connection to a hop at the address of its own signed record and nowhere else.
 
         Args:
             fingerprint: of the model.
@@ -57,15 +61,19 @@ class NodeContext:
 
         Raises:
             Unreachable: it has no such record.
+            SwarmError: its record announces no certificate.
         """
         for record in live_records(records, time.time()):
             if record.peer == hop.peer and record.model.fingerprint == fingerprint and record.span.contains(hop.span):
-                return self.dialer.channel(record.address, stuck), self.dialer.was_cold(record.address)
+                return self._connect(record.endpoint, stuck)
         for within_s in (KNOWN_S, 0.0):
             for record in await self.registry.records(fingerprint, self.model.num_layers, within_s=within_s):
                 if record.peer == hop.peer and record.span.contains(hop.span):
-                    return self.dialer.channel(record.address, stuck), self.dialer.was_cold(record.address)
+                    return self._connect(record.endpoint, stuck)
         raise Unreachable(hop.peer, str(hop.span), "has no valid record in the registry")
+
+    def _connect(self, endpoint: Endpoint, stuck: grpc.aio.Channel | None) -> Connection:
+        return Connection(self.dialer.channel(endpoint, stuck), endpoint, self.dialer.was_cold(endpoint))
 
     async def kv_cache(self, span: Span, tokens: int) -> KvCache:
         """KV for so many tokens of some layers.

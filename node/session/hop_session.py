@@ -27,6 +27,7 @@ from node.session.upstreams import UpstreamSet
 from swarm.errors import Busy, HopClosed, HopError, HopLeaving, LocalProtocolError, RemoteProtocolError, SwarmError
 from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
+from swarm.protocol.authority import check_command, place_in
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.journal import Journal
 from swarm.protocol.messages import (
@@ -44,6 +45,7 @@ from swarm.protocol.messages import (
     SweepFrame,
 )
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.dial import Connection
 from swarm.transport.hedged_link import follow
 from swarm.transport.successor import SessionLink, SuccessorLink
 
@@ -109,13 +111,19 @@ class HopSession:
         """Whether the session is over."""
         return self._closed.is_set()
 
-    def attach(self, upstream: UpstreamStream, attach: Attach) -> None:
+    def attach(self, upstream: UpstreamStream, attach: Attach, sender: str) -> None:
         """Hear this stream from now on, and no other (R3) but its replica's (H2); go on with its route.
+
+        Args:
+            upstream: the stream.
+            attach: its first message, which the session's client signed.
+            sender: who opened it: see `sender_of`.
 
         Raises:
             HopClosed: a newer generation holds the session.
+            RemoteProtocolError: the generation is too far ahead.
         """
-        is_new = self._upstreams.attach(upstream, attach, self.log.received.sequence, self.credits)
+        is_new = self._upstreams.attach(upstream, attach, sender, self.log.received.sequence, self.credits)
         self._lease.renew()
         if is_new:
             self._go_on(attach)
@@ -124,17 +132,18 @@ class HopSession:
         """Go on with another route, which has this hop as it is (R2).
 
         Raises:
-            RemoteProtocolError: it has not.
+            RemoteProtocolError: it has not, or the session's client did not sign it.
         """
         if upstream not in self._upstreams or self.is_closed:
             return
-        here = RouteHop(self._context.peer, self.span)
-        if here not in reroute.route:
-            raise RemoteProtocolError("route", f"{here.peer} does not have layers {here.span} in it")
-        index = reroute.route.index(here)
+        session, peer = self._attach.session, self._context.peer
+        index = place_in(reroute, peer, self.span)
+        if index is None:
+            raise RemoteProtocolError("route", f"{peer} does not have layers {self.span} in it")
+        check_command(session, reroute)
         if self._upstreams.reroute(upstream, reroute, index, self.credits):
-            new = Attach(self._attach.session, reroute.generation, reroute.route, index, self._attach.open)
-            self._go_on(replace(new, hedge=reroute.hedge, records=reroute.records))
+            new = Attach(session, reroute.generation, reroute.route, index, reroute.open)
+            self._go_on(replace(new, hedge=reroute.hedge, records=reroute.records, signature=reroute.signature))
 
     def _go_on(self, attach: Attach) -> None:
         self._attach = attach
@@ -245,9 +254,8 @@ class HopSession:
         """Reserve KV and attach what lies behind this hop, then wait for the end."""
         self._attaching = asyncio.current_task()
         try:
-            self._kv_cache = await self._context.kv_cache(
-                self.span, self._attach.open.window_tokens + self.credits.nodes
-            )
+            tokens = self.credits.window_tokens + self.credits.nodes
+            self._kv_cache = await self._context.kv_cache(self.span, tokens)
             self._attaching = None
             self._context.engine.submit(self)  # a replay may have come before there was room for it
             await (self._serve_tail() if self._is_tail else self._serve_linked())
@@ -381,7 +389,8 @@ class HopSession:
 
     async def _serve_linked(self) -> None:
         async with TaskScope() as scope:
-            link = SuccessorLink(scope, self._dial, self, self._context.counters.sent)
+            identity, count = self._context.registry.identity, self._context.counters.sent
+            link = SuccessorLink(scope, self._dial, identity, self, count)
             self._next = follow(link, replace(self._attach, index=self._attach.index + 1))
             try:
                 await self._closed.wait()
@@ -390,7 +399,7 @@ class HopSession:
                 self._next.close(None if self._is_dismissed else self._reason)
                 await self._next.gone()
 
-    async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> tuple[grpc.aio.Channel, bool]:
+    async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> Connection:
         return await self._context.dial(self._attach.open.fingerprint, hop, self._attach.records, stuck)
 
     async def _serve_tail(self) -> None:

@@ -14,6 +14,7 @@ from typing import NoReturn
 import grpc
 import grpc.aio
 
+from node.session.callers import CallerCheck
 from node.session.hop_session import HopSession
 from node.session.reply_buffer import ReplyBuffer
 from node.session.table import SessionTable
@@ -23,7 +24,7 @@ from swarm import wire
 from swarm.discovery import address_proof
 from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError, SwarmError
-from swarm.ids import PeerId
+from swarm.ids import PeerId, SessionId
 from swarm.protocol.faults import fault_of
 from swarm.protocol.messages import (
     Attach,
@@ -58,9 +59,18 @@ RpcContext = grpc.aio.ServicerContext[bytes, bytes]
 class NodeService:
     """Hello, Info, Link and Replies of one node."""
 
-    def __init__(self, identity: Identity, sessions: SessionTable) -> None:
+    def __init__(self, identity: Identity, sessions: SessionTable, digest: bytes) -> None:
+        """Answer for a node.
+
+        Args:
+            identity: the node's.
+            sessions: that run on it.
+            digest: SHA-256 of its certificate; empty in an insecure swarm.
+        """
         self._identity = identity
         self._sessions = sessions
+        self._digest = digest
+        self._callers = CallerCheck(identity.peer_id, digest)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server needs to route calls here; messages stay bytes until `swarm.wire` reads them."""
@@ -78,32 +88,35 @@ class NodeService:
         """Prove that this address belongs to this identity."""
         if len(request) != address_proof.NONCE_BYTES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a nonce has {address_proof.NONCE_BYTES} bytes")
-        return address_proof.hello_response(self._identity, request)
+        return address_proof.hello_response(self._identity, request, self._digest)
 
     async def info(self, request: bytes, context: RpcContext) -> bytes:
         """What this node serves and has done."""
         return wire.encode_info(self._sessions.info())
 
     async def hold(self, request: bytes, context: RpcContext) -> bytes:
-        """Keep a session whose upstream is lost while its chain is repaired (R9)."""
+        """Keep a session whose upstream is lost while its chain is repaired (R9); only its client may ask."""
         try:
             hold = wire.decode_hold(request)
         except RemoteProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        await self._check_client(hold.session, context, wire.HOLD, request)
         hop = self._sessions.find(hold.session)
         if hop is not None:
             hop.hold(hold.generation, hold.ttl_s)
         return wire.encode_held(Held(hop is not None))
 
     async def replies(self, requests: AsyncIterator[bytes], context: RpcContext) -> None:
-        """The picks of one session, for a client that has its id."""
+        """The picks of one session, for its client."""
         try:
             async with asyncio.timeout(FIRST_MESSAGE_S):
-                request = wire.decode_replies_up(await anext(requests, b""))
+                first = await anext(requests, b"")
+            request = wire.decode_replies_up(first)
         except (RemoteProtocolError, TimeoutError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error) or "no request came in time")
         hop = None
         if isinstance(request, RepliesRequest):
+            await self._check_client(request.session, context, wire.REPLIES, first)
             hop = await self._sessions.find_tail(request.session, REPAIR_S if request.may_wait else 0.0)
         if hop is None or not isinstance(request, RepliesRequest):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such session ends here")
@@ -117,6 +130,16 @@ class NodeService:
                         await out.write(part)
         except TimeoutError:
             await _give_up(context)
+
+    async def _check_client(self, session: SessionId, context: RpcContext, method: str, request: bytes) -> None:
+        """End a call that does not come from the session's client."""
+        try:
+            if self._callers.identify(context.invocation_metadata(), method, request) == session:
+                return
+            refusal = "only the session's client may ask for this"
+        except RemoteProtocolError as error:
+            refusal = str(error)
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
 
     async def _measure(self, requests: AsyncIterator[bytes], replies: ReplyBuffer) -> None:
         """The client answers each ping with its nonce, which is the time when it was sent."""
@@ -133,13 +156,13 @@ class NodeService:
         upstream = UpstreamStream()
         try:
             async with TaskScope() as scope:
-                reader = scope.spawn(self._read(requests, upstream))
+                reader = scope.spawn(self._read(requests, upstream, context))
                 reader.add_done_callback(lambda _: upstream.end())
                 await upstream.drain(TimedWriter(context, self._sessions.counters))
         except TimeoutError:
             await _give_up(context)
 
-    async def _read(self, requests: AsyncIterator[bytes], upstream: UpstreamStream) -> None:
+    async def _read(self, requests: AsyncIterator[bytes], upstream: UpstreamStream, context: RpcContext) -> None:
         hop: HopSession | None = None
         generation = 0
         try:
@@ -150,7 +173,8 @@ class NodeService:
             attach = self._first(part)
             generation = attach.generation
             upstream.count_part()
-            hop = self._sessions.attach(attach, upstream)
+            caller = self._callers.identify(context.invocation_metadata(), wire.LINK, attach.signature)
+            hop = self._sessions.attach(attach, caller, upstream)
             await self._read_session(requests, hop, upstream)
         except SwarmError as error:
             logger.warning("refused a stream: %s", error)

@@ -1,19 +1,21 @@
-"""The sessions of a node: opening them within the KV budget, finding them by their capability."""
+"""The sessions of a node: opening them within the KV budget, finding them by their names."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from dataclasses import asdict
 from importlib.metadata import version
 
+from node.session.callers import Caller
 from node.session.context import NodeContext
 from node.session.hop_session import HopSession
 from node.session.upstream import UpstreamStream
+from node.session.upstreams import sender_of
 from node.telemetry.counters import NodeCounters
 from swarm.errors import Busy, ContextFull, HopClosed, ModelMismatch, RemoteProtocolError
 from swarm.ids import ModelIdentity, SessionId
+from swarm.protocol.authority import check_command, place_in
 from swarm.protocol.messages import Attach, Credits
 from swarm.protocol.node_info import NodeInfo
 from swarm.runtime.tasks import TaskScope
@@ -63,8 +65,8 @@ class SessionTable:
         return self.kv_tokens - sum(self._reserved.values())
 
     def find(self, session: SessionId) -> HopSession | None:
-        """The session with this id, compared in constant time per session: the id is a capability."""
-        return next((hop for known, hop in self._open.items() if secrets.compare_digest(known, session)), None)
+        """The session of this name."""
+        return self._open.get(session)
 
     async def find_tail(self, session: SessionId, seconds: float) -> HopSession | None:
         """The session, if it ends here or comes to within so many seconds."""
@@ -76,25 +78,34 @@ class SessionTable:
         except TimeoutError:
             return None
 
-    def attach(self, attach: Attach, upstream: UpstreamStream) -> HopSession:
+    def attach(self, attach: Attach, caller: Caller, upstream: UpstreamStream) -> HopSession:
         """Open the session, or hand a running one to its new upstream.
 
+        Args:
+            attach: the first message of the stream.
+            caller: who opened the stream.
+            upstream: the stream.
+
         Raises:
-            SwarmError: the attach does not fit this node, or there is no room.
+            SwarmError: the attach does not fit this node or is not the caller's, or there is no room.
         """
         self._check(attach)
+        sender = sender_of(attach, caller)
+        check_command(attach.session, attach)
         hop = self.find(attach.session)
+        if hop is not None and hop.is_closed:
+            hop = None  # it ends now, and would take the new stream with it
         if hop is not None and hop.span != attach.route[attach.index].span:
             hop.dismiss("another part of the layers is wanted now")
             hop = None
         if hop is None:
             hop = self._reserve(attach)
-            hop.attach(upstream, attach)
+            hop.attach(upstream, attach, sender)
             self._scope.spawn(self._run(attach.session, hop))
             self._arrived.set()
             self._arrived.clear()
         else:
-            hop.attach(upstream, attach)
+            hop.attach(upstream, attach, sender)
         return hop
 
     def info(self) -> NodeInfo:
@@ -166,7 +177,7 @@ class SessionTable:
         if attach.open.fingerprint != self._identity.fingerprint:
             theirs, ours = attach.open.fingerprint[:12], self._identity.fingerprint[:12]
             raise ModelMismatch(f"the session is for model {theirs}, node {self._context.peer} serves {ours}")
-        if hop.peer != self._context.peer:
+        if place_in(attach, self._context.peer) != attach.index:
             raise RemoteProtocolError("route", f"hop {attach.index} is {hop.peer}, this is {self._context.peer}")
         if not model.span.contains(hop.span):
             raise RemoteProtocolError("route", f"layers {hop.span} are not within {model.span} of {self._context.peer}")

@@ -7,14 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from node.session.callers import Caller
 from node.session.hedge_compare import MAX_DIFFERENCE, HedgeRows
 from node.session.upstream import UpstreamStream
 from node.telemetry.counters import NodeCounters
-from swarm.errors import HopClosed, ReplicasDiffer
+from swarm.errors import HopClosed, RemoteProtocolError, ReplicasDiffer
 from swarm.ids import PeerId
 from swarm.protocol.faults import fault_of
+from swarm.protocol.limits import MAX_GENERATION_STEP
 from swarm.protocol.messages import Ack, Attach, Attached, Credits, Ready, Reroute, SweepFrame, Upstream
-from swarm.transport.hedged_link import senders
+from swarm.transport.hedged_link import CLIENT, senders
+
+
+def sender_of(attach: Attach, caller: Caller) -> str:
+    """Whoever opened a stream, as one of those who may send this hop its sweeps.
+
+    Args:
+        attach: the first message of the stream.
+        caller: who opened it, proven.
+
+    Raises:
+        RemoteProtocolError: it is not the hop before, nor its replica; at hop 0, not the session's client.
+    """
+    if attach.index == 0 and caller == attach.session:
+        return CLIENT
+    if isinstance(caller, str) and caller in senders(attach.route, attach.index, attach.hedge):
+        return caller
+    before = "the session's client" if attach.index == 0 else attach.route[attach.index - 1].peer
+    raise RemoteProtocolError("attach", f"comes from somebody else than {before}")
 
 
 class UpstreamSet:
@@ -40,21 +60,29 @@ class UpstreamSet:
     def __len__(self) -> int:
         return len(self._by_sender)
 
-    def attach(self, upstream: UpstreamStream, attach: Attach, received: int, credits: Credits) -> bool:
+    def attach(self, upstream: UpstreamStream, attach: Attach, sender: str, received: int, credits: Credits) -> bool:
         """Hear this stream; whether it brings a new generation, and not just a replica of the one that brought it.
+
+        Args:
+            upstream: the stream.
+            attach: its first message, of the session's client.
+            sender: who opened it: see `sender_of`.
+            received: the last sequence that this hop received.
+            credits: of the session.
 
         Raises:
             HopClosed: a newer generation holds the session.
+            RemoteProtocolError: the generation is too far ahead.
         """
         expected = senders(attach.route, attach.index, attach.hedge)
-        is_new = attach.generation > self.heard
+        is_new = self._is_news(attach.generation)
         if not is_new and (attach.generation < self.heard or len(expected) == 1):
             span = str(attach.route[attach.index].span)
             raise HopClosed(self._peer, span, f"generation {attach.generation} is not newer")
         self.heard = attach.generation
         self._keep(expected)
-        self.drop(self._by_sender.get(expected[0]))
-        self._by_sender[expected[0]] = upstream
+        self.drop(self._by_sender.get(sender))
+        self._by_sender[sender] = upstream
         upstream.receipt = self._receipt
         upstream.send(Attached(attach.generation, received or None))
         if not is_new:
@@ -62,8 +90,12 @@ class UpstreamSet:
         return is_new
 
     def reroute(self, upstream: UpstreamStream, reroute: Reroute, index: int, credits: Credits) -> bool:
-        """Hear of a new route, in which this hop stands at `index`; whether it is news."""
-        if reroute.generation <= self.heard:
+        """Hear of a new route, in which this hop stands at `index`; whether it is news.
+
+        Raises:
+            RemoteProtocolError: the generation is too far ahead.
+        """
+        if not self._is_news(reroute.generation):
             self._repeat_ready(upstream, credits)
             return False
         self.heard = reroute.generation
@@ -122,6 +154,11 @@ class UpstreamSet:
         self.drop(upstream)
         self.report(HopClosed(sender, "?", "fell out of step with its replica"))
         return True
+
+    def _is_news(self, generation: int) -> bool:
+        if self.heard >= 0 and generation > self.heard + MAX_GENERATION_STEP:
+            raise RemoteProtocolError("generation", f"{generation} is more than {MAX_GENERATION_STEP} ahead")
+        return generation > self.heard
 
     def _keep(self, expected: Collection[str]) -> None:
         for sender in self._by_sender.keys() - set(expected):

@@ -1,4 +1,8 @@
-"""The proof that a machine answers at an address: its signature over a nonce. Pure; used by dial-back and by nodes."""
+"""The proof that a machine answers at an address: its signature over a nonce and the certificate of the connection.
+
+A machine in between cannot pass it on: the caller's connection would end at another certificate.
+Pure; used by dial-back and by nodes.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,16 @@ from swarm.ids import PeerId
 HELLO_METHOD = "/swarm.wire.v1.Node/Hello"
 NONCE_BYTES = 16
 MAX_HELLO_BYTES = 4_096
-_DOMAIN = b"canopy-hello"
+_DOMAIN = b"canopy-hello-2\n"
 
 
-def hello_response(identity: Identity, nonce: bytes) -> bytes:
-    """The answer to a Hello: msgpack of peer id, public key and a signature over the caller's nonce.
+def hello_response(identity: Identity, nonce: bytes, digest: bytes) -> bytes:
+    """The answer to a Hello: msgpack of peer id, public key and a signature.
+
+    Args:
+        identity: who answers.
+        nonce: the caller's, 16 bytes.
+        digest: SHA-256 of the certificate with which this machine answers; empty in an insecure swarm.
 
     Raises:
         ValueError: the nonce is not 16 bytes long.
@@ -26,14 +35,21 @@ def hello_response(identity: Identity, nonce: bytes) -> bytes:
     answer = {
         "peer_id": identity.peer_id,
         "public_key": identity.public_key,
-        "signature": identity.sign(_DOMAIN + nonce),
+        "signature": identity.sign(_DOMAIN + nonce + digest),
     }
     packed: bytes = msgpack.packb(answer)
     return packed
 
 
-def check_hello(peer_id: PeerId, nonce: bytes, response: bytes) -> bool:
-    """Whether a response was signed by this peer over this nonce; never raises, whatever the bytes."""
+def check_hello(peer_id: PeerId, nonce: bytes, digest: bytes, response: bytes) -> bool:
+    """Whether a response was signed by this peer, over this nonce and this certificate; never raises.
+
+    Args:
+        peer_id: who should have signed it.
+        nonce: what was sent.
+        digest: SHA-256 of the certificate at which the connection ends; empty for one in plain text.
+        response: any bytes.
+    """
     if len(response) > MAX_HELLO_BYTES:
         return False
     try:
@@ -42,6 +58,6 @@ def check_hello(peer_id: PeerId, nonce: bytes, response: bytes) -> bool:
         return False
     match answer:
         case {"peer_id": str(claimed), "public_key": bytes(key), "signature": bytes(signature)}:
-            return claimed == peer_id and verify(peer_id, key, _DOMAIN + nonce, signature)
+            return claimed == peer_id and verify(peer_id, key, _DOMAIN + nonce + digest, signature)
         case _:
             return False

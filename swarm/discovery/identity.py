@@ -101,7 +101,7 @@ class Identity:
     @cached_property
     def peer_id(self) -> PeerId:
         """The machine's name in the swarm."""
-        return _peer_id(self.public_key)
+        return peer_id_of(self.public_key)
 
     def sign(self, data: bytes) -> bytes:
         """Sign as libp2p does (RSA, PKCS #1 v1.5, SHA-256). Callers put a distinct prefix before their data."""
@@ -137,7 +137,7 @@ def verify(peer_id: PeerId, public_key: bytes, data: bytes, signature: bytes) ->
         data: what was signed.
         signature: RSA, PKCS #1 v1.5, SHA-256.
     """
-    if len(public_key) > _MAX_PUBLIC_KEY_BYTES or _peer_id(public_key) != peer_id:
+    if len(public_key) > _MAX_PUBLIC_KEY_BYTES or peer_id_of(public_key) != peer_id:
         return False
     try:
         key = serialization.load_der_public_key(_unwrap_key(public_key))
@@ -158,7 +158,8 @@ def is_peer_id(text: str) -> bool:
     return len(raw) == len(_SHA2_256) + 32 and raw.startswith(_SHA2_256)
 
 
-def _peer_id(public_key: bytes) -> PeerId:
+def peer_id_of(public_key: bytes) -> PeerId:
+    """The name of the machine whose public key this is, as libp2p encodes it: the key's hash."""
     return PeerId(base58.b58encode(_SHA2_256 + hashlib.sha256(public_key).digest()).decode())
 
 

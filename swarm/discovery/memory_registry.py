@@ -13,9 +13,10 @@ from swarm.discovery.node_record import NodeRecord, live_records, open_filed, se
 from swarm.discovery.registry import MODELS_KEY, RECENT_S, block_keys, record_keys
 from swarm.errors import RegistryError
 from swarm.ids import ModelIdentity, PeerId
+from swarm.transport.endpoint import Endpoint
 
-DialBackCall = Callable[[PeerId, str, bytes], Awaitable[bool]]
-"""Calls a peer at an address with a nonce; whether it answered with its signature."""
+DialBackCall = Callable[[Endpoint, bytes], Awaitable[bool]]
+"""Calls a peer with a nonce; whether it answered with its signature."""
 
 
 class MemoryNetwork:
@@ -109,10 +110,10 @@ class MemoryRegistry:
         self._check_open()
         return next((record for record in self._network.get([MODELS_KEY]) if record.peer == self.peer_id), None)
 
-    async def dial_back(self, address: str, nonce: bytes) -> bool | None:
+    async def dial_back(self, endpoint: Endpoint, nonce: bytes) -> bool | None:
         """What the network's `dial` returns; None without one."""
         self._check_open()
-        return None if self._network.dial is None else await self._network.dial(self.peer_id, address, nonce)
+        return None if self._network.dial is None else await self._network.dial(endpoint, nonce)
 
     async def aclose(self) -> None:
         """Leave; later calls fail."""

@@ -20,6 +20,8 @@ from swarm.errors import LayersError, RemoteProtocolError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.protocol.limits import MAX_RECORD_BYTES
+from swarm.transport.certificate import check_certificate
+from swarm.transport.endpoint import Endpoint
 
 MAX_TTL_S: Final = 300.0
 """How far ahead a record may expire."""
@@ -68,6 +70,7 @@ class NodeRecord:
         uplink_mbit_per_s: None while it is not measured.
         row_bytes: of a hidden row in the lossless codec; None if it is not announced.
         movable: whether it would now move to layers where the swarm needs it.
+        certificate: DER of the certificate with which it answers since its start; empty only in an insecure swarm.
         sealed: the signed bytes that the record was read from; empty for a record made here.
     """
 
@@ -89,7 +92,13 @@ class NodeRecord:
     uplink_mbit_per_s: float | None = None
     row_bytes: int | None = None
     movable: bool = False
+    certificate: bytes = field(default=b"", repr=False)
     sealed: bytes = field(default=b"", compare=False, repr=False)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where it is reached, and what proves that it answers."""
+        return Endpoint(self.peer, self.address, self.certificate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +244,9 @@ _FIELDS = (
     "version_of_format", "left", "peer", "model", "span", "address", "state", "numeric_class", "version", "name",
     "sweep_ms", "kv_tokens_free", "kv_tokens_total", "sequence", "expires_at",
     "delays_ms", "busy", "uplink_mbit_per_s", "row_bytes",
-    "movable",
+    "movable", "certificate",
 )  # fmt: skip
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _DELAY_MS: Final = (0.0, 60_000.0)
 _MBIT_PER_S: Final = (0.001, 1e6)
 
@@ -272,6 +281,7 @@ def _encode(record: NodeRecord, left: bool) -> list[Any]:
         record.uplink_mbit_per_s,
         record.row_bytes,
         record.movable,
+        record.certificate,
     ]
 
 
@@ -283,8 +293,9 @@ def _decode(values: list[Any], data: bytes) -> Sealed:
     split_address(address)
     model = _model(raw["model"])
     total = _whole("kv_tokens_total", raw["kv_tokens_total"])
+    peer = _peer(raw["peer"])
     record = NodeRecord(
-        peer=_peer(raw["peer"]),
+        peer=peer,
         model=model,
         span=_span(raw["span"], model.num_layers),
         address=address,
@@ -302,6 +313,7 @@ def _decode(values: list[Any], data: bytes) -> Sealed:
         uplink_mbit_per_s=_uplink(raw["uplink_mbit_per_s"]),
         row_bytes=None if raw["row_bytes"] is None else _whole("row_bytes", raw["row_bytes"], MAX_ROW_BYTES),
         movable=_flag("movable", raw["movable"]),
+        certificate=_certificate(raw["certificate"], peer),
         sealed=data,
     )
     return Sealed(record, raw["left"])
@@ -338,6 +350,17 @@ def _real(field: str, value: object) -> float:
 def _flag(field: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise RecordError(field, "must be true or false")
+    return value
+
+
+def _certificate(value: object, peer: PeerId) -> bytes:
+    if not isinstance(value, bytes):
+        raise RecordError("certificate", "must be bytes")
+    if value:
+        try:
+            check_certificate(value, peer)
+        except ValueError as error:
+            raise RecordError("certificate", str(error)) from error
     return value
 
 

@@ -13,6 +13,7 @@ from swarm.ids import ModelIdentity, PeerId
 if TYPE_CHECKING:
     from swarm.discovery.identity import Identity
     from swarm.discovery.node_record import NodeRecord
+    from swarm.transport.endpoint import Endpoint
 
 RECENT_S = 1.5
 """Age up to which the directory's cached answers are used by default."""
@@ -77,11 +78,11 @@ class Registry(Protocol):
         """The newest valid record under this machine's own name, whoever wrote it; always fresh."""
         ...
 
-    async def dial_back(self, address: str, nonce: bytes) -> bool | None:
+    async def dial_back(self, endpoint: Endpoint, nonce: bytes) -> bool | None:
         """Ask a peer to call this machine.
 
         Args:
-            address: `host:port` to call.
+            endpoint: where to call, and the certificate with which this machine answers.
             nonce: 16 bytes that the answer must sign.
 
         Returns:

@@ -210,6 +210,7 @@ class Open:
         sweeps: sweeps that the client asks to have unanswered at a time.
         nodes: tree nodes that it asks to have live or unanswered at a time.
         codec: of the rows between hops.
+        session_key: the public key that commands the session (R14), 32 bytes; b"" until its client signs.
     """
 
     fingerprint: str
@@ -217,6 +218,7 @@ class Open:
     sweeps: int
     nodes: int
     codec: Codec
+    session_key: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,13 +239,14 @@ class Attach:
     """First message on a link: this stream is the session's upstream from now on (R3), beside its replica's (H2).
 
     Attributes:
-        session: 16 random bytes, chosen by the client.
+        session: 16 bytes: the hash of the session's key.
         generation: of the route.
         route: all hops, hop 0 first.
-        index: the receiver's place in the route.
+        index: the place in the route of the receiver, or of the hop whose replica it is.
         open: what to reserve.
         hedge: the hop with a replica, None without.
         records: signed records of machines of the route, so that no hop asks the directory where the next one is.
+        signature: of the session's key, over all of this but `index` (R14).
     """
 
     session: SessionId
@@ -253,6 +256,7 @@ class Attach:
     open: Open
     hedge: Hedge | None = None
     records: tuple[bytes, ...] = ()
+    signature: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,14 +266,18 @@ class Reroute:
     Attributes:
         generation: of the new route: greater than the old one's.
         route: all hops, hop 0 first.
+        open: what a new hop is to reserve.
         hedge: the hop with a replica, None without.
         records: as in `Attach`.
+        signature: as in `Attach`.
     """
 
     generation: int
     route: tuple[RouteHop, ...]
+    open: Open
     hedge: Hedge | None = None
     records: tuple[bytes, ...] = ()
+    signature: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def chain_ends(records: Sequence[NodeRecord], num_layers: int, rng: random.Rando
 
 
 def _info(dialer: Dialer, record: NodeRecord) -> InfoCall:
-    call: InfoCall = dialer.channel(record.address).unary_unary(wire.INFO)
+    call: InfoCall = dialer.channel(record.endpoint).unary_unary(wire.INFO)
     return call
 
 

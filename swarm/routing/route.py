@@ -30,6 +30,7 @@ from swarm.routing.costs import (
     wait_ms,
 )
 from swarm.routing.search import CheapestChain, cheapest
+from swarm.transport.endpoint import Endpoint
 
 MANY_ROWS = 64
 """Size of the sweep that, beside one of a single row, gives the cost of a further row."""
@@ -71,9 +72,9 @@ class Route:
         """The signed records of all its machines."""
         return tuple(record.sealed for record in self._all_records if record.sealed)
 
-    def address(self, peer: PeerId) -> str:
-        """`host:port` of a machine of the chain, or of the replica, from its signed record."""
-        return next(record.address for record in self._all_records if record.peer == peer)
+    def endpoint(self, peer: PeerId) -> Endpoint:
+        """How to reach a machine of the chain, or the replica, from its signed record."""
+        return next(record.endpoint for record in self._all_records if record.peer == peer)
 
     @property
     def _all_records(self) -> tuple[NodeRecord, ...]:

@@ -43,6 +43,8 @@ Number = Annotated[float, Word("NUMBER")]
 Probability = Annotated[float, Word("PROBABILITY")]
 Seconds = Annotated[float, Word("SECONDS")]
 Milliseconds = Annotated[float, Word("MS")]
+Insecure = bool
+"""Whether machines of this computer that announce no certificate are dialled in plain text."""
 MegabytesPerSecond = Annotated[float, Word("MB")]
 
 

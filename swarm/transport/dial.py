@@ -1,27 +1,46 @@
 """The one place that opens gRPC connections to other machines, with every limit and deadline of the transport.
 
-Channels are kept per address, so that links stay warm. Knows no session and sends nothing itself.
+Every connection is encrypted, and only the machine whose record was read can answer: its certificate is the one that is
+trusted, and its name the one that is expected. There is no falling back to plain text.
+Channels are kept per endpoint, so that links stay warm. Knows no session and sends nothing itself.
 """
 
 from __future__ import annotations
 
+import ssl
 import time
-from collections import deque
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import Final
+from weakref import WeakValueDictionary
 
+import grpc
 import grpc.aio
 from grpc import ChannelConnectivity
 
-_BOTH_SIDES: list[tuple[str, int]] = [
+from swarm.errors import SwarmError
+from swarm.transport.certificate import ServerCertificate, server_name
+from swarm.transport.endpoint import Endpoint
+
+Options = list[tuple[str, int | str]]
+
+_ONLY_UNCOMPRESSED = 1
+"""A bit set of algorithms: a kilobyte on the wire is a kilobyte, never a megabyte of zeros."""
+
+_BOTH_SIDES: Options = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.max_send_message_length", 4 << 20),
+    ("grpc.compression_enabled_algorithms_bitset", _ONLY_UNCOMPRESSED),
 ]
 
-CHANNEL_OPTIONS: list[tuple[str, int]] = [
+CHANNEL_OPTIONS: Options = [
     *_BOTH_SIDES,
+    # A proxy of the environment is for browsers; it would learn who talks to whom, or carry nothing.
+    ("grpc.enable_http_proxy", 0),
     # A link must reconnect at once or fail at once: repair is the client's decision, not the channel's.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
@@ -31,11 +50,16 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
-SERVER_OPTIONS: list[tuple[str, int]] = [
+SERVER_OPTIONS: Options = [
     *_BOTH_SIDES,
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
+    # Who connects and says nothing, or nothing more, holds a file descriptor of ours: not for long.
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.max_connection_idle_ms", 60_000),
+    # Of one connection; a client has two streams per session.
+    ("grpc.max_concurrent_streams", 1_100),
 ]
 
 
@@ -45,38 +69,149 @@ WARM_S = 30.0
 """How long what TCP learned of a connection is trusted."""
 ABANDONED_KEPT, MAX_ABANDONED = 8, 64
 """Channels that were given up and stay open, since they may carry streams yet: after `tidy`, and until it runs."""
+MAX_CHANNELS = 256
+"""Channels that are kept for the next use. One beyond them stays open for as long as somebody uses it."""
+
+
+def open_channel(endpoint: Endpoint, options: Options, *, insecure: bool = False) -> grpc.aio.Channel:
+    """A new channel, on which only the machine with the endpoint's certificate can answer.
+
+    Args:
+        endpoint: whom to dial.
+        options: of gRPC.
+        insecure: whether a machine without a certificate is dialled in plain text, if it is on this machine.
+
+    Raises:
+        SwarmError: it announces no certificate.
+    """
+    if not endpoint.certificate:
+        _check_plain(endpoint, insecure)
+        return grpc.aio.insecure_channel(endpoint.address, options=options)
+    credentials, pinned = pin(endpoint.certificate, server_name(endpoint.peer))
+    return grpc.aio.secure_channel(endpoint.address, credentials, options=[*options, *pinned])
+
+
+def pin(der: bytes, name: str) -> tuple[grpc.ChannelCredentials, Options]:
+    """What a channel needs so that only this certificate is accepted, and only under this name."""
+    root = ssl.DER_cert_to_PEM_cert(der).encode()
+    return grpc.ssl_channel_credentials(root_certificates=root), [("grpc.ssl_target_name_override", name)]
+
+
+def bind_port(server: grpc.aio.Server, address: str, certificate: ServerCertificate | None) -> int:
+    """Let a server listen at `host:port` and answer with a certificate; in plain text where there is none.
+
+    Returns:
+        The TCP port.
+
+    Raises:
+        RuntimeError: it cannot be had.
+    """
+    if certificate is None:
+        return server.add_insecure_port(address)
+    return server.add_secure_port(address, grpc.ssl_server_credentials([(certificate.key_pem, certificate.pem)]))
+
+
+def plain_reason(error: grpc.aio.AioRpcError) -> str:
+    """What a failed call says, in plain words where the connection could not be made secure."""
+    details = error.details() or error.code().name.lower()
+    return next((plain for sign, plain in _REASONS.items() if sign in details), details)
+
+
+_REASONS: Final = {
+    "CERTIFICATE_VERIFY_FAILED": "another machine answers there: its certificate is not the one in the record",
+    "WRONG_VERSION_NUMBER": "what answers there speaks no TLS",
+}
+"""Plain words by what BoringSSL says."""
+
+
+def _check_plain(endpoint: Endpoint, insecure: bool) -> None:
+    if not insecure:
+        raise SwarmError(
+            f"{endpoint.address} announces no certificate; links are encrypted, and plain text is only for "
+            "a swarm on one machine whose programs all have --insecure"
+        )
+    if not endpoint.is_loopback:
+        raise SwarmError(f"{endpoint.address} announces no certificate; --insecure is for this machine's own addresses")
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A way to a machine.
+
+    Attributes:
+        channel: connects when first used.
+        endpoint: whom it leads to: signatures made for this machine name its certificate.
+        is_cold: it has carried nothing large for a while.
+    """
+
+    channel: grpc.aio.Channel
+    endpoint: Endpoint
+    is_cold: bool = False
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A channel for the next use.
+
+    Attributes:
+        channel: connects when first used.
+        last_use: monotonic seconds.
+        warm_until: monotonic seconds; None before its connection was warmed up.
+    """
+
+    channel: grpc.aio.Channel
+    last_use: float
+    warm_until: float | None = None
 
 
 class Dialer:
-    """Keeps one channel per address; `async with` closes them all."""
+    """Keeps one channel per endpoint; `async with` closes them all."""
 
-    def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._last_use: dict[str, float] = {}
-        self._warm_until: dict[str, float] = {}
-        self._abandoned: deque[grpc.aio.Channel] = deque()
-
-    def channel(self, address: str, stuck: grpc.aio.Channel | None = None) -> grpc.aio.Channel:
-        """The channel to a machine; it connects when first used.
+    def __init__(self, *, insecure: bool = False) -> None:
+        """Dial nobody yet.
 
         Args:
-            address: `host:port`.
+            insecure: whether machines on this machine that announce no certificate are dialled in plain text.
+        """
+        self._insecure = insecure
+        self._kept: OrderedDict[Endpoint, _Kept] = OrderedDict()  # the least recently used one first
+        self._dropped: WeakValueDictionary[Endpoint, grpc.aio.Channel] = WeakValueDictionary()
+        self._abandoned: deque[grpc.aio.Channel] = deque()
+
+    def channel(self, endpoint: Endpoint, stuck: grpc.aio.Channel | None = None) -> grpc.aio.Channel:
+        """The channel to a machine; it connects when first used. Whoever has a stream on it keeps a reference to it.
+
+        Args:
+            endpoint: the machine, from its signed record.
             stuck: a channel on which nothing comes through. If it is this one, there is another from now on: TCP that
                 lost a few packets in a row may sleep for seconds before it tries again; a new connection does not.
-        """
-        self._last_use[address] = time.monotonic()
-        if stuck is not None and self._channels.get(address) is stuck and len(self._abandoned) < MAX_ABANDONED:
-            self._abandoned.append(self._channels.pop(address))
-            self._warm_until.pop(address, None)
-        if address not in self._channels:
-            self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        return self._channels[address]
 
-    def was_cold(self, address: str) -> bool:
+        Raises:
+            SwarmError: it announces no certificate.
+        """
+        now = time.monotonic()
+        kept = self._kept.pop(endpoint, None)
+        if kept is not None and kept.channel is stuck and len(self._abandoned) < MAX_ABANDONED:
+            self._abandoned.append(kept.channel)
+            kept = None
+        if kept is None:
+            used = self._dropped.pop(endpoint, None)
+            kept = _Kept(used if used is not None and used is not stuck else self._open(endpoint), now)
+        kept.last_use = now
+        self._kept[endpoint] = kept
+        if len(self._kept) > MAX_CHANNELS:
+            oldest, left = self._kept.popitem(last=False)
+            self._dropped[oldest] = left.channel  # closes when nobody uses it
+        return kept.channel
+
+    def was_cold(self, endpoint: Endpoint) -> bool:
         """Whether the connection needs warming up. The caller does that now, and it counts as warm for a while."""
         now = time.monotonic()
-        was_cold = now >= self._warm_until.get(address, now)
-        self._warm_until[address] = now + WARM_S
+        kept = self._kept.get(endpoint)
+        if kept is None:
+            return True
+        was_cold = kept.warm_until is None or now >= kept.warm_until
+        kept.warm_until = now + WARM_S
         return was_cold
 
     async def tidy(self, idle_s: float = IDLE_S) -> None:
@@ -90,13 +225,15 @@ class Dialer:
         while len(self._abandoned) > ABANDONED_KEPT:
             await self._abandoned.popleft().close(grace=None)
         until = time.monotonic() - idle_s
-        for address in [address for address, used in self._last_use.items() if used < until]:
-            if self._channels[address].get_state() in (ChannelConnectivity.READY, ChannelConnectivity.CONNECTING):
+        for endpoint in [endpoint for endpoint, kept in self._kept.items() if kept.last_use < until]:
+            channel = self._kept[endpoint].channel
+            if channel.get_state() in (ChannelConnectivity.READY, ChannelConnectivity.CONNECTING):
                 continue
-            channel = self._channels.pop(address)
-            self._last_use.pop(address)
-            self._warm_until.pop(address, None)
+            del self._kept[endpoint]
             await channel.close(grace=None)
+
+    def _open(self, endpoint: Endpoint) -> grpc.aio.Channel:
+        return open_channel(endpoint, CHANNEL_OPTIONS, insecure=self._insecure)
 
     async def __aenter__(self) -> Dialer:
         """Nothing is dialled yet."""
@@ -104,8 +241,9 @@ class Dialer:
 
     async def __aexit__(self, *exc: object) -> None:
         """Close every channel."""
-        for channel in (*self._channels.values(), *self._abandoned):
+        kept = [one.channel for one in self._kept.values()]
+        for channel in (*kept, *self._dropped.values(), *self._abandoned):
             await channel.close(grace=None)
-        self._channels.clear()
+        self._kept.clear()
+        self._dropped.clear()
         self._abandoned.clear()
-        self._last_use.clear()

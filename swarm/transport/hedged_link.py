@@ -1,8 +1,8 @@
 """A link to a hop with two machines: the same sweeps go to both, and the first answer counts (PROTOCOL H1–H4).
 
-Which of two is heard: both, always. Each of the two sees an ordinary chain in which it stands alone. Whoever comes
-behind them hears both streams and takes the first of two equal sweeps (`node.session.upstreams`), so which one is
-faster may change with every sweep.
+Which of two is heard: both, always. Both get the route as the client signed it, and each finds its own place in it.
+Whoever comes behind them hears both streams and takes the first of two equal sweeps (`node.session.upstreams`), so
+which one is faster may change with every sweep.
 
 When one dies, nothing is replayed: the other one has had every sweep. The session goes on without a pause.
 
@@ -13,21 +13,18 @@ route names keeps its stream, whichever of the two it was. An unhedged route has
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from swarm.protocol.authority import replica_of
 from swarm.protocol.messages import Attach, Hedge, RouteHop, SweepFrame
 from swarm.transport.successor import SessionLink, SuccessorLink
 
-
-def replica_route(route: Sequence[RouteHop], hedge: Hedge) -> tuple[RouteHop, ...]:
-    """The route in which the replica stands in its hop's place."""
-    span = route[hedge.index].span
-    return (*route[: hedge.index], RouteHop(hedge.replica, span), *route[hedge.index + 1 :])
+CLIENT = ""
+"""In place of a peer id."""
 
 
 def senders(route: Sequence[RouteHop], index: int, hedge: Hedge | None) -> tuple[str, ...]:
-    """Who may send a hop its sweeps: the hop before it and, where that is hedged, its replica; "" is the client."""
-    before = "" if index == 0 else route[index - 1].peer
+    """Who may send a hop its sweeps: the hop before it and, where that is hedged, its replica; or `CLIENT`."""
+    before = CLIENT if index == 0 else route[index - 1].peer
     return (before, hedge.replica) if hedge is not None and hedge.index == index - 1 else (before,)
 
 
@@ -70,13 +67,9 @@ class HedgedLink:
 
     def follow(self, attach: Attach) -> None:
         """Go on with this route, which is hedged at `attach.index`."""
-        assert attach.hedge is not None
-        assert attach.hedge.index == attach.index
-        hop = attach.route[attach.index]
-        self._keep_as_first(hop)
+        self._keep_as_first(attach.route[attach.index])
         self._first.follow(attach)
-        mirrored = Hedge(attach.index, hop.peer)  # of the two, each one names the other as its replica
-        self._second.follow(replace(attach, route=replica_route(attach.route, attach.hedge), hedge=mirrored))
+        self._second.follow(attach, replica_of(attach))
 
     def push(self, frame: SweepFrame) -> None:
         """Send both a sweep that the journal holds already."""

@@ -19,6 +19,8 @@ from swarm import wire
 from swarm.errors import HopClosed, HopError, HopTimeout, Unreachable
 from swarm.protocol.messages import Ack, Attach, Attached, Downstream, Ping, Pong, RouteHop, Upstream
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.dial import Connection, plain_reason
+from swarm.transport.introduction import Signer, introduce
 from swarm.transport.liveness import LivenessWatch, pause
 from swarm.wire.frames import split
 
@@ -134,25 +136,26 @@ class Link:
 
 @asynccontextmanager
 async def open_link(
-    channel: grpc.aio.Channel,
+    connection: Connection,
+    signer: Signer,
     attach: Attach,
     listener: Callable[[Upstream | HopError], None],
-    *,
-    is_cold: bool = False,
     count_bytes: CountBytes = ignore_bytes,
 ) -> AsyncIterator[Link]:
-    """Open the stream to `attach.route[attach.index]` and send the attach.
+    """Open the stream to a hop and send the attach.
 
     Args:
-        channel: connection to that hop.
-        attach: first message of the stream.
+        connection: to that hop.
+        signer: who opens it.
+        attach: first message of the stream; the hop stands at `attach.index`, or is the replica of the one that does.
         listener: called in the event loop with every message, and once with the HopError that ended the stream.
-        is_cold: whether rows will travel over a connection that carried nothing large for a while.
         count_bytes: called with the size of every part that was written.
     """
-    link = Link(attach.route[attach.index], asyncio.Queue(OUTBOX_MESSAGES), is_cold)
+    hop = RouteHop(connection.endpoint.peer, attach.route[attach.index].span)
+    link = Link(hop, asyncio.Queue(OUTBOX_MESSAGES), connection.is_cold)
     link.send(attach)
-    call: Stream = channel.stream_stream(wire.LINK)()
+    metadata = introduce(signer, connection.endpoint, wire.LINK, attach.signature)
+    call: Stream = connection.channel.stream_stream(wire.LINK)(metadata=metadata)
     async with TaskScope() as scope:
         scope.spawn(_write(call, link, count_bytes))
         scope.spawn(_read(call, link, listener))
@@ -190,8 +193,7 @@ async def _read(call: Stream, link: Link, listener: Callable[[Upstream | HopErro
                 link.warm_up()
             listener(message)
     except grpc.aio.AioRpcError as failure:
-        details = failure.details() or failure.code().name.lower()
-        error = Unreachable(link.hop.peer, str(link.hop.span), f"the stream broke ({details})")
+        error = Unreachable(link.hop.peer, str(link.hop.span), f"the stream broke ({plain_reason(failure)})")
     listener(error)
 
 

@@ -19,6 +19,7 @@ from typing import Protocol, Self
 import grpc.aio
 
 from swarm.errors import HopError, HopTimeout, LocalProtocolError, SwarmError, Unreachable
+from swarm.protocol.authority import place_in
 from swarm.protocol.messages import (
     Attach,
     Attached,
@@ -32,6 +33,8 @@ from swarm.protocol.messages import (
     Upstream,
 )
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.dial import Connection
+from swarm.transport.introduction import Signer
 from swarm.transport.link import CountBytes, Link, ignore_bytes, open_link
 
 ATTACH_S = 3.0
@@ -43,8 +46,8 @@ DISMISSED = Close("the chain goes on without this machine", dismissed=True)
 
 logger = logging.getLogger(__name__)
 
-Dial = Callable[[RouteHop, grpc.aio.Channel | None], Awaitable[tuple[grpc.aio.Channel, bool]]]
-"""The connection to a hop, and whether it is cold; not the one on which nothing comes through.
+Dial = Callable[[RouteHop, grpc.aio.Channel | None], Awaitable[Connection]]
+"""The connection to a hop; not the one on which nothing comes through.
 
 Raises:
     SwarmError: nobody knows where it listens.
@@ -126,18 +129,25 @@ class SuccessorLink:
     """A `SessionLink` to one machine."""
 
     def __init__(
-        self, scope: TaskScope, dial: Dial, listener: SuccessorListener, count_bytes: CountBytes = ignore_bytes
+        self,
+        scope: TaskScope,
+        dial: Dial,
+        signer: Signer,
+        listener: SuccessorListener,
+        count_bytes: CountBytes = ignore_bytes,
     ) -> None:
         """Make a link that leads nowhere yet.
 
         Args:
             scope: owns the streams.
             dial: connects to a hop.
+            signer: who this is: a hop's identity, or the session's key at its client.
             listener: the session.
             count_bytes: called with the size of every part that is written.
         """
         self._scope = scope
         self._dial = dial
+        self._signer = signer
         self._count_bytes = count_bytes
         self._listener = listener
         self._stream: SuccessorStream | None = None
@@ -147,7 +157,7 @@ class SuccessorLink:
 
     def beside(self) -> Self:
         """Another link of the same session, for a second machine; `gone` waits for the streams of both."""
-        other = type(self)(self._scope, self._dial, self._listener, self._count_bytes)
+        other = type(self)(self._scope, self._dial, self._signer, self._listener, self._count_bytes)
         other._open = self._open
         return other
 
@@ -163,18 +173,23 @@ class SuccessorLink:
         """Where it leads; None before the first route and after `leave`."""
         return None if self._stream is None else self._stream.hop
 
-    def follow(self, attach: Attach) -> None:
-        """Go on with this route, where the successor stands at `attach.index`."""
-        hop, stream = attach.route[attach.index], self._stream
+    def follow(self, attach: Attach, hop: RouteHop | None = None) -> None:
+        """Go on with this route.
+
+        Args:
+            attach: the route; the successor stands at `attach.index`.
+            hop: the successor where it is the replica of the hop at that place.
+        """
+        hop, stream = hop or attach.route[attach.index], self._stream
         is_usable = stream is not None and stream.is_attached and not stream.is_broken
         if stream is not None and stream.link is not None and stream.hop == hop and is_usable:
             try:
-                stream.link.send(Reroute(attach.generation, attach.route, attach.hedge, attach.records))
+                stream.link.send(_reroute(attach))
             except HopError as error:
                 self._lost(stream, error)
             return
         if stream is not None:
-            stays = any(other.peer == stream.hop.peer for other in attach.route)
+            stays = place_in(attach, stream.hop.peer) is not None
             self._leave(stream, None if stays else DISMISSED)
         self._stream = SuccessorStream(hop)
         task = self._scope.spawn(self._hold(self._stream, attach))
@@ -237,9 +252,10 @@ class SuccessorLink:
 
     async def _hold(self, stream: SuccessorStream, attach: Attach) -> None:
         try:
-            stream.channel, is_cold = await self._dial(stream.hop, self._stuck)
+            connection = await self._dial(stream.hop, self._stuck)
+            stream.channel = connection.channel
             hear = partial(self._hear, stream)
-            async with open_link(stream.channel, attach, hear, is_cold=is_cold, count_bytes=self._count_bytes) as link:
+            async with open_link(connection, self._signer, attach, hear, self._count_bytes) as link:
                 stream.link = link
                 if not stream.left.is_set():
                     limit_s = min(FIRST_TRY_S * 2**self._late_attaches, ATTACH_S) if attach.generation else ATTACH_S
@@ -288,3 +304,10 @@ class SuccessorLink:
             if stream is self._stream and not stream.left.is_set():
                 logger.info("%s", error)
                 self._listener.on_trouble(error)
+
+
+def _reroute(attach: Attach) -> Reroute:
+    """The same route for a machine that has the session already."""
+    return Reroute(
+        attach.generation, attach.route, attach.open, attach.hedge, attach.records, signature=attach.signature
+    )

@@ -43,6 +43,13 @@ def at_most(values: S, limit: int, field: str) -> S:
     return values
 
 
+def exactly(value: bytes, length: int, field: str) -> bytes:
+    """So many bytes."""
+    if len(value) != length:
+        raise RemoteProtocolError(field, f"{len(value)} bytes instead of {length}")
+    return value
+
+
 def numbers(values: Collection[int], field: str, end: int = ID_END) -> tuple[int, ...]:
     """At most `MAX_NODES` values in `[0, end)`."""
     found = tuple(at_most(values, MAX_NODES, field))
@@ -94,9 +101,7 @@ def fraction(value: float, field: str) -> float:
 
 def session_id(value: bytes) -> SessionId:
     """A session's id: 128 bits."""
-    if len(value) != SESSION_BYTES:
-        raise RemoteProtocolError("session", f"{len(value)} bytes instead of {SESSION_BYTES}")
-    return SessionId(value)
+    return SessionId(exactly(value, SESSION_BYTES, "session"))
 
 
 def layers(start: int, end: int) -> Span:

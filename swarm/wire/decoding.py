@@ -21,6 +21,8 @@ from swarm.protocol.limits import (
     PADDING_BYTES,
     PEER_CHARACTERS,
     REASON_CHARACTERS,
+    SESSION_KEY_BYTES,
+    SESSION_SIGNATURE_BYTES,
     TEXT_CHARACTERS,
 )
 from swarm.protocol.messages import (
@@ -92,9 +94,7 @@ def decode_frame(data: bytes | bytearray) -> Frame:
         case "attach":
             return _attach(frame.attach)
         case "reroute":
-            route = _route(frame.reroute.route)
-            hedge, generation = _hedge(frame.reroute, route), checks.number(frame.reroute.generation, "generation")
-            return Reroute(generation, route, hedge, _records(frame.reroute.records))
+            return _reroute(frame.reroute)
         case "snapshot":
             return _snapshot(frame.snapshot)
         case "close":
@@ -368,15 +368,33 @@ def _attach(attach: pb.Attach) -> Attach:
         generation=checks.number(attach.generation, "generation"),
         route=route,
         index=checks.number(attach.index, "index", len(route)),
-        open=Open(
-            fingerprint=_text(attach.open.fingerprint, "fingerprint"),
-            window_tokens=attach.open.window_tokens,
-            sweeps=attach.open.sweeps,
-            nodes=attach.open.nodes,
-            codec=_codec(attach.open.codec),
-        ),
+        open=_open(attach.open),
         hedge=_hedge(attach, route),
         records=_records(attach.records),
+        signature=checks.exactly(attach.signature, SESSION_SIGNATURE_BYTES, "signature"),
+    )
+
+
+def _reroute(reroute: pb.Reroute) -> Reroute:
+    route = _route(reroute.route)
+    return Reroute(
+        generation=checks.number(reroute.generation, "generation"),
+        route=route,
+        open=_open(reroute.open),
+        hedge=_hedge(reroute, route),
+        records=_records(reroute.records),
+        signature=checks.exactly(reroute.signature, SESSION_SIGNATURE_BYTES, "signature"),
+    )
+
+
+def _open(opened: pb.Open) -> Open:
+    return Open(
+        fingerprint=_text(opened.fingerprint, "fingerprint"),
+        window_tokens=opened.window_tokens,
+        sweeps=opened.sweeps,
+        nodes=opened.nodes,
+        codec=_codec(opened.codec),
+        session_key=checks.exactly(opened.session_key, SESSION_KEY_BYTES, "session_key"),
     )
 
 

@@ -25,6 +25,7 @@ from swarm.protocol.messages import (
     Held,
     Hold,
     HopTime,
+    Open,
     Ping,
     Pong,
     Ready,
@@ -127,9 +128,7 @@ def _frame(message: Frame) -> pb.Frame:
         case Attach():
             return pb.Frame(attach=_attach(message))
         case Reroute():
-            route, hedge = _route(message.route), _hedge(message.hedge)
-            reroute = pb.Reroute(generation=message.generation, route=route, hedge=hedge, records=message.records)
-            return pb.Frame(reroute=reroute)
+            return pb.Frame(reroute=_reroute(message))
         case Snapshot():
             return pb.Frame(snapshot=_snapshot(message))
         case Close():
@@ -233,21 +232,37 @@ def _route(route: Iterable[RouteHop]) -> list[pb.RouteHop]:
 
 
 def _attach(attach: Attach) -> pb.Attach:
-    opened = attach.open
     return pb.Attach(
         session=attach.session,
         generation=attach.generation,
         route=_route(attach.route),
         index=attach.index,
-        open=pb.Open(
-            fingerprint=opened.fingerprint,
-            window_tokens=opened.window_tokens,
-            sweeps=opened.sweeps,
-            nodes=opened.nodes,
-            codec=CODECS[opened.codec],
-        ),
+        open=_open(attach.open),
         hedge=_hedge(attach.hedge),
         records=attach.records,
+        signature=attach.signature,
+    )
+
+
+def _reroute(reroute: Reroute) -> pb.Reroute:
+    return pb.Reroute(
+        generation=reroute.generation,
+        route=_route(reroute.route),
+        open=_open(reroute.open),
+        hedge=_hedge(reroute.hedge),
+        records=reroute.records,
+        signature=reroute.signature,
+    )
+
+
+def _open(opened: Open) -> pb.Open:
+    return pb.Open(
+        fingerprint=opened.fingerprint,
+        window_tokens=opened.window_tokens,
+        sweeps=opened.sweeps,
+        nodes=opened.nodes,
+        codec=CODECS[opened.codec],
+        session_key=opened.session_key,
     )
 
 

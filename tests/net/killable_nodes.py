@@ -110,8 +110,11 @@ class KillableNodes:
         while len(node.sessions):
             await node.sessions._ended.wait()
         node.sessions.draining = False
-        server, _ = bind("127.0.0.1", node.running.resources.port)
-        server.add_generic_rpc_handlers((NodeService(node.registry.identity, node.sessions).handlers(),))
+        certificate = node.running.resources.certificate
+        assert certificate is not None
+        server, _ = bind("127.0.0.1", node.running.resources.port, certificate)
+        service = NodeService(node.registry.identity, node.sessions, certificate.digest)
+        server.add_generic_rpc_handlers((service.handlers(),))
         await server.start()
         node.running.host.service = replace(service_of(node), server=server)
         self._dead.remove(name)

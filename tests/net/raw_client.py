@@ -1,19 +1,27 @@
-"""A client that follows no rules: it sends any message, or any bytes, to any hop and records every answer."""
+"""A client that follows no rules: it sends any message, or any bytes, to any hop and records every answer.
+
+It knows the keys of sessions that `attach` named and the identities of nodes that `route_of` put into routes. So
+what it sends is signed and introduced rightly, unless a test says otherwise.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TypeVar
 
 import grpc.aio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from node.serve import Node
 from swarm import wire
-from swarm.ids import SessionId, TreeNodeId
+from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
+from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import (
     Ack,
     Attach,
@@ -28,6 +36,8 @@ from swarm.protocol.messages import (
     Upstream,
 )
 from swarm.protocol.node_info import Counters, NodeInfo
+from swarm.transport.dial import open_channel
+from swarm.transport.introduction import Metadata, Signer, introduce
 from swarm.transport.link import Stream
 from swarm.wire.frames import FrameAssembler, split
 
@@ -36,6 +46,9 @@ Unary = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
 ANSWER_S = 10.0
 """The longest wait for an answer."""
+
+_keys: dict[SessionId, SessionKey] = {}
+_identities: dict[PeerId, Signer] = {}
 
 
 @dataclass(slots=True)
@@ -51,9 +64,9 @@ class RawLink:
     heard: list[Upstream] = field(default_factory=list)
 
     async def send(self, *messages: Frame) -> None:
-        """Send messages as frames in parts."""
+        """Send messages as frames in parts, an attach with the signature of its session's key."""
         for message in messages:
-            for part in split(message):
+            for part in split(signed(message) if isinstance(message, Attach) else message):
                 await self.call.write(part)
 
     async def send_bytes(self, part: bytes) -> None:
@@ -90,16 +103,15 @@ class RawLink:
 
 @dataclass(slots=True)
 class RawReplies:
-    """A reply stream; `request` opens it."""
+    """A reply stream."""
 
     call: Stream
     joiner: FrameAssembler = field(default_factory=FrameAssembler)
 
-    async def request(self, session: SessionId, acked: int = 0) -> None:
-        """Ask for a session's replies, and wait until the stream is open."""
-        await self.call.write(wire.encode_replies_up(RepliesRequest(session, acked=acked)))
+    async def opened(self) -> None:
+        """Wait until the stream is open: the tail begins with a ping."""
         async with asyncio.timeout(ANSWER_S):
-            self.joiner.feed(_bytes(await self.call.read()))  # the tail begins with a ping
+            self.joiner.feed(_bytes(await self.call.read()))
 
     async def read(self) -> Reply:
         """The next reply."""
@@ -116,10 +128,12 @@ def _bytes(data: object) -> bytes:
 
 
 @asynccontextmanager
-async def dial(node: Node, method: str, options: Sequence[tuple[str, int]] = ()) -> AsyncIterator[Stream]:
+async def dial(
+    node: Node, method: str, options: Sequence[tuple[str, int]] = (), metadata: Metadata = ()
+) -> AsyncIterator[Stream]:
     """A stream to a node over a connection of its own, cancelled at the end."""
-    async with grpc.aio.insecure_channel(node.address, options=list(options)) as channel:
-        call: Stream = channel.stream_stream(method)()
+    async with open_channel(node.endpoint, list(options)) as channel:
+        call: Stream = channel.stream_stream(method)(metadata=metadata)
         try:
             yield call
         finally:
@@ -127,9 +141,17 @@ async def dial(node: Node, method: str, options: Sequence[tuple[str, int]] = ())
 
 
 @asynccontextmanager
-async def raw_link(node: Node, *first: Frame) -> AsyncIterator[RawLink]:
-    """A link to a node that begins with these messages."""
-    async with dial(node, wire.LINK) as call:
+async def raw_link(node: Node, *first: Frame, opens: Attach | None = None) -> AsyncIterator[RawLink]:
+    """A link to a node that begins with these messages, by the client or the hop before.
+
+    Args:
+        node: whom to call.
+        first: messages.
+        opens: the attach that the caller introduces itself for, if it is not the first of them.
+    """
+    attach = opens or next((message for message in first if isinstance(message, Attach)), None)
+    metadata = () if attach is None else opening_of(node, attach)
+    async with dial(node, wire.LINK, metadata=metadata) as call:
         link = RawLink(call)
         await link.send(*first)
         yield link
@@ -137,18 +159,46 @@ async def raw_link(node: Node, *first: Frame) -> AsyncIterator[RawLink]:
 
 @asynccontextmanager
 async def raw_replies(
-    node: Node, session: SessionId, options: Sequence[tuple[str, int]] = ()
+    node: Node, session: SessionId, options: Sequence[tuple[str, int]] = (), acked: int = 0
 ) -> AsyncIterator[RawReplies]:
     """A reply stream from a node; `options` are its channel's."""
-    async with dial(node, wire.REPLIES, options) as call:
+    first = wire.encode_replies_up(RepliesRequest(session, acked=acked))
+    async with dial(node, wire.REPLIES, options, introduced(node, wire.REPLIES, _keys[session], first)) as call:
+        await call.write(first)
         replies = RawReplies(call)
-        await replies.request(session)
+        await replies.opened()
         yield replies
+
+
+def introduced(node: Node, method: str, signer: Signer, subject: bytes) -> Metadata:
+    """A caller's introduction to a node."""
+    return introduce(signer, node.endpoint, method, subject)
+
+
+@cache
+def key_of(name: bytes) -> SessionKey:
+    """The key of the session that tests call by this name; the same at each call."""
+    key = SessionKey(Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name).digest()))
+    _keys[key.session] = key
+    return key
+
+
+def signed(attach: Attach) -> Attach:
+    """The attach with its client's signature, if that is known."""
+    key = _keys.get(attach.session)
+    return attach if key is None else key.command(attach)
+
+
+def opening_of(node: Node, attach: Attach) -> Metadata:
+    """The introduction of whoever may open a stream with this attach: its client, or the hop before."""
+    before = _identities.get(attach.route[attach.index - 1].peer) if attach.index else None
+    signer = before or _keys.get(attach.session, key_of(b"nobody's"))
+    return introduced(node, wire.LINK, signer, signed(attach).signature)
 
 
 async def info(node: Node) -> NodeInfo:
     """The answer of the node's Info call."""
-    async with grpc.aio.insecure_channel(node.address) as channel:
+    async with open_channel(node.endpoint, []) as channel:
         call: Unary = channel.unary_unary(wire.INFO)
         return wire.decode_info(await call(b"", timeout=ANSWER_S))
 
@@ -160,12 +210,14 @@ async def counters(nodes: Iterable[Node]) -> list[Counters]:
 
 def route_of(nodes: Sequence[Node], spans: Sequence[str]) -> tuple[RouteHop, ...]:
     """The chain of these nodes over these layers."""
+    _identities.update((node.peer_id, node.registry.identity) for node in nodes)
     return tuple(RouteHop(node.peer_id, Span.parse(span)) for node, span in zip(nodes, spans, strict=True))
 
 
 def attach(route: tuple[RouteHop, ...], open_: Open, session: bytes, index: int = 0, generation: int = 0) -> Attach:
-    """The first message of a link."""
-    return Attach(SessionId(session.ljust(16, b"-")), generation, route, index, open_)
+    """The first message of a link, of the session that tests call by this name."""
+    key = key_of(session)
+    return key.command(Attach(key.session, generation, route, index, open_))
 
 
 def opening(node: Node, *, window: int = 256, sweeps: int = 4, nodes: int = 256) -> Open:

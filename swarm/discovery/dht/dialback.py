@@ -17,6 +17,8 @@ import msgpack
 from swarm.discovery.address_proof import HELLO_METHOD, MAX_HELLO_BYTES, NONCE_BYTES, check_hello
 from swarm.discovery.node_record import RecordError, split_address
 from swarm.ids import PeerId
+from swarm.transport.certificate import check_certificate
+from swarm.transport.endpoint import Endpoint
 
 HANDLER = "canopy/v1/dial-back"
 DEADLINE_S = 5.0
@@ -25,27 +27,29 @@ _MAX_PER_PEER = 6  # in the window
 _MAX_REQUESTS = 60  # of all peers, in the window
 _MAX_RUNNING = 4  # at a time
 
-HelloCall = Callable[[str, bytes], Awaitable[bytes]]
+MAX_REQUEST_BYTES = 1_024
+
+HelloCall = Callable[[Endpoint, bytes], Awaitable[bytes]]
 
 
-async def call_hello(address: str, nonce: bytes) -> bytes:
+async def call_hello(endpoint: Endpoint, nonce: bytes, *, insecure: bool = False) -> bytes:
     """Send a Hello.
 
     Args:
-        address: `host:port`
+        endpoint: whom; nobody with another certificate is heard.
         nonce: what the answer must sign.
+        insecure: whether one without a certificate, on this machine, is called in plain text.
 
     Raises:
         grpc.aio.AioRpcError: nothing answers there.
+        SwarmError: the endpoint has no certificate.
     """
     import grpc  # here, because most DHT processes never need it
 
-    options = [
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.max_receive_message_length", MAX_HELLO_BYTES),
-        ("grpc.use_local_subchannel_pool", 1),
-    ]
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
+    from swarm.transport.dial import CHANNEL_OPTIONS, open_channel
+
+    options = [*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", MAX_HELLO_BYTES)]
+    async with open_channel(endpoint, options, insecure=insecure) as channel:
         method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             HELLO_METHOD, request_serializer=None, response_deserializer=None
         )
@@ -82,11 +86,13 @@ class DialBack:
             return False
         if not self._admit(peer):
             return None
-        address, nonce = parsed
+        address, nonce, certificate = parsed
         self._running += 1
         try:
+            check_certificate(certificate, peer)
+            endpoint = Endpoint(peer, address, certificate)
             async with asyncio.timeout(DEADLINE_S):
-                return check_hello(peer, nonce, await self._call(address, nonce))
+                return check_hello(peer, nonce, endpoint.digest, await self._call(endpoint, nonce))
         except Exception:  # noqa: BLE001  (whatever an unknown address makes gRPC raise means: not reachable)
             return False
         finally:
@@ -103,22 +109,22 @@ class DialBack:
         return True
 
 
-def pack_request(address: str, nonce: bytes) -> bytes:
-    """A request to call `host:port` and expect this nonce signed."""
-    packed: bytes = msgpack.packb([address, nonce])
+def pack_request(address: str, nonce: bytes, certificate: bytes) -> bytes:
+    """A request to call `host:port`, accept only this certificate (DER), and expect this nonce signed."""
+    packed: bytes = msgpack.packb([address, nonce, certificate])
     return packed
 
 
-def parse_request(request: bytes) -> tuple[str, bytes] | None:
-    """The address and the nonce of a request, or None where it is malformed."""
-    if len(request) > 512:
+def parse_request(request: bytes) -> tuple[str, bytes, bytes] | None:
+    """The address, the nonce and the certificate of a request, or None where it is malformed."""
+    if len(request) > MAX_REQUEST_BYTES:
         return None
     try:
         values: Any = msgpack.unpackb(request)
         match values:
-            case [str(address), bytes(nonce)] if len(nonce) == NONCE_BYTES:
+            case [str(address), bytes(nonce), bytes(certificate)] if len(nonce) == NONCE_BYTES:
                 split_address(address)
-                return address, nonce
+                return address, nonce, certificate
             case _:
                 return None
     except (ValueError, RecordError, msgpack.UnpackException):

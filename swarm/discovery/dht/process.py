@@ -102,14 +102,14 @@ class DhtPeer:
         addresses = [str(address) for address in await self.daemon.get_visible_maddrs(latest=True)] if listens else []
         return {"peer_id": self.daemon.peer_id.to_base58(), "addresses": addresses}
 
-    async def dial_back(self, address: str, nonce: bytes) -> bool | None:
+    async def dial_back(self, address: str, nonce: bytes, certificate: bytes) -> bool | None:
         """Ask up to three peers to call this machine; one that got through is enough."""
         known: list[PeerID] = list(self.node.protocol.routing_table.uid_to_peer_id.values())
         verdict: bool | None = None
         for peer in random.sample(known, min(_PEERS_ASKED, len(known))):
             try:
                 async with asyncio.timeout(DEADLINE_S + 1):
-                    request = BytesValue(value=pack_request(address, nonce))
+                    request = BytesValue(value=pack_request(address, nonce, certificate))
                     answer = await self.daemon.call_protobuf_handler(peer, HANDLER, request, BytesValue)
                     reached = msgpack.unpackb(answer.value)
             except (TimeoutError, P2PHandlerError, P2PDaemonError, ValueError, msgpack.UnpackException):

@@ -30,6 +30,7 @@ from swarm.discovery.node_record import MAX_TTL_S, NodeRecord, RecordError, live
 from swarm.discovery.registry import MODELS_KEY, RECENT_S, block_keys, record_keys
 from swarm.errors import IdentityError, RegistryError
 from swarm.ids import ModelIdentity, PeerId
+from swarm.transport.endpoint import Endpoint
 
 __all__ = ["DhtConfig", "DhtRegistry"]
 
@@ -194,9 +195,10 @@ class DhtRegistry:
             self._cache[name] = cached
         return cached[1]
 
-    async def dial_back(self, address: str, nonce: bytes) -> bool | None:
-        """Whether this machine answers at `address`: up to three peers call it; None if none could be asked."""
-        verdict: bool | None = await self._call("dial_back", {"address": address, "nonce": nonce}, DIAL_BACK_DEADLINE_S)
+    async def dial_back(self, endpoint: Endpoint, nonce: bytes) -> bool | None:
+        """Whether this machine answers at its address: up to three peers call it; None if none could be asked."""
+        arguments = {"address": endpoint.address, "nonce": nonce, "certificate": endpoint.certificate}
+        verdict: bool | None = await self._call("dial_back", arguments, DIAL_BACK_DEADLINE_S)
         return verdict
 
     async def _call(self, method: str, arguments: dict[str, Any], deadline_s: float = CALL_DEADLINE_S) -> Any:  # noqa: ANN401

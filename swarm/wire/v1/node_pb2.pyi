@@ -689,6 +689,7 @@ class Open(_message.Message):
     SWEEPS_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
+    SESSION_KEY_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """The model's fingerprint, at most 256 characters."""
     window_tokens: _builtins.int
@@ -699,6 +700,8 @@ class Open(_message.Message):
     """Tree nodes that it asks to have live, or unanswered, at a time."""
     codec: Global___Codec.ValueType
     """For the rows between hops."""
+    session_key: _builtins.bytes
+    """The public key that commands the session (R14): ed25519, 32 bytes."""
     def __init__(
         self,
         *,
@@ -707,10 +710,11 @@ class Open(_message.Message):
         sweeps: _builtins.int = ...,
         nodes: _builtins.int = ...,
         codec: Global___Codec.ValueType = ...,
+        session_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "fingerprint", b"fingerprint", "nodes", b"nodes", "sweeps", b"sweeps", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "fingerprint", b"fingerprint", "nodes", b"nodes", "session_key", b"session_key", "sweeps", b"sweeps", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -729,12 +733,18 @@ class Attach(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     HEDGE_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
-    """16 random bytes, chosen by the client."""
+    """The first 16 bytes of SHA-256("canopy-session\\n" ‖ open.session_key): the session's name."""
     generation: _builtins.int
     """Of the route."""
     index: _builtins.int
-    """The receiver's place in the route, below hops."""
+    """The place in the route of the receiver, or of the hop whose replica it is; below hops."""
+    signature: _builtins.bytes
+    """Of the session's key (R14), 64 bytes: over "canopy-route\\n" and the msgpack of [session, generation,
+    [[peer, start, end] …], [hedge's index, replica] or nil, [open's fields 1 … 4, codec's name, session_key], SHA-256 of
+    the joined SHA-256 of each record]. The index is not signed.
+    """
     @_builtins.property
     def route(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteHop]:
         """[hops], 1 … 256, hop 0 first."""
@@ -761,10 +771,11 @@ class Attach(_message.Message):
         open: Global___Open | None = ...,
         hedge: Global___Hedge | None = ...,
         records: _abc.Iterable[_builtins.bytes] | None = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hedge", b"hedge", "open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "hedge", b"hedge", "index", b"index", "open", b"open", "records", b"records", "route", b"route", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "hedge", b"hedge", "index", b"index", "open", b"open", "records", b"records", "route", b"route", "session", b"session", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -806,8 +817,12 @@ class Reroute(_message.Message):
     ROUTE_FIELD_NUMBER: _builtins.int
     HEDGE_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Of the new route: greater than the old one's."""
+    signature: _builtins.bytes
+    """As in Attach."""
     @_builtins.property
     def route(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteHop]:
         """[hops], 1 … 256, hop 0 first."""
@@ -820,6 +835,10 @@ class Reroute(_message.Message):
     def records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """As in Attach."""
 
+    @_builtins.property
+    def open(self) -> Global___Open:
+        """What a new hop is to reserve."""
+
     def __init__(
         self,
         *,
@@ -827,10 +846,12 @@ class Reroute(_message.Message):
         route: _abc.Iterable[Global___RouteHop] | None = ...,
         hedge: Global___Hedge | None = ...,
         records: _abc.Iterable[_builtins.bytes] | None = ...,
+        open: Global___Open | None = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hedge", b"hedge"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hedge", b"hedge", "open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "hedge", b"hedge", "records", b"records", "route", b"route"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "hedge", b"hedge", "open", b"open", "records", b"records", "route", b"route", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,7 +17,7 @@ from transformers.utils.logging import is_progress_bar_enabled
 from client.control.goodput import Goodput
 from swarm import wire
 from swarm.demo import DRAFT, TARGET
-from swarm.ids import SessionId, TreeNodeId
+from swarm.ids import TreeNodeId
 from swarm.inference.row_codec import encode_rows
 from swarm.protocol.messages import (
     Ack,
@@ -37,7 +37,18 @@ from swarm.protocol.messages import (
 from swarm.routing.costs import DEFAULT_DELAY_MS, RouteForecast
 from swarm.transport.link import WARM_UP_BYTES, WARM_UP_PINGS, Link
 from tests.in_process_swarm import in_process_swarm
-from tests.net.raw_client import SweepNumbering, attach, counters, dial, opening, raw_link, raw_replies, route_of
+from tests.net.raw_client import (
+    SweepNumbering,
+    attach,
+    counters,
+    dial,
+    introduced,
+    key_of,
+    opening,
+    raw_link,
+    raw_replies,
+    route_of,
+)
 from tests.net.three_nodes import (
     SPANS,
     ThreeNodes,
@@ -141,8 +152,10 @@ async def test_replies_come_from_the_tail_and_from_no_other_hop(
     async with raw_link(first, opened) as link:
         await link.until(Ready)
         for node in (first, middle):
-            async with dial(node, wire.REPLIES) as call:
-                await call.write(_request(opened.session))
+            request = wire.encode_replies_up(RepliesRequest(opened.session))
+            metadata = introduced(node, wire.REPLIES, key_of(b"direct"), request)
+            async with dial(node, wire.REPLIES, metadata=metadata) as call:
+                await call.write(request)
                 assert await call.code() is grpc.StatusCode.NOT_FOUND
         async with raw_replies(tail, opened.session) as replies:
             sweep = SweepNumbering().chain(prompt(0, 4))
@@ -160,13 +173,11 @@ async def test_replies_come_from_the_tail_and_from_no_other_hop(
 
 
 async def test_an_unknown_session_has_no_reply_stream(running: ThreeNodes) -> None:
-    async with dial(running.nodes[2], wire.REPLIES) as call:
-        await call.write(_request(b"nobody".ljust(16, b"-")))
+    node, key = running.nodes[2], key_of(b"not opened")
+    request = wire.encode_replies_up(RepliesRequest(key.session))
+    async with dial(node, wire.REPLIES, metadata=introduced(node, wire.REPLIES, key, request)) as call:
+        await call.write(request)
         assert await call.code() is grpc.StatusCode.NOT_FOUND
-
-
-def _request(session: bytes) -> bytes:
-    return wire.encode_replies_up(RepliesRequest(SessionId(session)))
 
 
 @pytest.mark.parametrize("held", [0, 1, 2])

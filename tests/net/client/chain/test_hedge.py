@@ -59,7 +59,7 @@ async def has_both(nodes: KillableNodes, chain: Chain, place: int) -> bool:
     """Whether who sends to two replicas knows both to be attached, and each of them who comes behind it."""
     await asyncio.sleep(0)
     hops = chain.route.hops
-    sessions = {node.peer_id: node.sessions._open.get(chain._session) for node in nodes.nodes.values()}
+    sessions = {node.peer_id: node.sessions._open.get(chain._key.session) for node in nodes.nodes.values()}
     behind = () if hops[place] == hops[-1] else (hops[place], *chain.route.replicas)
     senders = [sessions[PeerId(hop.peer)] for hop in (*hops[:place][-1:], *behind)]
     return all(map(is_followed, senders if place else (chain, *senders)))

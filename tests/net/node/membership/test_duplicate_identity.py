@@ -10,7 +10,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import grpc.aio
 import pytest
 
 import node.lifecycle.announcer
@@ -18,7 +17,6 @@ from node.config import ServeConfig
 from node.membership.duplicate_identity import check_alone, check_still_alone
 from node.serve import Node
 from swarm.demo import TARGET
-from swarm.discovery.address_proof import HELLO_METHOD, hello_response
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
@@ -27,6 +25,9 @@ from swarm.discovery.registry import RECORD_TTL_S, Registry
 from swarm.errors import IdentityError, RegistryError
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
+from swarm.transport.certificate import ServerCertificate
+from swarm.transport.endpoint import Endpoint
+from tests.net.hello_server import answering
 
 MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40)
 DEAD = "127.0.0.1:9"
@@ -53,31 +54,18 @@ async def dht_duplicates(folder: Path) -> AsyncIterator[tuple[Registry, Registry
             yield one, two
 
 
-@asynccontextmanager
-async def answering(identity: Identity) -> AsyncIterator[str]:
-    """A gRPC server that says hello as `identity`; its address."""
-
-    async def hello(request: bytes, _context: object) -> bytes:
-        return hello_response(identity, request)
-
-    service, method = HELLO_METHOD.strip("/").split("/")
-    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {method: grpc.unary_unary_rpc_method_handler(hello)}
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
+def at(registry: Registry, address: str) -> Endpoint:
+    """Somewhere, with a certificate with which nobody answers."""
+    return Endpoint(registry.peer_id, address, ServerCertificate.fresh(registry.peer_id).der)
 
 
-def record_of(registry: Registry, address: str, sequence: int = 1, after_s: float = 0.0) -> NodeRecord:
+def record_of(registry: Registry, endpoint: Endpoint, sequence: int = 1, after_s: float = 0.0) -> NodeRecord:
     return NodeRecord(
         peer=registry.peer_id,
         model=MODEL,
         span=Span(0, 4),
-        address=address,
+        address=endpoint.address,
+        certificate=endpoint.certificate,
         state=NodeState.SERVING,
         numeric_class="cpu-float32",
         version="0.2.0",
@@ -96,44 +84,44 @@ ELSEWHERE = "192.0.2.9:4242"
 
 @pytest.mark.parametrize("duplicates", [memory_duplicates, dht_duplicates])
 async def test_a_second_machine_under_one_identity_is_found_by_both(duplicates: Duplicates, tmp_path: Path) -> None:
-    async with duplicates(tmp_path) as (first, second), answering(first.identity) as address:
+    async with duplicates(tmp_path) as (first, second), answering(first.identity) as here:
         assert first.peer_id == second.peer_id
         await check_alone(second, ELSEWHERE)
-        own = record_of(first, address, sequence=7)
+        own = record_of(first, here, sequence=7)
         await first.announce(own)
         await check_still_alone(first, own)
-        with pytest.raises(IdentityError, match=f"another machine, at {address}") as caught:
+        with pytest.raises(IdentityError, match=f"another machine, at {here.address}") as caught:
             await check_alone(second, ELSEWHERE)
         assert "--identity" in str(caught.value)
         assert "\n" not in str(caught.value)
-        later = record_of(second, "127.0.0.1:8", sequence=2, after_s=1)
+        later = record_of(second, at(second, "127.0.0.1:8"), sequence=2, after_s=1)
         await second.announce(later)
         await check_still_alone(second, later)
         await check_still_alone(first, own)  # it was here first and goes on
-        await first.announce(record_of(first, address, sequence=8, after_s=2))
-        with pytest.raises(IdentityError, match=f"another machine, at {address}"):
+        await first.announce(record_of(first, here, sequence=8, after_s=2))
+        with pytest.raises(IdentityError, match=f"another machine, at {here.address}"):
             await check_still_alone(second, later)
 
 
 async def test_what_an_earlier_run_left_behind_is_no_namesake() -> None:
     async with memory_duplicates(Path()) as (first, second), answering(Identity.ephemeral()) as strangers:
-        for number, address in enumerate((DEAD, strangers)):
-            await first.announce(record_of(first, address, after_s=number))
+        for number, address in enumerate((DEAD, strangers.address)):
+            await first.announce(record_of(first, at(first, address), after_s=number))
             await check_alone(second, ELSEWHERE)
 
 
 async def test_the_address_that_this_node_has_bound_itself_is_not_called() -> None:
     """Its socket does not answer yet: a node that starts again on its port would wait for itself."""
-    async with memory_duplicates(Path()) as (first, second), answering(first.identity) as address:
-        await first.announce(record_of(first, address))
-        await check_alone(second, address)
+    async with memory_duplicates(Path()) as (first, second), answering(first.identity) as here:
+        await first.announce(record_of(first, here))
+        await check_alone(second, here.address)
         with pytest.raises(IdentityError):
             await check_alone(second, ELSEWHERE)
 
 
 async def test_of_two_that_began_together_exactly_one_gives_way() -> None:
     async with memory_duplicates(Path()) as (first, second):
-        records = [record_of(first, "127.0.0.1:8"), record_of(second, "127.0.0.1:9", after_s=1)]
+        records = [record_of(first, at(first, "127.0.0.1:8")), record_of(second, at(second, DEAD), after_s=1)]
         for record in records:
             await first.announce(record)
         with pytest.raises(IdentityError):
@@ -150,7 +138,7 @@ async def test_a_node_gives_its_name_up_and_leaves_the_others_record(monkeypatch
 
     async def serve() -> None:
         async with Node(config, lambda _: None, MemoryRegistry(network, identity)) as running:
-            await other.announce(record_of(other, DEAD, sequence=10**6))
+            await other.announce(record_of(other, at(other, DEAD), sequence=10**6))
             await running.wait_failed()
 
     with pytest.raises(IdentityError, match=f"another machine, at {DEAD}"):

@@ -33,7 +33,17 @@ from tests.net.healthy_session import (
     valid_attach,
     warm_nodes,
 )
-from tests.net.raw_client import SweepNumbering, attach, dial, info, opening, raw_link, raw_replies, route_of
+from tests.net.raw_client import (
+    SweepNumbering,
+    attach,
+    dial,
+    info,
+    opening,
+    opening_of,
+    raw_link,
+    raw_replies,
+    route_of,
+)
 from tests.net.three_nodes import SPANS, refusal, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -109,7 +119,8 @@ async def test_unread_replies_end_their_stream_and_hold_no_kv(nodes: tuple[Node,
 @pytest.mark.usefixtures("other_session")
 async def test_unread_answers_end_their_link(nodes: tuple[Node, ...], given_up: asyncio.Event) -> None:
     """Each ping is answered; where nobody reads, the answers pile up to the outbox's size."""
-    async with dial(nodes[0], wire.LINK, NARROW) as call:
+    metadata = opening_of(nodes[0], valid_attach(nodes))
+    async with dial(nodes[0], wire.LINK, NARROW, metadata) as call:
         await call.write(single_part(valid_attach(nodes)))
         for number in range(40 * OUTBOX_MESSAGES):
             if given_up.is_set():

@@ -20,7 +20,6 @@ from node.session.hop_session import HopSession
 from swarm.demo import TARGET
 from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
-from swarm.protocol.messages import RouteHop
 from tests.in_process_swarm import in_process_swarm
 from tests.net.healthy_session import WORDS, right_picks
 from tests.net.raw_client import info
@@ -31,8 +30,7 @@ FRAMES = 2_000
 
 def target_of(first: Node, second: Node) -> FloodTarget:
     model = ServedModel(first.identity.fingerprint, 192, 4096)
-    behind = RouteHop(second.peer_id, Span(6, 12))
-    return FloodTarget(first.address, first.peer_id, behind, second.address, model, 12)
+    return FloodTarget(first.endpoint, second.endpoint, Span(6, 12), model, 12)
 
 
 def held() -> list[object]:

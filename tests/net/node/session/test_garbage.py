@@ -32,6 +32,7 @@ from swarm.protocol.messages import (
     Sweep,
     SweepFrame,
 )
+from swarm.transport.dial import Connection, open_channel
 from swarm.wire import PART_BYTES, encode_part
 from tests.net.healthy_session import (
     FIRST_SWEEP,
@@ -99,7 +100,7 @@ async def test_flipped_bits_never_stop_a_node(nodes: tuple[Node, ...]) -> None:
         parts = [bytearray(single_part(message)) for message in (attaching, SweepFrame(SweepNumbering().chain(WORDS)))]
         part = rng.choice(parts)
         part[rng.randrange(len(part))] ^= 1 << rng.randrange(8)
-        async with raw_link(nodes[0]) as link:
+        async with raw_link(nodes[0], opens=attaching) as link:
             with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # a write may meet the stream's end
                 for sent in (*parts, single_part(Close("done"))):
                     await link.send_bytes(bytes(sent))
@@ -163,7 +164,7 @@ async def test_garbage_on_a_reply_stream(request_: bytes, code: grpc.StatusCode,
 
 
 async def test_a_bad_nonce_and_an_unknown_method(nodes: tuple[Node, ...]) -> None:
-    async with grpc.aio.insecure_channel(nodes[0].address) as channel:
+    async with open_channel(nodes[0].endpoint, []) as channel:
         for method, code in ((HELLO_METHOD, "INVALID_ARGUMENT"), (f"/{wire.SERVICE}/Explode", "UNIMPLEMENTED")):
             call: Unary = channel.unary_unary(method)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -190,7 +191,8 @@ async def test_a_stream_carries_one_session(nodes: tuple[Node, ...]) -> None:
 
 async def test_what_a_node_does_not_understand(nodes: tuple[Node, ...]) -> None:
     elsewhere = route_of((nodes[1], nodes[0], nodes[2]), SPANS)
-    for message, field in ((Reply(1, 0, ()), "kind"), (Reroute(1, elsewhere), "route")):
+    unsigned = replace(opening(nodes[0]), session_key=bytes(32))
+    for message, field in ((Reply(1, 0, ()), "kind"), (Reroute(1, elsewhere, unsigned, signature=bytes(64)), "route")):
         async with attacked_link(nodes) as link:
             await link.send(message)
             assert (await refusal(link)).field == field
@@ -211,7 +213,7 @@ async def test_a_sweep_before_ready_is_refused(nodes: tuple[Node, ...], monkeypa
 
     async def gated(
         context: NodeContext, fingerprint: str, hop: RouteHop, records: Iterable[bytes], stuck: grpc.aio.Channel | None
-    ) -> tuple[grpc.aio.Channel, bool]:
+    ) -> Connection:
         await gate.wait()
         return await dial(context, fingerprint, hop, records, stuck)
 

@@ -6,10 +6,19 @@ import asyncio
 
 import grpc.aio
 
-from swarm.transport.dial import Dialer
+from swarm.ids import PeerId
+from swarm.transport.certificate import ServerCertificate
+from swarm.transport.dial import Dialer, bind_port
+from swarm.transport.endpoint import Endpoint
 
+SOMEBODY = PeerId("somebody")
+CERTIFICATE = ServerCertificate.fresh(SOMEBODY)
 FAR_BELOW_GRPCS_OWN_S = 12
 """gRPC's own limit of one attempt is 20 s."""
+
+
+def endpoint(address: str) -> Endpoint:
+    return Endpoint(SOMEBODY, address, CERTIFICATE.der)
 
 
 async def test_a_machine_that_takes_a_connection_and_says_nothing_is_dialled_again() -> None:
@@ -25,7 +34,7 @@ async def test_a_machine_that_takes_a_connection_and_says_nothing_is_dialled_aga
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     async with server, Dialer() as dialer:
         host, port = server.sockets[0].getsockname()[:2]
-        dialer.channel(f"{host}:{port}").get_state(try_to_connect=True)
+        dialer.channel(endpoint(f"{host}:{port}")).get_state(try_to_connect=True)
         async with asyncio.timeout(FAR_BELOW_GRPCS_OWN_S):
             await dialled.get()
             await dialled.get()
@@ -34,10 +43,10 @@ async def test_a_machine_that_takes_a_connection_and_says_nothing_is_dialled_aga
 
 async def test_channels_to_machines_that_went_are_closed_and_connected_ones_are_left() -> None:
     server = grpc.aio.server()
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = bind_port(server, "127.0.0.1:0", CERTIFICATE)
     await server.start()
     async with Dialer() as dialer:
-        living, gone = f"127.0.0.1:{port}", "127.0.0.1:1"
+        living, gone = endpoint(f"127.0.0.1:{port}"), endpoint("127.0.0.1:1")
         channel = dialer.channel(living)
         await channel.channel_ready()
         dead = dialer.channel(gone)

@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import grpc.aio
 import pytest
 
 from client import AsyncSwarm
 from swarm.demo import DRAFT, TARGET
+from swarm.ids import PeerId
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer
+from swarm.transport.endpoint import Endpoint
 from tests.in_process_swarm import in_process_swarm
 from tests.net.three_nodes import prompt
 
 IDS = prompt(4, 24)
 SPANS = ("0-4", "4-8", "8-12")
+NOBODY = Endpoint(PeerId("nobody"), "127.0.0.1:1", ServerCertificate.fresh(PeerId("nobody")).der)
 
 
 class Wire:
@@ -63,9 +68,11 @@ async def wired(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[AsyncSwa
     """A client and three machines, which all dial each other by wires; one per machine, in the order of layers."""
     straight, wires = Dialer.channel, dict[str, Wire]()
 
-    def by_wire(dialer: Dialer, address: str, stuck: grpc.aio.Channel | None = None) -> grpc.aio.Channel:
-        wire = wires.get(address)
-        return straight(dialer, address if wire is None else f"127.0.0.1:{wire.port}", stuck)
+    def by_wire(dialer: Dialer, endpoint: Endpoint, stuck: grpc.aio.Channel | None = None) -> grpc.aio.Channel:
+        wire = wires.get(endpoint.address)
+        return straight(
+            dialer, endpoint if wire is None else replace(endpoint, address=f"127.0.0.1:{wire.port}"), stuck
+        )
 
     monkeypatch.setattr(Dialer, "channel", by_wire)
     async with in_process_swarm(TARGET, SPANS, kv_tokens=4_096) as here, AsyncExitStack() as stack:
@@ -111,13 +118,13 @@ async def test_many_that_were_given_up_are_closed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("swarm.transport.dial.ABANDONED_KEPT", 2)
     monkeypatch.setattr("swarm.transport.dial.MAX_ABANDONED", 3)
     async with Dialer() as dialer:
-        channels = [dialer.channel("127.0.0.1:1")]
+        channels = [dialer.channel(NOBODY)]
         for _ in range(3):
-            channels.append(dialer.channel("127.0.0.1:1", channels[-1]))
+            channels.append(dialer.channel(NOBODY, channels[-1]))
         assert len(set(map(id, channels))) == 4
-        assert dialer.channel("127.0.0.1:1", channels[0]) is channels[-1], "somebody else gave that one up before"
-        assert dialer.channel("127.0.0.1:1", channels[-1]) is channels[-1], "too many were given up just now"
+        assert dialer.channel(NOBODY, channels[0]) is channels[-1], "somebody else gave that one up before"
+        assert dialer.channel(NOBODY, channels[-1]) is channels[-1], "too many were given up just now"
         await dialer.tidy()
         closed = [channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN for channel in channels]
         assert closed == [True, False, False, False]
-        assert dialer.channel("127.0.0.1:1", channels[-1]) is not channels[-1]
+        assert dialer.channel(NOBODY, channels[-1]) is not channels[-1]

@@ -72,7 +72,8 @@ routes = st.lists(st.builds(RouteHop, texts.filter(bool).map(PeerId), spans), mi
 hedges = st.none() | st.builds(Hedge, st.just(0), st.integers(0, 99).map(lambda number: PeerId(f"{number:0>100}")))
 sealed = st.lists(st.binary(max_size=8), max_size=3).map(tuple)
 faults = st.builds(Fault, naturals, peers, st.sampled_from(FaultKind), texts, texts)
-opens = st.builds(Open, texts, words, words, words, st.sampled_from(Codec))
+opens = st.builds(Open, texts, words, words, words, st.sampled_from(Codec), st.binary(min_size=32, max_size=32))
+signatures = st.binary(min_size=64, max_size=64)
 
 
 @st.composite
@@ -162,8 +163,8 @@ frames: st.SearchStrategy[Frame] = st.one_of(
     sweep_frames(),
     replies(),
     snapshots(),
-    st.builds(Attach, session_ids, naturals, routes, st.just(0), opens, hedges, sealed),
-    st.builds(Reroute, naturals, routes, hedges, sealed),
+    st.builds(Attach, session_ids, naturals, routes, st.just(0), opens, hedges, sealed, signatures),
+    st.builds(Reroute, naturals, routes, opens, hedges, sealed, signatures),
     st.builds(Close, texts, st.booleans()),
     st.builds(Ping, uint64),
     faults,

@@ -8,11 +8,11 @@ import pytest
 
 from client.chain.answers import Answers
 from swarm.errors import HopClosed, HopError
-from swarm.ids import SessionId
+from swarm.protocol.authority import SessionKey
 
 
 async def test_who_is_idle_hears_an_answer_at_once_and_waits_for_the_next_one_again() -> None:
-    answers = Answers(SessionId(b"s"), lambda _: None)
+    answers = Answers(SessionKey.fresh(), lambda _: None)
     await answers.idle(0.01)
     assert not answers.has_next, "the time was over"
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:

@@ -13,7 +13,10 @@ from client.chain.reply_stream import ReplyStream
 from swarm.errors import HopTimeout, SwarmError
 from swarm.ids import PeerId, SessionId
 from swarm.layers import Span
+from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import Ping, RepliesRequest, Reply, RouteHop
+from swarm.transport.dial import Connection
+from swarm.transport.endpoint import Endpoint
 from swarm.wire.frames import split
 
 TAIL = RouteHop(PeerId("tail"), Span(8, 12))
@@ -39,7 +42,7 @@ class Call:
     def cancel(self) -> None:
         """Nothing to end."""
 
-    def __call__(self) -> Call:
+    def __call__(self, metadata: object) -> Call:
         return self
 
     def stream_stream(self, method: str) -> Call:
@@ -54,8 +57,9 @@ async def test_it_lives_while_pings_come_and_not_much_longer(pings: int, monkeyp
     monkeypatch.setattr(client.chain.reply_stream, "ROUND_TRIPS", 0)
     said: list[Reply | SwarmError] = []
     call = Call(pings)
-    stream = ReplyStream(TAIL, lambda _, what: said.append(what))
-    await stream.run(cast("grpc.aio.Channel", call), RepliesRequest(SessionId(bytes(16))))
+    stream = ReplyStream(TAIL, SessionKey.fresh(), lambda _, what: said.append(what))
+    connection = Connection(cast("grpc.aio.Channel", call), Endpoint(TAIL.peer, "192.0.2.1:1"))
+    await stream.run(lambda: connection, RepliesRequest(SessionId(bytes(16))))
     (error,) = said
     assert isinstance(error, HopTimeout)
     assert call.left == 0, "no ping was left unread: 40 of them take longer than it may take to open"

@@ -31,6 +31,7 @@ from swarm.errors import IdentityError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.protocol.limits import MAX_RECORD_BYTES
+from swarm.transport.certificate import ServerCertificate
 
 NOW = 1_800_000_000.0
 ME, OTHER = Identity.ephemeral(), Identity.ephemeral()
@@ -53,14 +54,17 @@ RECORD = NodeRecord(
     busy=0.25,
     uplink_mbit_per_s=20.5,
     row_bytes=16_384,
+    certificate=ServerCertificate.fresh(ME.peer_id).der,
 )
 SEALED = seal(RECORD, ME)
+OTHERS_CERTIFICATE = ServerCertificate.fresh(OTHER.peer_id).der
+DIGEST = RECORD.endpoint.digest
 
 
 FIELDS = [
     *["format", "left", "peer", "model", "span", "address", "state", "numeric_class", "version", "name"],
     *["sweep_ms", "kv_tokens_free", "kv_tokens_total", "sequence", "expires_at"],
-    *["delays_ms", "busy", "uplink_mbit_per_s", "row_bytes", "movable"],
+    *["delays_ms", "busy", "uplink_mbit_per_s", "row_bytes", "movable", "certificate"],
 ]
 
 
@@ -97,7 +101,7 @@ def test_a_record_comes_back_as_it_was_and_is_small() -> None:
         ({"expires_at": NOW + 400}, "expires_at"),
         ({"expires_at": float("inf")}, "expires_at"),
         ({"expires_at": NOW - 1}, "expires_at"),
-        ({"peer": OTHER.peer_id}, "signature"),
+        ({"peer": OTHER.peer_id, "certificate": OTHERS_CERTIFICATE}, "signature"),
         ({"peer": "Qm"}, "peer"),
         ({"address": "no port"}, "address"),
         ({"address": "host:0"}, "address"),
@@ -124,9 +128,14 @@ def test_a_record_comes_back_as_it_was_and_is_small() -> None:
         ({"uplink_mbit_per_s": 0.0}, "uplink_mbit_per_s"),
         ({"row_bytes": 2**20 + 1}, "row_bytes"),
         ({"movable": 1}, "movable"),
+        ({"certificate": None}, "certificate"),
+        ({"certificate": b"not one"}, "certificate"),
+        ({"certificate": bytes(513)}, "certificate"),
+        ({"certificate": OTHERS_CERTIFICATE}, "certificate"),
+        ({"certificate": RECORD.certificate + b"!"}, "certificate"),
         ({"model": ["demo"]}, "model"),
         ({"model": ["demo", "A1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40]}, "model"),
-        ({"format": 2}, "data"),
+        ({"format": 1}, "data"),
     ],
 )
 def test_what_is_refused_names_its_field(changes: dict[str, object], field: str) -> None:
@@ -182,7 +191,7 @@ def test_filing_only_under_ones_own_name_until_the_signed_time() -> None:
 def test_live_records_keep_the_newest_per_peer_and_drop_who_left() -> None:
     newer = replace(RECORD, sequence=4, expires_at=NOW + 70, span=Span(20, 40))
     restarted = replace(RECORD, sequence=1, expires_at=NOW + 80, span=Span(3, 5))
-    other = replace(RECORD, peer=OTHER.peer_id)
+    other = replace(RECORD, peer=OTHER.peer_id, certificate=OTHERS_CERTIFICATE)
     blobs = [seal(newer, ME), SEALED, b"junk", seal(other, OTHER), forged(span=[9, 1])]
     assert live_records(blobs, NOW) == [other, newer]
     assert live_records([*blobs, seal(restarted, ME)], NOW) == [other, restarted]
@@ -236,11 +245,11 @@ def test_an_identity_is_locked_against_another_process(tmp_path: Path) -> None:
 
 def test_hello_proves_who_answers() -> None:
     nonce = bytes(range(16))
-    answer = hello_response(ME, nonce)
-    assert check_hello(ME.peer_id, nonce, answer)
-    assert not check_hello(OTHER.peer_id, nonce, answer)
-    assert not check_hello(ME.peer_id, bytes(16), answer)
-    assert not check_hello(PeerId("x"), nonce, b"\xff")
-    assert not check_hello(ME.peer_id, nonce, msgpack.packb([1]))
+    answer = hello_response(ME, nonce, DIGEST)
+    assert check_hello(ME.peer_id, nonce, DIGEST, answer)
+    assert not check_hello(OTHER.peer_id, nonce, DIGEST, answer)
+    assert not check_hello(ME.peer_id, bytes(16), DIGEST, answer)
+    assert not check_hello(PeerId("x"), nonce, DIGEST, b"\xff")
+    assert not check_hello(ME.peer_id, nonce, DIGEST, msgpack.packb([1]))
     with pytest.raises(ValueError, match="16"):
-        hello_response(ME, b"short")
+        hello_response(ME, b"short", DIGEST)

@@ -18,6 +18,7 @@ from swarm.errors import HopClosed, RemoteProtocolError
 from swarm.ids import ModelIdentity, PeerId, SessionId, TreeNodeId
 from swarm.inference.row_codec import encode_rows
 from swarm.layers import Span
+from swarm.protocol.authority import place_in, replica_of
 from swarm.protocol.messages import (
     Ack,
     Attach,
@@ -33,29 +34,27 @@ from swarm.protocol.messages import (
 )
 from swarm.routing.route import RouteQuery, best_route, hedged
 from swarm.runtime.tasks import TaskScope
-from swarm.transport.hedged_link import HedgedLink, follow, replica_route, senders
+from swarm.transport.hedged_link import HedgedLink, follow, senders
 from swarm.transport.successor import SuccessorLink
 from swarm.wire import decode_frame, encode_frame
 
 A, B, C, X = (PeerId(name) for name in "ABCX")
 ROUTE = (RouteHop(A, Span(0, 4)), RouteHop(B, Span(4, 8)), RouteHop(C, Span(8, 12)))
 HEDGE = Hedge(1, X)
-OPEN = Open("f", 64, 4, 64, Codec.FP32)
+OPEN = Open("f", 64, 4, 64, Codec.FP32, bytes(32))
 CREDITS = Credits(64, 4, 64)
 
 
-def to_c(sender: PeerId, generation: int, hedge: Hedge | None) -> Attach:
-    """An attach that the tail gets from B or from its replica."""
-    route = (ROUTE[0], RouteHop(sender, Span(4, 8)), ROUTE[2])
-    return Attach(SessionId(bytes(16)), generation, route, 2, OPEN, hedge)
-
-
-PAIR = {B: Hedge(1, X), X: Hedge(1, B)}
-"""The hedge as each of the two tells it."""
+def to_c(generation: int, hedge: Hedge | None) -> Attach:
+    """An attach that the tail gets, from B or from its replica."""
+    return Attach(SessionId(bytes(16)), generation, ROUTE, 2, OPEN, hedge)
 
 
 def test_a_replica_stands_in_its_hops_place() -> None:
-    assert replica_route(ROUTE, HEDGE) == (ROUTE[0], RouteHop(X, Span(4, 8)), ROUTE[2])
+    attach = to_hop_1(ROUTE, HEDGE)
+    assert replica_of(attach) == RouteHop(X, Span(4, 8))
+    assert [place_in(attach, peer) for peer in (A, B, X, C, PeerId("D"))] == [0, 1, 1, 2, None]
+    assert (place_in(attach, X, Span(4, 8)), place_in(attach, X, Span(0, 4))) == (1, None)
     assert senders(ROUTE, 0, HEDGE) == ("",)
     assert senders(ROUTE, 1, HEDGE) == (A,)
     assert senders(ROUTE, 2, HEDGE) == (B, X)
@@ -65,7 +64,7 @@ def test_a_replica_stands_in_its_hops_place() -> None:
 
 @pytest.mark.parametrize("replica", [A, B, C, ""])
 def test_a_replica_that_stands_in_the_route_itself_is_refused(replica: str) -> None:
-    frame = encode_frame(Attach(SessionId(bytes(16)), 0, ROUTE, 1, OPEN, Hedge(1, PeerId(replica))))
+    frame = encode_frame(replace(to_hop_1(ROUTE, Hedge(1, PeerId(replica))), signature=bytes(64)))
     with pytest.raises(RemoteProtocolError) as refused:
         decode_frame(frame)
     assert refused.value.field == "replica"
@@ -73,7 +72,7 @@ def test_a_replica_that_stands_in_the_route_itself_is_refused(replica: str) -> N
 
 def test_a_hedge_outside_the_route_is_refused() -> None:
     with pytest.raises(RemoteProtocolError) as refused:
-        decode_frame(encode_frame(Reroute(1, ROUTE, Hedge(3, X))))
+        decode_frame(encode_frame(Reroute(1, ROUTE, OPEN, Hedge(3, X), signature=bytes(64))))
     assert refused.value.field == "hedge"
 
 
@@ -89,8 +88,8 @@ class NotedLink(SuccessorLink):
     def hop(self) -> RouteHop | None:
         return self.at
 
-    def follow(self, attach: Attach) -> None:
-        self.at = attach.route[attach.index]
+    def follow(self, attach: Attach, hop: RouteHop | None = None) -> None:
+        self.at = hop or attach.route[attach.index]
         self.calls.append((attach.route, attach.hedge))
 
     def push(self, frame: SweepFrame) -> None:
@@ -110,8 +109,7 @@ class NotedLink(SuccessorLink):
         self.calls.append(reason)
 
 
-ROUTE_OF_X = replica_route(ROUTE, HEDGE)
-ROUTE_OF_D = (ROUTE[0], RouteHop(PeerId("D"), Span(4, 8)), ROUTE[2])
+ROUTE_OF_X = (ROUTE[0], RouteHop(X, Span(4, 8)), ROUTE[2])
 
 
 def to_hop_1(route: tuple[RouteHop, ...], hedge: Hedge | None = None) -> Attach:
@@ -120,7 +118,7 @@ def to_hop_1(route: tuple[RouteHop, ...], hedge: Hedge | None = None) -> Attach:
 
 @pytest.fixture
 def plain() -> NotedLink:
-    return NotedLink(None, None, None)
+    return NotedLink(None, None, None, None)
 
 
 @pytest.fixture
@@ -141,12 +139,12 @@ def test_an_unhedged_hop_has_one_plain_link(hedge: Hedge | None, plain: NotedLin
     assert plain.calls == [(ROUTE, hedge)]
 
 
-def test_each_of_the_two_sees_a_route_in_which_the_other_one_is_the_replica(plain: NotedLink) -> None:
+def test_both_of_the_two_get_the_route_that_the_client_signed(plain: NotedLink) -> None:
     link = follow(plain, to_hop_1(ROUTE, HEDGE))
     assert isinstance(link, HedgedLink)
     assert isinstance(link._second, NotedLink)
-    assert plain.calls == [(ROUTE, PAIR[B])]
-    assert link._second.calls == [(ROUTE_OF_X, PAIR[X])]
+    assert plain.calls == link._second.calls == [(ROUTE, HEDGE)]
+    assert (plain.at, link._second.at) == (ROUTE[1], RouteHop(X, Span(4, 8)))
 
 
 def test_both_get_everything(pair: tuple[HedgedLink, NotedLink, NotedLink]) -> None:
@@ -182,8 +180,8 @@ def test_the_lost_one_of_two_is_replaced_and_the_other_one_stays(
     route = ROUTE_OF_X if lost == B else ROUTE
     assert follow(link, to_hop_1(route, Hedge(1, PeerId("D")))) is link
     kept, replaced = (to_x, to_b) if lost == B else (to_b, to_x)
-    assert kept.calls == [(route, Hedge(1, PeerId("D")))]
-    assert replaced.calls == [(ROUTE_OF_D, Hedge(1, route[1].peer))]
+    assert kept.calls == replaced.calls == [(route, Hedge(1, PeerId("D")))]
+    assert (kept.at, replaced.at) == (route[1], RouteHop(PeerId("D"), Span(4, 8)))
 
 
 async def test_the_streams_of_a_dropped_replica_are_waited_for(plain: NotedLink) -> None:
@@ -224,8 +222,8 @@ def streams() -> UpstreamSet:
 
 async def test_both_replicas_of_the_newest_generation_are_heard(streams: UpstreamSet) -> None:
     one, two = Side(), Side()
-    assert streams.attach(one, to_c(B, 0, PAIR[B]), 0, CREDITS)
-    assert not streams.attach(two, to_c(X, 0, PAIR[X]), 0, CREDITS), "the replica brings no new generation"
+    assert streams.attach(one, to_c(0, HEDGE), B, 0, CREDITS)
+    assert not streams.attach(two, to_c(0, HEDGE), X, 0, CREDITS), "the replica brings no new generation"
     assert one in streams
     assert two in streams
     streams.be_ready(CREDITS)
@@ -234,25 +232,25 @@ async def test_both_replicas_of_the_newest_generation_are_heard(streams: Upstrea
 
 async def test_a_replica_that_comes_late_is_told_what_the_other_was(streams: UpstreamSet) -> None:
     one, two = Side(), Side()
-    streams.attach(one, to_c(B, 0, PAIR[B]), 0, CREDITS)
+    streams.attach(one, to_c(0, HEDGE), B, 0, CREDITS)
     streams.be_ready(CREDITS)
-    streams.attach(two, to_c(X, 0, PAIR[X]), 0, CREDITS)
+    streams.attach(two, to_c(0, HEDGE), X, 0, CREDITS)
     assert Ready(0, CREDITS) in two.heard
 
 
 async def test_a_stranger_of_the_same_generation_is_refused(streams: UpstreamSet) -> None:
-    streams.attach(Side(), to_c(B, 3, PAIR[B]), 0, CREDITS)
+    streams.attach(Side(), to_c(3, HEDGE), B, 0, CREDITS)
     with pytest.raises(HopClosed, match="generation 3 is not newer"):
-        streams.attach(Side(), to_c(X, 3, None), 0, CREDITS)
+        streams.attach(Side(), to_c(3, None), X, 0, CREDITS)
     with pytest.raises(HopClosed, match="generation 2 is not newer"):
-        streams.attach(Side(), to_c(X, 2, PAIR[X]), 0, CREDITS)
+        streams.attach(Side(), to_c(2, HEDGE), X, 0, CREDITS)
 
 
 async def test_a_newer_generation_without_a_replica_ends_the_replicas_stream(streams: UpstreamSet) -> None:
     one, two = Side(), Side()
-    streams.attach(one, to_c(B, 0, PAIR[B]), 0, CREDITS)
-    streams.attach(two, to_c(X, 0, PAIR[X]), 0, CREDITS)
-    assert streams.reroute(one, Reroute(1, ROUTE), 2, CREDITS)
+    streams.attach(one, to_c(0, HEDGE), B, 0, CREDITS)
+    streams.attach(two, to_c(0, HEDGE), X, 0, CREDITS)
+    assert streams.reroute(one, Reroute(1, ROUTE, OPEN), 2, CREDITS)
     assert one in streams
     assert two not in streams
     assert two.ended.is_set()
@@ -260,10 +258,10 @@ async def test_a_newer_generation_without_a_replica_ends_the_replicas_stream(str
 
 async def test_a_new_route_that_comes_by_the_replica_first_keeps_the_others_stream(streams: UpstreamSet) -> None:
     one, two = Side(), Side()
-    streams.attach(one, to_c(B, 0, None), 0, CREDITS)
-    assert streams.attach(two, to_c(X, 1, PAIR[X]), 0, CREDITS)
+    streams.attach(one, to_c(0, None), B, 0, CREDITS)
+    assert streams.attach(two, to_c(1, HEDGE), X, 0, CREDITS)
     assert one in streams, "its Reroute is on its way"
-    assert not streams.reroute(one, Reroute(1, ROUTE, PAIR[B]), 2, CREDITS)
+    assert not streams.reroute(one, Reroute(1, ROUTE, OPEN, HEDGE), 2, CREDITS)
 
 
 def frame(sequence: int, rows: torch.Tensor, kept: tuple[bool, ...] | None = None) -> SweepFrame:
@@ -348,7 +346,7 @@ def test_the_slowest_hop_that_can_have_one_gets_the_fastest_replica() -> None:
     assert [hop.peer for hop in route.hops] == ["a", "b", "c"]
     assert route.hedge == Hedge(2, PeerId("f")), "b is slower, but nobody else has its layers"
     assert route.replicas == (RouteHop(PeerId("f"), Span(8, 12)),)
-    assert route.address(PeerId("f")) == "192.0.2.1:1102"
+    assert route.endpoint(PeerId("f")).address == "192.0.2.1:1102"
 
 
 @pytest.mark.parametrize(

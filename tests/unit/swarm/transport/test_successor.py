@@ -33,7 +33,7 @@ class Listener:
 def test_a_new_route_that_cannot_be_sent_is_reported_as_the_machines_loss() -> None:
     """Else the error ended the session, which another machine could have saved."""
     listener, unused = Listener(), cast("Any", None)
-    link = SuccessorLink(unused, unused, cast("Any", listener))
+    link = SuccessorLink(unused, unused, unused, cast("Any", listener))
     link._stream = SuccessorStream(ROUTE[0], link=cast("Any", FullLink()), is_attached=True)
     link.follow(Attach(SessionId(bytes(16)), 1, ROUTE, 0, Open("f" * 64, 64, 4, 64, Codec.FP32)))
     (error,) = listener.trouble

@@ -41,7 +41,7 @@ SWEEP = Sweep(
 )
 FRAME = SweepFrame(SWEEP, kept=(True, False, True), rows=Rows(Codec.BF16, 2, 4, bytes(16)))
 ROUTE = (RouteHop(PeerId("a"), Span(0, 4)), RouteHop(PeerId("b"), Span(4, 8)))
-ATTACH = Attach(SessionId(bytes(16)), 0, ROUTE, 1, Open("f", 64, 4, 64, Codec.FP32))
+ATTACH = Attach(SessionId(bytes(16)), 0, ROUTE, 1, Open("f", 64, 4, 64, Codec.FP32, bytes(32)), signature=bytes(64))
 REPLY = Reply(3, 0, ((TreeNodeId(10), 8), (TreeNodeId(11), 9)), log_probs=(-1.0, -2.0))
 SNAPSHOT = Snapshot(1, 3, 2, TreeNodeId(4), Sampling(), (TreeNodeId(0),), (7,), (1,), (None,), ())
 FAULT = Fault(1, PeerId("a"), FaultKind.BUSY, "", "full")

@@ -12,10 +12,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
 
-from swarm.discovery.address_proof import HELLO_METHOD, check_hello, hello_response
+from swarm.discovery.address_proof import hello_response
 from swarm.discovery.dht import addresses
 from swarm.discovery.dht.child import DhtPipe, start_pipe
 from swarm.discovery.dht.dialback import DialBack, pack_request
@@ -27,11 +26,15 @@ from swarm.discovery.registry import RECORD_TTL_S, Registry
 from swarm.errors import ConfigError, IdentityError, RegistryError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
+from swarm.transport.certificate import ServerCertificate
+from swarm.transport.endpoint import Endpoint
+from tests.net.hello_server import answering
 
 ROOT = Path(__file__).parents[5]
 MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 40)
 NONCE = bytes(range(16))
 LOCAL = DhtConfig(host="127.0.0.1")
+NOBODY = Endpoint(PeerId("nobody"), "127.0.0.1:1")
 
 
 def record_of(registry: Registry, span: Span, name: str = "victim") -> NodeRecord:
@@ -118,7 +121,7 @@ async def test_a_client_reads_and_one_dead_peer_of_two_does_not_matter() -> None
         async with DhtRegistry.open(config) as client:
             assert await client.records(MODEL.fingerprint, 40) == [record]
             assert client.join_addresses() == []
-        assert await one.dial_back("127.0.0.1:1", NONCE) is None, "a client is not asked"
+        assert await one.dial_back(NOBODY, NONCE) is None, "a client is not asked"
 
 
 async def test_a_hostile_peer_cannot_touch_the_record_of_another_or_stay_for_long() -> None:
@@ -139,54 +142,43 @@ async def test_a_hostile_peer_cannot_touch_the_record_of_another_or_stay_for_lon
         assert await one.models() == [MODEL]
 
 
-@asynccontextmanager
-async def answering(identity: Identity) -> AsyncIterator[str]:
-    """A gRPC server that says hello as `identity`; its address."""
-
-    async def hello(request: bytes, _context: object) -> bytes:
-        return hello_response(identity, request)
-
-    service, method = HELLO_METHOD.strip("/").split("/")
-    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {method: grpc.unary_unary_rpc_method_handler(hello)}
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
-
-
 async def test_dial_back_wants_the_askers_own_signature() -> None:
     async with DhtRegistry.open(LOCAL) as one, DhtRegistry.open(joining(one)) as two:
-        async with answering(two.identity) as address:
-            assert await two.dial_back(address, NONCE) is True
-            assert await one.dial_back(address, NONCE) is False, "somebody answers there, but not the asker"
-        assert await two.dial_back(address, NONCE) is False, "nobody answers any more"
-        assert await two.dial_back("not an address", NONCE) is False
+        async with answering(two.identity) as here:
+            assert await two.dial_back(here, NONCE) is True
+            assert await one.dial_back(here, NONCE) is False, "somebody answers there, but not the asker"
+            other = replace(here, certificate=ServerCertificate.fresh(two.peer_id).der)
+            assert await two.dial_back(other, NONCE) is False, "it answers with another certificate"
+            assert await two.dial_back(replace(here, certificate=b""), NONCE) is False, "nobody is called in plain text"
+        assert await two.dial_back(here, NONCE) is False, "nobody answers any more"
+        assert await two.dial_back(replace(here, address="not an address"), NONCE) is False
 
 
 async def test_dial_back_is_limited_per_peer_and_in_all() -> None:
     identity, calls, now = Identity.ephemeral(), [], [0.0]
 
-    async def call(address: str, nonce: bytes) -> bytes:
-        calls.append(address)
-        return hello_response(identity, nonce)
+    async def call(endpoint: Endpoint, nonce: bytes) -> bytes:
+        calls.append(endpoint)
+        return hello_response(identity, nonce, endpoint.digest)
+
+    def asking(peer: PeerId) -> bytes:
+        return pack_request("192.0.2.1:80", NONCE, ServerCertificate.fresh(peer).der)
 
     service = DialBack(call, lambda: now[0])
-    request = pack_request("192.0.2.1:80", NONCE)
+    request = asking(identity.peer_id)
     answers = [await service.answer(identity.peer_id, request) for _ in range(8)]
     assert answers == [b"\xc3"] * 6 + [b"\xc0"] * 2  # msgpack: true, nil
     assert len(calls) == 6
-    others = [await service.answer(PeerId(f"peer{number}"), request) for number in range(80)]
+    peers = [PeerId(f"peer{number}") for number in range(80)]
+    others = [await service.answer(peer, asking(peer)) for peer in peers]
     assert others == [b"\xc2"] * 54 + [b"\xc0"] * 26, "60 a minute in all, and a stranger's answer is not its own"
     now[0] += 61
     assert await service.answer(identity.peer_id, request) == b"\xc3"
-    for nonsense in (b"", b"\xff", pack_request("http://x/", NONCE), pack_request("x:1", b"short"), bytes(600)):
+    bad = [pack_request("http://x/", NONCE, b""), pack_request("x:1", b"short", b"")]
+    for nonsense in (b"", b"\xff", *bad, bytes(1_100)):
         assert await service.answer(identity.peer_id, nonsense) == b"\xc2"
     assert len(calls) == 61
-    assert check_hello(identity.peer_id, NONCE, await call("", NONCE))
+    assert calls[0].peer == identity.peer_id
 
 
 async def test_nobody_answers_is_one_line_with_the_addresses() -> None:

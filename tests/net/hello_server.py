@@ -1,0 +1,34 @@
+"""A gRPC server that only says hello, as somebody and with some certificate."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc.aio
+
+from swarm.discovery.address_proof import HELLO_METHOD, hello_response
+from swarm.discovery.identity import Identity
+from swarm.transport.certificate import ServerCertificate
+from swarm.transport.dial import bind_port
+from swarm.transport.endpoint import Endpoint
+
+
+@asynccontextmanager
+async def answering(identity: Identity, certificate: ServerCertificate | None = None) -> AsyncIterator[Endpoint]:
+    """Answer as `identity` until left; the certificate is a fresh one of its own unless one is given."""
+    shown = certificate or ServerCertificate.fresh(identity.peer_id)
+
+    async def hello(request: bytes, _context: object) -> bytes:
+        return hello_response(identity, request, shown.digest)
+
+    service, method = HELLO_METHOD.strip("/").split("/")
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {method: grpc.unary_unary_rpc_method_handler(hello)}
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    port = bind_port(server, "127.0.0.1:0", shown)
+    await server.start()
+    try:
+        yield Endpoint(identity.peer_id, f"127.0.0.1:{port}", shown.der)
+    finally:
+        await server.stop(None)
