@@ -23,6 +23,7 @@ from swarm.protocol.messages import Attach, Reply, SweepFrame
 
 if TYPE_CHECKING:
     from node.serve import Node
+    from node.session.callers import Caller
     from node.session.hop_session import HopSession
     from node.session.upstream import UpstreamStream
 
@@ -136,9 +137,9 @@ def _lie(here: Insider, lie: Lie) -> None:
 
     push, put, attach_session = SuccessorLink.push, ReplyBuffer.put, SessionTable.attach
 
-    def counting_attach(self: SessionTable, attach: Attach, upstream: UpstreamStream) -> HopSession:
+    def counting_attach(self: SessionTable, attach: Attach, caller: Caller, upstream: UpstreamStream) -> HopSession:
         here.taken += 1
-        return attach_session(self, attach, upstream)
+        return attach_session(self, attach, caller, upstream)
 
     def lying_push(self: SuccessorLink, frame: SweepFrame) -> None:
         attach = getattr(self._listener, "_attach", None)

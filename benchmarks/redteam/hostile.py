@@ -23,6 +23,8 @@ from swarm.discovery.node_record import NodeRecord
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.protocol.messages import Ack, Attach, Ping, Pong, Upstream
+from swarm.transport.certificate import ServerCertificate
+from swarm.transport.dial import bind_port
 from swarm.wire.frames import split
 
 Behave = Callable[["HostileHop", Attach, "HopStream"], Awaitable[None]]
@@ -64,6 +66,7 @@ class HostileHop:
     def __init__(self, kit: Kit, behave: Behave, who: Identity | None = None) -> None:
         self.kit = kit
         self.who = who or Identity.ephemeral()
+        self._certificate = ServerCertificate.fresh(self.who.peer_id)
         self.address = ""
         self.record: NodeRecord
         self.asked = 0
@@ -78,18 +81,16 @@ class HostileHop:
     async def start(self, span: str, **claims: Any) -> HostileHop:  # noqa: ANN401
         """Listen, and prepare the record of a machine that serves these layers."""
         self.kit.tally.identities += 1
-        self._info = await self.kit.unary(self.kit.ground.nodes[0], wire.INFO)
+        self._info = await self.kit.unary(await self.kit.connection(self.kit.ground.nodes[0]), wire.INFO)
         server = grpc.aio.server()
-        port = self._listen(server)
+        port = bind_port(server, "127.0.0.1:0", self._certificate)
         server.add_generic_rpc_handlers((self._handlers(),))
         await server.start()
         self.kit._held.push_async_callback(server.stop, 0.0)
         self.address = f"127.0.0.1:{port}"
+        claims = {"certificate": self._certificate.der, **claims}
         self.record = self.kit.record(self.who, Span.parse(span), self.address, **claims)
         return self
-
-    def _listen(self, server: grpc.aio.Server) -> int:
-        return server.add_insecure_port("127.0.0.1:0")
 
     async def announce(self, registry: DhtRegistry) -> bool:
         """List it."""
@@ -103,7 +104,7 @@ class HostileHop:
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         async def hello(request: bytes, context: object) -> bytes:
-            return hello_response(self.who, request)
+            return hello_response(self.who, request, self._certificate.digest)
 
         async def info(request: bytes, context: object) -> bytes:
             return self._info

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import ssl
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +32,7 @@ from swarm.discovery.registry import record_keys
 from swarm.errors import RegistryError
 from swarm.ids import ModelIdentity, SessionId, TreeNodeId
 from swarm.layers import Span
+from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import (
     Attach,
     Codec,
@@ -39,13 +42,17 @@ from swarm.protocol.messages import (
     Ping,
     Ready,
     RepliesRequest,
+    Reroute,
     RouteHop,
     Sweep,
     SweepFrame,
     Upstream,
 )
 from swarm.runtime.tasks import TaskScope
-from swarm.transport.dial import CHANNEL_OPTIONS, Dialer
+from swarm.transport.certificate import ServerCertificate, server_name
+from swarm.transport.dial import CHANNEL_OPTIONS, Connection, Dialer, open_channel
+from swarm.transport.endpoint import Endpoint
+from swarm.transport.introduction import Metadata, Signer, introduce
 from swarm.wire.frames import split
 
 SOURCE = "127.0.0.66"
@@ -55,6 +62,9 @@ ANSWER_S = 10.0
 RECORD_S = 45.0
 """For how long an attacker's records are valid, unless it says otherwise."""
 HONEST_RSA_BITS = 2_048
+
+OPTIONS = [option for option in CHANNEL_OPTIONS if "compression" not in option[0]]
+"""Of an attacker's channels: it compresses what it likes."""
 
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 Unary = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
@@ -98,30 +108,63 @@ class RawSocket:
 
 @dataclass(slots=True)
 class RawLink:
-    """One stream to one hop.
+    """One stream to one hop; it opens with the first message, whose sender introduces himself where that is an Attach.
 
     Attributes:
-        call: The gRPC stream.
+        kit: Made it.
+        connection: To the hop.
+        signer: Who introduces himself; None: the session's key, or the attacker's own identity behind hop 0.
+        compression: Of all messages.
         heard: Every answer so far, the newest 4,096.
-        tally: Counts what is sent.
     """
 
-    call: Stream
-    tally: Tally
+    kit: Kit
+    connection: Connection
+    signer: Signer | None = None
+    compression: grpc.Compression | None = None
     heard: list[Upstream] = field(default_factory=list)
+    _call: Stream | None = None
+
+    @property
+    def call(self) -> Stream:
+        """The gRPC stream."""
+        return self._call if self._call is not None else self._open(None)
+
+    @property
+    def tally(self) -> Tally:
+        """Counts what is refused."""
+        return self.kit.tally
+
+    def _open(self, first: Downstream | None) -> Stream:
+        metadata: Metadata = ()
+        if isinstance(first, Attach):
+            signer = self.signer or self.kit.signer(first.session, first.index)
+            metadata = introduce(signer, self.connection.endpoint, wire.LINK, first.signature)
+        call: Stream = self.connection.channel.stream_stream(wire.LINK)(metadata=metadata, compression=self.compression)
+        self._call = call
+        self.kit.cancel_at_end(call)
+        return call
 
     async def send(self, *messages: Downstream) -> None:
         """Send messages as frames in parts.
 
         Raises:
             grpc.aio.AioRpcError: the stream has ended.
+            OSError: it ended before.
         """
         for message in messages:
+            if self._call is None:
+                self._open(message)
             for part in split(message):
                 await self.send_bytes(part)
 
     async def send_bytes(self, part: bytes) -> None:
-        """Send these bytes as a part."""
+        """Send these bytes as a part.
+
+        Raises:
+            grpc.aio.AioRpcError: the stream has ended.
+            OSError: it ended before.
+        """
         try:
             await self.call.write(part)
         except asyncio.InvalidStateError:
@@ -163,6 +206,7 @@ class Kit:
         self.tally = tally or Tally()
         self._held = AsyncExitStack()
         self._relays: dict[tuple[str, str], int] = {}
+        self._keys: dict[SessionId, SessionKey] = {}
         self.scope: TaskScope
 
     async def __aenter__(self) -> Self:
@@ -181,13 +225,13 @@ class Kit:
 
     # Connections
 
-    async def channel(self, node: NodeMark, source: str = SOURCE, **options: int) -> grpc.aio.Channel:
-        """A gRPC channel to a node, over a connection of its own from `source`."""
+    async def connection(self, node: NodeMark, source: str = SOURCE) -> Connection:
+        """A gRPC connection of its own from `source` to a node, which must prove that it is the one."""
         port = await self._relay(node.address, source)
-        chosen = dict(CHANNEL_OPTIONS) | {name.replace("__", "."): value for name, value in options.items()}
-        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=list(chosen.items()))
+        endpoint = Endpoint(node.peer, f"127.0.0.1:{port}", bytes.fromhex(node.certificate))
+        channel = open_channel(endpoint, OPTIONS, insecure=True)
         self._held.push_async_callback(channel.close)
-        return channel
+        return Connection(channel, endpoint)
 
     async def socket(self, address: str, source: str = SOURCE, *, encrypted: NodeMark | None = None) -> RawSocket:
         """A TCP connection from `source`; encrypted where a node is given whose swarm is.
@@ -196,12 +240,15 @@ class Kit:
             OSError: it is not taken.
         """
         host, _, port = address.rpartition(":")
-        async with asyncio.timeout(ANSWER_S):
-            reader, writer = await asyncio.open_connection(host, int(port), local_addr=(source, 0))
+        context = _any_certificate() if encrypted is not None and encrypted.certificate else None
         self.tally.connections += 1
-        opened = RawSocket(reader, writer, self.tally)
+        async with asyncio.timeout(ANSWER_S):
+            reader, writer = await asyncio.open_connection(
+                host, int(port), local_addr=(source, 0), ssl=context, server_hostname="" if context else None
+            )
         self._held.callback(writer.transport.abort)
-        return opened
+        name = server_name(encrypted.peer) if encrypted is not None else "localhost"
+        return RawSocket(reader, writer, self.tally, is_tls=context is not None, authority=name)
 
     async def node_socket(
         self, node: NodeMark, source: str = SOURCE, *, settings: Mapping[str, int] | None = None
@@ -250,17 +297,39 @@ class Kit:
 
     async def dial_as_users_do(self, address: str) -> None:
         """Let the program that users run open a link to an address, and wait a moment for it."""
-        dialer: Dialer = await self.hold(Dialer())
+        node = self.ground.nodes[0]
+        dialer: Dialer = await self.hold(Dialer(insecure=not node.certificate))
         with suppress(grpc.aio.AioRpcError):
-            call: Unary = dialer.channel(address).unary_unary(wire.INFO)
+            channel = dialer.channel(Endpoint(node.peer, address, bytes.fromhex(node.certificate)))
+            call: Unary = channel.unary_unary(wire.INFO)
             await call(b"", timeout=1.0)
 
     # Sessions
+
+    @cached_property
+    def me(self) -> Identity:
+        """Who the attacker is, where a hop must say so."""
+        self.tally.identities += 1
+        return Identity.ephemeral()
+
+    def signer(self, session: SessionId, index: int = 0) -> Signer:
+        """Who speaks to a hop of a session: its key to hop 0, and to the others the attacker as the hop before."""
+        return self._keys.get(session, SessionKey.fresh()) if index == 0 else self.me
+
+    def cancel_at_end(self, call: Any) -> None:  # noqa: ANN401 (any of gRPC's calls)
+        """Cancel a call when the attack ends."""
+        self._held.callback(call.cancel)
 
     @property
     def route(self) -> tuple[RouteHop, ...]:
         """The honest chain."""
         return tuple(RouteHop(node.peer, node.span) for node in self.ground.nodes)
+
+    @property
+    def own_route(self) -> tuple[RouteHop, ...]:
+        """A route of which the attacker itself is the first hop, so that it may speak to the last one."""
+        last = self.ground.nodes[-1]
+        return RouteHop(self.me.peer_id, Span(0, last.span.start)), RouteHop(last.peer, last.span)
 
     def opening(self, *, window: int = 64, sweeps: int = 4, nodes: int = 16) -> Open:
         """What a session of an attacker reserves."""
@@ -268,18 +337,28 @@ class Kit:
 
     def attach(self, route: tuple[RouteHop, ...] | None = None, index: int = 0, **changes: Any) -> Attach:  # noqa: ANN401
         """The first message of a link of a session of one's own; `changes` are fields of `Attach`."""
-        session = SessionId(secrets.token_bytes(16))
-        return replace(Attach(session, 0, route or self.route, index, self.opening()), **changes)
+        key = SessionKey.fresh()
+        self._keys[key.session] = key
+        return self.signed(replace(Attach(key.session, 0, route or self.route, index, self.opening()), **changes))
 
-    async def link(self, node: NodeMark, source: str = SOURCE, **options: int) -> RawLink:
+    def signed(self, attach: Attach) -> Attach:
+        """A command for a session of one's own, signed by its key."""
+        return self._keys[attach.session].command(attach)
+
+    def reroute(self, attach: Attach, generation: int, route: tuple[RouteHop, ...], *records: bytes) -> Reroute:
+        """Another route for a session of one's own."""
+        new = self.signed(replace(attach, generation=generation, route=route, index=0, records=records))
+        return Reroute(generation, route, new.open, None, records, signature=new.signature)
+
+    async def link(self, node: NodeMark, source: str = SOURCE, signer: Signer | None = None) -> RawLink:
         """A stream to a node, on which nothing was sent."""
-        return self.link_over(await self.channel(node, source, **options))
+        return self.link_over(await self.connection(node, source), signer)
 
-    def link_over(self, channel: grpc.aio.Channel, compression: grpc.Compression | None = None) -> RawLink:
+    def link_over(
+        self, connection: Connection, signer: Signer | None = None, compression: grpc.Compression | None = None
+    ) -> RawLink:
         """Another stream over the same connection."""
-        call: Stream = channel.stream_stream(wire.LINK)(compression=compression)
-        self._held.callback(call.cancel)
-        return RawLink(call, self.tally)
+        return RawLink(self, connection, signer, compression)
 
     async def session(self, attach: Attach, source: str = SOURCE) -> tuple[RawLink, bool]:
         """A session of one's own through the honest chain, and whether it stands."""
@@ -303,27 +382,28 @@ class Kit:
         self.scope.spawn(ping())
         self.scope.spawn(link.listen())
 
-    async def replies(self, node: NodeMark, session: SessionId, source: str = SOURCE, **request: Any) -> Stream:  # noqa: ANN401
-        """A reply stream, asked for."""
-        channel = await self.channel(node, source)
-        call: Stream = channel.stream_stream(wire.REPLIES)()
-        self._held.callback(call.cancel)
-        await call.write(wire.encode_replies_up(RepliesRequest(session, **request)))
-        return call
+    async def replies(
+        self, connection: Connection, request: RepliesRequest, signer: Signer | None = None
+    ) -> tuple[Stream, bytes]:
+        """A reply stream, asked for; and what it was asked with."""
+        body = wire.encode_replies_up(request)
+        metadata = introduce(signer or self.signer(request.session), connection.endpoint, wire.REPLIES, body)
+        call: Stream = connection.channel.stream_stream(wire.REPLIES)(metadata=metadata)
+        self.cancel_at_end(call)
+        await call.write(body)
+        return call, body
 
-    async def caller(self, node: NodeMark, method: str) -> Unary:
-        """One method of a node, over a connection of its own."""
-        channel = await self.channel(node)
-        call: Unary = channel.unary_unary(method)
-        return call
-
-    async def unary(self, node: NodeMark, method: str, body: bytes = b"", limit_s: float = ANSWER_S) -> bytes:
+    async def unary(
+        self, connection: Connection, method: str, body: bytes = b"", signer: Signer | None = None
+    ) -> bytes:
         """One call's answer.
 
         Raises:
             grpc.aio.AioRpcError: it was refused, or did not come in time.
         """
-        return await (await self.caller(node, method))(body, timeout=limit_s)
+        call: Unary = connection.channel.unary_unary(method)
+        metadata = introduce(signer, connection.endpoint, method, body) if signer is not None else None
+        return await call(body, timeout=ANSWER_S, metadata=metadata)
 
     def sweep(self, sequence: int, tokens: Iterable[int] = (1, 2, 3), **changes: Any) -> SweepFrame:  # noqa: ANN401
         """The first sweep of a session, or another one that appends nothing that was kept."""
@@ -362,6 +442,7 @@ class Kit:
             kv_tokens_total=1_000_000,
             sequence=1,
             expires_at=time.time() + RECORD_S,
+            certificate=ServerCertificate.fresh(who.peer_id).der,
         )
         return replace(honest, **claims)
 
@@ -394,6 +475,15 @@ class Kit:
             taken = False
         self.tally.refused += not taken
         return taken
+
+
+def _any_certificate() -> ssl.SSLContext:
+    """What speaks HTTP/2 to whoever answers."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    return context
 
 
 def other_model(model: ModelIdentity, **changes: Any) -> ModelIdentity:  # noqa: ANN401

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 
 from benchmarks.redteam import h2
@@ -12,6 +13,9 @@ from benchmarks.redteam.attack import Fight, Kind, NodeMark, attack
 from benchmarks.redteam.h2 import FrameType, h2_frame
 from benchmarks.redteam.kit import RawSocket
 from swarm import wire
+from swarm.protocol.authority import SessionKey
+from swarm.protocol.messages import Hold
+from swarm.transport.introduction import Signer
 from swarm.wire.frames import split
 
 ENDED_SOCKET = (OSError, TimeoutError)
@@ -269,15 +273,16 @@ async def gzip_bomb(fight: Fight) -> None:
             fight.kit.scope.spawn(one.drop())
 
 
-async def _calls(fight: Fight, method: str, per_s: float, make: object) -> None:
+async def _calls(
+    fight: Fight, method: str, per_s: float, make: Callable[[int], bytes], signer: Signer | None = None
+) -> None:
     """Call a node at a rate, and count what was refused."""
-    assert callable(make)
     node: NodeMark = fight.ground.nodes[0]
-    call = await fight.kit.caller(node, method)
+    connection = await fight.kit.connection(node)
 
     async def once(number: int) -> None:
         try:
-            await call(make(number), timeout=5.0)
+            await fight.kit.unary(connection, method, make(number), signer)
         except Exception:  # noqa: BLE001 (refused, ended, late: all the same to an attacker)
             fight.tally.refused += 1
 
@@ -303,10 +308,6 @@ async def info_flood(fight: Fight) -> None:
 @attack("hold-flood", Kind.CONNECTIONS)
 async def hold_flood(fight: Fight) -> None:
     """300 Holds a second for sessions that nobody has."""
-    from swarm.ids import SessionId
-    from swarm.protocol.messages import Hold
-
+    key = SessionKey.fresh()
     await fight.go()
-    await _calls(
-        fight, wire.HOLD, 300, lambda number: wire.encode_hold(Hold(SessionId(number.to_bytes(16, "big")), 0, 10.0))
-    )
+    await _calls(fight, wire.HOLD, 300, lambda number: wire.encode_hold(Hold(key.session, number, 10.0)), key)

@@ -12,6 +12,8 @@ from contextlib import suppress
 from benchmarks.redteam.attack import Fight, Kind, attack
 from swarm.discovery.registry import MODELS_KEY, block_keys
 from swarm.errors import RegistryError
+from swarm.transport.certificate import ServerCertificate
+from swarm.transport.endpoint import Endpoint
 
 READY_S = 80.0
 SOME, MANY = 14, 50
@@ -83,12 +85,13 @@ async def dial_back_flood(fight: Fight) -> None:
         writer.close()
 
     victim = await asyncio.start_server(count, "127.0.0.1", 0)
-    address = f"127.0.0.1:{victim.sockets[0].getsockname()[1]}"
+    certificate = ServerCertificate.fresh(registry.peer_id).der
+    endpoint = Endpoint(registry.peer_id, f"127.0.0.1:{victim.sockets[0].getsockname()[1]}", certificate)
     await fight.go()
 
     async def ask() -> None:
         with suppress(RegistryError):
-            if await registry.dial_back(address, secrets.token_bytes(16)):
+            if await registry.dial_back(endpoint, secrets.token_bytes(16)):
                 fight.breach("an address that does not answer counts as reached")
 
     try:

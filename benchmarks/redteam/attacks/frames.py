@@ -18,7 +18,7 @@ from swarm.ids import PeerId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.limits import MAX_HEADERS
-from swarm.protocol.messages import Close, Reroute, RouteHop, Sampling, Snapshot, Sweep, SweepFrame
+from swarm.protocol.messages import Close, RouteHop, Sampling, Snapshot, Sweep, SweepFrame
 from swarm.wire.frames import split
 
 ENDED = (grpc.aio.AioRpcError, OSError, asyncio.InvalidStateError, TimeoutError)
@@ -50,12 +50,12 @@ class LogTail:
 
 async def repeat(fight: Fight, parts: list[bytes], per_s: float, compression: grpc.Compression | None = None) -> None:
     """Attach and send the same parts at a rate; attach anew whenever the stream was ended."""
-    channel = await fight.kit.channel(fight.ground.nodes[0])
+    connection = await fight.kit.connection(fight.ground.nodes[0])
     link: RawLink | None = None
     async for _ in fight.pace(per_s):
         try:
             if link is None:
-                link = fight.kit.link_over(channel, compression)
+                link = fight.kit.link_over(connection, None, compression)
                 await link.send(fight.kit.attach())
                 fight.kit.scope.spawn(link.listen())
             async with asyncio.timeout(5.0):
@@ -88,9 +88,9 @@ async def fat_first_heads(fight: Fight) -> None:
     """Heads of 4 MiB on streams without a session, one each second."""
     parts = list(split(await asyncio.to_thread(fat_head)))
     await fight.go()
-    channel = await fight.kit.channel(fight.ground.nodes[0])
+    connection = await fight.kit.connection(fight.ground.nodes[0])
     async for _ in fight.pace(1.0):
-        link = fight.kit.link_over(channel)
+        link = fight.kit.link_over(connection)
         with suppress(*ENDED):
             async with asyncio.timeout(5.0):
                 for part in parts:
@@ -129,17 +129,19 @@ async def record_stuffing(fight: Fight) -> None:
 
     records = tuple(await asyncio.to_thread(make))
     await fight.go()
-    channel = await fight.kit.channel(fight.ground.nodes[0])
+    connection = await fight.kit.connection(fight.ground.nodes[0])
     link: RawLink | None = None
+    attach = fight.kit.attach()
     async for number in fight.pace(2.0):
         try:
             if link is None:
-                link = fight.kit.link_over(channel, grpc.Compression.Gzip)
-                await link.send(fight.kit.attach())
+                link = fight.kit.link_over(connection, None, grpc.Compression.Gzip)
+                attach = fight.kit.attach()
+                await link.send(attach)
                 fight.kit.scope.spawn(link.listen())
             other = RouteHop(PeerId(identities[number % 257].peer_id), fight.ground.nodes[1].span)
             route = (fight.kit.route[0], other)
-            await link.send(Reroute(number + 1, route, records=records))
+            await link.send(fight.kit.reroute(attach, number + 1, route, *records))
             fight.tally.acts += 1
         except ENDED:
             fight.tally.refused += 1
@@ -183,12 +185,12 @@ async def wide_session(fight: Fight) -> None:
 async def log_flood(fight: Fight) -> None:
     """300 streams a second that are refused, with lines of their own in what they say."""
     await fight.go()
-    channel = await fight.kit.channel(fight.ground.nodes[0])
+    connection = await fight.kit.connection(fight.ground.nodes[0])
     log, started = LogTail(fight.ground.nodes[0].log), asyncio.get_running_loop().time()
     evil = "done\n2026-01-01 00:00:00 ERROR node: \x1b]0;owned\x07 your disk is full"
     try:
         async for number in fight.pace(300.0):
-            link = fight.kit.link_over(channel)
+            link = fight.kit.link_over(connection)
             with suppress(*ENDED):
                 bad = RouteHop(PeerId(evil[:60]), Span(0, 6))
                 await link.send(Close(evil) if number % 2 else fight.kit.attach((bad,), 0))
@@ -211,12 +213,12 @@ async def mutated_frames(fight: Fight) -> None:
     """200 frames a second with flipped bits, in streams of sessions."""
     rng = random.Random(1)
     await fight.go()
-    channel = await fight.kit.channel(fight.ground.nodes[0])
+    connection = await fight.kit.connection(fight.ground.nodes[0])
     link: RawLink | None = None
     async for _ in fight.pace(200.0):
         try:
             if link is None:
-                link = fight.kit.link_over(channel)
+                link = fight.kit.link_over(connection)
                 await link.send(fight.kit.attach())
                 fight.kit.scope.spawn(link.listen())
             head = bytearray(wire.encode_frame(fight.kit.sweep(1)))

@@ -18,7 +18,7 @@ from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord, NodeState, RecordError, seal
 from swarm.discovery.registry import RECORD_TTL_S, record_keys
 from swarm.layers import Span
-from swarm.protocol.messages import Reroute, RouteHop
+from swarm.protocol.messages import RouteHop
 
 NOWHERE = "127.0.0.1:9"
 STATUS_S = 25.0
@@ -178,12 +178,13 @@ async def scanner(fight: Fight) -> None:
     told = set()
     for who, address in zip(identities, addresses, strict=True):
         sealed = seal(fight.kit.record(who, span, address), who)
-        link, is_ready = await fight.kit.session(fight.kit.attach())
+        attach = fight.kit.attach()
+        link, is_ready = await fight.kit.session(attach)
         if not is_ready:
             continue
         with suppress(Exception):
             route = (fight.kit.route[0], RouteHop(who.peer_id, span))
-            await link.send(Reroute(1, route, records=(sealed,)))
+            await link.send(fight.kit.reroute(attach, 1, route, sealed))
             async with asyncio.timeout(6.0):
                 while (answer := await link.read()) is not None:
                     reason = getattr(answer, "reason", None)
@@ -203,18 +204,18 @@ async def successor_flood(fight: Fight) -> None:
     identities = await asyncio.to_thread(fight.kit.identities, 400)
     span = fight.ground.nodes[1].span
     await fight.go()
-    channel = await fight.kit.channel(fight.ground.nodes[0])
-    link = None
+    connection = await fight.kit.connection(fight.ground.nodes[0])
+    link, attach = None, fight.kit.attach()
     async for number in fight.pace(60.0):
         who = identities[number % len(identities)]
         try:
             if link is None:
-                link = fight.kit.link_over(channel)
-                await link.send(fight.kit.attach())
+                link, attach = fight.kit.link_over(connection), fight.kit.attach()
+                await link.send(attach)
                 fight.kit.scope.spawn(link.listen())
             record = fight.kit.record(who, span, f"127.{number % 200 + 20}.{number // 200 % 250}.1:9")
             route = (fight.kit.route[0], RouteHop(who.peer_id, span))
-            await link.send(Reroute(number + 1, route, records=(seal(record, who),)))
+            await link.send(fight.kit.reroute(attach, number + 1, route, seal(record, who)))
             fight.tally.acts += 1
         except Exception:  # noqa: BLE001 (the stream was ended: begin another)
             fight.tally.refused += 1

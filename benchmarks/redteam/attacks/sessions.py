@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -14,10 +13,11 @@ import grpc.aio
 from benchmarks.redteam.attack import Fight, Kind, NodeMark, attack
 from benchmarks.redteam.attacks.frames import ENDED
 from benchmarks.redteam.byzantine import Insider, insider
-from benchmarks.redteam.kit import ANSWER_S, RawLink, Stream
+from benchmarks.redteam.kit import ANSWER_S, RawLink
 from swarm import wire
-from swarm.ids import PeerId, SessionId, TreeNodeId
+from swarm.ids import PeerId, TreeNodeId
 from swarm.inference.row_codec import encode_rows
+from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import (
     Attach,
     Attached,
@@ -27,7 +27,6 @@ from swarm.protocol.messages import (
     Ping,
     RepliesRequest,
     Reply,
-    Reroute,
     RouteHop,
     SweepFrame,
 )
@@ -41,13 +40,12 @@ JUMP = 1 << 62
 async def fill(fight: Fight, count: int, sources: int, window: int, per_s: float) -> None:
     """Open so many sessions on the last node, where no chain has to stand for that, and keep them alive."""
     node = fight.ground.nodes[-1]
-    route = (RouteHop(node.peer, node.span),) if node.span.start == 0 else (fight.kit.route[0], fight.kit.route[-1])
-    channels = [await fight.kit.channel(node, f"127.0.2.{number + 1}") for number in range(sources)]
+    connections = [await fight.kit.connection(node, f"127.0.2.{number + 1}") for number in range(sources)]
     want = fight.kit.opening(window=window, sweeps=1, nodes=2)
     async for number in fight.pace(per_s, count):
-        link = fight.kit.link_over(channels[number % sources])
+        link = fight.kit.link_over(connections[number % sources])
         with suppress(*ENDED):
-            await link.send(fight.kit.attach(route, len(route) - 1, open=want))
+            await link.send(fight.kit.attach(fight.kit.own_route, 1, open=want))
             fight.kit.keep_pinging(link, 3.5)
             fight.tally.acts += 1
 
@@ -88,45 +86,45 @@ async def kv_hoard_of_many(fight: Fight) -> None:
 async def held_orphans(fight: Fight) -> None:
     """300 sessions whose streams are dropped and that are kept by Hold for ever."""
     await fight.go()
-    node, route = fight.ground.nodes[-1], (fight.kit.route[0], fight.kit.route[-1])
-    channel = await fight.kit.channel(node)
-    hold = await fight.kit.caller(node, wire.HOLD)
+    connection = await fight.kit.connection(fight.ground.nodes[-1])
     sessions = []
     async for _ in fight.pace(300.0, 300):
-        link = fight.kit.link_over(channel)
-        attach = fight.kit.attach(route, 1, open=fight.kit.opening(window=128))
+        link = fight.kit.link_over(connection)
+        attach = fight.kit.attach(fight.kit.own_route, 1, open=fight.kit.opening(window=128))
         with suppress(*ENDED):
             await link.send(attach)
-            fight.kit.scope.spawn(link.listen())
+            await link.read()
             sessions.append(attach.session)
             link.call.cancel()
-    async for number in fight.pace(100.0):
+    async for number in fight.pace(100.0, None if sessions else 0):
+        session = sessions[number % len(sessions)]
         with suppress(*ENDED):
-            await hold(wire.encode_hold(Hold(sessions[number % len(sessions)], 0, 60.0)), timeout=2.0)
+            hold = wire.encode_hold(Hold(session, 0, 60.0))
+            await fight.kit.unary(connection, wire.HOLD, hold, fight.kit.signer(session))
 
 
 @attack("reply-waiters", Kind.SESSIONS)
 async def reply_waiters(fight: Fight) -> None:
     """1,500 reply streams that wait for sessions, and 30 attaches a second that wake them."""
     await fight.go()
-    node, route = fight.ground.nodes[-1], (fight.kit.route[0], fight.kit.route[-1])
-    channels = [await fight.kit.channel(node) for _ in range(2)]
+    connections = [await fight.kit.connection(fight.ground.nodes[-1]) for _ in range(2)]
 
     async def wait(number: int) -> None:
         while True:
-            call: Stream = channels[number % 2].stream_stream(wire.REPLIES)()
             with suppress(*ENDED):
-                request = RepliesRequest(SessionId(secrets.token_bytes(16)), may_wait=True)
-                await call.write(wire.encode_replies_up(request))
+                key = SessionKey.fresh()
+                call, _ = await fight.kit.replies(
+                    connections[number % 2], RepliesRequest(key.session, may_wait=True), key
+                )
                 await call.read()
             await asyncio.sleep(1.0)
 
     for number in range(1_500):
         fight.kit.scope.spawn(wait(number))
     async for number in fight.pace(30.0):
-        link = fight.kit.link_over(channels[number % 2])
+        link = fight.kit.link_over(connections[number % 2])
         with suppress(*ENDED):
-            await link.send(fight.kit.attach(route, 1), Close("done"))
+            await link.send(fight.kit.attach(fight.kit.own_route, 1), Close("done"))
             fight.kit.scope.spawn(link.listen())
 
 
@@ -142,7 +140,8 @@ async def sweep_flood(fight: Fight) -> None:
         if not is_ready:
             return
         fight.kit.keep_pinging(link)
-        tail = await fight.kit.replies(fight.ground.nodes[-1], attach.session, source)
+        connection = await fight.kit.connection(fight.ground.nodes[-1], source)
+        tail, _ = await fight.kit.replies(connection, RepliesRequest(attach.session))
         sequence = 0
         async for _ in fight.pace(10.0):
             sequence += 1
@@ -175,26 +174,27 @@ async def reroute_flood(fight: Fight) -> None:
 async def reroute_jump(fight: Fight) -> None:
     """20 attaches and Reroutes a second of one's own sessions whose generations leap to 2^62."""
     await fight.go()
-    channel = await fight.kit.channel(fight.ground.nodes[0])
+    connection = await fight.kit.connection(fight.ground.nodes[0])
     async for number in fight.pace(20.0):
-        link = fight.kit.link_over(channel)
+        link = fight.kit.link_over(connection)
         with suppress(*ENDED):
-            route = fight.kit.route
-            await link.send(fight.kit.attach(generation=number), Reroute(JUMP + number, route), Close("done"))
+            attach = fight.kit.attach(generation=number)
+            await link.send(attach, fight.kit.reroute(attach, JUMP + number, fight.kit.route), Close("done"))
             fight.kit.scope.spawn(link.listen())
 
 
-async def _reroute(fight: Fight, per_s: float, peer: Callable[[int], PeerId], records: tuple[bytes, ...] = ()) -> None:
-    channel = await fight.kit.channel(fight.ground.nodes[0])
+async def _reroute(fight: Fight, per_s: float, peer: Callable[[int], PeerId]) -> None:
+    connection = await fight.kit.connection(fight.ground.nodes[0])
     link: RawLink | None = None
+    attach = fight.kit.attach()
     async for number in fight.pace(per_s):
         try:
             if link is None:
-                link = fight.kit.link_over(channel)
-                await link.send(fight.kit.attach())
+                link, attach = fight.kit.link_over(connection), fight.kit.attach()
+                await link.send(attach)
                 fight.kit.scope.spawn(link.listen())
             route = (fight.kit.route[0], RouteHop(peer(number), fight.ground.nodes[1].span))
-            await link.send(Reroute(number + 1, route, records=records))
+            await link.send(fight.kit.reroute(attach, number + 1, route))
             fight.tally.acts += 1
         except ENDED:
             fight.tally.refused += 1
@@ -211,17 +211,17 @@ def _made_up(number: int) -> str:
 async def closing_race(fight: Fight) -> None:
     """Sessions of one's own that are closed and attached anew at once; one that is taken and dropped is a breach."""
     await fight.go()
-    channel = await fight.kit.channel(fight.ground.nodes[0])
+    connection = await fight.kit.connection(fight.ground.nodes[0])
     async for number in fight.pace(4.0):
         attach = fight.kit.attach()
-        first, second = fight.kit.link_over(channel), fight.kit.link_over(channel)
+        first, second = fight.kit.link_over(connection), fight.kit.link_over(connection)
         with suppress(*ENDED):
             await first.send(attach)
             if not await first.until_ready():
                 continue
             await first.send(Close("done"))
             await asyncio.sleep(0.002 * (number % 5))
-            await second.send(replace(attach, generation=1))
+            await second.send(fight.kit.signed(replace(attach, generation=1)))
             async with asyncio.timeout(ANSWER_S):
                 answers = [await second.read() for _ in range(2)]
             took = any(isinstance(answer, Attached) for answer in answers)
@@ -239,10 +239,8 @@ async def session_hijack(fight: Fight) -> None:
 
     import torch
 
-    hop = await insider(fight, "0-8")
-
-    async def strike(attach: Attach, tail: NodeMark) -> None:
-        link = await fight.kit.link(tail)
+    async def strike(hop: Insider, attach: Attach, tail: NodeMark) -> None:
+        link = await fight.kit.link(tail, signer=hop.node.registry.identity)
         generation = attach.generation + 1
         async for _ in fight.pace(100.0, 1_000):
             if len(hop.frames.get(attach.session, ())) > 3:
@@ -251,7 +249,11 @@ async def session_hijack(fight: Fight) -> None:
         received = 0
         while not received and (answer := await link.read()) is not None:
             received = (answer.received or 0) if isinstance(answer, Attached) else 0
-        last = next(frame.sweep for frame in hop.frames[attach.session] if frame.sweep.sequence == received)
+        sweeps = {frame.sweep.sequence: frame.sweep for frame in hop.frames.get(attach.session, ())}
+        if received not in sweeps:
+            fight.tally.refused += 1
+            return
+        last = sweeps[received]
         fight.kit.scope.spawn(link.listen())
         for number in range(3):
             first = TreeNodeId(last.first_id + len(last.tokens) + 3 * number)
@@ -263,97 +265,96 @@ async def session_hijack(fight: Fight) -> None:
             await link.send(SweepFrame(sweep, None, rows))
         fight.kit.keep_pinging(link, 0.5)
 
-    await _strike(fight, hop, strike)
+    await strike_sessions(fight, strike)
 
 
 @attack("generation-leap", Kind.SESSIONS)
 async def generation_leap(fight: Fight) -> None:
     """A former hop attaches with generation 2^62 at every hop of a session, and keeps the streams."""
 
-    async def strike(attach: Attach, tail: NodeMark) -> None:
+    async def strike(hop: Insider, attach: Attach, tail: NodeMark) -> None:
         for node in fight.ground.nodes:
             index = next((at for at, hop in enumerate(attach.route) if hop.peer == node.peer), None)
             if index is not None:
-                link = await fight.kit.link(node)
+                link = await fight.kit.link(node, signer=hop.node.registry.identity)
                 await link.send(replace(attach, generation=JUMP, index=index))
                 fight.kit.keep_pinging(link, 0.5)
 
-    await _on_each_session(fight, strike)
+    await strike_sessions(fight, strike)
 
 
 @attack("generation-leap-dropped", Kind.SESSIONS)
 async def generation_leap_dropped(fight: Fight) -> None:
     """The same, but the streams are dropped at once."""
 
-    async def strike(attach: Attach, tail: NodeMark) -> None:
-        link = await fight.kit.link(tail)
+    async def strike(hop: Insider, attach: Attach, tail: NodeMark) -> None:
+        link = await fight.kit.link(tail, signer=hop.node.registry.identity)
         await link.send(replace(attach, generation=JUMP, index=len(attach.route) - 1))
         await link.read()
         link.call.cancel()
 
-    await _on_each_session(fight, strike)
+    await strike_sessions(fight, strike)
 
 
 @attack("reply-theft", Kind.SESSIONS)
 async def reply_theft(fight: Fight) -> None:
     """A former hop opens a session's reply stream, and reads the user's picks."""
 
-    async def strike(attach: Attach, tail: NodeMark) -> None:
-        call = await fight.kit.replies(tail, attach.session, generation=attach.generation)
+    async def strike(hop: Insider, attach: Attach, tail: NodeMark) -> None:
+        request = RepliesRequest(attach.session, attach.generation)
+        call, _ = await fight.kit.replies(await fight.kit.connection(tail), request, hop.node.registry.identity)
         assembler = FrameAssembler()
         while isinstance(part := await call.read(), bytes):
             if isinstance(assembler.feed(part), Reply):
                 fight.breach("a stranger reads somebody's picks")
 
-    await _on_each_session(fight, strike)
+    await strike_sessions(fight, strike)
 
 
 @attack("forged-hold", Kind.SESSIONS)
 async def forged_hold(fight: Fight) -> None:
     """A former hop holds and closes sessions of others, as if it spoke for them."""
 
-    async def strike(attach: Attach, tail: NodeMark) -> None:
-        channel = await fight.kit.channel(tail)
-        await fight.kit.unary(tail, wire.HOLD, wire.encode_hold(Hold(attach.session, JUMP, 3_600.0)))
-        link = fight.kit.link_over(channel)
+    async def strike(hop: Insider, attach: Attach, tail: NodeMark) -> None:
+        me, connection = hop.node.registry.identity, await fight.kit.connection(tail)
+        with suppress(*ENDED):
+            hold = wire.encode_hold(Hold(attach.session, JUMP, 3_600.0))
+            await fight.kit.unary(connection, wire.HOLD, hold, me)
+        link = fight.kit.link_over(connection, me)
         await link.send(replace(attach, index=len(attach.route) - 1), Close("done"), Ping(1))
         await link.read()
 
-    await _on_each_session(fight, strike)
+    await strike_sessions(fight, strike)
 
 
 @attack("session-replay", Kind.SESSIONS)
 async def session_replay(fight: Fight) -> None:
     """A former hop plays whole recorded sessions again, at the tail that they went to, while they still run."""
 
-    async def strike(attach: Attach, tail: NodeMark) -> None:
-        link = await fight.kit.link(tail)
+    async def strike(hop: Insider, attach: Attach, tail: NodeMark) -> None:
+        link = await fight.kit.link(tail, signer=hop.node.registry.identity)
         frames = hop.frames.get(attach.session, [])
         await link.send(replace(attach, index=len(attach.route) - 1))
         for frame in list(frames)[:200]:
             await link.send(frame)
         await link.listen()
 
+    await strike_sessions(fight, strike)
+
+
+Strike = Callable[[Insider, Attach, NodeMark], Awaitable[None]]
+
+
+async def strike_sessions(fight: Fight, strike: Strike) -> None:
+    """Take part in sessions as a well-behaved hop, and strike once in each, a moment after it began."""
     hop = await insider(fight, "0-8")
-    await _strike(fight, hop, strike)
-
-
-Strike = Callable[[Attach, NodeMark], Awaitable[None]]
-
-
-async def _on_each_session(fight: Fight, strike: Strike) -> None:
-    await _strike(fight, await insider(fight, "0-8"), strike)
-
-
-async def _strike(fight: Fight, hop: Insider, strike: Strike) -> None:
-    """Once for each session that comes by, a moment after it began."""
     await fight.go()
     await hop.announce()
     seen: set[bytes] = set()
 
     async def once(attach: Attach, tail: NodeMark) -> None:
-        with suppress(*ENDED, grpc.RpcError, StopIteration):
-            await strike(attach, tail)
+        with suppress(*ENDED, grpc.RpcError):
+            await strike(hop, attach, tail)
 
     try:
         async for _ in fight.pace(50.0):
