@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shlex
 import signal
@@ -26,6 +25,8 @@ from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
 from swarm.runtime.cli import plain_words
 from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
+from swarm.runtime.logs import set_up_logging
+from swarm.runtime.plain_text import plain_for, plain_line
 
 if TYPE_CHECKING:
     from client.options import ConnectOptions
@@ -47,9 +48,8 @@ def main() -> None:
     )
     level, text = os.environ.get("CANOPY_LOG"), LineTrackingStream(sys.stdout)
     sys.stdout = cast("TextIO", text)
-    handler = logging.StreamHandler()
-    handler.setFormatter(NoteFormatter(text, f"{'%(asctime)s %(name)s' if level else 'client'}: %(message)s"))
-    logging.basicConfig(level=level or "WARNING", handlers=[handler])
+    form = f"{'%(asctime)s %(name)s' if level else 'client'}: %(message)s"
+    set_up_logging(level or "WARNING", NoteFormatter(text, form))
     sys.exit(run(command))
 
 
@@ -71,11 +71,11 @@ def run(command: ClientCommand) -> int:
             case _:
                 assert_never(command)
     except GenerationInterrupted as error:
-        lines = "; ".join((str(error), *getattr(error, "__notes__", ())))
-        print(f"\nclient: {lines}", file=sys.stderr)  # noqa: T201 - the command line's own output
+        said = "; ".join((str(error), *getattr(error, "__notes__", ())))
+        print(f"\nclient: {plain_line(said)}", file=sys.stderr)  # noqa: T201 - the command line's own output
         return 1
     except SwarmError as error:
-        print(f"client: {error}", file=sys.stderr)  # noqa: T201
+        print(f"client: {plain_line(str(error))}", file=sys.stderr)  # noqa: T201
         return 1
     except BrokenPipeError:  # the reader of the output has closed it; the flush at exit would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -114,7 +114,7 @@ async def _generate(command: Generate, prompt: str, model: str, options: Connect
         try:
             async with aclosing(stream) as pieces:
                 async for piece in pieces:
-                    print(piece.text, end="", flush=True)  # noqa: T201
+                    print(plain_for(sys.stdout, piece.text), end="", flush=True)  # noqa: T201
                     result = piece.result
         except GenerationInterrupted as error:
             path = resumption.save(error, resumption.default_folder())
@@ -194,12 +194,12 @@ async def bench(command: Bench) -> int:
     if not measured.runs:
         raise ConfigError("no prompt fits the model's context; cut them with --prompt-tokens")
     for shown in measuring.report(measured):
-        console.print(shown, soft_wrap=isinstance(shown, str), markup=False)
+        console.print(shown, soft_wrap=isinstance(shown, str))
     if command.plot is not None:
         points, parts = measuring.points(measured.runs), measuring.usual_parts(measured.runs)
         console.print(plotting.curves(points), plotting.waterfall(parts))
         plotting.draw(command.plot, f"{model} · {command.draft}", points, parts)
-        console.print(f"drawn: {command.plot}", markup=False, soft_wrap=True)
+        console.print(f"drawn: {command.plot}", soft_wrap=True)
     if command.json is not None:
         _write(command.json, measured.to_json())
     if measured.is_wrong:
@@ -264,6 +264,7 @@ def _connection(command: ConnectionOptions) -> tuple[str, ConnectOptions]:
         "codec": command.codec,
         "wait": command.wait,
         "hedge": command.hedge,
+        "insecure": command.insecure,
         "lookup": command.lookup,
         "siblings": command.siblings,
         "recycle": command.recycle,

@@ -117,6 +117,7 @@ class ConnectOptions(TypedDict, total=False):
     codec: CodecChoice
     wait: float
     hedge: bool
+    insecure: bool
     lookup: bool
     siblings: bool
     recycle: bool

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +22,7 @@ import tyro
 from swarm.errors import Busy, ConfigError, GenerationInterrupted, RegistryError, RouteError, SwarmError
 from swarm.runtime.cli import plain_words
 from swarm.runtime.cli_types import Count, Model, Peer
+from swarm.runtime.logs import OneLineFormatter, set_up_logging
 
 if TYPE_CHECKING:
     from client.stats import Stats
@@ -327,7 +326,7 @@ def _median(values: Sequence[float]) -> float:
 def main() -> None:
     """Entry point."""
     command = tyro.cli(ProbeSwarm, prog="client.probe", registry=plain_words())
-    logging.basicConfig(level=os.environ.get("CANOPY_LOG", "ERROR"), stream=sys.stderr)
+    set_up_logging(os.environ.get("CANOPY_LOG", "ERROR"), OneLineFormatter("%(levelname)s:%(name)s:%(message)s"))
     os.environ.setdefault("GRPC_VERBOSITY", "NO_PICKS")
     print(json.dumps(asyncio.run(probe(command))))  # noqa: T201 - its answer
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -17,6 +16,12 @@ from node.config import ServeConfig
 from swarm.errors import RegistryError, SwarmError
 from swarm.runtime.cli import plain_words
 from swarm.runtime.console import make_console
+from swarm.runtime.file_limit import raise_file_limit
+from swarm.runtime.logs import OneLineFormatter, set_up_logging
+from swarm.runtime.plain_text import plain_line
+
+_NONE_BEFORE_TLS_1_3 = "ECDHE-RSA-AES128-GCM-SHA256"
+"""gRPC takes no lowest version, and its list is of TLS 1.2's suites only: none that goes with a node's certificate."""
 
 
 def main() -> None:
@@ -36,12 +41,14 @@ def main() -> None:
 def serve(config: ServeConfig) -> int:
     """Serve until a signal or a failure; returns the exit status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its messages come as exceptions too
-    logging.basicConfig(level=os.environ.get("CANOPY_LOG", "WARNING"), format="%(asctime)s %(name)s: %(message)s")
+    os.environ["GRPC_SSL_CIPHER_SUITES"] = _NONE_BEFORE_TLS_1_3
+    set_up_logging(os.environ.get("CANOPY_LOG", "WARNING"), OneLineFormatter("%(asctime)s %(name)s: %(message)s"))
+    raise_file_limit()
     try:
         model, mqtt = config.model or os.environ.get("CANOPY_MODEL"), config.mqtt or os.environ.get("CANOPY_MQTT")
         asyncio.run(_run(replace(config, model=model, mqtt=mqtt)))
     except SwarmError as error:
-        return _fail(f"node: {error}", 1)
+        return _fail(f"node: {plain_line(str(error))}", 1)
     return 0
 
 
@@ -53,7 +60,7 @@ async def _run(config: ServeConfig) -> None:
 
     quiet_libraries()
     freeze_imports()
-    console = make_console(soft_wrap=True, markup=False)
+    console = make_console(soft_wrap=True)
     _cancel_on_signals()
     try:
         async with Node(config, console.print) as node:

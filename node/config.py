@@ -46,7 +46,7 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
     model=("layers", "num_layers", "revision", "dtype"),
     machine=("device", "threads", "kv_tokens", "offload", "offload_folder", "offload_mb_per_s"),
     swarm=("join", "identity", "name", "drain"),
-    network=("host", "port", "dht_port", "announce_address", "insecure"),
+    network=("host", "port", "dht_port", "announce_address", "allow_private", "insecure"),
     monitoring=("mqtt", "mqtt_prefix", "mqtt_ca", "metrics_port", "metrics_host"),
 )
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,9 @@ class ServeConfig:
     """Under which other machines reach this node, where that differs, as with port forwarding (default: as found)."""
     insecure: Insecure = False
     """Speak plain text and announce no certificate: for a swarm on this machine's loopback addresses only."""
+    allow_private: bool = False
+    """Call machines at private addresses also where this one is announced under a public address. Without it strangers
+    cannot use the node to look into its own network."""
     identity: File | None = None
     """Identity file (default: one per machine, in the user's configuration folder)."""
     name: Name | None = None

@@ -32,7 +32,7 @@ def node(host: str, port: int) -> bool:
 
     nonce = secrets.token_bytes(NONCE_BYTES)
     try:
-        der = ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, port), timeout=DEADLINE_S))
+        der = shown_certificate(host, port)
         credentials, pinned = pin(der, name_of(der))
         with grpc.secure_channel(f"{bracketed(host)}:{port}", credentials, [*CHANNEL_OPTIONS, *pinned]) as channel:
             call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(HELLO_METHOD)
@@ -42,6 +42,15 @@ def node(host: str, port: int) -> bool:
         return check_hello(peer, nonce, hashlib.sha256(der).digest(), answer)
     except (grpc.RpcError, OSError, ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException):
         return False
+
+
+def shown_certificate(host: str, port: int) -> bytes:
+    """The certificate (DER) of whoever answers there now. It proves nothing before its owner vouched for it.
+
+    Raises:
+        OSError: nobody answers, or not with TLS.
+    """
+    return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, port), timeout=DEADLINE_S))
 
 
 def health(host: str, port: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -31,6 +30,8 @@ from swarm.runtime.cli import fit, plain_words
 from swarm.runtime.cli_types import File, Host, Model, Peer, Port
 from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
+from swarm.runtime.logs import OneLineFormatter, set_up_logging
+from swarm.runtime.plain_text import plain_line
 from swarm.top.options import Top
 
 BOOTSTRAP_PORT = 31_337
@@ -90,7 +91,7 @@ Command = (
 def main() -> None:
     """Entry point."""
     command = tyro.cli(Command, prog="swarm", description=ABOUT, registry=plain_words())
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    set_up_logging("WARNING", OneLineFormatter("%(levelname)s %(name)s: %(message)s"))
     sys.exit(run(command))
 
 
@@ -116,7 +117,7 @@ def run(command: Bootstrap | ShowStatus | ShowRoute | ShowPlan | Health | Privat
                 require("top", "swarm top")
                 asyncio.run(_top(command, console))
     except SwarmError as error:
-        make_console(stderr=True, soft_wrap=True).print(Text(f"swarm: {error}"))
+        make_console(stderr=True, soft_wrap=True).print(Text(f"swarm: {plain_line(str(error))}"))
         return 1
     except KeyboardInterrupt:
         return 130

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from client.stats import Result
 from swarm.demo import DRAFT, TARGET
 from swarm.protocol.messages import Sampling
 from swarm.runtime.console import make_console
+from swarm.runtime.logs import OneLineFormatter, set_up_logging
 
 PROMPT, TOKENS, NODES, SEED, TEMPERATURE, DELAY_MS = "It was a dark night, and the old captain", 24, 12, 11, 0.7, 25.0
 OUT = Path("docs/img/sweep.json")
@@ -110,7 +110,7 @@ def _told(listener: Listener, result: Result, text: Any) -> dict[str, Any]:  # n
 
 def main() -> None:
     """Entry point."""
-    logging.basicConfig(level=logging.WARNING)
+    set_up_logging("WARNING", OneLineFormatter("%(levelname)s %(name)s: %(message)s"))
     OUT.write_text(json.dumps(asyncio.run(record()), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -30,12 +30,15 @@ from client.library.aio import AsyncSwarm
 from client.library.session import SessionOpener
 from client.stats import Result
 from swarm import wire
+from swarm.alive import shown_certificate
 from swarm.demo import DRAFT, PASSAGES, TARGET
 from swarm.errors import SwarmError
 from swarm.protocol.messages import Sweep
 from swarm.protocol.session import SessionState
 from swarm.routing.route import Route
 from swarm.runtime.library_logging import quiet_libraries
+from swarm.transport.certificate import name_of
+from swarm.transport.dial import CHANNEL_OPTIONS, pin
 
 GIVE_UP_S = 100.0
 INFO_S = 2.0
@@ -100,12 +103,15 @@ async def counters(addresses: Mapping[str, str]) -> dict[str, dict[str, int]]:
     """The recovery counters of the nodes that answer."""
 
     async def ask(name: str, address: str) -> tuple[str, dict[str, int]] | None:
-        async with grpc.aio.insecure_channel(address) as channel:
-            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(wire.INFO)
-            try:
+        host, _, port = address.rpartition(":")
+        try:
+            certificate = await asyncio.to_thread(shown_certificate, host, int(port))
+            credentials, pinned = pin(certificate, name_of(certificate))
+            async with grpc.aio.secure_channel(address, credentials, [*CHANNEL_OPTIONS, *pinned]) as channel:
+                call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(wire.INFO)
                 found = wire.decode_info(await call(b"", timeout=INFO_S))
-            except grpc.aio.AioRpcError:
-                return None
+        except (OSError, grpc.aio.AioRpcError):
+            return None
         return name, {"sessions": found.sessions, **{path: getattr(found.counters, path) for path in PATHS}}
 
     asked = await asyncio.gather(*(ask(name, address) for name, address in addresses.items()))

@@ -21,7 +21,7 @@ from swarm.errors import RemoteProtocolError
 from swarm.ids import SessionId
 from swarm.layers import Span
 from swarm.protocol.messages import Close, Fault, FaultKind, Ready, RepliesRequest, Reply, RouteHop
-from swarm.transport.dial import Options, open_channel
+from swarm.transport.dial import CHANNEL_OPTIONS, open_channel
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.introduction import introduce
 from swarm.transport.link import Stream
@@ -34,9 +34,6 @@ REPLY_S = 3.0
 """Of a reply that does not come by then: the node refused what this side took for right."""
 
 
-OPTIONS: Options = [("grpc.use_local_subchannel_pool", 1)]
-
-
 class Broken(Exception):
     """A node did not do what it must do under garbage."""
 
@@ -46,9 +43,9 @@ class FloodTarget:
     """The node under attack, and one behind it.
 
     Attributes:
-        node: Where it is reached; it holds all layers.
-        behind: The node behind it.
-        behind_span: That one's layers: the second half.
+        node: The node, which holds all layers.
+        behind: The node behind it, which holds the second half.
+        behind_span: Its layers.
         model: What both serve.
         num_layers: Layers of the model.
         pretended: The hop before the node, where there is one: this program.
@@ -279,8 +276,8 @@ async def fuzz(target: FloodTarget, frames: int, seed: int, counts: FloodCounts,
     async def work(number: int) -> None:
         rng = random.Random(f"{seed}/{number}")
         async with (
-            open_channel(target.node, OPTIONS) as node,
-            open_channel(target.behind, OPTIONS) as behind,
+            open_channel(target.node, CHANNEL_OPTIONS) as node,
+            open_channel(target.behind, CHANNEL_OPTIONS) as behind,
         ):
             while counts.frames < frames:
                 await asyncio.sleep(began + counts.frames / per_s - time.monotonic())

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -39,12 +38,13 @@ from benchmarks.redteam.parsers import fuzz_parsers
 from benchmarks.sheet import Sheet
 from client import AsyncSwarm
 from swarm import wire
+from swarm.alive import shown_certificate
 from swarm.demo import TARGET
 from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.protocol.node_info import NodeInfo
 from swarm.runtime.console import make_console
-from swarm.transport.dial import open_channel
+from swarm.transport.dial import CHANNEL_OPTIONS, open_channel
 from swarm.transport.endpoint import Endpoint
 
 PROMPT = (2565, 591, 572, 289, 663, 281)
@@ -153,7 +153,7 @@ class ServedNode:
         span: Its layers.
         process: The process.
         log: Its output.
-        endpoint: How it is reached.
+        endpoint: Where it listens, and its certificate.
         join: An address for others to join.
     """
 
@@ -174,9 +174,9 @@ def serve(span: str, join: str | None, folder: Path) -> Iterator[ServedNode]:
         process = subprocess.Popen(command + (["--join", join] if join else []), stdout=output, stderr=output)
     try:
         said = _wait_for(r"serving at (\S+) as (\S+)[\s\S]*--join (\S+)", process, log)
-        host, _, port = said[1].rpartition(":")
-        certificate = ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, int(port)), timeout=10))
-        yield ServedNode(span, process, log, Endpoint(PeerId(said[2]), said[1], certificate), said[3])
+        host, port = said[1].split(":")
+        endpoint = Endpoint(PeerId(said[2]), said[1], shown_certificate(host, int(port)))
+        yield ServedNode(span, process, log, endpoint, said[3])
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=20)
@@ -191,9 +191,9 @@ def _wait_for(pattern: str, process: subprocess.Popen[bytes], log: Path) -> re.M
     raise Broken(f"a node did not start:\n{log.read_text()}")
 
 
-async def info(endpoint: Endpoint) -> NodeInfo:
+async def info(node: ServedNode) -> NodeInfo:
     """What a node says of itself."""
-    async with open_channel(endpoint, []) as channel:
+    async with open_channel(node.endpoint, CHANNEL_OPTIONS) as channel:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(wire.INFO)
         return wire.decode_info(await call(b"", timeout=10))
 
@@ -259,7 +259,7 @@ class FloodRun:
 
     async def _target(self) -> FloodTarget:
         first, second = self._nodes
-        about = await info(first.endpoint)
+        about = await info(first)
         model = ServedModel(about.fingerprint, about.hidden_size, about.vocab_size)
         return FloodTarget(first.endpoint, second.endpoint, Span.parse(second.span), model, about.num_layers)
 
@@ -283,7 +283,7 @@ class FloodRun:
     async def _until_freed(self) -> None:
         async with asyncio.timeout(SETTLE_S):
             while True:
-                found = [await info(node.endpoint) for node in self._nodes]
+                found = [await info(node) for node in self._nodes]
                 if all(one.sessions == 0 and one.kv_tokens_free == one.kv_tokens_total for one in found):
                     return
                 await asyncio.sleep(0.2)

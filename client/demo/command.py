@@ -110,14 +110,14 @@ async def _stream(swarm: AsyncSwarm, command: Demo, console: Console | None, nod
     """Generate the text, and print it as it comes if there is a console; earlier texts are forgotten first."""
     swarm.forget_texts()
     if console is not None:
-        console.print(f"\n{command.prompt}", end="", style="bold", markup=False)
+        console.print(f"\n{command.prompt}", end="", style="bold")
     result = None
     pieces = swarm.stream(
         command.prompt, max_new_tokens=command.tokens, temperature=TEMPERATURE, seed=command.seed, nodes=nodes
     )
     async for piece in pieces:
         if console is not None:
-            console.print(piece.text, end="", markup=False)
+            console.print(piece.text, end="")
         result = piece.result
     if console is not None:
         console.print("\n")

@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
+from client.chain.peer_latency import PeerLatency
 from client.decode.state import GenerationState
 from client.drafting.loading import DraftOptions, load_drafter
 from client.drafting.pool import Drafters
@@ -28,6 +30,7 @@ from client.target import Target, find_in_swarm, load_target
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.errors import ConfigError, GenerationInterrupted
 from swarm.ids import ModelIdentity
+from swarm.routing.latency import measure_delays
 from swarm.routing.route import Route
 from swarm.runtime.cpu_threads import check_threads
 from swarm.runtime.library_logging import bars_hidden
@@ -80,6 +83,8 @@ class AsyncSwarm:
                 wait: seconds to wait for a machine when nobody serves some layers any more; 60 by default.
                 hedge: send every sweep to a second holder of the slowest layers too, where there is one; whoever is
                     first counts. Costs that machine's time, saves the waits for one that stutters or dies.
+                insecure: whether machines on this machine's loopback that announce no certificate are dialled, in plain
+                    text; every other link is encrypted and proven, or not made.
                 lookup: whether what followed before in the text itself is proposed too, with a draft or without.
                 siblings: whether what the target picked behind dead branches is proposed too, with a draft or without.
                 recycle: whether what the target picked before after each token is proposed too.
@@ -106,10 +111,12 @@ class AsyncSwarm:
             loaded = await asyncio.to_thread(load_drafter, model, target, drafts, options.get("revision"))
         opened = registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True))
         nodes, hedge = options.get("nodes"), options.get("hedge", False)
-        async with opened, Dialer() as dialer, TaskScope() as scope:
+        insecure = options.get("insecure", False)
+        nearby = PeerLatency(probe=partial(measure_delays, insecure=insecure))
+        async with opened, Dialer(insecure=insecure) as dialer, TaskScope() as scope:
             identity = find_in_swarm(target, await opened.models(), peers)
             expected = EXPECTED_NODES if nodes is None else nodes
-            opener = SessionOpener(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge)
+            opener = SessionOpener(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge, nearby)
             drafting = drafting_thread(loaded.drafter, target.hidden_size, threads)
             try:
                 yield cls(

@@ -10,6 +10,7 @@ from rich.console import Console
 from client.library.sync import Chat
 from client.terminal import report
 from swarm.errors import ConfigError, SwarmError
+from swarm.runtime.plain_text import plain_for, plain_line
 
 HELP = """\
 /stats     where the last answer's time went
@@ -56,7 +57,7 @@ class ChatTerminal:
         except SwarmError as error:
             self.failed += 1
             self._show("")
-            self._console.print(f"client: {error}", style="red", markup=False, soft_wrap=True)
+            self._console.print(f"client: {plain_line(str(error))}", style="red", markup=False, soft_wrap=True)
 
     def _command(self, text: str) -> None:
         name, _, value = text.partition(" ")
@@ -91,7 +92,7 @@ class ChatTerminal:
         self._show(f"seed: {'drawn for each answer' if self._seed is None else self._seed}")
 
     def _show(self, text: str, end: str = "\n") -> None:
-        self._console.file.write(text + end)
+        self._console.file.write(plain_for(self._console.file, text) + end)
         self._console.file.flush()
 
 

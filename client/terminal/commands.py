@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 import tyro
 
 from client.options import CodecChoice, Options
-from swarm.runtime.cli_types import Count, DeviceName, File, Model, Peer, Revision, Seconds, Text, headed
+from swarm.runtime.cli_types import Count, DeviceName, File, Insecure, Model, Peer, Revision, Seconds, Text, headed
 
 GenerationOptions = Annotated[Options, tyro.conf.arg(name="")]
 
-_SWARM = ("join", "revision", "wait", "codec", "hedge")
+_SWARM = ("join", "revision", "wait", "codec", "hedge", "insecure")
 _DRAFTING = ("draft", "draft_device", "threads", "lookup", "siblings", "recycle", "adapt")
 
 
@@ -50,6 +50,7 @@ class ConnectionOptions:
     recycle: bool = False
     adapt: bool = True
     hedge: bool = False
+    insecure: Insecure = False
 
 
 @headed(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any, TextIO
 
+from swarm.runtime.logs import OneLineFormatter
+
 
 class LineTrackingStream:
     """An output stream that knows whether its last line is open.
@@ -28,7 +30,7 @@ class LineTrackingStream:
         return getattr(self._stream, name)
 
 
-class NoteFormatter(logging.Formatter):
+class NoteFormatter(OneLineFormatter):
     """Formats log records; begins a new line where the text's last line is open."""
 
     def __init__(self, text: LineTrackingStream, fmt: str) -> None:

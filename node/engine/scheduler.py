@@ -1,8 +1,9 @@
 """Whose turn it is to compute: schedule → run → postprocess. Owns no sessions and no network.
 
-Sessions are served by deficit round-robin on measured milliseconds, in slices of at most a quantum (F3), so a long
-prefill never holds up another session's tree. Slices run on a thread of their own, short ones in the event loop itself:
-the way to another core, whose caches are cold, and back would add much to them. One thread at a time touches tensors.
+Owners are served by deficit round-robin on measured milliseconds, and so are each one's sessions (`node.engine.turns`),
+in slices of at most a quantum (F3): neither a long prefill nor a crowd of sessions holds up another's tree. Slices run
+on a thread of their own, short ones in the event loop itself: the way to another core, whose caches are cold, and back
+would add much to them. One thread at a time touches tensors.
 
 Where several sessions wait, whole sweeps of others join a slice in one batch (`node.engine.batch`), for as long as that
 saves those that wait more than it costs those that share it. Each is charged its share; the rest of the time it waited.
@@ -11,23 +12,25 @@ saves those that wait more than it costs those that share it. Each is charged it
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 from node.engine.batch import Batch, BatchMember
 from node.engine.loop_cost import LoopCost
 from node.engine.step_cost import StepCost
 from node.engine.sweep_run import SweepRun
+from node.engine.turns import Owned, Turns
 from swarm.layers import Span
 
 SHARERS_RATE = 0.05
 SHORT_MS = 20.0
 """A slice that should take no longer runs in the event loop: receipts wait for so long at most."""
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -42,7 +45,7 @@ class PendingWork:
     """How many, at most."""
 
 
-class Schedulable(Protocol):
+class Schedulable(Owned, Protocol):
     """A session as the engine sees it."""
 
     def pending(self) -> PendingWork | None:
@@ -82,30 +85,33 @@ def _run_timed(batch: Batch[Schedulable]) -> tuple[dict[SweepRun, Exception], fl
 
 
 class Engine:
-    """One compute thread shared fairly by the sessions of a node.
-
-    A session's balance is what it may still use of its turns, in milliseconds. It saves nothing while it is idle and
-    keeps what it owes: a quantum at most for what it used of others' turns.
+    """One compute thread shared fairly by the owners of a node's sessions, and by the sessions of each.
 
     Attributes:
         worked_ms: what all batches took so far.
         loop_cost: what sweeps cost the event loop beside their forwards.
     """
 
-    def __init__(self, cost: StepCost, quantum_ms: float = 50.0, *, counts_cpu: bool = False) -> None:
+    def __init__(
+        self,
+        cost: StepCost,
+        quantum_ms: float = 50.0,
+        *,
+        counts_cpu: bool = False,
+        weight: Callable[[str], int] = lambda owner: 1,
+    ) -> None:
         """Make an engine that computes nothing until `run`.
 
         Args:
             cost: a first prediction; the engine learns on.
             quantum_ms: what a turn adds to a session's balance, and the longest step.
             counts_cpu: only the time on a CPU is computing; when others had it, the sweep waited.
+            weight: as for `Turns`.
         """
         self._cost = cost
         self._counts_cpu = counts_cpu
         self._quantum_ms = quantum_ms
-        self._turns: deque[Schedulable] = deque()
-        self._waiting: set[Schedulable] = set()
-        self._balances_ms: WeakKeyDictionary[Schedulable, float] = WeakKeyDictionary()
+        self._turns: Turns[Schedulable] = Turns(quantum_ms, weight)
         self._wake = asyncio.Event()
         self.worked_ms = 0.0
         self.loop_cost = LoopCost()
@@ -127,10 +133,8 @@ class Engine:
 
     def submit(self, session: Schedulable) -> None:
         """Queue a session that has work; harmless when it is queued already."""
-        if session not in self._waiting:
-            self._waiting.add(session)
-            self._turns.append(session)
-            self._wake.set()
+        self._turns.submit(session)
+        self._wake.set()
 
     async def run(self) -> None:
         """Serve turns until cancelled."""
@@ -138,30 +142,42 @@ class Engine:
             while True:
                 await self._wake.wait()
                 while self._turns:
-                    await self._turn(self._turns.popleft())
+                    await self._next_turn()
                 self._wake.clear()
         finally:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
+    async def _next_turn(self) -> None:
+        session = self._turns.begin()
+        try:
+            await self._turn(session)
+        except Exception as error:  # noqa: BLE001 - whatever one session does, the others have their turns
+            self._give_up(session, error)
+
+    def _give_up(self, session: Schedulable, error: Exception) -> None:
+        self._turns.end(session, has_work=False)
+        try:
+            session.fail(error)
+        except Exception as trouble:
+            logger.error("a session could not even be ended", exc_info=trouble)
+
     async def _turn(self, session: Schedulable) -> None:
         """Serve a session until its quantum is used up or nothing waits."""
-        self._balances_ms[session] = self._balances_ms.get(session, 0.0) + self._quantum_ms
-        while self._balances_ms[session] > 0:
+        while self._turns.left_ms(session) > 0:
             batch = self._schedule(session)
             if batch is None:
-                self._waiting.discard(session)
-                self._balances_ms[session] = min(self._balances_ms[session], 0.0)
+                self._turns.end(session, has_work=False)
                 return
             result = await self._run_batch(batch)
             self._postprocess(batch, result)
-        self._turns.append(session)
+        self._turns.end(session, has_work=True)
 
     def _schedule(self, leader: Schedulable) -> Batch[Schedulable] | None:
         """The next slice of the session whose turn it is, and the sweeps that share its forward."""
         run = self._next_run(leader)
         if run is None:
             return None
-        budget_ms = min(self._balances_ms[leader], self._quantum_ms)
+        budget_ms = min(self._turns.left_ms(leader), self._quantum_ms)
         rows = min(run.remaining, self._cost.rows_within(budget_ms))
         members = [BatchMember(leader, run, rows), *self._joining(leader, rows)]
         return Batch(members, self._cost.predict_ms(sum(member.rows for member in members), len(members)))
@@ -199,11 +215,10 @@ class Engine:
         self._charge(batch, [passed_ms * share for share in shares])
 
     def _charge(self, batch: Batch[Schedulable], charged_ms: Sequence[float]) -> None:
-        """Take from each balance; a session that joined another's turn owes a quantum at most."""
+        """Take from each balance what it used."""
         lead = batch.members[0].session
         for member, milliseconds in zip(batch.members, charged_ms, strict=True):
-            left_ms = self._balances_ms.get(member.session, 0.0) - milliseconds
-            self._balances_ms[member.session] = left_ms if member.session is lead else max(left_ms, -self._quantum_ms)
+            self._turns.charge(member.session, milliseconds, is_lead=member.session is lead)
 
     def _next_run(self, session: Schedulable) -> SweepRun | None:
         try:
@@ -222,7 +237,11 @@ class Engine:
         own = leader.pending()
         if own is None or not self._turns:
             return
-        waiting = [(other, work) for other in self._turns if (work := other.pending()) and work.span == own.span]
+        waiting = [
+            (other, work)
+            for other in self._turns.joining(leader)
+            if (work := other.pending()) and work.span == own.span
+        ]
         left, sessions, cost = len(waiting), 1, self._cost
         for other, work in waiting:
             pays = sessions * cost.joining_ms(work.rows) <= left * cost.base_ms

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import version
+from functools import partial
 
 from node.lifecycle.resources import NodeResources
 from node.lifecycle.span_host import SpanHost
@@ -19,8 +20,10 @@ from node.model.malloc_trim import trim_heap
 from node.telemetry.report import NodeSnapshot
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import RECORD_TTL_S
-from swarm.errors import RegistryError
+from swarm.errors import IdentityError, RegistryError
 from swarm.layers import Span
+from swarm.runtime.counted_log import CountedLog, describe
+from swarm.runtime.version import VERSION
 from swarm.telemetry.messages import MessageKind
 
 ANNOUNCE_S = RECORD_TTL_S / 3
@@ -43,6 +46,7 @@ class Announcer:
         self._span: Span | None = None
         self._state = NodeState.JOINING
         self._sequence = 0
+        self._troubles = CountedLog(logger)
         self._one_by_one = asyncio.Lock()  # a record must expire later than the one before
 
     @property
@@ -79,24 +83,37 @@ class Announcer:
         Raises:
             IdentityError: another machine has served under this identity for longer.
         """
-        resources = self._resources
         while True:
             await asyncio.sleep(ANNOUNCE_S)
-            await resources.dialer.tidy()
-            await asyncio.to_thread(trim_heap)
-            try:
-                assert self.announced is not None
-                await check_still_alone(resources.registry, self.announced)
-                await self._measure_delays()
-                await self.announce(self._state)
-            except RegistryError as trouble:
-                logger.warning("not announced this time: %s", trouble)
+            await self._try(self._resources.dialer.tidy)
+            await self._try(partial(asyncio.to_thread, trim_heap))
+            await self._try(self._check_alone)
+            await self._try(self._measure_delays)
+            await self._try(lambda: self.announce(self._state))
+
+    async def _try(self, step: Callable[[], Awaitable[object]]) -> None:
+        """Take a step of a loop that must not end, whatever fails: without it, the node would not be listed.
+
+        Raises:
+            IdentityError: another machine has served under this identity for longer.
+        """
+        try:
+            await step()
+        except IdentityError:
+            raise
+        except Exception as trouble:  # noqa: BLE001 - such as no file descriptor left
+            self._troubles.say("announcing", f"not announced this time: {describe(trouble)}")
+
+    async def _check_alone(self) -> None:
+        assert self.announced is not None
+        await check_still_alone(self._resources.registry, self.announced)
 
     async def _measure_delays(self) -> None:
         service, identity = self._host.service, self._resources.identity
         if service is not None:
             records = await self._resources.registry.records(identity.fingerprint, identity.num_layers)
-            await service.peer_delays.measure(records)
+            service.successors.note_listed(records)
+            await service.peer_delays.measure([record for record in records if service.policy.allows(record.address)])
 
     async def withdraw(self) -> None:
         """Take back what was announced by a node that could not start."""
@@ -115,7 +132,7 @@ class Announcer:
             address=resources.address,
             state=state,
             numeric_class=host.numeric_class,
-            version=version("canopy-swarm"),
+            version=VERSION,
             name=resources.config.name,
             sweep_ms=host.sweep_ms,
             kv_tokens_free=0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import grpc.aio
 import torch
@@ -17,22 +17,30 @@ from torch import nn
 from node.engine.measure import measure_sweeps, step_cost
 from node.engine.scheduler import Engine
 from node.lifecycle.resources import NodeResources
-from node.membership.peer_latency import PeerDelays
+from node.membership.peer_latency import PeerDelays, Probes
 from node.model.loading import count_tokens, default_kv_tokens, fetch, load
 from node.model.span import SpanModel, dissect, shared_parts
+from node.session.admission import Admission, weight_of
 from node.session.context import NodeContext
 from node.session.service import NodeService
+from node.session.successors import Successors
 from node.session.table import SessionTable
 from swarm.discovery.dht.addresses import check_own_address
+from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError
 from swarm.inference.gumbel import gumbel_row
 from swarm.layers import Span
+from swarm.routing.latency import measure_delays, measure_rate
+from swarm.runtime.file_limit import file_limit
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import SERVER_OPTIONS, bind_port
 
 STOP_GRACE_S = 2.0
 MAX_STREAMS = 4_096
+MAX_CONNECTIONS = 4_096
+FILES_KEPT = 512
+"""Files that connections from others leave to the node itself."""
 NOISE_ROWS = 64
 """Positions whose noise is kept: neighbouring sweeps pick at the same ones."""
 
@@ -47,6 +55,8 @@ class SpanService:
     sessions: SessionTable
     server: grpc.aio.Server
     peer_delays: PeerDelays
+    successors: Successors
+    policy: DialPolicy
 
 
 class SpanHost:
@@ -109,14 +119,17 @@ class SpanHost:
         registry = resources.registry
         # Where one thread computes, what it did not get of a CPU is known: it waited then, as others' work went on.
         alone = model.device.type == "cpu" and not config.offload and torch.get_num_threads() == 1
-        engine = Engine(step_cost(self.sweep_ms, offloaded=config.offload), counts_cpu=alone)
+        engine = Engine(step_cost(self.sweep_ms, offloaded=config.offload), counts_cpu=alone, weight=weight_of)
+        admission = Admission()
+        policy = await DialPolicy.of(resources.address, allow_private=config.allow_private)
         valid_tokens = await asyncio.to_thread(count_tokens, resources.checkpoint.folder, model.vocab_size)
         context = NodeContext(
             peer=registry.peer_id,
+            signer=registry.identity,
             model=model,
             engine=engine,
-            registry=registry,
-            dialer=resources.dialer,
+            successors=Successors(registry, resources.dialer, policy, resources.identity, admission.quota),
+            admission=admission,
             counters=resources.counters,
             certificate=resources.certificate,
             valid_tokens=valid_tokens,
@@ -128,8 +141,10 @@ class SpanHost:
         digest = b"" if resources.certificate is None else resources.certificate.digest
         server.add_generic_rpc_handlers((NodeService(registry.identity, sessions, digest).handlers(),))
         await server.start()
-        peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms)
-        self.service = SpanService(engine, computing, sessions, server, peer_delays)
+        insecure = config.insecure
+        probes = Probes(partial(measure_delays, insecure=insecure), partial(measure_rate, insecure=insecure))
+        peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms, probes)
+        self.service = SpanService(engine, computing, sessions, server, peer_delays, context.successors, policy)
 
     async def drain(self, reason: str) -> None:
         """Take no new session, serve on until those that run have moved, and end what is left."""
@@ -169,6 +184,11 @@ class SpanHost:
         await self.open(bind(resources.config.host, resources.port, resources.certificate)[0])
 
 
+def max_connections(files: int) -> int:
+    """How many connections a node takes that may have so many files open: the rest is for what it dials and reads."""
+    return min(MAX_CONNECTIONS, max(files - FILES_KEPT, files // 2))
+
+
 def bind(host: str, port: int, certificate: ServerCertificate | None) -> tuple[grpc.aio.Server, int]:
     """A server that has a port, and the port: taken before anything slow, so that a taken one is reported at once.
 
@@ -180,7 +200,8 @@ def bind(host: str, port: int, certificate: ServerCertificate | None) -> tuple[g
     Raises:
         ConfigError: the port or the address cannot be had.
     """
-    server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
+    options = [*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections(file_limit()))]
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_STREAMS)
     try:
         return server, bind_port(server, f"{bracketed(host)}:{port}", certificate)
     except RuntimeError:

@@ -18,6 +18,7 @@ import grpc.aio
 
 from node.config import ServeConfig
 from node.lifecycle.announcer import Announcer
+from node.lifecycle.connection_guard import keep_connections_bounded
 from node.lifecycle.resources import NodeResources
 from node.lifecycle.span_host import SpanHost, bind
 from node.membership.duplicate_identity import check_alone
@@ -169,6 +170,7 @@ class StartUp:
         await host.load(announcer.span)
         check_kv(host.model, config.kv_tokens)
         await host.open(starting.server)
+        scope.spawn(keep_connections_bounded(resources.port))
         await self._be_dialled_back(starting)
         resources.rebalance.arrived()
         await announcer.announce(NodeState.SERVING)

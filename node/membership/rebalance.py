@@ -16,8 +16,8 @@ from typing import Protocol
 
 from node.membership.joining import SpanReservation, movers_choice
 from swarm.discovery.node_record import NodeRecord
-from swarm.errors import SwarmError
 from swarm.layers import Span
+from swarm.runtime.counted_log import describe
 
 LOOK_S = 180.0
 """Mean time between looks; each is drawn from half of it to one and a half."""
@@ -75,8 +75,8 @@ class Rebalance:
         """
         try:
             span = await self._reserve(reservation, node)
-        except SwarmError as trouble:
-            logger.warning("stays where it is: %s", trouble)
+        except Exception as trouble:  # noqa: BLE001 - whatever it is, this node serves on
+            logger.warning("stays where it is: %s", describe(trouble))
             return
         if span is not None:
             self.arrived()

@@ -21,15 +21,26 @@ from node.session.context import NodeContext
 from node.session.frame_checks import check_rows, check_sweep
 from node.session.lease import Lease
 from node.session.reply_buffer import ReplyBuffer
+from node.session.successors import Tried
 from node.session.tail import Tail
 from node.session.upstream import UpstreamStream
 from node.session.upstreams import UpstreamSet
-from swarm.errors import Busy, HopClosed, HopError, HopLeaving, LocalProtocolError, RemoteProtocolError, SwarmError
+from swarm.errors import (
+    Busy,
+    HopClosed,
+    HopError,
+    HopLeaving,
+    LocalProtocolError,
+    RemoteProtocolError,
+    SwarmError,
+    Unreachable,
+)
 from swarm.inference.kv_cache import KvCache
 from swarm.layers import Span
 from swarm.protocol.authority import check_command, place_in
 from swarm.protocol.hop_log import HopLog
 from swarm.protocol.journal import Journal
+from swarm.protocol.limits import HeadLimits
 from swarm.protocol.messages import (
     Ack,
     Attach,
@@ -48,8 +59,13 @@ from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Connection
 from swarm.transport.hedged_link import follow
 from swarm.transport.successor import SessionLink, SuccessorLink
+from swarm.wire.frames import FrameLimits
 
 logger = logging.getLogger(__name__)
+
+
+class FrameRefused(SwarmError):
+    """A frame that the session did not take; its neighbours know already."""
 
 
 class HopSession:
@@ -60,10 +76,14 @@ class HopSession:
         replies: at the tail, what the client has not confirmed.
         log: the session's rules and state here.
         journal: what the next hop may need again (R5).
+        owner: who pays for it (`node.session.admission`).
+        used_at: when the last sweep came, or the session began, on the clock of `time.monotonic`.
     """
 
-    def __init__(self, context: NodeContext, attach: Attach, credits: Credits) -> None:
+    def __init__(self, context: NodeContext, attach: Attach, credits: Credits, owner: str) -> None:
         self.credits = credits
+        self.owner = owner
+        self.used_at = time.monotonic()
         self.replies = ReplyBuffer()
         self.log = HopLog(context.limits(credits))
         self.journal = Journal(self.log.executed)
@@ -83,6 +103,7 @@ class HopSession:
         self._reason = "closed"
         self._lease = Lease(self.expire)
         self._attaching: asyncio.Task[None] | None = None
+        self._tried = Tried(owner)
 
     @property
     def span(self) -> Span:
@@ -101,10 +122,12 @@ class HopSession:
         return self._is_tail
 
     @property
-    def max_row_bytes(self) -> int:
-        """The largest frame's bytes of rows: every node that the session may hold (a snapshot's), in its codec."""
-        tokens = self.credits.window_tokens + self.credits.nodes
-        return self._role.codec.row_bytes(self._context.model.hidden_size) * tokens
+    def frame_limits(self) -> FrameLimits:
+        """The largest frame: every node that the session may hold (a snapshot's), with its rows in their codec."""
+        credits = self.credits
+        tokens = credits.window_tokens + credits.nodes
+        counts = HeadLimits(credits.window_tokens, credits.sweeps, credits.nodes)
+        return FrameLimits.of_session(counts, self._role.codec.row_bytes(self._context.model.hidden_size) * tokens)
 
     @property
     def is_closed(self) -> bool:
@@ -160,7 +183,11 @@ class HopSession:
                 self._lease.orphan()
 
     def receive(self, upstream: UpstreamStream, frame: SweepFrame) -> None:
-        """Take one sweep off the session's stream; a header that breaks the rules is refused and changes nothing."""
+        """Take one sweep off the session's stream.
+
+        Raises:
+            FrameRefused: the header breaks the rules; nothing is changed, and the neighbours were told.
+        """
         if upstream not in self._upstreams or self.is_closed:
             return
         if self._is_replica and not self.log.has_room(frame.sweep):
@@ -174,10 +201,9 @@ class HopSession:
             check_sweep(frame, self._context.model, self._role.codec, is_first=self._attach.index == 0)
             is_new = self.log.receive(frame)
         except SwarmError as error:
-            self._context.counters.failed(error)
-            self._upstreams.report(error)
-            return
+            raise self._refused(error) from error
         self._lease.renew()
+        self.used_at = time.monotonic()
         self._context.counters.frames_in += 1
         if is_new:
             self._upstreams.note(frame)
@@ -187,7 +213,11 @@ class HopSession:
             self.replies.resend(frame.sweep.sequence)
 
     def restore(self, upstream: UpstreamStream, snapshot: Snapshot) -> None:
-        """Forget what was here and continue from a snapshot (R5), unless a replica brought as much already."""
+        """Forget what was here and continue from a snapshot (R5), unless a replica brought as much already.
+
+        Raises:
+            FrameRefused: it makes no sense; nothing is changed, and the neighbours were told.
+        """
         if upstream not in self._upstreams or self.is_closed:
             return
         is_duplicate = len(self._upstreams) > 1 and snapshot.sequence <= self.log.received.sequence
@@ -197,9 +227,8 @@ class HopSession:
             check_rows(snapshot.rows, self._context.model, self._role.codec, is_first=self._attach.index == 0)
             self.log.restore(snapshot)
         except SwarmError as error:
-            self._context.counters.failed(error)
-            self._upstreams.report(error)
-            return
+            raise self._refused(error) from error
+        self.used_at = time.monotonic()
         self._running = None  # what runs now is of no use any more
         self._arrived.clear()
         self._tail.forget()
@@ -210,6 +239,11 @@ class HopSession:
         self._context.counters.restores += 1
         self._context.counters.restored_nodes += len(snapshot.ids)
         self._context.engine.submit(self)
+
+    def _refused(self, error: SwarmError) -> FrameRefused:
+        self._context.counters.failed(error)
+        self._upstreams.report(error)
+        return FrameRefused(str(error))
 
     def hold(self, generation: int, seconds: float) -> None:
         """Outlive the upstream for a while: the chain is being repaired (R9)."""
@@ -236,6 +270,11 @@ class HopSession:
         self._upstreams.report(HopClosed(self._context.peer, str(self._role.span), reason))
         self.dismiss(reason)
 
+    def give_way(self) -> None:
+        """End the session on this hop alone, because others need its room more."""
+        self._upstreams.report(Busy(self._context.peer, str(self.span), "is full, and others need this session's room"))
+        self.dismiss("gave way to another session")
+
     def expire(self, reason: str) -> None:
         """End a session that no client asks for any more, here and behind."""
         self._upstreams.report(HopClosed(self._context.peer, str(self._role.span), reason))
@@ -245,6 +284,7 @@ class HopSession:
         """End the session; `run` frees everything."""
         if not self.is_closed:
             self._reason = reason
+            self._kv_cache = self._running = None  # its memory is free once a forward that runs is done
             self._closed.set()
             self.replies.close()
             if self._attaching is not None:
@@ -254,8 +294,7 @@ class HopSession:
         """Reserve KV and attach what lies behind this hop, then wait for the end."""
         self._attaching = asyncio.current_task()
         try:
-            tokens = self.credits.window_tokens + self.credits.nodes
-            self._kv_cache = await self._context.kv_cache(self.span, tokens)
+            self._kv_cache = await self._context.kv_cache(self.span, self.credits)
             self._attaching = None
             self._context.engine.submit(self)  # a replay may have come before there was room for it
             await (self._serve_tail() if self._is_tail else self._serve_linked())
@@ -267,7 +306,7 @@ class HopSession:
             self.close("ended")
             self._lease.cancel()
             self._upstreams.end()
-            self._kv_cache = self._running = None  # its KV is free now, whatever still refers to this session
+            self._kv_cache = None  # it may have come after the end
             self.journal.drop()
             self._account()
             logger.info("session over: %s; %d sweeps", self._reason, self.log.received.sequence)
@@ -374,6 +413,9 @@ class HopSession:
     def on_trouble(self, error: HopError | LocalProtocolError) -> None:
         """The next hop is lost, or cannot be told: the client's business."""
         self._context.counters.failed(error)
+        if isinstance(error, Unreachable):  # what answered there, or did not, is nobody's business
+            logger.info("%s", error)
+            error = Unreachable(error.peer, error.span, "cannot be reached")
         self._upstreams.report(error)
 
     def fail(self, error: Exception, run: SweepRun | None = None) -> None:
@@ -389,8 +431,7 @@ class HopSession:
 
     async def _serve_linked(self) -> None:
         async with TaskScope() as scope:
-            identity, count = self._context.registry.identity, self._context.counters.sent
-            link = SuccessorLink(scope, self._dial, identity, self, count)
+            link = SuccessorLink(scope, self._dial, self._context.signer, self, self._context.counters.sent)
             self._next = follow(link, replace(self._attach, index=self._attach.index + 1))
             try:
                 await self._closed.wait()
@@ -400,7 +441,7 @@ class HopSession:
                 await self._next.gone()
 
     async def _dial(self, hop: RouteHop, stuck: grpc.aio.Channel | None) -> Connection:
-        return await self._context.dial(self._attach.open.fingerprint, hop, self._attach.records, stuck)
+        return await self._context.successors.dial(hop, self._attach.records, self._tried, stuck)
 
     async def _serve_tail(self) -> None:
         self._upstreams.be_ready(self.credits)

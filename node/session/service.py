@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import NoReturn
 
 import grpc
 import grpc.aio
 
+from node.session.admission import CARRIED, AddressRefused, Waiting
 from node.session.callers import CallerCheck
-from node.session.hop_session import HopSession
+from node.session.hop_session import FrameRefused, HopSession
 from node.session.reply_buffer import ReplyBuffer
 from node.session.table import SessionTable
 from node.session.upstream import UpstreamStream
@@ -26,6 +29,7 @@ from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError, SwarmError
 from swarm.ids import PeerId, SessionId
 from swarm.protocol.faults import fault_of
+from swarm.protocol.limits import OPENING_HEAD_BYTES
 from swarm.protocol.messages import (
     Attach,
     Close,
@@ -38,10 +42,17 @@ from swarm.protocol.messages import (
     Snapshot,
     SweepFrame,
 )
+from swarm.runtime.quota import OverQuota, address_key
 from swarm.runtime.tasks import TaskScope
 from swarm.wire.frames import FrameAssembler, FrameLimits, split
 
-FIRST_MESSAGE_S = 10.0
+FIRST_MESSAGE_S = 2.0
+"""How long a stream may be silent at first: its message leaves with the stream, without a round trip in between, and
+whoever attaches gives a machine up after 3 s from dialling on."""
+MAX_REFUSED = 3
+"""Refused frames that end their stream and its session: who keeps to the protocol sends none."""
+LARGE_HEAD_BYTES = 64 << 10
+"""A larger head is decoded on a thread, so that nobody else waits for it."""
 REPAIR_S = 5.0
 """How long a reply stream waits for its session to be attached here."""
 REPLY_PING_S = 0.5
@@ -54,6 +65,23 @@ WRITE_S = 30.0
 logger = logging.getLogger(__name__)
 
 RpcContext = grpc.aio.ServicerContext[bytes, bytes]
+UnaryMethod = Callable[[bytes, RpcContext], Awaitable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOrigin:
+    """Where a stream comes from.
+
+    Attributes:
+        address: who pays for it.
+        waiting: its place among the streams without a session.
+    """
+
+    address: str
+    waiting: Waiting
+
+
+StreamMethod = Callable[[AsyncIterator[bytes], RpcContext, StreamOrigin], Awaitable[None]]
 
 
 class NodeService:
@@ -71,18 +99,57 @@ class NodeService:
         self._sessions = sessions
         self._digest = digest
         self._callers = CallerCheck(identity.peer_id, digest)
+        self._admission = sessions.admission
+        self._decoding = asyncio.Semaphore(1)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server needs to route calls here; messages stay bytes until `swarm.wire` reads them."""
         methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            wire.HELLO: grpc.unary_unary_rpc_method_handler(self.hello),
-            wire.INFO: grpc.unary_unary_rpc_method_handler(self.info),
-            wire.LINK: grpc.stream_stream_rpc_method_handler(self.link),
-            wire.HOLD: grpc.unary_unary_rpc_method_handler(self.hold),
-            wire.REPLIES: grpc.stream_stream_rpc_method_handler(self.replies),
+            wire.HELLO: grpc.unary_unary_rpc_method_handler(self._unary(self.hello)),
+            wire.INFO: grpc.unary_unary_rpc_method_handler(self._unary(self.info)),
+            wire.LINK: grpc.stream_stream_rpc_method_handler(self._streamed(self.link)),
+            wire.HOLD: grpc.unary_unary_rpc_method_handler(self._unary(self.hold)),
+            wire.REPLIES: grpc.stream_stream_rpc_method_handler(self._streamed(self.replies)),
         }
         by_name = {path.rsplit("/", 1)[1]: handler for path, handler in methods.items()}
         return grpc.method_handlers_generic_handler(wire.SERVICE, by_name)
+
+    def _unary(self, method: UnaryMethod) -> UnaryMethod:
+        """The method for as many calls as its caller may make."""
+
+        async def call(request: bytes, context: RpcContext) -> bytes:
+            address = address_key(context.peer())
+            async with self._refusing(address, context):
+                self._admission.check_call(address)
+                return await method(request, context)
+            raise AssertionError("refusing aborts")
+
+        return call
+
+    def _streamed(self, method: StreamMethod) -> Callable[[AsyncIterator[bytes], RpcContext], Awaitable[None]]:
+        """The method for as many streams as its caller may open."""
+
+        async def call(requests: AsyncIterator[bytes], context: RpcContext) -> None:
+            address = address_key(context.peer())
+            async with self._refusing(address, context):
+                with self._admission.stream(address) as waiting:
+                    await method(requests, context, StreamOrigin(address, waiting))
+
+        return call
+
+    @asynccontextmanager
+    async def _refusing(self, address: str, context: RpcContext) -> AsyncIterator[None]:
+        """End a call that its caller may not make, and tell a stranger nothing of what else goes wrong here."""
+        try:
+            yield
+        except (OverQuota, AddressRefused) as error:
+            self._admission.refused(address, error)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except (grpc.aio.BaseError, grpc.RpcError):
+            raise  # an abort, or a peer that is gone
+        except Exception as error:
+            logger.error("a call failed", exc_info=error)
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error")
 
     async def hello(self, request: bytes, context: RpcContext) -> bytes:
         """Prove that this address belongs to this identity."""
@@ -106,7 +173,7 @@ class NodeService:
             hop.hold(hold.generation, hold.ttl_s)
         return wire.encode_held(Held(hop is not None))
 
-    async def replies(self, requests: AsyncIterator[bytes], context: RpcContext) -> None:
+    async def replies(self, requests: AsyncIterator[bytes], context: RpcContext, origin: StreamOrigin) -> None:
         """The picks of one session, for its client."""
         try:
             async with asyncio.timeout(FIRST_MESSAGE_S):
@@ -120,6 +187,7 @@ class NodeService:
             hop = await self._sessions.find_tail(request.session, REPAIR_S if request.may_wait else 0.0)
         if hop is None or not isinstance(request, RepliesRequest):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such session ends here")
+        origin.waiting.leave()
         try:
             async with TaskScope() as scope:
                 scope.spawn(self._measure(requests, hop.replies))
@@ -149,20 +217,26 @@ class NodeService:
                 if isinstance(answer, Pong):
                     replies.measured(max(time.perf_counter_ns() - answer.nonce, 0) / 1e6)
         except (RemoteProtocolError, grpc.aio.AioRpcError) as error:
-            logger.warning("a reply stream broke: %s", error)
+            self._admission.refused("reply streams", error)
 
-    async def link(self, requests: AsyncIterator[bytes], context: RpcContext) -> None:
+    async def link(self, requests: AsyncIterator[bytes], context: RpcContext, origin: StreamOrigin) -> None:
         """One session's stream from its upstream neighbour."""
         upstream = UpstreamStream()
         try:
             async with TaskScope() as scope:
-                reader = scope.spawn(self._read(requests, upstream, context))
+                reader = scope.spawn(self._read(requests, upstream, context, origin))
                 reader.add_done_callback(lambda _: upstream.end())
                 await upstream.drain(TimedWriter(context, self._sessions.counters))
         except TimeoutError:
             await _give_up(context)
 
-    async def _read(self, requests: AsyncIterator[bytes], upstream: UpstreamStream, context: RpcContext) -> None:
+    async def _read(
+        self,
+        requests: AsyncIterator[bytes],
+        upstream: UpstreamStream,
+        context: RpcContext,
+        origin: StreamOrigin,
+    ) -> None:
         hop: HopSession | None = None
         generation = 0
         try:
@@ -170,48 +244,82 @@ class NodeService:
                 part = await anext(requests, None)
             if part is None:
                 return  # the peer opened it and sent nothing
-            attach = self._first(part)
+            attach = self._first(part, origin.address)
             generation = attach.generation
             upstream.count_part()
             caller = self._callers.identify(context.invocation_metadata(), wire.LINK, attach.signature)
-            hop = self._sessions.attach(attach, caller, upstream)
+            hop = self._sessions.attach(attach, caller, upstream, origin.address)
+            origin.waiting.leave()
             await self._read_session(requests, hop, upstream)
-        except SwarmError as error:
-            logger.warning("refused a stream: %s", error)
-            upstream.send(fault_of(error, generation, PeerId(self._identity.peer_id)))
         except TimeoutError:
             silence = RemoteProtocolError("attach", f"did not come within {FIRST_MESSAGE_S:.0f} s")
             upstream.send(fault_of(silence, generation, PeerId(self._identity.peer_id)))
         except grpc.aio.AioRpcError:
             pass  # the neighbour's machine or process is gone
+        except Exception as error:
+            if not isinstance(error, SwarmError):
+                logger.error("a stream failed", exc_info=error)
+            self._admission.refused(origin.address, error)
+            upstream.send(fault_of(error, generation, PeerId(self._identity.peer_id)))
         finally:
             if hop is not None:
                 hop.detach(upstream)
 
     async def _read_session(self, requests: AsyncIterator[bytes], hop: HopSession, upstream: UpstreamStream) -> None:
-        assembler = FrameAssembler(FrameLimits(rows_bytes=hop.max_row_bytes))
+        assembler = FrameAssembler(hop.frame_limits)
         loop = asyncio.get_running_loop()
+        refused = 0
         try:
             async with asyncio.timeout(UPSTREAM_S) as deadline:
                 async for part in requests:
-                    deadline.reschedule(loop.time() + UPSTREAM_S)
+                    deadline.reschedule(None)
                     upstream.count_part()
                     self._sessions.counters.bytes_in += len(part)
-                    message = assembler.feed(part)
-                    if message is not None:
-                        self._dispatch(message, hop, upstream)
+                    try:
+                        message = await self._decode(assembler, part, hop.owner)
+                        if message is not None:
+                            self._dispatch(message, hop, upstream)
+                    except FrameRefused as error:
+                        refused += 1
+                        if refused >= MAX_REFUSED:
+                            self._strike(hop.owner)
+                            hop.leave(f"{MAX_REFUSED} frames were refused; the last one: {error}")
+                            return
+                    except RemoteProtocolError:
+                        self._strike(hop.owner)
+                        raise
+                    deadline.reschedule(loop.time() + UPSTREAM_S)
                     if upstream.ended.is_set():
                         break
         except TimeoutError:
             logger.info("a neighbour is silent; its stream was ended")
 
-    @staticmethod
-    def _first(part: bytes) -> Attach:
+    async def _decode(self, assembler: FrameAssembler, part: bytes, owner: str) -> Frame | None:
+        """The message that a part completes; the next part is read after it, so their order stays."""
+        if assembler.take(part) <= LARGE_HEAD_BYTES:
+            return assembler.finish()
+        async with self._decoding:
+            started = time.perf_counter()
+            try:
+                return await asyncio.to_thread(assembler.finish)
+            finally:
+                self._admission.decoded(owner, time.perf_counter() - started)
+
+    def _strike(self, owner: str) -> None:
+        """Garbage came; where a machine carries it for others, it is not known who made it."""
+        if not owner.startswith(CARRIED):
+            self._admission.strike(owner)
+
+    def _first(self, part: bytes, address: str) -> Attach:
         """A stream's first message; no rows are taken before it."""
-        message = FrameAssembler(FrameLimits(rows_bytes=0)).feed(part)
-        if not isinstance(message, Attach):
-            raise RemoteProtocolError("attach", "must be the first message of a stream")
-        return message
+        try:
+            message = FrameAssembler(FrameLimits(OPENING_HEAD_BYTES, rows_bytes=0)).feed(part)
+            if isinstance(message, Attach):
+                return message
+        except RemoteProtocolError:
+            self._admission.strike(address)
+            raise
+        raise RemoteProtocolError("attach", "must be the first message of a stream")
 
     def _dispatch(self, message: Frame, hop: HopSession, upstream: UpstreamStream) -> None:
         match message:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import asdict
-from importlib.metadata import version
+from time import monotonic
 
+from node.session.admission import SESSIONS, Admission, owner_of, weight_of
 from node.session.callers import Caller
 from node.session.context import NodeContext
+from node.session.eviction import IDLE_S, Reservation, Room, victims
 from node.session.hop_session import HopSession
 from node.session.upstream import UpstreamStream
 from node.session.upstreams import sender_of
@@ -19,12 +21,14 @@ from swarm.protocol.authority import check_command, place_in
 from swarm.protocol.messages import Attach, Credits
 from swarm.protocol.node_info import NodeInfo
 from swarm.runtime.tasks import TaskScope
+from swarm.runtime.version import VERSION
 
 logger = logging.getLogger(__name__)
 
 MAX_SWEEPS = 64
 MAX_NODES = 8_192
 MAX_SESSIONS = 1_024
+RETRY = f"try again in {IDLE_S:.0f} s"
 
 
 class SessionTable:
@@ -42,8 +46,8 @@ class SessionTable:
         self._identity = identity
         self._scope = scope
         self._open: dict[SessionId, HopSession] = {}
-        self._reserved: dict[HopSession, int] = {}
-        self._arrived = asyncio.Event()
+        self._reserved: dict[HopSession, Reservation] = {}
+        self._awaited: dict[SessionId, asyncio.Event] = {}
         self._ended = asyncio.Event()
 
     def __len__(self) -> int:
@@ -55,6 +59,11 @@ class SessionTable:
         return self._context.counters
 
     @property
+    def admission(self) -> Admission:
+        """What each address may cost this node."""
+        return self._context.admission
+
+    @property
     def worked_ms(self) -> float:
         """How long the engine has computed since its start."""
         return self._context.engine.worked_ms
@@ -62,29 +71,36 @@ class SessionTable:
     @property
     def kv_tokens_free(self) -> int:
         """KV tokens that a new session could reserve."""
-        return self.kv_tokens - sum(self._reserved.values())
+        return self.kv_tokens - sum(one.tokens for one in self._reserved.values())
 
     def find(self, session: SessionId) -> HopSession | None:
-        """The session of this name."""
-        return self._open.get(session)
+        """The session of this name, unless it is over."""
+        hop = self._open.get(session)
+        return None if hop is None or hop.is_closed else hop
 
     async def find_tail(self, session: SessionId, seconds: float) -> HopSession | None:
         """The session, if it ends here or comes to within so many seconds."""
+        event = self._awaited.get(session, asyncio.Event())
         try:
             async with asyncio.timeout(seconds):
                 while (hop := self.find(session)) is None or not hop.is_tail:
-                    await self._arrived.wait()
+                    event = self._awaited.setdefault(session, asyncio.Event())
+                    await event.wait()
                 return hop
         except TimeoutError:
             return None
+        finally:
+            if not event._waiters and self._awaited.get(session) is event:
+                del self._awaited[session]
 
-    def attach(self, attach: Attach, caller: Caller, upstream: UpstreamStream) -> HopSession:
+    def attach(self, attach: Attach, caller: Caller, upstream: UpstreamStream, address: str) -> HopSession:
         """Open the session, or hand a running one to its new upstream.
 
         Args:
             attach: the first message of the stream.
             caller: who opened the stream.
-            upstream: the stream.
+            upstream: the stream's way back.
+            address: whence it comes.
 
         Raises:
             SwarmError: the attach does not fit this node or is not the caller's, or there is no room.
@@ -93,17 +109,16 @@ class SessionTable:
         sender = sender_of(attach, caller)
         check_command(attach.session, attach)
         hop = self.find(attach.session)
-        if hop is not None and hop.is_closed:
-            hop = None  # it ends now, and would take the new stream with it
         if hop is not None and hop.span != attach.route[attach.index].span:
             hop.dismiss("another part of the layers is wanted now")
             hop = None
         if hop is None:
-            hop = self._reserve(attach)
+            hop = self._reserve(attach, owner_of(address, attach))
             hop.attach(upstream, attach, sender)
             self._scope.spawn(self._run(attach.session, hop))
-            self._arrived.set()
-            self._arrived.clear()
+            arrived = self._awaited.pop(attach.session, None)
+            if arrived is not None:
+                arrived.set()
         else:
             hop.attach(upstream, attach, sender)
         return hop
@@ -117,7 +132,7 @@ class SessionTable:
             vocab_size=model.vocab_size,
             hidden_size=model.hidden_size,
             numeric_class=model.numeric_class,
-            version=version("canopy-swarm"),
+            version=VERSION,
             kv_tokens_total=self.kv_tokens,
             kv_tokens_free=self.kv_tokens_free,
             sessions=len(self),
@@ -142,21 +157,59 @@ class SessionTable:
         for hop in list(self._open.values()):
             hop.leave(reason)
 
-    def _reserve(self, attach: Attach) -> HopSession:
+    def _reserve(self, attach: Attach, owner: str) -> HopSession:
         asked = attach.open
-        peer, span = self._context.peer, str(attach.route[attach.index].span)
         if self.draining:
-            raise HopClosed(peer, span, "is leaving the swarm")
+            raise HopClosed(self._context.peer, str(attach.route[attach.index].span), "is leaving the swarm")
         credits = Credits(asked.window_tokens, min(asked.sweeps, MAX_SWEEPS), min(asked.nodes, MAX_NODES))
-        tokens = credits.window_tokens + credits.nodes
-        if len(self._open) >= MAX_SESSIONS:
-            raise Busy(peer, span, f"has {MAX_SESSIONS} sessions already")
-        if tokens > self.kv_tokens_free:
-            raise Busy(peer, span, f"needs KV for {tokens} tokens, {self.kv_tokens_free} of {self.kv_tokens} are free")
-        hop = HopSession(self._context, attach, credits)
+        reservation = Reservation(owner, self._context.kv_tokens(credits))
+        self._make_room(attach, reservation)
+        hop = HopSession(self._context, attach, credits, owner)
         self._open[attach.session] = hop
-        self._reserved[hop] = tokens
+        self._reserved[hop] = reservation
         return hop
+
+    def _make_room(self, attach: Attach, asked: Reservation) -> None:
+        """Take one of the owner's sessions; where the node is full, end the sessions that must give way.
+
+        Raises:
+            Busy: nobody has to.
+        """
+        peer, span, quota, now = (
+            self._context.peer,
+            str(attach.route[attach.index].span),
+            self.admission.quota,
+            monotonic(),
+        )
+
+        def idle_s(hop: HopSession) -> float:
+            return now - hop.used_at
+
+        own = [hop for hop, one in self._reserved.items() if one.key == asked.key]
+        if not quota.take(SESSIONS, asked.key):
+            idlest = max(own, key=idle_s, default=None)
+            if idlest is None or idle_s(idlest) < IDLE_S:
+                raise Busy(peer, span, f"has {len(own)} sessions of this address already; {RETRY}")
+            self._evict(idlest)
+            quota.take(SESSIONS, asked.key)
+        gone = victims(self._reserved, asked, Room(self.kv_tokens, MAX_SESSIONS), idle_s, weight_of)
+        if gone is None:
+            quota.give(SESSIONS, asked.key)
+            free, full = self.kv_tokens_free, len(self._reserved) >= MAX_SESSIONS
+            needs = f"needs KV for {asked.tokens} tokens, {free} of {self.kv_tokens} are free"
+            raise Busy(peer, span, f"{f'has {MAX_SESSIONS} sessions already' if full else needs}; {RETRY}")
+        for hop in gone:
+            self._evict(hop)
+
+    def _evict(self, hop: HopSession) -> None:
+        """End a session here, so that another has its room at once: the client may go on with another machine."""
+        hop.give_way()
+        self._give_back(hop)
+
+    def _give_back(self, hop: HopSession) -> None:
+        reservation = self._reserved.pop(hop, None)
+        if reservation is not None:
+            self.admission.quota.give(SESSIONS, reservation.key)
 
     async def _run(self, session: SessionId, hop: HopSession) -> None:
         try:
@@ -165,7 +218,7 @@ class SessionTable:
             logger.error("a session failed", exc_info=error)
             hop.fail(error)
         finally:
-            del self._reserved[hop]
+            self._give_back(hop)
             if self._open.get(session) is hop:
                 del self._open[session]
             self._ended.set()

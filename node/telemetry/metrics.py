@@ -11,7 +11,6 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Final
 
 from prometheus_client.metrics_core import Metric
@@ -23,6 +22,7 @@ from swarm.errors import ConfigError
 from swarm.ids import PeerId
 from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet
 from swarm.runtime.tasks import TaskScope
+from swarm.runtime.version import VERSION
 
 BACKLOG: Final = 16
 FACTS: Final = ("peer", "model", "fingerprint", "layers", "device", "numeric_class", "version", "name")
@@ -95,7 +95,7 @@ class NodeFigures:
         snapshot = description.look()
         model = description.model
         own = (self.peer, model.name, model.fingerprint, str(snapshot.span))
-        facts = (description.device.name, snapshot.numeric_class, version("canopy-swarm"), description.name or "")
+        facts = (description.device.name, snapshot.numeric_class, VERSION, description.name or "")
         sheet.set_info(ABOUT, dict(zip(FACTS, (*own, *facts), strict=True)))
         sheet.set_state(STATE, NodeState, snapshot.state)
         sheet.set(LAYERS, len(snapshot.span))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Final
 
 from node.model.device import Device
@@ -17,6 +16,7 @@ from node.telemetry.outbox import Outbox
 from swarm.discovery.node_record import NodeState
 from swarm.ids import ModelIdentity
 from swarm.layers import Span
+from swarm.runtime.version import VERSION
 from swarm.telemetry.messages import EventKind, Metrics, Presence, ServedModel, Stamp, Status
 
 QUIET_S: Final = 60.0
@@ -116,7 +116,7 @@ class NodeReport:
             state=Presence.LEFT if leaving else Presence(snapshot.state.value),
             device=description.device.name,
             numeric_class=snapshot.numeric_class,
-            version=version("canopy-swarm"),
+            version=VERSION,
             name=description.name,
             started_at=self._started_at,
             kv_tokens_total=snapshot.kv_tokens_total,

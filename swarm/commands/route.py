@@ -19,7 +19,7 @@ from swarm.ids import ModelIdentity
 from swarm.routing.latency import chain_ends, measure_delays
 from swarm.routing.route import Route, RouteQuery, best_route, runner_up
 from swarm.runtime.cli import fit
-from swarm.runtime.cli_types import Count, Model, Peer
+from swarm.runtime.cli_types import Count, Insecure, Model, Peer
 
 _TITLES = ("peer", "name", "layers", "address", "delay in", "transfer in", "queue", "compute", "sum")
 _WORDS = 4
@@ -42,6 +42,7 @@ class ShowRoute:
     model: tyro.conf.Positional[Model | None] = None
     nodes: Count = 16
     avoid: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
+    insecure: Insecure = False
 
 
 async def route(command: ShowRoute, console: Console) -> None:
@@ -65,7 +66,7 @@ async def show_route(command: ShowRoute, registry: Registry, console: Console) -
     avoid = frozenset(_peer_matching(records, peer) for peer in command.avoid)
     measured = chain_ends([one for one in records if one.peer not in avoid], model.num_layers, random.SystemRandom())
     query = RouteQuery(model.name, model.num_layers, command.nodes, command.join, avoid=avoid)
-    query = replace(query, delays_ms=await measure_delays(measured))
+    query = replace(query, delays_ms=await measure_delays(measured, insecure=command.insecure))
     best = best_route(records, query)
     console.print(Text(f"{model.name} · {model.num_layers} layers · tree of {command.nodes} nodes"))
     table = _table(best, model.num_layers)

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Final
 
 import msgpack
@@ -31,6 +32,8 @@ MAX_DELAYS: Final = 16
 MAX_ROW_BYTES: Final = 2**20
 CLOCK_SLACK_S: Final = 5.0  # the DHT tolerates clocks that differ by 3 s
 MAX_NAME_CHARACTERS: Final = 64
+VERIFIED_KEPT: Final = 1_024
+"""Records whose signatures are not checked again; a few kilobytes each."""
 _MAX_NUMBER: Final = 2**62
 _DOMAIN: Final = b"canopy-record"
 
@@ -157,17 +160,40 @@ def open_sealed(data: bytes, now: float) -> Sealed:
     Raises:
         RecordError: the field at fault and why.
     """
+    sealed = _opened(bytes(data))
+    if sealed.record.expires_at > now + MAX_TTL_S + CLOCK_SLACK_S:
+        raise RecordError("expires_at", f"more than {MAX_TTL_S:.0f} s ahead")
+    return sealed
+
+
+@lru_cache(VERIFIED_KEPT)
+def _opened(data: bytes) -> Sealed:
+    """A record whose signature and bounds hold at some time; the same bytes are verified once."""
+    public_key, body, signature = _unsealed(data)
+    sealed = _decode(_unpack_list(body, len(_FIELDS)), data)
+    if not verify(sealed.record.peer, public_key, _DOMAIN + body, signature):
+        raise RecordError("signature", f"not made by {sealed.record.peer}")
+    return sealed
+
+
+def claimed_peer(data: bytes) -> str | None:
+    """Whose record it says that it is, before its signature is checked; None if it is none."""
+    try:
+        values = _unpack_list(_unsealed(data)[1], len(_FIELDS))
+    except RecordError:
+        return None
+    peer = values[_FIELDS.index("peer")]
+    return peer if isinstance(peer, str) else None
+
+
+def _unsealed(data: bytes) -> tuple[bytes, bytes, bytes]:
+    """Public key, body and signature."""
     if len(data) > MAX_RECORD_BYTES:
         raise RecordError("data", f"{len(data)} bytes; a record has at most {MAX_RECORD_BYTES}")
     public_key, body, signature = _unpack_list(data, 3)
     if not (isinstance(public_key, bytes) and isinstance(body, bytes) and isinstance(signature, bytes)):
         raise RecordError("data", "not a sealed record")
-    sealed = _decode(_unpack_list(body, len(_FIELDS)), data)
-    if not verify(sealed.record.peer, public_key, _DOMAIN + body, signature):
-        raise RecordError("signature", f"not made by {sealed.record.peer}")
-    if sealed.record.expires_at > now + MAX_TTL_S + CLOCK_SLACK_S:
-        raise RecordError("expires_at", f"more than {MAX_TTL_S:.0f} s ahead")
-    return sealed
+    return public_key, body, signature
 
 
 def open_filed(data: bytes, peer: object, expires_at: float, now: float) -> Sealed:

@@ -72,9 +72,16 @@ class KvCache:
         slots: where the rows lie; it has `capacity` slots.
     """
 
-    def __init__(self, layout: KvLayout, capacity: int) -> None:
+    def __init__(self, layout: KvLayout, capacity: int, nodes: int | None = None) -> None:
+        """Take the memory.
+
+        Args:
+            layout: what each layer keeps.
+            capacity: tokens.
+            nodes: how many of them may be live at a time (default: all).
+        """
         self.layout = layout
-        self.slots = KvSlots(capacity)
+        self.slots = KvSlots(capacity, nodes)
         self._keys: dict[int, torch.Tensor] = {}  # layer → [kv_heads, capacity, key_width]
         self._values: dict[int, torch.Tensor] = {}  # layer → [kv_heads, capacity, value_width]
         for layer in layout.layers:

@@ -9,6 +9,7 @@ Nodes that were skipped (pruned) have no slot.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,23 +23,34 @@ if TYPE_CHECKING:
     from swarm.ids import TreeNodeId
 
 
+CHUNK_ROWS = 256
+"""Rows of the ancestors that are unpacked at a time."""
+
+
+def ancestor_bytes(nodes: int) -> int:
+    """Memory for the ancestors of so many live nodes at most: a bit for each pair."""
+    return nodes * math.ceil(nodes / 8)
+
+
 class KvSlots:
     """Slots, positions and ancestors of one session.
 
     Attributes:
         capacity: slots in all.
+        nodes: nodes that are live at a time, for which room is made at first; a replay's chunks may be larger.
         committed: committed tokens; they have the first slots.
         ids: the live nodes that have a slot, in slot order.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, nodes: int | None = None) -> None:
         self.capacity = capacity
+        self.nodes = capacity if nodes is None else nodes
         self.committed = 0
         self.ids: list[TreeNodeId] = []
         self._index: dict[TreeNodeId, int] = {}
         self._positions: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        # Row r is meaningful in columns [0, r]: a node's ancestors come before it.
-        self._ancestors: NDArray[np.bool_] = np.zeros((0, 0), dtype=np.bool_)
+        # A bit per pair, lowest first. Row r has none beyond bit r: a node's ancestors come before it.
+        self._ancestors: NDArray[np.uint8] = np.zeros((0, 0), dtype=np.uint8)
 
     @property
     def used(self) -> int:
@@ -89,7 +101,7 @@ class KvSlots:
 
         Returns:
             bool [len(ids), live nodes]: which live slots each new node sees (its ancestors and itself). Every node sees
-            all committed slots besides. A view, good until the next change.
+            all committed slots besides.
         """
         old, new = len(self.ids), len(ids)
         total = old + new
@@ -100,16 +112,13 @@ class KvSlots:
         if missing:
             raise LocalProtocolError("parents", f"node {missing[0]} has no KV here")
         self._grow(total)
-        self._ancestors[old:total, :total] = False
         for row, (node, parent) in enumerate(zip(ids, parents, strict=True), start=old):
-            if parent is not None:
-                above = self._index[parent] + 1
-                self._ancestors[row, :above] = self._ancestors[above - 1, :above]
-            self._ancestors[row, row] = True
+            self._ancestors[row] = 0 if parent is None else self._ancestors[self._index[parent]]
+            self._ancestors[row, row >> 3] |= 1 << (row & 7)
             self._index[node] = row
         self.ids.extend(ids)
         self._positions[old:total] = positions
-        return self._ancestors[old:total, :total]
+        return self._unpacked(self._ancestors[old:total], total)
 
     def withdraw(self, count: int) -> None:
         """Remove the last `count` nodes again, for which nothing was computed."""
@@ -120,7 +129,7 @@ class KvSlots:
     def check_integrity(self) -> None:
         """Raise LocalProtocolError when an invariant of this class does not hold."""
         live = len(self.ids)
-        ancestors = np.tril(self._ancestors[:live, :live])
+        ancestors = self._unpacked(self._ancestors[:live], live)
         sound = (
             self._index == {node: row for row, node in enumerate(self.ids)}
             and self.ids == sorted(set(self.ids))
@@ -134,18 +143,29 @@ class KvSlots:
         count, live = len(order), len(self.ids)
         stays = np.zeros(live, dtype=np.bool_)
         stays[order] = True
-        # `order` rises, so a mask selects the same columns as indices would, and faster.
-        self._ancestors[:count, :count] = np.compress(stays, self._ancestors[order, :live], axis=1)
+        # `order` rises, so a mask selects the same columns as indices would, and faster; and no row is read after it
+        # was written.
+        size = math.ceil(count / 8)
+        for start in range(0, count, CHUNK_ROWS):
+            rows = order[start : start + CHUNK_ROWS]
+            kept = np.compress(stays, self._unpacked(self._ancestors[rows], live), axis=1)
+            self._ancestors[start : start + len(rows), :size] = np.packbits(kept, axis=1, bitorder="little")
+            self._ancestors[start : start + len(rows), size:] = 0
         self._positions[:count] = self._positions[order]
         self.ids = [self.ids[row] for row in order]
         self._index = {node: row for row, node in enumerate(self.ids)}
+
+    @staticmethod
+    def _unpacked(rows: NDArray[np.uint8], columns: int) -> NDArray[np.bool_]:
+        """Packed rows [n, …] as bool [n, columns]."""
+        return np.unpackbits(rows, axis=1, count=columns, bitorder="little").view(np.bool_)
 
     def _grow(self, rows: int) -> None:
         size = len(self._positions)
         if rows <= size:
             return
-        larger = max(rows, 2 * size, 64)
-        ancestors = np.zeros((larger, larger), dtype=np.bool_)
-        ancestors[:size, :size] = self._ancestors
+        larger = max(rows, min(max(2 * size, 64), self.nodes))
+        ancestors = np.zeros((larger, math.ceil(larger / 8)), dtype=np.uint8)
+        ancestors[:size, : self._ancestors.shape[1]] = self._ancestors
         self._ancestors = ancestors
         self._positions = np.concatenate([self._positions, np.zeros(larger - size, dtype=np.int64)])

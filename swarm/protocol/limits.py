@@ -5,6 +5,8 @@ It is a module of its own because the wire codec and the directory's records sha
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 MAX_NODES = 65_536
 """Tree nodes, or rows, of one message."""
 MAX_HOPS = 256
@@ -41,3 +43,35 @@ PADDING_BYTES = 65_536
 """A ping's padding."""
 REASON_CHARACTERS = 1_024
 """The text of a fault or close."""
+
+OPENING_HEAD_BYTES = 64 << 10
+"""The head of a stream's first message, before anything is known of its session."""
+RECORDS_BYTES = 40 << 10
+"""The records that travel with a route, which leaves room for 256 hops in an opening's head."""
+TOKEN_HEAD_BYTES = 64
+"""What a token of a snapshot, or a tree node of a sweep, takes in a head at most (33 in fact)."""
+GUESS_HEAD_BYTES = 384
+"""What a draft's distribution after a node takes besides."""
+MAX_HEAD_BYTES = 4 << 20
+"""A frame's head, whatever the credits."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLimits:
+    """What a session's heads may hold: checked before anything is made of them.
+
+    Attributes:
+        window_tokens: committed tokens of a snapshot.
+        sweeps: unanswered sweeps of a snapshot.
+        nodes: live nodes, and nodes of unanswered sweeps.
+    """
+
+    window_tokens: int = MAX_NODES
+    sweeps: int = MAX_HEADERS
+    nodes: int = MAX_NODES
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes that the largest legal head takes, and some more."""
+        tokens = TOKEN_HEAD_BYTES * (self.window_tokens + self.nodes)
+        return min(OPENING_HEAD_BYTES + tokens + GUESS_HEAD_BYTES * self.nodes, MAX_HEAD_BYTES)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import pairwise
 
 from swarm.errors import ContextFull, RemoteProtocolError
 from swarm.ids import TreeNodeId
@@ -230,7 +231,7 @@ class SessionState:
             f"{snapshot.committed} committed and {live} live nodes": (
                 snapshot.committed <= limits.window_tokens and 0 <= live <= limits.nodes
             ),
-            "ids that do not rise": all(a < b for a, b in zip(ids, (*ids[1:], snapshot.next_id), strict=True)),
+            "ids that do not rise": all(a < b for a, b in pairwise((*ids, snapshot.next_id))),
             "a token outside the vocabulary": all(token < limits.vocab_size for token in snapshot.tokens),
             "a node of a later sweep": all(number <= snapshot.sequence for number in snapshot.sequences),
             "other headers than those of the unanswered sweeps": (

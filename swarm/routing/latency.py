@@ -14,6 +14,7 @@ import grpc.aio
 
 from swarm import wire
 from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.errors import SwarmError
 from swarm.ids import PeerId
 from swarm.transport.dial import Dialer
 
@@ -28,18 +29,21 @@ RATE_PROBE_BYTES = 256 << 10
 InfoCall = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
 
-async def measure_delays(records: Sequence[NodeRecord], limit_s: float = TIMEOUT_S) -> dict[PeerId, float]:
+async def measure_delays(
+    records: Sequence[NodeRecord], limit_s: float = TIMEOUT_S, *, insecure: bool = False
+) -> dict[PeerId, float]:
     """One-way delays to machines, all measured at once. Connections that were opened here are closed again.
 
     Args:
         records: the machines; the first `MAX_MEASURED` are measured.
         limit_s: a machine that does not answer within it is left out.
+        insecure: whether machines of this machine's loopback are dialled that announce no certificate.
 
     Returns:
         Milliseconds by peer: half of each one's shortest round trip.
     """
     found: dict[PeerId, float] = {}
-    async with Dialer() as dialer:
+    async with Dialer(insecure=insecure) as dialer:
         try:
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as pings:
                 for record in records[:MAX_MEASURED]:
@@ -49,19 +53,20 @@ async def measure_delays(records: Sequence[NodeRecord], limit_s: float = TIMEOUT
     return found
 
 
-async def measure_rate(record: NodeRecord, limit_s: float = 4 * TIMEOUT_S) -> float | None:
+async def measure_rate(record: NodeRecord, limit_s: float = 4 * TIMEOUT_S, *, insecure: bool = False) -> float | None:
     """The rate of this machine's uplink, measured towards another machine.
 
     Args:
         record: the other machine; its downlink bounds what is measured.
         limit_s: where the payload takes longer, the rate that this time allows is returned.
+        insecure: as in `measure_delays`.
 
     Returns:
         Mbit/s; None when the machine does not answer.
     """
     short_s = None
     try:
-        async with Dialer() as dialer, asyncio.timeout(limit_s):
+        async with Dialer(insecure=insecure) as dialer, asyncio.timeout(limit_s):
             call = _info(dialer, record)
             await call(b"")  # connects
             short_s = min([await _round_trip_s(call, b"") for _ in range(ROUND_TRIPS)])
@@ -71,7 +76,7 @@ async def measure_rate(record: NodeRecord, limit_s: float = 4 * TIMEOUT_S) -> fl
         if short_s is None:
             return None
         passed_s = limit_s
-    except grpc.aio.AioRpcError:
+    except (grpc.aio.AioRpcError, SwarmError):
         return None
     return RATE_PROBE_BYTES * 8 / 1e6 / max(passed_s, 1e-4)
 
@@ -98,13 +103,13 @@ def _info(dialer: Dialer, record: NodeRecord) -> InfoCall:
 
 
 async def _measure(dialer: Dialer, record: NodeRecord, found: dict[PeerId, float]) -> None:
-    call = _info(dialer, record)
     try:
+        call = _info(dialer, record)
         await call(b"")  # connects
         for _ in range(ROUND_TRIPS):
             delay_ms = await _round_trip_s(call, b"") * 1e3 / 2
             found[record.peer] = min(delay_ms, found.get(record.peer, delay_ms))
-    except grpc.aio.AioRpcError:
+    except (grpc.aio.AioRpcError, SwarmError):
         return
 
 

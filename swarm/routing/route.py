@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from swarm.discovery.coverage import serve_line
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.errors import RouteError
 from swarm.ids import PeerId
 from swarm.layers import Span, missing_layers, name_layers
+from swarm.protocol.limits import RECORDS_BYTES
 from swarm.protocol.messages import Hedge, RouteHop
 from swarm.routing.costs import (
     HOP_OVERHEAD_MS,
@@ -69,8 +71,10 @@ class Route:
 
     @property
     def sealed(self) -> tuple[bytes, ...]:
-        """The signed records of all its machines."""
-        return tuple(record.sealed for record in self._all_records if record.sealed)
+        """The signed records of its machines, hop 0 first, as many as may travel with it."""
+        blobs = [record.sealed for record in self._all_records if record.sealed]
+        sizes = accumulate(len(blob) for blob in blobs)
+        return tuple(blob for blob, size in zip(blobs, sizes, strict=True) if size <= RECORDS_BYTES)
 
     def endpoint(self, peer: PeerId) -> Endpoint:
         """How to reach a machine of the chain, or the replica, from its signed record."""

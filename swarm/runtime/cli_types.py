@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
+import tyro
+
 OptionsClass = TypeVar("OptionsClass", bound=type)
 
 _ATTRIBUTE: Final = "__option_headings__"
@@ -43,8 +45,12 @@ Number = Annotated[float, Word("NUMBER")]
 Probability = Annotated[float, Word("PROBABILITY")]
 Seconds = Annotated[float, Word("SECONDS")]
 Milliseconds = Annotated[float, Word("MS")]
-Insecure = bool
-"""Whether machines of this computer that announce no certificate are dialled in plain text."""
+Insecure = Annotated[
+    bool,
+    tyro.conf.FlagCreatePairsOff,
+    tyro.conf.arg(help="plain text on the links of a swarm on this machine's loopback; all its programs need it"),
+]
+"""Whether machines that announce no certificate are dialled: everywhere else, links are encrypted or not made."""
 MegabytesPerSecond = Annotated[float, Word("MB")]
 
 

@@ -22,12 +22,12 @@ from swarm.errors import SwarmError
 from swarm.transport.certificate import ServerCertificate, server_name
 from swarm.transport.endpoint import Endpoint
 
-Options = list[tuple[str, int | str]]
+ChannelOptions = list[tuple[str, int | str]]
 
 _ONLY_UNCOMPRESSED = 1
 """A bit set of algorithms: a kilobyte on the wire is a kilobyte, never a megabyte of zeros."""
 
-_BOTH_SIDES: Options = [
+_BOTH_SIDES: ChannelOptions = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -37,7 +37,7 @@ _BOTH_SIDES: Options = [
     ("grpc.compression_enabled_algorithms_bitset", _ONLY_UNCOMPRESSED),
 ]
 
-CHANNEL_OPTIONS: Options = [
+CHANNEL_OPTIONS: ChannelOptions = [
     *_BOTH_SIDES,
     # A proxy of the environment is for browsers; it would learn who talks to whom, or carry nothing.
     ("grpc.enable_http_proxy", 0),
@@ -50,7 +50,7 @@ CHANNEL_OPTIONS: Options = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
-SERVER_OPTIONS: Options = [
+SERVER_OPTIONS: ChannelOptions = [
     *_BOTH_SIDES,
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
@@ -73,7 +73,7 @@ MAX_CHANNELS = 256
 """Channels that are kept for the next use. One beyond them stays open for as long as somebody uses it."""
 
 
-def open_channel(endpoint: Endpoint, options: Options, *, insecure: bool = False) -> grpc.aio.Channel:
+def open_channel(endpoint: Endpoint, options: ChannelOptions, *, insecure: bool = False) -> grpc.aio.Channel:
     """A new channel, on which only the machine with the endpoint's certificate can answer.
 
     Args:
@@ -91,7 +91,7 @@ def open_channel(endpoint: Endpoint, options: Options, *, insecure: bool = False
     return grpc.aio.secure_channel(endpoint.address, credentials, options=[*options, *pinned])
 
 
-def pin(der: bytes, name: str) -> tuple[grpc.ChannelCredentials, Options]:
+def pin(der: bytes, name: str) -> tuple[grpc.ChannelCredentials, ChannelOptions]:
     """What a channel needs so that only this certificate is accepted, and only under this name."""
     root = ssl.DER_cert_to_PEM_cert(der).encode()
     return grpc.ssl_channel_credentials(root_certificates=root), [("grpc.ssl_target_name_override", name)]
@@ -119,6 +119,7 @@ def plain_reason(error: grpc.aio.AioRpcError) -> str:
 
 _REASONS: Final = {
     "CERTIFICATE_VERIFY_FAILED": "another machine answers there: its certificate is not the one in the record",
+    "Hostname Verification Check failed": "another machine answers there: its certificate bears another name",
     "WRONG_VERSION_NUMBER": "what answers there speaks no TLS",
 }
 """Plain words by what BoringSSL says."""

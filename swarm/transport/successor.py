@@ -42,6 +42,8 @@ ATTACH_S = 3.0
 FIRST_TRY_S = 1.0
 """The same while a chain is repaired; doubled after each machine in a row that took longer, up to `ATTACH_S`."""
 MAX_DOUBLINGS = 4
+MAX_OPEN = 4
+"""Streams of one session that are opened or left at a time: routes may change faster than machines answer."""
 DISMISSED = Close("the chain goes on without this machine", dismissed=True)
 
 logger = logging.getLogger(__name__)
@@ -153,7 +155,7 @@ class SuccessorLink:
         self._stream: SuccessorStream | None = None
         self._late_attaches = 0
         self._stuck: grpc.aio.Channel | None = None
-        self._open: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.Task[None], SuccessorStream] = {}  # oldest first
 
     def beside(self) -> Self:
         """Another link of the same session, for a second machine; `gone` waits for the streams of both."""
@@ -193,8 +195,11 @@ class SuccessorLink:
             self._leave(stream, None if stays else DISMISSED)
         self._stream = SuccessorStream(hop)
         task = self._scope.spawn(self._hold(self._stream, attach))
-        self._open.add(task)
-        task.add_done_callback(self._open.discard)
+        self._open[task] = self._stream
+        task.add_done_callback(lambda done: self._open.pop(done, None))
+        left = [task for task, stream in self._open.items() if stream.left.is_set()]
+        for oldest in left[: max(len(self._open) - MAX_OPEN, 0)]:
+            oldest.cancel()
 
     def push(self, frame: SweepFrame) -> None:
         """Send a sweep that the journal holds already; a successor that still needs a replay gets it with that."""

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
-from swarm.protocol.draft_distribution import DraftDistribution
+from swarm.protocol.draft_distribution import MAX_CANDIDATES, MAX_DRAWS, DraftDistribution
 from swarm.protocol.limits import (
     MAX_HEADERS,
     MAX_HOPS,
@@ -24,6 +24,7 @@ from swarm.protocol.limits import (
     SESSION_KEY_BYTES,
     SESSION_SIGNATURE_BYTES,
     TEXT_CHARACTERS,
+    HeadLimits,
 )
 from swarm.protocol.messages import (
     Ack,
@@ -79,13 +80,19 @@ class FramePart:
     data: bytes
 
 
-def decode_frame(data: bytes | bytearray) -> Frame:
+def decode_frame(data: bytes | bytearray, limits: HeadLimits | None = None) -> Frame:
     """A frame's head; `Rows.data` is still empty.
+
+    Args:
+        data: the head's bytes.
+        limits: what it may hold; what holds more is refused before any of it is decoded.
 
     Raises:
         RemoteProtocolError: the field that breaks the wire's rules.
     """
     frame = _parsed(pb.Frame(), data)
+    if limits is not None:
+        _check_counts(frame, limits)
     match frame.WhichOneof("kind"):
         case "sweep":
             return _sweep_frame(frame.sweep)
@@ -105,6 +112,33 @@ def decode_frame(data: bytes | bytearray) -> Frame:
         case "fault":
             return _fault(frame.fault)
     raise RemoteProtocolError("kind", "a frame of no known kind")
+
+
+def _check_counts(frame: pb.Frame, limits: HeadLimits) -> None:
+    """Refuse more than a session's credits before it is turned into values one by one."""
+    match frame.WhichOneof("kind"):
+        case "sweep":
+            _check_sweep_counts(frame.sweep.sweep, limits)
+        case "snapshot":
+            snapshot = frame.snapshot
+            checks.at_most(snapshot.headers, limits.sweeps, "headers")
+            checks.at_most(snapshot.ids, limits.window_tokens + limits.nodes, "ids")
+            for field in ("tokens", "sequences", "parents"):
+                checks.same_length(len(getattr(snapshot, field)), len(snapshot.ids), field, "ids")
+            for header in snapshot.headers:
+                _check_sweep_counts(header, limits)
+            checks.number(sum(len(header.tokens) for header in snapshot.headers), "headers", limits.nodes + 1)
+        case _:
+            pass
+
+
+def _check_sweep_counts(sweep: pb.Sweep, limits: HeadLimits) -> None:
+    checks.at_most(sweep.tokens, limits.nodes, "tokens")
+    checks.same_length(len(sweep.parents), len(sweep.tokens), "parents", "tokens")
+    for guess in checks.at_most(sweep.guesses, len(sweep.tokens), "guesses"):
+        checks.at_most(guess.tokens, MAX_CANDIDATES, "guesses")
+        checks.at_most(guess.weights, MAX_CANDIDATES, "guesses")
+        checks.at_most(guess.draws, MAX_DRAWS, "guesses")
 
 
 def decode_upstream(data: bytes) -> Upstream:
@@ -370,7 +404,7 @@ def _attach(attach: pb.Attach) -> Attach:
         index=checks.number(attach.index, "index", len(route)),
         open=_open(attach.open),
         hedge=_hedge(attach, route),
-        records=_records(attach.records),
+        records=_records(attach.records, route),
         signature=checks.exactly(attach.signature, SESSION_SIGNATURE_BYTES, "signature"),
     )
 
@@ -382,7 +416,7 @@ def _reroute(reroute: pb.Reroute) -> Reroute:
         route=route,
         open=_open(reroute.open),
         hedge=_hedge(reroute, route),
-        records=_records(reroute.records),
+        records=_records(reroute.records, route),
         signature=checks.exactly(reroute.signature, SESSION_SIGNATURE_BYTES, "signature"),
     )
 
@@ -398,9 +432,9 @@ def _open(opened: pb.Open) -> Open:
     )
 
 
-def _records(records: Collection[bytes]) -> tuple[bytes, ...]:
-    """Sealed records: their signatures are checked where one is used."""
-    limited = checks.at_most(records, MAX_HOPS + 1, "records")
+def _records(records: Collection[bytes], route: Collection[RouteHop]) -> tuple[bytes, ...]:
+    """Sealed records, one per hop and one for a replica: their signatures are checked where one is used."""
+    limited = checks.at_most(records, len(route) + 1, "records")
     return tuple(checks.at_most(record, MAX_RECORD_BYTES, "records") for record in limited)
 
 

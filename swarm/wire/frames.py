@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from swarm.errors import LocalProtocolError, RemoteProtocolError
+from swarm.protocol.limits import MAX_HEAD_BYTES, HeadLimits
 from swarm.protocol.messages import Frame, Reply, Rows, Snapshot, SweepFrame
 from swarm.wire import PART_BYTES, FramePart, decode_frame, decode_part, encode_frame, encode_part
 
@@ -24,10 +25,17 @@ class FrameLimits:
     Attributes:
         head_bytes: of the serialised message.
         rows_bytes: of its row values.
+        counts: what the message may hold, checked before it is decoded; None: only what the wire allows.
     """
 
-    head_bytes: int = 4 << 20
+    head_bytes: int = MAX_HEAD_BYTES
     rows_bytes: int = 256 << 20
+    counts: HeadLimits | None = None
+
+    @classmethod
+    def of_session(cls, counts: HeadLimits, rows_bytes: int) -> FrameLimits:
+        """What a session with these credits may send."""
+        return cls(counts.head_bytes, rows_bytes, counts)
 
 
 def split(message: Frame) -> Iterator[bytes]:
@@ -58,12 +66,25 @@ class FrameAssembler:
         self._message: Frame | None = None
         self._values = memoryview(bytearray())
         self._filled = 0
+        self._unread = memoryview(b"")
 
     def feed(self, part: bytes) -> Frame | None:
         """Take the next part; return the message that it completes.
 
         Raises:
             RemoteProtocolError: the part is malformed, out of place, or more than was announced or is allowed.
+        """
+        self.take(part)
+        return self.finish()
+
+    def take(self, part: bytes) -> int:
+        """The first half of `feed`, which takes no time worth mentioning.
+
+        Returns:
+            bytes of the head that `finish` will decode now; 0 for none.
+
+        Raises:
+            RemoteProtocolError: as `feed`.
         """
         if len(part) > PART_BYTES + PART_OVERHEAD_BYTES:
             raise RemoteProtocolError("part", f"{len(part)} bytes, the limit is 1 MiB of data")
@@ -75,9 +96,19 @@ class FrameAssembler:
             raise RemoteProtocolError("part", f"{len(data)} bytes of data where 1 … {missing} were announced")
         head = data[: self._head_bytes - len(self._head)]
         self._head += head
+        self._unread = data[len(head) :]
+        return self._head_bytes if self._message is None and len(self._head) == self._head_bytes else 0
+
+    def finish(self) -> Frame | None:
+        """The second half of `feed`: decode a head that is complete, which takes milliseconds for a large one.
+
+        Raises:
+            RemoteProtocolError: as `feed`.
+        """
         if self._message is None and len(self._head) == self._head_bytes:
-            self._message = self._allocate(decode_frame(self._head))
-        self._fill(data[len(head) :])
+            self._message = self._allocate(decode_frame(self._head, self._limits.counts))
+        self._fill(self._unread)
+        self._unread = memoryview(b"")
         return self._finished()
 
     def _start(self, part: FramePart) -> None:

@@ -19,7 +19,10 @@ import grpc
 import psutil
 
 from swarm import wire
+from swarm.alive import shown_certificate
 from swarm.protocol.node_info import NodeInfo
+from swarm.transport.certificate import name_of
+from swarm.transport.dial import pin
 
 START_S = 100
 GONE_S = 10
@@ -156,6 +159,9 @@ def opened(file: Path) -> Iterator[Callable[[], int]]:
 
 def info(address: str) -> NodeInfo:
     """The answer of a node's Info call."""
-    with grpc.insecure_channel(address) as channel:
+    host, _, port = address.rpartition(":")
+    certificate = shown_certificate(host, int(port))
+    credentials, pinned = pin(certificate, name_of(certificate))
+    with grpc.secure_channel(address, credentials, pinned) as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(wire.INFO)
         return wire.decode_info(call(b"", timeout=5))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -88,6 +90,18 @@ def test_the_command_line_streams_and_trees_give_the_plain_text(running: Running
     assert "acceptance length 1.00" in plain.stderr
     assert "acceptance length 1.00" not in tree.stderr
     assert "hop 2" in tree.stderr
+
+
+def test_a_node_takes_nothing_older_than_tls_1_3(running: Running) -> None:
+    """And a real client of another TLS library is served."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    host, _, port = running.addresses[SPANS[0]].rpartition(":")
+    with socket.create_connection((host, int(port)), 5) as plain, context.wrap_socket(plain) as secured:
+        assert secured.version() == "TLSv1.3"
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with socket.create_connection((host, int(port)), 5) as plain, pytest.raises((ssl.SSLError, ConnectionError)):
+        context.wrap_socket(plain)
 
 
 LIBRARY = """

@@ -31,6 +31,7 @@ from swarm.demo import DRAFT, TARGET
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.ids import PeerId
 from swarm.protocol.session import SessionState
+from swarm.transport.certificate import ServerCertificate
 from tests.in_process_swarm import in_process_swarm
 from tests.net.three_nodes import engine_of, server_of, service_of, until, until_freed
 
@@ -103,16 +104,23 @@ class KillableNodes:
                 group.create_task(server_of(node).stop(None))
                 group.create_task(node.running.resources.dialer.__aexit__())
 
-    async def revive(self, name: str) -> None:
-        """Start a killed node again: it keeps its identity, port and layers, and loses its sessions."""
+    async def revive(self, name: str, certificate: ServerCertificate | None = None) -> None:
+        """Start a killed node again: it keeps its identity, port and layers, and loses its sessions.
+
+        Args:
+            name: of the node.
+            certificate: a new one, as a new process would have; the old one is kept without.
+        """
         node = self.nodes[name]
         node.sessions.close_all("died")
         while len(node.sessions):
             await node.sessions._ended.wait()
         node.sessions.draining = False
-        certificate = node.running.resources.certificate
+        resources = node.running.resources
+        certificate = certificate or resources.certificate
         assert certificate is not None
-        server, _ = bind("127.0.0.1", node.running.resources.port, certificate)
+        object.__setattr__(resources, "certificate", certificate)
+        server, _ = bind("127.0.0.1", resources.port, certificate)
         service = NodeService(node.registry.identity, node.sessions, certificate.digest)
         server.add_generic_rpc_handlers((service.handlers(),))
         await server.start()

@@ -50,6 +50,7 @@ PURE = (
     "swarm/protocol/session",
     "swarm/routing/placement",
     "swarm/routing/route",
+    "swarm/runtime/quota",
     "swarm/telemetry/fields",
     "swarm/telemetry/guard",
     "swarm/telemetry/messages",

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import re
 import sys
 import time
@@ -28,6 +27,8 @@ from amqtt.contexts import Action, BaseContext, BrokerConfig
 from amqtt.plugins.authentication import FileAuthPlugin
 from amqtt.plugins.base import BaseAuthPlugin, BaseTopicPlugin
 from amqtt.session import Session
+
+from swarm.runtime.logs import OneLineFormatter, set_up_logging
 
 MAX_PACKET_BYTES = 16_384
 MAX_CONNECTIONS = 2_048
@@ -260,7 +261,7 @@ async def _input_closed() -> None:
 
 def main() -> None:
     """Entry point."""
-    logging.basicConfig(level=logging.CRITICAL)
+    set_up_logging("CRITICAL", OneLineFormatter("%(message)s"))
     settings = json.loads(sys.stdin.readline())
     try:
         asyncio.run(serve(settings))

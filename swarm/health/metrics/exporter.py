@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Final
 
 from prometheus_client.metrics_core import Metric
@@ -19,6 +18,7 @@ from swarm.health.state.totals import Totals
 from swarm.health.tasks.recorder import HealthLoop
 from swarm.metrics.metric_set import MetricFamily, MetricKind, MetricSet
 from swarm.metrics.page import MetricsPage
+from swarm.runtime.version import VERSION
 from swarm.telemetry.guard import Reason, TelemetryGuard
 from swarm.telemetry.messages import MessageKind
 
@@ -77,7 +77,7 @@ class HealthView:
     def collect(self) -> Iterable[Metric]:
         """For prometheus-client."""
         sheet = MetricSet(FIGURES)
-        sheet.set_info(ABOUT, {"version": version("canopy-swarm"), "swarm": self.swarm})
+        sheet.set_info(ABOUT, {"version": VERSION, "swarm": self.swarm})
         for kind in AlertKind:
             for severity in Severity:
                 sheet.set(ALERTS, self.alerts.get((kind, severity), 0), kind.value, severity.value)

@@ -6,6 +6,8 @@ import asyncio
 import io
 import logging
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO, cast
@@ -13,12 +15,13 @@ from typing import TextIO, cast
 import pytest
 
 import client.cli
+from client.library.session import Piece
 from client.options import Options
 from client.terminal.chat import typed_lines
 from client.terminal.commands import Bench, ChatCommand, Generate
 from client.terminal.notes import LineTrackingStream, NoteFormatter
 from swarm.demo import TARGET
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, GenerationInterrupted
 
 
 def command(prompt: str) -> Generate:
@@ -106,3 +109,37 @@ def test_a_note_begins_a_new_line_where_the_texts_is_open() -> None:
     assert said.getvalue() == (
         "client: before\nwhere the aid\nclient: waiting\nclient: waiting\n had been left\nclient: after\n"
     )
+
+
+class FakeSwarm:
+    """Says one text, in pieces, and breaks."""
+
+    pieces = ("once\x1b", "]0;owned\x07\r\n", "\u202eé")
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, *_: object, **__: object) -> AsyncIterator[FakeSwarm]:
+        yield cls()
+
+    async def stream(self, *_: object, **__: object) -> AsyncIterator[Piece]:
+        for text in self.pieces:
+            yield Piece(text)
+        raise GenerationInterrupted("node \x1b[2J\nclient: all is well", "", ())
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_text_is_plain_on_a_terminal_and_itself_in_a_pipe(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Output(io.StringIO):
+        def isatty(self) -> bool:
+            return is_terminal
+
+    said = Output(newline="")
+    monkeypatch.setattr("client.library.aio.AsyncSwarm", FakeSwarm)
+    monkeypatch.setattr("swarm.runtime.gc_freeze.freeze_imports", lambda: None)
+    monkeypatch.setattr("sys.stdout", said)
+    assert client.cli.run(command("go")) == 1
+    assert said.getvalue() == ("once�]0;owned��\n�é" if is_terminal else "once\x1b]0;owned\x07\r\n\u202eé")
+    errors = capsys.readouterr().err
+    assert errors == "\nclient: generation interrupted after 0 tokens: node �[2J\\nclient: all is well\n"

@@ -49,6 +49,11 @@ def test_a_span_is_two_rising_numbers(layers: str) -> None:
         ("--announce-address", {"announce_address": "no port"}),
         ("--announce-address", {"announce_address": "192.0.2.1:0"}),
         ("--announce-address", {"announce_address": "http://host:80"}),
+        ("--insecure", {"host": "0.0.0.0", "insecure": True}),
+        ("--insecure", {"host": "::", "insecure": True}),
+        ("--insecure", {"host": "192.0.2.1", "insecure": True}),
+        ("--insecure", {"insecure": True, "announce_address": "192.0.2.1:80"}),
+        ("--insecure", {"insecure": True, "announce_address": "node.example:80"}),
     ],
 )
 def test_what_cannot_be_names_its_option(option: str, given: dict[str, Any]) -> None:
@@ -61,6 +66,8 @@ def test_sensible_options_pass() -> None:
     config.check()
     replace(GOOD, layers="auto").check()
     replace(GOOD, layers="auto", num_layers=4).check()
+    for host, announced in (("127.0.0.1", None), ("::1", "[::1]:80"), ("127.0.0.1", "127.0.0.1:80")):
+        replace(GOOD, host=host, announce_address=announced, insecure=True).check()
     assert config.dht().announce_host == "[2001:db8::1]"
 
 

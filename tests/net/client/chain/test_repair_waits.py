@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 from typing import cast
 
+import grpc.aio
 import pytest
 
 import client.chain.chain
@@ -19,9 +20,16 @@ from client.options import GenerateOptions, Options
 from client.stats import Repair
 from node.engine.sweep_run import SweepRun
 from node.session.hop_session import HopSession
-from swarm.errors import GenerationInterrupted, LocalProtocolError, RouteError
+from node.session.successors import Tried
+from swarm import wire
+from swarm.discovery.node_record import NodeState, seal
+from swarm.errors import GenerationInterrupted, LocalProtocolError, RouteError, SwarmError, Unreachable
+from swarm.layers import Span
+from swarm.protocol.messages import RouteHop
+from swarm.transport.certificate import ServerCertificate
+from swarm.transport.dial import Dialer, plain_reason
 from tests.net.killable_nodes import CHAIN, KillableNodes, reset_client
-from tests.net.raw_client import info
+from tests.net.raw_client import Unary, info
 from tests.net.three_nodes import prompt, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
@@ -228,3 +236,45 @@ async def test_a_machine_that_nobody_can_replace_is_not_left(nodes: KillableNode
     await nodes.kill("a1")
     assert telling.result().tokens == plain
     assert telling.result().stats.repairs == ()
+
+
+# Certificates that changed, or are missing
+
+
+async def test_a_machine_that_started_again_answers_with_another_certificate(nodes: KillableNodes) -> None:
+    """Nobody else has its layers: the text goes on there, once its new record is read."""
+    plain = await nodes.undisturbed(IDS, **GREEDY)
+    known = nodes["a1"].endpoint
+    arrived = nodes.stall("a1", 5)
+    async with asyncio.TaskGroup() as group:
+        telling = group.create_task(nodes.client.generate(IDS, **GREEDY))
+        await arrived.wait()
+        await nodes.kill("a1")
+        nodes.go_on("a1")
+        await nodes.revive("a1", ServerCertificate.fresh(known.peer))
+        await nodes.announce("a1")
+    assert telling.result().tokens == plain
+    assert telling.result().stats.repairs, "it was noticed"
+    assert nodes["a1"].endpoint == replace(known, certificate=nodes["a1"].endpoint.certificate)
+    async with Dialer() as dialer:
+        call: Unary = dialer.channel(known).unary_unary(wire.INFO)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"", timeout=5)
+    assert "another machine answers there" in plain_reason(caught.value)
+
+
+async def test_a_machine_without_a_certificate_is_dialled_by_nobody(nodes: KillableNodes) -> None:
+    reset_client(nodes.client, 0.0)
+    node = nodes["a1"]
+    record = replace(node.running.announcer.record(NodeState.SERVING), certificate=b"")
+    context, hop = nodes["a0"].sessions._context, RouteHop(node.peer_id, Span(4, 8))
+    with pytest.raises(SwarmError, match="announces no certificate") as refused:
+        await context.successors.dial(hop, [seal(record, node.registry.identity)], Tried("session"))
+    assert "\n" not in str(refused.value)
+    await node.registry.announce(record)
+    with pytest.raises(SwarmError) as caught:
+        await nodes.client.generate(IDS, **GREEDY)
+    assert isinstance(caught.value.__cause__, Unreachable)
+    await nodes.announce("b1")
+    await nodes.client.generate(IDS, **GREEDY)
+    assert nodes.route() == ["a0", "b1", "a2"]

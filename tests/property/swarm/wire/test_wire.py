@@ -70,7 +70,7 @@ times = st.lists(st.builds(HopTime, durations, durations, durations, durations),
 spans = st.tuples(st.integers(0, 99), st.integers(1, 99)).map(lambda t: Span(t[0], t[0] + t[1]))
 routes = st.lists(st.builds(RouteHop, texts.filter(bool).map(PeerId), spans), min_size=1, max_size=4).map(tuple)
 hedges = st.none() | st.builds(Hedge, st.just(0), st.integers(0, 99).map(lambda number: PeerId(f"{number:0>100}")))
-sealed = st.lists(st.binary(max_size=8), max_size=3).map(tuple)
+sealed = st.lists(st.binary(max_size=8), max_size=2).map(tuple)
 faults = st.builds(Fault, naturals, peers, st.sampled_from(FaultKind), texts, texts)
 opens = st.builds(Open, texts, words, words, words, st.sampled_from(Codec), st.binary(min_size=32, max_size=32))
 signatures = st.binary(min_size=64, max_size=64)

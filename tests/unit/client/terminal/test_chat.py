@@ -59,8 +59,15 @@ class FakeChat:
         self.history.clear()
 
 
-def talk(*lines: str, seed: int | None = None) -> tuple[str, FakeChat, ChatTerminal]:
-    out = io.StringIO()
+class Tty(io.StringIO):
+    """A file that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def talk(*lines: str, seed: int | None = None, out: io.StringIO | None = None) -> tuple[str, FakeChat, ChatTerminal]:
+    out = out or io.StringIO()
     chat = FakeChat()
     talk = ChatTerminal(cast("Any", chat), Console(file=out, width=200), seed)
     talk.run(iter(lines))
@@ -72,6 +79,14 @@ def test_answers_stream_line_by_line_and_blank_lines_are_no_turns() -> None:
     assert said == "one two \nthree \n"
     assert [message.content for message in chat.history] == ["one two", "three"]
     assert (chat.left, talked.failed) == (2, 0)
+
+
+def test_an_answer_is_plain_on_a_terminal_and_itself_in_a_pipe() -> None:
+    line = "one \x1b]0;owned\x07 \u202etxt"
+    said, _, _ = talk(line, "/history", out=Tty())
+    assert said.count("one �]0;owned� �txt") == 2
+    assert "\x1b" not in said
+    assert talk(line)[0] == f"{line} \n"
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:

@@ -63,7 +63,7 @@ class FakeSession:
 
     def __init__(self, clock: Clock, sweeps: int, rows: int, row_ms: float = 1.0, base_ms: float = 0.0) -> None:
         self.left, self.served_ms, self.failed, self.ended = sweeps, 0.0, list[Exception](), asyncio.Event()
-        self.span, self.error = SPAN, cast("Exception | None", None)
+        self.span, self.error, self.owner = SPAN, cast("Exception | None", None), "one"
         self._clock, self._shape, self._run = clock, (rows, row_ms, base_ms), cast("FakeRun | None", None)
 
     def pending(self) -> PendingWork | None:
@@ -174,6 +174,21 @@ async def test_a_session_that_breaks_does_not_end_the_others(clock: Clock) -> No
     assert not good.failed
 
 
+async def test_not_even_a_session_that_cannot_be_ended_ends_the_engine(clock: Clock) -> None:
+    class Hopeless(FakeSession):
+        def pending(self) -> PendingWork | None:
+            raise KeyError("a bug")
+
+        def fail(self, error: Exception, run: SweepRun | None = None) -> None:
+            super().fail(error, run)
+            raise AssertionError("another")
+
+    hopeless, good = Hopeless(clock, 1, 1), FakeSession(clock, 3, rows=5)
+    await serve(Engine(StepCost(0.0, 1.0)), hopeless, good)
+    assert [type(error) for error in hopeless.failed] == [KeyError]
+    assert good.left == 0
+
+
 async def test_sessions_that_wait_share_a_forward_and_are_told_their_parts(clock: Clock) -> None:
     """Of the base each as much, of the rest what its rows take; what the others' took, it waited."""
     few, many = FakeSession(clock, 400, 2, base_ms=8.0), FakeSession(clock, 400, 6, base_ms=8.0)
@@ -265,6 +280,37 @@ async def test_what_a_session_owes_for_joining_is_soon_paid(clock: Clock) -> Non
     running.cancel()
     assert FakeRun.forwards.count([1, 7]) + FakeRun.forwards.count([7, 1]) > 90
     assert len(set(served)) >= 3, f"the late one was served all at once: {served}"
+
+
+@pytest.mark.parametrize("base_ms", [0.0, 8.0])
+async def test_a_crowd_of_one_owner_gets_what_one_session_of_another_gets(base_ms: float, clock: Clock) -> None:
+    """With a base their sweeps share forwards; whoever joins, the single one is served half of the time."""
+    single = FakeSession(clock, 100, rows=10, base_ms=base_ms)
+    single.owner = "another"
+    crowd = [FakeSession(clock, 10_000, rows=10, base_ms=base_ms) for _ in range(20)]
+    engine = Engine(StepCost(base_ms, 1.0))
+    running = asyncio.get_running_loop().create_task(engine.run())
+    for session in (*crowd, single):
+        engine.submit(session)
+    await single.ended.wait()
+    running.cancel()
+    alone_ms = 100 * (10 + base_ms)
+    assert clock.now_s * 1e3 <= 2.3 * alone_ms
+    served = [session.served_ms for session in crowd]
+    assert max(served) - min(served) <= 110, "and the crowd is served alike"
+
+
+async def test_a_machine_that_carries_many_has_as_many_turns_as_sessions_up_to_its_weight(clock: Clock) -> None:
+    single = FakeSession(clock, 100, rows=10)
+    single.owner = "another"
+    crowd = [FakeSession(clock, 10_000, rows=10) for _ in range(20)]
+    engine = Engine(StepCost(0.0, 1.0), weight=lambda owner: 3 if owner == "one" else 1)
+    running = asyncio.get_running_loop().create_task(engine.run())
+    for session in (*crowd, single):
+        engine.submit(session)
+    await single.ended.wait()
+    running.cancel()
+    assert sum(session.served_ms for session in crowd) == pytest.approx(3_000, rel=0.1)
 
 
 async def test_one_that_fails_in_a_shared_forward_ends_alone(clock: Clock) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from swarm.errors import LocalProtocolError
 from swarm.ids import TreeNodeId
-from swarm.inference.kv_slots import KvSlots
+from swarm.inference.kv_slots import KvSlots, ancestor_bytes
 
 
 def ids(*nodes: int) -> list[TreeNodeId]:
@@ -112,4 +112,21 @@ def test_a_wide_tree_and_a_long_chain_fit() -> None:
     slots.append(ids(*range(2048, 4096)), [None] * 2048, [0] * 2048)
     slots.check_integrity()
     assert slots.commit(nodes[:2], nodes[2:]).tolist() == list(range(2048))
+    slots.check_integrity()
+
+
+def test_ancestors_take_a_bit_each_and_no_more_than_the_live_nodes_allow() -> None:
+    nodes = 3_000
+    slots = KvSlots(capacity=2 * nodes, nodes=nodes)
+    for first in range(0, nodes, 100):
+        slots.append(ids(*range(first, first + 100)), [None] * 100, [0] * 100)
+    assert slots._ancestors.nbytes <= ancestor_bytes(nodes) < nodes * nodes / 7
+
+
+def test_a_replays_chunk_may_be_larger_than_the_tree() -> None:
+    slots = KvSlots(capacity=600, nodes=8)
+    chain = ids(*range(512))
+    slots.append(chain, [None, *chain[:-1]], list(range(512)))
+    slots.commit(chain, [])
+    slots.append(ids(600), [None], [512])
     slots.check_integrity()

@@ -331,3 +331,10 @@ def test_a_snapshot_that_makes_no_sense_is_refused(reason: str, changes: dict[st
 def test_a_snapshot_beyond_the_limits_is_refused(reason: str, limits: Limits) -> None:
     with pytest.raises(ProtocolError, match=reason):
         SessionState.restored(limits, snapshot())
+
+
+@pytest.mark.parametrize("next_id", [0, 7])
+def test_a_snapshot_of_nothing_is_the_state_before_the_first_token(next_id: int) -> None:
+    nothing = Snapshot(0, 0, 0, TreeNodeId(next_id), Sampling(), (), (), (), (), ())
+    state = SessionState.restored(Limits(100, 64, 4, 16), nothing)
+    assert (state.committed, state.live, state.next_id) == ([], {}, next_id)

@@ -6,6 +6,7 @@ import io
 import sys
 
 import pytest
+from rich.progress import Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -57,3 +58,24 @@ def test_on_a_terminal_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     make_console(out).print(wide())
     lines = out.getvalue().splitlines()
     assert {len(Text.from_ansi(line)) for line in lines} == {100}
+
+
+HOSTILE = "\x1b]52;c;ZXZpbA==\x07 [red]x[/red] :smile: \u202e"
+
+
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_a_strangers_text_is_text_wherever_it_stands(kind: type[io.StringIO]) -> None:
+    out = kind()
+    console = make_console(out)
+    table = Table(title=HOSTILE)
+    table.add_column(HOSTILE)
+    table.add_row(HOSTILE)
+    with Progress(TextColumn("{task.description}", markup=False), console=console) as progress:
+        progress.add_task(HOSTILE)
+        console.print(HOSTILE)
+        console.print(Text(HOSTILE), table, style="dim")
+    said = out.getvalue()
+    assert said.count("�]52;c;ZXZpbA== [red]x[/red] :smile:") >= 6
+    assert "\x1b]" not in said  # rich's own colours begin with \x1b[
+    assert "\x07" not in said
+    assert "\u202e" not in said

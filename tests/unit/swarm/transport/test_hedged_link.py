@@ -35,7 +35,7 @@ from swarm.protocol.messages import (
 from swarm.routing.route import RouteQuery, best_route, hedged
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.hedged_link import HedgedLink, follow, senders
-from swarm.transport.successor import SuccessorLink
+from swarm.transport.successor import SuccessorLink, SuccessorStream
 from swarm.wire import decode_frame, encode_frame
 
 A, B, C, X = (PeerId(name) for name in "ABCX")
@@ -196,7 +196,7 @@ async def test_the_streams_of_a_dropped_replica_are_waited_for(plain: NotedLink)
         assert said.is_set()
 
     async with TaskScope() as scope:
-        plain.beside()._open.add(scope.spawn(goodbye()))
+        plain.beside()._open[scope.spawn(goodbye())] = SuccessorStream(RouteHop(PeerId("B"), Span(4, 8)))
         closing = scope.spawn(closed())
         await asyncio.sleep(0)
         assert not closing.done()

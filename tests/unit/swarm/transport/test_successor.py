@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Any, cast
 
 from swarm.errors import HopClosed
 from swarm.ids import PeerId, SessionId
 from swarm.layers import Span
+from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import Attach, Codec, Open, RouteHop
-from swarm.transport.successor import SuccessorLink, SuccessorStream
+from swarm.runtime.tasks import TaskScope
+from swarm.transport.successor import MAX_OPEN, SuccessorLink, SuccessorStream
 
 ROUTE = tuple(RouteHop(PeerId(name), Span(4 * place, 4 * place + 4)) for place, name in enumerate("AB"))
 
@@ -39,3 +43,27 @@ def test_a_new_route_that_cannot_be_sent_is_reported_as_the_machines_loss() -> N
     (error,) = listener.trouble
     assert isinstance(error, HopClosed)
     assert link._stream.is_broken
+
+
+async def test_routes_that_change_faster_than_machines_are_found_leave_a_bounded_number_of_tasks() -> None:
+    """Only the newest goes on, whoever it waits for; a stream that is in use is never the one that is cancelled."""
+    asked: list[str] = []
+
+    async def dial(hop: RouteHop, _stuck: object) -> Any:  # noqa: ANN401
+        asked.append(hop.peer)
+        await asyncio.Event().wait()
+
+    async with TaskScope() as scope:
+        link = SuccessorLink(scope, dial, SessionKey.fresh(), cast("Any", Listener()))
+        replica = link.beside()
+        attach = Attach(SessionId(bytes(16)), 1, ROUTE, 1, Open("f" * 64, 64, 4, 64, Codec.FP32))
+        replica.follow(attach)
+        for number in range(500):
+            hop = RouteHop(PeerId(str(number)), ROUTE[1].span)
+            link.follow(replace(attach, route=(ROUTE[0], hop)))
+            await asyncio.sleep(0)
+            assert len(link._open) <= MAX_OPEN + 1
+        await asyncio.sleep(0)
+        assert replica._stream in link._open.values()
+        assert link._stream in link._open.values()
+    assert asked[-1] == "499"

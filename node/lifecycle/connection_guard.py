@@ -1,0 +1,81 @@
+"""Bounds the connections of one address: gRPC bounds all of them together only, so one stranger could have them all.
+
+gRPC tells nobody of its connections, so they are found among this process's own files, and the surplus is shut down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psutil
+
+from node.session.admission import weight_of
+from swarm.runtime.counted_log import CountedLog, describe
+from swarm.runtime.quota import address_key
+
+PER_ADDRESS = 64
+"""Connections of one address; a machine needs one or two, a household or an office some more."""
+LOOK_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A connection from another machine.
+
+    Attributes:
+        file: its descriptor here; later connections mostly have higher ones.
+        peer: the other end's IP address and port.
+    """
+
+    file: int
+    peer: tuple[str, int]
+
+
+def connections_to(port: int) -> list[Connection]:
+    """The open connections that others made to a port of this process."""
+    found = psutil.Process().net_connections("tcp")
+    return [
+        Connection(one.fd, (one.raddr[0], one.raddr[1]))
+        for one in found
+        if one.status == psutil.CONN_ESTABLISHED and one.laddr[1] == port and one.raddr and one.fd >= 0
+    ]
+
+
+def surplus(connections: Iterable[Connection], per_address: int = PER_ADDRESS) -> list[Connection]:
+    """Those that are too many for their address: the latest go, so that what works goes on."""
+    by_address: defaultdict[str, list[Connection]] = defaultdict(list)
+    for connection in sorted(connections, key=lambda one: one.file):
+        by_address[address_key(connection.peer[0])].append(connection)
+    return [one for key, own in by_address.items() for one in own[per_address * weight_of(key) :]]
+
+
+def shut_down(connection: Connection) -> None:
+    """End a connection, if its file still is that connection."""
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.file)) as other:
+        if other.getpeername()[:2] == connection.peer:
+            other.shutdown(socket.SHUT_RDWR)
+
+
+async def keep_connections_bounded(port: int, per_address: int = PER_ADDRESS, look_s: float = LOOK_S) -> None:
+    """Look every second, for ever; with few files open there is nothing to look for."""
+    log = CountedLog(logger)
+    process = psutil.Process()
+    while True:
+        await asyncio.sleep(look_s)
+        try:
+            if os.name == "posix" and process.num_fds() <= per_address:
+                continue
+            for connection in surplus(await asyncio.to_thread(connections_to, port), per_address):
+                log.say(address_key(connection.peer[0]), f"shut down connections of {address_key(connection.peer[0])}")
+                shut_down(connection)
+        except Exception as trouble:  # noqa: BLE001 - a node serves on without this
+            log.say("looking", f"cannot look at the connections: {describe(trouble)}")

@@ -1,0 +1,150 @@
+"""Whom a node lets in: what one address may hold, open and ask for, by one quota (docs/decisions/0035).
+
+Knows addresses and no sessions. `node.session.table` asks it for sessions, `node.session.service` for everything else.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ipaddress import ip_network
+from typing import Final
+
+from swarm.errors import SwarmError
+from swarm.protocol.messages import Attach
+from swarm.runtime.counted_log import CountedLog, describe
+from swarm.runtime.quota import UNKNOWN, HoldingLimit, OverQuota, Quota, QuotaLimits, RateLimit, StrikeRule
+
+WAITING: Final = "streams without a session"
+SESSIONS: Final = "sessions"
+CALLS: Final = "calls"
+OPENED: Final = "new streams"
+DECODED: Final = "milliseconds of decoding"
+SUCCESSORS: Final = "new machines to go on with"
+DIALLED: Final = "new machines for all sessions of an owner"
+
+LIMITS: Final = QuotaLimits(
+    holdings={WAITING: HoldingLimit(per_key=64, total=2_048), SESSIONS: HoldingLimit(per_key=16, total=1_024)},
+    rates={
+        CALLS: RateLimit(per_key=100, burst=200, total=4_000, total_burst=8_000),
+        OPENED: RateLimit(per_key=100, burst=512, total=4_000, total_burst=8_000),
+        DECODED: RateLimit(per_key=100, burst=2_000, total=1e6, total_burst=1e6),
+        SUCCESSORS: RateLimit(per_key=4 / 60, burst=8, total=1e6, total_burst=1e6),
+        DIALLED: RateLimit(per_key=1, burst=64, total=100, total_burst=4_096),
+    },
+    strikes=StrikeRule(allowed=3, refuse_s=5.0, longest_s=300.0, forget_s=600.0),
+)
+WEIGHT: Final = 16
+"""What an address of this machine or its private network may hold, and a machine that carries others' sessions."""
+CARRIED: Final = "hop "
+"""What the key of a machine that carries others' sessions begins with."""
+
+logger = logging.getLogger(__name__)
+
+
+class AddressRefused(SwarmError):
+    """This address did wrong lately."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"this address sent what is refused; try again in {seconds:.0f} s")
+
+
+def owner_of(address: str, attach: Attach) -> str:
+    """Who pays for a session: the client's address or, behind hop 0, the machine that carries it for others."""
+    return address if attach.index == 0 else CARRIED + address
+
+
+def weight_of(key: str) -> int:
+    """How many clients an address may stand for: many, where they reach the node through one machine."""
+    return WEIGHT if key.startswith(CARRIED) or is_near(key) else 1
+
+
+def is_near(key: str) -> bool:
+    """Whether an address is this machine's or its private network's.
+
+    Strangers come from there only by way of a proxy, and then all of them do.
+    """
+    try:
+        address = ip_network(key).network_address
+    except ValueError:
+        return key == UNKNOWN  # a Unix socket
+    return not address.is_global
+
+
+class Waiting:
+    """A stream's place among those without a session; given back once it has one, or ends."""
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        self._give_back: Callable[[], None] | None = give_back
+
+    def leave(self) -> None:
+        """Give the place back; harmless the second time."""
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back()
+
+
+class Admission:
+    """One node's quota, and its log of whom it refused.
+
+    Attributes:
+        quota: what each address holds and spent.
+    """
+
+    def __init__(self, limits: QuotaLimits = LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
+        self.quota = Quota(limits, clock, weight_of)
+        self._log = CountedLog(logger, clock)
+
+    def check_call(self, address: str) -> None:
+        """Let a unary call in.
+
+        Raises:
+            SwarmError: too many of them come, or the address is refused.
+        """
+        self._check_strikes(address)
+        if not self.quota.spend(CALLS, address):
+            raise OverQuota(CALLS)
+
+    @contextmanager
+    def stream(self, address: str) -> Iterator[Waiting]:
+        """Let a stream in that has no session yet.
+
+        Who has sessions here may open a stream for each of them besides: its chains may change all at once.
+
+        Raises:
+            SwarmError: too many of them come or wait, or the address is refused.
+        """
+        self._check_strikes(address)
+        if not self.quota.spend(OPENED, address):
+            raise OverQuota(OPENED)
+        if self.quota.wait_s(DECODED, address, 0.0) > 0:
+            raise OverQuota(DECODED)
+        sessions = self.quota.held(SESSIONS, address) + self.quota.held(SESSIONS, CARRIED + address)
+        if not self.quota.take(WAITING, address, allowance=sessions):
+            raise OverQuota(WAITING)
+        waiting = Waiting(lambda: self.quota.give(WAITING, address))
+        try:
+            yield waiting
+        finally:
+            waiting.leave()
+
+    def decoded(self, owner: str, seconds: float) -> None:
+        """A large head of a session took so long to decode; what a machine carries for others is not its own."""
+        if not owner.startswith(CARRIED):
+            self.quota.charge(DECODED, owner, seconds * 1e3)
+
+    def strike(self, address: str) -> None:
+        """This address sent garbage. One of a private network is not refused for it: it may stand for everybody."""
+        if not is_near(address):
+            self.quota.strike(address)
+
+    def refused(self, address: str, error: Exception) -> None:
+        """Log that something of this address was refused, once a minute for each."""
+        self._log.say(address, f"refused what {address} sent: {describe(error)}")
+
+    def _check_strikes(self, address: str) -> None:
+        seconds = self.quota.refused_s(address)
+        if seconds > 0:
+            raise AddressRefused(seconds)

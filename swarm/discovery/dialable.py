@@ -1,0 +1,110 @@
+"""Which addresses of others' records may be dialled: nobody may use a machine to look into its own network."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+
+from swarm.discovery.node_record import RecordError, bracketed, split_address
+
+RESOLVE_S = 2.0
+"""How long a host name may take."""
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+IpAddress = IPv4Address | IPv6Address
+
+
+def is_public(ip: IpAddress) -> bool:
+    """Whether it is an address of one machine on the Internet, and no way to reach another kind of address."""
+    inner = _inside(ip)
+    if inner is not None:
+        return is_public(inner)
+    return ip.is_global and not ip.is_multicast
+
+
+def is_dialable(ip: IpAddress, *, own_is_public: bool) -> bool:
+    """Whether a machine may call this address on a stranger's word.
+
+    Args:
+        ip: to be called.
+        own_is_public: whether the caller is reached under a public address: then it calls nothing but these. A machine
+            of a private network calls all addresses of machines.
+    """
+    if own_is_public:
+        return is_public(ip)
+    return not (ip.is_multicast or ip.is_unspecified)
+
+
+@dataclass(frozen=True, slots=True)
+class DialPolicy:
+    """What one machine dials.
+
+    Attributes:
+        only_public: whether private, loopback and link-local addresses are left alone.
+    """
+
+    only_public: bool
+
+    @classmethod
+    async def of(cls, own_address: str, *, allow_private: bool) -> DialPolicy:
+        """The policy of a machine that is reached at `host:port`.
+
+        Args:
+            own_address: as it is announced.
+            allow_private: the owner's wish to call private addresses from a public one.
+        """
+        if allow_private:
+            return cls(only_public=False)
+        own = await _resolve(own_address)
+        return cls(only_public=not own or any(map(is_public, own)))  # an unknown one is taken for public
+
+    def allows(self, address: str) -> bool:
+        """Whether `host:port` may be dialled as it stands; a name may where any address may."""
+        try:
+            ip = ip_address(split_address(address)[0].strip("[]"))
+        except (RecordError, ValueError):
+            return not self.only_public
+        return is_dialable(ip, own_is_public=self.only_public)
+
+    async def resolve(self, address: str) -> str | None:
+        """The address with an IP for its host, which is the one to dial; None where it may not, or cannot, be dialled.
+
+        A name is resolved once, here: asked again, it might name another machine.
+        """
+        for ip in await _resolve(address):
+            if is_dialable(ip, own_is_public=self.only_public):
+                return f"{bracketed(str(ip))}:{split_address(address)[1]}"
+        return None
+
+
+async def _look_up(host: str, port: int) -> Sequence[tuple[object, object, object, str, tuple[object, ...]]]:
+    return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+
+async def _resolve(address: str) -> list[IpAddress]:
+    try:
+        host, port = split_address(address)
+    except RecordError:
+        return []
+    try:
+        return [ip_address(host.strip("[]"))]
+    except ValueError:
+        pass
+    try:
+        async with asyncio.timeout(RESOLVE_S):
+            found = await _look_up(host, port)
+    except (OSError, TimeoutError, UnicodeError):
+        return []
+    return [ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+
+
+def _inside(ip: IpAddress) -> IPv4Address | None:
+    """The IPv4 address that an IPv6 one stands for: mapped, 6to4, NAT64."""
+    if isinstance(ip, IPv4Address):
+        return None
+    if ip in _NAT64:
+        return IPv4Address(int(ip) & 0xFFFF_FFFF)
+    return ip.ipv4_mapped or ip.sixtofour

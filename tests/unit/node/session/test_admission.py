@@ -1,0 +1,129 @@
+"""Whom a node lets in, by address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from node.session.admission import (
+    CALLS,
+    CARRIED,
+    DECODED,
+    LIMITS,
+    OPENED,
+    SESSIONS,
+    WAITING,
+    AddressRefused,
+    Admission,
+)
+from swarm.runtime.quota import OverQuota
+
+FAR, NEAR = "9.9.9.9", "127.0.0.1"
+
+
+class Clock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def admission(clock: Clock) -> Admission:
+    return Admission(clock=clock)
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.parametrize(("address", "most"), [(FAR, 64), (NEAR, 1_024)])
+def test_streams_without_a_session_are_bounded_and_come_back(
+    address: str, most: int, admission: Admission, clock: Clock
+) -> None:
+    with ExitStack() as stack:
+        for _ in range(most):
+            stack.enter_context(admission.stream(address))
+        with pytest.raises(OverQuota, match=WAITING), admission.stream(address):
+            pass
+        with admission.stream("8.8.8.8"):
+            assert admission.quota.total(WAITING) == most + 1, "another address is let in"
+    assert admission.quota.total(WAITING) == 0
+    clock.now += 10
+    with admission.stream(address) as waiting:
+        waiting.leave()
+        assert admission.quota.total(WAITING) == 0, "it has a session now"
+
+
+def test_who_has_sessions_may_open_a_stream_for_each_besides(admission: Admission, held: ExitStack) -> None:
+    for _ in range(5):
+        assert admission.quota.take(SESSIONS, CARRIED + FAR)
+    for _ in range(69):
+        held.enter_context(admission.stream(FAR))
+    with pytest.raises(OverQuota), admission.stream(FAR):
+        pass
+
+
+def test_streams_and_calls_that_come_too_fast_are_refused_for_that_address_alone(admission: Admission) -> None:
+    for _ in range(512):
+        with admission.stream(FAR):
+            pass
+    with pytest.raises(OverQuota, match=OPENED), admission.stream(FAR):
+        pass
+    for _ in range(200):
+        admission.check_call(FAR)
+    with pytest.raises(OverQuota, match=CALLS):
+        admission.check_call(FAR)
+    with admission.stream("8.8.8.8"):
+        admission.check_call("8.8.8.8")
+
+
+def test_who_sends_garbage_is_refused_for_a_while_but_never_a_private_network(
+    admission: Admission, clock: Clock
+) -> None:
+    for address in (FAR, NEAR):
+        for _ in range(LIMITS.strikes.allowed + 1):
+            with admission.stream(address):
+                admission.strike(address)
+    with pytest.raises(AddressRefused, match="try again in 5 s"), admission.stream(FAR):
+        pass
+    with pytest.raises(AddressRefused):
+        admission.check_call(FAR)
+    with admission.stream(NEAR):
+        pass
+    clock.now += 5
+    with admission.stream(FAR):
+        pass
+
+
+def test_who_made_the_node_decode_for_long_opens_no_stream_until_that_is_paid(
+    admission: Admission, clock: Clock
+) -> None:
+    admission.decoded(FAR, 3.0)
+    admission.decoded(CARRIED + FAR, 1e3)
+    with pytest.raises(OverQuota, match=DECODED), admission.stream(FAR):
+        pass
+    clock.now += 10.1
+    with admission.stream(FAR):
+        pass
+
+
+def test_a_flood_of_refusals_is_a_line_a_minute(
+    admission: Admission, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(1_000):
+        clock.now = number * 0.01
+        admission.refused(FAR, OverQuota(CALLS))
+    assert caplog.messages == [f"refused what {FAR} sent: too many calls at once"]

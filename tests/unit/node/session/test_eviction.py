@@ -1,0 +1,101 @@
+"""Whose session gives way where a node is full."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.session.admission import CARRIED, weight_of
+from node.session.eviction import IDLE_S, Reservation, Room, victims
+
+ROOM = Room(tokens=1_000, sessions=8)
+ACTIVE, IDLE = 0.0, IDLE_S + 1
+
+
+def give_way(held: list[tuple[str, int, float]], asked: tuple[str, int]) -> list[int] | None:
+    """The places of those that go; `held` has (key, tokens, seconds idle)."""
+    reservations = {place: Reservation(key, tokens) for place, (key, tokens, _) in enumerate(held)}
+    return victims(reservations, Reservation(*asked), ROOM, lambda place: held[place][2], lambda key: 1)
+
+
+def test_nobody_goes_while_there_is_room() -> None:
+    assert give_way([("a", 900, IDLE)], ("b", 100)) == []
+
+
+def test_an_otherwise_empty_node_is_used_whole_until_others_come() -> None:
+    held = [("a", 250, ACTIVE)] * 4
+    assert give_way(held, ("a", 1)) is None, "its own active sessions do not give way to it"
+    assert give_way(held, ("b", 250)) == [0]
+
+
+def test_of_who_has_most_the_one_idle_for_the_longest_goes() -> None:
+    held = [("a", 300, IDLE), ("a", 300, IDLE + 5), ("b", 200, IDLE + 9), ("c", 200, ACTIVE)]
+    assert give_way(held, ("d", 100)) == [1]
+    assert give_way(held, ("d", 290)) == [1]
+    assert give_way(held, ("a", 100)) == [1], "also where it is the one that asks"
+
+
+def test_whoever_uses_a_quarter_or_less_keeps_it() -> None:
+    held = [(key, 250, ACTIVE) for key in "abcd"]
+    assert give_way(held, ("e", 10)) is None
+    assert give_way([(key, 250, IDLE) for key in "abcd"], ("e", 10)) is not None
+
+
+def test_nobody_takes_from_who_has_less() -> None:
+    held = [("a", 400, ACTIVE), ("b", 400, ACTIVE), ("c", 200, IDLE)]
+    assert give_way(held, ("d", 500)) is None
+    assert give_way(held, ("d", 10)) is not None
+
+
+def test_sessions_are_bounded_like_tokens() -> None:
+    held = [("a", 1, ACTIVE)] * 7 + [("b", 1, ACTIVE)]
+    assert give_way(held, ("c", 1)) == [0]
+    one_each = [(key, 1, ACTIVE) for key in "abcdefgh"]
+    assert give_way(one_each, ("i", 1)) is None
+    assert give_way([*one_each[:7], ("h", 1, IDLE)], ("h", 1)) == [7]
+
+
+def test_a_machine_that_carries_others_sessions_may_have_more() -> None:
+    held = {place: Reservation(CARRIED + "8.8.8.8", 90) for place in range(10)} | {10: Reservation("9.9.9.9", 100)}
+    assert victims(held, Reservation("9.9.9.9", 50), Room(1_000, 99), lambda _: ACTIVE, weight_of) is None
+
+
+@pytest.mark.parametrize("key", ["127.0.0.1", "10.1.2.3", "fd00::/64", "::/64", "unknown", CARRIED + "9.9.9.9"])
+def test_near_addresses_and_carriers_weigh_more(key: str) -> None:
+    assert weight_of(key) == 16
+
+
+@pytest.mark.parametrize("key", ["9.9.9.9", "2a00:1450::/64"])
+def test_others_weigh_one(key: str) -> None:
+    assert weight_of(key) == 1
+
+
+HELD = st.lists(
+    st.tuples(st.sampled_from("abcde"), st.integers(1, 300), st.sampled_from([ACTIVE, 10.0, IDLE, 2 * IDLE])),
+    max_size=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(HELD, st.tuples(st.sampled_from("abcdef"), st.integers(1, 1_000)))
+def test_what_goes_makes_room_and_never_hurts_who_has_no_more_than_is_asked(
+    held: list[tuple[str, int, float]], asked: tuple[str, int]
+) -> None:
+    while sum(tokens for _, tokens, _ in held) > ROOM.tokens:
+        held = held[1:]
+    gone = give_way(held, asked)
+    if gone is None:
+        return
+    left = [one for place, one in enumerate(held) if place not in gone]
+    assert sum(tokens for _, tokens, _ in left) + asked[1] <= ROOM.tokens
+    assert len(left) < ROOM.sessions
+    amounts = Counter[str]()
+    for key, tokens, _ in held:
+        amounts[key] += tokens
+    for place in gone:
+        key, _, idle_s = held[place]
+        assert idle_s >= IDLE_S or key != asked[0], "nobody drives out its own"
+        assert idle_s >= IDLE_S or sum(1 for one in held if one[0] == key) > 1 or amounts[key] > ROOM.tokens / 4
