@@ -26,7 +26,7 @@ PROGRAMS: Final = {
     "simulation": ("acceptance",),
     "speed": (
         *("card", "card_swarm", "footprint", "grown", "hop", "load", "losses", "offload", "star", "together"),
-        "wide_area",
+        *("tls", "wide_area"),
     ),
 }
 """Names of the benchmarks, by the folder that they lie in. A name never changes: recorded tables stand beside it."""

@@ -17,7 +17,8 @@ import traceback
 from contextlib import suppress
 from dataclasses import asdict
 
-from benchmarks.redteam.attack import Attack, Fight, Ground, Tally
+from benchmarks.redteam.attack import Attack, Fight
+from benchmarks.redteam.ground import Ground, Tally
 from benchmarks.redteam.kit import Kit
 from benchmarks.redteam.listing import find_attack
 

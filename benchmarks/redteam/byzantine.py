@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.redteam.attack import Fight
 from swarm.discovery.node_record import NodeState
@@ -23,9 +23,7 @@ from swarm.protocol.messages import Attach, Reply, SweepFrame
 
 if TYPE_CHECKING:
     from node.serve import Node
-    from node.session.callers import Caller
     from node.session.hop_session import HopSession
-    from node.session.upstream import UpstreamStream
 
 QUICK = ((1, 0.05), (16, 0.06), (64, 0.08))
 """What a liar says of its speed, so that every client wants it."""
@@ -137,9 +135,9 @@ def _lie(here: Insider, lie: Lie) -> None:
 
     push, put, attach_session = SuccessorLink.push, ReplyBuffer.put, SessionTable.attach
 
-    def counting_attach(self: SessionTable, attach: Attach, caller: Caller, upstream: UpstreamStream) -> HopSession:
+    def counting_attach(self: SessionTable, *arguments: Any) -> HopSession:  # noqa: ANN401 (passed on as they are)
         here.taken += 1
-        return attach_session(self, attach, caller, upstream)
+        return attach_session(self, *arguments)
 
     def lying_push(self: SuccessorLink, frame: SweepFrame) -> None:
         attach = getattr(self._listener, "_attach", None)
@@ -160,4 +158,4 @@ def _lie(here: Insider, lie: Lie) -> None:
 
     SuccessorLink.push = lying_push  # type: ignore[method-assign]
     ReplyBuffer.put = lying_put  # type: ignore[method-assign]
-    SessionTable.attach = counting_attach  # type: ignore[method-assign]
+    SessionTable.attach = counting_attach  # type: ignore[method-assign, assignment]

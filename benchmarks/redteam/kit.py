@@ -23,7 +23,7 @@ import grpc.aio
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from benchmarks.redteam import h2
-from benchmarks.redteam.attack import Ground, NodeMark, Tally
+from benchmarks.redteam.ground import Ground, NodeMark, Tally
 from swarm import wire
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import Identity

@@ -15,7 +15,7 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.redteam.attack import Ground, NodeMark
+from benchmarks.redteam.ground import Ground, NodeMark
 from benchmarks.redteam.honest import HonestText
 from benchmarks.simulation.acceptance import demo_prompts
 from client.demo.programs import RunningProgram, start_program

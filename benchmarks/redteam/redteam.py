@@ -190,7 +190,7 @@ class Campaign:
         troubles: list[str] = []
         windows: list[tuple[Window, Window]] = []
         arguments = ["benchmarks.redteam.attacker", self._attack.name, ground_as_json(self._here.ground)]
-        before = self._memory(time.time() - 2.0)
+        before, logs = self._memory(time.time() - 2.0), self._logs()
         began = time.time()
         async with start_program(f"attacker {self._attack.name}", arguments, self._folder) as program:
             attacker = Attacker(program)
@@ -213,6 +213,8 @@ class Campaign:
                     breaches += [found for found in news["over"]["breaches"] if found not in breaches]
                 if news.get("trouble"):
                     troubles.append(news["trouble"])
+        lasted_s = time.time() - began
+        felt.log_kb_per_s = {name: (size - logs[name]) / lasted_s / 1e3 for name, size in self._logs().items()}
         after = await self._pass(AFTER_S)
         await self._until_over(after.began)
         users = self._here.texts()
@@ -237,6 +239,9 @@ class Campaign:
             if all(some and some[-1].began >= moment for some in self._here.texts()):
                 return
             await asyncio.sleep(0.2)
+
+    def _logs(self) -> dict[str, int]:
+        return {name: program.log.stat().st_size for name, program in self._here.programs.items()}
 
     def _memory(self, since: float) -> dict[str, float]:
         return {
@@ -314,6 +319,7 @@ def sheet(outcomes: Sequence[Outcome], options: Options) -> Sheet:
                 "broken": outcome.felt.broken,
                 "growth_mb": outcome.felt.growth_mb,
                 "files": outcome.felt.files,
+                "log_kb_per_s": outcome.felt.log_kb_per_s,
                 "page": outcome.felt.page,
             },
         }

@@ -17,6 +17,8 @@ GROWTH_MB = 150.0
 """What a program's memory may have grown by when an attack is over."""
 FILES_SHARE = 0.9
 """Of the files that a program may open, those that an attack may take."""
+LOG_KB_PER_S = 20.0
+"""What a stranger may make a program write while it attacks."""
 SLOW_SHARE = 0.05
 
 
@@ -80,6 +82,7 @@ class Felt:
         ended: Programs that ended.
         growth_mb: Memory after it, less memory before; by program.
         files: Most open files of a program while it lasted, and how many it may open; by program.
+        log_kb_per_s: What a program wrote into its log while it lasted; by program.
         page: Looks at the health page while it lasted: how many, and how many were answered rightly.
         breaches: What the attack itself found.
         troubles: Why the attack could not be carried out.
@@ -90,6 +93,7 @@ class Felt:
     ended: Sequence[str] = ()
     growth_mb: dict[str, float] = field(default_factory=dict)
     files: dict[str, tuple[int, int]] = field(default_factory=dict)
+    log_kb_per_s: dict[str, float] = field(default_factory=dict)
     page: tuple[int, int] = (0, 0)
     breaches: Sequence[str] = ()
     troubles: Sequence[str] = ()
@@ -130,6 +134,9 @@ class Felt:
         for name, (files, limit) in self.files.items():
             if files > FILES_SHARE * limit:
                 found.append(f"{name} had {files} of {limit} files open")
+        for name, rate in self.log_kb_per_s.items():
+            if rate > LOG_KB_PER_S:
+                found.append(f"{name} writes {rate:.0f} kB/s into its log")
         looks, answered = self.page
         if looks > answered:
             found.append(f"the page answered {answered} of {looks} times")

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from benchmarks.redteam import h2
-from benchmarks.redteam.attack import Fight, Kind, NodeMark, attack
+from benchmarks.redteam.attack import Fight, Kind, attack
+from benchmarks.redteam.ground import NodeMark
 from benchmarks.redteam.h2 import FrameType, h2_frame
 from benchmarks.redteam.kit import RawSocket
 from swarm import wire

@@ -22,8 +22,6 @@ from swarm.protocol.messages import Close, RouteHop, Sampling, Snapshot, Sweep, 
 from swarm.wire.frames import split
 
 ENDED = (grpc.aio.AioRpcError, OSError, asyncio.InvalidStateError, TimeoutError)
-LOG_BYTES_PER_S = 20_000
-"""What a stranger may make a node write, and hardly be noticed."""
 
 
 def fat_head() -> Snapshot:
@@ -186,7 +184,7 @@ async def log_flood(fight: Fight) -> None:
     """300 streams a second that are refused, with lines of their own in what they say."""
     await fight.go()
     connection = await fight.kit.connection(fight.ground.nodes[0])
-    log, started = LogTail(fight.ground.nodes[0].log), asyncio.get_running_loop().time()
+    log = LogTail(fight.ground.nodes[0].log)
     evil = "done\n2026-01-01 00:00:00 ERROR node: \x1b]0;owned\x07 your disk is full"
     try:
         async for number in fight.pace(300.0):
@@ -198,12 +196,7 @@ async def log_flood(fight: Fight) -> None:
             fight.kit.scope.spawn(link.listen())
             fight.tally.acts += 1
     finally:
-        seconds = asyncio.get_running_loop().time() - started
         written = log.read()
-        grown = len(written)
-        fight.note(f"a node's log grew by {grown / max(seconds, 1e-9) / 1e3:.1f} kB/s")
-        if grown > LOG_BYTES_PER_S * max(seconds, 1.0):
-            fight.breach(f"a node's log grows by {grown / seconds / 1e3:.0f} kB/s")
         if b"\x1b" in written or b"\n2026-01-01" in written:
             fight.breach("a stranger writes lines or escapes into a node's log")
 

@@ -10,9 +10,10 @@ from dataclasses import replace
 import grpc
 import grpc.aio
 
-from benchmarks.redteam.attack import Fight, Kind, NodeMark, attack
+from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.attacks.frames import ENDED
 from benchmarks.redteam.byzantine import Insider, insider
+from benchmarks.redteam.ground import NodeMark
 from benchmarks.redteam.kit import ANSWER_S, RawLink
 from swarm import wire
 from swarm.ids import PeerId, TreeNodeId

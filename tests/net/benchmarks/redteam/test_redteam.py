@@ -19,7 +19,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import node.session.lease
-from benchmarks.redteam.attack import Fight, Ground, Kind, NodeMark
+from benchmarks.redteam.attack import Fight, Kind
+from benchmarks.redteam.ground import Ground, NodeMark
 from benchmarks.redteam.kit import Kit
 from benchmarks.redteam.listing import all_attacks
 from client import AsyncSwarm

@@ -59,6 +59,7 @@ def test_slow_afterwards_is_not_held() -> None:
         {"ended": ["node 0-6"]},
         {"growth_mb": {"node 0-6": 200.0}},
         {"files": {"node 0-6": (1_000, 1_024)}},
+        {"log_kb_per_s": {"node 0-6": 50.0}},
         {"page": (4, 3)},
         {"breaches": ["a stranger reads along"]},
     ],
