@@ -14,7 +14,7 @@ from swarm.errors import LocalProtocolError
 from swarm.ids import PeerId
 from swarm.protocol.messages import Ack, Attach, Attached, Credits, Fault, FaultKind, Ready
 
-WHOLE = "0-12"
+WHOLE, FIRST = "0-12", "0-9"
 AGAIN_S = 0.02
 ANNOUNCE_S = 15.0
 LONG_S = 20.0
@@ -144,7 +144,7 @@ async def never_attached(fight: Fight) -> None:
 @attack("blames-successor", Kind.HOPS)
 async def blames_successor(fight: Fight) -> None:
     """The first hop of every chain says that the honest machine behind it gave the session up."""
-    await stand(fight, faulty(FaultKind.CLOSED, blames=True), spans=("0-6",))
+    await stand(fight, faulty(FaultKind.CLOSED, blames=True), spans=(FIRST,))
 
 
 @attack("blames-busy", Kind.HOPS)
@@ -155,7 +155,7 @@ async def blames_busy(fight: Fight) -> None:
     async def behave(hop: HostileHop, attach: Attach, stream: HopStream) -> None:
         await faulty(next(kinds), blames=True)(hop, attach, stream)
 
-    await stand(fight, behave, spans=("0-6",) * 3)
+    await stand(fight, behave, spans=(FIRST,) * 3)
 
 
 @attack("long-reasons", Kind.HOPS)
