@@ -27,6 +27,7 @@ from swarm.ids import ModelIdentity, PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.draft_distribution import DraftDistribution
+from swarm.protocol.hold import Hold
 from swarm.protocol.messages import (
     Ack,
     Attach,
@@ -37,7 +38,6 @@ from swarm.protocol.messages import (
     Fault,
     FaultKind,
     Frame,
-    Hold,
     HopTime,
     Open,
     Ping,

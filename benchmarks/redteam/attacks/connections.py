@@ -15,7 +15,7 @@ from benchmarks.redteam.h2 import FrameType, h2_frame
 from benchmarks.redteam.kit import RawSocket
 from swarm import wire
 from swarm.protocol.authority import SessionKey
-from swarm.protocol.messages import Hold
+from swarm.protocol.hold import Hold
 from swarm.transport.introduction import Signer
 from swarm.wire.frames import split
 

@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 
 from benchmarks.redteam.attack import Fight, Kind, attack
-from swarm.discovery.registry import MODELS_KEY, block_keys
+from swarm.discovery.registry import block_keys, models_key
 from swarm.errors import RegistryError
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint
@@ -22,7 +22,7 @@ SOME, MANY = 14, 50
 async def surround(fight: Fight, count: int) -> None:
     """Let so many peers join beside the keys of the honest model, then keep nothing."""
     model = fight.ground.model
-    keys = [MODELS_KEY, *block_keys(model.fingerprint, 0, model.num_layers)]
+    keys = [models_key(model.fingerprint), *block_keys(model.fingerprint, 0, model.num_layers)]
     command = (sys.executable, "-m", "benchmarks.redteam.eclipse", fight.ground.join, str(count), *keys)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, start_new_session=True)

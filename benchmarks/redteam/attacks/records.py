@@ -15,7 +15,8 @@ import msgpack
 from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.kit import RECORD_S, other_model
 from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import NodeRecord, NodeState, RecordError, seal
+from swarm.discovery.node_record import NodeRecord, NodeState, seal
+from swarm.discovery.record_fields import RecordError
 from swarm.discovery.registry import RECORD_TTL_S, record_keys
 from swarm.layers import Span
 from swarm.protocol.messages import RouteHop

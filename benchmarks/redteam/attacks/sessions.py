@@ -19,13 +19,13 @@ from swarm import wire
 from swarm.ids import PeerId, TreeNodeId
 from swarm.inference.row_codec import encode_rows
 from swarm.protocol.authority import SessionKey
+from swarm.protocol.hold import Hold
 from swarm.protocol.messages import (
     Attach,
     Attached,
     Close,
     Codec,
     Fault,
-    Hold,
     Ping,
     Ready,
     RepliesRequest,

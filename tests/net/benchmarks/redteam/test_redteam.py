@@ -28,7 +28,8 @@ from node.serve import Node
 from swarm.demo import TARGET
 from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
-from swarm.discovery.node_record import NodeRecord, RecordError
+from swarm.discovery.node_record import NodeRecord
+from swarm.discovery.record_fields import RecordError
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 from tests.net.three_nodes import until
 
@@ -83,11 +84,12 @@ def mark(one: Node, log: Path) -> NodeMark:
 
 
 @asynccontextmanager
-async def under(name: str, ground: Ground, network: MemoryNetwork) -> AsyncIterator[Fight]:
+async def under(name: str, ground: Ground, here: InProcessSwarm) -> AsyncIterator[Fight]:
     """The attack goes on until the end of the block."""
     ready = asyncio.Event()
-    async with MemoryKit(ground, network) as kit:
-        sealed = tuple(record.sealed for record in network.get(list(network._stored)))
+    async with MemoryKit(ground, here.network) as kit:
+        listed = await MemoryRegistry(here.network).records(here.nodes[0].identity.fingerprint, 12)
+        sealed = tuple(record.sealed for record in listed)
         fight = Fight(ground, kit, sealed, ready.set)
         async with asyncio.TaskGroup() as group:
             striking = group.create_task(cast("Any", all_attacks()[name].act(fight)))
@@ -125,7 +127,7 @@ async def test_texts_stay_right_under_attack(tmp_path: Path, monkeypatch: pytest
         before = psutil.Process().num_fds()
         kinds = set()
         for name in ATTACKS:
-            async with under(name, ground, here.network) as fight:
+            async with under(name, ground, here) as fight:
                 texts = [await text(swarm), await come_and_go(here)]
             assert set(texts) == {right_tokens()}, name
             assert fight.tally.breaches == [], name
