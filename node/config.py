@@ -192,6 +192,7 @@ class ServeConfig:
             port=self.dht_port,
             announce_host=_host(self.announce_address),
             identity_path=self.identity or default_identity_path(),
+            allow_private=self.allow_private,
         )
 
 

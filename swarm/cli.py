@@ -59,6 +59,8 @@ class Bootstrap:
         announce_address: IP address or name under which others reach this machine, where that differs
             (default: as found).
         join: multiaddress of another peer to join, e.g. a second bootstrap peer; may be repeated (default: none).
+        allow_private: check whether nodes at private addresses can be reached also where this machine has a public
+            address.
     """
 
     host: Host = "0.0.0.0"
@@ -66,6 +68,7 @@ class Bootstrap:
     identity: File | None = None
     announce_address: Host | None = None
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
+    allow_private: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,7 @@ async def bootstrap(command: Bootstrap, console: Console) -> None:
         port=command.port,
         announce_host=command.announce_address,
         identity_path=command.identity or default_identity_path().with_name("bootstrap.key"),
+        allow_private=command.allow_private,
     )
     async with DhtRegistry.open(config) as registry:
         addresses = registry.join_addresses()

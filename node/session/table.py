@@ -242,8 +242,6 @@ class SessionTable:
             or ends[-1] != model.num_layers
         ):
             raise RemoteProtocolError("route", f"its spans do not cover layers 0-{model.num_layers} one after another")
-        asked = attach.open
-        if min(asked.window_tokens, asked.sweeps, asked.nodes) < 1:
-            raise RemoteProtocolError("open", "a session asks for at least one token, one sweep and one node")
-        if model.max_positions is not None and asked.window_tokens > model.max_positions:
-            raise ContextFull(f"{asked.window_tokens} tokens; the model's context is {model.max_positions}")
+        window_tokens = attach.open.window_tokens
+        if model.max_positions is not None and window_tokens > model.max_positions:
+            raise ContextFull(f"{window_tokens} tokens; the model's context is {model.max_positions}")

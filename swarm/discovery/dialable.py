@@ -50,17 +50,18 @@ class DialPolicy:
     only_public: bool
 
     @classmethod
-    async def of(cls, own_address: str, *, allow_private: bool) -> DialPolicy:
-        """The policy of a machine that is reached at `host:port`.
+    async def of(cls, *own_addresses: str, allow_private: bool) -> DialPolicy:
+        """The policy of a machine that is reached at these `host:port`.
 
         Args:
-            own_address: as it is announced.
+            own_addresses: as they are announced; one of them may be public.
             allow_private: the owner's wish to call private addresses from a public one.
         """
         if allow_private:
             return cls(only_public=False)
-        own = await _resolve(own_address)
-        return cls(only_public=not own or any(map(is_public, own)))  # an unknown one is taken for public
+        own = [await _resolve(address) for address in own_addresses]
+        is_known = bool(own) and all(own)  # an unknown one is taken for public
+        return cls(only_public=not is_known or any(is_public(ip) for ips in own for ip in ips))
 
     def allows(self, address: str) -> bool:
         """Whether `host:port` may be dialled as it stands; a name may where any address may."""

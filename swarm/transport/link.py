@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import grpc.aio
 
 from swarm import wire
-from swarm.errors import HopClosed, HopError, HopTimeout, Unreachable
+from swarm.errors import HopClosed, HopError, HopMisbehaved, HopTimeout, RemoteProtocolError, Unreachable
 from swarm.protocol.messages import (
     Ack,
     Attach,
@@ -228,6 +228,8 @@ async def _read(call: Stream, link: Link, listener: Callable[[Upstream | HopErro
             listener(message)
     except grpc.aio.AioRpcError as failure:
         error = Unreachable(link.hop.peer, str(link.hop.span), f"the stream broke ({plain_reason(failure)})")
+    except RemoteProtocolError as failure:
+        error = HopMisbehaved(link.hop.peer, str(link.hop.span), f"sent what nobody can read: {failure}")
     listener(error)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.discovery.identity import is_peer_id
+from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError
 
 
@@ -26,6 +27,8 @@ class DhtConfig:
         announce_host: IP address or name under which others reach this machine, where it differs from `host`.
         identity_path: of the key file; None for an identity in memory.
         client_mode: read only: nothing listens here, and nothing is stored here.
+        allow_private: others that ask for it are dialled back at private addresses also where this machine has a
+            public one.
     """
 
     join: tuple[str, ...] = ()
@@ -34,6 +37,7 @@ class DhtConfig:
     announce_host: str | None = None
     identity_path: Path | None = None
     client_mode: bool = False
+    allow_private: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +49,14 @@ class ListenAddresses:
         host: what to listen on.
         announce: under what others reach it; None for what it listens on.
         client: nothing listens here.
+        allow_private: private addresses are dialled back also from a public one.
     """
 
     join: tuple[str, ...]
     host: tuple[str, ...]
     announce: tuple[str, ...] | None
     client: bool
+    allow_private: bool = False
 
 
 def listen_addresses(config: DhtConfig) -> ListenAddresses:
@@ -69,7 +75,14 @@ def listen_addresses(config: DhtConfig) -> ListenAddresses:
     if config.announce_host is not None:
         port = port or _free_port(host.version)
         announce = (f"{_host_part(config.announce_host)}/tcp/{port}",)
-    return ListenAddresses(config.join, (f"/ip{host.version}/{host}/tcp/{port}",), announce, config.client_mode)
+    listened = (f"/ip{host.version}/{host}/tcp/{port}",)
+    return ListenAddresses(config.join, listened, announce, config.client_mode, config.allow_private)
+
+
+def host_and_port(multiaddress: str) -> str:
+    """`/ip4/192.0.2.1/tcp/80` as `192.0.2.1:80`."""
+    _, _, host, _, port, *_ = multiaddress.split("/")
+    return f"{bracketed(host)}:{port}"
 
 
 def chooses_port(config: DhtConfig) -> bool:

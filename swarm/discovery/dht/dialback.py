@@ -1,7 +1,7 @@
 """Dial-back: one DHT peer calls another's gRPC address to see whether others can reach it (as AutoNAT does).
 
 It must be of no use for anything else: only the requester's own signature counts as an answer, the reply is one bit,
-and each requester and the whole service are rate-limited.
+each requester and the whole service are rate-limited, and a public machine calls no private address.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 
 from swarm.discovery.address_proof import HELLO_METHOD, MAX_HELLO_BYTES, NONCE_BYTES, check_hello
+from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import split_address
 from swarm.discovery.record_fields import RecordError
 from swarm.ids import PeerId
@@ -61,7 +62,17 @@ async def call_hello(endpoint: Endpoint, nonce: bytes, *, insecure: bool = False
 class DialBack:
     """Answers dial-back requests of other peers."""
 
-    def __init__(self, call: HelloCall = call_hello, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, policy: DialPolicy, call: HelloCall = call_hello, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Answer for one machine.
+
+        Args:
+            policy: which addresses this machine calls on a stranger's word.
+            call: sends a Hello.
+            clock: a monotonic one, in seconds.
+        """
+        self._policy = policy
         self._call = call
         self._clock = clock
         self._recent: deque[tuple[float, PeerId]] = deque()
@@ -75,7 +86,8 @@ class DialBack:
             request: see `pack_request`.
 
         Returns:
-            msgpack of true (the peer answered with its signature), false (it did not), or nil (not tried: too busy).
+            msgpack of true (the peer answered with its signature), false (it did not, or this machine calls no such
+            address), or nil (not tried: too busy).
         """
         verdict = await self._check(peer, request)
         packed: bytes = msgpack.packb(verdict)
@@ -91,8 +103,11 @@ class DialBack:
         self._running += 1
         try:
             check_certificate(certificate, peer)
-            endpoint = Endpoint(peer, address, certificate)
             async with asyncio.timeout(DEADLINE_S):
+                dialled = await self._policy.resolve(address)
+                if dialled is None:
+                    return False
+                endpoint = Endpoint(peer, dialled, certificate)
                 return check_hello(peer, nonce, endpoint.digest, await self._call(endpoint, nonce))
         except Exception:  # noqa: BLE001  (whatever an unknown address makes gRPC raise means: not reachable)
             return False

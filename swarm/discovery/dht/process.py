@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import msgpack
 from google.protobuf.wrappers_pb2 import BytesValue
 
-from swarm.discovery.dht.addresses import ListenAddresses
+from swarm.discovery.dht.addresses import ListenAddresses, host_and_port
 from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, DialBack, pack_request
 from swarm.discovery.dht.hivemind_node import (
     Daemon,
@@ -33,6 +33,7 @@ from swarm.discovery.dht.hivemind_node import (
     start_daemon,
 )
 from swarm.discovery.dht.search import DirectoryPeer
+from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.record_store import open_item
 from swarm.discovery.registry import storage_key
 from swarm.ids import PeerId
@@ -84,7 +85,10 @@ class DhtPeer:
                 daemon = await start_daemon(listen, identity_path)
                 peer = cls(daemon, await DirectoryPeer.join(daemon, listen))
                 if not listen.client:
-                    service = DialBack()
+                    own = listen.announce or [str(one) for one in await daemon.get_visible_maddrs(latest=True)]
+                    allow_private = listen.allow_private
+                    policy = await DialPolicy.of(*map(host_and_port, own), allow_private=allow_private)
+                    service = DialBack(policy)
 
                     async def dial_back(request: BytesValue, context: P2PContext) -> BytesValue:
                         requester = PeerId(context.remote_id.to_base58())

@@ -22,6 +22,7 @@ from swarm.ids import PeerId
 from swarm.layers import Span
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.hold import Hold
+from swarm.protocol.limits import MAX_HOLD_S
 from swarm.protocol.messages import (
     Attach,
     Attached,
@@ -168,7 +169,7 @@ async def test_only_its_client_reads_a_sessions_replies_and_holds_it(nodes: tupl
     """A second reply stream would take the first one's place, and a Hold keep KV from others."""
     tail, session, stranger = nodes[2], key_of(b"other").session, SessionKey.fresh()
     asked = wire.encode_replies_up(RepliesRequest(session))
-    hold = wire.encode_hold(Hold(session, 0, 1e9))
+    hold = wire.encode_hold(Hold(session, 0, MAX_HOLD_S))
     for node, method, request in ((tail, wire.REPLIES, asked), (nodes[0], wire.HOLD, hold)):
         of_another = introduced(
             node, method, key_of(b"other"), wire.encode_replies_up(RepliesRequest(session, acked=5))

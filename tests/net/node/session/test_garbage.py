@@ -200,12 +200,18 @@ async def test_what_a_node_does_not_understand(nodes: tuple[Node, ...]) -> None:
         await until_sessions(nodes, 1)
 
 
-@pytest.mark.parametrize("limits", [(0, 0, 0), (0, 4, 10), (10, 0, 10), (10, 4, 0)], ids=str)
-async def test_sessions_of_no_size_are_refused(limits: tuple[int, int, int], nodes: tuple[Node, ...]) -> None:
+@pytest.mark.parametrize(
+    ("field", "limits"),
+    [("window_tokens", (0, 0, 0)), ("window_tokens", (0, 4, 10)), ("sweeps", (10, 0, 10)), ("nodes", (10, 4, 0))],
+    ids=str,
+)
+async def test_sessions_of_no_size_are_refused(
+    field: str, limits: tuple[int, int, int], nodes: tuple[Node, ...]
+) -> None:
     window, sweeps, live = limits
     asked = attach(route_of(nodes, SPANS), opening(nodes[0], window=window, sweeps=sweeps, nodes=live), b"none")
     async with raw_link(nodes[0], asked) as link:
-        assert (await refusal(link)).field == "open"
+        assert (await refusal(link)).field == field
 
 
 async def test_a_sweep_before_ready_is_refused(nodes: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,9 +248,9 @@ async def test_a_long_prefill_does_not_hold_up_another_session(
     ):
         async with thread_held(first):
             await one.send(SweepFrame(SweepNumbering().chain(range(320))))
-            await one.until(Ack)
+            await one.receipt(2)
             await two.send(SweepFrame(SweepNumbering().chain(range(48))))
-            await two.until(Ack)
+            await two.receipt(2)
         assert len((await short_replies.read()).picks) == 48
         assert len((await long_replies.read()).picks) == 320
         await one.send(Close("done"))
@@ -288,7 +288,7 @@ async def test_sweeps_that_wait_at_a_hop_share_a_forward(running: ThreeNodes, mo
             async with thread_held(first) if together else nullcontext():
                 for link, answers, text in zip(links, replies, texts, strict=True):
                     await link.send(SweepFrame(SweepNumbering().chain(text)))
-                    await link.until(Ack)
+                    await link.receipt(2)
                     if not together:
                         picks.append([(await answers.read()).picks])
             if together:
@@ -313,7 +313,7 @@ async def test_a_client_that_reads_no_replies_blocks_nobody(running: ThreeNodes)
         said = SweepNumbering()
         for number in range(6):
             await link.send(SweepFrame(said.next(range(150 * number, 150 * (number + 1)), [None] * 150)))
-            await link.until(Ack)
+            await link.receipt(number + 2)
         hop = tail.sessions.find(opened.session)
         assert hop is not None
 

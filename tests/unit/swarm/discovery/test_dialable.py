@@ -67,6 +67,12 @@ async def test_a_machine_with_a_public_or_unknown_address_calls_public_ones(
 ) -> None:
     names["home.example"] = ["192.168.1.5"]
     assert await DialPolicy.of(own, allow_private=allow_private) == DialPolicy(only_public)
+    with_private = await DialPolicy.of("10.0.0.1:1", own, allow_private=allow_private)
+    assert with_private == DialPolicy(only_public), "one public address of several is enough"
+
+
+async def test_a_machine_of_which_no_address_is_known_calls_public_ones() -> None:
+    assert await DialPolicy.of(allow_private=False) == DialPolicy(only_public=True)
 
 
 async def test_the_address_that_was_checked_is_the_one_that_is_dialled(names: dict[str, list[str]]) -> None:

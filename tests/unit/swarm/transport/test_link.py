@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 
 import swarm.transport.link
+from swarm import wire
+from swarm.errors import HopError, HopMisbehaved
 from swarm.ids import PeerId
 from swarm.layers import Span
-from swarm.protocol.messages import Close, Downstream, Ping, Pong, RouteHop
+from swarm.protocol.messages import Close, Credits, Downstream, Ping, Pong, Ready, RouteHop, Upstream
 from swarm.transport.link import IDLE_PING_S, PING_S, ROUND_TRIPS_KEPT, WORKING_S, Link
 from swarm.transport.successor import SuccessorLink, SuccessorStream
 
@@ -93,3 +96,34 @@ def test_never_is_a_working_link_quiet_for_longer_than_between_pings(link: Link,
     kinds = [type(link.outbox.get_nowait()) for _ in range(sent)]
     assert kinds.count(Close) == pytest.approx(5.0 / 0.4, abs=1)
     assert kinds.count(Ping) >= kinds.count(Close) - 1, "one between each two"
+
+
+class Answering:
+    """A stream on which only this is heard."""
+
+    def __init__(self, *data: bytes) -> None:
+        self._data = list(data)
+
+    async def read(self) -> object:
+        return self._data.pop(0) if self._data else None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xff",
+        b"",
+        wire.encode_upstream(Ready(0, Credits(0, 1, 1))),
+        wire.encode_upstream(Ready(0, Credits(1, 1, 0))),
+        wire.encode_upstream(Ready(2**63, Credits(1, 1, 1))),
+    ],
+    ids=["garbage", "nothing", "no window", "no nodes", "odd number"],
+)
+async def test_a_machine_that_says_what_nobody_can_read_is_refused(data: bytes, link: Link) -> None:
+    heard: list[Upstream | HopError] = []
+    said = Pong(1)
+    await swarm.transport.link._read(cast("Any", Answering(wire.encode_upstream(said), data)), link, heard.append)
+    first, error = heard
+    assert first == said
+    assert isinstance(error, HopMisbehaved)
+    assert error.peer == link.hop.peer

@@ -11,6 +11,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,10 @@ from swarm.discovery.dht import addresses
 from swarm.discovery.dht.child import DhtPipe, start_pipe
 from swarm.discovery.dht.dialback import DialBack, pack_request
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
-from swarm.discovery.node_record import NodeRecord, NodeState, seal
+from swarm.discovery.node_record import NodeRecord, NodeState, seal, split_address
 from swarm.discovery.record_fields import RecordError
 from swarm.discovery.registry import RECORD_TTL_S, Registry
 from swarm.errors import ConfigError, IdentityError, RegistryError
@@ -174,7 +176,7 @@ async def test_dial_back_is_limited_per_peer_and_in_all() -> None:
     def asking(peer: PeerId) -> bytes:
         return pack_request("192.0.2.1:80", NONCE, ServerCertificate.fresh(peer).der)
 
-    service = DialBack(call, lambda: now[0])
+    service = DialBack(DialPolicy(only_public=False), call, lambda: now[0])
     request = asking(identity.peer_id)
     answers = [await service.answer(identity.peer_id, request) for _ in range(8)]
     assert answers == [b"\xc3"] * 6 + [b"\xc0"] * 2  # msgpack: true, nil
@@ -189,6 +191,24 @@ async def test_dial_back_is_limited_per_peer_and_in_all() -> None:
         assert await service.answer(identity.peer_id, nonsense) == b"\xc2"
     assert len(calls) == 61
     assert calls[0].peer == identity.peer_id
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:22", "10.0.0.1:80", "169.254.169.254:80", "[::1]:22", "localhost:22"])
+async def test_dial_back_looks_into_no_network_for_a_stranger(address: str) -> None:
+    """Else a stranger learned from the time that it takes which ports are open beside a public machine."""
+    identity, called = Identity.ephemeral(), list[str]()
+
+    async def call(endpoint: Endpoint, nonce: bytes) -> bytes:
+        called.append(endpoint.address)
+        return hello_response(identity, nonce, endpoint.digest)
+
+    request = pack_request(address, NONCE, ServerCertificate.fresh(identity.peer_id).der)
+    assert await DialBack(DialPolicy(only_public=True), call).answer(identity.peer_id, request) == b"\xc2"
+    assert not called
+    assert await DialBack(DialPolicy(only_public=False), call).answer(identity.peer_id, request) == b"\xc3"
+    host, port = split_address(called[0])
+    assert str(ip_address(host.strip("[]"))), "the address that was checked is dialled, and no name"
+    assert port == split_address(address)[1]
 
 
 async def test_nobody_answers_is_one_line_with_the_addresses() -> None:
