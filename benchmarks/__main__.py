@@ -21,11 +21,12 @@ PROGRAMS: Final = {
     "emulation": ("network",),
     "operations": ("health_load", "page_load", "page_server", "telemetry"),
     "recovery": ("fault_tolerance", "faults", "fuzz", "hedging", "schedules", "soak"),
+    "redteam": ("redteam",),
     "routing": ("placement", "routing"),
     "simulation": ("acceptance",),
     "speed": (
         *("card", "card_swarm", "footprint", "grown", "hop", "load", "losses", "offload", "star", "together"),
-        "wide_area",
+        *("tls", "wide_area"),
     ),
 }
 """Names of the benchmarks, by the folder that they lie in. A name never changes: recorded tables stand beside it."""

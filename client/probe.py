@@ -21,7 +21,7 @@ import tyro
 
 from swarm.errors import Busy, ConfigError, GenerationInterrupted, RegistryError, RouteError, SwarmError
 from swarm.runtime.cli import plain_words
-from swarm.runtime.cli_types import Count, Model, Peer
+from swarm.runtime.cli_types import Count, Fingerprint, Insecure, Peer
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
 
 if TYPE_CHECKING:
@@ -56,9 +56,10 @@ class ProbeSwarm:
     """
 
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]]
-    fingerprint: Model
+    fingerprint: Fingerprint
     tokens: Count = 16
     compare: Peer | None = None
+    insecure: Insecure = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ async def generate(registry: Registry, model: ModelIdentity, command: ProbeSwarm
     started = time.perf_counter()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft") as drafting:
         state = _generation_state(options, LookupDrafter(Lookup()), drafting, FixedPolicy(NODES), PREFILL_CHUNK)
-        async with Dialer() as dialer:
+        async with Dialer(insecure=command.insecure) as dialer:
             opener = SessionOpener(target, model, registry, dialer, command.join, NODES, wait_s=WAIT_S)
             async with opener.open(len(PROMPT) + command.tokens, state.nodes) as session:
                 opened_s = time.perf_counter() - started

@@ -13,8 +13,8 @@ from swarm.protocol.messages import HopTime
 def within_total(first_link_ms: float, hops: Sequence[HopTime], total_ms: float) -> tuple[float, tuple[HopTime, ...]]:
     """What hops report of a sweep, cut so that all of it together is no more than the client's own clock measured.
 
-    The largest reports are cut first, all to one level: what a hop reports within its means stays as it is, whatever
-    another hop makes up. A hop's four times are cut in proportion.
+    The largest are cut first, all to one level: what a hop reports within its means stays as it is, whatever another
+    hop makes up, and however slow the first ping was. A hop's four times are cut in proportion.
 
     Args:
         first_link_ms: one way to hop 0, as the client's pings measured it.
@@ -24,18 +24,18 @@ def within_total(first_link_ms: float, hops: Sequence[HopTime], total_ms: float)
     Returns:
         The first link and the hops, cut.
     """
-    first_link_ms = min(first_link_ms, total_ms)
     sums_ms = [hop.queue_ms + hop.compute_ms + hop.other_ms + hop.link_ms for hop in hops]
-    left_ms = total_ms - first_link_ms
-    if sum(sums_ms) <= left_ms:
+    if first_link_ms + sum(sums_ms) <= total_ms:
         return first_link_ms, tuple(hops)
-    level_ms, rest = left_ms, len(sums_ms)
-    for sum_ms in sorted(sums_ms):  # who asks for least is served first; the others share what is left
+    level_ms, left_ms, rest = total_ms, total_ms, 1 + len(sums_ms)
+    for sum_ms in sorted(
+        [first_link_ms, *sums_ms]
+    ):  # who asks for least is served first; the others share what is left
         level_ms = left_ms / rest
         if sum_ms > level_ms:
             break
         left_ms, rest = left_ms - sum_ms, rest - 1
-    return first_link_ms, tuple(
+    return min(first_link_ms, level_ms), tuple(
         _scaled(hop, min(level_ms / sum_ms, 1.0) if sum_ms else 1.0) for hop, sum_ms in zip(hops, sums_ms, strict=True)
     )
 

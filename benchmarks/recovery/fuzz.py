@@ -1,9 +1,11 @@
 """Do nodes survive garbage, with typed answers and flat memory?
 
-Starts two nodes on loopback, sends them well-formed, half-right and senseless frames in every role of a chain, and has
-texts generated before, meanwhile and after, which must be Hugging Face's. Memory is each node's anonymous resident set
-(Linux's RssAnon, without its DHT process), sampled as the frames go: unlike the proportional set it does not change
-when other programs come and go that share libraries with it. Ends with status 1 when something of that does not hold.
+First the parsers read mutants of every kind of message, in this process; only typed errors may come of that. Then it
+starts two nodes on loopback, sends them well-formed, half-right and senseless frames in every role of a chain, and has
+texts generated before, meanwhile and after, which must be Hugging Face's, and whose sweeps must not be late. Memory is
+each node's anonymous resident set (Linux's RssAnon, without its DHT process), sampled as the frames go: unlike the
+proportional set it does not change when other programs come and go that share libraries with it. Ends with status 1
+when something of that does not hold.
 
     python -m benchmarks fuzz --frames 100000 --seed 1
 """
@@ -21,7 +23,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import linear_regression
+from statistics import linear_regression, median
 from typing import Any, cast
 
 import grpc.aio
@@ -32,6 +34,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.recovery.frame_flood import Broken, FloodCounts, FloodTarget, fuzz
 from benchmarks.recovery.garbage import ServedModel
+from benchmarks.redteam.parsers import fuzz_parsers
 from benchmarks.sheet import Sheet
 from client import AsyncSwarm
 from swarm import wire
@@ -55,17 +58,26 @@ START_S = 120.0
 SETTLE_S = 20.0
 """Orphans are free five seconds after their stream has ended."""
 SPANS = ("0-12", "6-12")
+QUIET_TEXTS = 20
+LATE = 2.0
+"""A sweep is late that takes longer than so many times what the slowest took without garbage."""
+LATE_SHARE = 0.01
+"""Late sweeps of all sweeps, at most: a machine that others use is late by itself now and then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """Send garbage to live nodes."""
 
+    mutants: int = 1_000_000
+    """How many mutants the parsers read first."""
     frames: int = 100_000
-    """How many frames."""
+    """How many frames the nodes get."""
+    per_s: float = 600.0
+    """How many of them a second: faster ones measure who gets the processors."""
     seed: int = 1
     """The same seed sends the same frames."""
-    limit_s: float = 900.0
+    limit_s: float = 1_200.0
     """Give up after so many seconds."""
     record: bool = False
     """Write the table into docs/benchmarks and the measurements beside it."""
@@ -200,6 +212,8 @@ class FloodRun:
         self.counts = FloodCounts()
         self.watched = [WatchedNode(node.span, psutil.Process(node.process.pid)) for node in nodes]
         self.texts = 0
+        self.usual_ms: list[float] = []
+        self.meanwhile_ms: list[float] = []
         self.options = options
         self._nodes = nodes
         self._right = right
@@ -207,28 +221,41 @@ class FloodRun:
     async def run(self, swarm: AsyncSwarm) -> None:
         """Raise `Broken` when a node does not withstand it."""
         await self.text(swarm)
+        for _ in range(QUIET_TEXTS):
+            self.usual_ms += await self.text(swarm)
         target = await self._target()
         await fuzz(
             target, self.options.frames // 50, self.options.seed + 1, FloodCounts()
         )  # caches fill, threads start
         self._look()
         async with asyncio.timeout(self.options.limit_s), self._beside(swarm):
-            await fuzz(target, self.options.frames, self.options.seed, self.counts)
+            await fuzz(target, self.options.frames, self.options.seed, self.counts, self.options.per_s)
         await self._until_freed()
         await self.text(swarm)
         self._look()
         for node in self._nodes:
             if "Traceback" in node.log.read_text():
                 raise Broken(f"an accident in node {node.span}:\n{node.log.read_text()[-3_000:]}")
-        if found := [trouble for watched in self.watched for trouble in watched.check()]:
+        found = [trouble for watched in self.watched for trouble in watched.check()]
+        if self.late > LATE_SHARE * len(self.meanwhile_ms):
+            found.append(
+                f"{self.late} of {len(self.meanwhile_ms)} sweeps took longer than {LATE:g} × the slowest before"
+            )
+        if found:
             raise Broken("; ".join(found))
 
-    async def text(self, swarm: AsyncSwarm) -> None:
-        """One text, which must be the right one."""
+    @property
+    def late(self) -> int:
+        """Sweeps that took too long while garbage came."""
+        return sum(ms > LATE * max(self.usual_ms, default=0.0) for ms in self.meanwhile_ms)
+
+    async def text(self, swarm: AsyncSwarm) -> list[float]:
+        """One text, which must be the right one; the milliseconds of its sweeps."""
         result = await swarm.generate(PROMPT, max_new_tokens=NEW_TOKENS, temperature=0.0)
         if tuple(result.tokens) != self._right:
             raise Broken(f"a text is {result.tokens}, and Hugging Face's is {self._right}")
         self.texts += 1
+        return [sweep.total_ms for sweep in result.stats.sweeps]
 
     async def _target(self) -> FloodTarget:
         first, second = self._nodes
@@ -246,7 +273,7 @@ class FloodRun:
                 await asyncio.sleep(0.1)
                 if self.counts.frames >= step * len(self.watched[0].samples):
                     self._look()
-                    await self.text(swarm)
+                    self.meanwhile_ms += await self.text(swarm)
 
         async with asyncio.TaskGroup() as group:
             task = group.create_task(watch())
@@ -278,8 +305,15 @@ def sheet(flood: FloodRun, seconds: float) -> Sheet:
             "seconds": seconds,
             "texts": flood.texts,
             "tally": {"sent": counts.sent, "answers": counts.answers, "ends": counts.endings},
+            "sweeps_ms": {"usual": flood.usual_ms, "meanwhile": flood.meanwhile_ms},
             "nodes": {one.span: list(map(asdict, one.samples)) for one in flood.watched},
         },
+    )
+    usual, meanwhile = flood.usual_ms or [0.0], flood.meanwhile_ms or [0.0]
+    made.notes.append(
+        f"honest sweeps: median {median(usual):.1f} ms, slowest {max(usual):.1f} ms of {len(usual)} before; "
+        f"median {median(meanwhile):.1f} ms, slowest {max(meanwhile):.1f} ms of {len(meanwhile)} meanwhile, "
+        f"of which {flood.late} took longer than {LATE:g} × the slowest before"
     )
     for title, counted in (("sent", counts.sent), ("answers", counts.answers), ("ends of streams", counts.endings)):
         listed = ", ".join(f"{name} {count:,}" for name, count in counted.most_common())
@@ -298,6 +332,10 @@ def main() -> None:
     """Run and report; the exit status says whether the nodes withstood it."""
     options = tyro.cli(Options)
     console = make_console(soft_wrap=True)
+    parsed = fuzz_parsers(options.mutants, options.seed)
+    console.print(f"{parsed.count:,} mutants in {parsed.seconds:.0f} s, {len(parsed.accidents)} accidents")
+    if parsed.accidents:
+        sys.exit("\n".join(parsed.accidents))
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         first = stack.enter_context(serve(SPANS[0], None, Path(name)))
         second = stack.enter_context(serve(SPANS[1], first.join, Path(name)))
@@ -307,7 +345,10 @@ def main() -> None:
             asyncio.run(_flood(flood, first.join))
         except (Broken, TimeoutError) as error:
             failure = f"seed {options.seed}, after {flood.counts.frames:,} frames: {error or 'out of time'}"
-    sheet(flood, time.monotonic() - started).finish(console, record=options.record, path=options.json)
+    made = sheet(flood, time.monotonic() - started)
+    made.notes.insert(0, f"parsers: {parsed.count:,} mutants in {parsed.seconds:.0f} s, typed errors only")
+    made.measured["parsers"] = {"seconds": parsed.seconds, "outcomes": parsed.outcomes, "slowest_s": parsed.slowest_s}
+    made.finish(console, record=options.record, path=options.json)
     sys.exit(failure)
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.redteam.mutations import mutate_wire
 from swarm import wire
 from swarm.errors import ConfigError, ContextFull, LocalProtocolError, RemoteProtocolError
 from swarm.ids import PeerId, TreeNodeId
@@ -64,13 +65,17 @@ class FrameKind(enum.StrEnum):
     VALUES = "rows that are not finite"
     PART = "part out of place or too large"
     BITS = "flipped bits"
+    FIELDS = "changed fields"
     NOISE = "random bytes"
     HALF = "half a frame"
 
 
 ENDING = (FrameKind.MISPLACED, FrameKind.VALUES, FrameKind.PART, FrameKind.BITS, FrameKind.NOISE, FrameKind.HALF)
-GOING_ON = (FrameKind.VALID, FrameKind.HEADER, FrameKind.SAMPLING, FrameKind.SHAPE, FrameKind.REPLAY, FrameKind.PING)
-WEIGHTS = (16, 46, 8, 14, 8, 8)
+GOING_ON = (
+    *(FrameKind.VALID, FrameKind.HEADER, FrameKind.SAMPLING, FrameKind.SHAPE, FrameKind.REPLAY, FrameKind.PING),
+    FrameKind.FIELDS,
+)
+WEIGHTS = (16, 46, 8, 14, 8, 8, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,7 @@ class GarbageWriter:
             FrameKind.VALUES: self._not_finite,
             FrameKind.PART: self._bad_part,
             FrameKind.BITS: self._flipped,
+            FrameKind.FIELDS: self._changed,
             FrameKind.NOISE: lambda: [self.rng.randbytes(self.rng.choice((0, 1, 7, 60, 3_000)))],
             FrameKind.HALF: lambda: [wire.encode_part(400, 0, (self.rng.randbytes(100), b""))],
         }
@@ -312,6 +318,12 @@ class GarbageWriter:
             return [_spoilt(rng, head)]
         spoilt = _spoilt(rng, head)
         return [wire.encode_part(len(spoilt), 0, (spoilt, b""))]
+
+    def _changed(self) -> list[bytes]:
+        """A right message that still is one of protobuf's, and says something else."""
+        messages: tuple[Frame, ...] = (SweepFrame(self._right()), Ping(9), Close("done"))
+        changed = mutate_wire(self.rng, wire.encode_frame(self.rng.choice(messages))) or b"\x00"
+        return [wire.encode_part(len(changed), 0, (changed, b""))]
 
     def _wrong_attach(self, right: Attach) -> Attach:
         rng, open_ = self.rng, right.open

@@ -82,8 +82,9 @@ class AsyncSwarm:
                 codec: "lossless", or "int8" for a quarter (fp32) or half (bf16) of the bytes between nodes and a
                     text that may differ.
                 wait: seconds to wait for a machine when nobody serves some layers any more; 60 by default.
-                hedge: send every sweep to a second holder of the slowest layers too, where there is one; whoever is
-                    first counts. Costs that machine's time, saves the waits for one that stutters or dies.
+                hedge: send every sweep to a second holder of one hop's layers too, where there is one: the slowest
+                    hop's, or in one session of ten those of a hop drawn by chance. Whoever is first counts; costs
+                    that machine's time, saves the waits for one that stutters or dies.
                 insecure: whether machines on this machine's loopback that announce no certificate are dialled, in plain
                     text; every other link is encrypted and proven, or not made.
                 lookup: whether what followed before in the text itself is proposed too, with a draft or without.

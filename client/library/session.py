@@ -164,7 +164,7 @@ class SessionOpener:
         nodes: tree nodes per sweep that routes are chosen for.
         codec: how hidden rows travel between hops.
         wait_s: how long to wait for a machine where nobody serves some layers.
-        hedge: whether one hop gets a second machine, mostly the slowest.
+        hedge: whether one hop gets a second machine: mostly the slowest, at times any.
         nearby: measured delays to machines.
     """
 

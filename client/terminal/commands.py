@@ -47,7 +47,8 @@ class ConnectionOptions:
         siblings: propose what the target picked on rejected branches, with a draft or without.
         recycle: propose what the target picked earlier after the same token, with a draft or without.
         adapt: let draft models learn from the target's picks while a text grows.
-        hedge: send every sweep to a second machine with the slowest layers too; the first answer counts.
+        hedge: send every sweep to a second machine with one span of layers too, mostly the slowest, now and then
+            any; the first answer counts and the other is compared.
     """
 
     model: tyro.conf.Positional[Model | None] = None

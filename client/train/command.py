@@ -96,7 +96,7 @@ def _sampler(command: TrainDraft, target: Target, model: PreTrainedModel) -> Ite
     if not command.join:
         yield LocalSampler(model, target.tokenizer)
         return
-    with open_sampler(command.model, peers=command.join) as sampler:
+    with open_sampler(command.model, peers=command.join, insecure=command.insecure) as sampler:
         yield sampler
 
 

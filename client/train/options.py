@@ -7,12 +7,12 @@ from typing import Literal
 
 import tyro
 
-from swarm.runtime.cli_types import Count, DeviceName, File, Folder, Model, Number, Peer, headed
+from swarm.runtime.cli_types import Count, DeviceName, File, Folder, Insecure, Model, Number, Peer, headed
 
 
 @headed(
     draft=("out", "kind", "start", "earlier", "depth"),
-    text=("join", "lines", "tokens", "samples"),
+    text=("join", "insecure", "lines", "tokens", "samples"),
     training=("steps", "batch", "rate", "seed", "device", "threads"),
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +59,4 @@ class TrainDraft:
     seed: Count = 1
     device: DeviceName | None = None
     threads: Count | None = None
+    insecure: Insecure = False

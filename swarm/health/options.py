@@ -11,12 +11,12 @@ from typing import Annotated
 import tyro
 
 from swarm.health.alerts.rules import Severity
-from swarm.runtime.cli_types import Count, File, Folder, Host, Peer, Port, Seconds, Text, Url, headed
+from swarm.runtime.cli_types import Count, File, Folder, Host, Insecure, Peer, Port, Seconds, Text, Url, headed
 from swarm.telemetry.messages import DEFAULT_PREFIX
 
 
 @headed(
-    swarm=("join",),
+    swarm=("join", "insecure"),
     broker=("mqtt", "mqtt_ca", "prefix", "embedded_broker", "broker_host", "broker_port", "broker_passwords"),
     page=("host", "port", "data", "snapshot", "url"),
     probe=("probe_every", "probe_budget"),
@@ -68,3 +68,4 @@ class Health:
     probe_budget: Count = 4_000
     snapshot: Folder | None = None
     url: Url | None = None
+    insecure: Insecure = False

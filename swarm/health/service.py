@@ -164,7 +164,7 @@ class HealthService:
         )
         scope.spawn(unending(directory.run, "the directory"), "directory")
         if command.probe_every and command.probe_budget:
-            prober = Prober(overview, command.probe_every, command.probe_budget, run_probe, (time.time, time.monotonic))
+            prober = Prober(overview, command, run_probe, (time.time, time.monotonic))
             scope.spawn(unending(prober.run, "the prober"), "prober")
         if command.snapshot is not None:
             folder = command.snapshot

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 
 from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId
-from swarm.protocol.draft_distribution import MAX_CANDIDATES, MAX_DRAWS, DraftDistribution
+from swarm.protocol.draft_distribution import DraftDistribution
 from swarm.protocol.hold import Held, Hold
 from swarm.protocol.limits import (
     MAX_COUNT,
@@ -62,6 +62,7 @@ from swarm.protocol.messages import (
 )
 from swarm.protocol.node_info import Counters, NodeInfo
 from swarm.wire import checks, encoding
+from swarm.wire.counts import check_counts
 from swarm.wire.v1 import node_pb2 as pb
 
 CODECS = {int(value): codec for codec, value in encoding.CODECS.items()}
@@ -96,7 +97,7 @@ def decode_frame(data: bytes | bytearray, limits: HeadLimits | None = None) -> F
     """
     frame = _parsed(pb.Frame(), data)
     if limits is not None:
-        _check_counts(frame, limits)
+        check_counts(frame, limits)
     match frame.WhichOneof("kind"):
         case "sweep":
             return _sweep_frame(frame.sweep)
@@ -117,33 +118,6 @@ def decode_frame(data: bytes | bytearray, limits: HeadLimits | None = None) -> F
         case "fault":
             return _fault(frame.fault)
     raise RemoteProtocolError("kind", "a frame of no known kind")
-
-
-def _check_counts(frame: pb.Frame, limits: HeadLimits) -> None:
-    """Refuse more than a session's credits before it is turned into values one by one."""
-    match frame.WhichOneof("kind"):
-        case "sweep":
-            _check_sweep_counts(frame.sweep.sweep, limits)
-        case "snapshot":
-            snapshot = frame.snapshot
-            checks.at_most(snapshot.headers, limits.sweeps, "headers")
-            checks.at_most(snapshot.ids, limits.window_tokens + limits.nodes, "ids")
-            for field in ("tokens", "sequences", "parents"):
-                checks.same_length(len(getattr(snapshot, field)), len(snapshot.ids), field, "ids")
-            for header in snapshot.headers:
-                _check_sweep_counts(header, limits)
-            checks.number(sum(len(header.tokens) for header in snapshot.headers), "headers", limits.nodes + 1)
-        case _:
-            pass
-
-
-def _check_sweep_counts(sweep: pb.Sweep, limits: HeadLimits) -> None:
-    checks.at_most(sweep.tokens, limits.nodes, "tokens")
-    checks.same_length(len(sweep.parents), len(sweep.tokens), "parents", "tokens")
-    for guess in checks.at_most(sweep.guesses, len(sweep.tokens), "guesses"):
-        checks.at_most(guess.tokens, MAX_CANDIDATES, "guesses")
-        checks.at_most(guess.weights, MAX_CANDIDATES, "guesses")
-        checks.at_most(guess.draws, MAX_DRAWS, "guesses")
 
 
 def decode_upstream(data: bytes) -> Upstream:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from swarm.errors import RemoteProtocolError
+from swarm.health.options import Health
 from swarm.health.state.model_slots import Standing
 from swarm.health.state.node import Condition, NodeView, ReportedModel
 from swarm.health.state.overview import Overview
@@ -56,21 +57,19 @@ class _ProbeSchedule:
 class Prober:
     """Probes every complete model in turn; `run` never ends by itself."""
 
-    def __init__(
-        self, overview: Overview, every_s: float, tokens_per_hour: int, run: RunProbe, clocks: tuple[Clock, Clock]
-    ) -> None:
+    def __init__(self, overview: Overview, command: Health, run: RunProbe, clocks: tuple[Clock, Clock]) -> None:
         """Prepare to probe; starts nothing.
 
         Args:
             overview: what is known, and what takes the results.
-            every_s: seconds between probes of a model.
-            tokens_per_hour: what all probes may cost.
+            command: how often a model is probed, what all probes may cost, and whether links may be plain text.
             run: starts a probe and gives its answer.
             clocks: Unix seconds, for what is known; and seconds that never jump, for when a probe is due.
         """
-        self._overview, self._every_s, self._run = overview, every_s, run
+        self._overview, self._every_s, self._run = overview, command.probe_every, run
+        self._insecure = command.insecure
         self._clock, self._timer = clocks
-        self._budget = ProbeBudget(tokens_per_hour)
+        self._budget = ProbeBudget(command.probe_budget)
         self._schedules: dict[str, _ProbeSchedule] = {}
 
     async def run(self) -> None:
@@ -124,7 +123,7 @@ class Prober:
         options = ["--fingerprint", model.fingerprint, "--tokens", str(NEW_TOKENS)]
         for address in self._overview.join:
             options += ["--join", address]
-        return options
+        return [*options, "--insecure"] if self._insecure else options
 
     async def _generation(self, model: ReportedModel) -> Probe:
         try:

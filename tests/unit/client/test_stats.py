@@ -37,6 +37,11 @@ def test_the_record_of_a_sweep_is_what_its_own_clock_allows() -> None:
     assert measured.other_ms == 0.0
 
 
+def test_a_slow_ping_hides_no_hop() -> None:
+    hops = (HopTime(1.0, 10.0, 0.5, 2.0), HopTime(0.0, 20.0, 0.5, 2.0))
+    assert within_total(4_000.0, hops, 80.0) == (44.0, hops)
+
+
 def test_what_fits_is_not_touched() -> None:
     hops = [HopTime(1.0, 10.0, 0.5, 2.0)] * 3
     assert within_total(4.0, hops, 44.5) == (4.0, tuple(hops))

@@ -126,8 +126,8 @@ def test_the_text_may_come_from_a_swarm(tmp_path: Path, monkeypatch: pytest.Monk
         yield Elsewhere()
 
     monkeypatch.setattr(client.train.command, "open_sampler", opened)
-    trained(replace(FEW, kind="dgf", out=tmp_path, steps=1, join=("/ip4/192.0.2.1/tcp/1",)))
-    assert asked == [(FEW.model, {"peers": ("/ip4/192.0.2.1/tcp/1",)}), (0, 30), (30, 10)]
+    trained(replace(FEW, kind="dgf", out=tmp_path, steps=1, join=("/ip4/192.0.2.1/tcp/1",), insecure=True))
+    assert asked == [(FEW.model, {"peers": ("/ip4/192.0.2.1/tcp/1",), "insecure": True}), (0, 30), (30, 10)]
     assert (load_file(tmp_path / "samples.safetensors")["lines"] == 7).all()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -37,15 +36,6 @@ def held() -> list[object]:
     """Sessions and KV that anything refers to."""
     gc.collect()
     return [thing for thing in gc.get_objects() if type(thing) in (HopSession, KvCache)]
-
-
-@pytest.fixture
-async def broken_calls() -> AsyncIterator[None]:
-    """Ends the tasks that gRPC leaves to calls that broke while they were written to: only a fuzz has so many."""
-    yield
-    for task in asyncio.all_tasks():
-        if "_handle_status_once_received" in repr(task):
-            task.cancel()
 
 
 @pytest.mark.timeout(60)

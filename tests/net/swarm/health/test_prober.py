@@ -21,10 +21,10 @@ async def select_model(here: InProcessSwarm) -> ModelIdentity:
     return model
 
 
-async def line(here: InProcessSwarm, compare: str | None = None) -> str:
+async def line(here: InProcessSwarm, compare: str | None = None, *, insecure: bool = False) -> str:
     """What a probe of this swarm prints."""
     model = await select_model(here)
-    command = ProbeSwarm((), model.fingerprint, tokens=12, compare=compare)
+    command = ProbeSwarm((), model.fingerprint, tokens=12, compare=compare, insecure=insecure)
     return json.dumps(await probed(MemoryRegistry(here.network), model, command))
 
 
@@ -62,6 +62,12 @@ async def test_a_probe_measures_every_hop_and_finds_who_differs(monkeypatch: pyt
 
         monkeypatch.setattr(HopSession, "finish", wrong)
         assert read_comparison(await line(here, compare=tail)).agrees is False
+
+
+async def test_an_insecure_swarm_can_be_probed() -> None:
+    async with in_process_swarm(TARGET, ["0-12"], insecure=True) as here:
+        probe = read_probe(await line(here, insecure=True))
+    assert probe.ok, probe.error
 
 
 async def test_a_probe_of_a_model_with_a_gap_failed() -> None:

@@ -23,7 +23,7 @@ KEY = SessionKey.fresh()
 IDENTITY = Identity.ephemeral()
 NAMELESS = SessionId(bytes(16))
 
-words = st.integers(0, 2**32 - 1)
+words = st.integers(1, 2**32 - 1)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 spans = st.tuples(st.integers(0, 9), st.integers(1, 9)).map(lambda pair: Span(pair[0], sum(pair)))
 peers = texts.filter(bool).map(PeerId)
@@ -32,7 +32,7 @@ hedges = st.none() | st.builds(
     Hedge, st.just(0), st.integers(0, 99).map(lambda number: PeerId(f"replica {number:0>9}"))
 )
 records = st.lists(st.binary(max_size=8), max_size=2).map(tuple)
-opens = st.builds(Open, texts, words, words, words, st.sampled_from(Codec))
+opens = st.builds(Open, texts, *[words.filter(bool)] * 3, st.sampled_from(Codec))
 attaches = st.builds(
     Attach, st.just(NAMELESS), st.integers(0, 2**63 - 1), routes, st.just(0), opens, hedges, records
 ).map(KEY.command)

@@ -35,7 +35,7 @@ async def test_no_failure_but_a_second_machine_ends_the_announcing(
 
     monkeypatch.setattr(node.lifecycle.announcer, "ANNOUNCE_S", 0)
     monkeypatch.setattr(node.lifecycle.announcer, "check_still_alone", check_still_alone)
-    resources = SimpleNamespace(dialer=SimpleNamespace(tidy=fail), rebalance=None, registry=None)
+    resources = SimpleNamespace(dialer=SimpleNamespace(tidy=fail), rebalance=None, registry=None, left_behind=None)
     announcer = Announcer(cast("Any", resources), cast("Any", None))
     announcer.announced = cast("Any", "a record")
     monkeypatch.setattr(announcer, "announce", announce)

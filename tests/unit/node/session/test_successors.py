@@ -23,7 +23,7 @@ from swarm.layers import Span
 from swarm.protocol.messages import RouteHop
 from swarm.transport.endpoint import Endpoint
 
-MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 12)
 SPAN = Span(4, 8)
 PEERS = [Identity.ephemeral() for _ in range(3)]
 

@@ -10,7 +10,7 @@ from swarm.errors import RemoteProtocolError
 from swarm.ids import PeerId, SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol.draft_distribution import MAX_CANDIDATES, MAX_DRAWS, DraftDistribution
-from swarm.protocol.limits import MAX_HEAD_BYTES, OPENING_HEAD_BYTES, HeadLimits
+from swarm.protocol.limits import MAX_HEAD_BYTES, MAX_HOP_MS, OPENING_HEAD_BYTES, HeadLimits
 from swarm.protocol.messages import (
     Attach,
     Codec,
@@ -53,7 +53,7 @@ def fattest_snapshot(limits: HeadLimits) -> Snapshot:
 
 @pytest.mark.parametrize("limits", [LIMITS, HeadLimits(8_000, 64, 2_048), HeadLimits(1, 1, 1)])
 def test_the_largest_legal_heads_fit(limits: HeadLimits) -> None:
-    times = (HopTime(1e300, 1e300, 1e300, 1e300),) * 256
+    times = (HopTime(MAX_HOP_MS, MAX_HOP_MS, MAX_HOP_MS, MAX_HOP_MS),) * 256
     frames: list[Frame] = [SweepFrame(fattest_sweep(limits.nodes), (True,) * limits.nodes, None, times)]
     frames.append(fattest_snapshot(limits))
     for frame in frames:

@@ -31,11 +31,13 @@ class World:
     budget: int = 1_000
     says: list[str | Exception] = field(default_factory=list)
     asked: list[Sequence[str]] = field(default_factory=list)
+    insecure: bool = False
     overview: Overview = field(default_factory=lambda: Overview([JOIN], "canopy", NOW))
 
     def __post_init__(self) -> None:
         clocks = (lambda: self.now + self.wrong_s, lambda: self.now)
-        self.prober = Prober(self.overview, EVERY_S, self.budget, self.run, clocks)
+        command = Health(probe_every=EVERY_S, probe_budget=self.budget, insecure=self.insecure)
+        self.prober = Prober(self.overview, command, self.run, clocks)
 
     async def run(self, arguments: Sequence[str]) -> str:
         self.asked.append(arguments)
@@ -87,6 +89,15 @@ async def test_only_a_complete_model_is_probed_and_not_before_its_time() -> None
     world.later(EVERY_S)
     assert world.prober.due() is not None
     assert world.asked[0] == ["--fingerprint", FINGERPRINT, "--tokens", "16", "--join", JOIN]
+
+
+async def test_an_insecure_swarm_is_probed_in_plain_text() -> None:
+    world = World(insecure=True)
+    world.later(0)
+    assert world.prober.due() is None
+    world.later(SETTLE_S)
+    await world.turn(FINE, compared("QmNode1", "QmNode2", True))
+    assert [arguments.count("--insecure") for arguments in world.asked] == [1, 1]
 
 
 async def test_a_clock_that_jumps_and_comes_back_changes_no_schedule_and_no_budget() -> None:

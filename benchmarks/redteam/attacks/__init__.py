@@ -1,0 +1,1 @@
+"""The attacks, one module per kind; `benchmarks.redteam.listing` collects them."""

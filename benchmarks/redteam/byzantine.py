@@ -1,0 +1,161 @@
+"""Real nodes that lie: a whole `node serve` in the attacker's process, honest but for one thing.
+
+What a node sends on, to its successor or as the tail's replies, passes a `Lie`. All else of it is the program that
+honest machines run, so it keeps every rule of the protocol that it does not break on purpose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.redteam.attack import Fight
+from swarm.discovery.node_record import NodeState
+from swarm.errors import SwarmError
+from swarm.ids import SessionId
+from swarm.protocol.messages import Attach, Reply, SweepFrame
+
+if TYPE_CHECKING:
+    from node.serve import Node
+    from node.session.hop_session import HopSession
+
+QUICK = ((1, 0.05), (16, 0.06), (64, 0.08))
+"""What a liar says of its speed, so that every client wants it."""
+FRAMES_KEPT = 512
+
+
+def as_it_is(message: object) -> Iterable[object]:
+    """Send on what there is."""
+    return (message,)
+
+
+@dataclass(slots=True)
+class Lie:
+    """What is sent in place of a message.
+
+    Attributes:
+        sweeps: Of a sweep for the successor: what goes there, in its place.
+        replies: Of a tail's reply: what the client gets.
+        delay_s: How late all of it is.
+    """
+
+    sweeps: Callable[[SweepFrame], Iterable[SweepFrame]] = as_it_is  # type: ignore[assignment]
+    replies: Callable[[Reply], Iterable[Reply]] = as_it_is  # type: ignore[assignment]
+    delay_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Insider:
+    """A hostile node that runs.
+
+    Attributes:
+        node: The node.
+        frames: The newest sweeps that it passed on, by session.
+        taken: Sessions that came over it.
+    """
+
+    node: Node
+    frames: dict[SessionId, list[SweepFrame]] = field(default_factory=dict)
+    taken: int = 0
+
+    def sessions(self) -> list[Attach]:
+        """The newest attach of each session that it holds."""
+        return [hop._attach for hop in self.node.sessions._open.values()]
+
+    async def announce(self) -> None:
+        """List it as a quick machine that takes sessions."""
+        running = self.node.running
+        running.host.sweep_ms = QUICK
+        with suppress(SwarmError):
+            await running.announcer.announce(NodeState.SERVING)
+
+    def report(self, fight: Fight) -> None:
+        """Say in how many sessions it took part: a machine that nobody went over was not put to the test."""
+        fight.tally.acts += self.taken
+        fight.note(f"took part in {self.taken} sessions")
+
+    async def hide(self) -> None:
+        """List it as one that takes no sessions yet."""
+        with suppress(SwarmError):
+            await self.node.running.announcer.announce(NodeState.JOINING)
+
+
+async def insider(fight: Fight, span: str, lie: Lie | None = None) -> Insider:
+    """Start a hostile node for these layers; nobody is led to it before `announce`."""
+    import torch
+
+    from node.config import ServeConfig
+    from node.serve import Node
+    from swarm.demo import TARGET
+
+    torch.set_num_threads(1)
+    ground = fight.ground
+    config = ServeConfig(
+        layers=span,
+        model=str(TARGET),
+        join=(ground.join,),
+        host="127.0.0.1",
+        device="cpu",
+        dtype="float32",
+        threads=1,
+        drain=0.0,
+        kv_tokens=40_000,
+        identity=Path(ground.folder) / f"liar {secrets.token_hex(4)}.key",
+    )
+    node: Node = await fight.kit.hold(Node(config, lambda _: None))
+    fight.tally.identities += 1
+    here = Insider(node)
+    _lie(here, lie or Lie())
+    await here.hide()
+    return here
+
+
+async def lying_hop(fight: Fight, span: str, lie: Lie) -> None:
+    """An attack that is such a node and nothing else."""
+    here = await insider(fight, span, lie)
+    await fight.go()
+    await here.announce()
+    try:
+        await fight.stay()
+    finally:
+        here.report(fight)
+
+
+def _lie(here: Insider, lie: Lie) -> None:
+    """Put the lie where the process's only node sends."""
+    from node.session.reply_buffer import ReplyBuffer
+    from node.session.table import SessionTable
+    from swarm.transport.successor import SuccessorLink
+
+    push, put, attach_session = SuccessorLink.push, ReplyBuffer.put, SessionTable.attach
+
+    def counting_attach(self: SessionTable, *arguments: Any) -> HopSession:  # noqa: ANN401 (passed on as they are)
+        here.taken += 1
+        return attach_session(self, *arguments)
+
+    def lying_push(self: SuccessorLink, frame: SweepFrame) -> None:
+        attach = getattr(self._listener, "_attach", None)
+        if attach is not None:
+            here.frames.setdefault(attach.session, []).append(frame)
+            del here.frames[attach.session][:-FRAMES_KEPT]
+        _send([partial(push, self, one) for one in lie.sweeps(frame)])
+
+    def lying_put(self: ReplyBuffer, reply: Reply, acked: int) -> None:
+        _send([partial(put, self, one, acked) for one in lie.replies(reply)])
+
+    def _send(sends: list[Callable[[], None]]) -> None:
+        for send in sends:
+            if lie.delay_s:
+                asyncio.get_running_loop().call_later(lie.delay_s, send)
+            else:
+                send()
+
+    SuccessorLink.push = lying_push  # type: ignore[method-assign]
+    ReplyBuffer.put = lying_put  # type: ignore[method-assign]
+    SessionTable.attach = counting_attach  # type: ignore[method-assign, assignment]

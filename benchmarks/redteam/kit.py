@@ -1,0 +1,500 @@
+"""The attackers' tool kit: every channel, socket, record and session of an attack is made here, and only here.
+
+An attacker is a stranger: it has identities and session keys of its own, and introduces itself truthfully where a swarm
+asks for that. It comes from addresses of its own on loopback, so that a bound per address tells it from honest users.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import ssl
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc.aio
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from benchmarks.redteam import h2
+from benchmarks.redteam.ground import Ground, NodeMark, Tally
+from swarm import wire
+from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
+from swarm.discovery.identity import Identity
+from swarm.discovery.node_record import NodeRecord, NodeState, seal
+from swarm.discovery.registry import record_keys
+from swarm.errors import RegistryError
+from swarm.ids import ModelIdentity, SessionId, TreeNodeId
+from swarm.layers import Span
+from swarm.protocol.authority import SessionKey
+from swarm.protocol.messages import (
+    Attach,
+    Codec,
+    Downstream,
+    Fault,
+    Open,
+    Ping,
+    Ready,
+    RepliesRequest,
+    Reroute,
+    RouteHop,
+    Sweep,
+    SweepFrame,
+    Upstream,
+)
+from swarm.runtime.tasks import TaskScope
+from swarm.transport.certificate import ServerCertificate, server_name
+from swarm.transport.dial import CHANNEL_OPTIONS, Connection, Dialer, open_channel
+from swarm.transport.endpoint import Endpoint
+from swarm.transport.introduction import Metadata, Signer, introduce
+from swarm.wire.frames import split
+
+SOURCE = "127.0.0.66"
+"""Where attackers come from, unless they come from many addresses."""
+CHUNK_BYTES = 1 << 16
+ANSWER_S = 10.0
+RECORD_S = 45.0
+"""For how long an attacker's records are valid, unless it says otherwise."""
+HONEST_RSA_BITS = 2_048
+
+OPTIONS = [option for option in CHANNEL_OPTIONS if "compression" not in option[0]]
+"""Of an attacker's channels: it compresses what it likes."""
+
+Stream = grpc.aio.StreamStreamCall[bytes, bytes]
+Unary = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+
+
+@dataclass(slots=True)
+class RawSocket:
+    """A TCP connection, encrypted where the swarm is; what comes on it is read and dropped unless it is deaf."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    tally: Tally
+    is_tls: bool = False
+    authority: str = "localhost"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the other side has ended it."""
+        return self.reader.at_eof() or self.writer.is_closing()
+
+    async def send(self, data: bytes) -> None:
+        """Write, and wait until the socket has taken it.
+
+        Raises:
+            OSError: the other side has ended it.
+        """
+        self.tally.sent_bytes += len(data)
+        self.writer.write(data)
+        await self.writer.drain()
+
+    def call(self, stream: int, path: str, encoding: str = "") -> bytes:
+        """The frame that opens a gRPC call on this connection."""
+        return h2.begin_call(stream, h2.call_headers(path, self.authority, is_tls=self.is_tls, encoding=encoding))
+
+    async def drop(self) -> None:
+        """Read and drop what comes, until the other side ends it."""
+        with suppress(OSError):
+            while await self.reader.read(CHUNK_BYTES):
+                pass
+
+
+@dataclass(slots=True)
+class RawLink:
+    """One stream to one hop; it opens with the first message, whose sender introduces himself where that is an Attach.
+
+    Attributes:
+        kit: Made it.
+        connection: To the hop.
+        signer: Who introduces himself; None: the session's key, or the attacker's own identity behind hop 0.
+        compression: Of all messages.
+        heard: Every answer so far, the newest 4,096.
+    """
+
+    kit: Kit
+    connection: Connection
+    signer: Signer | None = None
+    compression: grpc.Compression | None = None
+    heard: list[Upstream] = field(default_factory=list)
+    _call: Stream | None = None
+
+    @property
+    def call(self) -> Stream:
+        """The gRPC stream."""
+        return self._call if self._call is not None else self._open(None)
+
+    @property
+    def tally(self) -> Tally:
+        """Counts what is refused."""
+        return self.kit.tally
+
+    def _open(self, first: Downstream | None) -> Stream:
+        metadata: Metadata = ()
+        if isinstance(first, Attach):
+            signer = self.signer or self.kit.signer(first.session, first.index)
+            metadata = introduce(signer, self.connection.endpoint, wire.LINK, first.signature)
+        call: Stream = self.connection.channel.stream_stream(wire.LINK)(metadata=metadata, compression=self.compression)
+        self._call = call
+        self.kit.cancel_at_end(call)
+        return call
+
+    async def send(self, *messages: Downstream) -> None:
+        """Send messages as frames in parts.
+
+        Raises:
+            grpc.aio.AioRpcError: the stream has ended.
+            OSError: it ended before.
+        """
+        for message in messages:
+            if self._call is None:
+                self._open(message)
+            for part in split(message):
+                await self.send_bytes(part)
+
+    async def send_bytes(self, part: bytes) -> None:
+        """Send these bytes as a part.
+
+        Raises:
+            grpc.aio.AioRpcError: the stream has ended.
+            OSError: it ended before.
+        """
+        try:
+            await self.call.write(part)
+        except asyncio.InvalidStateError:
+            raise ConnectionResetError("the stream has ended") from None
+
+    async def read(self) -> Upstream | None:
+        """The next answer; None at the end of the stream."""
+        data = await self.call.read()
+        if not isinstance(data, bytes):
+            return None
+        self.heard = [*self.heard[-4_095:], wire.decode_upstream(data)]
+        return self.heard[-1]
+
+    async def until_ready(self, limit_s: float = ANSWER_S) -> bool:
+        """Whether the chain stands; False where a hop refused it, or it took too long."""
+        with suppress(TimeoutError, grpc.aio.AioRpcError):
+            async with asyncio.timeout(limit_s):
+                while (answer := await self.read()) is not None:
+                    if isinstance(answer, Ready):
+                        return True
+                    if isinstance(answer, Fault):
+                        self.tally.refused += 1
+                        return False
+        self.tally.refused += 1
+        return False
+
+    async def listen(self) -> None:
+        """Read until the stream ends."""
+        with suppress(grpc.aio.AioRpcError):
+            while await self.read() is not None:
+                pass
+
+
+class Kit:
+    """What one attack opens; `async with` closes all of it."""
+
+    def __init__(self, ground: Ground, tally: Tally | None = None) -> None:
+        self.ground = ground
+        self.tally = tally or Tally()
+        self._held = AsyncExitStack()
+        self._relays: dict[tuple[str, str], int] = {}
+        self._keys: dict[SessionId, SessionKey] = {}
+        self.scope: TaskScope
+
+    async def __aenter__(self) -> Self:
+        """Nothing is opened yet."""
+        self.scope = await self._held.enter_async_context(TaskScope())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._held.aclose()
+
+    def hold(self, resource: Any) -> Any:  # noqa: ANN401 (whatever it yields)
+        """Enter an asynchronous context that is left when the attack ends; awaitable."""
+        return self._held.enter_async_context(resource)
+
+    # Connections
+
+    async def connection(self, node: NodeMark, source: str = SOURCE) -> Connection:
+        """A gRPC connection of its own from `source` to a node, which must prove that it is the one."""
+        port = await self._relay(node.address, source)
+        endpoint = Endpoint(node.peer, f"127.0.0.1:{port}", bytes.fromhex(node.certificate))
+        channel = open_channel(endpoint, OPTIONS, insecure=True)
+        self._held.push_async_callback(channel.close)
+        return Connection(channel, endpoint)
+
+    async def socket(self, address: str, source: str = SOURCE, *, encrypted: NodeMark | None = None) -> RawSocket:
+        """A TCP connection from `source`; encrypted where a node is given whose swarm is.
+
+        Raises:
+            OSError: it is not taken.
+        """
+        host, _, port = address.rpartition(":")
+        context = _any_certificate() if encrypted is not None and encrypted.certificate else None
+        self.tally.connections += 1
+        async with asyncio.timeout(ANSWER_S):
+            reader, writer = await asyncio.open_connection(
+                host, int(port), local_addr=(source, 0), ssl=context, server_hostname="" if context else None
+            )
+        self._held.callback(writer.transport.abort)
+        name = server_name(encrypted.peer) if encrypted is not None else "localhost"
+        return RawSocket(reader, writer, self.tally, is_tls=context is not None, authority=name)
+
+    async def node_socket(
+        self, node: NodeMark, source: str = SOURCE, *, settings: Mapping[str, int] | None = None
+    ) -> RawSocket:
+        """A connection to a node on which HTTP/2 has begun.
+
+        Raises:
+            OSError: it is not taken.
+        """
+        opened = await self.socket(node.address, source, encrypted=node)
+        await opened.send(h2.opening(**(settings or {})))
+        return opened
+
+    async def _relay(self, address: str, source: str) -> int:
+        """The port of a relay to an address: gRPC itself cannot choose where it comes from."""
+        key = address, source
+        if key not in self._relays:
+            host, _, port = address.rpartition(":")
+
+            async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                self.tally.connections += 1
+                try:
+                    far = await asyncio.open_connection(host, int(port), local_addr=(source, 0))
+                except OSError:
+                    writer.transport.abort()
+                    return
+                self.scope.spawn(self._pump(far[0], writer, counts=False))
+                self.scope.spawn(self._pump(reader, far[1], counts=True))
+
+            server = await asyncio.start_server(forward, "127.0.0.1", 0)
+            self._held.callback(server.close)
+            self._relays[key] = server.sockets[0].getsockname()[1]
+        return self._relays[key]
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, counts: bool) -> None:
+        try:
+            while data := await reader.read(CHUNK_BYTES):
+                self.tally.sent_bytes += len(data) if counts else 0
+                writer.write(data)
+                await writer.drain()
+            writer.write_eof()
+        except OSError:
+            pass
+        finally:
+            writer.transport.abort()
+
+    async def dial_as_users_do(self, address: str) -> None:
+        """Let the program that users run open a link to an address, and wait a moment for it."""
+        node = self.ground.nodes[0]
+        dialer: Dialer = await self.hold(Dialer(insecure=not node.certificate))
+        with suppress(grpc.aio.AioRpcError):
+            channel = dialer.channel(Endpoint(node.peer, address, bytes.fromhex(node.certificate)))
+            call: Unary = channel.unary_unary(wire.INFO)
+            await call(b"", timeout=1.0)
+
+    # Sessions
+
+    @cached_property
+    def me(self) -> Identity:
+        """Who the attacker is, where a hop must say so."""
+        self.tally.identities += 1
+        return Identity.ephemeral()
+
+    def signer(self, session: SessionId, index: int = 0) -> Signer:
+        """Who speaks to a hop of a session: its key to hop 0, and to the others the attacker as the hop before."""
+        return self._keys.get(session, SessionKey.fresh()) if index == 0 else self.me
+
+    def cancel_at_end(self, call: Any) -> None:  # noqa: ANN401 (any of gRPC's calls)
+        """Cancel a call when the attack ends."""
+        self._held.callback(call.cancel)
+
+    @property
+    def route(self) -> tuple[RouteHop, ...]:
+        """The honest chain."""
+        return tuple(RouteHop(node.peer, node.span) for node in self.ground.nodes)
+
+    @property
+    def own_route(self) -> tuple[RouteHop, ...]:
+        """A route of which the attacker itself is the first hop, so that it may speak to the last one."""
+        last = self.ground.nodes[-1]
+        return RouteHop(self.me.peer_id, Span(0, last.span.start)), RouteHop(last.peer, last.span)
+
+    def opening(self, *, window: int = 64, sweeps: int = 4, nodes: int = 16) -> Open:
+        """What a session of an attacker reserves."""
+        return Open(self.ground.model.fingerprint, window, sweeps, nodes, Codec.FP32)
+
+    def attach(self, route: tuple[RouteHop, ...] | None = None, index: int = 0, **changes: Any) -> Attach:  # noqa: ANN401
+        """The first message of a link of a session of one's own; `changes` are fields of `Attach`."""
+        key = SessionKey.fresh()
+        self._keys[key.session] = key
+        return self.signed(replace(Attach(key.session, 0, route or self.route, index, self.opening()), **changes))
+
+    def signed(self, attach: Attach) -> Attach:
+        """A command for a session of one's own, signed by its key."""
+        return self._keys[attach.session].command(attach)
+
+    def reroute(self, attach: Attach, generation: int, route: tuple[RouteHop, ...], *records: bytes) -> Reroute:
+        """Another route for a session of one's own."""
+        new = self.signed(replace(attach, generation=generation, route=route, index=0, records=records))
+        return Reroute(generation, route, new.open, None, records, signature=new.signature)
+
+    async def link(self, node: NodeMark, source: str = SOURCE, signer: Signer | None = None) -> RawLink:
+        """A stream to a node, on which nothing was sent."""
+        return self.link_over(await self.connection(node, source), signer)
+
+    def link_over(
+        self, connection: Connection, signer: Signer | None = None, compression: grpc.Compression | None = None
+    ) -> RawLink:
+        """Another stream over the same connection."""
+        return RawLink(self, connection, signer, compression)
+
+    async def session(self, attach: Attach, source: str = SOURCE) -> tuple[RawLink, bool]:
+        """A session of one's own through the honest chain, and whether it stands."""
+        link = await self.link(self.ground.nodes[attach.index], source)
+        try:
+            await link.send(attach)
+        except (grpc.aio.AioRpcError, OSError):
+            self.tally.refused += 1
+            return link, False
+        return link, await link.until_ready()
+
+    def keep_pinging(self, link: RawLink, every_s: float = 2.0) -> None:
+        """Keep a stream alive in the background, and read what comes."""
+
+        async def ping() -> None:
+            with suppress(grpc.aio.AioRpcError, OSError):
+                while True:
+                    await asyncio.sleep(every_s)
+                    await link.send(Ping(1))
+
+        self.scope.spawn(ping())
+        self.scope.spawn(link.listen())
+
+    async def replies(
+        self, connection: Connection, request: RepliesRequest, signer: Signer | None = None
+    ) -> tuple[Stream, bytes]:
+        """A reply stream, asked for; and what it was asked with."""
+        body = wire.encode_replies_up(request)
+        metadata = introduce(signer or self.signer(request.session), connection.endpoint, wire.REPLIES, body)
+        call: Stream = connection.channel.stream_stream(wire.REPLIES)(metadata=metadata)
+        self.cancel_at_end(call)
+        await call.write(body)
+        return call, body
+
+    async def unary(
+        self, connection: Connection, method: str, body: bytes = b"", signer: Signer | None = None
+    ) -> bytes:
+        """One call's answer.
+
+        Raises:
+            grpc.aio.AioRpcError: it was refused, or did not come in time.
+        """
+        call: Unary = connection.channel.unary_unary(method)
+        metadata = introduce(signer, connection.endpoint, method, body) if signer is not None else None
+        return await call(body, timeout=ANSWER_S, metadata=metadata)
+
+    def sweep(self, sequence: int, tokens: Iterable[int] = (1, 2, 3), **changes: Any) -> SweepFrame:  # noqa: ANN401
+        """The first sweep of a session, or another one that appends nothing that was kept."""
+        given = tuple(tokens)
+        parents = (None, *map(TreeNodeId, range(len(given) - 1)))[: len(given)]
+        first = Sweep(sequence, 0, TreeNodeId(0), given, parents, TreeNodeId(0), acked=max(sequence - 2, 0))
+        return SweepFrame(replace(first, **changes))
+
+    # Identities and records
+
+    def identities(self, count: int) -> list[Identity]:
+        """So many identities, from few primes: whoever floods a directory does not search for a prime twice."""
+        self.tally.identities += count
+        keys: list[rsa.RSAPrivateKey] = []
+        primes: list[int] = []
+        while len(primes) * (len(primes) - 1) // 2 < count:
+            numbers = rsa.generate_private_key(public_exponent=65_537, key_size=HONEST_RSA_BITS).private_numbers()
+            primes += [numbers.p, numbers.q]
+        for one, other in list(combinations(primes, 2))[:count]:
+            keys.append(_key(max(one, other), min(one, other)))
+        return [Identity(key) for key in keys]
+
+    def record(self, who: Identity, span: Span, address: str, **claims: Any) -> NodeRecord:  # noqa: ANN401
+        """What a stranger says of itself: by default that it is idle, quick and roomy; `claims` are other fields."""
+        honest = NodeRecord(
+            peer=who.peer_id,
+            model=self.ground.model,
+            span=span,
+            address=address,
+            state=NodeState.SERVING,
+            numeric_class=self.ground.numeric_class,
+            version="0.2.0",
+            name=None,
+            sweep_ms=((1, 0.02), (16, 0.03), (64, 0.05)),
+            kv_tokens_free=1_000_000,
+            kv_tokens_total=1_000_000,
+            sequence=1,
+            expires_at=time.time() + RECORD_S,
+            certificate=ServerCertificate.fresh(who.peer_id).der,
+        )
+        return replace(honest, **claims)
+
+    async def directory(self, who: Identity | None = None) -> DhtRegistry:
+        """A membership of the directory, for an identity where one is given.
+
+        Raises:
+            RegistryError: nobody answers.
+        """
+        path = None
+        if who is not None:
+            path = Path(self.ground.folder) / f"{who.peer_id}.key"
+            who.save(path)
+        config = DhtConfig(join=(self.ground.join,), client_mode=True, identity_path=path)
+        registry: DhtRegistry = await self.hold(DhtRegistry.open(config))
+        return registry
+
+    async def announce(self, registry: DhtRegistry, record: NodeRecord, who: Identity, **sealing: Any) -> bool:  # noqa: ANN401
+        """Store a record under all its keys, whoever's membership is used; whether the directory took it."""
+        return await self.store(registry, record_keys(record), record, seal(record, who, **sealing))
+
+    async def store(self, registry: DhtRegistry, keys: list[str], record: NodeRecord, sealed: bytes) -> bool:
+        """Store bytes under keys; whether the directory took them."""
+        arguments = {"keys": keys, "subkey": record.peer, "value": sealed, "expires_at": record.expires_at}
+        self.tally.acts += 1
+        self.tally.sent_bytes += len(keys) * len(sealed)
+        try:
+            taken = bool(await registry._call("store", arguments))
+        except RegistryError:
+            taken = False
+        self.tally.refused += not taken
+        return taken
+
+
+def _any_certificate() -> ssl.SSLContext:
+    """What speaks HTTP/2 to whoever answers."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def other_model(model: ModelIdentity, **changes: Any) -> ModelIdentity:  # noqa: ANN401
+    """A model that differs in these fields, with a fingerprint of its own unless one is given."""
+    return replace(model, **{"fingerprint": secrets.token_hex(32), **changes})
+
+
+def _key(one: int, other: int) -> rsa.RSAPrivateKey:
+    modulus, exponent = one * other, 65_537
+    private = pow(exponent, -1, (one - 1) * (other - 1))
+    public = rsa.RSAPublicNumbers(exponent, modulus)
+    parts = (private % (one - 1), private % (other - 1), pow(other, -1, one))
+    numbers = rsa.RSAPrivateNumbers(one, other, private, *parts, public)
+    return numbers.private_key(unsafe_skip_rsa_key_validation=True)

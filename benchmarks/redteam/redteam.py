@@ -1,0 +1,356 @@
+"""What do honest users feel while strangers attack their swarm?
+
+Starts a live swarm on loopback, with two honest users who generate texts that are known, and runs every attack against
+it, one after another. Each is measured in pairs: undisturbed, then attacked, then the seconds after it. The attacker is
+a process of its own with the lowest priority and a bounded rate. What honest users must not feel: a wrong or lost text,
+less than 0.8 of their speed while it lasts, or less than all of it ten seconds later. No program may end, and memory
+and open files are bounded. Ends with status 1 when an attack broke something that is not named as a limit.
+
+    python -m benchmarks redteam --list
+    python -m benchmarks redteam --only session-hijack reply-theft
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import tyro
+
+from benchmarks.redteam.attack import Attack, Kind
+from benchmarks.redteam.listing import all_attacks, find_attack
+from benchmarks.redteam.range import Range, ground_as_json, open_range
+from benchmarks.redteam.verdict import Felt, Pair, Verdict, Window
+from benchmarks.sheet import Sheet
+from client.demo.programs import RunningProgram, start_program
+from swarm.runtime.console import make_console
+from swarm.runtime.tasks import TaskScope
+
+AFTER_S = 10.0
+"""When it must be as before."""
+SETTLE_S = 3.0
+"""Of that time, what the first texts may still feel."""
+READY_S = 90.0
+OVER_S = 45.0
+"""A text that was begun under an attack is waited for so long."""
+COLUMNS = ("attack", "cost", "median", "p95", "after", "texts", "memory", "files", "verdict")
+NOTES = (
+    "cost: bytes/s that the attacker sent, its connections, identities and processor time, per second of the attack.",
+    "median: tokens/s while it lasts of the undisturbed speed just before, of the user who felt it most; the median of "
+    "the pairs. p95: the same of the speed that 95 of 100 texts exceed. after: the same, 3 to 10 s after its end.",
+    "texts: exact and complete, of those that were begun or running while it lasted and after it. memory: the largest "
+    "growth of a program, in MB. files: the most that a program had open; it begins with 1,024.",
+    "The attacker shares the machine's processors with the swarm. It runs with the lowest priority; a row that says "
+    "*burns* is about nothing else, and depends on the machine.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Attack a live swarm."""
+
+    only: tuple[str, ...] = ()
+    """Names of attacks (default: all)."""
+    kind: Kind | None = None
+    """Only attacks of this kind."""
+    list: bool = False
+    """Name the attacks and end."""
+    pairs: int = 3
+    """Pairs of undisturbed and attacked times for each."""
+    seconds: float = 6.0
+    """Length of each time."""
+    record: bool = False
+    """Write the table into docs/benchmarks and the measurements beside it."""
+    json: Path | None = None
+    """Write the numbers here as JSON too."""
+
+
+@dataclass(slots=True)
+class Cost:
+    """What an attack took, over all its pairs."""
+
+    seconds: float = 0.0
+    sent_bytes: int = 0
+    connections: int = 0
+    identities: int = 0
+    acts: int = 0
+    refused: int = 0
+    processor_s: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, news: dict[str, Any], seconds: float) -> None:
+        """One more pair."""
+        tally = news["over"]
+        self.seconds += seconds
+        self.processor_s += news["processor_s"]
+        self.sent_bytes += tally["sent_bytes"]
+        self.connections = max(self.connections, tally["connections"])
+        self.identities = max(self.identities, tally["identities"])
+        self.acts += tally["acts"]
+        self.refused += tally["refused"]
+        self.notes += [note for note in tally["notes"] if note not in self.notes]
+
+    def __str__(self) -> str:
+        second = max(self.seconds, 1e-9)
+        parts = [f"{_amount(self.sent_bytes / second)}B/s", f"{self.processor_s / second:.2f} cores"]
+        parts += [f"{self.connections} connections"] if self.connections else []
+        parts += [f"{self.identities} identities"] if self.identities else []
+        return ", ".join(parts)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One row of the table."""
+
+    attack: Attack
+    felt: Felt
+    cost: Cost
+
+    @property
+    def verdict(self) -> Verdict:
+        """How it ended."""
+        return self.felt.verdict(self.attack.limit)
+
+    def row(self) -> tuple[str, ...]:
+        """Its cells."""
+        felt = self.felt
+        touched = felt.touched
+        grown = max(felt.growth_mb.values(), default=0.0)
+        return (
+            self.attack.name,
+            str(self.cost),
+            f"{felt.ratio:.2f}",
+            f"{felt.slow_ratio:.2f}",
+            f"{felt.after_ratio:.2f}",
+            f"{sum(text.right for text in touched)}/{len(touched)}",
+            f"{grown:+.0f}",
+            str(max((files for files, _ in felt.files.values()), default=0)),
+            f"{self.verdict}{', burns' if self.attack.burns else ''}",
+        )
+
+    def why(self) -> list[str]:
+        """Lines that explain the verdict."""
+        lines = [*self.felt.troubles, *self.felt.broken] if self.verdict is not Verdict.HELD else []
+        if self.attack.limit and self.verdict is Verdict.NAMED:
+            lines.insert(0, self.attack.limit)
+        return [f"{self.attack.name}: {line}" for line in lines]
+
+
+class Attacker:
+    """The attacker's process, as the range sees it."""
+
+    def __init__(self, program: RunningProgram) -> None:
+        self._program = program
+        self._read = 0
+
+    def order(self, *words: str) -> None:
+        """Send a line."""
+        assert self._program.process.stdin is not None
+        self._program.process.stdin.write((" ".join(words) + "\n").encode())
+
+    async def news(self, limit_s: float) -> dict[str, Any]:
+        """Its next line; one that says so where none comes."""
+        until = time.monotonic() + limit_s
+        while time.monotonic() < until:
+            lines = self._program.log.read_text(errors="replace").split("\n")[:-1]
+            for line in lines[self._read :]:
+                self._read += 1
+                if line.startswith("{"):
+                    told: dict[str, Any] = json.loads(line)
+                    return told
+            if self._program.process.returncode is not None:
+                break
+            await asyncio.sleep(0.02)  # a log file has no event to wait for
+        last = "; ".join(self._program.log.read_text(errors="replace").strip().splitlines()[-3:])
+        return {"trouble": f"the attacker said nothing: {last}"}
+
+
+class Campaign:
+    """Attacks one range with one attack."""
+
+    def __init__(self, here: Range, attack: Attack, options: Options, folder: Path) -> None:
+        self._here = here
+        self._attack = attack
+        self._options = options
+        self._folder = folder
+
+    async def run(self) -> Outcome:
+        """All its pairs, and the time after."""
+        felt, cost = Felt(), Cost()
+        breaches: list[str] = []
+        troubles: list[str] = []
+        windows: list[tuple[Window, Window]] = []
+        arguments = ["benchmarks.redteam.attacker", self._attack.name, ground_as_json(self._here.ground)]
+        before, logs = self._memory(time.time() - 2.0), self._logs()
+        began = time.time()
+        async with start_program(f"attacker {self._attack.name}", arguments, self._folder) as program:
+            attacker = Attacker(program)
+            seconds = max(self._options.seconds, self._attack.lasts_s)
+            for _ in range(self._options.pairs if seconds == self._options.seconds else 1):
+                sealed = [record.sealed.hex() for record in await self._here.records()]
+                attacker.order("prepare", *sealed)
+                news = await attacker.news(READY_S)
+                if "ready" not in news:
+                    troubles.append(str(news.get("trouble")))
+                    break
+                quiet = await self._pass(self._options.seconds)
+                attacker.order("go")
+                attacked = await self._pass(seconds)
+                attacker.order("stop")
+                windows.append((quiet, attacked))
+                news = await attacker.news(READY_S)
+                if "over" in news:
+                    cost.add(news, attacked.ended - attacked.began)
+                    breaches += [found for found in news["over"]["breaches"] if found not in breaches]
+                if news.get("trouble"):
+                    troubles.append(news["trouble"])
+        lasted_s = time.time() - began
+        felt.log_kb_per_s = {name: (size - logs[name]) / lasted_s / 1e3 for name, size in self._logs().items()}
+        after = await self._pass(AFTER_S)
+        await self._until_over(after.began)
+        users = self._here.texts()
+        for quiet, attacked in windows:
+            before_it = [[text for text in texts if quiet.holds(text)] for texts in users]
+            felt.pairs.append(Pair(before_it, [[text for text in texts if attacked.touches(text)] for texts in users]))
+        late = Window(after.began + SETTLE_S, after.ended)
+        felt.after = [[text for text in texts if late.began <= text.began < late.ended] for texts in users]
+        felt.breaches, felt.troubles, felt.ended = breaches, troubles, self._here.ended()
+        self._measure(felt, before, began, [attacked for _, attacked in windows])
+        return Outcome(self._attack, felt, cost)
+
+    async def _pass(self, seconds: float) -> Window:
+        began = time.time()
+        await asyncio.sleep(seconds)
+        return Window(began, time.time())
+
+    async def _until_over(self, moment: float) -> None:
+        """Wait until no text runs that was begun before a moment."""
+        until = time.monotonic() + OVER_S
+        while time.monotonic() < until and not self._here.ended():
+            if all(some and some[-1].began >= moment for some in self._here.texts()):
+                return
+            await asyncio.sleep(0.2)
+
+    def _logs(self) -> dict[str, int]:
+        return {name: program.log.stat().st_size for name, program in self._here.programs.items()}
+
+    def _memory(self, since: float) -> dict[str, float]:
+        return {
+            name: median([sample.resident_mb for sample in samples if sample.at >= since] or [0.0])
+            for name, samples in self._here.samples.items()
+        }
+
+    def _measure(self, felt: Felt, before: dict[str, float], began: float, attacked: Sequence[Window]) -> None:
+        last = self._memory(time.time() - 2.0)
+        for name, samples in self._here.samples.items():
+            felt.growth_mb[name] = last[name] - before.get(name, last[name])
+            felt.files[name] = max((sample.files for sample in samples if sample.at >= began), default=(0, 1))
+        looks = [read for read in self._here.reads if any(one.began <= read.at < one.ended for one in attacked)]
+        felt.page = len(looks), sum(read.right for read in looks)
+
+
+class RedTeam:
+    """All the attacks that were asked for; a range that was broken or stained is replaced."""
+
+    def __init__(self, options: Options, folder: Path) -> None:
+        self._options = options
+        self._folder = folder
+        self._count = 0
+        self.outcomes: list[Outcome] = []
+
+    async def run(self, attacks: Sequence[Attack]) -> None:
+        """One after another."""
+        left = list(attacks)
+        console = make_console(soft_wrap=True)
+        while left:
+            async with self._range() as here:
+                while left:
+                    attack = left.pop(0)
+                    outcome = await Campaign(here, attack, self._options, self._folder).run()
+                    self.outcomes.append(outcome)
+                    console.print(" · ".join(outcome.row()), markup=False, highlight=False)
+                    for line in [*outcome.why(), *outcome.cost.notes]:
+                        console.print(f"    {line}", markup=False, highlight=False)
+                    if attack.stains or outcome.verdict not in {Verdict.HELD, Verdict.SLOWED}:
+                        break
+
+    @asynccontextmanager
+    async def _range(self) -> AsyncIterator[Range]:
+        self._count += 1
+        folder = self._folder / f"range {self._count}"
+        folder.mkdir()
+        async with open_range(folder) as here, TaskScope() as scope:
+            scope.spawn(here.watch())
+            await asyncio.sleep(2.0)  # what is before the first attack is looked at too
+            yield here
+
+
+def sheet(outcomes: Sequence[Outcome], options: Options) -> Sheet:
+    """The table."""
+    made = Sheet(
+        "redteam",
+        f"{len(outcomes)} attacks on a live swarm, two honest users, {options.pairs} pairs of {options.seconds:.0f} s",
+        COLUMNS,
+        [outcome.row() for outcome in outcomes],
+        list(NOTES),
+        {"options": asdict(options) | {"json": None}},
+    )
+    for outcome in outcomes:
+        made.notes += outcome.why()
+        made.measured[outcome.attack.name] = {
+            "about": outcome.attack.about,
+            "kind": outcome.attack.kind,
+            "verdict": outcome.verdict,
+            "cost": asdict(outcome.cost),
+            "felt": {
+                "ratio": outcome.felt.ratio,
+                "slow_ratio": outcome.felt.slow_ratio,
+                "after_ratio": outcome.felt.after_ratio,
+                "pairs": [[pair.ratio, pair.slow_ratio] for pair in outcome.felt.pairs],
+                "broken": outcome.felt.broken,
+                "growth_mb": outcome.felt.growth_mb,
+                "files": outcome.felt.files,
+                "log_kb_per_s": outcome.felt.log_kb_per_s,
+                "page": outcome.felt.page,
+            },
+        }
+    return made
+
+
+def _amount(value: float) -> str:
+    """A number with a prefix: 1.2 M, 340 k, 12 ."""
+    for scale, prefix in ((1e6, "M"), (1e3, "k")):
+        if value >= scale:
+            return f"{value / scale:.3g} {prefix}"
+    return f"{value:.0f} "
+
+
+def main() -> None:
+    """Run and report; the exit status says whether everything was held or named."""
+    options = tyro.cli(Options)
+    console = make_console(soft_wrap=True)
+    attacks = [find_attack(name) for name in options.only] or list(all_attacks().values())
+    attacks = [one for one in attacks if options.kind in {None, one.kind}]
+    if options.list:
+        for one in attacks:
+            console.print(f"{one.kind:<12} {one.name:<28} {one.about}", markup=False, highlight=False)
+        return
+    with tempfile.TemporaryDirectory(prefix="canopy-redteam-") as name:
+        team = RedTeam(options, Path(name))
+        asyncio.run(team.run(attacks))
+    sheet(team.outcomes, options).finish(console, record=options.record, path=options.json)
+    wrong = [one.attack.name for one in team.outcomes if one.verdict not in {Verdict.HELD, Verdict.NAMED}]
+    sys.exit(f"not held: {', '.join(wrong)}" if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
