@@ -25,6 +25,7 @@ from benchmarks.sheet import Sheet
 from client.demo.link_shape import LinkShape
 from swarm.errors import SwarmError
 from swarm.runtime.console import make_console
+from swarm.runtime.plain_text import plain_line
 
 PINGS = 21
 PING = bytes(8)
@@ -263,7 +264,7 @@ def main() -> None:
     try:
         good = asyncio.run(_run(tyro.cli(Options, config=CHOICES), make_console()))
     except (SwarmError, OSError) as error:
-        print(f"network: {error}", file=sys.stderr)  # noqa: T201 - the command line's own output
+        print(f"network: {plain_line(str(error))}", file=sys.stderr)  # noqa: T201 - the command line's own output
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
