@@ -30,7 +30,7 @@ from swarm.routing.costs import RouteForecast
 from swarm.routing.route import Route
 
 SESSION = SessionId(b"s" * 16)
-MODEL = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 12)
 SPANS = (Span(0, 4), Span(4, 8), Span(8, 12), Span(4, 8))
 MACHINES = dict(zip("ABCX", (Identity.ephemeral() for _ in SPANS), strict=True))
 STRANGER = Identity.ephemeral()
