@@ -23,7 +23,6 @@ _MAX_RUNNING = 32  # requests that are unanswered at a time
 _MAX_URGENT = 4  # those beside them, for which other requests never wait
 _MAX_WAITING = 256  # requests that wait for their turn
 _LEAVE_S = 6.0  # for the process to end by itself
-_LAST_WORDS_S = 1.0  # for what it wrote before it ended to be read
 
 
 class DhtPipe(asyncio.SubprocessProtocol):
@@ -34,7 +33,6 @@ class DhtPipe(asyncio.SubprocessProtocol):
         self._slots = asyncio.Semaphore(_MAX_RUNNING)
         self._urgent_slots = asyncio.Semaphore(_MAX_URGENT)
         self._turns = 0
-        self._has_exited = False
         self._ended = asyncio.Event()
         self._unpacker = msgpack.Unpacker(max_buffer_size=_MAX_MESSAGE_BYTES)
         self._line = b""
@@ -97,7 +95,7 @@ class DhtPipe(asyncio.SubprocessProtocol):
         return cast(asyncio.WriteTransport, self._transport.get_pipe_transport(0))
 
     def _kill_group(self) -> None:
-        if self._has_exited:
+        if self._ended.is_set():
             return  # its process id may belong to another process by now
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._transport.get_pid(), signal.SIGKILL)
@@ -143,14 +141,6 @@ class DhtPipe(asyncio.SubprocessProtocol):
     def process_exited(self) -> None:
         """Called by asyncio when the process has ended: its daemon must end too."""
         self._kill_group()
-        self._has_exited = True
-        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._end)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncio when the process has ended and all that it wrote was read."""
-        self._end()
-
-    def _end(self) -> None:
         self._ended.set()
         for answer in self._waiting.values():
             if not answer.done():

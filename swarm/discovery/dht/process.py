@@ -260,8 +260,8 @@ def main() -> None:
     try:
         asyncio.run(serve(ParentPipe(output), sys.stdin.buffer))
     except SystemExit as end:
-        print(end, file=sys.stderr, flush=True)  # noqa: T201 - the parent tells its user the last line
-        os._exit(1)  # hivemind's destructors complain of a loop that has ended, and would have the last word
+        print(end, file=sys.stderr, flush=True)  # noqa: T201 - the parent shows its user the last line
+        os._exit(1)  # or hivemind's destructors, which miss the loop, would have the last word
 
 
 if __name__ == "__main__":
