@@ -50,11 +50,18 @@ class Fight:
         self.sealed = sealed
         self.started = asyncio.Event()
         self._ready = ready
+        self._is_ready = False
 
     async def go(self) -> None:
         """The preparations are over: wait for the word."""
-        self._ready()
+        self.be_ready()
         await self.started.wait()
+
+    def be_ready(self) -> None:
+        """Say so, once."""
+        if not self._is_ready:
+            self._is_ready = True
+            self._ready()
 
     async def stay(self) -> None:
         """Keep everything open until the attack is stopped."""

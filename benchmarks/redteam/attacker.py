@@ -23,6 +23,7 @@ from benchmarks.redteam.kit import Kit
 from benchmarks.redteam.listing import find_attack
 
 NICE = 19
+STOP_S = 4.0
 
 
 def say(**news: object) -> None:
@@ -39,6 +40,8 @@ async def fight_once(attack: Attack, fight: Fight) -> str:
         raise
     except BaseException:  # noqa: BLE001 (an attack that could not act must not look like one that was held)
         return traceback.format_exc(limit=-3)
+    finally:
+        fight.be_ready()  # one that ended before it began is over all the same
     return ""
 
 
@@ -56,10 +59,10 @@ async def serve(attack: Attack, ground: Ground) -> None:
                 spent = _processor_s()
                 fight.started.set()
                 await orders.readline()  # stop
-                running.cancel()
-                trouble = ""
-                with suppress(asyncio.CancelledError):
-                    trouble = await running
+                while not running.done():  # what ends a connection may swallow one cancellation
+                    running.cancel()
+                    await asyncio.wait({running}, timeout=STOP_S)
+                trouble = "" if running.cancelled() else running.result()
             say(over=asdict(tally), processor_s=_processor_s() - spent, trouble=trouble)
 
 

@@ -359,10 +359,14 @@ class TimedWriter:
     def __init__(self, context: RpcContext, counters: NodeCounters) -> None:
         self._context = context
         self._counters = counters
+        self._is_begun = False
 
     async def write(self, message: bytes) -> None:
         """Send one message."""
         async with asyncio.timeout(WRITE_S):
+            if not self._is_begun:  # gRPC cannot end a stream whose first write, which begins it, was cancelled
+                await self._context.send_initial_metadata(())
+                self._is_begun = True
             await self._context.write(message)
         self._counters.sent(len(message))
 

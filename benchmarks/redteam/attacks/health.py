@@ -206,7 +206,7 @@ async def mqtt_connections(fight: Fight) -> None:
 async def mqtt_sybils(fight: Fight) -> None:
     """120 identities publish signed telemetry of the honest model, each of which claims all of its work."""
     identities = await asyncio.to_thread(fight.kit.identities, 120)
-    say = [sealed(fight, who, body) for who in identities for body in (status(fight), metrics(tokens=1 << 60))]
+    say = [sealed(fight, who, body) for who in identities for body in (status(fight), metrics(tokens=1 << 50))]
 
     def many() -> Iterable[tuple[str, bytes]]:
         while True:
@@ -224,7 +224,7 @@ async def telemetry_of_tomorrow(fight: Fight) -> None:
         number = 0
         while True:
             number += 1
-            ahead = Stamp(secrets.token_hex(16), (1 << 62) + number, time.time() + 40 * DAY_S)
+            ahead = Stamp(secrets.token_hex(16), (1 << 52) + 2 * number, time.time() + 40 * DAY_S)
             yield sealed(fight, who, replace(status(fight), stamp=ahead))
             yield sealed(fight, who, replace(metrics(), stamp=replace(ahead, seq=ahead.seq + 1)))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,7 +17,7 @@ import msgpack
 from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.kit import RECORD_S, other_model
 from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import NodeRecord, NodeState, seal
+from swarm.discovery.node_record import NodeRecord, NodeState, open_sealed, seal
 from swarm.discovery.record_fields import RecordError
 from swarm.discovery.registry import RECORD_TTL_S, record_keys
 from swarm.layers import Span
@@ -254,22 +256,20 @@ async def sequence_leap(fight: Fight) -> None:
 @attack("replayed-records", Kind.CLOCKS)
 async def replayed_records(fight: Fight) -> None:
     """The honest nodes' own records, stored again and again, also under other names and for longer."""
-    registry = await fight.kit.directory()
     [who] = await asyncio.to_thread(fight.kit.identities, 1)
-    await fight.go()
-    async for number in fight.pace(4.0):
+    entries: list[Entry] = []
+    for sealed in fight.sealed:
+        record = open_sealed(sealed, time.time()).record
+        for key in record_keys(record):
+            entries.append((key, record.peer, sealed, time.time() + RECORD_TTL_S))
+            entries.append((key, who.peer_id, sealed, record.expires_at))
+    if await pour(fight, entries, stays=False):
+        fight.breach("an honest record was stored under another name, or for longer than it was signed for")
+    registry = await fight.kit.directory()
+    async for _ in fight.pace(4.0):
         for sealed in fight.sealed:
-            from swarm.discovery.node_record import open_sealed
-
             record = open_sealed(sealed, time.time()).record
             await fight.kit.store(registry, record_keys(record), record, sealed)
-            if number == 0:
-                longer = replace(record, expires_at=time.time() + RECORD_TTL_S)
-                if await fight.kit.store(registry, record_keys(record), longer, sealed):
-                    fight.breach("an honest record was stored for longer than it was signed for")
-                stolen = replace(record, peer=who.peer_id)
-                if await fight.kit.store(registry, record_keys(record), stolen, sealed):
-                    fight.breach("an honest record was stored under another name")
 
 
 @attack("wrong-clock", Kind.CLOCKS)
@@ -287,26 +287,50 @@ async def wrong_clock(fight: Fight) -> None:
 # Many at once
 
 
-async def _flood(fight: Fight, count: int, make: object, workers: int = 4) -> None:
-    """Store so many records of as many identities, several at a time."""
-    assert callable(make)
-    registry = await fight.kit.directory()
-    identities: Sequence[Identity] = await asyncio.to_thread(fight.kit.identities, count)
-    records = [make(number, who) for number, who in enumerate(identities)]
-    sealed = await asyncio.to_thread(
-        lambda: [sealed_by_hand(one, who) for one, who in zip(records, identities, strict=True)]
-    )
-    await fight.go()
+Entry = tuple[str, str, bytes, float]
+"""A key, whose record it is, the record, and when it runs out."""
 
-    async def work(own: list[int]) -> None:
-        for number in own:
-            await fight.kit.store(registry, record_keys(records[number]), records[number], sealed[number])
 
-    async with asyncio.TaskGroup() as group:
-        for worker in range(workers):
-            group.create_task(work(list(range(worker, count, workers))))
-    fight.note(f"stored {fight.tally.acts - fight.tally.refused} of {fight.tally.acts} records")
-    await fight.stay()
+async def pour(fight: Fight, entries: Sequence[Entry], *, stays: bool = True) -> int:
+    """Store all of it by a member of the directory that keeps no rule, once; then stay, or say how much was taken."""
+    command = (sys.executable, "-m", "benchmarks.redteam.flooder", fight.ground.join)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, start_new_session=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    taken = refused = 0
+    try:
+        assert await process.stdout.readline() == b"ready\n", "the flooder did not join"
+        await fight.go()
+        message = msgpack.packb(entries)
+        fight.tally.sent_bytes += len(message)
+        fight.tally.acts += len(entries)
+        process.stdin.write(message)
+        while (line := await process.stdout.readline()) not in {b"done\n", b""}:
+            taken, refused = (one + int(more) for one, more in zip((taken, refused), line.split(), strict=True))
+        if stays:
+            await fight.stay()
+        return taken
+    finally:
+        fight.tally.refused += refused
+        fight.note(f"{taken} of {len(entries)} records were taken")
+        process.stdin.close()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+async def sealed_of_many(fight: Fight, count: int, make: Callable[[int, Identity], NodeRecord]) -> list[Entry]:
+    """Records of so many identities, under all their keys."""
+
+    def seal_all() -> list[Entry]:
+        entries: list[Entry] = []
+        for number, who in enumerate(fight.kit.identities(count)):
+            record = make(number, who)
+            sealed = sealed_by_hand(record, who)
+            entries += [(key, record.peer, sealed, record.expires_at) for key in record_keys(record)]
+        return entries
+
+    return await asyncio.to_thread(seal_all)
 
 
 @attack("models-flood", Kind.DIRECTORY, stains=True, lasts_s=30.0)
@@ -319,31 +343,19 @@ async def models_flood(fight: Fight) -> None:
         names = tuple((fight.ground.nodes[0].peer, 1.0) for _ in range(16))
         return fight.kit.record(who, Span(0, 12), NOWHERE, model=model, delays_ms=names, expires_at=keep)
 
-    await _flood(fight, 1_300, make)
+    await pour(fight, await sealed_of_many(fight, 1_300, make))
 
 
 @attack("keys-flood", Kind.DIRECTORY, stains=True, lasts_s=40.0)
 async def keys_flood(fight: Fight) -> None:
     """Records under 4,200 keys of few identities, valid for longer than honest ones, so that these are pushed out."""
-    registry = await fight.kit.directory()
-    [who] = await asyncio.to_thread(fight.kit.identities, 1)
     base, keep = secrets.token_hex(28), time.time() + 280.0
-    await fight.go()
 
-    async def work(first: int) -> None:
-        for number in range(first, 17, 4):
-            model = other_model(fight.ground.model, name="wide", num_layers=4_096, fingerprint=f"{base}{number:08x}")
-            record = fight.kit.record(who, Span(0, 4_096), NOWHERE, model=model, expires_at=keep + number / 1e3)
-            keys = record_keys(record)
-            sealed = sealed_by_hand(record, who)
-            for start in range(0, len(keys), 16):
-                await fight.kit.store(registry, keys[start : start + 16], record, sealed)
+    def make(number: int, who: Identity) -> NodeRecord:
+        model = other_model(fight.ground.model, name="wide", num_layers=4_096, fingerprint=f"{base}{number:08x}")
+        return fight.kit.record(who, Span(0, 4_096), NOWHERE, model=model, expires_at=keep)
 
-    async with asyncio.TaskGroup() as group:
-        for first in range(4):
-            group.create_task(work(first))
-    fight.note(f"stored {fight.tally.acts - fight.tally.refused} of {fight.tally.acts} times sixteen keys")
-    await fight.stay()
+    await pour(fight, await sealed_of_many(fight, 17, make))
 
 
 @attack("identities-flood", Kind.DIRECTORY, stains=True, lasts_s=20.0)
@@ -354,7 +366,7 @@ async def identities_flood(fight: Fight) -> None:
     def make(number: int, who: Identity) -> NodeRecord:
         return fight.kit.record(who, Span(0, 12), f"127.0.0.1:{20_000 + number}", expires_at=keep)
 
-    await _flood(fight, 600, make)
+    await pour(fight, await sealed_of_many(fight, 600, make))
 
 
 @attack("joining-flood", Kind.DIRECTORY, stains=True)

@@ -6,6 +6,7 @@ A stranger is a real node of which a part is replaced. Every text is compared wi
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ import pytest
 
 import client.chain.chain
 import client.chain.progress
+import swarm.transport.link
 from client.options import GenerateOptions
 from client.stats import Stats
 from node.engine.sweep_run import SweepRun
@@ -21,6 +23,7 @@ from node.session.hop_session import HopSession
 from node.session.reply_buffer import ReplyBuffer
 from node.session.tail import Tail
 from node.session.upstreams import UpstreamSet
+from swarm.discovery.identity import Identity
 from swarm.errors import (
     Busy,
     ContextFull,
@@ -33,6 +36,8 @@ from swarm.errors import (
 )
 from swarm.ids import PeerId, TreeNodeId
 from swarm.protocol.messages import Codec, Credits, Fault, FaultKind, Ready, Reply, Rows
+from swarm.transport.endpoint import Endpoint
+from swarm.transport.introduction import Metadata, Signer, introduce
 from tests.net.killable_nodes import CHAIN, SPEED, KillableNodes, reset_client
 from tests.net.three_nodes import prompt
 
@@ -135,7 +140,7 @@ async def test_all_machines_together_are_believed(nodes: KillableNodes, monkeypa
 
 @pytest.mark.parametrize(
     ("name", "credits"),
-    [("b0", Credits(0, 0, 0)), ("b1", Credits(1_000, 1, 1_000)), ("b2", Credits(36, 64, 1)), ("b1", Credits(0, 0, 0))],
+    [("b0", Credits(1_000, 1, 1_000)), ("b2", Credits(36, 64, 1)), ("b1", Credits(0, 0, 0))],
 )
 async def test_who_grants_too_little_is_gone_around(
     name: str, credits: Credits, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
@@ -149,18 +154,32 @@ async def test_who_grants_too_little_is_gone_around(
     await tells_the_honest_text(nodes, name)
 
 
-@pytest.mark.parametrize("name", ["b0", "b1"])
-async def test_who_never_gets_ready_is_gone_around(
-    name: str, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_never_gets_ready_is_gone_around(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     be_ready = UpstreamSet.be_ready
 
     def stubborn(streams: UpstreamSet, granted: Credits) -> None:
-        if streams._peer != nodes[name].peer_id:
+        if streams._peer != nodes["b1"].peer_id:
             be_ready(streams, granted)
 
     monkeypatch.setattr(UpstreamSet, "be_ready", stubborn)
-    await tells_the_honest_text(nodes, name)
+    await tells_the_honest_text(nodes, "b1")
+
+
+@pytest.mark.parametrize("away_s", [0.0, 3_600.0], ids=["another's signature", "another clock"])
+async def test_who_spoils_what_it_signs_cannot_accuse_the_next_one(
+    away_s: float, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The honest hop behind refuses its introduction; nobody else has that one's layers, and it stays."""
+    mine = nodes["b0"].registry.identity
+
+    def spoilt(signer: Signer, endpoint: Endpoint, method: str, subject: bytes) -> Metadata:
+        if signer is not mine:
+            return introduce(signer, endpoint, method, subject)
+        signer = signer if away_s else Identity.ephemeral()
+        return introduce(signer, endpoint, method, subject, lambda: time.time() + away_s)
+
+    monkeypatch.setattr(swarm.transport.link, "introduce", spoilt)
+    await tells_the_honest_text(nodes, "b0")
 
 
 async def test_classes_that_nobody_can_read_are_passed_over_with_one_note(
@@ -199,7 +218,7 @@ def after(sweeps: int, node: Node, act: Callable[[HopSession], None], monkeypatc
 
 @pytest.mark.parametrize(
     ("name", "error"),
-    [("b0", MISMATCH), ("b2", FULL), ("b0", BROKEN), ("b2", INTERNAL), ("b0", BUSY)],
+    [("b2", FULL), ("b0", BROKEN), ("b2", INTERNAL)],
     ids=lambda one: type(one).__name__ if isinstance(one, Exception) else one,
 )
 async def test_who_refuses_midway_is_gone_around(
@@ -210,7 +229,7 @@ async def test_who_refuses_midway_is_gone_around(
     await tells_the_honest_text(nodes, name)
 
 
-@pytest.mark.parametrize(("name", "every"), [("b0", 2), ("b1", 1), ("b2", 1), ("b2", 2)])
+@pytest.mark.parametrize(("name", "every"), [("b0", 2), ("b2", 1)])
 async def test_who_swallows_sweeps_is_found(
     every: int, name: str, nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,7 +380,7 @@ async def test_made_up_differences_are_not_shown_without_a_hedge(
 
 async def test_nobody_to_take_a_liars_place(nodes: KillableNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """One tail alone that answers nothing right: it is asked again for as long as the user waits, and named."""
-    nodes.client._opener = replace(nodes.client._opener, wait_s=1.0)
+    nodes.client._opener = replace(nodes.client._opener, wait_s=0.3)
     reply = Tail.reply
     monkeypatch.setattr(Tail, "reply", lambda tail, run, times: replace(reply(tail, run, times), picks=()))
     with pytest.raises(GenerationInterrupted) as caught:

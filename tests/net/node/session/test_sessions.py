@@ -274,6 +274,7 @@ async def test_sweeps_that_wait_at_a_hop_share_a_forward(running: ThreeNodes, mo
         return run_batch(batch)
 
     monkeypatch.setattr(Batch, "run", watched)
+    monkeypatch.setattr(engine_of(first), "_cost", StepCost(20.0, 0.01))  # it pays, however fast this machine is
     texts = [prompt(line, tokens=6) for line in (1, 2, 3)]
     picks: list[list[tuple[tuple[TreeNodeId, int], ...]]] = []
     for together in (False, True):
