@@ -23,7 +23,7 @@ FAULT = sign_fault(
 
 
 def record_of(identity: Identity) -> bytes:
-    model = ModelIdentity("demo", "a1" * 16, "b2" * 16, "c3" * 16, "d4" * 16, 12)
+    model = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 12)
     record = NodeRecord(
         peer=identity.peer_id,
         model=model,
