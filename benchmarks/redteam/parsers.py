@@ -186,7 +186,7 @@ UPSTREAM = (
     Ready(1, Credits(64, 4, 16)),
     Ack(3, 4, 5),
     Pong(9),
-    Fault(0, PeerId("a" * 46), FaultKind.PROTOCOL, "tokens", "why"),
+    Fault(0, PeerId("Qm" + "a" * 44), FaultKind.PROTOCOL, "tokens", "why"),
 )
 
 
@@ -238,7 +238,7 @@ def sample_record(who: Identity) -> NodeRecord:
     digests = dict.fromkeys(("config_digest", "weights_digest", "tokenizer_digest"), "ab" * 32)
     return NodeRecord(
         peer=who.peer_id,
-        model=ModelIdentity(name="model", fingerprint="cd" * 32, num_layers=12, **digests),
+        model=ModelIdentity.of(name="model", num_layers=12, **digests),
         span=Span(0, 12),
         address="127.0.0.1:31338",
         state=NodeState.SERVING,

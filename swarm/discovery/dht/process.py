@@ -257,7 +257,11 @@ def main() -> None:
         signal.signal(number, lambda _number, _frame: None)  # unlike SIG_IGN, not inherited by the daemon
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints does not disturb the protocol
-    asyncio.run(serve(ParentPipe(output), sys.stdin.buffer))
+    try:
+        asyncio.run(serve(ParentPipe(output), sys.stdin.buffer))
+    except SystemExit as end:
+        print(end, file=sys.stderr, flush=True)  # noqa: T201 - the parent shows its user the last line
+        os._exit(1)  # or hivemind's destructors, which miss the loop, would have the last word
 
 
 if __name__ == "__main__":
