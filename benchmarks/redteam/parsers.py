@@ -240,7 +240,7 @@ def sample_record(who: Identity) -> NodeRecord:
     """A valid record."""
     return NodeRecord(
         peer=who.peer_id,
-        model=ModelIdentity.of("model", *["ab" * 32] * 3, 12),
+        model=ModelIdentity.of("model", "ab" * 32, "cd" * 32, "ef" * 32, 12),
         span=Span(0, 12),
         address="127.0.0.1:31338",
         state=NodeState.SERVING,
