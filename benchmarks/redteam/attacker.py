@@ -17,6 +17,8 @@ import traceback
 from contextlib import suppress
 from dataclasses import asdict
 
+import psutil
+
 from benchmarks.redteam.attack import Attack, Fight
 from benchmarks.redteam.ground import Ground, Tally
 from benchmarks.redteam.kit import Kit
@@ -59,16 +61,22 @@ async def serve(attack: Attack, ground: Ground) -> None:
                 spent = _processor_s()
                 fight.started.set()
                 await orders.readline()  # stop
+                spent = _processor_s() - spent
                 while not running.done():  # what ends a connection may swallow one cancellation
                     running.cancel()
                     await asyncio.wait({running}, timeout=STOP_S)
                 trouble = "" if running.cancelled() else running.result()
-            say(over=asdict(tally), processor_s=_processor_s() - spent, trouble=trouble)
+            say(over=asdict(tally), processor_s=spent, trouble=trouble)
 
 
 def _processor_s() -> float:
-    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    """Of this process and its descendants, those that have not ended yet included."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    total = sum(one.ru_utime + one.ru_stime for one in used)
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            total += sum(child.cpu_times()[:4])
+    return total
 
 
 def main() -> None:

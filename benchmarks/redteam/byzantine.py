@@ -78,7 +78,7 @@ class Insider:
     def report(self, fight: Fight) -> None:
         """Say in how many sessions it took part: a machine that nobody went over was not put to the test."""
         fight.tally.acts += self.taken
-        fight.note(f"took part in {self.taken} sessions")
+        fight.note(f"took part in {self.taken} sessions" if self.taken else "attracted nobody")
 
     async def hide(self) -> None:
         """List it as one that takes no sessions yet."""

@@ -1,6 +1,6 @@
-"""Many peers of the directory with ids chosen beside some keys, in one process; on order they keep nothing.
+"""Many peers of the directory under identities that lie beside some keys, in one process; on order they keep nothing.
 
-python -m benchmarks.redteam.eclipse JOIN COUNT KEY…
+python -m benchmarks.redteam.eclipse JOIN KEY_FILE…
 
 Prints `ready` when all have joined. From the first line of standard input on they say that they store, keep nothing,
 and find nothing; until standard input closes.
@@ -11,58 +11,72 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from typing import Any
+from collections.abc import Sequence
 
-from swarm.discovery.dht.hivemind_node import DHTID, Daemon, DHTNode
+from swarm.discovery.dht.hivemind_node import DHTID, Daemon, DHTNode, PeerID
+from swarm.discovery.dht.protocol import kademlia_id
+from swarm.discovery.identity import Identity
+from swarm.discovery.record_store import FiledItem, RecordStore
+from swarm.discovery.registry import StorageKey, storage_key
 
 
-class Forgetful:
-    """A storage that takes everything and has nothing."""
+class Forgetful(RecordStore):
+    """A store that, once it is told so, takes everything and has nothing."""
 
-    def __init__(self, kept: Any) -> None:  # noqa: ANN401 (hivemind is untyped)
-        self._kept = kept
-        self.is_forgetful = False
-        self.asked = 0
+    is_forgetful = False
+    asked = 0
 
-    def store(self, *arguments: Any, **options: Any) -> bool:  # noqa: ANN401
-        """Say that it is stored."""
+    def put(self, item: FiledItem, now: float) -> bool:
+        """Say that it is held."""
         self.asked += 1
-        return True if self.is_forgetful else bool(self._kept.store(*arguments, **options))
+        return self.is_forgetful or super().put(item, now)
 
-    def store_subkey(self, *arguments: Any, **options: Any) -> bool:  # noqa: ANN401
-        """Say that it is stored."""
-        self.asked += 1
-        return True if self.is_forgetful else bool(self._kept.store_subkey(*arguments, **options))
-
-    def get(self, key: Any) -> Any:  # noqa: ANN401
+    def get(self, key: StorageKey, now: float) -> list[FiledItem]:
         """Nothing."""
-        return None if self.is_forgetful else self._kept.get(key)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(self._kept, name)
+        return [] if self.is_forgetful else super().get(key, now)
 
 
-async def surround(join: str, count: int, keys: list[str]) -> None:
-    """Join so many times, beside the keys in turn, and forget on order."""
-    storages: list[Forgetful] = []
+def nearest(identities: Sequence[Identity], names: Sequence[str], count: int) -> list[Identity]:
+    """Those that lie nearest to some keys, for each key in turn."""
+    keys = [DHTID.from_bytes(storage_key(name)) for name in names]
+    left = {who.peer_id: (kademlia_id(PeerID.from_base58(who.peer_id)), who) for who in identities}
+    chosen = []
+    for number in range(count):
+        key = keys[number % len(keys)]
+        peer = min(left, key=lambda one: key.xor_distance(left[one][0]))
+        chosen.append(left.pop(peer)[1])
+    return chosen
+
+
+async def surround(join: str, paths: Sequence[str]) -> None:
+    """Join under all these identities, and forget on order."""
+    stores: list[Forgetful] = []
     with tempfile.TemporaryDirectory(prefix="canopy-") as folder:
         Daemon.keep_sockets_in(folder)
         daemons, nodes = [], []
-        for number in range(count):
-            daemon = await Daemon.create(initial_peers=[join], dht_mode="server", auto_nat=False, use_relay=False)
-            beside = DHTID(int(DHTID.generate(keys[number % len(keys)])) ^ (1 + number))
-            node = await DHTNode.create(p2p=daemon, node_id=beside, initial_peers=[join], cache_locally=False)
-            storages.append(Forgetful(node.protocol.storage))
-            node.protocol.storage = storages[-1]
+        for path in paths:
+            daemon = await Daemon.create(
+                initial_peers=[join],
+                identity_path=path,
+                check_if_identity_free=False,
+                dht_mode="server",
+                auto_nat=False,
+                use_relay=False,
+            )
+            node = await DHTNode.create(p2p=daemon, node_id=kademlia_id(daemon.peer_id), initial_peers=[join])
+            stores.append(Forgetful())
+            node.protocol.records = stores[-1]
             daemons.append(daemon)
             nodes.append(node)
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         await asyncio.to_thread(sys.stdin.readline)
-        for storage in storages:
-            storage.is_forgetful = True
+        for store in stores:
+            store.is_forgetful = True
+            store.asked = 0
         await asyncio.to_thread(sys.stdin.read)
-        sys.stdout.write(f"{sum(storage.asked for storage in storages)} stores were taken\n")
+        sys.stdout.write(f"{sum(store.asked for store in stores)} items were taken and forgotten\n")
+        sys.stdout.flush()
         for node in nodes:
             await node.shutdown()
         for daemon in daemons:
@@ -70,4 +84,4 @@ async def surround(join: str, count: int, keys: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(surround(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))
+    asyncio.run(surround(sys.argv[1], sys.argv[2:]))

@@ -17,7 +17,6 @@ import grpc.aio
 from benchmarks.redteam.kit import RECORD_S, Kit
 from swarm import wire
 from swarm.discovery.address_proof import hello_response
-from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord
 from swarm.ids import PeerId
@@ -92,15 +91,15 @@ class HostileHop:
         self.record = self.kit.record(self.who, Span.parse(span), self.address, **claims)
         return self
 
-    async def announce(self, registry: DhtRegistry) -> bool:
-        """List it."""
+    async def announce(self) -> bool:
+        """List it; whether the directory took that."""
         self.record = replace(self.record, sequence=self.record.sequence + 1, expires_at=time.time() + RECORD_S)
-        return await self.kit.announce(registry, self.record, self.who)
+        return await self.kit.announce(self.record, self.who)
 
-    async def withdraw(self, registry: DhtRegistry) -> None:
+    async def withdraw(self) -> None:
         """Take it off the list."""
         gone = replace(self.record, sequence=self.record.sequence + 1, expires_at=self.record.expires_at + 0.001)
-        await self.kit.announce(registry, gone, self.who, left=True)
+        await self.kit.announce(gone, self.who, left=True)
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         async def hello(request: bytes, context: object) -> bytes:

@@ -7,30 +7,28 @@ asks for that. It comes from addresses of its own on loopback, so that a bound p
 from __future__ import annotations
 
 import asyncio
-import secrets
 import ssl
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import grpc.aio
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from benchmarks.redteam import h2
 from benchmarks.redteam.ground import Ground, NodeMark, Tally
+from benchmarks.redteam.membership import Membership
+from benchmarks.redteam.sealing import filings_of, quick_identities
 from swarm import wire
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import NodeRecord, NodeState, seal
-from swarm.discovery.registry import record_keys
-from swarm.errors import RegistryError
-from swarm.ids import ModelIdentity, SessionId, TreeNodeId
+from swarm.discovery.model_pointer import Filing
+from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.ids import SessionId, TreeNodeId
 from swarm.layers import Span
 from swarm.protocol.authority import SessionKey
 from swarm.protocol.messages import (
@@ -61,7 +59,6 @@ CHUNK_BYTES = 1 << 16
 ANSWER_S = 10.0
 RECORD_S = 45.0
 """For how long an attacker's records are valid, unless it says otherwise."""
-HONEST_RSA_BITS = 2_048
 
 OPTIONS = [option for option in CHANNEL_OPTIONS if "compression" not in option[0]]
 """Of an attacker's channels: it compresses what it likes."""
@@ -207,6 +204,8 @@ class Kit:
         self._held = AsyncExitStack()
         self._relays: dict[tuple[str, str], int] = {}
         self._keys: dict[SessionId, SessionKey] = {}
+        self._joining = asyncio.Lock()
+        self._membership: Membership | None = None
         self.scope: TaskScope
 
     async def __aenter__(self) -> Self:
@@ -415,16 +414,9 @@ class Kit:
     # Identities and records
 
     def identities(self, count: int) -> list[Identity]:
-        """So many identities, from few primes: whoever floods a directory does not search for a prime twice."""
+        """So many identities, which cost next to nothing."""
         self.tally.identities += count
-        keys: list[rsa.RSAPrivateKey] = []
-        primes: list[int] = []
-        while len(primes) * (len(primes) - 1) // 2 < count:
-            numbers = rsa.generate_private_key(public_exponent=65_537, key_size=HONEST_RSA_BITS).private_numbers()
-            primes += [numbers.p, numbers.q]
-        for one, other in list(combinations(primes, 2))[:count]:
-            keys.append(_key(max(one, other), min(one, other)))
-        return [Identity(key) for key in keys]
+        return quick_identities(count)
 
     def record(self, who: Identity, span: Span, address: str, **claims: Any) -> NodeRecord:  # noqa: ANN401
         """What a stranger says of itself: by default that it is idle, quick and roomy; `claims` are other fields."""
@@ -446,34 +438,37 @@ class Kit:
         )
         return replace(honest, **claims)
 
-    async def directory(self, who: Identity | None = None) -> DhtRegistry:
-        """A membership of the directory, for an identity where one is given.
+    async def directory(self) -> DhtRegistry:
+        """A membership of the directory that asks as the program does.
 
         Raises:
             RegistryError: nobody answers.
         """
-        path = None
-        if who is not None:
-            path = Path(self.ground.folder) / f"{who.peer_id}.key"
-            who.save(path)
-        config = DhtConfig(join=(self.ground.join,), client_mode=True, identity_path=path)
+        config = DhtConfig(join=(self.ground.join,), client_mode=True)
         registry: DhtRegistry = await self.hold(DhtRegistry.open(config))
         return registry
 
-    async def announce(self, registry: DhtRegistry, record: NodeRecord, who: Identity, **sealing: Any) -> bool:  # noqa: ANN401
-        """Store a record under all its keys, whoever's membership is used; whether the directory took it."""
-        return await self.store(registry, record_keys(record), record, seal(record, who, **sealing))
+    async def join(self, *everybody: Identity) -> None:
+        """Let these identities join the directory, so that each may file what it signs."""
+        await asyncio.gather(*(self.file(who, (), 0.0) for who in everybody))
 
-    async def store(self, registry: DhtRegistry, keys: list[str], record: NodeRecord, sealed: bytes) -> bool:
-        """Store bytes under keys; whether the directory took them."""
-        arguments = {"keys": keys, "subkey": record.peer, "value": sealed, "expires_at": record.expires_at}
-        self.tally.acts += 1
-        self.tally.sent_bytes += len(keys) * len(sealed)
-        try:
-            taken = bool(await registry._call("store", arguments))
-        except RegistryError:
-            taken = False
-        self.tally.refused += not taken
+    async def announce(self, record: NodeRecord, who: Identity, *, left: bool = False) -> bool:
+        """List a machine; whether the directory took all of it. What this program does not sign is signed by hand."""
+        filings, is_usual = filings_of(record, who, left=left)
+        if not is_usual and "our own program does not sign it; it was signed by hand" not in self.tally.notes:
+            self.tally.notes.append("our own program does not sign it; it was signed by hand")
+        return all(await self.file(who, filings, record.expires_at))
+
+    async def file(self, who: Identity, filings: Sequence[Filing], expires_at: float) -> list[bool]:
+        """File items over an identity's own membership, whosever they are; which of them the directory took."""
+        async with self._joining:
+            if self._membership is None:
+                membership = Membership(self.ground.join, Path(self.ground.folder), self.tally, self.scope)
+                self._membership = await self.hold(membership)
+        assert self._membership is not None
+        taken = await self._membership.file(who, filings, expires_at)
+        self.tally.acts += bool(filings)
+        self.tally.refused += bool(filings) and not all(taken)
         return taken
 
 
@@ -484,17 +479,3 @@ def _any_certificate() -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     return context
-
-
-def other_model(model: ModelIdentity, **changes: Any) -> ModelIdentity:  # noqa: ANN401
-    """A model that differs in these fields, with a fingerprint of its own unless one is given."""
-    return replace(model, **{"fingerprint": secrets.token_hex(32), **changes})
-
-
-def _key(one: int, other: int) -> rsa.RSAPrivateKey:
-    modulus, exponent = one * other, 65_537
-    private = pow(exponent, -1, (one - 1) * (other - 1))
-    public = rsa.RSAPublicNumbers(exponent, modulus)
-    parts = (private % (one - 1), private % (other - 1), pow(other, -1, one))
-    numbers = rsa.RSAPrivateNumbers(one, other, private, *parts, public)
-    return numbers.private_key(unsafe_skip_rsa_key_validation=True)

@@ -21,6 +21,7 @@ from swarm.discovery import node_record
 from swarm.discovery.address_proof import check_hello, hello_response
 from swarm.discovery.dht.dialback import pack_request, parse_request
 from swarm.discovery.identity import Identity
+from swarm.discovery.model_pointer import open_pointer, seal_announcement
 from swarm.discovery.node_record import NodeRecord, NodeState, open_sealed, seal
 from swarm.errors import RemoteProtocolError
 from swarm.ids import ModelIdentity, PeerId, SessionId, TreeNodeId
@@ -150,6 +151,7 @@ def all_subjects() -> list[Subject]:
     protocol = (RemoteProtocolError,)
     body = sample_metrics(who)
     record = seal(sample_record(who), who)
+    pointer = seal_announcement(sample_record(who), who)[-1].data
     hello = hello_response(who, bytes(16), bytes(32))
     dial_back = pack_request("127.0.0.1:9", bytes(16), sample_record(who).certificate)
     return [
@@ -172,6 +174,7 @@ def all_subjects() -> list[Subject]:
         ),
         Subject("record", [record], mutate_packed, lambda data: open_sealed(data, NOW_S), protocol),
         Subject("signed record", [_body(record)], mutate_packed, lambda data: _open_signed(who, data), protocol),
+        Subject("pointer", [pointer], mutate_packed, lambda data: open_pointer(data, NOW_S), protocol),
         Subject("hello", [hello], mutate_packed, lambda data: check_hello(who.peer_id, bytes(16), bytes(32), data), ()),
         Subject("dial-back", [dial_back], mutate_packed, parse_request, ()),
         Subject(
@@ -235,10 +238,9 @@ def sample_frames(who: Identity) -> list[Frame]:
 
 def sample_record(who: Identity) -> NodeRecord:
     """A valid record."""
-    digests = dict.fromkeys(("config_digest", "weights_digest", "tokenizer_digest"), "ab" * 32)
     return NodeRecord(
         peer=who.peer_id,
-        model=ModelIdentity.of(name="model", num_layers=12, **digests),
+        model=ModelIdentity.of("model", "ab" * 32, "cd" * 32, "ef" * 32, 12),
         span=Span(0, 12),
         address="127.0.0.1:31338",
         state=NodeState.SERVING,

@@ -8,8 +8,11 @@ import secrets
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from benchmarks.redteam.attack import Fight, Kind, attack
+from benchmarks.redteam.eclipse import nearest
+from benchmarks.redteam.sealing import quick_identities
 from swarm.discovery.registry import block_keys, models_key
 from swarm.errors import RegistryError
 from swarm.transport.certificate import ServerCertificate
@@ -17,13 +20,26 @@ from swarm.transport.endpoint import Endpoint
 
 READY_S = 80.0
 SOME, MANY = 14, 50
+TRIED = 1_200
+"""Identities among which those nearest to the keys are found; honest peers are a handful."""
 
 
 async def surround(fight: Fight, count: int) -> None:
-    """Let so many peers join beside the keys of the honest model, then keep nothing."""
+    """Let so many peers join whose ids were searched beside the honest model's keys, then keep nothing."""
     model = fight.ground.model
     keys = [models_key(model.fingerprint), *block_keys(model.fingerprint, 0, model.num_layers)]
-    command = (sys.executable, "-m", "benchmarks.redteam.eclipse", fight.ground.join, str(count), *keys)
+    folder = Path(fight.ground.folder) / f"eclipse {secrets.token_hex(4)}"
+    folder.mkdir()
+
+    def grind() -> list[str]:
+        chosen = nearest(quick_identities(TRIED), keys, count)
+        paths = [folder / f"{who.peer_id}.key" for who in chosen]
+        for who, path in zip(chosen, paths, strict=True):
+            who.save(path)
+        return [str(path) for path in paths]
+
+    paths = await asyncio.to_thread(grind)
+    command = (sys.executable, "-m", "benchmarks.redteam.eclipse", fight.ground.join, *paths)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, start_new_session=True)
     assert process.stdin is not None
@@ -32,7 +48,7 @@ async def surround(fight: Fight, count: int) -> None:
         async with asyncio.timeout(READY_S):
             line = await process.stdout.readline()
         assert line == b"ready\n", "the peers did not join"
-        fight.tally.identities += count
+        fight.tally.identities += TRIED
         await fight.go()
         process.stdin.write(b"\n")
         await fight.stay()

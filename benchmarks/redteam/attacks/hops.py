@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from benchmarks.redteam.attack import Fight, Kind, attack
 from benchmarks.redteam.hostile import Behave, HopStream, HostileHop
+from benchmarks.redteam.sealing import quick_identities
 from swarm import wire
 from swarm.errors import LocalProtocolError
 from swarm.ids import PeerId
@@ -25,21 +26,27 @@ async def stand(
     fight: Fight, behave: Behave, *, spans: tuple[str, ...] = (WHOLE,), **claims: object
 ) -> list[HostileHop]:
     """List machines that behave so, again and again, until the attack is stopped; then take them off the list."""
-    hops = [await HostileHop(fight.kit, behave).start(span, **claims) for span in spans]
-    registry = await fight.kit.directory()
+    everybody = await asyncio.to_thread(quick_identities, len(spans))
+    hops = [
+        await HostileHop(fight.kit, behave, who).start(span, **claims)
+        for who, span in zip(everybody, spans, strict=True)
+    ]
+    await fight.kit.join(*(hop.who for hop in hops))
     await fight.go()
+    listed = 0
     try:
         while True:
-            for hop in hops:
-                await hop.announce(registry)
+            listed = max(sum(await asyncio.gather(*(hop.announce() for hop in hops))), listed)
             await asyncio.sleep(ANNOUNCE_S)
     finally:
-        fight.tally.acts += sum(hop.asked for hop in hops)
-        fight.note(f"asked {sum(hop.asked for hop in hops)} times")
+        asked = sum(hop.asked for hop in hops)
+        fight.tally.acts += asked
+        fight.note(f"{listed} of {len(hops)} were listed and asked {asked} times")
+        if not asked:
+            fight.note("attracted nobody")
         with suppress(Exception):
             async with asyncio.timeout(5.0):
-                for hop in hops:
-                    await hop.withdraw(registry)
+                await asyncio.gather(*(hop.withdraw() for hop in hops))
 
 
 def faulty(kind: FaultKind, *, blames: bool = False, reason: str = "no", peer: str = "") -> Behave:

@@ -3,66 +3,61 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-
-import msgpack
+from typing import Any
 
 from benchmarks.redteam.attack import Fight, Kind, attack
-from benchmarks.redteam.kit import RECORD_S, other_model
+from benchmarks.redteam.kit import RECORD_S
+from benchmarks.redteam.sealing import filings_of, other_model
 from swarm.discovery.identity import Identity
+from swarm.discovery.model_pointer import Filing
 from swarm.discovery.node_record import NodeRecord, NodeState, open_sealed, seal
-from swarm.discovery.record_fields import RecordError
 from swarm.discovery.registry import RECORD_TTL_S, record_keys
 from swarm.layers import Span
+from swarm.protocol.limits import MAX_LAYERS
 from swarm.protocol.messages import RouteHop
 
 NOWHERE = "127.0.0.1:9"
 STATUS_S = 25.0
+LONGEST_S = 80.0
+"""A record may be valid for 90 s."""
+AGAIN_S = 15.0
+MEMBERS = 12
+"""Memberships of a flood: each is a process of libp2p."""
 
 
 async def publish(fight: Fight, span: str, address: str = NOWHERE, count: int = 1, **claims: object) -> None:
-    """Store such records under identities of one's own until the attack is stopped; then take them back."""
-    registry = await fight.kit.directory()
-    identities = await asyncio.to_thread(fight.kit.identities, count)
+    """List such machines under identities of one's own until the attack is stopped; then take them back."""
+    everybody = await prepared(fight, count)
     await fight.go()
     records: list[tuple[NodeRecord, Identity]] = []
     try:
-        for who in identities:
-            record = fight.kit.record(who, Span.parse(span), address, **claims)
-            records.append((record, who))
-            await _announce(fight, registry, record, who)
-        await fight.stay()
+        while True:
+            keep = {"expires_at": time.time() + RECORD_S}
+            records = [
+                (fight.kit.record(who, Span.parse(span), address, **{**keep, **claims}), who) for who in everybody
+            ]
+            taken = await asyncio.gather(*(fight.kit.announce(*one) for one in records))
+            fight.note(f"{sum(taken)} of {count} were listed")
+            await asyncio.sleep(AGAIN_S)
     finally:
         with suppress(Exception):
             async with asyncio.timeout(8.0):
                 for record, who in records[:64]:
                     gone = replace(record, sequence=record.sequence + 1, expires_at=record.expires_at + 0.001)
-                    await _announce(fight, registry, gone, who, left=True)
+                    await fight.kit.announce(gone, who, left=True)
 
 
-async def _announce(fight: Fight, registry: object, record: NodeRecord, who: Identity, **sealing: bool) -> None:
-    """Announce it; what this program itself would not sign is sealed by hand."""
-    try:
-        await fight.kit.announce(registry, record, who, **sealing)  # type: ignore[arg-type]
-    except RecordError:
-        fight.note("our own program does not sign it; it was signed by hand")
-        await fight.kit.store(registry, record_keys(record), record, sealed_by_hand(record, who))  # type: ignore[arg-type]
-
-
-def sealed_by_hand(record: NodeRecord, who: Identity) -> bytes:
-    """A record with a valid signature over whatever it claims."""
-    from swarm.discovery import node_record
-
-    body = msgpack.packb(node_record._encode(record, False))
-    packed: bytes = msgpack.packb([who.public_key, body, who.sign(node_record._DOMAIN + body)])
-    return packed
+async def prepared(fight: Fight, count: int) -> list[Identity]:
+    """So many identities that have joined the directory."""
+    everybody = await asyncio.to_thread(fight.kit.identities, count)
+    await fight.kit.join(*everybody)
+    return everybody
 
 
 @attack("infinite-speed", Kind.RECORDS, stains=True)
@@ -105,24 +100,26 @@ async def other_config(fight: Fight) -> None:
 @attack("fifty-models", Kind.RECORDS, stains=True)
 async def fifty_models(fight: Fight) -> None:
     """Fifty records of models that are called as the honest one, each with other digests."""
-    registry = await fight.kit.directory()
-    identities = await asyncio.to_thread(fight.kit.identities, 50)
+    everybody = await prepared(fight, 50)
     await fight.go()
-    for who in identities:
+
+    def made(who: Identity) -> NodeRecord:
         model = other_model(
             fight.ground.model, config_digest=secrets.token_hex(32), weights_digest=secrets.token_hex(32)
         )
-        record = fight.kit.record(who, Span(0, 12), NOWHERE, model=model)
-        await _announce(fight, registry, record, who)
+        return fight.kit.record(who, Span(0, 12), NOWHERE, model=model)
+
+    taken = await asyncio.gather(*(fight.kit.announce(made(who), who) for who in everybody))
+    fight.note(f"{sum(taken)} of {len(taken)} were listed")
     await fight.stay()
 
 
 @attack("deep-model", Kind.RECORDS, stains=True, lasts_s=STATUS_S)
 async def deep_model(fight: Fight) -> None:
-    """Sixteen records of a model of 4,096 layers; `swarm status` must still show the honest one."""
-    model = other_model(fight.ground.model, name="deep", num_layers=4_096)
+    """Sixteen records of the deepest model that may be; `swarm status` must still show the honest one."""
+    model = other_model(fight.ground.model, name="deep", num_layers=MAX_LAYERS)
     showing = asyncio.create_subprocess_exec
-    task = publish(fight, "0-4096", count=16, model=model)
+    task = publish(fight, f"0-{MAX_LAYERS}", count=16, model=model)
 
     async def look() -> None:
         await fight.started.wait()
@@ -230,13 +227,12 @@ async def successor_flood(fight: Fight) -> None:
 
 @attack("far-future", Kind.CLOCKS)
 async def far_future(fight: Fight) -> None:
-    """Records that run out in an hour, in a year and at the end of time; one that is stored is a breach."""
-    registry = await fight.kit.directory()
-    identities = await asyncio.to_thread(fight.kit.identities, 3)
+    """Records that run out in five minutes, in a year and at the end of time; one that is stored is a breach."""
+    everybody = await prepared(fight, 3)
     await fight.go()
-    for who, ahead in zip(identities, (3_600.0, 3.2e7, 1e17), strict=True):
+    for who, ahead in zip(everybody, (280.0, 3.2e7, 1e17), strict=True):
         record = fight.kit.record(who, Span(0, 12), NOWHERE, expires_at=time.time() + ahead)
-        if await fight.kit.store(registry, record_keys(record), record, sealed_by_hand(record, who)):
+        if any(await fight.kit.file(who, filings_of(record, who)[0], record.expires_at)):
             fight.breach(f"a record that runs out in {ahead:.0f} s was stored")
     await fight.stay()
 
@@ -244,139 +240,136 @@ async def far_future(fight: Fight) -> None:
 @attack("sequence-leap", Kind.CLOCKS)
 async def sequence_leap(fight: Fight) -> None:
     """One's own records whose sequences leap to 2^62 and back, twice a second."""
-    registry = await fight.kit.directory()
-    [who] = await asyncio.to_thread(fight.kit.identities, 1)
+    [who] = await prepared(fight, 1)
     await fight.go()
     async for number in fight.pace(2.0):
         sequence = (1 << 62) - number if number % 2 else number
         record = fight.kit.record(who, Span(0, 12), NOWHERE, sequence=sequence, expires_at=time.time() + RECORD_S)
-        await _announce(fight, registry, record, who)
+        await fight.kit.announce(record, who)
 
 
 @attack("replayed-records", Kind.CLOCKS)
 async def replayed_records(fight: Fight) -> None:
-    """The honest nodes' own records, stored again and again, also under other names and for longer."""
-    [who] = await asyncio.to_thread(fight.kit.identities, 1)
-    entries: list[Entry] = []
-    for sealed in fight.sealed:
-        record = open_sealed(sealed, time.time()).record
-        for key in record_keys(record):
-            entries.append((key, record.peer, sealed, time.time() + RECORD_TTL_S))
-            entries.append((key, who.peer_id, sealed, record.expires_at))
-    if await pour(fight, entries, stays=False):
-        fight.breach("an honest record was stored under another name, or for longer than it was signed for")
-    registry = await fight.kit.directory()
+    """The honest nodes' own records, filed again and again, also under other names and for longer."""
+    [who] = await prepared(fight, 1)
+    await fight.go()
     async for _ in fight.pace(4.0):
         for sealed in fight.sealed:
             record = open_sealed(sealed, time.time()).record
-            await fight.kit.store(registry, record_keys(record), record, sealed)
+            keys = record_keys(record)
+            own, others = ([Filing(key, name, sealed) for key in keys] for name in (record.peer, who.peer_id))
+            taken = [
+                *await fight.kit.file(who, own, time.time() + RECORD_TTL_S),
+                *await fight.kit.file(who, [*own, *others], record.expires_at),
+            ]
+            if any(taken):
+                fight.breach("an honest record was taken from somebody who did not sign it")
 
 
 @attack("wrong-clock", Kind.CLOCKS)
 async def wrong_clock(fight: Fight) -> None:
-    """Machines whose clocks are two days ahead and two days behind list themselves and measure everybody."""
-    registry = await fight.kit.directory()
-    identities = await asyncio.to_thread(fight.kit.identities, 2)
+    """Machines whose clocks are two days ahead and two days behind list themselves."""
+    everybody = await prepared(fight, 2)
     await fight.go()
     async for _ in fight.pace(1.0):
-        for who, days in zip(identities, (2, -2), strict=True):
+        for who, days in zip(everybody, (2, -2), strict=True):
             record = fight.kit.record(who, Span(0, 12), NOWHERE, expires_at=time.time() + days * 86_400 + RECORD_S)
-            await fight.kit.store(registry, record_keys(record), record, sealed_by_hand(record, who))
+            if any(await fight.kit.file(who, filings_of(record, who)[0], record.expires_at)):
+                fight.breach("a record of another day was stored")
 
 
 # Many at once
 
 
-Entry = tuple[str, str, bytes, float]
-"""A key, whose record it is, the record, and when it runs out."""
+async def pour(fight: Fight, count: int, make: Callable[[int, Identity], Sequence[NodeRecord]]) -> None:
+    """List machines of so many identities, of which the first few have joined; one of these brings the others' items.
 
+    Only what its signer brings may be taken.
+    """
+    everybody = await asyncio.to_thread(fight.kit.identities, count)
+    members, others = everybody[:MEMBERS], everybody[MEMBERS:]
+    await fight.kit.join(*members)
+    await fight.go()
 
-async def pour(fight: Fight, entries: Sequence[Entry], *, stays: bool = True) -> int:
-    """Store all of it by a member of the directory that keeps no rule, once; then stay, or say how much was taken."""
-    command = (sys.executable, "-m", "benchmarks.redteam.flooder", fight.ground.join)
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, start_new_session=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    taken = refused = 0
-    try:
-        assert await process.stdout.readline() == b"ready\n", "the flooder did not join"
-        await fight.go()
-        message = msgpack.packb(entries)
-        fight.tally.sent_bytes += len(message)
-        fight.tally.acts += len(entries)
-        process.stdin.write(message)
-        while (line := await process.stdout.readline()) not in {b"done\n", b""}:
-            taken, refused = (one + int(more) for one, more in zip((taken, refused), line.split(), strict=True))
-        if stays:
-            await fight.stay()
+    async def list_all(number: int, who: Identity) -> list[bool]:
+        taken = []
+        for record in make(number, who):
+            filings, _ = await asyncio.to_thread(filings_of, record, who)
+            taken += await fight.kit.file(who if who in members else members[0], filings, record.expires_at)
         return taken
+
+    try:
+        own = await asyncio.gather(*(list_all(number, who) for number, who in enumerate(members)))
+        held = [one for taken in own for one in taken]
+        fight.note(f"{sum(held)} of {len(held)} items of {len(members)} members were taken")
+        for number, who in enumerate(others, len(members)):
+            if any(await list_all(number, who)):
+                fight.breach("an item was taken from somebody who did not sign it")
+            fight.tally.acts += 1
+        await fight.stay()
     finally:
-        fight.tally.refused += refused
-        fight.note(f"{taken} of {len(entries)} records were taken")
-        process.stdin.close()
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-async def sealed_of_many(fight: Fight, count: int, make: Callable[[int, Identity], NodeRecord]) -> list[Entry]:
-    """Records of so many identities, under all their keys."""
-
-    def seal_all() -> list[Entry]:
-        entries: list[Entry] = []
-        for number, who in enumerate(fight.kit.identities(count)):
-            record = make(number, who)
-            sealed = sealed_by_hand(record, who)
-            entries += [(key, record.peer, sealed, record.expires_at) for key in record_keys(record)]
-        return entries
-
-    return await asyncio.to_thread(seal_all)
+        fight.note(f"{fight.tally.refused} calls were refused")
 
 
 @attack("models-flood", Kind.DIRECTORY, stains=True, lasts_s=30.0)
 async def models_flood(fight: Fight) -> None:
-    """1,300 records of as many models, 4.8 MB, which everybody reads who asks what the swarm serves."""
-    keep = time.time() + 280.0
+    """Twelve members list nine models each, and bring those of 300 more who have not joined."""
 
-    def make(number: int, who: Identity) -> NodeRecord:
-        model = other_model(fight.ground.model, name="x" * 90 + str(number))
+    def make(number: int, who: Identity) -> list[NodeRecord]:
         names = tuple((fight.ground.nodes[0].peer, 1.0) for _ in range(16))
-        return fight.kit.record(who, Span(0, 12), NOWHERE, model=model, delays_ms=names, expires_at=keep)
+        claims = {"delays_ms": names, "expires_at": time.time() + LONGEST_S}
+        models = [other_model(fight.ground.model, name="x" * 90 + f"{number}-{place}") for place in range(9)]
+        # The directory holds one record of a peer, the one that expires last, and a pointer for each model.
+        return [
+            fight.kit.record(who, Span(0, 12), NOWHERE, model=model, sequence=place + 1, **later(claims, place))
+            for place, model in enumerate(models[: 9 if number < MEMBERS else 1])
+        ]
 
-    await pour(fight, await sealed_of_many(fight, 1_300, make))
+    await pour(fight, MEMBERS + 300, make)
+
+
+def later(claims: dict[str, Any], place: int) -> dict[str, Any]:
+    """The same claims, valid for a moment longer than the one before."""
+    return claims | {"expires_at": claims["expires_at"] + 0.01 * place}
 
 
 @attack("keys-flood", Kind.DIRECTORY, stains=True, lasts_s=40.0)
 async def keys_flood(fight: Fight) -> None:
-    """Records under 4,200 keys of few identities, valid for longer than honest ones, so that these are pushed out."""
-    base, keep = secrets.token_hex(28), time.time() + 280.0
+    """Twelve members list two of the deepest models each, under 66 keys each, so that honest records are pushed out."""
 
-    def make(number: int, who: Identity) -> NodeRecord:
-        model = other_model(fight.ground.model, name="wide", num_layers=4_096, fingerprint=f"{base}{number:08x}")
-        return fight.kit.record(who, Span(0, 4_096), NOWHERE, model=model, expires_at=keep)
+    def make(number: int, who: Identity) -> list[NodeRecord]:
+        keep, records = {"expires_at": time.time() + LONGEST_S}, []
+        for place in range(3):
+            model = other_model(fight.ground.model, name="wide", num_layers=MAX_LAYERS)
+            records.append(
+                fight.kit.record(
+                    who, Span(0, MAX_LAYERS), NOWHERE, model=model, sequence=place + 1, **later(keep, place)
+                )
+            )
+        return records
 
-    await pour(fight, await sealed_of_many(fight, 17, make))
+    await pour(fight, MEMBERS, make)
 
 
 @attack("identities-flood", Kind.DIRECTORY, stains=True, lasts_s=20.0)
 async def identities_flood(fight: Fight) -> None:
-    """600 identities list quick machines of the honest model, at addresses where nobody is."""
-    keep = time.time() + 280.0
+    """600 identities, of whom twelve have joined, list quick machines of the honest model where nobody is."""
 
-    def make(number: int, who: Identity) -> NodeRecord:
-        return fight.kit.record(who, Span(0, 12), f"127.0.0.1:{20_000 + number}", expires_at=keep)
+    def make(number: int, who: Identity) -> list[NodeRecord]:
+        address = f"127.0.0.1:{20_000 + number}"
+        return [fight.kit.record(who, Span(0, 12), address, expires_at=time.time() + LONGEST_S)]
 
-    await pour(fight, await sealed_of_many(fight, 600, make))
+    await pour(fight, 600, make)
 
 
 @attack("joining-flood", Kind.DIRECTORY, stains=True)
 async def joining_flood(fight: Fight) -> None:
-    """100 identities announce and withdraw machines of the honest model, over and over."""
-    registry = await fight.kit.directory()
-    identities = await asyncio.to_thread(fight.kit.identities, 100)
+    """Twelve members announce and withdraw machines of the honest model, over and over."""
+    everybody = await prepared(fight, MEMBERS)
     await fight.go()
     async for number in fight.pace(10.0):
-        who = identities[number % 100]
+        who = everybody[number % MEMBERS]
         state = NodeState.JOINING if number % 2 else NodeState.SERVING
-        record = fight.kit.record(who, Span(0, 12), NOWHERE, state=state, sequence=number + 1)
-        await fight.kit.announce(registry, record, who, left=number % 3 == 0)
+        keep = time.time() + RECORD_S
+        record = fight.kit.record(who, Span(0, 12), NOWHERE, state=state, sequence=number + 1, expires_at=keep)
+        await fight.kit.announce(record, who, left=number % 3 == 0)
