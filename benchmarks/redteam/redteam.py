@@ -202,7 +202,7 @@ class Campaign:
                 if "ready" not in news:
                     troubles.append(str(news.get("trouble")))
                     break
-                quiet = await self._pass(self._options.seconds)
+                quiet = await self._undisturbed()
                 attacker.order("go")
                 attacked = await self._pass(seconds)
                 attacker.order("stop")
@@ -231,6 +231,17 @@ class Campaign:
         began = time.time()
         await asyncio.sleep(seconds)
         return Window(began, time.time())
+
+    async def _undisturbed(self) -> Window:
+        """Until each user had a whole text, on a slow machine: else there would be nothing to compare with."""
+        window = await self._pass(self._options.seconds)
+        until = time.monotonic() + OVER_S
+        while time.monotonic() < until and not self._here.ended():
+            window = Window(window.began, time.time())
+            if all(any(window.holds(text) for text in some) for some in self._here.texts()):
+                break
+            await asyncio.sleep(0.2)
+        return window
 
     async def _until_over(self, moment: float) -> None:
         """Wait until no text runs that was begun before a moment."""
