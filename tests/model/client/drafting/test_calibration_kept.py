@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ async def test_a_cache_that_cannot_be_written_does_not_break_a_generation(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
+    caplog.set_level(logging.WARNING)
     async with in_process_swarm(TARGET, ["0-12"]) as here:
         result = await generate(here, tmp_path / "file" / "cache", 16)
     assert len(result.tokens) == 32
