@@ -111,6 +111,7 @@ class HostileHop:
         async def link(requests: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:  # noqa: ANN401
             part = await anext(requests, b"")
             self.asked += 1
+            self.kit.tally.acts += 1
             attach = wire.decode_frame(wire.decode_part(part).data)
             assert isinstance(attach, Attach), "an honest machine begins so"
             await self._behave(self, attach, HopStream(requests, context))

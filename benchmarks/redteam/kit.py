@@ -419,7 +419,7 @@ class Kit:
         return quick_identities(count)
 
     def record(self, who: Identity, span: Span, address: str, **claims: Any) -> NodeRecord:  # noqa: ANN401
-        """What a stranger says of itself: by default that it is idle, quick and roomy; `claims` are other fields."""
+        """What a stranger says of itself: by default that it is idle, quick and near; `claims` are others."""
         honest = NodeRecord(
             peer=who.peer_id,
             model=self.ground.model,
@@ -434,6 +434,9 @@ class Kit:
             kv_tokens_total=1_000_000,
             sequence=1,
             expires_at=time.time() + RECORD_S,
+            delays_ms=tuple((node.peer, 0.01) for node in self.ground.nodes),
+            uplink_mbit_per_s=10_000.0,
+            row_bytes=4 * self.ground.hidden_size,
             certificate=ServerCertificate.fresh(who.peer_id).der,
         )
         return replace(honest, **claims)

@@ -40,7 +40,6 @@ async def stand(
             await asyncio.sleep(ANNOUNCE_S)
     finally:
         asked = sum(hop.asked for hop in hops)
-        fight.tally.acts += asked
         fight.note(f"{listed} of {len(hops)} were listed and asked {asked} times")
         if not asked:
             fight.note("attracted nobody")
