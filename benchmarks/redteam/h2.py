@@ -8,8 +8,6 @@ from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
-INITIAL_WINDOW: Final = 4
-"""The setting of that number: how much the other side may send on a stream."""
 
 
 class FrameType(enum.IntEnum):

@@ -70,9 +70,6 @@ from swarm.telemetry.messages import (
 from swarm.transport.certificate import ServerCertificate
 from swarm.wire.frames import FrameAssembler, split
 
-SLOW_S = 0.25
-"""A small message that takes a parser longer than this on an idle machine holds up everybody else's."""
-
 Mutate = Callable[[random.Random, bytes], bytes]
 
 

@@ -39,8 +39,6 @@ from swarm.runtime.console import make_console
 from swarm.runtime.library_logging import quiet_libraries
 
 SECURE, PLAIN = "TLS", "plain text"
-FLOOR = 0.97
-"""Of the speed of plain text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,18 +97,11 @@ class AsyncSwarm:
         Raises:
             SwarmError: the model is unknown, nobody answers, the draft does not fit …
         """
+        _check(options)
         peers, registry = tuple(options.get("peers", ())), options.get("registry")
         codec, wait_s = check_codec(options.get("codec", "lossless")), options.get("wait", DEFAULT_WAIT_S)
-        if not wait_s >= 0:
-            raise ConfigError(f"wait: {wait_s}; give seconds, 0 to wait for nobody")
-        threads = options.get("threads")
-        check_threads(threads, "threads")
-        fingerprint = check_fingerprint(options.get("fingerprint"))
+        fingerprint, threads = check_fingerprint(options.get("fingerprint")), options.get("threads")
         drafts = _draft_options(options)
-        if not all(map(str, drafts.names)):
-            raise ConfigError("draft is empty: name a folder or a hub id, or leave it out")
-        if not peers and registry is None:
-            raise ConfigError("peers: name one of the swarm's peers, as `swarm bootstrap` and `node serve` print them")
         target = await asyncio.to_thread(load_target, model, options.get("revision"))
         with bars_hidden():
             loaded = await asyncio.to_thread(load_drafter, model, target, drafts, options.get("revision"))
@@ -211,6 +204,21 @@ class AsyncSwarm:
         async with self._opener.open(len(state.prompt) + state.max_new_tokens, state.nodes) as session:
             async for piece in session.run(state):
                 yield piece
+
+
+def _check(options: ConnectOptions) -> None:
+    """Refuse options that cannot be right before anything slow starts.
+
+    Raises:
+        ConfigError: which one, and what to give.
+    """
+    if not (wait_s := options.get("wait", DEFAULT_WAIT_S)) >= 0:
+        raise ConfigError(f"wait: {wait_s}; give seconds, 0 to wait for nobody")
+    check_threads(options.get("threads"), "threads")
+    if not all(map(str, _draft_options(options).names)):
+        raise ConfigError("draft is empty: name a folder or a hub id, or leave it out")
+    if not options.get("peers") and options.get("registry") is None:
+        raise ConfigError("peers: name one of the swarm's peers, as `swarm bootstrap` and `node serve` print them")
 
 
 def _draft_options(options: ConnectOptions) -> DraftOptions:
