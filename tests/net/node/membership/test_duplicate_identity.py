@@ -20,16 +20,15 @@ from swarm.demo import TARGET
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
-from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.registry import RECORD_TTL_S, Registry
 from swarm.errors import IdentityError, RegistryError
-from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint
 from tests.net.hello_server import answering
+from tests.sample_records import sample_record
 
-MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 40)
 DEAD = "127.0.0.1:9"
 
 Duplicates = Callable[[Path], AbstractAsyncContextManager[tuple[Registry, Registry]]]
@@ -60,19 +59,11 @@ def at(registry: Registry, address: str) -> Endpoint:
 
 
 def record_of(registry: Registry, endpoint: Endpoint, sequence: int = 1, after_s: float = 0.0) -> NodeRecord:
-    return NodeRecord(
-        peer=registry.peer_id,
-        model=MODEL,
+    return sample_record(
+        registry.peer_id,
         span=Span(0, 4),
         address=endpoint.address,
         certificate=endpoint.certificate,
-        state=NodeState.SERVING,
-        numeric_class="cpu-float32",
-        version="0.2.0",
-        name=None,
-        sweep_ms=(),
-        kv_tokens_free=1,
-        kv_tokens_total=2,
         sequence=sequence,
         expires_at=time.time() + RECORD_TTL_S + after_s,
     )

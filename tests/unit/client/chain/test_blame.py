@@ -9,7 +9,7 @@ import pytest
 
 from client.chain.blame import blamed
 from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import NodeRecord, NodeState, seal
+from swarm.discovery.node_record import NodeRecord, seal
 from swarm.discovery.signed_faults import sign_fault
 from swarm.errors import (
     Busy,
@@ -23,14 +23,14 @@ from swarm.errors import (
     ReplicasDiffer,
     Unreachable,
 )
-from swarm.ids import ModelIdentity, SessionId
+from swarm.ids import SessionId
 from swarm.layers import Span
 from swarm.protocol.messages import Fault, FaultKind, Hedge, RouteHop
 from swarm.routing.costs import RouteForecast
 from swarm.routing.route import Route
+from tests.sample_records import sample_record
 
 SESSION = SessionId(b"s" * 16)
-MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 12)
 SPANS = (Span(0, 4), Span(4, 8), Span(8, 12), Span(4, 8))
 MACHINES = dict(zip("ABCX", (Identity.ephemeral() for _ in SPANS), strict=True))
 STRANGER = Identity.ephemeral()
@@ -38,21 +38,7 @@ NAMES = {identity.peer_id: name for name, identity in MACHINES.items()}
 
 
 def record_of(identity: Identity, span: Span) -> NodeRecord:
-    record = NodeRecord(
-        peer=identity.peer_id,
-        model=MODEL,
-        span=span,
-        address="192.0.2.1:1000",
-        state=NodeState.SERVING,
-        numeric_class="cpu-float32",
-        version="0",
-        name=None,
-        sweep_ms=((1, 8.0),),
-        kv_tokens_free=1,
-        kv_tokens_total=1,
-        sequence=0,
-        expires_at=2e9,
-    )
+    record = sample_record(identity.peer_id, span=span, expires_at=2e9)
     return replace(record, sealed=seal(record, identity))
 
 

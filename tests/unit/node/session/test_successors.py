@@ -16,34 +16,19 @@ from node.session.successors import Successors, Tried
 from swarm.discovery import identity
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import NodeRecord, NodeState, seal, unseal
+from swarm.discovery.node_record import NodeRecord, seal, unseal
 from swarm.errors import RegistryError, Unreachable
-from swarm.ids import ModelIdentity
 from swarm.layers import Span
 from swarm.protocol.messages import RouteHop
 from swarm.transport.endpoint import Endpoint
+from tests.sample_records import MODEL, sample_record
 
-MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 12)
 SPAN = Span(4, 8)
 PEERS = [Identity.ephemeral() for _ in range(3)]
 
 
 def sealed(signer: Identity, address: str = "10.0.0.1:5", sequence: int = 1) -> bytes:
-    record = NodeRecord(
-        peer=signer.peer_id,
-        model=MODEL,
-        span=SPAN,
-        address=address,
-        state=NodeState.SERVING,
-        numeric_class="cpu-float32",
-        version="1",
-        name=None,
-        sweep_ms=(),
-        kv_tokens_free=0,
-        kv_tokens_total=0,
-        sequence=sequence,
-        expires_at=time.time() + 60,
-    )
+    record = sample_record(signer.peer_id, span=SPAN, address=address, sequence=sequence)
     return seal(record, signer)
 
 

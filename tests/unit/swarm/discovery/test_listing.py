@@ -21,7 +21,7 @@ from swarm.errors import RegistryError, UnknownModel
 from swarm.health.state.assessment import LinkState
 from swarm.health.state.directory import Directory
 from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import Span
+from tests.sample_records import sample_record
 
 PEER = Identity.ephemeral().peer_id
 
@@ -31,21 +31,7 @@ def model(number: int) -> ModelIdentity:
 
 
 def record(served: ModelIdentity, state: NodeState = NodeState.SERVING) -> NodeRecord:
-    return NodeRecord(
-        peer=PeerId(PEER),
-        model=served,
-        span=Span(0, 12),
-        address="192.0.2.1:5000",
-        state=state,
-        numeric_class="cpu-float32",
-        version="0.2.0",
-        name=None,
-        sweep_ms=(),
-        kv_tokens_free=1,
-        kv_tokens_total=2,
-        sequence=1,
-        expires_at=2e9,
-    )
+    return sample_record(PeerId(PEER), model=served, state=state, sweep_ms=(), expires_at=2e9)
 
 
 class ManyModels(MemoryRegistry):

@@ -20,12 +20,13 @@ from swarm.discovery.model_pointer import (
     seal_announcement,
     seal_pointer,
 )
-from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.discovery.node_record import NodeRecord
 from swarm.discovery.record_fields import RecordError
 from swarm.discovery.record_store import OVERHEAD_BYTES, FiledItem, RecordStore, StoreLimits, open_item
 from swarm.discovery.registry import StorageKey, storage_key
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
+from tests.sample_records import sample_record
 
 NOW = 1_000.0
 MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 40)
@@ -170,22 +171,7 @@ def identity() -> Identity:
 
 
 def record(identity: Identity, **changes: object) -> NodeRecord:
-    made = NodeRecord(
-        peer=identity.peer_id,
-        model=MODEL,
-        span=Span(10, 40),
-        address="192.0.2.1:5000",
-        state=NodeState.SERVING,
-        numeric_class="cpu-float32",
-        version="0.2.0",
-        name=None,
-        sweep_ms=((1, 1.0),),
-        kv_tokens_free=1,
-        kv_tokens_total=2,
-        sequence=1,
-        expires_at=time.time() + 60,
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(sample_record(identity.peer_id, model=MODEL, span=Span(10, 40)), **changes)  # type: ignore[arg-type]
 
 
 def test_what_a_node_files_may_lie_where_it_files_it_and_nowhere_else(identity: Identity) -> None:

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from swarm.discovery.identity import Identity
-from swarm.discovery.node_record import NodeRecord, NodeState, seal
+from swarm.discovery.node_record import seal
 from swarm.discovery.signed_faults import is_signed, sign_fault
 from swarm.errors import Busy
-from swarm.ids import ModelIdentity, PeerId, SessionId
+from swarm.ids import PeerId, SessionId
 from swarm.layers import Span
 from swarm.protocol.faults import fault_of
 from swarm.protocol.messages import Fault, FaultKind
+from tests.sample_records import sample_record
 
 SESSION = SessionId(b"s" * 16)
 IDENTITY, OTHER = Identity.ephemeral(), Identity.ephemeral()
@@ -23,23 +24,7 @@ FAULT = sign_fault(
 
 
 def record_of(identity: Identity) -> bytes:
-    model = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 12)
-    record = NodeRecord(
-        peer=identity.peer_id,
-        model=model,
-        span=Span(0, 4),
-        address="192.0.2.1:1000",
-        state=NodeState.SERVING,
-        numeric_class="cpu-float32",
-        version="0",
-        name=None,
-        sweep_ms=((1, 8.0),),
-        kv_tokens_free=1,
-        kv_tokens_total=1,
-        sequence=0,
-        expires_at=2e9,
-    )
-    return seal(record, identity)
+    return seal(sample_record(identity.peer_id, span=Span(0, 4), expires_at=2e9), identity)
 
 
 RECORDS = (b"no record", record_of(OTHER), record_of(IDENTITY))

@@ -20,14 +20,12 @@ from swarm.discovery.dht.protocol import DirectoryProtocol, kademlia_id
 from swarm.discovery.dht.search import DirectoryPeer, StoreOutcome
 from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import Filing, seal_announcement
-from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.record_store import FiledItem, open_item
 from swarm.discovery.registry import block_keys, storage_key
-from swarm.ids import ModelIdentity, PeerId
-from swarm.layers import Span
+from swarm.ids import PeerId
 from tests.kademlia_network import KademliaNetwork, peer_beside, random_peer
+from tests.sample_records import MODEL, sample_record
 
-MODEL = ModelIdentity.of("demo", "b2" * 32, "c3" * 32, "d4" * 32, 12)
 [BLOCK] = block_keys(MODEL.fingerprint, 0, 12)
 BLOCK_ID = DHTID.from_bytes(storage_key(BLOCK))
 
@@ -42,21 +40,7 @@ def peer_id_of(identity: Identity) -> PeerID:
 
 
 def filings_of(identity: Identity, life_s: float = 60.0) -> list[Filing]:
-    record = NodeRecord(
-        peer=identity.peer_id,
-        model=MODEL,
-        span=Span(0, 12),
-        address="192.0.2.1:5000",
-        state=NodeState.SERVING,
-        numeric_class="cpu-float32",
-        version="0.2.0",
-        name=None,
-        sweep_ms=((1, 1.0),),
-        kv_tokens_free=1,
-        kv_tokens_total=2,
-        sequence=1,
-        expires_at=round(time.time() + life_s, 3),
-    )
+    record = sample_record(identity.peer_id, expires_at=round(time.time() + life_s, 3))
     return seal_announcement(record, identity)
 
 
