@@ -9,13 +9,22 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from ipaddress import ip_network
 from typing import Final
 
 from swarm.errors import SwarmError
 from swarm.protocol.messages import Attach
 from swarm.runtime.counted_log import CountedLog, describe
-from swarm.runtime.quota import UNKNOWN, HoldingLimit, OverQuota, Quota, QuotaLimits, RateLimit, StrikeRule
+from swarm.runtime.quota import (
+    NEAR_WEIGHT,
+    UNKNOWN,
+    HoldingLimit,
+    OverQuota,
+    Quota,
+    QuotaLimits,
+    RateLimit,
+    StrikeRule,
+    is_private,
+)
 
 WAITING: Final = "streams without a session"
 SESSIONS: Final = "sessions"
@@ -36,8 +45,6 @@ LIMITS: Final = QuotaLimits(
     },
     strikes=StrikeRule(allowed=3, refuse_s=5.0, longest_s=300.0, forget_s=600.0),
 )
-WEIGHT: Final = 16
-"""What an address of this machine or its private network may hold, and a machine that carries others' sessions."""
 CARRIED: Final = "hop "
 """What the key of a machine that carries others' sessions begins with."""
 
@@ -58,7 +65,7 @@ def owner_of(address: str, attach: Attach) -> str:
 
 def weight_of(key: str) -> int:
     """How many clients an address may stand for: many, where they reach the node through one machine."""
-    return WEIGHT if key.startswith(CARRIED) or is_near(key) else 1
+    return NEAR_WEIGHT if key.startswith(CARRIED) or is_near(key) else 1
 
 
 def is_near(key: str) -> bool:
@@ -66,11 +73,7 @@ def is_near(key: str) -> bool:
 
     Strangers come from there only by way of a proxy, and then all of them do.
     """
-    try:
-        address = ip_network(key).network_address
-    except ValueError:
-        return key == UNKNOWN  # a Unix socket
-    return not address.is_global
+    return key == UNKNOWN or is_private(key)  # unknown: a Unix socket
 
 
 class Waiting:

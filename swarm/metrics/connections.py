@@ -16,14 +16,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from swarm.runtime.file_limit import file_limit
-from swarm.runtime.quota import HoldingLimit, Quota, QuotaLimits, address_key, parse_ip
+from swarm.runtime.quota import NEAR_WEIGHT, HoldingLimit, Quota, QuotaLimits, address_key, is_private
 
 MAX_CONNECTIONS: Final = 800
 OTHER_FILES: Final = 200
 """Files that the rest of the program may have open."""
 PER_ADDRESS: Final = 64
-NEAR_WEIGHT: Final = 16
-"""How many strangers one address of the same machine or network may stand for: it may be a proxy's."""
 HEAD_S: Final = 10.0
 _KIND: Final = "connections"
 
@@ -135,5 +133,4 @@ class HttpConnection(H11Protocol):
 
 def _weight(key: str) -> int:
     """A machine of the same network may be a proxy, through which many come."""
-    found = parse_ip(key.partition("/")[0])
-    return NEAR_WEIGHT if found is not None and not found.is_global else 1
+    return NEAR_WEIGHT if is_private(key) else 1

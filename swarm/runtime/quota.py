@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import unquote
 
 from swarm.errors import SwarmError
@@ -19,6 +19,8 @@ MAX_KEYS = 4_096
 """Keys that are remembered; about 1 KB each."""
 IPV6_PREFIX = 64
 """Bits of an IPv6 address that name its holder: whoever has one address of a /64 has all of it."""
+NEAR_WEIGHT = 16
+"""How many clients a private address may stand for: strangers come from there only by way of a proxy, all of them."""
 UNKNOWN = "unknown"
 """The key of whatever has no IP address, such as a Unix socket: all of it together."""
 
@@ -306,6 +308,14 @@ def address_key(peer: str) -> str:
     if isinstance(found, IPv4Address):
         return str(found)
     return str(IPv6Network((int(found), IPV6_PREFIX), strict=False))
+
+
+def is_private(key: str) -> bool:
+    """Whether the address that a key names is this machine's or its private network's; `UNKNOWN` names none."""
+    try:
+        return not ip_network(key).network_address.is_global
+    except ValueError:
+        return False
 
 
 def parse_ip(peer: str) -> IPv4Address | IPv6Address | None:
