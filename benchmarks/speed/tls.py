@@ -49,8 +49,10 @@ class Options:
     """One way, on each link."""
     pairs: int = 24
     """Texts over each swarm, at each delay."""
-    new_tokens: int = 96
+    new_tokens: int = 192
     """New tokens of each text."""
+    nodes: int = 16
+    """Tree nodes of each sweep: the same for both, since a controller that chooses measures itself."""
     first_links: int = 12
     """First tokens over new connections, over each swarm, at each delay."""
     record: bool = False
@@ -119,10 +121,10 @@ async def connected(way: str, peer: str) -> AsyncIterator[AsyncSwarm]:
         yield swarm
 
 
-async def text(swarm: AsyncSwarm, prompt: Sequence[int], new_tokens: int) -> Result:
+async def text(swarm: AsyncSwarm, prompt: Sequence[int], new_tokens: int, nodes: int) -> Result:
     """One greedy text, drafted as if it were the first one."""
     swarm.forget_texts()
-    return await swarm.generate(prompt, max_new_tokens=new_tokens, temperature=0.0)
+    return await swarm.generate(prompt, max_new_tokens=new_tokens, temperature=0.0, nodes=nodes)
 
 
 async def measure(delay_ms: float, options: Options, console: Console) -> DelayMeasurement:
@@ -135,36 +137,38 @@ async def measure(delay_ms: float, options: Options, console: Console) -> DelayM
                 way: await stack.enter_async_context(delayed_swarm(Path(temporary), way, delay_ms))
                 for way in (SECURE, PLAIN)
             }
-            await measure_texts(found, peers, prompts[: options.pairs], options.new_tokens)
-            await measure_links(found, peers, prompts[: options.first_links])
+            await measure_texts(found, peers, prompts[: options.pairs], options)
+            await measure_links(found, peers, prompts[: options.first_links], options.nodes)
     console.print(f"{delay_ms:g} ms: {median_of(ratios(*found.tokens_per_s.values()))}, {found.extra_ms:+.1f} ms")
     return found
 
 
 async def measure_texts(
-    found: DelayMeasurement, peers: dict[str, str], prompts: Sequence[Sequence[int]], new_tokens: int
+    found: DelayMeasurement, peers: dict[str, str], prompts: Sequence[Sequence[int]], options: Options
 ) -> None:
     """The same texts over both in turns; each pair begins with the other one."""
     async with AsyncExitStack() as stack:
         swarms = {way: await stack.enter_async_context(connected(way, peer)) for way, peer in peers.items()}
         for swarm in swarms.values():
-            await text(swarm, prompts[0], new_tokens)
+            await text(swarm, prompts[0], options.new_tokens, options.nodes)
         for number, prompt in enumerate(prompts):
             results = {}
             for way in sorted(swarms, reverse=bool(number % 2)):
-                results[way] = await text(swarms[way], prompt, new_tokens)
+                results[way] = await text(swarms[way], prompt, options.new_tokens, options.nodes)
                 found.tokens_per_s[way].append(results[way].stats.tokens_per_s)
             found.is_same = found.is_same and results[SECURE].tokens == results[PLAIN].tokens
 
 
-async def measure_links(found: DelayMeasurement, peers: dict[str, str], prompts: Sequence[Sequence[int]]) -> None:
+async def measure_links(
+    found: DelayMeasurement, peers: dict[str, str], prompts: Sequence[Sequence[int]], nodes: int
+) -> None:
     """Time to the first token over new connections, less that over the same ones a moment later."""
     for number, prompt in enumerate(prompts):
         for way in sorted(peers, reverse=bool(number % 2)):
             async with connected(way, peers[way]) as swarm:
                 moments = [time.perf_counter()]
                 for _ in range(2):
-                    await text(swarm, prompt, 1)
+                    await text(swarm, prompt, 1, nodes)
                     moments.append(time.perf_counter())
             began, first, second = moments
             found.new_link_ms[way].append(((first - began) - (second - first)) * 1e3)
@@ -174,7 +178,7 @@ def sheet(found: dict[float, DelayMeasurement], options: Options) -> Sheet:
     """The table."""
     made = Sheet(
         "tls",
-        f"TLS against plain text: {options.pairs} pairs of texts, three hops, greedy, drafted",
+        f"TLS against plain text: {options.pairs} pairs of texts, three hops, greedy, trees of {options.nodes}",
         (
             "delay, one way",
             "TLS, tokens/s",
