@@ -186,20 +186,20 @@ class SessionTable:
             return now - hop.used_at
 
         own = [hop for hop, one in self._reserved.items() if one.key == asked.key]
-        if not quota.take(SESSIONS, asked.key):
-            idlest = max(own, key=idle_s, default=None)
-            if idlest is None or idle_s(idlest) < IDLE_S:
+        if not quota.has_room(SESSIONS, asked.key):
+            idlest = max(own, key=idle_s)
+            if idle_s(idlest) < IDLE_S:
                 raise Busy(peer, span, f"has {len(own)} sessions of this address already; {RETRY}")
             self._evict(idlest)
-            quota.take(SESSIONS, asked.key)
         gone = victims(self._reserved, asked, Room(self.kv_tokens, MAX_SESSIONS), idle_s, weight_of)
         if gone is None:
-            quota.give(SESSIONS, asked.key)
             free, full = self.kv_tokens_free, len(self._reserved) >= MAX_SESSIONS
             needs = f"needs KV for {asked.tokens} tokens, {free} of {self.kv_tokens} are free"
             raise Busy(peer, span, f"{f'has {MAX_SESSIONS} sessions already' if full else needs}; {RETRY}")
         for hop in gone:
             self._evict(hop)
+        taken = quota.take(SESSIONS, asked.key)
+        assert taken, "as many sessions are allowed as there is room for"
 
     def _evict(self, hop: HopSession) -> None:
         """End a session here, so that another has its room at once: the client may go on with another machine."""

@@ -97,13 +97,16 @@ class UpstreamSet:
 
         Raises:
             HopClosed: a newer generation holds the session.
-            RemoteProtocolError: the generation is too far ahead.
+            RemoteProtocolError: the generation is too far ahead, or the one sender that it has is heard already: then
+                something is wrong with the link to it, whose both ends carry that.
         """
         expected = senders(attach.route, attach.index, attach.hedge)
         is_new = self._is_news(attach.generation)
-        if not is_new and (attach.generation < self.heard or len(expected) == 1):
+        if attach.generation < self.heard:
             span = str(attach.route[attach.index].span)
             raise HopClosed(self._peer, span, f"generation {attach.generation} is not newer")
+        if not is_new and len(expected) == 1:
+            raise RemoteProtocolError("generation", f"{attach.generation} is attached already")
         self.heard = attach.generation
         self._keep(expected)
         self.drop(self._by_sender.get(sender))

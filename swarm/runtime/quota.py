@@ -170,6 +170,10 @@ class Quota:
         self._holders[key] = account
         return True
 
+    def has_room(self, kind: str, key: str, amount: int = 1) -> bool:
+        """Whether this key may hold so much more, whatever all keys together hold."""
+        return self.held(kind, key) + amount <= self._holdings[kind].per_key * self._weight(key)
+
     def give(self, kind: str, key: str, amount: int = 1) -> None:
         """Give back what was taken."""
         account = self._holders[key]

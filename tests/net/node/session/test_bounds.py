@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 import node.session.service
+import node.session.table
 from node.serve import Node
 from node.session.admission import SESSIONS, WAITING, Admission
 from node.session.eviction import IDLE_S
@@ -22,6 +23,7 @@ from node.session.table import SessionTable
 from swarm import wire
 from swarm.ids import SessionId, TreeNodeId
 from swarm.protocol.messages import Attach, Attached, Close, Fault, FaultKind, Ready, Sampling, Snapshot, SweepFrame
+from swarm.runtime.quota import HoldingLimit
 from swarm.transport.dial import open_channel
 from swarm.transport.link import Stream
 from swarm.wire import decoding, encode_part
@@ -91,6 +93,24 @@ async def test_silent_streams_of_one_address_leave_room_for_others_and_end_soon(
             return quota.held(WAITING, stranger) == 0
 
         await until(none_waits)
+
+
+async def test_a_table_that_one_address_fills_has_room_for_another(
+    nodes: tuple[Node, ...], stranger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = nodes[0].sessions
+    monkeypatch.setattr(node.session.table, "MAX_SESSIONS", 6)
+    monkeypatch.setitem(sessions.admission.quota._holdings, SESSIONS, HoldingLimit(per_key=16, total=6))
+    async with AsyncExitStack() as stack:
+        for number in range(5):
+            link = await stack.enter_async_context(raw_link(nodes[0], session_of(nodes, f"full{number}")))
+            await link.until(Ready)
+        assert len(sessions) == 6, "the healthy session is one of them"
+        monkeypatch.setattr(node.session.service, "address_key", lambda _: "8.8.4.4")
+        async with raw_link(nodes[0], session_of(nodes, "newcomer")) as link:
+            await link.until(Ready)
+            assert (len(sessions), sessions.admission.quota.held(SESSIONS, stranger)) == (6, 4)
+            await link.send(Close("done"))
 
 
 async def test_one_address_has_a_few_sessions_and_its_idle_ones_give_way(

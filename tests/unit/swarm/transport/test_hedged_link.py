@@ -241,7 +241,7 @@ async def test_a_replica_that_comes_late_is_told_what_the_other_was(streams: Ups
 
 async def test_a_stranger_of_the_same_generation_is_refused(streams: UpstreamSet) -> None:
     streams.attach(Side(), to_c(3, HEDGE), B, 0, CREDITS)
-    with pytest.raises(HopClosed, match="generation 3 is not newer"):
+    with pytest.raises(RemoteProtocolError, match="3 is attached already"):
         streams.attach(Side(), to_c(3, None), X, 0, CREDITS)
     with pytest.raises(HopClosed, match="generation 2 is not newer"):
         streams.attach(Side(), to_c(2, HEDGE), X, 0, CREDITS)
