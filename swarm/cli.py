@@ -18,7 +18,7 @@ from rich.text import Text
 from swarm.commands.plan import ShowPlan, plan
 from swarm.commands.private_swarm import Private, private
 from swarm.commands.route import ShowRoute, route, short
-from swarm.discovery.coverage import Coverage, cover, fill_lines, serve_line
+from swarm.discovery.coverage import Coverage, cover, fill_lines, serve_line, shown_address
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.identity import default_identity_path
 from swarm.discovery.listing import name_models, read_models
@@ -264,7 +264,7 @@ def _cells(record: NodeRecord) -> list[str]:
         record.name or "",
         record.span.describe(record.model.num_layers).partition(" ")[2],
         record.state.value,
-        record.address,
+        shown_address(record),
         " / ".join(f"{speeds[nodes]:.1f}" if nodes in speeds else "–" for nodes in (1, 8, 64)),
         f"{record.kv_tokens_free:,} / {record.kv_tokens_total:,}",
         record.numeric_class,

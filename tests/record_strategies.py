@@ -6,10 +6,19 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from swarm.discovery.node_record import MAX_DELAYS, MAX_KV_TOKENS, MAX_ROW_BYTES, MAX_SPEEDS, NodeRecord, NodeState
+from swarm.discovery.node_record import (
+    MAX_DELAYS,
+    MAX_KV_TOKENS,
+    MAX_ROW_BYTES,
+    MAX_SPEEDS,
+    NodeRecord,
+    NodeState,
+    Reach,
+)
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.protocol.limits import MAX_COUNT, MAX_LAYERS, MAX_SWEEP_ROWS, SWEEP_MS
+from swarm.transport.relayed import RelayedAddress
 
 NOW = 1_800_000_000.0
 DIGEST = st.text("0123456789abcdef", min_size=64, max_size=64)
@@ -59,12 +68,17 @@ def records(
     """A legal record of a machine with some layers of a model."""
     start = draw(st.integers(0, model.num_layers - 1))
     total = draw(st.integers(0, MAX_KV_TOKENS))
+    own = ["192.0.2.7:1", "[2001:db8::1]:65535", "a-b.example:80", f"{'h' * 253}:5000"]
+    address, reach = draw(st.sampled_from(own)), draw(st.sampled_from(Reach))
+    if reach is Reach.RELAYED:
+        address = str(RelayedAddress(peer, address))
     delays = st.tuples(st.sampled_from(others), st.floats(0.0, 60_000.0)) if others else st.nothing()
     return NodeRecord(
         peer=peer,
         model=model,
         span=Span(start, draw(st.integers(start + 1, model.num_layers))),
-        address=draw(st.sampled_from(["192.0.2.7:1", "[2001:db8::1]:65535", "a-b.example:80", f"{'h' * 253}:5000"])),
+        address=address,
+        reach=reach,
         state=draw(st.sampled_from([NodeState.SERVING] * 3 + [NodeState.JOINING, NodeState.DRAINING])),
         numeric_class=draw(st.sampled_from(["cpu-float32", "cpu-float32", "cuda-bfloat16", "cuda-float16-w8"])),
         version="0.2.0",

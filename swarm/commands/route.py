@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from swarm.discovery.coverage import shown_address
 from swarm.discovery.dht.registry import DhtConfig, DhtRegistry
 from swarm.discovery.listing import name_models
 from swarm.discovery.node_record import NodeRecord
@@ -106,7 +107,7 @@ def _table(best: Route, num_layers: int) -> Table:
         table.add_column(title, overflow="fold", justify="left" if is_word else "right", no_wrap=title in _WHOLE)
     for hop, record, cost in zip(best.hops, best.records, best.costs, strict=True):
         cells = [short(hop.peer), record.name or "", hop.span.describe(num_layers).partition(" ")[2]]
-        cells += [record.address, f"{'' if cost.is_measured else '≈ '}{cost.delay_ms:.1f}"]
+        cells += [shown_address(record), f"{'' if cost.is_measured else '≈ '}{cost.delay_ms:.1f}"]
         cells += [f"{part:.1f}" for part in (cost.transfer_ms, cost.queue_ms, cost.compute_ms, cost.total_ms)]
         table.add_row(*map(Text, cells))
     return table

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.discovery.node_record import NodeRecord, NodeState, Reach
 from swarm.ids import ModelIdentity
 from swarm.layers import Span, missing_layers
 
@@ -35,6 +35,14 @@ class Coverage:
     def complete(self) -> bool:
         """Whether a chain over all layers can be built now."""
         return not self.missing
+
+
+def shown_address(record: NodeRecord) -> str:
+    """A node's address as tables show it: with the word for how it is reached, unless its own port is."""
+    if record.reach is Reach.DIRECT:
+        return record.address
+    relay = record.endpoint.relay
+    return f"{record.reach.value}, {record.address}" if relay is None else f"{record.reach.value}, via {relay}"
 
 
 def cover(model: ModelIdentity, records: Iterable[NodeRecord]) -> Coverage:

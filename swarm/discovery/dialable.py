@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 from swarm.discovery.node_record import bracketed, split_address
 from swarm.discovery.record_fields import RecordError
+from swarm.transport.relayed import first_stop, parse_relayed
 
 RESOLVE_S = 2.0
 """How long a host name may take."""
@@ -59,14 +60,17 @@ class DialPolicy:
         """
         if allow_private:
             return cls(only_public=False)
-        own = [await _resolve(address) for address in own_addresses]
+        own = [await _resolve(first_stop(address)) for address in own_addresses]
         is_known = bool(own) and all(own)  # an unknown one is taken for public
         return cls(only_public=not is_known or any(is_public(ip) for ips in own for ip in ips))
 
     def allows(self, address: str) -> bool:
-        """Whether `host:port` may be dialled as it stands; a name may where any address may."""
+        """Whether an address may be dialled as it stands; a name may where any address may.
+
+        Of a relayed address the relay's counts: that is what is dialled.
+        """
         try:
-            ip = ip_address(split_address(address)[0].strip("[]"))
+            ip = ip_address(split_address(first_stop(address))[0].strip("[]"))
         except (RecordError, ValueError):
             return not self.only_public
         return is_dialable(ip, own_is_public=self.only_public)
@@ -76,9 +80,12 @@ class DialPolicy:
 
         A name is resolved once, here: asked again, it might name another machine.
         """
-        for ip in await _resolve(address):
+        relayed = parse_relayed(address)
+        stop = first_stop(address)
+        for ip in await _resolve(stop):
             if is_dialable(ip, own_is_public=self.only_public):
-                return f"{bracketed(str(ip))}:{split_address(address)[1]}"
+                found = f"{bracketed(str(ip))}:{split_address(stop)[1]}"
+                return found if relayed is None else str(replace(relayed, relay=found))
         return None
 
 

@@ -26,6 +26,7 @@ from swarm.layers import Span
 from swarm.protocol.limits import MAX_COUNT, MAX_LAYERS, MAX_RECORD_BYTES, MAX_SWEEP_ROWS, SWEEP_MS
 from swarm.transport.certificate import check_certificate
 from swarm.transport.endpoint import Endpoint
+from swarm.transport.relayed import first_stop, parse_relayed
 
 MAX_TTL_S: Final = 90.0
 """How far ahead a record may expire."""
@@ -35,6 +36,8 @@ MAX_KV_TOKENS: Final = 1 << 40
 MAX_DELAYS: Final = 16
 """Delays that a record may hold."""
 MAX_ROW_BYTES: Final = 2**20
+MAX_ADDRESS: Final = 340
+"""Characters of an address, at most: a host name of 253, or a relay's behind a peer id."""
 CLOCK_SLACK_S: Final = 5.0  # the DHT tolerates clocks that differ by 3 s
 MAX_NAME_CHARACTERS: Final = 64
 VERIFIED_KEPT: Final = 4_096
@@ -50,15 +53,23 @@ class NodeState(enum.Enum):
     DRAINING = "draining"
 
 
+class Reach(enum.Enum):
+    """How others come to a node: by its own port, by a port that its router maps, or by a relay."""
+
+    DIRECT = "direct"
+    MAPPED = "mapped"
+    RELAYED = "relayed"
+
+
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """One node's announcement.
+    """One node's announcement. A later release may sign more fields behind these; they are read past.
 
     Attributes:
         peer: the node's identity.
         model: what it serves.
         span: which layers of it.
-        address: `host:port` of its gRPC service.
+        address: `host:port` of its gRPC service, or `PEER.via.HOST:PORT` with its own peer id.
         state: whether it takes sessions.
         numeric_class: device kind, dtype and lossy codec, as `cpu-float32`; at most 96 characters.
         version: of the program; at most 32 characters.
@@ -75,6 +86,7 @@ class NodeRecord:
         row_bytes: of a hidden row in the lossless codec; None if it is not announced.
         movable: whether it would now move to layers where the swarm needs it.
         certificate: DER of the certificate with which it answers since its start; empty only in an insecure swarm.
+        reach: how others come to it.
         sealed: the signed bytes that the record was read from; empty for a record made here.
     """
 
@@ -97,6 +109,7 @@ class NodeRecord:
     row_bytes: int | None = None
     movable: bool = False
     certificate: bytes = field(default=b"", repr=False)
+    reach: Reach = Reach.DIRECT
     sealed: bytes = field(default=b"", compare=False, repr=False)
 
     @property
@@ -171,7 +184,7 @@ def open_sealed(data: bytes, now: float) -> Sealed:
 def _opened(data: bytes) -> Sealed:
     """A record whose signature and bounds hold at some time; the same bytes are verified once."""
     public_key, body, signature = _unsealed(data)
-    sealed = _decode(fields.unpack_list(body, len(_FIELDS)), data)
+    sealed = _decode(fields.unpack_list(body, len(_FIELDS), or_more=True), data)
     check_signature(sealed.record.peer, public_key, _DOMAIN + body, signature)
     return sealed
 
@@ -179,7 +192,7 @@ def _opened(data: bytes) -> Sealed:
 def claimed_peer(data: bytes) -> str | None:
     """Whose record it says that it is, before its signature is checked; None if it is none."""
     try:
-        values = fields.unpack_list(_unsealed(data)[1], len(_FIELDS))
+        values = fields.unpack_list(_unsealed(data)[1], len(_FIELDS), or_more=True)
     except RecordError:
         return None
     peer = values[_FIELDS.index("peer")]
@@ -313,7 +326,7 @@ _FIELDS = (
     "version_of_format", "left", "peer", "model", "span", "address", "state", "numeric_class", "version", "name",
     "sweep_ms", "kv_tokens_free", "kv_tokens_total", "sequence", "expires_at",
     "delays_ms", "busy", "uplink_mbit_per_s", "row_bytes",
-    "movable", "certificate",
+    "movable", "certificate", "reach",
 )  # fmt: skip
 _FORMAT: Final = 2
 _DELAY_MS: Final = (0.0, 60_000.0)
@@ -345,18 +358,20 @@ def _encode(record: NodeRecord, left: bool) -> list[Any]:
         record.row_bytes,
         record.movable,
         record.certificate,
+        record.reach.value,
     ]
 
 
 def _decode(values: list[Any], data: bytes) -> Sealed:
-    raw = dict(zip(_FIELDS, values, strict=True))
+    raw = dict(zip(_FIELDS, values, strict=False))  # a later release may have more
     if raw["version_of_format"] != _FORMAT or type(raw["left"]) is not bool:
         raise RecordError("data", "a record of another format")
-    address = fields.text("address", raw["address"], 280)
-    split_address(address)
     model = read_model(raw["model"])
     total = fields.whole("kv_tokens_total", raw["kv_tokens_total"], (0, MAX_KV_TOKENS))
     peer = fields.peer_id(raw["peer"])
+    address, reach = _address(raw["address"], peer), _reach(raw["reach"])
+    if (parse_relayed(address) is not None) != (reach is Reach.RELAYED):
+        raise RecordError("reach", f"{address[:80]!r} is not an address of a machine that is {reach.value}")
     record = NodeRecord(
         peer=peer,
         model=model,
@@ -377,6 +392,7 @@ def _decode(values: list[Any], data: bytes) -> Sealed:
         row_bytes=None if raw["row_bytes"] is None else fields.whole("row_bytes", raw["row_bytes"], (1, MAX_ROW_BYTES)),
         movable=fields.flag("movable", raw["movable"]),
         certificate=_certificate(raw["certificate"], peer),
+        reach=reach,
         sealed=data,
     )
     return Sealed(record, raw["left"])
@@ -395,6 +411,22 @@ def _certificate(value: object, peer: PeerId) -> bytes:
         except ValueError as error:
             raise RecordError("certificate", str(error)) from error
     return value
+
+
+def _address(value: object, peer: PeerId) -> str:
+    address = fields.text("address", value, MAX_ADDRESS)
+    relayed = parse_relayed(address)
+    if relayed is not None and (relayed.peer != peer or parse_relayed(relayed.relay) is not None):
+        raise RecordError("address", f"{address[:80]!r} does not lead to {peer} by one relay")
+    split_address(first_stop(address))
+    return address
+
+
+def _reach(value: object) -> Reach:
+    try:
+        return Reach(value)
+    except ValueError as error:
+        raise RecordError("reach", "unknown") from error
 
 
 def write_model(model: ModelIdentity) -> list[Any]:

@@ -21,8 +21,8 @@ class RecordError(RemoteProtocolError):
     """A record that is not valid; `field` names the part at fault."""
 
 
-def unpack_list(data: bytes, length: int) -> list[Any]:
-    """Decode a msgpack list of exactly `length` values.
+def unpack_list(data: bytes, length: int, *, or_more: bool = False) -> list[Any]:
+    """Decode a msgpack list of exactly `length` values, or of at least so many.
 
     Raises:
         RecordError: it is none.
@@ -31,7 +31,7 @@ def unpack_list(data: bytes, length: int) -> list[Any]:
         values = msgpack.unpackb(data)
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
         raise RecordError("data", "malformed") from error
-    if not isinstance(values, list) or len(values) != length:
+    if not isinstance(values, list) or len(values) < length or (len(values) > length and not or_more):
         raise RecordError("data", "malformed")
     return values
 

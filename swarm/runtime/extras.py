@@ -12,13 +12,14 @@ from typing import Final, Literal
 
 from swarm.errors import ConfigError
 
-Extra = Literal["health", "top", "metrics", "plot"]
+Extra = Literal["health", "top", "metrics", "plot", "upnp"]
 
 MODULES: Final[Mapping[Extra, tuple[str, ...]]] = {
     "health": ("amqtt", "fastapi", "httpx2", "pydantic", "uvicorn"),
     "top": ("httpx2", "pydantic", "textual"),
     "metrics": ("starlette", "uvicorn"),
     "plot": ("matplotlib",),
+    "upnp": ("miniupnpc",),
 }
 """Top-level modules of each extra; a test compares them with pyproject.toml."""
 

@@ -88,6 +88,7 @@ COLUMNS: Final = (
     ),
     Column("version", 9, lambda node, _: node.version or "–", lambda node, _: node.version or ""),
     Column("class", 14, lambda node, _: node.numeric_class or "–", lambda node, _: node.numeric_class or ""),
+    Column("reached", 9, lambda node, _: node.reach or "–", lambda node, _: node.reach or ""),
     Column("device", 24, lambda node, _: node.device or "–", lambda node, _: node.device or ""),
 )
 """From left to right; where a terminal is narrow, the last ones are left out."""

@@ -7,6 +7,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from swarm.ids import PeerId
+from swarm.transport.relayed import parse_relayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class Endpoint:
 
     Attributes:
         peer: its identity: whose name the certificate must bear.
-        address: `host:port` of its gRPC service.
+        address: `host:port` of its gRPC service, or `PEER.via.HOST:PORT` where a relay carries the bytes.
         certificate: DER of the one certificate with which it may answer; empty where it speaks no TLS.
     """
 
@@ -27,6 +28,12 @@ class Endpoint:
     def digest(self) -> bytes:
         """SHA-256 of the certificate, 32 bytes; empty without one."""
         return hashlib.sha256(self.certificate).digest() if self.certificate else b""
+
+    @property
+    def relay(self) -> str | None:
+        """`host:port` of the relay through which it is reached; None where it is dialled itself."""
+        relayed = parse_relayed(self.address)
+        return None if relayed is None else relayed.relay
 
     @property
     def is_loopback(self) -> bool:

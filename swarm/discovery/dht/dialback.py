@@ -21,6 +21,7 @@ from swarm.discovery.record_fields import RecordError
 from swarm.ids import PeerId
 from swarm.transport.certificate import check_certificate
 from swarm.transport.endpoint import Endpoint
+from swarm.transport.relayed import first_stop, parse_relayed
 
 HANDLER = "canopy/v1/dial-back"
 DEADLINE_S = 5.0
@@ -100,6 +101,9 @@ class DialBack:
         if not self._admit(peer):
             return None
         address, nonce, certificate = parsed
+        relayed = parse_relayed(address)
+        if relayed is not None and relayed.peer != peer:
+            return False
         self._running += 1
         try:
             check_certificate(certificate, peer)
@@ -139,7 +143,7 @@ def parse_request(request: bytes) -> tuple[str, bytes, bytes] | None:
         values: Any = msgpack.unpackb(request)
         match values:
             case [str(address), bytes(nonce), bytes(certificate)] if len(nonce) == NONCE_BYTES:
-                split_address(address)
+                split_address(first_stop(address))
                 return address, nonce, certificate
             case _:
                 return None

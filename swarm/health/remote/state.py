@@ -66,6 +66,7 @@ class NodeShown(_StateModel):
     state: SafeText
     device: SafeText | None = None
     numeric_class: SafeText | None = None
+    reach: SafeText | None = None
     version: SafeText | None = None
     started_at: float | None = None
     seen_at: float | None = None

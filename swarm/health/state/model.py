@@ -391,6 +391,7 @@ def _node(peer: PeerId, model: ReportedModel, evidence: _NodeEvidence, now: floa
         probed_ms=evidence.probed_ms,
         agrees=evidence.agrees,
         is_silent=status is not None and evidence.gone_at is None and not evidence.has_telemetry(now),
+        reach=None if record is None else record.reach,
     )
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from swarm.discovery.node_record import Reach
 from swarm.ids import PeerId
 from swarm.layers import Span
 
@@ -64,6 +65,7 @@ class NodeView:
         probed_ms: compute per sweep for the whole span, as a probe measured it.
         agrees: whether its answers were those of another holder of its layers; None if never compared.
         is_silent: its telemetry ended without a farewell.
+        reach: how others come to it, as its record says; None where there is no record.
     """
 
     peer: PeerId
@@ -87,6 +89,7 @@ class NodeView:
     probed_ms: float | None
     agrees: bool | None
     is_silent: bool = False
+    reach: Reach | None = None
 
 
 @dataclass(frozen=True, slots=True)

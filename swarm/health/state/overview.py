@@ -222,6 +222,7 @@ def _node(node: NodeView) -> dict[str, Any]:
         "claimed_ms": [[nodes, round(ms, 2)] for nodes, ms in node.claimed_ms],
         "probed_ms": None if node.probed_ms is None else round(node.probed_ms, 2),
         "agrees": node.agrees,
+        "reach": None if node.reach is None else node.reach.value,
     }
 
 

@@ -18,6 +18,7 @@ const COLUMNS = [
   { id: "device", label: "Device", key: (node) => node.device ?? "", text: (node) => node.device ?? "–" },
   { id: "span", label: "Layers", key: (node) => node.span[0] * 10_000 + node.span[1], text: (node) => format.span(node.span) },
   { id: "class", label: "Numeric class", key: (node) => node.numeric_class ?? "", text: (node) => node.numeric_class ?? "–" },
+  { id: "reach", label: "Reached", key: (node) => node.reach ?? "", text: (node) => node.reach ?? "–" },
   { id: "version", label: "Version", key: (node) => node.version ?? "", text: (node) => node.version ?? "–" },
   { id: "uptime", label: "Uptime", key: uptime, text: (node, now) => format.duration(uptime(node, now)) },
   { id: "load", label: "Load", key: load, text: (node) => format.percent(load(node)), meter: load },
@@ -114,7 +115,7 @@ export class NodesTable {
 
   chosen() {
     const { key } = COLUMNS.find(({ id }) => id === this.sort.id);
-    const matches = (node) => [node.name, node.peer, node.device, node.state, node.numeric_class, node.version].some((text) => text?.toLowerCase().includes(this.query));
+    const matches = (node) => [node.name, node.peer, node.device, node.state, node.numeric_class, node.reach, node.version].some((text) => text?.toLowerCase().includes(this.query));
     const nodes = this.query === "" ? this.model.nodes : this.model.nodes.filter(matches);
     return nodes
       .map((node) => ({ node, key: key(node, this.now) }))

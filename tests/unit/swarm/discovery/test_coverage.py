@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from swarm.cli import report
-from swarm.discovery.coverage import cover, fill_lines, is_serve_line, serve_line
-from swarm.discovery.node_record import NodeRecord, NodeState
+from swarm.discovery.coverage import cover, fill_lines, is_serve_line, serve_line, shown_address
+from swarm.discovery.node_record import NodeRecord, NodeState, Reach
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
 from swarm.runtime.console import make_console
@@ -153,3 +153,19 @@ def test_classes_that_differ_stay_in_the_table() -> None:
     text = out.getvalue()
     assert "class of all" not in text
     assert "version of all" in text
+
+
+@pytest.mark.parametrize(
+    ("reach", "address", "shown"),
+    [
+        (Reach.DIRECT, "192.0.2.7:5000", "192.0.2.7:5000"),
+        (Reach.MAPPED, "192.0.2.7:5000", "mapped, 192.0.2.7:5000"),
+        (Reach.RELAYED, "QmSomebodyWithALongName.via.192.0.2.9:31338", "relayed, via 192.0.2.9:31338"),
+    ],
+)
+def test_tables_say_how_a_node_is_reached(reach: Reach, address: str, shown: str) -> None:
+    one = replace(record(0, 12), reach=reach, address=address)
+    assert shown_address(one) == shown
+    output = io.StringIO()
+    report(cover(MODEL, [one]), JOIN, Console(file=output, width=240, soft_wrap=True))
+    assert shown in output.getvalue()

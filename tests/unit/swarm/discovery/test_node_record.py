@@ -21,6 +21,7 @@ from swarm.discovery.node_record import (
     MAX_SPEEDS,
     NodeRecord,
     NodeState,
+    Reach,
     live_records,
     open_filed,
     seal,
@@ -71,7 +72,7 @@ def model_with(name: str = MODEL.name, num_layers: int = MODEL.num_layers) -> tu
 FIELDS = [
     *["format", "left", "peer", "model", "span", "address", "state", "numeric_class", "version", "name"],
     *["sweep_ms", "kv_tokens_free", "kv_tokens_total", "sequence", "expires_at"],
-    *["delays_ms", "busy", "uplink_mbit_per_s", "row_bytes", "movable", "certificate"],
+    *["delays_ms", "busy", "uplink_mbit_per_s", "row_bytes", "movable", "certificate", "reach"],
 ]
 
 
@@ -96,6 +97,17 @@ def test_a_record_comes_back_as_it_was_and_is_small() -> None:
     assert unseal(forged(), NOW) == RECORD
     assert len(SEALED) < MAX_RECORD_BYTES / 3
     assert unseal(seal(replace(RECORD, name=None, address="[2001:db8::1]:1"), ME), NOW).name is None
+
+
+def test_a_relayed_address_names_its_own_peer_and_the_relay() -> None:
+    relayed = replace(RECORD, address=f"{ME.peer_id}.via.[2001:db8::9]:5000", reach=Reach.RELAYED)
+    assert unseal(seal(relayed, ME), NOW) == relayed
+    assert relayed.endpoint.relay == "[2001:db8::9]:5000"
+    assert RECORD.endpoint.relay is None
+
+
+def test_what_a_later_release_adds_to_records_is_read_past() -> None:
+    assert unseal(forged(of_tomorrow=["anything"]), NOW) == RECORD
 
 
 @pytest.mark.parametrize(
@@ -174,6 +186,13 @@ def test_a_record_comes_back_as_it_was_and_is_small() -> None:
         ({"model": [*MODEL_FIELDS[:5], 41]}, "model"),  # the honest fingerprint and a layer more
         ({"model": [*MODEL_FIELDS[:2], "ff" * 32, *MODEL_FIELDS[3:]]}, "model"),  # and another config
         ({"model": [*MODEL_FIELDS[:3], "ff" * 32, *MODEL_FIELDS[4:]]}, "model"),  # and other weights
+        ({"reach": "magic"}, "reach"),
+        ({"reach": "relayed"}, "reach"),  # and its own address
+        ({"address": f"{ME.peer_id}.via.192.0.2.9:5000"}, "reach"),  # and said to be direct
+        ({"reach": "relayed", "address": f"{OTHER.peer_id}.via.192.0.2.9:5000"}, "address"),
+        ({"reach": "relayed", "address": f"{ME.peer_id}.via.0.0.0.0:5000"}, "address"),
+        ({"reach": "relayed", "address": f"{ME.peer_id}.via.{ME.peer_id}.via.a.example:5000"}, "address"),
+        ({"reach": "relayed", "address": f"{ME.peer_id}.via.{ME.peer_id}.via.192.0.2.9:5000"}, "address"),
         ({"format": 1}, "data"),
     ],
 )

@@ -1,0 +1,1 @@
+"""Carries bytes to machines that nobody can dial: a relay knows them by their peer ids and reads nothing."""

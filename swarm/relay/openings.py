@@ -1,0 +1,159 @@
+"""What a relay and those who use it say to each other before bytes are passed: lines of text, parsed and bounded. Pure.
+
+Whoever connects says one line, which ends with a line feed and may have a carriage return before it:
+
+    HERE PEER                        a machine that keeps this connection, to be reached through it
+    CONNECT PEER:1 HTTP/1.1          a dialler, as gRPC says it to an HTTP proxy; headers follow, and an empty line
+    TAKE TOKEN                       the machine's end of a circuit that somebody asked for
+    SEEN                             asks for the address that this connection comes from
+    PUNCH PEER ADDRESSES             a dialler that wants a hole: the circuit carries what both ends must agree on
+    CALL PEER HOST:PORT TOKEN        a dialler that can be dialled itself, and wants to be
+    LOAD                             asks what the relay carries
+
+To HERE the relay answers `PROVE RELAY-PEER NONCE`; the machine answers `PROOF KEY SIGNATURE` (`swarm.relay.presence`),
+and the relay `OK HOST:PORT`, the address that the machine comes from, or `NO REASON`. From then on the relay says
+
+    OPEN TOKEN                       somebody connects: open a connection here with TAKE TOKEN
+    PUNCH TOKEN ADDRESSES            somebody wants a hole and knocks from these addresses: TAKE TOKEN first
+    CALL TOKEN HOST:PORT             somebody wants to be called: open a connection there with TAKE TOKEN
+    PING                             the machine answers PONG
+
+To SEEN it answers `SEEN HOST:PORT`, to LOAD `LOAD CIRCUITS LIMIT MBIT LENT-MBIT`, to CONNECT an HTTP status line. After
+`200` and after PUNCH and TAKE the connection carries the circuit's bytes and nothing else.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from swarm.discovery.identity import is_peer_id
+from swarm.discovery.node_record import split_address
+from swarm.discovery.record_fields import RecordError
+from swarm.errors import RemoteProtocolError
+from swarm.ids import PeerId
+
+MAX_LINE_BYTES: Final = 512
+"""Of an opening, and of everything that a relay says; its line feed included."""
+MAX_PROOF_BYTES: Final = 2_048
+"""Of the one line that holds a public key and a signature."""
+MAX_HEADER_BYTES: Final = 4_096
+"""Of all headers behind CONNECT."""
+OPENING_S: Final = 5.0
+"""How long an opening may take, its headers included."""
+TOKEN_BYTES: Final = 16
+MAX_ADDRESSES: Final = 6
+"""Addresses in one PUNCH, at most."""
+
+
+class Verb(enum.Enum):
+    """The first word of an opening."""
+
+    HERE = "HERE"
+    CONNECT = "CONNECT"
+    TAKE = "TAKE"
+    SEEN = "SEEN"
+    PUNCH = "PUNCH"
+    CALL = "CALL"
+    LOAD = "LOAD"
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """One opening, checked.
+
+    Attributes:
+        verb: what is wanted.
+        peer: whom it is about; None for TAKE, SEEN and LOAD.
+        token: of TAKE and CALL, 32 lower-case hex digits; else empty.
+        addresses: of PUNCH and CALL: `host:port`, with IP addresses; else empty.
+    """
+
+    verb: Verb
+    peer: PeerId | None = None
+    token: str = ""
+    addresses: tuple[str, ...] = ()
+
+
+def parse_opening(line: bytes) -> Opening:
+    """Read the first line of a connection.
+
+    Args:
+        line: with or without its line end.
+
+    Raises:
+        RemoteProtocolError: it is none; `field` is `opening`.
+    """
+    match words(line):
+        case ["HERE", peer]:
+            return Opening(Verb.HERE, _peer(peer))
+        case ["CONNECT", target, "HTTP/1.0" | "HTTP/1.1"]:
+            return Opening(Verb.CONNECT, _peer(target.removesuffix(":1")))
+        case ["TAKE", token]:
+            return Opening(Verb.TAKE, token=check_token(token))
+        case ["SEEN"]:
+            return Opening(Verb.SEEN)
+        case ["PUNCH", peer, listed]:
+            return Opening(Verb.PUNCH, _peer(peer), addresses=parse_addresses(listed))
+        case ["CALL", peer, address, token]:
+            return Opening(Verb.CALL, _peer(peer), check_token(token), parse_addresses(address, limit=1))
+        case ["LOAD"]:
+            return Opening(Verb.LOAD)
+        case _:
+            raise RemoteProtocolError("opening", "no opening of a relay")
+
+
+def words(line: bytes) -> list[str]:
+    """The words of a line.
+
+    Raises:
+        RemoteProtocolError: it is too long or not printable ASCII.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise RemoteProtocolError("opening", f"a line has at most {MAX_LINE_BYTES} bytes")
+    text = line.removesuffix(b"\n").removesuffix(b"\r")
+    if not text.isascii() or not text.decode("ascii", "replace").isprintable():
+        raise RemoteProtocolError("opening", "a line is printable ASCII")
+    return text.decode().split(" ")
+
+
+def parse_addresses(listed: str, limit: int = MAX_ADDRESSES) -> tuple[str, ...]:
+    """Read `host:port` addresses between commas; hosts are IP addresses, so that nobody looks up a stranger's name.
+
+    Raises:
+        RemoteProtocolError: there are none, too many, or one is malformed.
+    """
+    addresses = tuple(listed.split(","))
+    if len(addresses) > limit:
+        raise RemoteProtocolError("opening", f"more than {limit} addresses")
+    for address in addresses:
+        try:
+            host, _ = split_address(address)
+        except RecordError as error:
+            raise RemoteProtocolError("opening", f"{address[:80]!r} is not host:port") from error
+        if not host.startswith("[") and _IPV4.fullmatch(host) is None:
+            raise RemoteProtocolError("opening", f"{address[:80]!r} names a machine; an IP address is wanted")
+    return addresses
+
+
+def check_token(token: str) -> str:
+    """A token as it is.
+
+    Raises:
+        RemoteProtocolError: it is none.
+    """
+    if _TOKEN.fullmatch(token) is None:
+        raise RemoteProtocolError("opening", f"a token has {2 * TOKEN_BYTES} lower-case hex digits")
+    return token
+
+
+def _peer(word: str) -> PeerId:
+    if not is_peer_id(word):
+        raise RemoteProtocolError("opening", f"{word[:80]!r} is no peer id")
+    return PeerId(word)
+
+
+_TOKEN = re.compile(rf"[0-9a-f]{{{2 * TOKEN_BYTES}}}")
+_IPV4 = re.compile(r"\d{1,3}(\.\d{1,3}){3}", re.ASCII)
