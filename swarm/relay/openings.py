@@ -13,10 +13,12 @@ Whoever connects says one line, which ends with a line feed and may have a carri
 To HERE the relay answers `PROVE RELAY-PEER NONCE`; the machine answers `PROOF KEY SIGNATURE` (`swarm.relay.presence`),
 and the relay `OK HOST:PORT`, the address that the machine comes from, or `NO REASON`. From then on the relay says
 
-    OPEN TOKEN                       somebody connects: open a connection here with TAKE TOKEN
+    OPEN TOKEN ADDRESS               somebody connects from there: open a connection here with TAKE TOKEN
     PUNCH TOKEN ADDRESSES            somebody wants a hole and knocks from these addresses: TAKE TOKEN first
     CALL TOKEN HOST:PORT             somebody wants to be called: open a connection there with TAKE TOKEN
     PING                             the machine answers PONG
+
+The ADDRESS of OPEN is a hint, for the machine's quotas: a relay that lies can say any.
 
 To SEEN it answers `SEEN HOST:PORT`, to LOAD `LOAD CIRCUITS LIMIT MBIT LENT-MBIT`, to CONNECT an HTTP status line. After
 `200` and after PUNCH and TAKE the connection carries the circuit's bytes and nothing else.

@@ -26,7 +26,7 @@ from swarm.discovery.identity import Identity
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import NodeRecord, NodeState, seal, split_address
 from swarm.discovery.record_fields import RecordError
-from swarm.discovery.registry import RECORD_TTL_S, Registry
+from swarm.discovery.registry import RECORD_TTL_S, Registry, RelayOffer
 from swarm.errors import ConfigError, IdentityError, RegistryError
 from swarm.ids import ModelIdentity, PeerId
 from swarm.layers import Span
@@ -101,6 +101,26 @@ async def test_announce_replace_and_withdraw(pair: Callable[[], object]) -> None
         await one.withdraw(first)
         assert await two.records(MODEL.fingerprint, 40, within_s=0.0) == []
         assert await two.models() == []
+
+
+@pytest.mark.parametrize("pair", [memory_pair, dht_pair])
+async def test_a_lent_relay_is_found_until_it_is_lent_no_more(pair: Callable[[], object]) -> None:
+    async with pair() as (one, two):  # type: ignore[attr-defined]
+        assert await two.relays() == []
+        await one.offer_relay("192.0.2.7:31338")
+        assert await two.relays() == [RelayOffer(one.peer_id, "192.0.2.7:31338")]
+        assert await one.relays() == [], "nobody is told of its own"
+        await one.offer_relay(None)
+        assert await two.relays() == []
+
+
+async def test_a_client_finds_relays_and_a_peer_that_offers_nonsense_lends_none() -> None:
+    async with DhtRegistry.open(LOCAL) as one, DhtRegistry.open(joining(one)) as two:
+        await two.offer_relay("[2001:db8::7]:31338")
+        async with DhtRegistry.open(joining(one, two, client_mode=True)) as client:
+            assert await client.relays() == [RelayOffer(two.peer_id, "[2001:db8::7]:31338")]
+            await one.offer_relay("http://192.0.2.7/")
+            assert await client.relays() == [RelayOffer(two.peer_id, "[2001:db8::7]:31338")]
 
 
 async def test_memory_forgets_what_expired_and_what_is_closed() -> None:
