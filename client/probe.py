@@ -124,6 +124,10 @@ class FilteredRegistry:
         """None: a probe does not listen."""
         return None
 
+    async def dial_back_relay(self, address: str) -> bool | None:
+        """None: a probe lends nothing."""
+        return None
+
     async def relays(self) -> list[RelayOffer]:
         """Empty: a probe dials those that are listed, and needs no relay of its own."""
         return []

@@ -20,6 +20,8 @@ from swarm.transport.endpoint import Endpoint
 
 DialBackCall = Callable[[Endpoint, bytes], Awaitable[bool]]
 """Calls a peer with a nonce; whether it answered with its signature."""
+RelayCall = Callable[[PeerId, str], Awaitable[bool]]
+"""Calls a relay at an address; whether it proved that it is this peer's."""
 
 
 class MemoryNetwork:
@@ -28,12 +30,14 @@ class MemoryNetwork:
     Attributes:
         clock: DHT time in seconds.
         dial: carries out dial-backs; None means that nobody can be asked for one.
+        dial_relay: the same for relays.
         relays: `host:port` of the relay that a peer lends.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time, dial: DialBackCall | None = None) -> None:
         self.clock = clock
         self.dial = dial
+        self.dial_relay: RelayCall | None = None
         self.relays: dict[PeerId, str] = {}
         self._store = RecordStore()
 
@@ -120,6 +124,12 @@ class MemoryRegistry:
         """What the network's `dial` returns; None without one."""
         self._check_open()
         return None if self._network.dial is None else await self._network.dial(endpoint, nonce)
+
+    async def dial_back_relay(self, address: str) -> bool | None:
+        """What the network's `dial_relay` returns; None without one."""
+        self._check_open()
+        call = self._network.dial_relay
+        return None if call is None else await call(self.peer_id, address)
 
     async def relays(self) -> list[RelayOffer]:
         """The relays that the others lend."""

@@ -117,6 +117,17 @@ class Registry(Protocol):
         """
         ...
 
+    async def dial_back_relay(self, address: str) -> bool | None:
+        """Ask a peer to call the relay that this machine lends.
+
+        Args:
+            address: `host:port` under which others should reach it.
+
+        Returns:
+            Whether a relay answered there and proved that it is this machine's; None if no peer could be asked.
+        """
+        ...
+
     async def relays(self) -> list[RelayOffer]:
         """The relays that known peers lend, of each peer one; those of the peers joined through come first.
 

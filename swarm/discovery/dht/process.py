@@ -22,7 +22,7 @@ import msgpack
 from google.protobuf.wrappers_pb2 import BytesValue
 
 from swarm.discovery.dht.addresses import ListenAddresses, host_and_port
-from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, DialBack, pack_request
+from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, RELAY_HANDLER, DialBack, pack_request
 from swarm.discovery.dht.hivemind_node import (
     Daemon,
     P2PContext,
@@ -33,7 +33,7 @@ from swarm.discovery.dht.hivemind_node import (
     start_daemon,
 )
 from swarm.discovery.dht.relay_offers import ASK_S, PEERS_ASKED, RelayDesk, parse_offer
-from swarm.discovery.dht.relay_offers import HANDLER as RELAY_HANDLER
+from swarm.discovery.dht.relay_offers import HANDLER as OFFER_HANDLER
 from swarm.discovery.dht.search import DirectoryPeer
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.record_store import open_item
@@ -104,11 +104,16 @@ class DhtPeer:
             requester = PeerId(context.remote_id.to_base58())
             return BytesValue(value=await service.answer(requester, request.value))
 
+        async def dial_back_relay(request: BytesValue, context: P2PContext) -> BytesValue:
+            requester = PeerId(context.remote_id.to_base58())
+            return BytesValue(value=await service.answer_relay(requester, request.value))
+
         async def offer(_request: BytesValue, context: P2PContext) -> BytesValue:
             return BytesValue(value=self.desk.answer(PeerId(context.remote_id.to_base58())))
 
         await self.daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)
-        await self.daemon.add_protobuf_handler(RELAY_HANDLER, offer, BytesValue)
+        await self.daemon.add_protobuf_handler(RELAY_HANDLER, dial_back_relay, BytesValue)
+        await self.daemon.add_protobuf_handler(OFFER_HANDLER, offer, BytesValue)
 
     async def describe(self) -> dict[str, Any]:
         """This peer's id, and the multiaddresses under which it listens."""
@@ -118,13 +123,20 @@ class DhtPeer:
 
     async def dial_back(self, address: str, nonce: bytes, certificate: bytes) -> bool | None:
         """Ask up to three peers to call this machine; one that got through is enough."""
+        return await self._called_by_others(HANDLER, pack_request(address, nonce, certificate))
+
+    async def dial_back_relay(self, address: str) -> bool | None:
+        """The same for the relay that this machine lends."""
+        return await self._called_by_others(RELAY_HANDLER, msgpack.packb(address))
+
+    async def _called_by_others(self, handler: str, request: bytes) -> bool | None:
         known: list[PeerID] = list(self.directory.node.protocol.routing_table.uid_to_peer_id.values())
         verdict: bool | None = None
         for peer in random.sample(known, min(_PEERS_ASKED, len(known))):
             try:
                 async with asyncio.timeout(DEADLINE_S + 1):
-                    request = BytesValue(value=pack_request(address, nonce, certificate))
-                    answer = await self.daemon.call_protobuf_handler(peer, HANDLER, request, BytesValue)
+                    asked = BytesValue(value=request)
+                    answer = await self.daemon.call_protobuf_handler(peer, handler, asked, BytesValue)
                     reached = msgpack.unpackb(answer.value)
             except (TimeoutError, P2PHandlerError, P2PDaemonError, ValueError, msgpack.UnpackException):
                 continue
@@ -139,7 +151,7 @@ class DhtPeer:
 
         async def ask(peer: PeerID) -> None:
             try:
-                answer = await self.daemon.call_protobuf_handler(peer, RELAY_HANDLER, BytesValue(), BytesValue)
+                answer = await self.daemon.call_protobuf_handler(peer, OFFER_HANDLER, BytesValue(), BytesValue)
             except Exception:  # noqa: BLE001  (hivemind and strangers raise anything: that peer lends nothing)
                 return
             address = parse_offer(answer.value)
@@ -170,6 +182,8 @@ class DhtPeer:
                 return await self.directory.fetch(**arguments)
             case "dial_back":
                 return await self.dial_back(**arguments)
+            case "dial_back_relay":
+                return await self.dial_back_relay(**arguments)
             case "relays":
                 return await self.relays()
             case "offer_relay":

@@ -236,6 +236,11 @@ class DhtRegistry:
         verdict: bool | None = await self._call("dial_back", arguments, DIAL_BACK_DEADLINE_S)
         return verdict
 
+    async def dial_back_relay(self, address: str) -> bool | None:
+        """Whether this machine's relay answers there: up to three peers call it; None if none could be asked."""
+        verdict: bool | None = await self._call("dial_back_relay", {"address": address}, DIAL_BACK_DEADLINE_S)
+        return verdict
+
     async def relays(self) -> list[RelayOffer]:
         """The relays that up to 16 known peers lend; those of the peers joined through come first.
 
