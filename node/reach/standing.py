@@ -196,7 +196,7 @@ class Standing:
             if probe is not None:
                 self._taken.add(probe.address)
         if probe is None:
-            await asyncio.sleep(random.uniform(0.5, 1.0) * (LOOK_S if self._stands else RETRY_S[0]))
+            await asyncio.sleep(self._pause_s())
             return
         began = asyncio.get_running_loop().time()
         try:
@@ -207,6 +207,13 @@ class Standing:
             self._note_failure(probe.address, str(lost))
         finally:
             self._taken.discard(probe.address)
+
+    def _pause_s(self) -> float:
+        """Until relays are looked for again: when one that failed is due, or others may have come."""
+        now = asyncio.get_running_loop().time()
+        due = [one.until - now for one in self._failures.values() if one.until > now]
+        longest_s = LOOK_S if self._stands else RETRY_S[0]
+        return max(min([longest_s, *due]), RETRY_S[0] / 2) * random.uniform(1.0, 1.5)
 
     async def _choose(self) -> RelayProbe | None:
         """The best relay that is not taken and did not fail lately."""
