@@ -1,4 +1,4 @@
-"""Standing connections to real relays on loopback: calls come through them, and one that dies costs nothing but a moment."""
+"""Standing connections to real relays on loopback: calls come through them, and one that dies costs only a moment."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ async def test_a_relay_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch
 async def test_who_wants_a_hole_or_a_call_is_heard() -> None:
     async with lent_relay() as one, machine(one) as home:
         await home.until(one.address)
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(one.address.rpartition(":")[2]))
+        _, writer = await asyncio.open_connection("127.0.0.1", int(one.address.rpartition(":")[2]))
         writer.write(f"PUNCH {home.identity.peer_id} 203.0.113.5:4,192.168.1.9:4\n".encode())
         async with asyncio.timeout(5):
             request = await home.punches.get()
@@ -164,7 +164,7 @@ async def test_who_wants_a_hole_or_a_call_is_heard() -> None:
 
         async with await asyncio.start_server(take, "127.0.0.1", 0) as here:
             port = here.sockets[0].getsockname()[1]
-            reader, writer = await asyncio.open_connection("127.0.0.1", int(one.address.rpartition(":")[2]))
+            _, writer = await asyncio.open_connection("127.0.0.1", int(one.address.rpartition(":")[2]))
             writer.write(f"CALL {home.identity.peer_id} 127.0.0.1:{port} {'ab' * 16}\n".encode())
             async with asyncio.timeout(5):
                 assert await called.get() == f"TAKE {'ab' * 16}\n".encode()

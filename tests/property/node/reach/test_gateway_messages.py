@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 
 import pytest
@@ -38,10 +39,11 @@ def test_a_pcp_request_is_as_rfc_6887_draws_it(
     assert data[44:60] == (wide(IPv4Address(0)) if isinstance(client, IPv4Address) else bytes(16))
 
 
-@given(PORTS, PORTS, SECONDS, SECONDS, ADDRESSES, NONCES)
+@given(st.tuples(PORTS, PORTS), SECONDS, SECONDS, ADDRESSES, NONCES)
 def test_a_pcp_answer_is_read(
-    internal: int, external: int, lifetime_s: int, epoch_s: int, address: IPv4Address | IPv6Address, nonce: bytes
+    ports: tuple[int, int], lifetime_s: int, epoch_s: int, address: IPv4Address | IPv6Address, nonce: bytes
 ) -> None:
+    internal, external = ports
     data = struct.pack("!BBBBII12x", 2, 0x81, 0, 0, lifetime_s, epoch_s) + nonce
     data += struct.pack("!B3xHH", 6, internal, external) + wide(address)
     answer = messages.read_pcp_map(data, nonce)
@@ -76,10 +78,8 @@ def test_whatever_comes_is_read_or_refused(data: bytes) -> None:
         lambda: messages.read_pmp_address(data),
     )
     for read in readers:
-        try:
+        with suppress(RemoteProtocolError):
             read()
-        except RemoteProtocolError as error:
-            assert error.field in ("answer", "result")
 
 
 @given(st.integers(1, 255))
@@ -93,9 +93,7 @@ def test_a_refusal_is_said_in_words(result: int) -> None:
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(-1 / 16, 1 / 16))
-def test_a_router_whose_clock_is_a_little_off_has_forgotten_nothing(
-    epoch_s: float, passed_s: float, off: float
-) -> None:
+def test_a_clock_that_is_a_little_off_has_forgotten_nothing(epoch_s: float, passed_s: float, off: float) -> None:
     assert not messages.has_forgotten(epoch_s, passed_s, epoch_s + passed_s * (1 + off * 0.9))
 
 

@@ -82,7 +82,7 @@ async def test_what_is_announced_is_not_second_guessed() -> None:
     world = World({OUTSIDE: True}, mapped=OUTSIDE)
     rungs = replace(world.rungs(OWN), announced=OUTSIDE)
     assert (await Ladder(rungs).climb()).reach is Reach.DIRECT
-    with pytest.raises(ConfigError, match="peers cannot reach node.example:80: open or forward the port"):
+    with pytest.raises(ConfigError, match=r"peers cannot reach node\.example:80: open or forward the port"):
         await Ladder(replace(rungs, announced="node.example:80")).climb()
     assert world.asked == [OUTSIDE, "node.example:80"]
 
@@ -112,7 +112,7 @@ async def test_a_relay_that_leads_nowhere_is_left_for_the_other() -> None:
 
 
 async def test_busy_peers_prove_nothing() -> None:
-    """Where no peer could be asked, a relay is surer than an address that nobody tried; without one, it is all there is."""
+    """Where no peer could be asked, a relay is surer than an address that nobody tried."""
     world = World({OWN: None, f"{PEER}.via.{RELAY}": True})
     assert (await Ladder(world.rungs(OWN)).climb()).reach is Reach.RELAYED
     without = replace(world.rungs(OWN), relays=None)

@@ -1,4 +1,4 @@
-"""What a serving node does when the way in to it changes: by a fake clock, within seconds of it, and not over and over."""
+"""What a serving node does when the way in to it changes: by a fake clock, in time, and not over and over."""
 
 from __future__ import annotations
 
