@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 
+from swarm.discovery.dialable import is_public
+from swarm.discovery.node_record import bracketed
 from swarm.discovery.registry import Registry
-from swarm.errors import RegistryError, SwarmError
+from swarm.errors import ConfigError, RegistryError, SwarmError
+from swarm.ids import PeerId
 from swarm.relay.child import RelaySettings
 from swarm.relay.process import RelayProcess, relay_process
 from swarm.relay.server import RelayLoad
@@ -20,6 +24,7 @@ CHECK_S = 60.0
 """How often peers are asked whether they reach the relay."""
 UNSURE_S = 5.0
 """The same while nobody could be asked yet."""
+MAX_MBIT = 100_000.0
 RESTART_S = 5.0
 """Pause before a relay that died is started again."""
 
@@ -27,6 +32,48 @@ logger = logging.getLogger(__name__)
 
 ReachedAt = Callable[[int], Awaitable[str | None]]
 """`host:port` under which others reach a local TCP port; None where they do not."""
+
+
+def lent_settings(
+    peer: PeerId, mbit_per_s: float, *, host: str, port: int | None, usual_port: int = 0
+) -> RelaySettings | None:
+    """What the options of a command line say; None where nothing is lent.
+
+    Args:
+        peer: whose relay it is.
+        mbit_per_s: what it carries at most; 0 lends nothing.
+        host: IP address to listen on.
+        port: 0 takes a free one, and None the usual one.
+        usual_port: taken where it is free.
+
+    Raises:
+        ConfigError: an option is none.
+    """
+    if not 0 <= mbit_per_s <= MAX_MBIT:
+        raise ConfigError(f"--relay-mbit {mbit_per_s:g}: give Mbit/s from 0 (lend none) to {MAX_MBIT:g}")
+    if port is not None and not 0 <= port < 65_536:
+        raise ConfigError(f"--relay-port {port}: a TCP port is 1 to 65535, or 0 for a free one")
+    if mbit_per_s == 0:
+        return None
+    chosen = usual_port if port is None else port
+    return RelaySettings(peer, mbit_per_s, "127.0.0.1" if host == "localhost" else host, chosen, port is None)
+
+
+def offered_host(addresses: Sequence[str]) -> str:
+    """The host of the multiaddress under which most others reach a DHT peer, as it stands before a port.
+
+    Args:
+        addresses: as the registry lists them, best first; one with a public IP address is preferred.
+    """
+    hosts = [address.split("/")[2] for address in addresses]
+    return bracketed(next((host for host in hosts if _is_public(host)), hosts[0]))
+
+
+def _is_public(host: str) -> bool:
+    try:
+        return is_public(ip_address(host))
+    except ValueError:
+        return True  # a name: its owner gave it
 
 
 @dataclass(slots=True)
