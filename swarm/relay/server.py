@@ -129,6 +129,11 @@ class RelayServer:
         most = self._limits.circuits.total
         return RelayLoad(self._visits.circuits, most, carried, self._lent, len(self._machines))
 
+    def lend(self, mbit_per_s: float) -> None:
+        """Carry so much at most from now on."""
+        self._lent = mbit_per_s
+        self._share.change(mbit_per_s * MBIT_BYTES)
+
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
         """Answer until the block is left; yields the TCP port.
