@@ -37,6 +37,7 @@ Peer = Annotated[str, Word("PEER")]
 """A multiaddress or a peer id, as the option says."""
 Host = Annotated[str, Word("HOST")]
 HostPort = Annotated[str, Word("HOST:PORT")]
+Relay = Annotated[str, Word("auto|off|HOST:PORT")]
 Url = Annotated[str, Word("URL")]
 File = Annotated[Path, Word("FILE")]
 Folder = Annotated[Path, Word("FOLDER")]
@@ -52,6 +53,7 @@ Insecure = Annotated[
     tyro.conf.arg(help="plain text on the links of a swarm on this machine's loopback; all its programs need it"),
 ]
 """Whether machines that announce no certificate are dialled: everywhere else, links are encrypted or not made."""
+MegabitsPerSecond = Annotated[float, Word("MBIT")]
 MegabytesPerSecond = Annotated[float, Word("MB")]
 
 
