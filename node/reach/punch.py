@@ -32,7 +32,7 @@ _LIMITS: Final = QuotaLimits(rates={_PUNCHES: RateLimit(per_key=0.5, burst=16, t
 logger = logging.getLogger(__name__)
 
 Adopt = Callable[[str, Streams, str], None]
-"""Takes a connection for this machine's gRPC server: by which relay it came about, the streams, the dialler's address."""
+"""Takes a connection for this machine's gRPC server: from which relay, its streams, and the dialler's address."""
 
 
 class PunchAnswerer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
@@ -15,12 +15,14 @@ from swarm.runtime.plain_text import plain_line
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.way import LinkPath
 from swarm.ways.streams import CHUNK_BYTES, Streams, connect, tuned
-from swarm.ways.way import REMEMBERED_S, NoWay, OpenedWay
+from swarm.ways.way import REMEMBERED_S, SOON_S, NoWay, OpenedWay
 
 ASKED_S: Final = 3.0
 """How long it may take to ask the relay."""
 CALLED_S: Final = 5.0
 """How long a machine may take to call."""
+MAX_IN_VAIN: Final = 4
+"""Machines that did not call while nobody ever did: a firewall is before the port, and nobody is asked any more."""
 MAX_EXPECTED: Final = 64
 """Calls that are waited for at a time."""
 MAX_OPENINGS: Final = 64
@@ -69,29 +71,38 @@ class CallBackWay:
 
     name = "call-back"
 
-    def __init__(self, calls: ExpectedCalls, address: str) -> None:
+    def __init__(self, calls: ExpectedCalls, address: Callable[[], str | None]) -> None:
         """Ask nobody yet.
 
         Args:
             calls: brought by whoever listens at the address.
-            address: `host:port` under which others reach this machine; the host is an IP address.
+            address: gives `host:port` under which others reach this machine now; None while nobody can. The host is an
+                IP address.
         """
         self._calls = calls
         self._address = address
+        self._in_vain = 0  # before the first one came
+        self._has_come = False
 
     async def open(self, peer: PeerId, relay: str) -> OpenedWay:
         """A connection that the machine opens; errors as of every way."""
+        address = self._address()
+        if address is None or self._in_vain >= MAX_IN_VAIN:
+            raise NoWay("nobody can call this machine", REMEMBERED_S if address else SOON_S)
         token, arriving = self._calls.expect()
         asking: Streams | None = None
         try:
             async with asyncio.timeout(ASKED_S):
                 asking = await connect(relay)
-                await asking.say("CALL", peer, self._address, token)
+                await asking.say("CALL", peer, address, token)
             try:
                 async with asyncio.timeout(CALLED_S):
-                    return OpenedWay(await self._called(asking, token, arriving), LinkPath.CALLED_BACK)
+                    streams = await self._called(asking, token, arriving)
             except TimeoutError as error:
-                raise NoWay(f"it did not call {self._address} in time", REMEMBERED_S) from error
+                self._in_vain += not self._has_come
+                raise NoWay(f"it did not call {address} in time", REMEMBERED_S) from error
+            self._has_come = True
+            return OpenedWay(streams, LinkPath.CALLED_BACK)
         finally:
             self._calls.forget(token)
             if asking is not None:

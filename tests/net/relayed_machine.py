@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -82,10 +82,10 @@ class StubRelay:
     def seen(self, streams: Streams) -> str:
         return self.sees.get(streams.remote_host, streams.remote)
 
-    async def _taken(self, ask: partial[object]) -> Streams:
+    async def _taken(self, ask: Callable[[str], Coroutine[object, object, None]]) -> Streams:
         token = secrets.token_hex(16)
         self._waiting[token] = asyncio.get_running_loop().create_future()
-        self._scope.spawn(ask(token))  # type: ignore[arg-type]
+        self._scope.spawn(ask(token))
         return await self._waiting[token]
 
 

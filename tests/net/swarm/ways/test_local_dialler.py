@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface
@@ -56,6 +56,12 @@ class Here:
 async def greet(channel: grpc.aio.Channel, endpoint: Endpoint) -> None:
     call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(HELLO_METHOD)
     assert check_hello(endpoint.peer, NONCE, endpoint.digest, await call(NONCE, timeout=10))
+
+
+async def become(is_so: Callable[[], bool]) -> None:
+    """Give the loop turns until something is so."""
+    while not is_so():  # noqa: ASYNC110 - nothing tells
+        await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -111,10 +117,10 @@ async def test_in_one_home_the_lan_is_taken() -> None:
 
 async def test_a_dialler_that_can_be_dialled_is_called_back() -> None:
     calls = ExpectedCalls()
-    async with CallBackListener.listen(calls, "127.0.0.1") as port:
-        async with here(CallBackWay(calls, f"127.0.0.1:{port}"), PunchWay(lambda: NOWHERE)) as home:
-            assert await home.path() is LinkPath.CALLED_BACK
-            assert home.machine.carried == {"relay": 0, "punch": 0, "call": 1}
+    async with CallBackListener.listen(calls, "127.0.0.1") as port, here(PunchWay(lambda: NOWHERE)) as home:
+        home.ways.choice.add(CallBackWay(calls, lambda: f"127.0.0.1:{port}"))
+        assert await home.path() is LinkPath.CALLED_BACK
+        assert home.machine.carried == {"relay": 0, "punch": 0, "call": 1}
 
 
 async def test_without_better_ways_grpc_asks_the_relay_itself() -> None:
@@ -146,8 +152,7 @@ async def test_a_slow_way_does_not_hold_the_first_connection_up_and_serves_the_n
         first = home.dialer.channel(home.machine.endpoint)
         assert home.dialer.channel(home.machine.endpoint) is first, "nothing better is known"
         slow.may_end.set()
-        while not home.ways.choice.memory.works(home.machine.peer):
-            await asyncio.sleep(0)
+        await become(lambda: home.ways.choice.memory.works(home.machine.peer))
         assert await home.path() is LinkPath.PUNCHED, "a channel of its own, over what was opened meanwhile"
         assert slow.tried == 1
         await greet(first, home.machine.endpoint)  # and streams of the old one go on
@@ -227,8 +232,7 @@ async def test_sockets_are_private_and_go_with_their_channels(monkeypatch: pytes
         del channels
         home.dialer._kept.clear()
         gc.collect()
-        while list(folder.iterdir()):
-            await asyncio.sleep(0)
+        await become(lambda: not list(folder.iterdir()))
         assert not home.ways._doors
     assert not folder.exists()
 

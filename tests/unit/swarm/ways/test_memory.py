@@ -1,4 +1,4 @@
-"""What is remembered of ways: failures for ten minutes, successes until they fail; few peers, by a clock that is given."""
+"""What is remembered of ways: failures for ten minutes, successes until they fail, and of few peers."""
 
 from __future__ import annotations
 
