@@ -1,4 +1,4 @@
-"""What the two ends of a hole tell each other through a relay, and what either does when the other, or the relay, lies."""
+"""What the two ends of a hole tell each other through a relay, and what they do where the other or the relay lies."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from swarm.ways.way import REMEMBERED_S, SOON_S, NoWay
 
 PEER = Identity.ephemeral().peer_id
 TOKEN = "ab" * 16
+MEET = f"OK 8.8.8.8:41000\nMEET {TOKEN}".encode()
 HOME = OwnAddresses((IPv4Interface("192.168.1.7/24"),))
 
 
@@ -127,9 +128,9 @@ async def test_in_one_home_they_are_told_and_tried(knocked: list[str]) -> None:
         (b"OK name:1\n", RemoteProtocolError),
         (b"MEET " + b"a" * 5_000 + b"\n", RemoteProtocolError),
         (b"OK 8.8.8.8:41000\nMEET short 8.8.8.8:41000\n", RemoteProtocolError),
-        (b"OK 8.8.8.8:41000\nMEET " + TOKEN.encode() + b" name:41000\n", RemoteProtocolError),
+        (MEET + b" name:41000\n", RemoteProtocolError),
         (
-            b"OK 8.8.8.8:41000\nMEET " + TOKEN.encode() + b" " + b",".join([b"8.8.8.8:41000"] * 7) + b"\n",
+            MEET + b" " + b",".join([b"8.8.8.8:41000"] * 7) + b"\n",
             RemoteProtocolError,
         ),
         (b"\x1b[2J\xff\n", RemoteProtocolError),
