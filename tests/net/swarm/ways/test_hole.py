@@ -115,15 +115,18 @@ async def test_a_wrong_token_of_the_machine_is_no_hole(monkeypatch: pytest.Monke
 
 async def test_the_lan_is_tried_first_and_named() -> None:
     home = OwnAddresses((IPv4Interface("127.0.0.1/8"),))
-    async with relaying() as relay, Hole.at(relay.address, lambda: home) as one:
-        async with Hole.at(relay.address, lambda: home) as other:
-            assert one.private == (f"127.0.0.1:{one.place.seen.rpartition(':')[2]}",)
-            (taken, path), (given, _) = await asyncio.gather(
-                one.meet(Targets(other.private, ("127.0.0.2:1",)), TOKENS, chooses=True),
-                other.meet(Targets(one.private), TOKENS, chooses=False),
-            )
-            assert path is LinkPath.LAN
-            await said_and_heard(taken, given)
+    async with (
+        relaying() as relay,
+        Hole.at(relay.address, lambda: home) as one,
+        Hole.at(relay.address, lambda: home) as other,
+    ):
+        assert one.private == (f"127.0.0.1:{one.place.seen.rpartition(':')[2]}",)
+        (taken, path), (given, _) = await asyncio.gather(
+            one.meet(Targets(other.private, ("127.0.0.2:1",)), TOKENS, chooses=True),
+            other.meet(Targets(one.private), TOKENS, chooses=False),
+        )
+        assert path is LinkPath.LAN
+        await said_and_heard(taken, given)
 
 
 @pytest.mark.parametrize(
@@ -163,10 +166,8 @@ async def test_a_silent_relay_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_port_that_is_given_up_is_free_again() -> None:
     async with relaying() as relay:
         async with Hole.at(relay.address, lambda: NOWHERE) as hole:
-            meeting = asyncio.ensure_future(hole.meet(Targets(), TOKENS, chooses=True))
-            await asyncio.sleep(0)
-            meeting.cancel()
-            with suppress(asyncio.CancelledError):
-                await meeting
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await hole.meet(Targets(), TOKENS, chooses=True)
         server = await asyncio.start_server(lambda *_: None, "127.0.0.1", int(hole.place.seen.rpartition(":")[2]))
         server.close()

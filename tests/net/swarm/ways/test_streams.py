@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
 
+from swarm.errors import RemoteProtocolError
 from swarm.runtime.tasks import TaskScope
 from swarm.ways import streams as streams_module
 from swarm.ways.streams import Streams, connect, splice
@@ -100,7 +102,7 @@ async def test_lines_are_bounded() -> None:
     async with spliced() as pair, asyncio.timeout(10):
         pair.near.writer.write(b"two words\r\n" + b"x" * 512 + b"\n")
         assert await pair.far.hear() == ["two", "words"]
-        with pytest.raises(streams_module.RemoteProtocolError):
+        with pytest.raises(RemoteProtocolError):
             await pair.far.hear()
         pair.near.writer.write(b"half a line")
         pair.near.writer.write_eof()
@@ -115,10 +117,8 @@ async def test_an_address_with_one_dead_family_is_reached_by_the_other(monkeypat
     connecting = loop.sock_connect
 
     async def resolve(host: str, port: int, **_options: object) -> list[tuple[object, ...]]:
-        found: list[tuple[object, ...]] = []
-        for ip in ("127.0.0.1", "127.0.0.2") if host == "two.example" else (host,):
-            found.append((streams_module.socket.AF_INET, streams_module.socket.SOCK_STREAM, 6, "", (ip, port)))
-        return found
+        ips = ("127.0.0.1", "127.0.0.2") if host == "two.example" else (host,)
+        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (ip, port)) for ip in ips]
 
     async def swallow(sock: object, address: tuple[str, int]) -> None:
         if address[0] == "127.0.0.1":
