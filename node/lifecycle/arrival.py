@@ -27,7 +27,7 @@ from node.reach.gateway_messages import PCP_NONCE_BYTES
 from node.reach.gateways import default_gateways
 from node.reach.hello import HelloOnly
 from node.reach.ladder import Ladder, NoMapping, Rungs
-from node.reach.own_addresses import behind_router, candidates, interface_addresses, is_public_swarm
+from node.reach.own_addresses import candidates, is_public_swarm
 from node.reach.ports import PcpRouter, PmpRouter, PortMapper, Router
 from node.reach.punch import PunchAnswerer
 from node.reach.reached import Reached, Whereabouts
@@ -38,6 +38,7 @@ from swarm.discovery.address_proof import NONCE_BYTES
 from swarm.discovery.dht.addresses import DhtConfig, free_port
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.dialable import DialPolicy
+from swarm.discovery.interfaces import behind_router, interface_addresses
 from swarm.discovery.node_record import NodeRecord, Reach, bracketed
 from swarm.discovery.registry import Registry, RelayOffer
 from swarm.errors import ConfigError
@@ -284,6 +285,7 @@ class Arrival:
         return Sight(
             own=tuple(map(str, interface_addresses())) if is_wide else (),
             mapped=None if mapping is None else mapping.address,
+            is_doubtful=self._mapper is not None and self._mapper.is_silent,
             relays=() if self._standing is None else self._standing.relays,
         )
 
