@@ -11,7 +11,6 @@ Links' delays are as the nodes and the client's pings measure them.
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any, Self
 
 import torch
 
+from benchmarks.emulation.json_program import jobs, tell
 from client.library.aio import AsyncSwarm
 from client.stats import Result
 from swarm.demo import TARGET
@@ -117,9 +117,8 @@ class HomesTexts:
 
 
 def say(event: str, **words: object) -> None:
-    """One line, at once."""
-    sys.stdout.write(json.dumps({"event": event, "at": time.monotonic(), **words}) + "\n")
-    sys.stdout.flush()
+    """Tell an event, and when it was, on the clock that all of this machine's programs share."""
+    tell(event, at=time.monotonic(), **words)
 
 
 async def list_machines(registry: Registry, model: ModelIdentity) -> None:
@@ -135,16 +134,21 @@ async def list_machines(registry: Registry, model: ModelIdentity) -> None:
         await asyncio.sleep(LIST_POLL_S)
 
 
+async def some_model(registry: Registry) -> None:
+    """Wait until the swarm serves a model."""
+    while True:
+        if await registry.models():
+            return
+        await asyncio.sleep(LIST_POLL_S)
+
+
 async def work(peers: Sequence[str]) -> None:
     """Take jobs until standard input is closed."""
-    jobs = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(jobs), sys.stdin)
     config = DhtConfig(join=tuple(peers), client_mode=True)
     async with DhtRegistry.open(config) as registry, TaskScope() as scope:
         chosen = ChosenMachines(registry)
         say("joined")
-        while not await registry.models():
-            await asyncio.sleep(LIST_POLL_S)
+        await some_model(registry)
         connecting = AsyncSwarm.connect(
             TARGET, registry=chosen, threads=1, calibration=None, lookup=False, siblings=False, wait=WAIT_S
         )
@@ -152,8 +156,8 @@ async def work(peers: Sequence[str]) -> None:
             scope.spawn(list_machines(registry, swarm.identity))
             texts = HomesTexts(swarm, chosen, registry)
             say("up")
-            while job := await jobs.readline():
-                await texts.tell(json.loads(job))
+            async for job in jobs():
+                await texts.tell(job)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,73 +13,61 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.emulation.homes import HomesNetwork
-from client.demo.programs import STOP_TIMEOUT_S, RunningProgram, end_with_parent, start_program
+from benchmarks.emulation.json_program import ANSWER_S, JsonProgram, json_program
+from client.demo.programs import RunningProgram, start_program
 from swarm.demo import TARGET
 from swarm.discovery.identity import Identity
-from swarm.errors import SwarmError
 
 DHT_PORT: Final = 31_337
-CLIENT_S: Final = 120.0
-"""How long a client may take to do anything that it is asked."""
 
 
-class MachineTexts:
-    """A client's program: jobs go in, events come out."""
+class HomesClient:
+    """A client's program.
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
-        self._process = process
-        self._log = log
+    Attributes:
+        listed: what the directory says of each peer: `address`, `reach`, and `at`, when that was first seen.
+    """
+
+    def __init__(self, program: JsonProgram) -> None:
         self.listed: dict[str, dict[str, Any]] = {}
-        """What the directory says of each peer: `address`, `reach`, and `at`, when that was first seen."""
+        self._program = program
 
-    async def generate(self, job: dict[str, Any], after_pieces: int | None = None) -> dict[str, Any]:
-        """One text; what the program told of it.
+    async def generate(self, job: dict[str, Any]) -> dict[str, Any]:
+        """One text; what the program tells of it at its end.
 
         Args:
             job: see `benchmarks.emulation.homes_client`.
-            after_pieces: None; else return as soon as so many pieces of the text came, and `finish` it later.
+
+        Raises:
+            SwarmError: the program has ended.
+            TimeoutError: it takes too long.
         """
-        assert self._process.stdin is not None, "piped"
-        self._process.stdin.write(json.dumps(job).encode() + b"\n")
-        await self._process.stdin.drain()
-        return await self.hear("told", after_pieces)
+        await self._program.send(job)
+        return await self.finish()
+
+    async def begin(self, job: dict[str, Any], pieces: int) -> None:
+        """Begin a text, and return once so many pieces of it came; errors as of `generate`."""
+        await self._program.send(job)
+        await self._hear(lambda told: told.get("pieces") == pieces or told["event"] == "told")
 
     async def finish(self) -> dict[str, Any]:
-        """The end of a text that was begun."""
-        return await self.hear("told")
+        """The end of a text that was begun; errors as of `generate`."""
+        return await self._hear(lambda told: told["event"] == "told")
 
-    async def hear(self, event: str, after_pieces: int | None = None) -> dict[str, Any]:
-        """The next event of this kind, or that many pieces of a text.
+    async def wait_up(self, *peers: str) -> None:
+        """Wait until the model is there and these peers are listed; errors as of `generate`."""
+        await self._hear(lambda told: told["event"] == "up")
+        while not set(peers) <= set(self.listed):
+            await self._hear(lambda told: told["event"] == "listed")
 
-        Raises:
-            SwarmError: the program ended, or took too long.
-        """
-        async with asyncio.timeout(CLIENT_S):
+    async def _hear(self, is_it: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        async with asyncio.timeout(ANSWER_S):
             while True:
-                told = await self._next()
-                if told["event"] == event or (after_pieces is not None and told.get("pieces") == after_pieces):
+                told = await self._program.next()
+                if told["event"] == "listed":
+                    self.listed[told["peer"]] = told
+                if is_it(told):
                     return told
-
-    async def wait_listed(self, *peers: str) -> None:
-        """Wait until the directory lists these.
-
-        Raises:
-            SwarmError: the program ended, or took too long.
-        """
-        async with asyncio.timeout(CLIENT_S):
-            while not set(peers) <= set(self.listed):
-                await self._next()
-
-    async def _next(self) -> dict[str, Any]:
-        assert self._process.stdout is not None, "piped"
-        line = await self._process.stdout.readline()
-        if not line:
-            last = (self._log.read_text(encoding="utf-8").strip().splitlines() or ["it said nothing"])[-1]
-            raise SwarmError(f"the client has ended: {last}")
-        told: dict[str, Any] = json.loads(line)
-        if told["event"] == "listed":
-            self.listed[told["peer"]] = told
-        return told
 
 
 @dataclass(slots=True)
@@ -127,22 +112,13 @@ class HomesSwarm:
         arguments = ["node.cli", "serve", str(TARGET), "--layers", layers, *options]
         return await self._start(machine, [*arguments, *(word for peer in peers for word in ("--join", peer))])
 
-    async def client(self, machine: str, peers: Sequence[str]) -> MachineTexts:
+    async def client(self, machine: str, peers: Sequence[str]) -> HomesClient:
         """Run a client; returns once it has joined."""
-        log = self.folder / f"client on {machine}.log"
-        with log.open("wb") as errors:
-            process = await asyncio.create_subprocess_exec(
-                *(*self.inside(machine), sys.executable, "-m", "benchmarks.emulation.homes_client", *peers),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-                preexec_fn=end_with_parent,
-            )
-        self.stack.push_async_callback(_end, process)
-        made = MachineTexts(process, log)
-        await made.hear("joined")
-        return made
+        arguments = ["benchmarks.emulation.homes_client", *peers]
+        running = json_program(f"client on {machine}", arguments, self.folder, self.inside(machine))
+        program = await self.stack.enter_async_context(running)
+        await program.hear("joined")
+        return HomesClient(program)
 
     def kill(self, machine: str) -> None:
         """End a machine's program, and what it started, without a word (SIGKILL)."""
@@ -168,14 +144,3 @@ async def open_homes_swarm(world: HomesNetwork, folder: Path) -> AsyncIterator[H
     """A swarm without programs yet; leaving ends those that were started."""
     async with AsyncExitStack() as stack:
         yield HomesSwarm(world, folder, stack)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Close a client's standard input, after which it ends."""
-    assert process.stdin is not None, "piped"
-    process.stdin.close()
-    try:
-        await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
