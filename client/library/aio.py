@@ -36,6 +36,7 @@ from swarm.runtime.cpu_threads import check_threads
 from swarm.runtime.library_logging import bars_hidden
 from swarm.runtime.tasks import TaskScope, relay
 from swarm.transport.dial import Dialer
+from swarm.ways.local_dialler import open_ways
 
 __all__ = ["AsyncSwarm", "Piece"]
 
@@ -108,9 +109,9 @@ class AsyncSwarm:
         opened = registry or DhtRegistry.open(DhtConfig(join=peers, client_mode=True))
         nodes, hedge = options.get("nodes"), options.get("hedge", False)
         insecure = options.get("insecure", False)
-        nearby = PeerLatency(probe=partial(measure_delays, insecure=insecure))
-        search = ModelSearch(peers, fingerprint, nearby.probe)
-        async with opened, Dialer(insecure=insecure) as dialer, TaskScope() as scope:
+        async with opened, open_ways() as ways, Dialer(insecure=insecure, ways=ways) as dialer, TaskScope() as scope:
+            nearby = PeerLatency(probe=partial(measure_delays, insecure=insecure, ways=ways))
+            search = ModelSearch(peers, fingerprint, nearby.probe)
             identity = await find_in_swarm(target, opened, search)
             expected = EXPECTED_NODES if nodes is None else nodes
             opener = SessionOpener(target, identity, opened, dialer, peers, expected, codec, wait_s, hedge, nearby)
