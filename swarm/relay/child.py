@@ -1,8 +1,9 @@
 """The process that a relay runs in, so that the bytes of others never wait for a model, nor a model for them.
 
 `swarm.relay.process` starts it. Lines of JSON: the parent's first one says what to lend (`RelaySettings`), each later
-one answers a question. This process says `{"port": N}` once, `{"load": {...}}` every second where it has changed, and
-asks `{"sign": NONCE}`: it holds no key. It ends when its standard input closes, for then its parent has ended.
+one answers a question or changes the rate. This process says `{"port": N}` once, `{"load": {...}}` every second where
+it has changed, and asks `{"sign": NONCE}`: it holds no key. It ends when its standard input closes, for then its parent
+has ended.
 """
 
 from __future__ import annotations
@@ -72,12 +73,16 @@ class ParentLines:
         self.say(sign=nonce.hex())
         return await answer
 
-    async def listen(self, reader: asyncio.StreamReader) -> None:
-        """Take answers until the parent closes the pipe."""
+    async def listen(self, reader: asyncio.StreamReader, relay: RelayServer) -> None:
+        """Take what the parent says until it closes the pipe."""
         while line := await reader.readline():
-            answer = self._unsigned.popleft()
-            if not answer.done():
-                answer.set_result(json.loads(line)["signed"].encode())
+            match json.loads(line):
+                case {"signed": str(signed)}:
+                    answer = self._unsigned.popleft()
+                    if not answer.done():
+                        answer.set_result(signed.encode())
+                case {"mbit_per_s": float(mbit)}:
+                    relay.lend(mbit)
 
 
 async def serve() -> None:
@@ -102,7 +107,7 @@ async def serve() -> None:
         parent.say(port=port)
         scope = await stack.enter_async_context(TaskScope())
         scope.spawn(_tell_load(relay, parent))
-        await parent.listen(reader)
+        await parent.listen(reader, relay)
 
 
 async def _tell_load(relay: RelayServer, parent: ParentLines) -> None:

@@ -60,13 +60,17 @@ class RelayProcess:
             if "load" in message:
                 self.load = RelayLoad(**message["load"])
             if "sign" in message:
-                await self._sign(bytes.fromhex(message["sign"]))
+                signed = who_answer(self._identity, bytes.fromhex(message["sign"]))
+                await self._say(signed=signed.decode())
 
-    async def _sign(self, nonce: bytes) -> None:
+    async def lend(self, mbit_per_s: float) -> None:
+        """Let it carry so much at most from now on."""
+        await self._say(mbit_per_s=float(mbit_per_s))
+
+    async def _say(self, **message: object) -> None:
         assert self._process.stdin is not None
-        signed = who_answer(self._identity, nonce).decode()
-        with suppress(ConnectionError):
-            self._process.stdin.write(json.dumps({"signed": signed}).encode() + b"\n")
+        with suppress(ConnectionError):  # it has ended
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
             await self._process.stdin.drain()
 
 
