@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
@@ -28,8 +29,9 @@ from node.reach.hello import HelloOnly
 from node.reach.ladder import Ladder, NoMapping, Rungs
 from node.reach.own_addresses import candidates, is_public_swarm
 from node.reach.ports import PcpRouter, PmpRouter, PortMapper, Router
+from node.reach.punch import PunchAnswerer
 from node.reach.reached import Reached, Whereabouts
-from node.reach.standing import Standing, StandingOptions
+from node.reach.standing import PunchRequest, Standing, StandingOptions
 from node.reach.upnp import UpnpRouter
 from node.reach.watch import Senses, Sight
 from swarm.discovery.address_proof import NONCE_BYTES
@@ -73,6 +75,7 @@ class Arrived:
         left_behind: the record of an earlier run.
         scope: owns the node's background tasks.
         hello: answers Hello until the service does.
+        map_another: has the router map a further TCP port while the node runs; gives `host:port`, or None.
     """
 
     registry: Registry
@@ -80,6 +83,7 @@ class Arrived:
     left_behind: NodeRecord | None
     scope: TaskScope
     hello: HelloOnly | None
+    map_another: Callable[[int], Awaitable[str | None]]
 
 
 class Arrival:
@@ -145,7 +149,7 @@ class Arrival:
             stack.push_async_callback(bound.server.stop, None)
             reached = await self._climb_first()
         await self._join_for(reached, is_client=is_client)
-        return Arrived(self.registry, Whereabouts(reached), left_behind, self._scope, hello)
+        return Arrived(self.registry, Whereabouts(reached), left_behind, self._scope, hello, self._map_another)
 
     def senses(self) -> Senses:
         """What the watch asks, for a node that has arrived; who announces is left out."""
@@ -226,6 +230,12 @@ class Arrival:
         mapping = await self._mapper.open()
         return mapping.address, mapping.protocol
 
+    async def _map_another(self, port: int) -> str | None:
+        try:
+            return (await self._new_mapper(port).open()).address
+        except NoMapping:
+            return None
+
     async def _unmap(self) -> None:
         if self._mapper is not None:
             await self._mapper.close()
@@ -265,9 +275,15 @@ class Arrival:
             assert self._scope is not None, "background work has an owner by now"
             config = self._config
             circuits = Circuits(LocalServer(config.host, self._bound.port), self._scope)
+            punches = PunchAnswerer(lambda relay, ends, who: circuits.adopt(relay, (ends.reader, ends.writer), who))
+
+            async def punch(request: PunchRequest) -> None:
+                await punches.answer(request.relay, request.token, request.addresses)
+
             options = StandingOptions(
                 policy=DialPolicy(only_public=self._is_public and not config.allow_private),
                 only=None if config.relay == "auto" else config.relay,
+                on_punch=punch,
             )
             self._standing = Standing(self.registry.identity, circuits, self._relays, options)
             self._scope.spawn(unending(self._standing.run, "standing connections"))

@@ -21,6 +21,7 @@ from swarm.ids import ModelIdentity
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer
+from swarm.transport.way import Ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class NodeResources:
     loaded: ExitStack
     """Ends the loaded layers, after everything that computes with them."""
     dialer: Dialer
+    ways: Ways | None
+    """Lead past relays; None where the system has not what they need."""
     scope: TaskScope
     """Owns the node's background tasks."""
 

@@ -141,8 +141,10 @@ class SpanHost:
         digest = b"" if resources.certificate is None else resources.certificate.digest
         server.add_generic_rpc_handlers((NodeService(registry.identity, sessions, digest).handlers(),))
         await server.start()
-        insecure = config.insecure
-        probes = Probes(partial(measure_delays, insecure=insecure), partial(measure_rate, insecure=insecure))
+        insecure, ways = config.insecure, resources.ways
+        probes = Probes(
+            partial(measure_delays, insecure=insecure, ways=ways), partial(measure_rate, insecure=insecure, ways=ways)
+        )
         peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms, probes)
         self.service = SpanService(engine, computing, sessions, server, peer_delays, context.successors, policy)
 

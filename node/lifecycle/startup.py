@@ -35,6 +35,7 @@ from node.model.span import dissect
 from node.reach.hello import HelloOnly
 from node.reach.lend import Lender
 from node.reach.watch import Watch
+from node.reach.ways_out import node_ways
 from node.telemetry.counters import NodeCounters
 from node.telemetry.metrics import NodeFigures, listening, serving_metrics
 from node.telemetry.outbox import Outbox
@@ -130,6 +131,10 @@ class StartUp:
         """Find the model, and open what all spans need."""
         config, stack, registry = self._config, self._stack, arrived.registry
         checkpoint, identity = await self._find_model(registry)
+        ways = None
+        if certificate is not None:
+            out = node_ways(config.host, arrived.whereabouts, arrived.map_another)
+            ways = await stack.enter_async_context(out)
         return NodeResources(
             config=config,
             say=self._say,
@@ -144,7 +149,8 @@ class StartUp:
             counters=NodeCounters(),
             outbox=Outbox(),
             loaded=stack.enter_context(ExitStack()),
-            dialer=await stack.enter_async_context(Dialer(insecure=config.insecure)),
+            dialer=await stack.enter_async_context(Dialer(insecure=config.insecure, ways=ways)),
+            ways=ways,
             scope=arrived.scope,
         )
 

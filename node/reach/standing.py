@@ -329,8 +329,10 @@ class Standing:
 
     def _may_dial(self, address: str, stand: _Stand) -> bool:
         """Whether to dial an address that a stranger named: where this machine's own is public, only public ones."""
-        seen = parse_ip(stand.seen)
-        policy = DialPolicy(only_public=seen is None or is_public(seen))
+        seen, relay = parse_ip(stand.seen), parse_ip(stand.relay)
+        # A relay on the Internet that claims to see a private address is not believed.
+        is_public_here = seen is None or is_public(seen) or (relay is not None and is_public(relay))
+        policy = DialPolicy(only_public=is_public_here)
         if not policy.allows(address):
             self._log.say("calls", "was asked to call a private address, and does not")
             return False

@@ -28,8 +28,10 @@ The ADDRESS of OPEN is a hint, for the machine's quotas: a relay that lies can s
     WHO             WHO KEY SIGNATURE (`swarm.discovery.address_proof`)
     CONNECT         an HTTP status line and an empty line: 200 once the machine has taken it, 404 where nobody of that
                     name is here, 429 where somebody has too many, 504 where the machine does not take it in 10 s
-    PUNCH           OK once the machine has taken it, or NO REASON
-    CALL            OK once it was passed on, or NO REASON; the HOST must be the one that the dialler comes from
+    PUNCH           OK HOST:PORT once the machine has taken it, whence that comes, or NO REASON
+    CALL            OK once it was passed on, or NO REASON
+
+Of PUNCH and CALL the first HOST must be the one that the dialler comes from: so each end knows whence the other comes.
 
 After 200, after OK to PUNCH and after TAKE the connection carries the circuit's bytes and nothing else. A circuit of
 PUNCH ends after 30 s or 64 KiB. Whatever a relay refuses otherwise it closes.

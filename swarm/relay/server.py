@@ -258,6 +258,8 @@ class RelayServer:
                 raise _Refusal(404, "nobody of that name is here")
             if not self._visits.spend(SUMMONS, machine.peer):
                 raise _Refusal(429, "too many want that machine")
+            if opening.addresses and str(parse_ip(opening.addresses[0])) != visit.connection.host:
+                raise _Refusal(403, "a machine is led to nobody but who asks")
             if opening.verb is Verb.CALL:
                 await self._pass_call_on(visit, opening, machine)
             else:
@@ -266,10 +268,7 @@ class RelayServer:
             await visit.connection.send(refusal.answer(opening.verb))
 
     async def _pass_call_on(self, visit: Visit, opening: Opening, machine: Machine) -> None:
-        address = opening.addresses[0]
-        if str(parse_ip(address)) != visit.connection.host:
-            raise _Refusal(403, "a machine is asked to call nobody but who asks")
-        if not machine.say(f"CALL {opening.token} {address}"):
+        if not machine.say(f"CALL {opening.token} {opening.addresses[0]}"):
             raise _Refusal(429, "that machine does not read")
         await visit.connection.say("OK")
 
@@ -284,7 +283,8 @@ class RelayServer:
             other = await self._summon(machine, "OPEN", visit.connection.address)
         other.task = visit.task
         try:
-            await visit.connection.send(b"OK\n" if is_meeting else b"HTTP/1.1 200 OK\r\n\r\n")
+            met = f"OK {other.connection.address}\n".encode()
+            await visit.connection.send(met if is_meeting else b"HTTP/1.1 200 OK\r\n\r\n")
             circuit = Circuit(
                 (visit.connection, other.connection),
                 self._share,

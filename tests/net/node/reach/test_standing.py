@@ -150,10 +150,10 @@ async def test_who_wants_a_hole_or_a_call_is_heard() -> None:
     async with lent_relay() as one, machine(one) as home:
         await home.until(one.address)
         _, writer = await asyncio.open_connection("127.0.0.1", int(one.address.rpartition(":")[2]))
-        writer.write(f"PUNCH {home.identity.peer_id} 203.0.113.5:4,192.168.1.9:4\n".encode())
+        writer.write(f"PUNCH {home.identity.peer_id} 127.0.0.1:4,192.168.1.9:4\n".encode())
         async with asyncio.timeout(5):
             request = await home.punches.get()
-        assert (request.relay, request.addresses) == (one.address, ("203.0.113.5:4", "192.168.1.9:4"))
+        assert (request.relay, request.addresses) == (one.address, ("127.0.0.1:4", "192.168.1.9:4"))
         writer.close()
 
         called: asyncio.Queue[bytes] = asyncio.Queue()

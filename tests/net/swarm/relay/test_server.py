@@ -178,19 +178,20 @@ async def test_a_machine_that_does_not_take_is_told_of_in_time(monkeypatch: pyte
         assert (await relay.ask(connect(here.identity.peer_id))).startswith(b"HTTP/1.1 504 ")
         _, token, _ = await here.told.get()
         assert await relay.ask(f"TAKE {token}\n".encode()) == b"", "too late"
-        assert (await relay.ask(f"PUNCH {here.identity.peer_id} 192.0.2.1:5\n".encode())).startswith(b"NO ")
+        assert (await relay.ask(f"PUNCH {here.identity.peer_id} 127.0.0.1:5\n".encode())).startswith(b"NO ")
         assert relay.server.load.circuits == 0
 
 
 async def test_a_hole_is_agreed_on_over_a_small_and_short_circuit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MEETING_BYTES", 1_000)
     async with open_relay() as relay, standing(relay) as here:
-        addresses = "192.0.2.1:5,10.0.0.7:6"
+        addresses = "127.0.0.1:5,192.0.2.7:6"
         async with relay.dial(f"PUNCH {here.identity.peer_id} {addresses}\n".encode()) as (reader, writer):
             verb, token, told = await here.told.get()
             assert (verb, told) == ("PUNCH", addresses), "the machine decides what to make of them"
             async with relay.dial(f"TAKE {token}\n".encode()) as (back, forth):
-                assert await reader.readline() == b"OK\n"
+                host, port = forth.get_extra_info("sockname")
+                assert await reader.readline() == f"OK {host}:{port}\n".encode(), "whence the machine comes"
                 forth.write(b"198.51.100.1:7\n")
                 assert await reader.readline() == b"198.51.100.1:7\n"
                 writer.write(bytes(2_000))
@@ -199,17 +200,25 @@ async def test_a_hole_is_agreed_on_over_a_small_and_short_circuit(monkeypatch: p
                 assert relay.server.load.circuits == 0
 
 
+async def test_whoever_wants_a_hole_or_a_call_comes_from_where_it_says() -> None:
+    """So a machine is sent to nobody but who asks, and knows whether that is somebody in its own home."""
+    async with open_relay() as relay, standing(relay) as here:
+        for said in ("192.0.2.1:5", "192.0.2.1:5,127.0.0.1:6", "[::1]:5"):
+            assert (await relay.ask(f"PUNCH {here.identity.peer_id} {said}\n".encode())).startswith(b"NO ")
+        assert here.told.empty()
+
+
 async def test_a_meeting_ends_whatever_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "LOOK_S", 0.02)
     now = [0.0]
     async with (
         open_relay(clock=lambda: now[0]) as relay,
         standing(relay) as here,
-        relay.dial(f"PUNCH {here.identity.peer_id} 192.0.2.1:5\n".encode()) as (reader, _),
+        relay.dial(f"PUNCH {here.identity.peer_id} 127.0.0.1:5\n".encode()) as (reader, _),
     ):
         _, token, _ = await here.told.get()
         async with relay.dial(f"TAKE {token}\n".encode()):
-            assert await reader.readline() == b"OK\n"
+            assert (await reader.readline()).startswith(b"OK ")
             now[0] = 31.0
             assert await reader.read() == b""
 
