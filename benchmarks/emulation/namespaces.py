@@ -13,7 +13,7 @@ import shutil
 import struct
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 CLONE_NEWNET = 0x40000000
@@ -37,12 +37,29 @@ def obstacle() -> str | None:
     return None if tried.returncode == 0 else f"no network namespaces: {tried.stderr.strip()}"
 
 
-def make_host(address: str, mtu: int) -> tuple[int, int]:
-    """A new namespace with `address`/24 on a TUN device of its own; the descriptors of the namespace and the device.
+def make_namespace() -> int:
+    """The descriptor of a new namespace with its loopback device and nothing else.
 
     Raises:
         OSError: not allowed.
-        subprocess.CalledProcessError: the address was refused.
+    """
+    with _back_home():
+        _check(_libc.unshare(CLONE_NEWNET))
+        namespace = os.open(_own(), os.O_RDONLY)
+        subprocess.run(("ip", "link", "set", "lo", "up"), check=True, capture_output=True)
+    return namespace
+
+
+def make_host(addresses: Sequence[str], mtu: int) -> tuple[int, int]:
+    """A new namespace with a TUN device of its own; the descriptors of the namespace and the device.
+
+    Args:
+        addresses: of the device, each with its prefix, such as `10.88.0.1/24`.
+        mtu: in bytes.
+
+    Raises:
+        OSError: not allowed.
+        subprocess.CalledProcessError: an address was refused.
     """
     with _back_home():
         _check(_libc.unshare(CLONE_NEWNET))
@@ -51,7 +68,7 @@ def make_host(address: str, mtu: int) -> tuple[int, int]:
         fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH14x", b"tun0", IFF_TUN | IFF_NO_PI))
         commands = (
             "link set lo up",
-            f"address add {address}/24 dev tun0",
+            *(f"address add {address} dev tun0{' nodad' if ':' in address else ''}" for address in addresses),
             f"link set tun0 mtu {mtu} txqueuelen {QUEUE_PACKETS} up",
         )
         subprocess.run(("ip", "-batch", "-"), input="\n".join(commands), text=True, check=True, capture_output=True)

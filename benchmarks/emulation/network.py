@@ -52,6 +52,9 @@ class NetworkPlan:
         shape: Of every link.
         seed: Of losses and jitter.
         mtu: Of every interface, in bytes.
+        subnet: Of the hosts' IPv4 addresses.
+        ipv6: Whether they have IPv6 addresses.
+        inner: How many namespaces on no link there are.
     """
 
     hosts: int
@@ -60,6 +63,12 @@ class NetworkPlan:
     """Of losses and jitter."""
     mtu: int = 1500
     """Bytes per packet: what the Internet has. 9,000 takes under half of the CPU per byte and makes losses coarser."""
+    subnet: str = packets.SUBNET
+    """The first three bytes of the hosts' IPv4 addresses. TUN alone."""
+    ipv6: bool = False
+    """Whether the hosts have IPv6 addresses too. TUN alone."""
+    inner: int = 0
+    """Namespaces to make besides, on no link, for machines behind the hosts. TUN alone."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built."""
@@ -198,7 +207,20 @@ class TunNetwork(Network):
 
     def address(self, host: int) -> str:
         """The host's IPv4 address; namespaces of other networks may have the same."""
-        return packets.address(host)
+        return packets.address(host, self.plan.subnet)
+
+    def address6(self, host: int, network: int = 0) -> str:
+        """The host's IPv6 address in its network 0, or the first one of the network 1 behind it. Needs IPv6."""
+        return packets.address6(host, network)
+
+    async def give(self, host: int, address: str) -> None:
+        """Carry what is sent to this address to that host, which takes the address itself.
+
+        Args:
+            host: that had it or had it not.
+            address: an IPv4 address outside the hosts' own, or an IPv6 one, for which all of its /64 stands.
+        """
+        await self.emulator.ask("give", (None, host), address)
 
     def bind_address(self, host: int) -> tuple[str, int]:
         """Its own address."""
@@ -209,7 +231,7 @@ class TunNetwork(Network):
         return self.address(host), PORT
 
     def command(self, host: int, arguments: Sequence[str]) -> list[str]:
-        """In its namespace; the process id stays the same."""
+        """In its namespace, or in an inner one, whose numbers follow the hosts'; the process id stays the same."""
         return ["nsenter", f"--net={self._namespaces[host]}", "--", *arguments]
 
     def socket(self, host: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
@@ -221,13 +243,19 @@ class TunNetwork(Network):
         """The two directions between them."""
         return self._shapes[near, far], self._shapes[far, near]
 
+    def namespace(self, host: int) -> str:
+        """The path of a host's namespace, or of an inner one."""
+        return self._namespaces[host]
+
     async def load(self) -> CarriedTraffic:
         """What it has done so far."""
         return CarriedTraffic(**await self.emulator.ask("load", (None, None)))
 
     async def _start(self) -> Emulator:
         plan = self.plan
-        setup = packets.CarrierSetup(plan.hosts, plan.shape, plan.mtu, plan.seed)
+        setup = packets.CarrierSetup(
+            plan.hosts, plan.shape, plan.mtu, plan.seed, plan.subnet, ipv6=plan.ipv6, inner=plan.inner
+        )
         emulator, words = await Emulator.start("benchmarks.emulation.packets", [json.dumps(asdict(setup))])
         self._namespaces = words["namespaces"]
         return emulator

@@ -2,8 +2,8 @@
 
 `python -m benchmarks.emulation.packets SETUP` makes the hosts, prints a line that names their namespaces, then obeys
 lines on standard input until it closes: `[number, verb, link, …]` is answered by `[number, {…}]` once it has taken
-effect. A link is `[source, target]`, with null for every host. Losses and jitter are seeded per link, so that a link's
-traffic alone decides what happens to it.
+effect. The verbs are shape, cut, join, give (an address to the link's target) and load. A link is `[source, target]`,
+with null for every host. Losses and jitter are seeded per link: its traffic alone decides what happens to it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,17 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 
-from benchmarks.emulation.namespaces import make_host
+from benchmarks.emulation.namespaces import make_host, make_namespace
 from client.demo.link_shape import EmulatedLink, Ends, Interface, LinkShape, matching_links
 from swarm.errors import SwarmError
 
-SUBNET = (10, 88, 0)
+SUBNET = "10.88.0"
+PREFIX6 = "2600:1188"
+"""Public addresses; nothing in the namespaces leads to who has them."""
+IPV4, IPV6 = 4, 6
+NETWORK6_BYTES = 8
 BURST = 64
 """Packets read from one device before the ones that are due get their turn."""
 PACKET_BYTES = 1 << 16
@@ -47,12 +52,18 @@ class CarrierSetup:
         shape: Of every link, at the beginning.
         mtu: Of every interface, in bytes.
         seed: Of losses and jitter.
+        subnet: The first three bytes of every host's IPv4 address, as `a.b.c`.
+        ipv6: Whether the hosts have IPv6 addresses too.
+        inner: How many namespaces to make besides, which are on no link.
     """
 
     hosts: int
     shape: LinkShape
     mtu: int
     seed: int
+    subnet: str
+    ipv6: bool = False
+    inner: int = 0
 
     @classmethod
     def from_json(cls, text: str) -> CarrierSetup:
@@ -61,15 +72,26 @@ class CarrierSetup:
         return cls(**{**fields, "shape": LinkShape(**fields["shape"])})
 
 
-def address(host: int) -> str:
+def address(host: int, subnet: str = SUBNET) -> str:
     """A host's IPv4 address."""
-    return ".".join(str(part) for part in (*SUBNET, host + 1))
+    return f"{subnet}.{host + 1}"
+
+
+def address6(host: int, network: int = 0) -> str:
+    """An IPv6 address of a host: each has the networks 0 and 1, of 2**64 addresses each, and routes the second one."""
+    return f"{PREFIX6}:{network}:{host + 1:x}::1"
+
+
+def route_key(target: str) -> bytes:
+    """What finds a packet's link: its IPv4 address, or the network of its IPv6 address."""
+    ip = ip_address(target)
+    return ip.packed if ip.version == IPV4 else ip.packed[:NETWORK6_BYTES]
 
 
 class Carrier:
     """The links between the hosts; `devices[host]` is the host's TUN device."""
 
-    def __init__(self, devices: Sequence[int], shape: LinkShape, seed: int) -> None:
+    def __init__(self, devices: Sequence[int], setup: CarrierSetup) -> None:
         self.packets = 0
         self.dropped = 0
         self._devices = devices
@@ -81,10 +103,12 @@ class Carrier:
         self._links: dict[Ends, EmulatedLink] = {}
         self._routes: dict[int, dict[bytes, tuple[EmulatedLink, int]]] = {device: {} for device in devices}
         for source, target in itertools.permutations(range(len(devices)), 2):
-            chance = random.Random(f"{seed}: {source} to {target}").random
-            link = EmulatedLink(shape, outgoing[source], incoming[target], chance)
-            self._links[source, target] = link
-            self._routes[devices[source]][bytes((*SUBNET, target + 1))] = (link, devices[target])
+            chance = random.Random(f"{setup.seed}: {source} to {target}").random
+            self._links[source, target] = EmulatedLink(setup.shape, outgoing[source], incoming[target], chance)
+        for host in range(len(devices)):
+            self._give(host, address(host, setup.subnet))
+            for network in range(2) if setup.ipv6 else ():
+                self._give(host, address6(host, network))
 
     def obey(self, verb: str, link: Sequence[int | None], *words: object) -> dict[str, float]:
         """Change links, and report what was carried so far."""
@@ -97,6 +121,8 @@ class Carrier:
                 self._cut.add((source, target))
             case ("join",):
                 self._cut.discard((source, target))
+            case "give", str(given) if target is not None:
+                self._give(target, given)
             case ("load",):
                 pass
             case _:
@@ -106,6 +132,16 @@ class Carrier:
             changed.is_open = ends not in closed
         return {"packets": self.packets, "dropped": self.dropped, "cpu_s": time.process_time()}
 
+    def _give(self, host: int, given: str) -> None:
+        """Carry what is sent to this address to this host."""
+        key = route_key(given)
+        mine = self._devices[host]
+        for source, device in enumerate(self._devices):
+            if source == host:
+                self._routes[mine].pop(key, None)
+            else:
+                self._routes[device][key] = (self._links[source, host], mine)
+
     def take(self, device: int) -> None:
         """Read what a host has sent."""
         routes = self._routes[device]
@@ -114,9 +150,10 @@ class Carrier:
                 packet = os.read(device, PACKET_BYTES)
             except BlockingIOError:
                 return
-            route = routes.get(packet[16:20]) if packet[0] >> 4 == 4 else None
+            version = packet[0] >> 4
+            route = routes.get(packet[16:20] if version == IPV4 else packet[24:32] if version == IPV6 else b"")
             if route is None:
-                continue  # IPv6, multicast, strangers: nobody here
+                continue  # multicast, strangers: nobody here
             link, target = route
             due_s = link.depart(time.monotonic(), len(packet)) if link.is_open else None
             if due_s is None:
@@ -168,6 +205,11 @@ def _say(number: int | None, answer: object) -> None:
     sys.stdout.flush()
 
 
+def _addresses(host: int, setup: CarrierSetup) -> list[str]:
+    """With their prefixes: all hosts are on one network."""
+    return [f"{address(host, setup.subnet)}/24", *([f"{address6(host)}/32"] if setup.ipv6 else [])]
+
+
 def _prefer() -> None:
     """Die with the parent; wake to the µs, and before the programs whose packets these are, where that is allowed."""
     libc = ctypes.CDLL(None)
@@ -182,15 +224,17 @@ def main() -> None:
     """Entry point."""
     setup = CarrierSetup.from_json(sys.argv[1])
     try:
-        hosts = [make_host(address(host), setup.mtu) for host in range(setup.hosts)]
+        hosts = [make_host(_addresses(host, setup), setup.mtu) for host in range(setup.hosts)]
+        inner = [make_namespace() for _ in range(setup.inner)]
     except (OSError, subprocess.CalledProcessError) as error:
         reason = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
         _say(None, {"error": f"the hosts cannot be made: {str(reason).strip()}"})
         sys.exit(1)
     devices = [device for _, device in hosts]
-    carrier = Carrier(devices, setup.shape, setup.seed)
+    carrier = Carrier(devices, setup)
     _prefer()
-    _say(None, {"namespaces": [f"/proc/{os.getpid()}/fd/{namespace}" for namespace, _ in hosts]})
+    namespaces = [*(namespace for namespace, _ in hosts), *inner]
+    _say(None, {"namespaces": [f"/proc/{os.getpid()}/fd/{namespace}" for namespace in namespaces]})
     with suppress(SwarmError, BrokenPipeError):
         _serve(carrier, devices, sys.stdin.fileno())
 

@@ -294,9 +294,9 @@ async def test_the_network_says_what_it_is_and_why(monkeypatch: pytest.MonkeyPat
         open_network(NetworkPlan(2, LinkShape()), NetworkKind.TUN)
     monkeypatch.setattr("benchmarks.emulation.network.obstacle", lambda: None)
     assert open_network(NetworkPlan(2, LinkShape())).kind is NetworkKind.TUN
-    for wrong in ({"hosts": 1}, {"hosts": 300}, {"hosts": 2, "mtu": 10}):
+    for hosts, mtu in ((1, 1500), (300, 1500), (2, 10)):
         with pytest.raises(ConfigError):
-            NetworkPlan(shape=LinkShape(), **wrong)
+            NetworkPlan(hosts, LinkShape(), mtu=mtu)
 
 
 def test_the_check_prints_measured_beside_nominal_and_fails_when_off(tmp_path: Path) -> None:

@@ -1,0 +1,150 @@
+"""Machines at home, each behind its own kind of router, serve one swarm: every pair finds its path, and no fault of a
+router or of a relay changes a text.
+
+The programs are started once, as a user starts them, with no option of the network but whom to join.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pytest
+import pytest_asyncio
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.emulation.home_router import RouterKind
+from benchmarks.emulation.homes import Home, HomesNetwork, HomesPlan
+from benchmarks.emulation.homes_client import PROMPT
+from benchmarks.emulation.homes_paths import HomesPath, path_between
+from benchmarks.emulation.homes_swarm import HomesClient, HomesSwarm, open_homes_swarm
+from swarm.demo import TARGET
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.needs_root,
+    pytest.mark.needs_program("nft", "nftables"),
+    pytest.mark.needs_program("conntrack", "conntrack"),
+    pytest.mark.needs_program("miniupnpd", "miniupnpd"),
+]
+
+WHOLE, FIRST, SECOND = "0-12", "0-6", "6-12"
+CELL_TOKENS, FAULT_TOKENS, FAULT_AFTER = 6, 40, 8
+LEG_MS = 25.0
+LATER_THAN_OPEN_S = 30.0
+"""How much later than a machine with a public address one behind a router is listed, at most: all steps of the ladder
+are bounded, and what a start computes is the same."""
+ATTEMPTS = 4
+"""A better path than the relay's may come with a later connection."""
+HOMES: Final = (
+    Home("open", RouterKind.OPEN),
+    Home("cone", machines=2),
+    Home("cone two"),
+    Home("symmetric", RouterKind.SYMMETRIC),
+    Home("symmetric two", RouterKind.SYMMETRIC),
+    Home("mapping", maps_ports=True),
+)
+REACH: Final = {
+    "open": "direct",
+    "mapping": "mapped",
+    **dict.fromkeys(("cone", "cone.2", "cone two", "symmetric", "symmetric two"), "relayed"),
+}
+CELLS: Final = [
+    ("open", "mapping", HomesPath.DIRECT),
+    ("open", "cone two", HomesPath.CALLED_BACK),
+    ("open", "symmetric two", HomesPath.CALLED_BACK),
+    ("cone", "open", HomesPath.DIRECT),
+    ("cone", "mapping", HomesPath.DIRECT),
+    ("cone", "cone.2", HomesPath.LAN),
+    ("cone", "cone two", HomesPath.PUNCHED),
+    ("cone", "symmetric two", HomesPath.RELAYED),
+    ("symmetric", "open", HomesPath.DIRECT),
+    ("symmetric", "mapping", HomesPath.DIRECT),
+    ("symmetric", "cone two", HomesPath.RELAYED),
+    ("symmetric", "symmetric two", HomesPath.RELAYED),
+    ("mapping", "cone two", HomesPath.CALLED_BACK),
+]
+"""Who dials, whom, and the path that must come about. The client, which is public, dials the first of them itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Town:
+    """A swarm in homes, with a client on a public host."""
+
+    swarm: HomesSwarm
+    client: HomesClient
+    reference: list[int]
+
+    def job(self, first: str, second: str, tokens: int, *spare: str) -> dict[str, Any]:
+        peers = self.swarm.peers
+        hops = [[peers[first], FIRST], [peers[second], SECOND]]
+        return {"hops": hops, "spare": [[peers[name], WHOLE] for name in spare], "new_tokens": tokens}
+
+    def check(self, told: dict[str, Any], tokens: int) -> None:
+        assert told["error"] is None, told
+        assert told["tokens"] == self.reference[:tokens]
+
+
+def reference_text(tokens: int) -> list[int]:
+    model = cast("Any", AutoModelForCausalLM).from_pretrained(TARGET, dtype=torch.float32)
+    with torch.no_grad():
+        made = model.generate(torch.tensor([PROMPT]), max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+    return cast("list[int]", made[0, len(PROMPT) :].tolist())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def town(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Town]:
+    folder: Path = tmp_path_factory.mktemp("homes")
+    async with HomesNetwork(HomesPlan(HOMES)) as world, open_homes_swarm(world, folder) as swarm:
+        first = await swarm.bootstrap("P")
+        peers = [first, await swarm.bootstrap("Q", join=[first])]
+        for name in REACH:
+            await swarm.serve(name, WHOLE, peers)
+        reference = await asyncio.to_thread(reference_text, FAULT_TOKENS)
+        client = await swarm.client("C", peers)
+        await client.wait_up(*(swarm.peers[name] for name in REACH))
+        yield Town(swarm, client, reference)
+
+
+async def test_each_machine_is_listed_as_its_router_lets_it_be_reached(town: Town) -> None:
+    found = {name: town.client.listed[town.swarm.peers[name]] for name in REACH}
+    assert {name: listed["reach"] for name, listed in found.items()} == REACH
+    took_s = {name: listed["at"] - town.swarm.started_at[name] for name, listed in found.items()}
+    late = {name: seconds for name, seconds in took_s.items() if seconds > took_s["open"] + LATER_THAN_OPEN_S}
+    assert not late, took_s
+
+
+@pytest.mark.parametrize(("near", "far", "path"), CELLS)
+async def test_a_pair_finds_its_path(town: Town, near: str, far: str, path: HomesPath) -> None:
+    for _ in range(ATTEMPTS):
+        told = await town.client.generate(town.job(near, far, CELL_TOKENS))
+        town.check(told, CELL_TOKENS)
+        found = await path_between(town.swarm.world, near, far)
+        if found is path.seen_as and path.fits(told["links_ms"][1], LEG_MS):
+            break
+    assert found is path.seen_as
+    assert path.fits(told["links_ms"][1], LEG_MS), told["links_ms"]
+
+
+async def test_a_text_outlives_a_restart_of_the_router(town: Town) -> None:
+    await town.client.begin(town.job("cone", "open", FAULT_TOKENS), FAULT_AFTER)
+    await town.swarm.world.restart("cone")
+    town.check(await town.client.finish(), FAULT_TOKENS)
+
+
+async def test_a_text_outlives_a_new_public_address(town: Town) -> None:
+    await town.client.begin(town.job("open", "symmetric", FAULT_TOKENS), FAULT_AFTER)
+    await town.swarm.world.move("symmetric")
+    town.check(await town.client.finish(), FAULT_TOKENS)
+
+
+async def test_a_text_outlives_its_relay(town: Town) -> None:
+    relayed = town.client.listed[town.swarm.peers["symmetric"]]["address"]
+    relay = next(name for name in ("P", "Q") if f".via.{town.swarm.world.address(name)}:" in relayed)
+    await town.client.begin(town.job("open", "symmetric", FAULT_TOKENS), FAULT_AFTER)
+    town.swarm.kill(relay)
+    town.check(await town.client.finish(), FAULT_TOKENS)
