@@ -27,6 +27,7 @@ from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, SwarmError, UnknownModel
 from swarm.health.options import Health
 from swarm.ids import ModelIdentity
+from swarm.joining.lan import announced, keep_announced
 from swarm.runtime.cli import fit, plain_words
 from swarm.runtime.cli_types import File, Host, Model, Peer, Port
 from swarm.runtime.console import make_console
@@ -34,6 +35,7 @@ from swarm.runtime.extras import require
 from swarm.runtime.file_limit import raise_file_limit
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
 from swarm.runtime.plain_text import plain_line
+from swarm.runtime.tasks import TaskScope
 from swarm.top.options import Top
 
 BOOTSTRAP_PORT = 31_337
@@ -61,6 +63,7 @@ class Bootstrap:
         join: multiaddress of another peer to join, e.g. a second bootstrap peer; may be repeated (default: none).
         allow_private: check whether nodes at private addresses can be reached also where this machine has a public
             address.
+        lan: whether the swarm is announced in the local network, so that machines there find it.
     """
 
     host: Host = "0.0.0.0"
@@ -69,6 +72,7 @@ class Bootstrap:
     announce_address: Host | None = None
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
     allow_private: bool = False
+    lan: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,11 @@ async def bootstrap(command: Bootstrap, console: Console) -> None:
         console.print(Text(serve_line("MODEL", "0-20", addresses)))
         for address in addresses[1:]:
             console.print(Text(f"also at {address}"))
-        await _until(stop, registry)
+        async with TaskScope() as scope:
+            said = announced(addresses, command.join) if command.lan else None
+            if said is not None:
+                scope.spawn(keep_announced(said))
+            await _until(stop, registry)
         console.print(Text("leaving"))
 
 

@@ -5,14 +5,16 @@ Owns the questions and the file of answers; `swarm.joining.lan` hears what there
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
+import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from swarm.discovery.identity import default_identity_path, is_peer_id
 from swarm.errors import ConfigError
@@ -21,6 +23,10 @@ from swarm.joining.lan import LanSwarm, browse
 from swarm.runtime.cli_types import LanMode
 from swarm.runtime.plain_text import plain_line
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Command = TypeVar("_Command", bound="DataclassInstance")
 MAX_ANSWERS: Final = 64
 """Answers that are remembered: the newest."""
 MAX_FILE_BYTES: Final = 16_384
@@ -84,12 +90,12 @@ class LanSearch:
 
     mode: LanMode
     say: Callable[[str], None]
-    ask: Callable[[str], Awaitable[str]] | None
+    ask: Callable[[str], str] | None
     model: str | None = None
     answers: LanAnswers = field(default_factory=LanAnswers)
-    listen: Callable[[], Awaitable[list[LanSwarm]]] = browse
+    listen: Callable[[], list[LanSwarm]] = lambda: asyncio.run(browse())
 
-    async def find(self) -> LanSwarm | None:
+    def find(self) -> LanSwarm | None:
         """The swarm to join; None where there is none, or the user does not want it.
 
         Raises:
@@ -100,11 +106,11 @@ class LanSearch:
         if self.mode == "ask" and self.ask is None:
             self.say("no terminal to ask at: no swarm is looked for in the local network (--lan yes joins one)")
             return None
-        found = [one for one in await self.listen() if self._fits(one)]
+        found = [one for one in self.listen() if self._fits(one)]
         if self.mode == "yes":
             return self._only(found)
         for swarm in found:
-            if await self._wants(swarm):
+            if self._wants(swarm):
                 return swarm
         return None
 
@@ -120,17 +126,45 @@ class LanSearch:
             return swarm
         return None
 
-    async def _wants(self, swarm: LanSwarm) -> bool:
+    def _wants(self, swarm: LanSwarm) -> bool:
         assert self.ask is not None, "checked before"
         known = self.answers.of(swarm.peer)
         if known is not None:
             what = "joins" if known else "does not join"
             self.say(f"{what} {_described(swarm)}, found in the local network: you said so before")
             return known
-        typed = await self.ask(plain_line(f"{_described(swarm)} was found: join it? [Y/n] "))
+        typed = self.ask(plain_line(f"{_described(swarm)} was found: join it? [Y/n] "))
         answer = typed.strip().lower() in ("", "y", "yes")
         self.answers.remember(swarm.peer, answer)
         return answer
+
+
+def with_lan(command: _Command, mode: LanMode, say: Callable[[str], None]) -> _Command:
+    """A command with the swarm of the local network that it means, where nothing else named one.
+
+    Args:
+        command: with the fields `join` and `model`; one that names a peer stays as it is.
+        mode: what its user wants.
+        say: takes lines for the user.
+
+    Raises:
+        ConfigError: `yes`, and there are several.
+    """
+    has = {one.name for one in fields(command)}
+    if command.join or ("new" in has and command.new):  # type: ignore[attr-defined]
+        return command
+    model = command.model  # type: ignore[attr-defined]
+    found = LanSearch(mode, say, _typed if sys.stdin.isatty() and sys.stderr.isatty() else None, model).find()
+    if found is None:
+        return command
+    return replace(command, join=found.join, model=model or found.model)
+
+
+def _typed(question: str) -> str:
+    """What is typed after a question; its end is a no."""
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    return sys.stdin.readline() or "no"
 
 
 def _described(swarm: LanSwarm) -> str:

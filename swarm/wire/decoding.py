@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
@@ -264,7 +264,8 @@ def _parsed(message: M, data: bytes | bytearray) -> M:
 
 def _no_known_kind(message: Message) -> RemoteProtocolError:
     """Names what a later release put in the place of a kind; the number, since only that one knows its name."""
-    numbers = sorted({field.field_number for field in UnknownFieldSet(message)})
+    unknown: Any = UnknownFieldSet(message)  # its stubs do not say that it is a sequence
+    numbers = sorted({field.field_number for field in unknown})
     name = message.DESCRIPTOR.name
     if not numbers:
         return RemoteProtocolError("kind", f"{name} of no kind")

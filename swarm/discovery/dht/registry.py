@@ -123,7 +123,9 @@ class DhtRegistry:
             except RegistryError as error:
                 if longer_s is None or not _is_late(error):
                     raise
-                _log.warning("this machine is busy: joining took %.0f s; tried once more, for %.0f s", start_s, longer_s)
+                _log.warning(
+                    "this machine is busy: joining took %.0f s; tried once more, for %.0f s", start_s, longer_s
+                )
                 await self._end()
             else:
                 return

@@ -24,13 +24,13 @@ class Terminal:
         self.questions: list[str] = []
         self.lines: list[str] = []
 
-    async def ask(self, question: str) -> str:
+    def ask(self, question: str) -> str:
         self.questions.append(question)
         return self.typed
 
 
 def search(terminal: Terminal, folder: Path, found: list[LanSwarm], **changes: Any) -> LanSearch:  # noqa: ANN401
-    async def listen() -> list[LanSwarm]:
+    def listen() -> list[LanSwarm]:
         return found
 
     fields: dict[str, Any] = {
@@ -42,57 +42,57 @@ def search(terminal: Terminal, folder: Path, found: list[LanSwarm], **changes: A
     return LanSearch(say=terminal.lines.append, **(fields | changes))
 
 
-async def test_the_user_is_asked_once_per_swarm(tmp_path: Path) -> None:
+def test_the_user_is_asked_once_per_swarm(tmp_path: Path) -> None:
     terminal = Terminal("\n")
-    assert await search(terminal, tmp_path, [DEMO]).find() == DEMO
+    assert search(terminal, tmp_path, [DEMO]).find() == DEMO
     assert terminal.questions == [
         "a swarm that serves demo-target (0123456789ab) at 192.168.1.7 was found: join it? [Y/n] "
     ]
-    assert await search(terminal, tmp_path, [DEMO]).find() == DEMO
+    assert search(terminal, tmp_path, [DEMO]).find() == DEMO
     assert len(terminal.questions) == 1
     assert terminal.lines[-1].endswith("you said so before")
 
 
-async def test_a_no_is_remembered_too(tmp_path: Path) -> None:
+def test_a_no_is_remembered_too(tmp_path: Path) -> None:
     terminal = Terminal("n")
-    assert await search(terminal, tmp_path, [DEMO, OTHER]).find() is None
+    assert search(terminal, tmp_path, [DEMO, OTHER]).find() is None
     assert len(terminal.questions) == 2
     assert "a private swarm that serves owner/large" in terminal.questions[1]
-    assert await search(terminal, tmp_path, [DEMO]).find() is None
+    assert search(terminal, tmp_path, [DEMO]).find() is None
     assert len(terminal.questions) == 2
 
 
-async def test_without_a_terminal_nobody_is_asked_and_nothing_heard(tmp_path: Path) -> None:
+def test_without_a_terminal_nobody_is_asked_and_nothing_heard(tmp_path: Path) -> None:
     terminal = Terminal("y")
 
-    async def listen() -> list[LanSwarm]:
+    def listen() -> list[LanSwarm]:
         raise AssertionError("nobody is to be heard")
 
-    assert await search(terminal, tmp_path, [], ask=None, listen=listen).find() is None
+    assert search(terminal, tmp_path, [], ask=None, listen=listen).find() is None
     assert len(terminal.lines) == 1
     assert "--lan yes" in terminal.lines[0]
-    assert await search(terminal, tmp_path, [], mode="no", listen=listen).find() is None
+    assert search(terminal, tmp_path, [], mode="no", listen=listen).find() is None
     assert len(terminal.lines) == 1
 
 
-async def test_yes_joins_the_only_one_and_refuses_to_guess(tmp_path: Path) -> None:
+def test_yes_joins_the_only_one_and_refuses_to_guess(tmp_path: Path) -> None:
     terminal = Terminal("")
-    assert await search(terminal, tmp_path, [DEMO], mode="yes", ask=None).find() == DEMO
+    assert search(terminal, tmp_path, [DEMO], mode="yes", ask=None).find() == DEMO
     with pytest.raises(ConfigError, match=f"2 swarms were found.*--join {OTHER.join[0]}"):
-        await search(terminal, tmp_path, [DEMO, OTHER], mode="yes", ask=None).find()
+        search(terminal, tmp_path, [DEMO, OTHER], mode="yes", ask=None).find()
     assert not terminal.questions
 
 
-async def test_only_swarms_of_the_wanted_model_are_offered(tmp_path: Path) -> None:
+def test_only_swarms_of_the_wanted_model_are_offered(tmp_path: Path) -> None:
     terminal, bare = Terminal("y"), LanSwarm((address_of(2),))
-    found = await search(terminal, tmp_path, [OTHER, bare], model="/models/demo-target").find()
+    found = search(terminal, tmp_path, [OTHER, bare], model="/models/demo-target").find()
     assert found == bare
     assert len(terminal.questions) == 1
-    assert await search(terminal, tmp_path, [DEMO], model="/models/demo-target").find() == DEMO
+    assert search(terminal, tmp_path, [DEMO], model="/models/demo-target").find() == DEMO
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"x": true}', f'{{"{PEERS[0]}": "yes"}}', "[" * 20_000])
-async def test_a_damaged_file_of_answers_is_no_answer(content: str, tmp_path: Path) -> None:
+def test_a_damaged_file_of_answers_is_no_answer(content: str, tmp_path: Path) -> None:
     path = tmp_path / "lan.json"
     path.write_text(content)
     assert LanAnswers(path).of(PEERS[0]) is None
