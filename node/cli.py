@@ -24,7 +24,6 @@ from swarm.runtime.file_limit import raise_file_limit
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
 from swarm.runtime.plain_text import plain_line
 
-Say = Callable[[str], None]
 _NONE_BEFORE_TLS_1_3 = "ECDHE-RSA-AES128-GCM-SHA256"
 """gRPC takes no lowest version, and its list is of TLS 1.2's suites only: none that goes with a node's certificate."""
 
@@ -82,7 +81,7 @@ async def _run(config: ServeConfig) -> None:
 
 
 @asynccontextmanager
-async def _speaking(console: Console) -> AsyncIterator[Say]:
+async def _speaking(console: Console) -> AsyncIterator[Callable[[str], None]]:
     """How the node speaks while it starts and runs: with bars on a terminal, in plain lines elsewhere."""
     from node.lifecycle.progress import TerminalSay
 

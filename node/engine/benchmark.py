@@ -93,7 +93,7 @@ def _of_layers(
     until = clock() + BUDGET_S
     for turn in range(ROUNDS):
         for sub, nodes in runs:
-            if turn and clock() > until:
+            if turn and clock() >= until:
                 break
             best[sub, nodes] = min(best[sub, nodes], forward_ms(model, nodes, clock, sub))
     few_ms = best[span, TREE_NODES[0]]

@@ -45,10 +45,12 @@ class TerminalSay:
                 TimeRemainingColumn(),
                 console=self._console,
                 transient=True,
+                auto_refresh=False,
             )
             self._task = self._bar.add_task("fetching", total=max(total, 1))
             self._bar.start()
-        self._bar.update(self._task, completed=here, total=max(total, 1), description=f"fetching {file[-MAX_NAME:]}")
+        what = f"fetching {file[-MAX_NAME:]}"
+        self._bar.update(self._task, completed=here, total=max(total, 1), description=what, refresh=True)
         if here >= total:
             self.close()
 

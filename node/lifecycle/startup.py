@@ -20,10 +20,10 @@ import grpc.aio
 from node.config import ServeConfig
 from node.lifecycle.announcer import Announcer
 from node.lifecycle.connection_guard import keep_connections_bounded
-from node.lifecycle.introduction import Introduction
 from node.lifecycle.planning import ServingPlan, make_plan
 from node.lifecycle.resources import NodeResources
 from node.lifecycle.span_host import SpanHost, bind
+from node.lifecycle.summary import ServingSummary
 from node.membership.duplicate_identity import check_alone
 from node.membership.joining import SpanReservation, joiners_choice
 from node.membership.model_mismatch import check_same_model, swarms_model
@@ -171,7 +171,7 @@ class StartUp:
             announcing = scope.spawn(announcer.keep_announcing())  # keeps the reservation alive
         else:
             announcer.choose(Span.parse(config.layers).within(resources.identity.num_layers))
-        self._introduce(starting, plan)
+        self._explain(starting, plan)
         await self._start_telemetry(starting)
         await host.load(announcer.span)
         check_kv(host.model, config.kv_tokens)
@@ -192,11 +192,11 @@ class StartUp:
         if said is not None and config.lan != "no" and not config.insecure:
             resources.scope.spawn(keep_announced(said))
 
-    def _introduce(self, starting: Starting, plan: ServingPlan) -> None:
+    def _explain(self, starting: Starting, plan: ServingPlan) -> None:
         """Say what this node does and why."""
         resources, asked, join = starting.resources, self._config.model, self._config.join
         reached = f"at {resources.address}, which a peer is to call before the node is listed"
-        for line in Introduction(resources.identity, asked, join, plan, starting.announcer.span, reached).lines():
+        for line in ServingSummary(resources.identity, asked, join, plan, starting.announcer.span, reached).lines():
             self._say(line)
 
     async def _reserve_span(self, starting: Starting, plan: ServingPlan) -> SpanReservation:

@@ -26,7 +26,7 @@ from swarm.runtime.plain_text import plain_line
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_Command = TypeVar("_Command", bound="DataclassInstance")
+_Joining = TypeVar("_Joining", bound="DataclassInstance")
 MAX_ANSWERS: Final = 64
 """Answers that are remembered: the newest."""
 MAX_FILE_BYTES: Final = 16_384
@@ -139,7 +139,7 @@ class LanSearch:
         return answer
 
 
-def with_lan(command: _Command, mode: LanMode, say: Callable[[str], None]) -> _Command:
+def with_lan(command: _Joining, mode: LanMode, say: Callable[[str], None]) -> _Joining:
     """A command with the swarm of the local network that it means, where nothing else named one.
 
     Args:

@@ -298,7 +298,8 @@ def starting(monkeypatch: pytest.MonkeyPatch, *programs: str) -> list[str]:
 
 BUSY = START.format(
     imports="swarm.discovery.dht.hivemind_node as node",
-    change="async def late(*args): raise node.P2PDaemonError('Daemon failed to start in 15.0 seconds')\nnode.start_daemon = late",
+    change="async def late(*args): raise node.P2PDaemonError('Daemon failed to start in 15.0 seconds')\n"
+    "node.start_daemon = late",
 )
 SOUND = START.format(imports="os", change="")
 
@@ -332,9 +333,9 @@ async def test_two_releases_that_cannot_meet_say_which_is_to_be_updated(monkeypa
     )
     async with DhtRegistry.open(LOCAL) as one:
         starting(monkeypatch, later)
-        with pytest.raises(RegistryError, match="runs 9.0.0, with format 3: its machines are to be updated"):
+        with pytest.raises(RegistryError, match=r"runs 9\.0\.0, with format 3: its machines are to be updated"):
             await DhtRegistry.open(joining(one))
     starting(monkeypatch, later, SOUND)
     async with DhtRegistry.open(LOCAL) as one:
-        with pytest.raises(RegistryError, match="runs release 9.0.0, with records of format 3.*update this machine"):
+        with pytest.raises(RegistryError, match=r"runs release 9\.0\.0, with records of format 3.*update this machine"):
             await DhtRegistry.open(joining(one, client_mode=True))

@@ -14,7 +14,7 @@ from swarm.layers import Span, missing_layers, name_layers
 
 
 @dataclass(frozen=True, slots=True)
-class Introduction:
+class ServingSummary:
     """What a node is about to do.
 
     Attributes:
