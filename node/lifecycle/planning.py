@@ -8,7 +8,10 @@ Everything that can stop this machine from helping is found here, before anythin
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -21,8 +24,11 @@ from node.membership.joining import Joiner
 from node.model.checkpoint import Checkpoint
 from node.model.loading import DTYPES, check_dtype, compute_of, fitting_layers, free_bytes, pick_device, pick_dtype
 from node.model.span import ModelLayout, dissect
+from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.node_record import NodeRecord
 from swarm.errors import ConfigError, LayersError, RegistryError, TooSlow
+from swarm.ids import PeerId
+from swarm.routing.latency import ghosts, measure_delays
 
 READ_S: Final = 20.0
 """How long the swarm's records may take to come; without them a machine decides alone."""
@@ -35,7 +41,8 @@ class ServingPlan:
     Attributes:
         order: the configuration with device and type as chosen.
         layout: of the model.
-        records: of the model, those of others, as they were read.
+        records: of the model, those of others, as they were read; without ghosts.
+        ghosts: machines that are listed and do not answer.
         compute: device and type.
         kind: the numeric class, and why it.
         count: how many layers, and why so many.
@@ -49,12 +56,13 @@ class ServingPlan:
     kind: ClassChoice
     count: LayerCount
     speed: LayerSpeed | None = None
+    ghosts: frozenset[PeerId] = frozenset()
 
     @property
     def joiner(self) -> Joiner:
         """This machine, to whoever places it."""
         capacity = None if self.speed is None else 1e3 / max(self.speed.layer_ms[1], 1e-6)
-        return Joiner(self.kind.numeric_class, capacity)
+        return Joiner(self.kind.numeric_class, capacity, self.ghosts)
 
 
 async def make_plan(resources: NodeResources) -> ServingPlan:
@@ -65,13 +73,15 @@ async def make_plan(resources: NodeResources) -> ServingPlan:
     """
     config, checkpoint = resources.config, resources.checkpoint
     layout = await asyncio.to_thread(dissect, checkpoint.config)
-    records = await _records(resources)
+    listed = await _records(resources)
+    gone = await _ghosts(resources, listed)
+    records = tuple(record for record in listed if record.peer not in gone)
     own = await asyncio.to_thread(compute_of, checkpoint, config)
     able = await asyncio.to_thread(_able, checkpoint, config, own)
     kind = choose_class(records, [_class_of(*compute) for compute in able])
     device, dtype = next(compute for compute in able if _class_of(*compute) == kind.numeric_class)
     order = replace(config, device=str(device), dtype=_dtype(dtype))
-    plan = ServingPlan(order, layout, records, (device, dtype), kind, LayerCount(0, ""))
+    plan = ServingPlan(order, layout, records, (device, dtype), kind, LayerCount(0, ""), ghosts=gone)
     if not config.is_auto:
         return plan
     return await asyncio.to_thread(_count, plan)
@@ -114,6 +124,13 @@ async def _records(resources: NodeResources) -> tuple[NodeRecord, ...]:
     except (RegistryError, TimeoutError):
         return ()
     return tuple(record for record in found if record.peer != registry.peer_id)
+
+
+async def _ghosts(resources: NodeResources, records: Sequence[NodeRecord]) -> frozenset[PeerId]:
+    config = resources.config
+    policy = await DialPolicy.of(resources.address, allow_private=config.allow_private)
+    asked = [record for record in records if policy.allows(record.address)]
+    return await ghosts(asked, partial(measure_delays, insecure=config.insecure), random.SystemRandom())
 
 
 def _able(

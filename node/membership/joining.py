@@ -32,10 +32,12 @@ class Joiner:
     Attributes:
         numeric_class: of what it will compute.
         capacity: layers per second in plain decoding; None while it is not measured.
+        ghosts: machines that do not answer it; they hold nothing.
     """
 
     numeric_class: str
     capacity: float | None = None
+    ghosts: frozenset[PeerId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,9 @@ def joiners_choice(peer: PeerId, num_layers: int, model: ModelIdentity, own: Joi
     """
 
     def choose(records: Sequence[NodeRecord]) -> Span:
-        others = records if own is None else of_class(records, own.numeric_class)
+        others = list(records)
+        if own is not None:
+            others = [one for one in of_class(records, own.numeric_class) if one.peer not in own.ghosts]
         typical = typical_capacity(others)
         layout = layout_of(others, model.num_layers, typical)
         capacity = typical if own is None or own.capacity is None else own.capacity

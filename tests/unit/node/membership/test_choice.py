@@ -113,6 +113,9 @@ def test_a_machine_is_placed_among_those_with_which_it_can_be_in_one_chain() -> 
     others = [machine(0, 0, 4), machine(1, 4, 8), *twice(GPU)]
     choose = joiners_choice(PeerId("me"), 4, MODEL, Joiner(CPU, 500.0))
     assert choose(others) == Span(8, 12), "of its class, nobody holds these"
+    dead = Joiner(CPU, 500.0, frozenset({PeerId("p1")}))
+    whole = [machine(0, 0, 4), machine(1, 4, 8), machine(2, 8, 12)]
+    assert joiners_choice(PeerId("me"), 4, MODEL, dead)(whole) == Span(4, 8), "who does not answer holds nothing"
     own = machine(9, 0, 4, movable=True)
     alone = [machine(0, 0, 4), machine(1, 4, 8), machine(2, 8, 12, GPU)]
     assert movers_choice(own)(alone) == Span(8, 12)
