@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 import torch
 
@@ -157,7 +157,7 @@ def _class_of(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def _dtype(dtype: torch.dtype) -> Dtype:
-    return next(name for name, known in DTYPES.items() if known is dtype)
+    return cast("Dtype", next(name for name, known in DTYPES.items() if known is dtype))
 
 
 def _name(dtype: torch.dtype) -> str:

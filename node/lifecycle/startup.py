@@ -40,7 +40,7 @@ from swarm.discovery.address_proof import NONCE_BYTES
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.node_record import NodeState, bracketed
 from swarm.discovery.registry import Registry
-from swarm.errors import Unreachable
+from swarm.errors import UnknownModel, Unreachable
 from swarm.ids import ModelIdentity
 from swarm.joining.lan import announced, keep_announced
 from swarm.layers import Span
@@ -148,6 +148,11 @@ class StartUp:
     async def _find_model(self, registry: Registry) -> tuple[Checkpoint, ModelIdentity]:
         """The model asked for, or the joined swarm's only one."""
         config = self._config
+        if config.model is None and not config.join:
+            raise UnknownModel(
+                "which swarm, or which model? Join a swarm with --join (an address that its machines print), or name "
+                "a MODEL to begin one"
+            )
         known = await registry.models() if config.join else []
         served = ServedModels(registry, partial(measure_delays, insecure=config.insecure))
         name = config.model or await swarms_model(served, known)

@@ -21,7 +21,7 @@ from swarm.errors import ConfigError, NotEnoughSpace
 from swarm.layers import Span
 from swarm.models.hub import Progress
 
-DTYPES: Final[Mapping[Dtype, torch.dtype]] = {
+DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,

@@ -83,17 +83,17 @@ class LanSearch:
         mode: `yes` joins what is found, `ask` asks the user, `no` does not look.
         say: takes lines for the user.
         ask: shows a question and returns the line that was typed; None where nobody can be asked.
+        listen: finds the swarms.
         model: the one that is wanted, as the user calls it; None takes any.
         answers: what was answered before.
-        listen: finds the swarms.
     """
 
     mode: LanMode
     say: Callable[[str], None]
     ask: Callable[[str], str] | None
+    listen: Callable[[], list[LanSwarm]]
     model: str | None = None
     answers: LanAnswers = field(default_factory=LanAnswers)
-    listen: Callable[[], list[LanSwarm]] = lambda: asyncio.run(browse())
 
     def find(self) -> LanSwarm | None:
         """The swarm to join; None where there is none, or the user does not want it.
@@ -139,13 +139,14 @@ class LanSearch:
         return answer
 
 
-def with_lan(command: _Joining, mode: LanMode, say: Callable[[str], None]) -> _Joining:
+def with_lan(command: _Joining, mode: LanMode, say: Callable[[str], None], *, wants_model: bool = False) -> _Joining:
     """A command with the swarm of the local network that it means, where nothing else named one.
 
     Args:
         command: with the fields `join` and `model`; one that names a peer stays as it is.
         mode: what its user wants.
         say: takes lines for the user.
+        wants_model: whether it needs the name of a model too; else it finds out what the swarm serves.
 
     Raises:
         ConfigError: `yes`, and there are several.
@@ -154,10 +155,19 @@ def with_lan(command: _Joining, mode: LanMode, say: Callable[[str], None]) -> _J
     if command.join or ("new" in has and command.new):  # type: ignore[attr-defined]
         return command
     model = command.model  # type: ignore[attr-defined]
-    found = LanSearch(mode, say, _typed if sys.stdin.isatty() and sys.stderr.isatty() else None, model).find()
+    found = LanSearch(mode, say, _typed if _is_at_terminal() else None, _heard, model).find()
     if found is None:
         return command
-    return replace(command, join=found.join, model=model or found.model)
+    return replace(command, join=found.join, model=model or (found.model if wants_model else None))
+
+
+def _heard() -> list[LanSwarm]:
+    """What the local network announces; of a program that has no event loop yet."""
+    return asyncio.run(browse())
+
+
+def _is_at_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _typed(question: str) -> str:

@@ -26,7 +26,7 @@ ROUND_TRIPS = 3
 RATE_PROBE_BYTES = 256 << 10
 """Payload of a rate measurement: enough to open TCP's congestion window as hidden rows would."""
 
-Probe = Callable[[Sequence[NodeRecord]], Awaitable[dict[PeerId, float]]]
+DelayProbe = Callable[[Sequence[NodeRecord]], Awaitable[dict[PeerId, float]]]
 """Measures one-way delays in milliseconds; machines that do not answer are left out."""
 InfoCall = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
@@ -110,7 +110,7 @@ def worth_measuring(records: Sequence[NodeRecord], num_layers: int, rng: random.
     return ends + rng.sample(others, min(len(others), MAX_MEASURED - len(ends)))
 
 
-async def ghosts(records: Sequence[NodeRecord], probe: Probe, rng: random.Random) -> frozenset[PeerId]:
+async def ghosts(records: Sequence[NodeRecord], probe: DelayProbe, rng: random.Random) -> frozenset[PeerId]:
     """Machines that are listed as serving and do not answer: killed a moment ago, their records live on for a minute.
 
     Where nobody at all answers, it is this machine that reaches nobody, and none of them is a ghost.

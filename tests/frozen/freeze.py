@@ -8,7 +8,7 @@ import json
 import sys
 import tempfile
 from base64 import b64encode
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ from swarm.protocol.messages import (
 from swarm.protocol.node_info import Counters, NodeInfo
 from swarm.relay.presence import prove_presence
 from swarm.runtime.version import VERSION
-from swarm.telemetry.messages import seal_body
+from swarm.telemetry.messages import Body, seal_body
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint
 from swarm.transport.introduction import Metadata, introduce
@@ -191,8 +191,18 @@ def _upstreams(identity: Identity, frames: dict[str, Frame]) -> dict[str, Upstre
 def _wire(identity: Identity, other: Identity, key: SessionKey) -> dict[str, Any]:
     frames = _frames(identity, other, key)
     upstreams = _upstreams(identity, frames)
-    span = Span(0, 4)
-    info = NodeInfo(*list(plain(MODEL).values())[:5], 40, span, 512, 64, "cpu-float32", VERSION, 10, 5, 1, Counters())
+    info = NodeInfo(
+        **asdict(MODEL),
+        span=Span(0, 4),
+        vocab_size=512,
+        hidden_size=64,
+        numeric_class="cpu-float32",
+        version=VERSION,
+        kv_tokens_total=10,
+        kv_tokens_free=5,
+        sessions=1,
+        counters=Counters(),
+    )
     unary = {
         "replies": wire.encode_replies_up(RepliesRequest(key.session, 1, 2, may_wait=True)),
         "pong": wire.encode_replies_up(Pong(5)),
@@ -212,7 +222,7 @@ def _wire(identity: Identity, other: Identity, key: SessionKey) -> dict[str, Any
 
 def _telemetry() -> list[dict[str, str]]:
     who = telemetry_identity(0)
-    bodies = [status(version=VERSION), will(), metrics(), event()]
+    bodies: list[Body] = [status(version=VERSION), will(), metrics(), event()]
     return [
         {"topic": topic(body), "payload": seal_body(body, topic(body), who).decode(), "kind": type(body).__name__}
         for body in bodies

@@ -92,7 +92,7 @@ class Daemon(P2P):  # type: ignore[misc]  # hivemind is untyped
         await self._child.wait()
 
 
-async def start_daemon(listen: ListenAddresses, identity_path: str, start_s: float) -> Daemon:
+async def start_daemon(listen: ListenAddresses, identity_path: str, start_s: float = 15.0) -> Daemon:
     """Start libp2p under this identity; `start_s` is for how long it may take."""
     options: dict[str, Any] = {"no_listen": True, "dht_mode": "client"} if listen.client else {"dht_mode": "server"}
     daemon: Daemon = await Daemon.create(

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-import node.lifecycle.planning
 import node.membership.joining
 from node.config import ServeConfig
 from node.serve import Node
@@ -17,6 +16,7 @@ from swarm.discovery.node_record import NodeRecord
 from swarm.errors import NotEnoughSpace, TooSlow
 from swarm.ids import PeerId
 from swarm.layers import Span
+from swarm.routing.latency import measure_delays
 from tests.in_process_swarm import InProcessSwarm, in_process_swarm
 
 JOIN = ("/ip4/192.0.2.1/tcp/31337/p2p/QmbLHAnMoJPWSCR5Zhtx6BHJX9KiKNN6tpvbUcqanj75Nb",)
@@ -49,13 +49,13 @@ async def test_layers_of_a_machine_that_was_killed_a_moment_ago_are_taken_at_onc
 ) -> None:
     async with in_process_swarm(TARGET, ["0-4", "4-8", "8-12"]) as swarm:
         killed = swarm.nodes[1].peer_id
-        real = node.lifecycle.planning.measure_delays
+        real = measure_delays
 
         async def probe(records: Sequence[NodeRecord], *, insecure: bool) -> dict[PeerId, float]:
             found = await real(records, insecure=insecure)
             return {peer: ms for peer, ms in found.items() if peer != killed}
 
-        monkeypatch.setattr(node.lifecycle.planning, "measure_delays", probe)
+        monkeypatch.setattr("node.lifecycle.planning.measure_delays", probe)
         async with Node(replace(HERE, num_layers=4), lambda _: None, MemoryRegistry(swarm.network)) as alone:
             assert alone.serving().span == Span(4, 8)
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from swarm.errors import ConfigError
+from swarm.joining import lan_choice
 from swarm.joining.lan import LanSwarm
-from swarm.joining.lan_choice import MAX_ANSWERS, LanAnswers, LanSearch
+from swarm.joining.lan_choice import MAX_ANSWERS, LanAnswers, LanSearch, with_lan
 from tests.lan_swarms import PEERS, address_of
 
 DEMO = LanSwarm((address_of(0),), "demo-target", "0123456789ab")
-OTHER = LanSwarm((address_of(1),), "owner/large", "ba9876543210", is_private=True)
+OTHER = LanSwarm((address_of(1),), "owner/large", "aa9876543210", is_private=True)
 
 
 class Terminal:
@@ -109,3 +113,55 @@ def test_few_answers_are_remembered_and_none_where_the_folder_is_closed(tmp_path
     kept = [peer for peer in peers if answers.of(peer)]  # type: ignore[arg-type]
     assert len(kept) <= MAX_ANSWERS
     LanAnswers(Path("/proc/nowhere/lan.json")).remember(PEERS[0], answer=True)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What commands that join a swarm have in common."""
+
+    join: tuple[str, ...] = ()
+    model: str | None = None
+    new: bool = False
+
+
+@pytest.fixture
+def one_swarm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Terminal:
+    """A terminal at which everything is answered with Enter, in a network with one swarm."""
+    terminal = Terminal("\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(lan_choice, "_typed", terminal.ask)
+    monkeypatch.setattr(lan_choice, "_heard", lambda: [DEMO])
+    monkeypatch.setattr(lan_choice, "_is_at_terminal", lambda: True)
+    return terminal
+
+
+def test_a_command_that_names_no_swarm_gets_the_one_of_the_network(one_swarm: Terminal) -> None:
+    say = one_swarm.lines.append
+    assert with_lan(Command(), "ask", say) == Command(DEMO.join)
+    assert with_lan(Command(), "ask", say, wants_model=True) == Command(DEMO.join, "demo-target")
+    assert with_lan(Command(model="demo-target"), "ask", say) == Command(DEMO.join, "demo-target")
+    assert len(one_swarm.questions) == 1
+
+
+def test_a_command_that_names_one_or_begins_one_is_left_as_it_is(one_swarm: Terminal) -> None:
+    for command in (Command((address_of(1),)), Command(new=True)):
+        assert with_lan(command, "yes", one_swarm.lines.append) is command
+    other = Command(model="another")
+    assert with_lan(other, "yes", one_swarm.lines.append) is other
+    assert with_lan(Command(), "no", one_swarm.lines.append) == Command()
+    assert not one_swarm.questions
+
+
+def test_without_a_terminal_a_command_says_so_and_goes_on_alone(
+    one_swarm: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lan_choice, "_is_at_terminal", lambda: False)
+    assert with_lan(Command(), "ask", one_swarm.lines.append) == Command()
+    assert len(one_swarm.lines) == 1
+
+
+def test_the_end_of_input_is_a_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    monkeypatch.setattr(sys, "stderr", asked := io.StringIO())
+    assert lan_choice._typed("join it? ") == "no"
+    assert asked.getvalue() == "join it? "
