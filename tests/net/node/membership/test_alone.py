@@ -56,8 +56,10 @@ async def test_layers_of_a_machine_that_was_killed_a_moment_ago_are_taken_at_onc
             return {peer: ms for peer, ms in found.items() if peer != killed}
 
         monkeypatch.setattr("node.lifecycle.planning.measure_delays", probe)
-        async with Node(replace(HERE, num_layers=4), lambda _: None, MemoryRegistry(swarm.network)) as alone:
+        said: list[str] = []
+        async with Node(replace(HERE, num_layers=4), said.append, MemoryRegistry(swarm.network)) as alone:
             assert alone.serving().span == Span(4, 8)
+        assert said[1] == "swarm: 2 nodes serve it already, and nobody holds layers 4…7"
 
 
 async def refusal_in(swarm: InProcessSwarm, kind: type[Exception]) -> str:

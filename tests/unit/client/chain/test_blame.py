@@ -8,6 +8,8 @@ from typing import cast
 import pytest
 
 from client.chain.blame import advised, blamed
+from client.chain.chain import Chain, ChainOwner
+from client.chain.reroutes import FindRoute
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord, seal
 from swarm.discovery.signed_faults import sign_fault
@@ -26,10 +28,11 @@ from swarm.errors import (
 )
 from swarm.ids import SessionId
 from swarm.layers import Span
-from swarm.protocol.messages import Fault, FaultKind, Hedge, RouteHop
+from swarm.protocol.messages import Codec, Fault, FaultKind, Hedge, Open, RouteHop
 from swarm.routing.costs import RouteForecast
 from swarm.routing.route import Route
 from swarm.runtime.version import VERSION
+from swarm.transport.dial import Dialer
 from tests.sample_records import sample_record
 
 SESSION = SessionId(b"s" * 16)
@@ -153,3 +156,12 @@ def test_other_trouble_and_unknown_machines_get_no_such_advice() -> None:
         HopMisbehaved(STRANGER.peer_id, "0-4", "odd"),
     ):
         assert advised(error, route) is error
+
+
+async def test_a_chain_adds_the_advice_to_whatever_troubles_it() -> None:
+    heard: list[HopError] = []
+    route = replace(PLAIN, records=(replace(RECORDS[0], version="9.0.0"), *RECORDS[1:3]))
+    owner = ChainOwner(cast("FindRoute", None), heard.append, lambda _: None)
+    chain = Chain(cast("Dialer", None), route, Open("f", 64, 4, 64, Codec.FP32), owner)
+    chain.on_trouble(HopMisbehaved(RECORDS[0].peer, "0-4", "a message of no kind"))
+    assert "update this machine" in str(heard[0])
