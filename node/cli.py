@@ -53,7 +53,7 @@ def serve(config: ServeConfig) -> int:
         config = replace(config, model=model, mqtt=mqtt)
         config.check()
         if not config.insecure:
-            config = with_lan(config, config.lan, make_console(stderr=True, soft_wrap=True).print)
+            config = with_lan(config, config.lan, make_console(soft_wrap=True).print)
         asyncio.run(_run(config))
     except SwarmError as error:
         return _fail(f"node: {plain_line(str(error))}", 1)

@@ -27,7 +27,6 @@ from swarm.discovery.registry import Registry
 from swarm.errors import ConfigError, SwarmError, UnknownModel
 from swarm.health.options import Health
 from swarm.ids import ModelIdentity
-from swarm.joining.lan import announced, keep_announced
 from swarm.runtime.cli import fit, plain_words
 from swarm.runtime.cli_types import File, Host, Model, Peer, Port
 from swarm.runtime.console import make_console
@@ -140,6 +139,8 @@ def run(command: Bootstrap | ShowStatus | ShowRoute | ShowPlan | Health | Privat
 
 async def bootstrap(command: Bootstrap, console: Console) -> None:
     """Stay in the DHT until SIGINT or SIGTERM."""
+    from swarm.joining.lan import announced, keep_announced  # brings mDNS, which nothing else here needs
+
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from swarm.discovery.identity import default_identity_path, is_peer_id
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
-from swarm.joining.lan import LanSwarm, browse
 from swarm.runtime.cli_types import LanMode
 from swarm.runtime.plain_text import plain_line
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+    from swarm.joining.lan import LanSwarm
 
 _Joining = TypeVar("_Joining", bound="DataclassInstance")
 MAX_ANSWERS: Final = 64
@@ -163,6 +164,8 @@ def with_lan(command: _Joining, mode: LanMode, say: Callable[[str], None], *, wa
 
 def _heard() -> list[LanSwarm]:
     """What the local network announces; of a program that has no event loop yet."""
+    from swarm.joining.lan import browse  # brings mDNS, which nothing else here needs
+
     return asyncio.run(browse())
 
 
