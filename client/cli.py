@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, assert_never, cast
 
@@ -23,6 +23,7 @@ from client.terminal.commands import Bench, ChatCommand, ConnectionOptions, Gene
 from client.terminal.notes import LineTrackingStream, NoteFormatter
 from client.train.options import TrainDraft
 from swarm.errors import ConfigError, GenerationInterrupted, SwarmError
+from swarm.joining.lan_choice import with_lan
 from swarm.runtime.cli import plain_words
 from swarm.runtime.console import make_console
 from swarm.runtime.extras import require
@@ -58,6 +59,7 @@ def run(command: ClientCommand) -> int:
     """Carry out a command; returns the exit code. An error is printed as one line."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are raised as exceptions too
     try:
+        command = _with_swarm(command)
         match command:
             case Generate():
                 generate(command)
@@ -84,6 +86,20 @@ def run(command: ClientCommand) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _with_swarm(command: ClientCommand) -> ClientCommand:
+    """The command with the swarm of the local network that it means, where it names none."""
+    if not isinstance(command, ConnectionOptions):
+        return command
+    named = replace(command, model=command.model or os.environ.get("CANOPY_MODEL"))
+    notes = make_console(stderr=True, soft_wrap=True)
+
+    def say(line: str) -> None:
+        if notes.is_terminal or command.lan == "yes":
+            notes.print(line)
+
+    return with_lan(named, command.lan, say, wants_model=True)
 
 
 def generate(command: Generate) -> None:

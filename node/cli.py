@@ -6,14 +6,18 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import tyro
+from rich.console import Console
 
 from node import nodejs
 from node.config import ServeConfig
 from swarm.errors import RegistryError, SwarmError
+from swarm.joining.lan_choice import with_lan
 from swarm.runtime.cli import plain_words
 from swarm.runtime.console import make_console
 from swarm.runtime.file_limit import raise_file_limit
@@ -46,14 +50,17 @@ def serve(config: ServeConfig) -> int:
     raise_file_limit()
     try:
         model, mqtt = config.model or os.environ.get("CANOPY_MODEL"), config.mqtt or os.environ.get("CANOPY_MQTT")
-        asyncio.run(_run(replace(config, model=model, mqtt=mqtt)))
+        config = replace(config, model=model, mqtt=mqtt)
+        config.check()
+        if not config.insecure:
+            config = with_lan(config, config.lan, make_console(soft_wrap=True).print)
+        asyncio.run(_run(config))
     except SwarmError as error:
         return _fail(f"node: {plain_line(str(error))}", 1)
     return 0
 
 
 async def _run(config: ServeConfig) -> None:
-    config.check()
     from node.serve import Node  # torch and transformers take seconds to import: bad options are reported before
     from swarm.runtime.gc_freeze import freeze_imports
     from swarm.runtime.library_logging import quiet_libraries
@@ -63,7 +70,7 @@ async def _run(config: ServeConfig) -> None:
     console = make_console(soft_wrap=True)
     _cancel_on_signals()
     try:
-        async with Node(config, console.print) as node:
+        async with _speaking(console) as say, Node(config, say) as node:
             console.print(f"serving at {node.address} as {node.peer_id}")
             console.print(f"the next machine joins with:\n  {node.join_line()}")
             await node.wait_failed()
@@ -71,6 +78,18 @@ async def _run(config: ServeConfig) -> None:
         sys.stdout.flush()
         os._exit(0)  # all is closed; but a thread that loads or downloads would be waited for
     raise RegistryError("this node's part of the DHT ended, so nobody can find it any more; start it again")
+
+
+@asynccontextmanager
+async def _speaking(console: Console) -> AsyncIterator[Callable[[str], None]]:
+    """How the node speaks while it starts and runs: with bars on a terminal, in plain lines elsewhere."""
+    from node.lifecycle.progress import TerminalSay
+
+    if not console.is_terminal:
+        yield console.print
+        return
+    with TerminalSay(console) as say:
+        yield say
 
 
 def _cancel_on_signals() -> None:

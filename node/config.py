@@ -24,6 +24,7 @@ from swarm.runtime.cli_types import (
     Host,
     HostPort,
     Insecure,
+    LanMode,
     Layers,
     MegabitsPerSecond,
     MegabytesPerSecond,
@@ -50,7 +51,7 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 @headed(
     model=("layers", "num_layers", "revision", "dtype"),
     machine=("device", "threads", "kv_tokens", "offload", "offload_folder", "offload_mb_per_s"),
-    swarm=("join", "identity", "name", "drain"),
+    swarm=("join", "lan", "identity", "name", "drain"),
     network=(
         "host",
         "port",
@@ -69,20 +70,24 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 class ServeConfig:
     """Serve some layers of a model to the swarm."""
 
-    layers: Layers
+    layers: Layers = "auto"
     """Half-open range: 0-20 is layers 0…19; "auto" serves what the swarm needs most, and moves when that changes."""
     model: Annotated[Model | None, tyro.conf.Positional] = None
     """Hub id or folder (default: CANOPY_MODEL, else the only model of the joined swarm)."""
     join: Annotated[tuple[Peer, ...], tyro.conf.UseAppendAction] = ()
     """Multiaddress of a peer of the swarm; may be repeated (default: none, a new swarm begins)."""
+    lan: LanMode = "ask"
+    """Without --join: whether a swarm that machines of the local network announce is joined; ask asks once, at a
+    terminal. With no, this node is not announced there either."""
     revision: Revision | None = None
     """Branch, tag or commit of a hub model (default: its main branch)."""
     num_layers: Count | None = None
-    """With --layers auto: how many layers to hold (default: as many as fit the device's memory)."""
+    """With --layers auto: how many layers to hold (default: as many as fit the device's memory, and no more than keep
+    up with the swarm's other machines)."""
     device: DeviceName = "auto"
     """cpu, cuda, cuda:1 …; auto takes a GPU if there is one."""
     dtype: Dtype = "auto"
-    """Compute type; auto is float32 on a CPU and the checkpoint's own on a GPU."""
+    """Compute type; auto is the swarm's, else float32 on a CPU and the checkpoint's own on a GPU."""
     threads: Count | None = None
     """CPU threads for computing; give each of several nodes on one machine its share (default: all cores)."""
     kv_tokens: Count | None = None

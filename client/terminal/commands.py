@@ -14,6 +14,7 @@ from swarm.runtime.cli_types import (
     File,
     Fingerprint,
     Insecure,
+    LanMode,
     Model,
     Peer,
     Revision,
@@ -24,7 +25,7 @@ from swarm.runtime.cli_types import (
 
 GenerationOptions = Annotated[Options, tyro.conf.arg(name="")]
 
-_SWARM = ("join", "revision", "fingerprint", "wait", "codec", "hedge", "insecure")
+_SWARM = ("join", "lan", "revision", "fingerprint", "wait", "codec", "hedge", "insecure")
 _DRAFTING = ("draft", "draft_device", "threads", "lookup", "siblings", "recycle", "adapt")
 
 
@@ -35,6 +36,8 @@ class ConnectionOptions:
     Attributes:
         model: hub id or folder of the target; only its config and tokenizer are read (default: CANOPY_MODEL).
         join: multiaddress of a peer of the swarm; may be repeated.
+        lan: without --join: whether a swarm that machines of the local network announce is joined; ask asks once, at a
+            terminal.
         draft: hub id or folder of a draft model with the same tokenizer, or of a head trained for this target; may be
             repeated, and then they work together on one tree (default: none).
         draft_device: where drafts run, as torch calls it: cpu, cuda, cuda:1 (default: the first CUDA card, or the CPU).
@@ -53,6 +56,7 @@ class ConnectionOptions:
 
     model: tyro.conf.Positional[Model | None] = None
     join: tyro.conf.UseAppendAction[tuple[Peer, ...]] = ()
+    lan: LanMode = "ask"
     draft: tyro.conf.UseAppendAction[tuple[Model, ...]] = ()
     draft_device: DeviceName | None = None
     revision: Revision | None = None
