@@ -234,7 +234,7 @@ class StartUp:
     def _explain(self, starting: Starting, plan: ServingPlan) -> None:
         """Say what this node does and why."""
         resources, asked, join = starting.resources, self._config.model, self._config.join
-        reached = f"{resources.whereabouts.reached.reach.value}, at {resources.address}"
+        reached = f"{resources.whereabouts.now.reach.value}, at {resources.address}"
         for line in ServingSummary(resources.identity, asked, join, plan, starting.announcer.span, reached).lines():
             self._say(line)
 
