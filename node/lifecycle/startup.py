@@ -50,6 +50,7 @@ from swarm.telemetry.messages import EventKind
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer
 from swarm.transport.endpoint import Endpoint
+from swarm.transport.uplink import Uplink
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class StartUp:
         address = config.announce_address or f"{_reachable_host(config, registry)}:{port}"
         left_behind = await check_alone(registry, address, insecure=config.insecure)
         checkpoint, identity = await self._find_model(registry)
+        counters = NodeCounters()
         return NodeResources(
             config=config,
             say=self._say,
@@ -136,7 +138,8 @@ class StartUp:
             left_behind=left_behind,
             checkpoint=checkpoint,
             rebalance=Rebalance(random.Random()),
-            counters=NodeCounters(),
+            counters=counters,
+            uplink=Uplink(counters.sent, config.max_mbit),
             outbox=Outbox(),
             loaded=stack.enter_context(ExitStack()),
             dialer=await stack.enter_async_context(Dialer(insecure=config.insecure)),

@@ -53,6 +53,8 @@ Insecure = Annotated[
 ]
 """Whether machines that announce no certificate are dialled: everywhere else, links are encrypted or not made."""
 MegabytesPerSecond = Annotated[float, Word("MB")]
+MegabitsPerSecond = Annotated[float, Word("MBIT")]
+DayTimes = Annotated[str, Word("HH:MM-HH:MM")]
 
 
 def headed(**headings: tuple[str, ...]) -> Callable[[OptionsClass], OptionsClass]:
