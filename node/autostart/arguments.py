@@ -76,10 +76,11 @@ def _of(config: ServeConfig, one: dataclasses.Field[object]) -> Iterator[str]:
         yield option if value else option.replace("--", "--no-", 1)
         return
     for item in value if isinstance(value, tuple) else (value,):
-        if str(item).startswith("-"):
-            yield f"{option}={item}"
+        word = f"{item:g}" if isinstance(item, float) and float(f"{item:g}") == item else str(item)
+        if word.startswith("-"):
+            yield f"{option}={word}"
         else:
-            yield from (option, str(item))
+            yield from (option, word)
 
 
 def _settled(config: ServeConfig) -> ServeConfig:

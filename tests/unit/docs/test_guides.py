@@ -34,7 +34,7 @@ CONFIGS = (
 )
 SHORTEST = 8
 """A shorter fragment of a message proves nothing."""
-OTHERS_OPTIONS = {"quick", "silent", "fail", "no-hardlinks", "now"}
+OTHERS_OPTIONS = {"quick", "silent", "fail", "no-hardlinks", "now", "user"}
 
 
 def options() -> set[str]:

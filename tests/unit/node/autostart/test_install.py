@@ -341,7 +341,7 @@ def test_a_user_installs_and_uninstalls(
     (start,) = directives(unit.read_text())["Service"]["ExecStart"]
     words = unquoted(start)
     assert words[words.index("serve") :] == [
-        *("serve", "org/model", "--layers", "auto", "--pause-when-busy", "--max-mbit", "20.0"),
+        *("serve", "org/model", "--layers", "auto", "--pause-when-busy", "--max-mbit", "20"),
     ]
     assert '"CANOPY_MQTT=mqtt://user:secret@broker:1883"' in unit.read_text()
     assert "secret" not in out
