@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -97,7 +96,6 @@ async def _run(config: ServeConfig) -> None:
     try:
         node = Node(config, console.print)
         recorder = NodeRecorder(config.identity or default_identity_path(), node.facts, config.max_mbit)
-        logging.getLogger().addHandler(recorder.trouble)
         with recorder.recording():
             async with TaskScope() as scope:
                 scope.spawn(recorder.keep())

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import node
 from node.config import ServeConfig
@@ -85,7 +85,7 @@ def _of(config: ServeConfig, one: dataclasses.Field[object]) -> Iterator[str]:
 
 def _settled(config: ServeConfig) -> ServeConfig:
     """The same wherever it is started: paths are absolute, a model's folder too."""
-    paths = {
+    paths: dict[str, Any] = {
         one.name: value.expanduser().absolute()
         for one in dataclasses.fields(config)
         if isinstance(value := getattr(config, one.name), Path)

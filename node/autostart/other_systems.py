@@ -70,7 +70,8 @@ def windows_task(program: ServiceProgram) -> bytes:
     _child(action, "Command", "cmd.exe")
     _child(action, "Arguments", f'/d /s /c "{sets}{subprocess.list2cmdline(program.command)}"')
     ElementTree.indent(task)
-    return ElementTree.tostring(task, encoding="utf-16", xml_declaration=True)
+    data: bytes = ElementTree.tostring(task, encoding="utf-16", xml_declaration=True)
+    return data
 
 
 def _child(parent: ElementTree.Element, name: str, text: str | None = None) -> ElementTree.Element:

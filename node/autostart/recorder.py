@@ -115,7 +115,11 @@ class NodeRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Keep the file for as long as the block lasts, and say at its end why it ended."""
+        """Keep the file for as long as the block lasts, and say at its end why it ended.
+
+        Warnings that the program logs meanwhile are its troubles.
+        """
+        logging.getLogger().addHandler(self.trouble)
         self._begin()
         try:
             yield
@@ -130,6 +134,8 @@ class NodeRecorder:
             raise
         else:
             self._end(STOPPED)
+        finally:
+            logging.getLogger().removeHandler(self.trouble)
 
     async def keep(self) -> None:
         """Write what changes, for ever."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import tyro
@@ -40,7 +40,8 @@ def another(field: dataclasses.Field[object]) -> object:
 @pytest.mark.parametrize("field", dataclasses.fields(ServeConfig), ids=lambda field: field.name)
 def test_every_option_comes_back(field: dataclasses.Field[object]) -> None:
     try:
-        config = dataclasses.replace(PLAIN, **{field.name: another(field)})
+        changed: dict[str, Any] = {field.name: another(field)}
+        config = dataclasses.replace(PLAIN, **changed)
         assert read_back(arguments(config)) == config
     except SystemExit:
         pytest.fail(f"{field.name}: give `another` a value that this option takes")

@@ -101,7 +101,7 @@ def test_own_work_under_an_unknown_number_is_not_taken_for_another_programs() ->
 
 
 @pytest.mark.parametrize("table", [None, "", IDLE])
-def test_without_a_table_a_gpu_counts_as_anothers_only_while_this_node_does_nothing(table: str | None) -> None:
+def test_without_a_table_a_gpu_counts_as_foreign_only_while_this_node_does_nothing(table: str | None) -> None:
     assert look(Smi("80", table)) is True
     assert look(Smi("80", table), worked=(1.0, 9.0)) is None
 

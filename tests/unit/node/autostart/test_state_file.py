@@ -25,18 +25,27 @@ from node.autostart.state_file import (
 )
 
 STATUS = LocalStatus(
-    *(
-        "/home/anna/.config/canopy/identity.key",
-        4_711,
-        "0.2.0",
-        Stage.SERVING,
-        1_000.0,
-        2_000.5,
-        "QmPeer",
-        "demo-target",
-    ),
-    *("0-4", 12, "203.0.113.7:31338", "mapped", 3, 1_500.0, 1.25, 20.0, "", None, "a trouble", 1_999.0, ""),
-    *(Given(tokens=5), Given(tokens=50), {"2026-11-27": Given(tokens=9)}),
+    identity="/home/anna/.config/canopy/identity.key",
+    pid=4_711,
+    version="0.2.0",
+    stage=Stage.SERVING,
+    started_at=1_000.0,
+    seen_at=2_000.5,
+    peer="QmPeer",
+    model="demo-target",
+    layers="0-4",
+    num_layers=12,
+    address="203.0.113.7:31338",
+    reach="mapped",
+    sessions=3,
+    serving_since=1_500.0,
+    uplink_mbit_per_s=1.25,
+    max_mbit=20.0,
+    trouble="a trouble",
+    trouble_at=1_999.0,
+    run=Given(tokens=5),
+    ever=Given(tokens=50),
+    days={"2026-11-27": Given(tokens=9)},
 )
 
 
