@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,7 +16,11 @@ import tyro
 from rich.console import Console
 
 from node import nodejs
+from node.autostart.install import InstallService, UninstallService, install, this_machine, uninstall
+from node.autostart.recorder import NodeRecorder
+from node.autostart.show import ShowNodeStatus, show
 from node.config import ServeConfig
+from swarm.discovery.identity import default_identity_path
 from swarm.errors import RegistryError, SwarmError
 from swarm.joining.lan_choice import with_lan
 from swarm.runtime.cli import plain_words
@@ -23,6 +28,7 @@ from swarm.runtime.console import make_console
 from swarm.runtime.file_limit import raise_file_limit
 from swarm.runtime.logs import OneLineFormatter, set_up_logging
 from swarm.runtime.plain_text import plain_line
+from swarm.runtime.tasks import TaskScope
 
 _NONE_BEFORE_TLS_1_3 = "ECDHE-RSA-AES128-GCM-SHA256"
 """gRPC takes no lowest version, and its list is of TLS 1.2's suites only: none that goes with a node's certificate."""
@@ -33,13 +39,34 @@ def main() -> None:
     meant_nodejs = nodejs.explain(sys.argv[1:], nodejs.find_nodejs(Path(sys.argv[0])))
     if meant_nodejs is not None:
         sys.exit(_fail(meant_nodejs, 2))
-    config = tyro.extras.subcommand_cli_from_dict(
-        {"serve": ServeConfig},
+    command = tyro.extras.subcommand_cli_from_dict(
+        {"serve": ServeConfig, "status": ShowNodeStatus, "install": InstallService, "uninstall": UninstallService},
         prog="node",
         description="Host some layers of a large language model for a swarm.",
         registry=plain_words(),
     )
-    sys.exit(serve(config))
+    match command:
+        case ServeConfig():
+            sys.exit(serve(command))
+        case _:
+            sys.exit(look_after(command))
+
+
+def look_after(command: ShowNodeStatus | InstallService | UninstallService) -> int:
+    """Do what needs no swarm; returns the exit status."""
+    say = make_console(soft_wrap=True).print
+    try:
+        match command:
+            case ShowNodeStatus():
+                return show(command, time.time(), say)
+            case InstallService():
+                machine = this_machine(sys.platform, os.environ)
+                install(replace(command, serve=_with_environment(command.serve)), machine, say)
+            case UninstallService():
+                uninstall(command, this_machine(sys.platform, os.environ), say)
+    except SwarmError as error:
+        return _fail(f"node: {plain_line(str(error))}", 1)
+    return 0
 
 
 def serve(config: ServeConfig) -> int:
@@ -49,8 +76,7 @@ def serve(config: ServeConfig) -> int:
     set_up_logging(os.environ.get("CANOPY_LOG", "WARNING"), OneLineFormatter("%(asctime)s %(name)s: %(message)s"))
     raise_file_limit()
     try:
-        model, mqtt = config.model or os.environ.get("CANOPY_MODEL"), config.mqtt or os.environ.get("CANOPY_MQTT")
-        config = replace(config, model=model, mqtt=mqtt)
+        config = _with_environment(config)
         config.check()
         if not config.insecure:
             config = with_lan(config, config.lan, make_console(soft_wrap=True).print)
@@ -58,6 +84,11 @@ def serve(config: ServeConfig) -> int:
     except SwarmError as error:
         return _fail(f"node: {plain_line(str(error))}", 1)
     return 0
+
+
+def _with_environment(config: ServeConfig) -> ServeConfig:
+    model, mqtt = config.model or os.environ.get("CANOPY_MODEL"), config.mqtt or os.environ.get("CANOPY_MQTT")
+    return replace(config, model=model, mqtt=mqtt)
 
 
 async def _run(config: ServeConfig) -> None:
@@ -70,14 +101,20 @@ async def _run(config: ServeConfig) -> None:
     console = make_console(soft_wrap=True)
     _cancel_on_signals()
     try:
-        async with _speaking(console) as say, Node(config, say) as node:
-            console.print(f"serving at {node.address} as {node.peer_id}")
-            console.print(f"the next machine joins with:\n  {node.join_line()}")
-            await node.wait_failed()
+        async with _speaking(console) as say:
+            node = Node(config, say)
+            recorder = NodeRecorder(config.identity or default_identity_path(), node.facts, config.max_mbit)
+            with recorder.recording():
+                async with TaskScope() as scope:
+                    scope.spawn(recorder.keep())
+                    async with node:
+                        console.print(f"serving at {node.address} as {node.peer_id}")
+                        console.print(f"the next machine joins with:\n  {node.join_line()}")
+                        await node.wait_failed()
+                raise RegistryError("this node's part of the DHT ended, so nobody can find it any more; start it again")
     except asyncio.CancelledError:
         sys.stdout.flush()
         os._exit(0)  # all is closed; but a thread that loads or downloads would be waited for
-    raise RegistryError("this node's part of the DHT ended, so nobody can find it any more; start it again")
 
 
 @asynccontextmanager

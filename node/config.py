@@ -18,6 +18,7 @@ from swarm.layers import Span
 from swarm.relay.lending import lent_settings
 from swarm.runtime.cli_types import (
     Count,
+    DayTimes,
     DeviceName,
     File,
     Folder,
@@ -41,11 +42,13 @@ from swarm.runtime.cli_types import (
 )
 from swarm.runtime.cpu_threads import check_threads
 from swarm.runtime.extras import require
+from swarm.runtime.quiet_hours import QuietHours
 from swarm.telemetry.broker_address import BrokerAddress, parse_broker
 from swarm.telemetry.messages import DEFAULT_PREFIX, check_prefix
 from swarm.transport.endpoint import is_loopback
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+MAX_MBIT = 100_000
 
 
 @headed(
@@ -64,6 +67,7 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
         "allow_private",
         "insecure",
     ),
+    courtesy=("pause_when_busy", "pause_on_battery", "quiet_hours", "pause_frees_memory", "max_mbit"),
     monitoring=("mqtt", "mqtt_prefix", "mqtt_ca", "metrics_port", "metrics_host"),
 )
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,16 @@ class ServeConfig:
     """Identity file (default: one per machine, in the user's configuration folder)."""
     name: Name | None = None
     """A name shown to others (default: none)."""
+    pause_when_busy: bool = False
+    """Pause while other programs use the GPU; where the node computes on the CPU, while they use half of its cores."""
+    pause_on_battery: bool = False
+    """Pause while the machine runs on battery."""
+    quiet_hours: DayTimes | None = None
+    """Pause every day between two times, by this machine's clock, as 22:00-07:00 (default: never)."""
+    pause_frees_memory: bool = False
+    """Give the weights' memory back during a pause, and load them again after it."""
+    max_mbit: MegabitsPerSecond | None = None
+    """Send no more than so many Mbit (10⁶ bits) a second of sessions' data (default: as fast as it goes)."""
     mqtt: Url | None = None
     """MQTT broker for the swarm's health page: mqtt://host:port, or mqtts://user:password@host:port for TLS
     (default: CANOPY_MQTT, else nothing is told)."""
@@ -174,6 +188,7 @@ class ServeConfig:
             raise ConfigError(f"--drain {self.drain:g}: give seconds from 0 to 3600")
         self._check_insecure()
         self._check_relay()
+        self._check_courtesy()
         check_prefix(self.mqtt_prefix)
         self.broker()
         listen_addresses(self.dht())
@@ -189,6 +204,19 @@ class ServeConfig:
         if self.mqtt_ca is not None:
             raise ConfigError(f"--mqtt-ca {self.mqtt_ca} goes with --mqtt mqtts://host:port")
         return None
+
+    def quiet(self) -> QuietHours | None:
+        """The hours in which the node pauses, if there are any.
+
+        Raises:
+            ConfigError: they are none.
+        """
+        return None if self.quiet_hours is None else QuietHours.parse(self.quiet_hours)
+
+    def _check_courtesy(self) -> None:
+        self.quiet()
+        if self.max_mbit is not None and not 1 <= self.max_mbit <= MAX_MBIT:
+            raise ConfigError(f"--max-mbit {self.max_mbit:g}: give 1 to {MAX_MBIT}, or leave it out")
 
     def _check_insecure(self) -> None:
         if not self.insecure:

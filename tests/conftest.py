@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import tempfile
 import threading
 import uuid
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -16,6 +17,9 @@ MARK = "CANOPY_TEST_RUN"
 
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
 os.environ[MARK] = uuid.uuid4().hex
+STATE = tempfile.TemporaryDirectory(prefix="canopy-state-")
+"""Where nodes that the tests start say what they give, in place of the user's own folder."""
+os.environ["XDG_STATE_HOME"] = STATE.name
 if "CANOPY_TEST_DEVICE" not in os.environ:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # programs that the tests start choose the CPU too
 

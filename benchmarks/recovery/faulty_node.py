@@ -13,6 +13,7 @@ import node.session.service
 import swarm.transport.link
 from node.cli import main
 from swarm.protocol.messages import Frame, Reply, SweepFrame
+from swarm.wire import PART_BYTES
 from swarm.wire.frames import split
 
 _armed = False
@@ -24,9 +25,9 @@ def _arm(number: int, frame: object) -> None:
     _armed = True
 
 
-def _spoiling(message: Frame) -> Iterator[bytes]:
+def _spoiling(message: Frame, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
     global _armed
-    for part in split(message):
+    for part in split(message, part_bytes):
         if _armed and isinstance(message, SweepFrame | Reply):
             _armed = False
             spoilt = bytearray(part)

@@ -13,6 +13,7 @@ when something of that does not hold.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import subprocess
@@ -171,7 +172,9 @@ def serve(span: str, join: str | None, folder: Path) -> Iterator[ServedNode]:
     command = [sys.executable, "-m", "node.cli", "serve", str(TARGET), "--layers", span, "--host", "127.0.0.1"]
     command += ["--threads", "1", "--kv-tokens", "40000", "--identity", str(folder / f"{span}.key")]
     with log.open("wb") as output:
-        process = subprocess.Popen(command + (["--join", join] if join else []), stdout=output, stderr=output)
+        environment = {**os.environ, "XDG_STATE_HOME": str(folder)}  # `node status` tells of the user's own nodes
+        joining = ["--join", join] if join else []
+        process = subprocess.Popen([*command, *joining], stdout=output, stderr=output, env=environment)
     try:
         said = _wait_for(r"serving at (\S+) as (\S+)[\s\S]*--join (\S+)", process, log)
         host, port = said[1].split(":")

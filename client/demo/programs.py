@@ -63,6 +63,7 @@ async def start_program(
     """
     log = folder / f"{name}.log"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment["XDG_STATE_HOME"] = str(folder)  # `node status` tells of the user's own nodes
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *inside,

@@ -21,6 +21,7 @@ from swarm.ids import ModelIdentity
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer
+from swarm.transport.uplink import Uplink
 from swarm.transport.way import Ways
 
 
@@ -45,6 +46,8 @@ class NodeResources:
     checkpoint: Checkpoint
     rebalance: Rebalance
     counters: NodeCounters
+    uplink: Uplink
+    """By which the rows of all sessions leave, whichever layers it serves."""
     outbox: Outbox
     loaded: ExitStack
     """Ends the loaded layers, after everything that computes with them."""

@@ -6,6 +6,7 @@ Owns the model, the engine, the sessions and the server. Says nothing to the dir
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -19,6 +20,7 @@ from node.engine.scheduler import Engine
 from node.lifecycle.resources import NodeResources
 from node.membership.peer_latency import PeerDelays, Probes
 from node.model.loading import count_tokens, default_kv_tokens, fetch, load
+from node.model.malloc_trim import trim_heap
 from node.model.span import SpanModel, dissect, shared_parts
 from node.session.admission import Admission, weight_of
 from node.session.context import NodeContext
@@ -27,7 +29,7 @@ from node.session.successors import Successors
 from node.session.table import SessionTable
 from swarm.discovery.dht.addresses import check_own_address
 from swarm.discovery.dialable import DialPolicy
-from swarm.discovery.node_record import bracketed
+from swarm.discovery.node_record import NodeRecord, bracketed
 from swarm.errors import ConfigError
 from swarm.inference.gumbel import gumbel_row
 from swarm.layers import Span
@@ -133,6 +135,7 @@ class SpanHost:
             successors=Successors(registry, resources.dialer, policy, resources.identity, admission.quota),
             admission=admission,
             counters=resources.counters,
+            uplink=resources.uplink,
             certificate=resources.certificate,
             valid_tokens=valid_tokens,
             noise=lru_cache(NOISE_ROWS)(gumbel_row),
@@ -143,10 +146,8 @@ class SpanHost:
         digest = b"" if resources.certificate is None else resources.certificate.digest
         server.add_generic_rpc_handlers((NodeService(registry.identity, sessions, digest).handlers(),))
         await server.start()
-        insecure, ways = config.insecure, resources.ways
-        probes = Probes(
-            partial(measure_delays, insecure=insecure, ways=ways), partial(measure_rate, insecure=insecure, ways=ways)
-        )
+        measure = partial(measure_delays, insecure=config.insecure, ways=resources.ways)
+        probes = Probes(measure, partial(_own_rate, resources))
         peer_delays = PeerDelays(registry.peer_id, model, lambda: engine.worked_ms, probes)
         self.service = SpanService(engine, computing, sessions, server, peer_delays, context.successors, policy)
 
@@ -176,6 +177,21 @@ class SpanHost:
             await asyncio.wait([self.service.computing])
         self.service = None
 
+    async def unload(self) -> None:
+        """Close the service and forget the weights."""
+        await self.end_service()
+        self._model = None
+        self._resources.loaded.close()
+
+    async def load_again(self, span: Span) -> None:
+        """Load and serve a span after `unload`, on the same port.
+
+        Raises:
+            SwarmError: it cannot be loaded.
+        """
+        await self.load(span)
+        await self._open_again()
+
     async def reload(self, span: Span) -> None:
         """Load and serve another span on the same port; what both spans have stays in memory.
 
@@ -185,7 +201,25 @@ class SpanHost:
         resources = self._resources
         layout = await asyncio.to_thread(dissect, resources.checkpoint.config)
         await self.load(span, shared_parts(self.model, layout, span))
+        await self._open_again()
+
+    async def _open_again(self) -> None:
+        resources = self._resources
         await self.open(bind(resources.config.host, resources.port, resources.certificate)[0])
+
+
+async def _own_rate(resources: NodeResources, record: NodeRecord) -> float | None:
+    """What this node can send, in Mbit/s: its line, or what its owner allows of it; None when that is not known."""
+    rate = await measure_rate(record, insecure=resources.config.insecure, ways=resources.ways)
+    limit = resources.uplink.mbit_per_s
+    return rate if rate is None or limit is None else min(rate, limit)
+
+
+def give_memory_back() -> None:
+    """Give what is free here back to the system: sessions and perhaps the weights have gone."""
+    gc.collect()
+    torch.cuda.empty_cache()  # does nothing where no GPU was used
+    trim_heap()
 
 
 def max_connections(files: int) -> int:

@@ -56,6 +56,7 @@ from swarm.runtime.tasks import unending
 from swarm.telemetry.messages import EventKind
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.dial import Dialer
+from swarm.transport.uplink import Uplink
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ class StartUp:
         """Find the model, and open what all spans need."""
         config, stack, registry = self._config, self._stack, arrived.registry
         checkpoint, identity = await self._find_model(registry)
+        counters = NodeCounters()
         ways = None
         if certificate is not None:
             out = node_ways(config.host, arrived.whereabouts, arrived.map_another)
@@ -148,7 +150,8 @@ class StartUp:
             left_behind=arrived.left_behind,
             checkpoint=checkpoint,
             rebalance=Rebalance(random.Random()),
-            counters=NodeCounters(),
+            counters=counters,
+            uplink=Uplink(counters.sent, config.max_mbit),
             outbox=Outbox(),
             loaded=stack.enter_context(ExitStack()),
             dialer=await stack.enter_async_context(Dialer(insecure=config.insecure, ways=ways)),

@@ -20,6 +20,7 @@ from swarm.protocol.messages import Credits
 from swarm.protocol.session import Limits
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.introduction import Signer
+from swarm.transport.uplink import Uplink
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class NodeContext:
     successors: Successors
     admission: Admission
     counters: NodeCounters
+    uplink: Uplink
+    """By which all that it sends leaves; counts into `counters`."""
     certificate: ServerCertificate | None
     """With which this node answers; None in an insecure swarm."""
     valid_tokens: int

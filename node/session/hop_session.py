@@ -469,7 +469,7 @@ class HopSession:
 
     async def _serve_linked(self) -> None:
         async with TaskScope() as scope:
-            link = SuccessorLink(scope, self._dial, self._context.signer, self, self._context.counters.sent)
+            link = SuccessorLink(scope, self._dial, self._context.signer, self, self._context.uplink)
             self._next = follow(link, replace(self._attach, index=self._attach.index + 1))
             try:
                 await self._closed.wait()

@@ -22,7 +22,6 @@ from node.session.hop_session import FrameRefused, HopSession
 from node.session.reply_buffer import ReplyBuffer
 from node.session.table import SessionTable
 from node.session.upstream import UpstreamStream
-from node.telemetry.counters import NodeCounters
 from swarm import wire
 from swarm.discovery import address_proof
 from swarm.discovery.identity import Identity
@@ -46,6 +45,7 @@ from swarm.protocol.messages import (
 )
 from swarm.runtime.quota import OverQuota, address_key
 from swarm.runtime.tasks import TaskScope
+from swarm.transport.uplink import Uplink
 from swarm.wire.frames import FrameAssembler, FrameLimits, split
 
 FIRST_MESSAGE_S = 2.0
@@ -194,9 +194,9 @@ class NodeService:
             async with TaskScope() as scope:
                 scope.spawn(self._measure(requests, hop.replies))
                 scope.spawn(_send_pings(hop.replies))
-                out = TimedWriter(context, self._sessions.counters)
+                out = TimedWriter(context, self._sessions.uplink)
                 async for message in hop.replies.stream(request.acked):
-                    for part in split(message):
+                    for part in split(message, self._sessions.uplink.part_bytes):
                         await out.write(part)
         except TimeoutError:
             await _give_up(context)
@@ -228,7 +228,7 @@ class NodeService:
             async with TaskScope() as scope:
                 reader = scope.spawn(self._read(requests, upstream, context, origin))
                 reader.add_done_callback(lambda _: upstream.end())
-                await upstream.drain(TimedWriter(context, self._sessions.counters))
+                await upstream.drain(TimedWriter(context, self._sessions.uplink))
         except TimeoutError:
             await _give_up(context)
 
@@ -356,19 +356,20 @@ async def _send_pings(replies: ReplyBuffer) -> None:
 class TimedWriter:
     """A stream's way out: TimeoutError when the peer does not read for `WRITE_S`."""
 
-    def __init__(self, context: RpcContext, counters: NodeCounters) -> None:
+    def __init__(self, context: RpcContext, uplink: Uplink) -> None:
         self._context = context
-        self._counters = counters
+        self._uplink = uplink
         self._is_begun = False
 
     async def write(self, message: bytes) -> None:
-        """Send one message."""
+        """Send one message, when it is its turn."""
+        await self._uplink.turn(len(message))
         async with asyncio.timeout(WRITE_S):
             if not self._is_begun:  # gRPC cannot end a stream whose first write, which begins it, was cancelled
                 await self._context.send_initial_metadata(())
                 self._is_begun = True
             await self._context.write(message)
-        self._counters.sent(len(message))
+        self._uplink.sent(len(message))
 
 
 async def _give_up(context: RpcContext) -> NoReturn:

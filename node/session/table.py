@@ -22,6 +22,7 @@ from swarm.protocol.messages import Attach, Credits
 from swarm.protocol.node_info import NodeInfo
 from swarm.runtime.tasks import TaskScope
 from swarm.runtime.version import VERSION
+from swarm.transport.uplink import Uplink
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,11 @@ class SessionTable:
     def counters(self) -> NodeCounters:
         """What this node has done."""
         return self._context.counters
+
+    @property
+    def uplink(self) -> Uplink:
+        """By which all that this node sends leaves."""
+        return self._context.uplink
 
     @property
     def admission(self) -> Admission:

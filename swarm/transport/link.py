@@ -33,18 +33,11 @@ from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Connection, plain_reason
 from swarm.transport.introduction import Signer, introduce
 from swarm.transport.liveness import LivenessWatch, pause
+from swarm.transport.uplink import Uplink
 from swarm.wire.frames import split
 
 OUTBOX_MESSAGES = 256
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]
-
-CountBytes = Callable[[int], None]
-"""Called with the number of bytes of every part that was written."""
-
-
-def ignore_bytes(count: int) -> None:
-    """Count nothing."""
-
 
 PING_S = 0.25
 """Between pings while a session works: silence is noticed soon after."""
@@ -173,7 +166,7 @@ async def open_link(
     signer: Signer,
     attach: Attach,
     listener: Callable[[Upstream | HopError], None],
-    count_bytes: CountBytes = ignore_bytes,
+    uplink: Uplink,
 ) -> AsyncIterator[Link]:
     """Open the stream to a hop and send the attach.
 
@@ -182,15 +175,16 @@ async def open_link(
         signer: who opens it.
         attach: first message of the stream; the hop stands at `attach.index`, or is the replica of the one that does.
         listener: called in the event loop with every message, and once with the HopError that ended the stream.
-        count_bytes: called with the size of every part that was written.
+        uplink: by which everything leaves.
     """
     hop = RouteHop(connection.endpoint.peer, attach.route[attach.index].span)
-    link = Link(hop, asyncio.Queue(OUTBOX_MESSAGES), connection.is_cold)
+    is_cold = connection.is_cold and not uplink.is_limited  # what warms up would come before the rows, and cost as much
+    link = Link(hop, asyncio.Queue(OUTBOX_MESSAGES), is_cold)
     link.send(attach)
     metadata = introduce(signer, connection.endpoint, wire.LINK, attach.signature)
     call: Stream = connection.channel.stream_stream(wire.LINK)(metadata=metadata)
     async with TaskScope() as scope:
-        scope.spawn(_write(call, link, count_bytes))
+        scope.spawn(_write(call, link, uplink))
         scope.spawn(_read(call, link, listener))
         scope.spawn(_watch(link, listener))
         try:
@@ -202,14 +196,15 @@ async def open_link(
                 call.cancel()
 
 
-async def _write(call: Stream, link: Link, count_bytes: CountBytes) -> None:
+async def _write(call: Stream, link: Link, uplink: Uplink) -> None:
     try:
         while True:
             message = await link.outbox.get()
-            for part in split(message):
+            for part in split(message, uplink.part_bytes):
+                await uplink.turn(len(part))
                 link.watch.write(time.monotonic())
                 await call.write(part)
-                count_bytes(len(part))
+                uplink.sent(len(part))
             link.wrote(message)
             link.outbox.task_done()
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

@@ -35,7 +35,8 @@ from swarm.protocol.messages import (
 from swarm.runtime.tasks import TaskScope
 from swarm.transport.dial import Connection
 from swarm.transport.introduction import Signer
-from swarm.transport.link import CountBytes, Link, ignore_bytes, open_link
+from swarm.transport.link import Link, open_link
+from swarm.transport.uplink import Uplink
 
 ATTACH_S = 3.0
 """How long a machine may take to be dialled and to take the stream."""
@@ -144,7 +145,7 @@ class SuccessorLink:
         dial: Dial,
         signer: Signer,
         listener: SuccessorListener,
-        count_bytes: CountBytes = ignore_bytes,
+        uplink: Uplink | None = None,
     ) -> None:
         """Make a link that leads nowhere yet.
 
@@ -153,12 +154,12 @@ class SuccessorLink:
             dial: connects to a hop.
             signer: who this is: a hop's identity, or the session's key at its client.
             listener: the session.
-            count_bytes: called with the size of every part that is written.
+            uplink: by which everything leaves; one of its own if None.
         """
         self._scope = scope
         self._dial = dial
         self._signer = signer
-        self._count_bytes = count_bytes
+        self._uplink = uplink or Uplink()
         self._listener = listener
         self._stream: SuccessorStream | None = None
         self._late_attaches = 0
@@ -167,7 +168,7 @@ class SuccessorLink:
 
     def beside(self) -> Self:
         """Another link of the same session, for a second machine; `gone` waits for the streams of both."""
-        other = type(self)(self._scope, self._dial, self._signer, self._listener, self._count_bytes)
+        other = type(self)(self._scope, self._dial, self._signer, self._listener, self._uplink)
         other._open = self._open
         return other
 
@@ -280,7 +281,7 @@ class SuccessorLink:
             connection = await self._dial(stream.hop, self._stuck)
             stream.channel = connection.channel
             hear = partial(self._hear, stream)
-            async with open_link(connection, self._signer, attach, hear, self._count_bytes) as link:
+            async with open_link(connection, self._signer, attach, hear, self._uplink) as link:
                 stream.link = link
                 if not stream.left.is_set():
                     limit_s = min(FIRST_TRY_S * 2**self._late_attaches, ATTACH_S) if attach.generation else ATTACH_S

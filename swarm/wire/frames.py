@@ -38,8 +38,12 @@ class FrameLimits:
         return cls(counts.head_bytes, rows_bytes, counts)
 
 
-def split(message: Frame) -> Iterator[bytes]:
-    """Yield the parts of `message`, each at most `PART_BYTES` + `PART_OVERHEAD_BYTES`; without rows it is mostly one.
+def split(message: Frame, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
+    """Yield the parts of `message`; without rows it is mostly one.
+
+    Args:
+        message: what to send.
+        part_bytes: the largest part but for `PART_OVERHEAD_BYTES`; at most `PART_BYTES`.
 
     Raises:
         LocalProtocolError: the message does not fit the wire.
@@ -49,8 +53,8 @@ def split(message: Frame) -> Iterator[bytes]:
     values = memoryview(b"" if rows is None else rows.data)
     if rows is not None and values.nbytes != rows.size_bytes:
         raise LocalProtocolError("rows", f"{values.nbytes} bytes of values instead of {rows.size_bytes}")
-    for start in range(0, len(head) + len(values), PART_BYTES):
-        end = start + PART_BYTES
+    for start in range(0, len(head) + len(values), part_bytes):
+        end = start + part_bytes
         data = (head[start:end], values[max(0, start - len(head)) : max(0, end - len(head))])
         yield encode_part(len(head), len(values), data) if start == 0 else encode_part(0, 0, data)
 

@@ -31,7 +31,8 @@ HEADINGS = {
     "client chat": ["text", "swarm", "drafting", "sampling"],
     "client bench": ["text", "swarm", "drafting", "sampling", "output"],
     "client train-draft": ["draft", "text", "training"],
-    "node serve": ["model", "machine", "swarm", "network", "monitoring"],
+    "node serve": ["model", "machine", "swarm", "network", "courtesy", "monitoring"],
+    "node install": ["service", "model", "machine", "swarm", "network", "courtesy", "monitoring"],
     "swarm health": ["swarm", "broker", "page", "probe", "alert"],
 }
 MANY = 8
@@ -131,7 +132,7 @@ def test_every_option_says_what_to_give_and_what_it_does(
 
 
 def test_every_command_is_walked(screen: Callable[..., Screen]) -> None:
-    assert screen("node").subcommands == ["serve"]
+    assert {"serve", "status", "install", "uninstall"} <= set(screen("node").subcommands)
     assert {"generate", "chat", "bench", "train-draft"} <= set(screen("client").subcommands)
     assert {"bootstrap", "status", "route", "plan", "health", "private", "top"} <= set(screen("swarm").subcommands)
 

@@ -13,6 +13,8 @@ import pytest
 import client.cli
 import swarm.cli
 from client.options import Options
+from node.autostart.install import InstallService, UninstallService
+from node.autostart.show import ShowNodeStatus
 from node.config import ServeConfig
 from tools.follow import in_order
 from tools.guide import GuideError, is_shown, read
@@ -23,13 +25,16 @@ GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
 PAGES = [*GUIDES, ROOT / "docs/index.md"]
 CONFIGS = (
     ServeConfig,
+    InstallService,
+    UninstallService,
+    ShowNodeStatus,
     Options,
     *get_args(client.cli.ClientCommand),
     *(get_args(command)[0] for command in get_args(swarm.cli.Command)),
 )
 SHORTEST = 8
 """A shorter fragment of a message proves nothing."""
-OTHERS_OPTIONS = {"quick", "silent", "fail", "no-hardlinks", "now"}
+OTHERS_OPTIONS = {"quick", "silent", "fail", "no-hardlinks", "now", "user"}
 
 
 def options() -> set[str]:

@@ -44,6 +44,11 @@ def test_a_span_is_two_rising_numbers(layers: str) -> None:
         ("--layers auto", {"num_layers": 4}),
         ("--name", {"name": "a\nb\x1b[31m"}),
         ("--name", {"name": 65 * "a"}),
+        ("--quiet-hours", {"quiet_hours": "evening"}),
+        ("--quiet-hours", {"quiet_hours": "24:00-07:00"}),
+        ("--max-mbit", {"max_mbit": 0.5}),
+        ("--max-mbit", {"max_mbit": float("nan")}),
+        ("--max-mbit", {"max_mbit": float("inf")}),
         ("--host", {"host": "banana"}),
         ("--join", {"join": ("192.0.2.1:80",)}),
         ("--announce-address", {"announce_address": "no port"}),
@@ -65,6 +70,7 @@ def test_sensible_options_pass() -> None:
     config = replace(GOOD, host="::", announce_address="[2001:db8::1]:80", threads=1, kv_tokens=1, port=65_535)
     config.check()
     replace(GOOD, layers="auto").check()
+    replace(GOOD, quiet_hours="22:00-07:00", max_mbit=1, pause_when_busy=True, pause_on_battery=True).check()
     replace(GOOD, layers="auto", num_layers=4).check()
     for host, announced in (("127.0.0.1", None), ("::1", "[::1]:80"), ("127.0.0.1", "127.0.0.1:80")):
         replace(GOOD, host=host, announce_address=announced, insecure=True).check()

@@ -126,8 +126,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Rows, int]]:
     """Rows of every frame between hops, and the bytes of that frame's parts."""
     seen: list[tuple[Rows, int]] = []
 
-    def recording(message: Frame) -> Iterator[bytes]:
-        parts = list(split(message))
+    def recording(message: Frame, part_bytes: int) -> Iterator[bytes]:
+        parts = list(split(message, part_bytes))
         if isinstance(message, SweepFrame) and message.rows is not None:
             seen.append((message.rows, sum(map(len, parts))))
         return iter(parts)

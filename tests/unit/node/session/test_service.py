@@ -10,7 +10,7 @@ import pytest
 
 import node.session.service
 from node.session.service import TimedWriter
-from node.telemetry.counters import NodeCounters
+from swarm.transport.uplink import Uplink
 
 
 class Unread:
@@ -35,6 +35,6 @@ async def test_a_stream_ends_whose_first_message_is_not_read(monkeypatch: pytest
     monkeypatch.setattr(node.session.service, "WRITE_S", 0.01)
     call = Unread()
     with pytest.raises(TimeoutError):
-        await TimedWriter(cast("Any", call), NodeCounters()).write(b"first")
+        await TimedWriter(cast("Any", call), Uplink()).write(b"first")
     with pytest.raises(grpc.aio.AbortError, match="nothing was read"):
         await node.session.service._give_up(cast("Any", call))

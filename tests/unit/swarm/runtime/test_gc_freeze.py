@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 import node.cli
+from node.autostart.recorder import NodeFacts
+from node.autostart.state_file import Stage
 from node.config import ServeConfig
 from swarm.runtime.gc_freeze import freeze_imports
 
@@ -45,6 +47,9 @@ def test_a_node_settles_before_it_loads_anything(monkeypatch: pytest.MonkeyPatch
 
         def join_line(self) -> str:
             return ""
+
+        def facts(self) -> NodeFacts:
+            return NodeFacts(Stage.SERVING)
 
         async def wait_failed(self) -> None:
             return

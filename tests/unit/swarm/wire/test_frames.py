@@ -63,6 +63,15 @@ def test_a_head_larger_than_a_part() -> None:
     assert join(FrameAssembler(), snapshot) == snapshot
 
 
+@pytest.mark.parametrize("part_bytes", [1, 7, 4_096, PART_BYTES])
+def test_a_frame_may_be_cut_into_smaller_parts(part_bytes: int) -> None:
+    frame, joiner = frame_of(16, 40), FrameAssembler()
+    *first, last = split(frame, part_bytes)
+    assert max(map(len, [*first, last])) <= part_bytes + PART_OVERHEAD_BYTES
+    assert all(joiner.feed(part) is None for part in first)
+    assert joiner.feed(last) == frame
+
+
 def test_one_joiner_takes_many_messages() -> None:
     joiner = FrameAssembler()
     reply = Reply(1, 0, ((TreeNodeId(0), 1),), row_ids=(TreeNodeId(0),), rows=Rows(Codec.FP16, 1, 2, b"abcd"))

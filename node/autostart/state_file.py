@@ -1,0 +1,260 @@
+"""What `node status` reads: one small JSON file per identity in the user's state folder, written by the running node.
+
+A file and no socket: it outlives the node, so it can say when and why the last one ended, and a killed node needs no
+cleaning up. Whether the writer still runs tells a lock that the kernel gives back when the process ends; neither a
+clock that was set nor a process number that was used again can mislead it.
+"""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import IO, Any, Final, Self
+
+from node.autostart.given import Given, read_days
+from swarm.runtime.strict_json import strict_json
+
+MAX_STATE_BYTES: Final = 32_768
+MAX_TEXT: Final = 300
+"""Characters of one text in the file."""
+MAX_FILES: Final = 64
+"""Identities of which a file is kept; the ones unused for longest go."""
+DAMAGED: Final = ".damaged"
+
+
+class Stage(enum.StrEnum):
+    """What a node does."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    PAUSED = "paused"
+    """Also before it has loaded anything."""
+    LEAVING = "leaving"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStatus:
+    """One node as its file shows it. Times are Unix seconds; a text that is not known yet is empty."""
+
+    identity: str
+    """The identity's file."""
+    pid: int
+    version: str
+    stage: Stage
+    started_at: float
+    seen_at: float
+    """When the file was written."""
+    peer: str = ""
+    model: str = ""
+    layers: str = ""
+    """Half-open, as 0-4."""
+    num_layers: int = 0
+    """Of the whole model."""
+    address: str = ""
+    reach: str = ""
+    """How others come to it: direct, mapped or relayed."""
+    sessions: int = 0
+    serving_since: float | None = None
+    uplink_mbit_per_s: float = 0.0
+    """Sent lately, on average."""
+    max_mbit: float | None = None
+    paused_for: str = ""
+    paused_since: float | None = None
+    trouble: str = ""
+    """The last one."""
+    trouble_at: float | None = None
+    why: str = ""
+    """Why it ended."""
+    run: Given = field(default_factory=Given)
+    ever: Given = field(default_factory=Given)
+    days: Mapping[str, Given] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Fields by name."""
+        plain = {**asdict(self), "run": self.run.as_json(), "ever": self.ever.as_json()}
+        return {**plain, "days": {day: given.as_json() for day, given in self.days.items()}}
+
+    @classmethod
+    def of_json(cls, raw: object) -> Self:
+        """Read what `as_json` wrote; what a later release adds is read past.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        if not isinstance(raw, dict):
+            raise ValueError("a status is an object")
+        amounts = {"run": Given.of_json(raw.get("run", {})), "ever": Given.of_json(raw.get("ever", {}))}
+        found: dict[str, Any] = {**amounts, "days": read_days(raw.get("days", {}))}
+        for one in fields(cls):
+            if one.name in raw and one.name not in found:
+                found[one.name] = _READ[str(one.type)](raw[one.name])
+        try:
+            return cls(**found)
+        except TypeError:
+            raise ValueError("a field is missing") from None
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """The file of one identity."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, identity: Path, folder: Path | None = None) -> Self:
+        """The file that belongs to an identity's file."""
+        name = hashlib.sha256(os.fsencode(identity.expanduser().absolute())).hexdigest()[:16]
+        return cls((folder or state_folder()) / f"{name}.json")
+
+    def read(self) -> LocalStatus | None:
+        """What it says; None where there is none.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is damaged.
+        """
+        try:
+            with self.path.open("rb") as file:
+                data = file.read(MAX_STATE_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        if len(data) > MAX_STATE_BYTES:
+            raise ValueError("it is too long")
+        return LocalStatus.of_json(strict_json(data))
+
+    def write(self, status: LocalStatus) -> None:
+        """Replace it at once, so that no reader sees a half.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        data = json.dumps(status.as_json(), indent=1).encode()
+        descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")  # for the owner only
+        temporary = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # or a power cut leaves an empty file behind, and with it what was given
+            temporary.replace(self.path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def set_aside(self) -> Path:
+        """Rename a damaged file, and return its new name; an older damaged one is replaced.
+
+        Raises:
+            OSError: it cannot be renamed.
+        """
+        return self.path.replace(self.path.with_name(self.path.name + DAMAGED))
+
+    def lock(self) -> IO[bytes] | None:
+        """Lock it for this process until what is returned is closed; None where another node has it.
+
+        Raises:
+            OSError: there can be no lock.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = self._lock_path.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether the node that writes it still runs."""
+        try:
+            with self._lock_path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.path.with_suffix(".lock")
+
+    def remove(self) -> None:
+        """Forget this identity."""
+        for path in (self.path, self._lock_path, self.path.with_name(self.path.name + DAMAGED)):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def state_folder() -> Path:
+    """Where a user's nodes keep their status: `canopy/nodes` in the state folder."""
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "canopy" / "nodes"
+
+
+def state_files(folder: Path | None = None) -> list[StateFile]:
+    """All of a user, the latest written first."""
+    found = []
+    for path in (folder or state_folder()).glob("*.json"):
+        with suppress(OSError):
+            found.append((path.stat().st_mtime, path))
+    return [StateFile(path) for _, path in sorted(found, reverse=True)]
+
+
+def forget_oldest(own: StateFile) -> None:
+    """Keep `MAX_FILES` files, this one and those of running nodes among them."""
+    others = [file for file in state_files(own.path.parent) if file.path != own.path]
+    for file in others[MAX_FILES - 1 :]:
+        if not file.is_in_use:
+            file.remove()
+
+
+def running_pids(folder: Path | None = None) -> set[int]:
+    """The processes of all running nodes of this user."""
+    found = set()
+    for file in state_files(folder)[:MAX_FILES]:
+        with suppress(OSError, ValueError):
+            status = file.read() if file.is_in_use else None
+            if status is not None:
+                found.add(status.pid)
+    return found
+
+
+def _number(value: Any) -> float:  # noqa: ANN401 - whatever the file holds
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("a number is none")
+    return value
+
+
+def _whole(value: Any) -> int:  # noqa: ANN401
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("a whole number is none")
+    return value
+
+
+def _text(value: Any) -> str:  # noqa: ANN401
+    if not isinstance(value, str):
+        raise ValueError("a text is none")
+    return value[:MAX_TEXT]
+
+
+_READ: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "str": _text,
+    "int": _whole,
+    "float": _number,
+    "float | None": lambda value: None if value is None else _number(value),
+    "Stage": lambda value: Stage(_text(value)),
+}

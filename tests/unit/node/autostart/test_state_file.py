@@ -1,0 +1,160 @@
+"""The file that `node status` reads: whole or not at all, whoever is killed, and never more than a few of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from node.autostart.given import Given
+from node.autostart.state_file import (
+    MAX_FILES,
+    MAX_STATE_BYTES,
+    LocalStatus,
+    Stage,
+    StateFile,
+    forget_oldest,
+    running_pids,
+    state_files,
+    state_folder,
+)
+
+STATUS = LocalStatus(
+    identity="/home/anna/.config/canopy/identity.key",
+    pid=4_711,
+    version="0.2.0",
+    stage=Stage.SERVING,
+    started_at=1_000.0,
+    seen_at=2_000.5,
+    peer="QmPeer",
+    model="demo-target",
+    layers="0-4",
+    num_layers=12,
+    address="203.0.113.7:31338",
+    reach="mapped",
+    sessions=3,
+    serving_since=1_500.0,
+    uplink_mbit_per_s=1.25,
+    max_mbit=20.0,
+    trouble="a trouble",
+    trouble_at=1_999.0,
+    run=Given(tokens=5),
+    ever=Given(tokens=50),
+    days={"2026-11-27": Given(tokens=9)},
+)
+
+
+def file_in(folder: Path, name: str = "identity.key") -> StateFile:
+    return StateFile.of(folder / name, folder)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    file = file_in(tmp_path)
+    assert file.read() is None
+    file.write(STATUS)
+    assert file.read() == STATUS
+    assert file.path.stat().st_mode & 0o077 == 0
+    assert [path.name for path in tmp_path.iterdir()] == [file.path.name], "nothing else is left"
+
+
+def test_an_identity_has_one_file_however_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    names = (Path("key"), tmp_path / "key", Path("~/key"))
+    assert len({StateFile.of(name, tmp_path) for name in names}) == 1
+    assert StateFile.of(tmp_path / "other", tmp_path) != StateFile.of(tmp_path / "key", tmp_path)
+
+
+def test_the_folder_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert state_folder() == tmp_path / "canopy" / "nodes"
+    assert StateFile.of(Path("key")).path.parent == state_folder()
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/home/anna")
+    assert state_folder() == Path("/home/anna/.local/state/canopy/nodes")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"pid": 1}',
+        json.dumps({**STATUS.as_json(), "pid": "7"}).encode(),
+        json.dumps({**STATUS.as_json(), "stage": "dancing"}).encode(),
+        json.dumps({**STATUS.as_json(), "sessions": 1.5}).encode(),
+        json.dumps({**STATUS.as_json(), "ever": {"tokens": -1}}).encode(),
+        json.dumps(STATUS.as_json()).encode() + b" " * MAX_STATE_BYTES,
+        b"[" * 20_000,
+    ],
+)
+def test_damage_is_seen_and_set_aside(damage: bytes, tmp_path: Path) -> None:
+    file = file_in(tmp_path)
+    file.path.write_bytes(damage)
+    with pytest.raises(ValueError):  # noqa: PT011 - any: the file is set aside
+        file.read()
+    aside = file.set_aside()
+    assert file.read() is None
+    assert aside.read_bytes() == damage
+
+
+def test_a_later_releases_fields_are_read_past_and_long_texts_cut(tmp_path: Path) -> None:
+    file = file_in(tmp_path)
+    file.path.write_text(json.dumps({**STATUS.as_json(), "mood": "good", "trouble": "x" * 9_000}))
+    read = file.read()
+    assert read is not None
+    assert len(read.trouble) < 1_000
+    assert replace(read, trouble=STATUS.trouble) == STATUS
+
+
+def test_a_file_is_in_use_as_long_as_its_lock_is_held(tmp_path: Path) -> None:
+    file = file_in(tmp_path)
+    assert not file.is_in_use
+    held = file.lock()
+    assert held is not None
+    assert file.is_in_use
+    assert file.lock() is None
+    held.close()
+    assert not file.is_in_use
+
+
+def test_a_killed_nodes_lock_is_gone(tmp_path: Path) -> None:
+    hold = (
+        "import pathlib, sys; from node.autostart.state_file import StateFile;"
+        "lock = StateFile(pathlib.Path(sys.argv[1])).lock(); print(lock is not None, flush=True); input()"
+    )
+    file = file_in(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(file.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"True\n"
+        assert file.is_in_use
+        file.write(replace(STATUS, pid=holder.pid))
+        assert running_pids(tmp_path) == {holder.pid}
+        holder.kill()
+    assert not file.is_in_use
+    assert running_pids(tmp_path) == set()
+
+
+def test_the_oldest_files_go_and_never_a_running_nodes(tmp_path: Path) -> None:
+    files = [file_in(tmp_path, f"{number}.key") for number in range(MAX_FILES + 5)]
+    for number, file in enumerate(files):
+        file.write(STATUS)
+        os.utime(file.path, (number, number))
+    running, own = files[0], files[1]
+    lock = running.lock()
+    assert lock is not None
+    with lock:
+        forget_oldest(own)
+        kept = state_files(tmp_path)
+    assert {running, own} <= set(kept)
+    assert set(files[6:]) <= set(kept)
+    assert len(kept) == MAX_FILES + 1
