@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Self
 
 import torch
@@ -91,17 +92,19 @@ class HomesTexts:
 
     async def _generate(self, job: dict[str, Any]) -> dict[str, Any]:
         result: Result | None = None
-        told = 0
+        came_at: list[float] = []
         options = {name: job[name] for name in ("temperature", "seed") if name in job}
         async for piece in self._swarm.stream(PROMPT, max_new_tokens=job["new_tokens"], nodes=0, **options):
-            result, told = piece.result, told + 1
-            say("piece", pieces=told)
+            result = piece.result
+            came_at.append(time.monotonic())
+            say("piece", pieces=len(came_at))
         assert result is not None, "a stream ends with a result or an error"
         stats = result.stats
         links = [[sweep.first_link_ms, *(hop.link_ms for hop in sweep.hops)] for sweep in stats.sweeps]
         return {
             "tokens": result.tokens,
             "repairs": len(stats.repairs),
+            "pause_s": max((later - sooner for sooner, later in pairwise(came_at)), default=0.0),
             "first_token_s": stats.time_to_first_token_s,
             "links_ms": [statistics.median(column) for column in zip(*links, strict=False)],
         }

@@ -17,6 +17,7 @@ from benchmarks.emulation.json_program import ANSWER_S, JsonProgram, json_progra
 from client.demo.programs import RunningProgram, start_program
 from swarm.demo import TARGET
 from swarm.discovery.identity import Identity
+from swarm.transport.relayed import first_stop
 
 DHT_PORT: Final = 31_337
 
@@ -119,6 +120,12 @@ class HomesSwarm:
         program = await self.stack.enter_async_context(running)
         await program.hear("joined")
         return HomesClient(program)
+
+    def relay_of(self, client: HomesClient, machine: str) -> str:
+        """The machine that lends the relay through which another one is reached, as the client's directory says."""
+        address = client.listed[self.peers[machine]]["address"]
+        relay = first_stop(address).rpartition(":")[0]
+        return next(name for name in self.programs if self.world.public_address(name) == relay)
 
     def kill(self, machine: str) -> None:
         """End a machine's program, and what it started, without a word (SIGKILL)."""

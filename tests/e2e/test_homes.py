@@ -136,15 +136,12 @@ async def test_a_text_outlives_a_restart_of_the_router(town: Town) -> None:
     town.check(await town.client.finish(), FAULT_TOKENS)
 
 
-async def test_a_text_outlives_a_new_public_address(town: Town) -> None:
-    await town.client.begin(town.job("open", "symmetric", FAULT_TOKENS), FAULT_AFTER)
-    await town.swarm.world.move("symmetric")
-    town.check(await town.client.finish(), FAULT_TOKENS)
-
-
 async def test_a_text_outlives_its_relay(town: Town) -> None:
-    relayed = town.client.listed[town.swarm.peers["symmetric"]]["address"]
-    relay = next(name for name in ("P", "Q") if f".via.{town.swarm.world.address(name)}:" in relayed)
-    await town.client.begin(town.job("open", "symmetric", FAULT_TOKENS), FAULT_AFTER)
-    town.swarm.kill(relay)
-    town.check(await town.client.finish(), FAULT_TOKENS)
+    near, far = "symmetric two", "symmetric"
+    town.check(await town.client.generate(town.job(near, far, CELL_TOKENS)), CELL_TOKENS)
+    assert await path_between(town.swarm.world, near, far) is HomesPath.RELAYED
+    await town.client.begin(town.job(near, far, FAULT_TOKENS), FAULT_AFTER)
+    town.swarm.kill(town.swarm.relay_of(town.client, far))
+    told = await town.client.finish()
+    town.check(told, FAULT_TOKENS)
+    assert told["repairs"] >= 1, "the circuit ended with its relay"
