@@ -17,7 +17,7 @@ from rich.console import Console
 from node import nodejs
 from node.config import ServeConfig
 from swarm.errors import RegistryError, SwarmError
-from swarm.joining.lan_choice import with_lan
+from swarm.joining.lan_choice import NOT_ASKED, can_ask, with_lan
 from swarm.runtime.cli import plain_words
 from swarm.runtime.console import make_console
 from swarm.runtime.file_limit import raise_file_limit
@@ -73,6 +73,8 @@ async def _run(config: ServeConfig) -> None:
         async with _speaking(console) as say, Node(config, say) as node:
             console.print(f"serving at {node.address} as {node.peer_id}")
             console.print(f"the next machine joins with:\n  {node.join_line()}")
+            if not config.join and config.lan == "ask" and not config.insecure and not can_ask():
+                console.print(NOT_ASKED)
             await node.wait_failed()
     except asyncio.CancelledError:
         sys.stdout.flush()
