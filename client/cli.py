@@ -93,13 +93,7 @@ def _with_swarm(command: ClientCommand) -> ClientCommand:
     if not isinstance(command, ConnectionOptions):
         return command
     named = replace(command, model=command.model or os.environ.get("CANOPY_MODEL"))
-    notes = make_console(stderr=True, soft_wrap=True)
-
-    def say(line: str) -> None:
-        if notes.is_terminal or command.lan == "yes":
-            notes.print(line)
-
-    return with_lan(named, command.lan, say, wants_model=True)
+    return with_lan(named, command.lan, make_console(stderr=True, soft_wrap=True).print, wants_model=True)
 
 
 def generate(command: Generate) -> None:

@@ -22,7 +22,7 @@ from node.autostart.show import ShowNodeStatus, show
 from node.config import ServeConfig
 from swarm.discovery.identity import default_identity_path
 from swarm.errors import RegistryError, SwarmError
-from swarm.joining.lan_choice import with_lan
+from swarm.joining.lan_choice import NOT_ASKED, can_ask, with_lan
 from swarm.runtime.cli import plain_words
 from swarm.runtime.console import make_console
 from swarm.runtime.file_limit import raise_file_limit
@@ -110,6 +110,8 @@ async def _run(config: ServeConfig) -> None:
                     async with node:
                         console.print(f"serving at {node.address} as {node.peer_id}")
                         console.print(f"the next machine joins with:\n  {node.join_line()}")
+                        if not config.join and config.lan == "ask" and not config.insecure and not can_ask():
+                            console.print(NOT_ASKED)
                         await node.wait_failed()
                 raise RegistryError("this node's part of the DHT ended, so nobody can find it any more; start it again")
     except asyncio.CancelledError:

@@ -164,8 +164,8 @@ class StartUp:
         config = self._config
         if config.model is None and not config.join:
             raise UnknownModel(
-                "which swarm, or which model? Join a swarm with --join (an address that its machines print), or name "
-                "a MODEL to begin one"
+                "no swarm was named or found: say which MODEL one is to begin with here, or join one with --join (an "
+                "address that its machines print)"
             )
         known = await registry.models() if config.join else []
         served = ServedModels(registry, partial(measure_delays, insecure=config.insecure))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from swarm.joining.lan import LanSwarm
 
 _Joining = TypeVar("_Joining", bound="DataclassInstance")
+NOT_ASKED: Final = "no terminal to ask at: no swarm was looked for in the local network (--lan yes joins one)"
 MAX_ANSWERS: Final = 64
 """Answers that are remembered: the newest."""
 MAX_FILE_BYTES: Final = 16_384
@@ -102,10 +103,7 @@ class LanSearch:
         Raises:
             ConfigError: `yes`, and there are several.
         """
-        if self.mode == "no":
-            return None
-        if self.mode == "ask" and self.ask is None:
-            self.say("no terminal to ask at: no swarm is looked for in the local network (--lan yes joins one)")
+        if self.mode == "no" or (self.mode == "ask" and self.ask is None):
             return None
         found = [one for one in self.listen() if self._fits(one)]
         if self.mode == "yes":
@@ -156,7 +154,7 @@ def with_lan(command: _Joining, mode: LanMode, say: Callable[[str], None], *, wa
     if command.join or ("new" in has and command.new):  # type: ignore[attr-defined]
         return command
     model = command.model  # type: ignore[attr-defined]
-    found = LanSearch(mode, say, _typed if _is_at_terminal() else None, _heard, model).find()
+    found = LanSearch(mode, say, _typed if can_ask() else None, _heard, model).find()
     if found is None:
         return command
     return replace(command, join=found.join, model=model or (found.model if wants_model else None))
@@ -169,7 +167,8 @@ def _heard() -> list[LanSwarm]:
     return asyncio.run(browse())
 
 
-def _is_at_terminal() -> bool:
+def can_ask() -> bool:
+    """Whether somebody sits at a terminal."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 

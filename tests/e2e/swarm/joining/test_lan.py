@@ -15,7 +15,7 @@ NO_ADDRESS = """
 <!-- run: anna, stays -->
 ```console
 $ cd swarm/demo && node serve demo-target --num-layers 6
-no terminal to ask at: no swarm is looked for in the local network (--lan yes joins one)
+no terminal to ask at: no swarm was looked for in the local network (--lan yes joins one)
 layers: the swarm needs layers 0…5 of 12 most, for nobody holds them; 6: as you asked
 serving at 203.0.113.11:…
 ```
