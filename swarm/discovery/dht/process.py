@@ -15,14 +15,14 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, BinaryIO
 
 import msgpack
 from google.protobuf.wrappers_pb2 import BytesValue
 
 from swarm.discovery.dht.addresses import ListenAddresses, host_and_port
-from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, DialBack, pack_request
+from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, RELAY_HANDLER, DialBack, pack_request
 from swarm.discovery.dht.hivemind_node import (
     Daemon,
     P2PContext,
@@ -32,6 +32,8 @@ from swarm.discovery.dht.hivemind_node import (
     ValidationError,
     start_daemon,
 )
+from swarm.discovery.dht.relay_offers import ASK_S, PEERS_ASKED, RelayDesk, parse_offer
+from swarm.discovery.dht.relay_offers import HANDLER as OFFER_HANDLER
 from swarm.discovery.dht.search import DirectoryPeer
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.record_store import open_item
@@ -68,6 +70,7 @@ class DhtPeer:
 
     daemon: Daemon
     directory: DirectoryPeer
+    desk: RelayDesk = field(default_factory=RelayDesk)
 
     @classmethod
     async def join(cls, listen: ListenAddresses, identity_path: str) -> DhtPeer:
@@ -85,21 +88,32 @@ class DhtPeer:
                 daemon = await start_daemon(listen, identity_path)
                 peer = cls(daemon, await DirectoryPeer.join(daemon, listen))
                 if not listen.client:
-                    own = listen.announce or [str(one) for one in await daemon.get_visible_maddrs(latest=True)]
-                    allow_private = listen.allow_private
-                    policy = await DialPolicy.of(*map(host_and_port, own), allow_private=allow_private)
-                    service = DialBack(policy)
-
-                    async def dial_back(request: BytesValue, context: P2PContext) -> BytesValue:
-                        requester = PeerId(context.remote_id.to_base58())
-                        return BytesValue(value=await service.answer(requester, request.value))
-
-                    await daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)
+                    await peer._answer_others(listen)
                 return peer
         except TimeoutError as error:
             raise RequestRefused(f"no peer answers at {_listed(listen)} (waited {JOIN_S:.0f} s)") from error
         except (P2PDaemonError, ValidationError, RuntimeError, OSError) as error:
             raise RequestRefused(_explain(str(error), listen)) from error
+
+    async def _answer_others(self, listen: ListenAddresses) -> None:
+        """Answer what other peers ask beside the DHT."""
+        own = listen.announce or [str(one) for one in await self.daemon.get_visible_maddrs(latest=True)]
+        service = DialBack(await DialPolicy.of(*map(host_and_port, own), allow_private=listen.allow_private))
+
+        async def dial_back(request: BytesValue, context: P2PContext) -> BytesValue:
+            requester = PeerId(context.remote_id.to_base58())
+            return BytesValue(value=await service.answer(requester, request.value))
+
+        async def dial_back_relay(request: BytesValue, context: P2PContext) -> BytesValue:
+            requester = PeerId(context.remote_id.to_base58())
+            return BytesValue(value=await service.answer_relay(requester, request.value))
+
+        async def offer(_request: BytesValue, context: P2PContext) -> BytesValue:
+            return BytesValue(value=self.desk.answer(PeerId(context.remote_id.to_base58())))
+
+        await self.daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)
+        await self.daemon.add_protobuf_handler(RELAY_HANDLER, dial_back_relay, BytesValue)
+        await self.daemon.add_protobuf_handler(OFFER_HANDLER, offer, BytesValue)
 
     async def describe(self) -> dict[str, Any]:
         """This peer's id, and the multiaddresses under which it listens."""
@@ -109,13 +123,20 @@ class DhtPeer:
 
     async def dial_back(self, address: str, nonce: bytes, certificate: bytes) -> bool | None:
         """Ask up to three peers to call this machine; one that got through is enough."""
+        return await self._called_by_others(HANDLER, pack_request(address, nonce, certificate))
+
+    async def dial_back_relay(self, address: str) -> bool | None:
+        """The same for the relay that this machine lends."""
+        return await self._called_by_others(RELAY_HANDLER, msgpack.packb(address))
+
+    async def _called_by_others(self, handler: str, request: bytes) -> bool | None:
         known: list[PeerID] = list(self.directory.node.protocol.routing_table.uid_to_peer_id.values())
         verdict: bool | None = None
         for peer in random.sample(known, min(_PEERS_ASKED, len(known))):
             try:
                 async with asyncio.timeout(DEADLINE_S + 1):
-                    request = BytesValue(value=pack_request(address, nonce, certificate))
-                    answer = await self.daemon.call_protobuf_handler(peer, HANDLER, request, BytesValue)
+                    asked = BytesValue(value=request)
+                    answer = await self.daemon.call_protobuf_handler(peer, handler, asked, BytesValue)
                     reached = msgpack.unpackb(answer.value)
             except (TimeoutError, P2PHandlerError, P2PDaemonError, ValueError, msgpack.UnpackException):
                 continue
@@ -123,6 +144,26 @@ class DhtPeer:
                 return True
             verdict = False if reached is False else verdict
         return verdict
+
+    async def relays(self) -> list[tuple[str, str]]:
+        """Who of a few known peers lends a relay, and where; in the order in which they were asked."""
+        offers: dict[PeerID, str] = {}
+
+        async def ask(peer: PeerID) -> None:
+            try:
+                answer = await self.daemon.call_protobuf_handler(peer, OFFER_HANDLER, BytesValue(), BytesValue)
+            except Exception:  # noqa: BLE001  (hivemind and strangers raise anything: that peer lends nothing)
+                return
+            address = parse_offer(answer.value)
+            if address is not None:
+                offers[peer] = address
+
+        asked = self.directory.known(PEERS_ASKED)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ASK_S), asyncio.TaskGroup() as tasks:
+                for peer in asked:
+                    tasks.create_task(ask(peer))
+        return [(peer.to_base58(), offers[peer]) for peer in asked if peer in offers]
 
     async def store(self, filings: list[tuple[str, str, bytes]], expires_at: float) -> dict[str, Any]:
         """File this machine's own items, given as key, subkey and sealed bytes; what became of them."""
@@ -141,6 +182,13 @@ class DhtPeer:
                 return await self.directory.fetch(**arguments)
             case "dial_back":
                 return await self.dial_back(**arguments)
+            case "dial_back_relay":
+                return await self.dial_back_relay(**arguments)
+            case "relays":
+                return await self.relays()
+            case "offer_relay":
+                self.desk.address = arguments["address"]
+                return None
             case _:
                 raise RequestRefused(f"no method {method}")
 
