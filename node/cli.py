@@ -13,6 +13,7 @@ import tyro
 
 from node import nodejs
 from node.config import ServeConfig
+from swarm.doctor.options import Doctor
 from swarm.errors import RegistryError, SwarmError
 from swarm.runtime.cli import plain_words
 from swarm.runtime.console import make_console
@@ -29,13 +30,13 @@ def main() -> None:
     meant_nodejs = nodejs.explain(sys.argv[1:], nodejs.find_nodejs(Path(sys.argv[0])))
     if meant_nodejs is not None:
         sys.exit(_fail(meant_nodejs, 2))
-    config = tyro.extras.subcommand_cli_from_dict(
-        {"serve": ServeConfig},
+    command: ServeConfig | Doctor = tyro.extras.subcommand_cli_from_dict(
+        {"serve": ServeConfig, "doctor": Doctor},
         prog="node",
         description="Host some layers of a large language model for a swarm.",
         registry=plain_words(),
     )
-    sys.exit(serve(config))
+    sys.exit(doctor(command) if isinstance(command, Doctor) else serve(command))
 
 
 def serve(config: ServeConfig) -> int:
@@ -50,6 +51,15 @@ def serve(config: ServeConfig) -> int:
     except SwarmError as error:
         return _fail(f"node: {plain_line(str(error))}", 1)
     return 0
+
+
+def doctor(options: Doctor) -> int:
+    """Look for what is in the way; returns the exit status."""
+    from swarm.doctor.command import run_doctor  # brings every probe, which `serve` does not need
+
+    set_up_logging("WARNING", OneLineFormatter("%(levelname)s %(name)s: %(message)s"))
+    model, mqtt = options.model or os.environ.get("CANOPY_MODEL"), options.mqtt or os.environ.get("CANOPY_MQTT")
+    return run_doctor(replace(options, model=model, mqtt=mqtt), make_console(soft_wrap=True))
 
 
 async def _run(config: ServeConfig) -> None:

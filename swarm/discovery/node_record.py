@@ -328,7 +328,7 @@ _FIELDS = (
     "delays_ms", "busy", "uplink_mbit_per_s", "row_bytes",
     "movable", "certificate", "reach",
 )  # fmt: skip
-_FORMAT: Final = 2
+RECORD_FORMAT: Final = 2
 _DELAY_MS: Final = (0.0, 60_000.0)
 _UNIX_S: Final = (0.0, 1e11)
 _MBIT_PER_S: Final = (0.001, 1e6)
@@ -337,7 +337,7 @@ _MBIT_PER_S: Final = (0.001, 1e6)
 def _encode(record: NodeRecord, left: bool) -> list[Any]:
     model = record.model
     return [
-        _FORMAT,
+        RECORD_FORMAT,
         left,
         record.peer,
         write_model(model),
@@ -364,7 +364,7 @@ def _encode(record: NodeRecord, left: bool) -> list[Any]:
 
 def _decode(values: list[Any], data: bytes) -> Sealed:
     raw = dict(zip(_FIELDS, values, strict=False))  # a later release may have more
-    if raw["version_of_format"] != _FORMAT or type(raw["left"]) is not bool:
+    if raw["version_of_format"] != RECORD_FORMAT or type(raw["left"]) is not bool:
         raise RecordError("data", "a record of another format")
     model = read_model(raw["model"])
     total = fields.whole("kv_tokens_total", raw["kv_tokens_total"], (0, MAX_KV_TOKENS))

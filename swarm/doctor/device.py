@@ -1,4 +1,4 @@
-"""The device that would compute: a graphics card, its driver, torch's build for it, and the types that it computes in."""
+"""The device that would compute: a graphics card, its driver, torch's build for it, the types that it computes in."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class DeviceCheck:
 
     def _unused(self, report: TorchReport, card: Card) -> Diagnosis:
         if card.driver is None:
-            mend = "install NVIDIA's driver (Debian: sudo apt-get install nvidia-driver; Ubuntu: sudo ubuntu-drivers install)"
+            mend = "sudo ubuntu-drivers install (Ubuntu), or sudo apt-get install nvidia-driver (Debian)"
             return trouble("no-driver", "an NVIDIA card is here and no driver is loaded: the CPU computes", mend)
         if self.environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in {"", "-1"}:
             text = "CUDA_VISIBLE_DEVICES hides the card: the CPU computes"
@@ -88,14 +88,16 @@ class DeviceCheck:
             text = f"you may not open {card.closed[0]}: the CPU computes"
             return trouble("card-closed", text, "sudo usermod -aG video,render $USER, then log in again")
         build = _build_for(card.driver)
-        if build == "cpu" or "driver" in report.reason and "old" in report.reason:
+        if build == "cpu" or ("driver" in report.reason and "old" in report.reason):
             text = f"the driver {card.driver} is too old for torch {report.version}: the CPU computes"
             return trouble("driver-old", text, f"update NVIDIA's driver to {_BUILDS[-1][0]} or newer")
         if not report.cuda_build:
             text = f"torch {report.version} is a build for CPUs, and driver {card.driver} is loaded: the CPU computes"
             return trouble("torch-for-cpu", text, _reinstall(build))
         why = report.reason or "it does not say why"
-        return trouble("cuda-fails", f"torch {report.version} cannot use the card: {why}", "nvidia-smi, then restart the machine")
+        return trouble(
+            "cuda-fails", f"torch {report.version} cannot use the card: {why}", "nvidia-smi, then restart the machine"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,9 @@ class DtypeCheck:
         device = "GPU" if report.has_cuda else "CPU"
         here = report.cuda_dtypes if report.has_cuda else report.cpu_dtypes
         view = await self.view()
-        used = {kind.partition("+")[0].rpartition("-")[2] for kind in (view.numeric_classes if view is not None else ())}
+        used = {
+            kind.partition("+")[0].rpartition("-")[2] for kind in (view.numeric_classes if view is not None else ())
+        }
         if used and not used & set(here):
             text = f"the swarm computes in {_listed(used)}, this {device} only in {_listed(here)}"
             return [trouble("other-dtype", text, "node serve --device cpu, or join a swarm of another type")]

@@ -87,12 +87,16 @@ class DiskCheck:
             return [trouble("not-writable", f"models are kept in {self.cache}, where you may not write", elsewhere)]
         if found.free_bytes < MIN_FREE_DISK or found.free_files == 0:
             what = "no file" if found.free_files == 0 else gib(found.free_bytes)
-            return [trouble("disk-full", f"{what} is free for models in {self.cache}", f"hf cache prune, or {elsewhere}")]
+            return [
+                trouble("disk-full", f"{what} is free for models in {self.cache}", f"hf cache prune, or {elsewhere}")
+            ]
         model = await self.model()
         missing = 0 if model is None else model.missing_bytes or 0
         if missing > found.free_bytes:
             text = f"the whole model takes {gib(missing)} more, {gib(found.free_bytes)} are free"
-            return [hint("model-larger", text, "node serve --layers START-END downloads only the files of those layers")]
+            return [
+                hint("model-larger", text, "node serve --layers START-END downloads only the files of those layers")
+            ]
         return [ok("room", f"{gib(found.free_bytes)} free for models")]
 
 
@@ -176,14 +180,18 @@ class IdentityCheck:
         listed = None if view is None else view.own_record
         if listed is not None and not is_used:
             text = f"another machine serves under this key, {listed.span.describe(listed.model.num_layers)}"
-            return [trouble("identity-copied", text, f"mv {self.path} {self.path}.copied; the next start makes a new one")]
+            return [
+                trouble("identity-copied", text, f"mv {self.path} {self.path}.copied; the next start makes a new one")
+            ]
         if is_used:
             return [ok("identity-in-use", "sound; a program on this machine runs under it")]
         return [ok("identity", "sound, and closed to others")]
 
     def _refused(self, reason: str) -> Diagnosis:
         if "open to other users" in reason:
-            return trouble("identity-open", "other users can read the key, and could pose as you", f"chmod 600 {self.path}")
+            return trouble(
+                "identity-open", "other users can read the key, and could pose as you", f"chmod 600 {self.path}"
+            )
         if "holds no libp2p key" in reason or "must be RSA" in reason:
             mend = f"mv {self.path} {self.path}.damaged; the next start makes a new one"
             return trouble("identity-damaged", "the key file is damaged", mend)

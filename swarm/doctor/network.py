@@ -1,4 +1,4 @@
-"""The network around this machine: names, proxies of the environment, IPv6. Hosts are asked by the probes it is given."""
+"""The network around this machine: names, proxies of the environment, IPv6."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ class DnsCheck:
         hosts: names that options or variables give, by what they are, such as `the broker`; addresses among them are
             left alone.
         resolve: looks one up.
+        optional: those of them without which all goes on.
     """
 
     name: ClassVar[str] = "dns"
     hosts: Mapping[str, str]
     resolve: Resolve
+    optional: frozenset[str] = frozenset()
 
     async def look(self) -> Sequence[Diagnosis]:
         """Those that are not found."""
@@ -53,10 +55,15 @@ class DnsCheck:
         if not lost:
             return [ok("names", f"{', '.join(named)}: found")]
         if len(lost) == len(named):
-            mend = "resolvectl status, and a nameserver line in /etc/resolv.conf such as `nameserver 9.9.9.9`"
-            return [trouble("no-dns", f"no name is found ({', '.join(lost)})", mend)]
+            level = hint if self.optional.issuperset(lost) else trouble
+            mend = "resolvectl status, and a nameserver line in /etc/resolv.conf"
+            return [level("no-dns", f"no name is found ({', '.join(lost)})", mend)]
         return [
-            trouble("name-unknown", f"the name of {what} is not found, others are", f"check how the name of {what} is written")
+            trouble(
+                "name-unknown",
+                f"the name of {what} is not found, others are",
+                f"check how the name of {what} is written",
+            )
             for what in lost
         ]
 

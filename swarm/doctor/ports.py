@@ -16,7 +16,9 @@ import psutil
 from swarm.doctor.diagnosis import Diagnosis, hint, ok, trouble
 from swarm.doctor.processes import Ran
 
-_DROP_CHAIN: Final = re.compile(r"chain (\S+) \{\s*type filter hook input [^;]*; policy (?:drop|reject);(.*?)\n\t\}", re.DOTALL)
+_DROP_CHAIN: Final = re.compile(
+    r"chain (\S+) \{\s*type filter hook input [^;]*; policy (?:drop|reject);(.*?)\n\t\}", re.DOTALL
+)
 _TABLE: Final = re.compile(r"^table (\S+ \S+) \{(.*?)^\}", re.DOTALL | re.MULTILINE)
 UFW_SWITCH: Final = Path("/etc/ufw/ufw.conf")
 
@@ -84,7 +86,9 @@ class FirewallCheck:
             return None
         ran = await self.run(("ufw", "status"))
         rules = ran.output if ran is not None and ran.status == 0 else None
-        closed = [port for port in self.ports if rules is None or not re.search(rf"^{port}(/tcp)?\s+ALLOW", rules, re.M)]
+        closed = [
+            port for port in self.ports if rules is None or not re.search(rf"^{port}(/tcp)?\s+ALLOW", rules, re.M)
+        ]
         return self._said("ufw", rules is not None, closed, "sudo ufw allow {port}/tcp")
 
     async def _firewalld(self) -> Diagnosis | None:
@@ -113,9 +117,13 @@ class FirewallCheck:
             return hint("firewall-unread", f"{name} is on, and only root can read its rules", opens)
         if closed:
             shown = ", ".join(map(str, closed))
-            return hint("firewall-closed", f"{name} lets nobody in on {shown}: others reach a node by a relay only", opens)
+            return hint(
+                "firewall-closed", f"{name} lets nobody in on {shown}: others reach a node by a relay only", opens
+            )
         if not self.ports:
-            return hint("firewall", f"{name} is on: a node's port needs a rule, or others reach it by a relay only", opens)
+            return hint(
+                "firewall", f"{name} is on: a node's port needs a rule, or others reach it by a relay only", opens
+            )
         return ok("firewall-open", f"{name} lets others in")
 
 

@@ -30,7 +30,7 @@ class Ran:
 
 
 async def on_thread(call: Callable[[], T]) -> T:
-    """The result of a call that may block, such as looking up a name: a thread of its own, which the end never waits for.
+    """The result of a call that may block, such as looking up a name, on a thread that the end never waits for.
 
     Cancelling gives the result up; the call goes on by itself.
     """

@@ -17,7 +17,9 @@ from swarm.runtime.quota import parse_ip
 
 PUBLIC_HOSTS: Final = ("huggingface.co", "hf.co", "download.pytorch.org", "github.com", "pypi.org", "nvidia.com")
 """Hosts that everybody knows; they and their subdomains stay."""
-COMMON_NAMES: Final = frozenset({"admin", "canopy", "debian", "localhost", "node", "pi", "root", "swarm", "ubuntu", "user"})
+COMMON_NAMES: Final = frozenset(
+    {"admin", "canopy", "debian", "localhost", "node", "pi", "root", "swarm", "ubuntu", "user"}
+)
 """Names of users and machines that say nothing about anybody, and that stand in commands."""
 SECRET_VARIABLES: Final = re.compile(r"TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|CREDENTIAL", re.IGNORECASE)
 """Environment variables whose values nobody may see."""
@@ -58,9 +60,7 @@ def private_words(environment: Mapping[str, str], home: str, names: Iterable[str
         found.add(host)
     found |= {name.partition(".")[0] for name in found if not _is_address(name)}
     kept = {name for name in found if len(name) > 1 and name.lower() not in COMMON_NAMES and not _is_public(name)}
-    return PrivateWords(
-        home.rstrip("/"), frozenset(kept), frozenset(one for one in secrets if len(one) >= MIN_SECRET)
-    )
+    return PrivateWords(home.rstrip("/"), frozenset(kept), frozenset(one for one in secrets if len(one) >= MIN_SECRET))
 
 
 def redact(text: str, private: PrivateWords) -> str:
@@ -87,11 +87,13 @@ def redact(text: str, private: PrivateWords) -> str:
 
 
 _INVITE = re.compile(r"canopy://(?!…)\S+", re.IGNORECASE)
-_USERINFO = re.compile(r"://\S*@")
+_USERINFO = re.compile(r"://(?!USER:PASSWORD@HOST)\S*@")
 _TOKEN = re.compile(r"\b(hf|api_org)_[A-Za-z0-9]{6,}")
 _ASSIGNED = re.compile(r"(?i)\b((?:password|passwd|token|secret)=)(?!<secret>)\S+")
-_PEER = re.compile(r"\b(Qm[1-9A-HJ-NP-Za-km-z]{44}|12D3KooW[1-9A-HJ-NP-Za-km-z]{44}|16Uiu2HA[1-9A-HJ-NP-Za-km-z]{44,46})")
-_AUTHORITY = re.compile(r"(?<=://)(?P<host>\[[^\s\]]*\]|[^\s/:?#\[\]<>…]+)")
+_PEER = re.compile(
+    r"\b(Qm[1-9A-HJ-NP-Za-km-z]{44}|12D3KooW[1-9A-HJ-NP-Za-km-z]{44}|16Uiu2HA[1-9A-HJ-NP-Za-km-z]{44,46})"
+)
+_AUTHORITY = re.compile(r"(?<=://)(?!USER:PASSWORD@HOST)(?P<host>\[[^\s\]]*\]|[^\s/:?#\[\]<>…]+)")
 _DNS_PART = re.compile(r"(/dns(?:4|6|addr)?/)(?!<host>)[^/\s]+")
 _HOST_PORT = re.compile(r"(?<![\w.-])(?P<host>(?:[A-Za-z0-9_-]+\.)+[A-Za-z]{2,})(?=:\d)")
 _HOMES = re.compile(r"(/home/|/Users/)(?!<user>)[^/\s'\"]+")
@@ -122,7 +124,7 @@ def _is_address(host: str) -> bool:
 
 def _known_host(match: re.Match[str]) -> str:
     host = match["host"]
-    if _is_public(host) or host == "localhost" or _is_address(host):
+    if _is_public(host) or host in {"localhost", "HOST"} or _is_address(host):
         return host  # addresses are told apart later
     return "<host>"
 

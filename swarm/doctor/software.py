@@ -86,9 +86,19 @@ class DaemonCheck:
             return [trouble("daemon-closed", "the p2p daemon may not be run", f"chmod u+x {self.path}, or {again}")]
         except OSError as error:
             text = f"the p2p daemon does not run on this machine: {error.strerror or error}"
-            return [trouble("daemon-foreign", text, "use a machine with Linux on x86-64, or build hivemind's p2pd for this one")]
+            return [
+                trouble(
+                    "daemon-foreign", text, "use a machine with Linux on x86-64, or build hivemind's p2pd for this one"
+                )
+            ]
         if ran is None:
-            return [hint("daemon-slow", "the p2p daemon did not start in time: is the machine very busy?", "swarm doctor once more")]
+            return [
+                hint(
+                    "daemon-slow",
+                    "the p2p daemon did not start in time: is the machine very busy?",
+                    "swarm doctor once more",
+                )
+            ]
         if _DAEMON_WORDS not in ran.output.lower():
             how = f"signal {-ran.status}" if ran.status < 0 else f"status {ran.status}"
             return [trouble("daemon-broken", f"the p2p daemon ended with {how}", again)]

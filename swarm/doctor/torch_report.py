@@ -50,7 +50,9 @@ def read_report(line: str) -> TorchReport:
     """
     found: dict[str, Any] = json.loads(line)
     try:
-        return TorchReport(**{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()})
+        return TorchReport(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+        )
     except (AttributeError, TypeError) as error:
         raise ValueError(f"no report: {line[:80]}") from error
 

@@ -21,6 +21,8 @@ from typing import Any, BinaryIO
 import msgpack
 from google.protobuf.wrappers_pb2 import BytesValue
 
+from swarm.discovery.dht.about import HANDLER as ABOUT_HANDLER
+from swarm.discovery.dht.about import AboutDesk, parse_about
 from swarm.discovery.dht.addresses import ListenAddresses, host_and_port
 from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, RELAY_HANDLER, DialBack, pack_request
 from swarm.discovery.dht.hivemind_node import (
@@ -30,6 +32,7 @@ from swarm.discovery.dht.hivemind_node import (
     P2PHandlerError,
     PeerID,
     ValidationError,
+    dht_pb2,
     start_daemon,
 )
 from swarm.discovery.dht.relay_offers import ASK_S, PEERS_ASKED, RelayDesk, parse_offer
@@ -45,6 +48,8 @@ MAX_RUNNING = 40
 """More than the parent has unanswered at a time, so that no request waits behind others here."""
 JOIN_S = 18.0
 CALL_S = 15.0
+SURVEY_S = 3.0
+PEERS_SURVEYED = 8
 _LEAVE_S = 4
 _PEERS_ASKED = 3  # peers asked to dial back: one alone could veto
 
@@ -111,9 +116,17 @@ class DhtPeer:
         async def offer(_request: BytesValue, context: P2PContext) -> BytesValue:
             return BytesValue(value=self.desk.answer(PeerId(context.remote_id.to_base58())))
 
+        about_desk = AboutDesk()
+
+        async def about(_request: BytesValue, context: P2PContext) -> BytesValue:
+            origin = await self.directory.node.protocol.origin(context.remote_id)
+            seen = origin.address.partition("/")[0]
+            return BytesValue(value=about_desk.answer(PeerId(context.remote_id.to_base58()), seen))
+
         await self.daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)
         await self.daemon.add_protobuf_handler(RELAY_HANDLER, dial_back_relay, BytesValue)
         await self.daemon.add_protobuf_handler(OFFER_HANDLER, offer, BytesValue)
+        await self.daemon.add_protobuf_handler(ABOUT_HANDLER, about, BytesValue)
 
     async def describe(self) -> dict[str, Any]:
         """This peer's id, and the multiaddresses under which it listens."""
@@ -165,6 +178,38 @@ class DhtPeer:
                     tasks.create_task(ask(peer))
         return [(peer.to_base58(), offers[peer]) for peer in asked if peer in offers]
 
+    async def survey(self) -> list[tuple[str, float | None, dict[str, Any] | None]]:
+        """What a few known peers say: who, seconds by which its clock is ahead of this one, what it says of itself.
+
+        A peer of an older release says nothing of itself; the second is None for who does not answer at all.
+        """
+        found: dict[PeerID, tuple[float, dict[str, Any] | None]] = {}
+
+        async def ask(peer: PeerID) -> None:
+            with suppress(Exception):  # hivemind and strangers raise anything: that peer did not answer
+                found[peer] = await self._ask_about(peer) or await self._ask_time(peer)
+
+        asked = self.directory.known(PEERS_SURVEYED)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SURVEY_S), asyncio.TaskGroup() as tasks:
+                for peer in asked:
+                    tasks.create_task(ask(peer))
+        return [(peer.to_base58(), *found.get(peer, (None, None))) for peer in asked]
+
+    async def _ask_about(self, peer: PeerID) -> tuple[float, dict[str, Any]] | None:
+        asked_at = time.time()
+        try:
+            answer = await self.daemon.call_protobuf_handler(peer, ABOUT_HANDLER, BytesValue(), BytesValue)
+        except (P2PHandlerError, P2PDaemonError):
+            return None
+        about = parse_about(answer.value)
+        return None if about is None else (about.time - (asked_at + time.time()) / 2, asdict(about))
+
+    async def _ask_time(self, peer: PeerID) -> tuple[float, None]:
+        protocol, asked_at = self.directory.node.protocol, time.time()
+        pong = await protocol.get_stub(peer).rpc_ping(dht_pb2.PingRequest(peer=protocol.node_info), timeout=SURVEY_S)
+        return pong.dht_time - (asked_at + time.time()) / 2, None
+
     async def store(self, filings: list[tuple[str, str, bytes]], expires_at: float) -> dict[str, Any]:
         """File this machine's own items, given as key, subkey and sealed bytes; what became of them."""
         now = time.time()
@@ -184,6 +229,8 @@ class DhtPeer:
                 return await self.dial_back(**arguments)
             case "dial_back_relay":
                 return await self.dial_back_relay(**arguments)
+            case "survey":
+                return await self.survey()
             case "relays":
                 return await self.relays()
             case "offer_relay":

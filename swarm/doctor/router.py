@@ -1,0 +1,193 @@
+"""The way in: what kind of router is before this machine, whether it maps ports, whether a relay can stand in."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
+from typing import ClassVar, Final, Protocol
+
+from swarm.discovery.dialable import is_public
+from swarm.discovery.node_record import split_address
+from swarm.discovery.record_fields import RecordError
+from swarm.doctor.diagnosis import Diagnosis, hint, ok, trouble
+from swarm.doctor.relays import RelayWord
+from swarm.doctor.swarm_view import SwarmView
+from swarm.errors import RemoteProtocolError, SwarmError
+
+MAP_S: Final = 120
+"""Seconds for which a mapping is asked; it is given back at once."""
+_CARRIER: Final = ip_network("100.64.0.0/10")
+_FORWARD: Final = "forward a TCP port on the router and give --announce-address PUBLIC-ADDRESS:PORT"
+
+Relays = Callable[[], Awaitable[Sequence[RelayWord]]]
+
+
+class Mapped(Protocol):
+    """What a router mapped."""
+
+    @property
+    def host(self) -> str:
+        """Its external IP address."""
+        ...
+
+
+class Mapper(Protocol):
+    """One way to ask the router for a port."""
+
+    @property
+    def name(self) -> str:
+        """PCP, NAT-PMP or UPnP."""
+        ...
+
+    async def map(self, external_port: int, lifetime_s: int) -> Mapped:
+        """Ask for a mapping; raises OSError where nobody answers, SwarmError where it is refused."""
+        ...
+
+    async def unmap(self) -> None:
+        """Give it back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RouterCheck:
+    """What kind of router is before this machine.
+
+    Attributes:
+        own: this machine's IP addresses.
+        relays: what relays said.
+        view: what peers of the directory said, where there are no two relays.
+    """
+
+    name: ClassVar[str] = "router"
+    own: Callable[[], Sequence[str]]
+    relays: Relays
+    view: Callable[[], Awaitable[SwarmView | None]]
+
+    async def look(self) -> Sequence[Diagnosis]:
+        """Direct, cone or symmetric; or not known."""
+        words = [word for word in await self.relays() if _split(word.seen) is not None]
+        seen = {word.relay: found for word in words if (found := _split(word.seen)) is not None}
+        view = await self.view()
+        hosts = {host for host, _ in seen.values()} or {
+            about.seen for about in (view.abouts if view else ()) if about.seen
+        }
+        own = set(self.own())
+        if hosts and hosts <= own:
+            return [ok("direct", "none: peers see this machine under an address of its own")]
+        if len(seen) < 2:
+            return [self._unknown(hosts, own)]
+        if len(set(seen.values())) > 1:
+            text = "symmetric: every peer sees another port, so no hole can be made; a relay or a mapped port will do"
+            return [hint("symmetric", text, _FORWARD)]
+        return [ok("cone", "cone: peers see one port, so holes can be made")]
+
+    def _unknown(self, hosts: set[str], own: set[str]) -> Diagnosis:
+        if hosts:
+            text = "there is one; its kind is not known, for less than two relays said whence this machine comes"
+            return ok("router-unknown", text)
+        if any(is_public(ip_address(ip)) for ip in own if ":" not in ip):
+            return ok("public-address", "this machine has a public address of its own; nobody confirmed it")
+        return ok("router-untried", "not known: nobody said whence this machine comes")
+
+
+@dataclass(frozen=True, slots=True)
+class MappingCheck:
+    """Whether the router maps ports for whoever asks.
+
+    Attributes:
+        mappers: ways to ask; none where there is no router to ask.
+        seen: addresses under which others see this machine.
+    """
+
+    name: ClassVar[str] = "mapping"
+    mappers: Callable[[], Sequence[Mapper]]
+    seen: Callable[[], Awaitable[Sequence[str]]]
+
+    async def look(self) -> Sequence[Diagnosis]:
+        """The first that works; else what each said."""
+        refused, silent = [], []
+        mappers = self.mappers()
+        for mapper in mappers:
+            try:
+                mapped = await mapper.map(0, MAP_S)
+            except RemoteProtocolError as error:
+                refused.append(f"{mapper.name} {error.reason}")
+            except (OSError, SwarmError):  # TimeoutError is an OSError
+                silent.append(mapper.name)
+            else:
+                await _give_back(mapper)
+                return [await self._mapped(mapper.name, mapped.host)]
+        if refused:
+            text = f"the router refuses to map a port: {'; '.join(refused)}"
+            return [
+                hint(
+                    "mapping-refused", text, f"allow it in the router's settings, or {_FORWARD}; a relay works without"
+                )
+            ]
+        if silent:
+            text = f"the router does not map ports ({', '.join(silent)}: no answer)"
+            return [
+                hint("no-mapping", text, f"switch UPnP or PCP on in the router, or {_FORWARD}; a relay works without")
+            ]
+        return [ok("mapping-untried", "not tried: no router was found")]
+
+    async def _mapped(self, protocol: str, external: str) -> Diagnosis:
+        ip = ip_address(external)
+        seen = set(await self.seen())
+        if not is_public(ip) or (seen and external not in seen):
+            kind = "the provider's" if ip in _CARRIER or not is_public(ip) else "a"
+            text = f"{protocol} maps, and behind {kind} second router: nobody reaches the mapped port"
+            return hint("double-router", text, "ask the provider for a public address, or rely on a relay")
+        return ok("mapping", f"{protocol} maps ports")
+
+
+@dataclass(frozen=True, slots=True)
+class RelayCheck:
+    """Whether a relay could carry this machine's links.
+
+    Attributes:
+        relays: what relays said.
+        view: which relays the swarm has.
+    """
+
+    name: ClassVar[str] = "relay"
+    relays: Relays
+    view: Callable[[], Awaitable[SwarmView | None]]
+
+    async def look(self) -> Sequence[Diagnosis]:
+        """Those that answer."""
+        view, words = await self.view(), await self.relays()
+        if view is None or view.error or not any(survey.ahead_s is not None for survey in view.surveys):
+            return [ok("relay-untried", "not known: no swarm was joined")]
+        if not view.relays:
+            text = "the swarm has no relay: who sits behind a router can not serve it"
+            return [
+                hint("no-relay", text, "update its bootstrap peers (`swarm bootstrap` lends one), or open a port here")
+            ]
+        working = [word for word in words if word.answers]
+        if not working:
+            text = f"none of {len(view.relays)} relays answers"
+            return [
+                trouble(
+                    "relay-silent", text, "let outgoing TCP to every port through the firewall, or use another network"
+                )
+            ]
+        if all(word.circuits is not None and word.circuits >= word.limit > 0 for word in working):
+            text = "every relay carries as many links as it takes"
+            return [hint("relays-full", text, "lend one: start a node with an open port, or another `swarm bootstrap`")]
+        return [ok("relay", f"{len(working)} of {len(view.relays)} relays answer")]
+
+
+async def _give_back(mapper: Mapper) -> None:
+    with suppress(OSError, SwarmError):  # it ends by itself in two minutes
+        await mapper.unmap()
+
+
+def _split(seen: str) -> tuple[str, str] | None:
+    try:
+        host, port = split_address(seen)
+    except RecordError:
+        return None
+    return host.strip("[]"), str(port)
