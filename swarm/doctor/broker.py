@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import ssl
@@ -61,13 +62,22 @@ class BrokerCheck:
             mend = "check its host and port, whether it runs, and its firewall"
             return [trouble("broker-silent", f"nothing answers at the broker's port {address.port}", mend)]
         try:
+            if address.tls is not None:
+                await _shake_hands(address, address.tls)
             await self.login(address)
-        except aiomqtt.MqttError as error:
+        except (aiomqtt.MqttError, OSError) as error:
             return [_explained(error, address)]
         return [ok("broker", "takes telemetry" + (", by TLS" if address.tls is not None else ", in plain text"))]
 
 
-def _explained(error: aiomqtt.MqttError, address: BrokerAddress) -> Diagnosis:
+async def _shake_hands(address: BrokerAddress, tls: ssl.SSLContext) -> None:
+    """TLS alone, so that its errors are told from the broker's."""
+    async with asyncio.timeout(CONNECT_S):
+        _, writer = await asyncio.open_connection(address.host, address.port, ssl=tls)
+    writer.transport.abort()
+
+
+def _explained(error: aiomqtt.MqttError | OSError, address: BrokerAddress) -> Diagnosis:
     causes = [error, error.__cause__, error.__context__]
     said = " ".join(str(one) for one in causes if one is not None)
     if any(isinstance(one, ssl.SSLCertVerificationError) for one in causes) or "CERTIFICATE_VERIFY_FAILED" in said:
@@ -95,8 +105,8 @@ def _explained(error: aiomqtt.MqttError, address: BrokerAddress) -> Diagnosis:
     return trouble("broker-odd", "what answers at the broker's port does not speak MQTT as expected", mend)
 
 
-async def login(address: BrokerAddress) -> None:
-    """Connect as a node does, and leave."""
+async def login(address: BrokerAddress, limit_s: float = CONNECT_S) -> None:
+    """Connect as a node does within some seconds, and leave."""
     client = aiomqtt.Client(
         address.host,
         address.port,
@@ -104,7 +114,7 @@ async def login(address: BrokerAddress) -> None:
         password=address.password,
         tls_context=address.tls,
         identifier=f"canopy-doctor-{secrets.token_hex(6)}",
-        timeout=CONNECT_S,
+        timeout=limit_s,
         logger=logging.getLogger(f"{__name__}.mqtt"),
     )
     async with client:

@@ -107,7 +107,7 @@ async def doctor(
                 status.update(f"looking: {done} of {total}")
 
         found = await examine(checkup.checks, checkup.shared, on_progress=on_progress)
-    shown = redacted(found, _private(options, environment))
+    shown = redacted(found, private_of(options, environment))
     if options.json:
         console.print(as_json(shown, time.monotonic() - began), soft_wrap=True)
     else:
@@ -185,13 +185,14 @@ def _broker_host(options: Doctor) -> str:
         return ""
 
 
-def _private(options: Doctor, environment: Mapping[str, str]) -> PrivateWords:
+def private_of(options: Doctor, environment: Mapping[str, str]) -> PrivateWords:
+    """What must not be shown of this machine and these options."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # no such user, as in a container
         user = ""
-    names = {user, platform.node(), *(host for host, _ in _join_hosts(options))}
-    return private_words(environment, str(Path.home()), names, filter(None, [options.mqtt]))
+    hosts = [host for host, _ in _join_hosts(options)]
+    return private_words(environment, str(Path.home()), {user, platform.node()}, [*hosts, options.mqtt or ""])
 
 
 def run_doctor(options: Doctor, console: Console, mappers: Callable[[], Sequence[Mapper]] = lambda: ()) -> int:

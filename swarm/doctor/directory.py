@@ -65,7 +65,7 @@ class DhtCheck:
             ]
         answered = sum(survey.ahead_s is not None for survey in view.surveys)
         if not view.error:
-            found.append(ok("directory", f"joined; {answered} peers answer, of {len(view.surveys)} asked"))
+            found.append(ok("directory", f"joined; {answered} of {len(view.surveys)} peers that were asked answer"))
         return found or [ok("directory-reached", "its peers answer")]
 
     def _one(self, number: int, state: JoinState, view: SwarmView) -> Diagnosis | None:
@@ -157,21 +157,22 @@ class ReleaseCheck:
         same = len(view.abouts) - len(newer) - len(older)
         if newer:
             level = hint if same else trouble
-            text = f"{_peers(newer)} run {_named(newer)}, whose formats {VERSION} here does not know"
+            text = f"{_run(newer)} {_named(newer)}, whose formats {VERSION} here does not know"
             return [level("update-this-machine", text, "pip install -U canopy-swarm")]
         if older:
             level = hint if same else trouble
-            text = f"{_peers(older)} run {_named(older)}, whose formats {VERSION} here no longer speaks"
+            text = f"{_run(older)} {_named(older)}, whose formats {VERSION} here no longer speaks"
             return [level("update-the-others", text, f"ask whoever runs them to update to {VERSION}")]
         if silent := sum(survey.ahead_s is not None and survey.about is None for survey in view.surveys):
-            text = f"{silent} peers say nothing of themselves: {LAST_WITHOUT_ABOUT} or older"
+            says = "1 peer says nothing of itself" if silent == 1 else f"{silent} peers say nothing of themselves"
+            text = f"{says}: {LAST_WITHOUT_ABOUT} or older"
             return [hint("old-peers", text, f"ask whoever runs them to update to {VERSION}")]
         others = sorted({about.version for about in view.abouts} | view.versions)
         return [ok("release", f"{VERSION} here; there: {', '.join(others)}; they understand each other")]
 
 
-def _peers(abouts: Sequence[AboutPeer]) -> str:
-    return "1 peer" if len(abouts) == 1 else f"{len(abouts)} peers"
+def _run(abouts: Sequence[AboutPeer]) -> str:
+    return "1 peer runs" if len(abouts) == 1 else f"{len(abouts)} peers run"
 
 
 def _named(abouts: Sequence[AboutPeer]) -> str:

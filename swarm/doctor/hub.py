@@ -101,13 +101,14 @@ async def ask_hub(model: str | None) -> HubAnswer:
 def _ask(model: str | None) -> HubAnswer:
     # Here, because they take a second to import, and read the environment when they are imported.
     from huggingface_hub import HfApi, constants
-    from huggingface_hub.utils import get_session
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # exported where mypy does not look
 
     from swarm.models.hub_errors import FETCH_ERRORS, check_token, explain
 
     if model is not None and (folder := Path(model).expanduser()).is_dir():
         return HubAnswer(facts_of_folder(folder), is_cached=True)
     cached = None if model is None else _cached(model)
+    known = None if cached is None else facts_of_folder(cached, None)
     try:
         check_token()
         if model is None:
@@ -115,10 +116,10 @@ def _ask(model: str | None) -> HubAnswer:
             return HubAnswer()
         info = HfApi().model_info(model, timeout=ANSWER_S, files_metadata=True)
     except HubError as error:
-        return HubAnswer(cached and facts_of_folder(cached, None), error, cached is not None)
+        return HubAnswer(known, error, cached is not None)
     except FETCH_ERRORS as error:
         reason = explain(error, model or "the hub")
-        return HubAnswer(cached and facts_of_folder(cached, None), reason, cached is not None)
+        return HubAnswer(known, reason, cached is not None)
     sizes = {one.rfilename: one.size or 0 for one in info.siblings or () if one.rfilename.endswith(".safetensors")}
     missing = sum(size for name, size in sizes.items() if cached is None or not (cached / name).exists())
     total = sum(sizes.values()) or None

@@ -140,15 +140,13 @@ def try_bind(port: int) -> OSError | None:
 
 
 def listening_program(port: int) -> str | None:
-    """The program of this user that listens on a TCP port, as `node serve` or by its own name."""
-    for process in psutil.process_iter():
-        try:
-            connections = process.net_connections("tcp")
-            if any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections):
-                return _called(process)
-        except (psutil.Error, OSError):
-            continue  # gone meanwhile, or another user's
-    return None
+    """The program that listens on a TCP port, as `node serve` or by its own name; None if it cannot be seen."""
+    try:
+        held = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+        pid = next((one.pid for one in held if one.laddr.port == port and one.pid is not None), None)
+        return None if pid is None else _called(psutil.Process(pid))
+    except (psutil.Error, OSError):
+        return None  # gone meanwhile, or another user's
 
 
 def read_file(path: Path) -> str | None:

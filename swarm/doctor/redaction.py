@@ -18,7 +18,7 @@ from swarm.runtime.quota import parse_ip
 PUBLIC_HOSTS: Final = ("huggingface.co", "hf.co", "download.pytorch.org", "github.com", "pypi.org", "nvidia.com")
 """Hosts that everybody knows; they and their subdomains stay."""
 COMMON_NAMES: Final = frozenset(
-    {"admin", "canopy", "debian", "localhost", "node", "pi", "root", "swarm", "ubuntu", "user"}
+    {"admin", "canopy", "debian", "host", "localhost", "node", "pi", "root", "swarm", "ubuntu", "user"}
 )
 """Names of users and machines that say nothing about anybody, and that stand in commands."""
 SECRET_VARIABLES: Final = re.compile(r"TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|CREDENTIAL", re.IGNORECASE)
@@ -42,24 +42,26 @@ class PrivateWords:
     secrets: frozenset[str] = frozenset()
 
 
-def private_words(environment: Mapping[str, str], home: str, names: Iterable[str], urls: Iterable[str]) -> PrivateWords:
+def private_words(
+    environment: Mapping[str, str], home: str, names: Iterable[str], hosts: Iterable[str]
+) -> PrivateWords:
     """Gather what is private.
 
     Args:
         environment: the process's; values of its variables for tokens and passwords are secrets.
         home: the home folder.
-        names: of the user and of machines; of a full host name the first label counts too.
-        urls: as options and variables give them; their users, passwords and hosts are private.
+        names: of the user and of this machine; of a full host name the first label counts too.
+        hosts: names or URLs of others, as options give them; the URLs' users, passwords and hosts are private.
     """
     secrets = {value for name, value in environment.items() if SECRET_VARIABLES.search(name)}
     proxies = [value for name, value in environment.items() if name.lower().endswith("_proxy")]
-    found = set(names)
-    for url in (*urls, *proxies):
+    own = [name for name in names if not _is_address(name)]
+    found = {*own, *(name.partition(".")[0] for name in own)}
+    for url in (*hosts, *proxies):
         user, password, host = _parts(url)
         secrets |= {password, unquote(password), user, unquote(user)}
         found.add(host)
-    found |= {name.partition(".")[0] for name in found if not _is_address(name)}
-    kept = {name for name in found if len(name) > 1 and name.lower() not in COMMON_NAMES and not _is_public(name)}
+    kept = {name for name in found if len(name) > 1 and not _is_known(name)}
     return PrivateWords(home.rstrip("/"), frozenset(kept), frozenset(one for one in secrets if len(one) >= MIN_SECRET))
 
 
@@ -76,7 +78,7 @@ def redact(text: str, private: PrivateWords) -> str:
     text = _DNS_PART.sub(r"\1<host>", text)
     text = _HOST_PORT.sub(_known_host, text)
     if private.home:
-        text = re.sub(rf"(?<![\w/.]){re.escape(private.home)}(?![\w.-])", "~", text)
+        text = re.sub(rf"(?<![\w.]){re.escape(private.home)}(?![\w.-])", "~", text)
     text = _HOMES.sub(r"\1<user>", text)
     text = _MAC.sub("<mac>", text)
     text = _IPV6.sub(_kind_of_address, text)
@@ -98,7 +100,9 @@ _DNS_PART = re.compile(r"(/dns(?:4|6|addr)?/)(?!<host>)[^/\s]+")
 _HOST_PORT = re.compile(r"(?<![\w.-])(?P<host>(?:[A-Za-z0-9_-]+\.)+[A-Za-z]{2,})(?=:\d)")
 _HOMES = re.compile(r"(/home/|/Users/)(?!<user>)[^/\s'\"]+")
 _MAC = re.compile(r"(?<![0-9A-Fa-f:])(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}(?![0-9A-Fa-f:])")
-_IPV6 = re.compile(r"(?<![\w:.])[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:]*(?:\d+(?:\.\d+){3})?(?:%[\w.-]+)?")
+_IPV6 = re.compile(
+    r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:]*?(?<=:)\d{1,3}(?:\.\d{1,3}){3}|[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:]*)(?:%[\w.-]+)?"
+)
 _IPV4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]*\d\.\d)")
 _CARRIER = ip_network("100.64.0.0/10")
 _LANS = (ip_network("10.0.0.0/8"), ip_network("172.16.0.0/12"), ip_network("192.168.0.0/16"))
@@ -114,8 +118,10 @@ def _parts(url: str) -> tuple[str, str, str]:
         return "", "", ""
 
 
-def _is_public(host: str) -> bool:
-    return any(host.lower() == known or host.lower().endswith(f".{known}") for known in PUBLIC_HOSTS)
+def _is_known(host: str) -> bool:
+    """Whether a name says nothing about anybody: everybody's, or a placeholder."""
+    name = host.lower()
+    return name in COMMON_NAMES or any(name == known or name.endswith(f".{known}") for known in PUBLIC_HOSTS)
 
 
 def _is_address(host: str) -> bool:
@@ -124,7 +130,7 @@ def _is_address(host: str) -> bool:
 
 def _known_host(match: re.Match[str]) -> str:
     host = match["host"]
-    if _is_public(host) or host in {"localhost", "HOST"} or _is_address(host):
+    if _is_known(host) or _is_address(host):
         return host  # addresses are told apart later
     return "<host>"
 

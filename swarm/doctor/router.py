@@ -67,21 +67,19 @@ class RouterCheck:
 
     async def look(self) -> Sequence[Diagnosis]:
         """Direct, cone or symmetric; or not known."""
-        words = [word for word in await self.relays() if _split(word.seen) is not None]
-        seen = {word.relay: found for word in words if (found := _split(word.seen)) is not None}
+        seen = [(word.relay, found) for word in await self.relays() if (found := _split(word.seen)) is not None]
         view = await self.view()
-        hosts = {host for host, _ in seen.values()} or {
-            about.seen for about in (view.abouts if view else ()) if about.seen
-        }
-        own = set(self.own())
+        peers = [about.seen for about in (view.abouts if view is not None else ()) if about.seen]
+        hosts, own = {host for _, (host, _) in seen} or set(peers), set(self.own())
         if hosts and hosts <= own:
             return [ok("direct", "none: peers see this machine under an address of its own")]
-        if len(seen) < 2:
-            return [self._unknown(hosts, own)]
-        if len(set(seen.values())) > 1:
+        by_ipv4 = [(relay, found) for relay, found in seen if ":" not in found[0]]  # IPv6 has no ports to map
+        if len({found for _, found in by_ipv4}) > 1:
             text = "symmetric: every peer sees another port, so no hole can be made; a relay or a mapped port will do"
             return [hint("symmetric", text, _FORWARD)]
-        return [ok("cone", "cone: peers see one port, so holes can be made")]
+        if len({relay for relay, _ in by_ipv4}) > 1:
+            return [ok("cone", "cone: peers see one port, so holes can be made")]
+        return [self._unknown(hosts, own)]
 
     def _unknown(self, hosts: set[str], own: set[str]) -> Diagnosis:
         if hosts:
@@ -135,7 +133,7 @@ class MappingCheck:
 
     async def _mapped(self, protocol: str, external: str) -> Diagnosis:
         ip = ip_address(external)
-        seen = set(await self.seen())
+        seen = {one for one in await self.seen() if ip_address(one).version == ip.version}
         if not is_public(ip) or (seen and external not in seen):
             kind = "the provider's" if ip in _CARRIER or not is_public(ip) else "a"
             text = f"{protocol} maps, and behind {kind} second router: nobody reaches the mapped port"

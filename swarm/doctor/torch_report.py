@@ -50,9 +50,8 @@ def read_report(line: str) -> TorchReport:
     """
     found: dict[str, Any] = json.loads(line)
     try:
-        return TorchReport(
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
-        )
+        values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in found.items()}
+        return TorchReport(**values)
     except (AttributeError, TypeError) as error:
         raise ValueError(f"no report: {line[:80]}") from error
 
@@ -91,7 +90,7 @@ def _why_not() -> list[str]:
     import torch
 
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         return [str(error)]
     return []
