@@ -28,6 +28,7 @@ from swarm.runtime.cli_types import (
     Name,
     Peer,
     Port,
+    Relay,
     Revision,
     Seconds,
     Text,
@@ -47,7 +48,16 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
     model=("layers", "num_layers", "revision", "dtype"),
     machine=("device", "threads", "kv_tokens", "offload", "offload_folder", "offload_mb_per_s"),
     swarm=("join", "identity", "name", "drain"),
-    network=("host", "port", "dht_port", "announce_address", "allow_private", "insecure"),
+    network=(
+        "host",
+        "port",
+        "dht_port",
+        "announce_address",
+        "relay",
+        "no_port_mapping",
+        "allow_private",
+        "insecure",
+    ),
     monitoring=("mqtt", "mqtt_prefix", "mqtt_ca", "metrics_port", "metrics_host"),
 )
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,11 @@ class ServeConfig:
     """TCP port of the DHT; 0 takes a free one."""
     announce_address: HostPort | None = None
     """Under which other machines reach this node, where that differs, as with port forwarding (default: as found)."""
+    relay: Relay = "auto"
+    """Where nobody can call this machine: be reached through relays that the swarm's peers lend (auto), through the one
+    at HOST:PORT, or not at all (off)."""
+    no_port_mapping: bool = False
+    """Do not ask the home router to forward a port (PCP, NAT-PMP, UPnP)."""
     insecure: Insecure = False
     """Speak plain text and announce no certificate: for a swarm on this machine's loopback addresses only."""
     allow_private: bool = False
@@ -142,6 +157,7 @@ class ServeConfig:
         if not 0 <= self.drain <= 3_600:
             raise ConfigError(f"--drain {self.drain:g}: give seconds from 0 to 3600")
         self._check_insecure()
+        self._check_relay()
         check_prefix(self.mqtt_prefix)
         self.broker()
         listen_addresses(self.dht())
@@ -165,6 +181,14 @@ class ServeConfig:
             raise ConfigError(f"--insecure goes with --host 127.0.0.1, not with {self.host}: links would be readable")
         if not is_loopback(_host(self.announce_address) or self.host):
             raise ConfigError(f"--insecure is for this machine alone: {self.announce_address} is for others")
+
+    def _check_relay(self) -> None:
+        if self.relay in ("auto", "off"):
+            return
+        try:
+            split_address(self.relay)
+        except RecordError:
+            raise ConfigError(f"--relay {self.relay!r}: write auto, off, or a relay's host:port") from None
 
     def _check_offload(self) -> None:
         rate, folder = self.offload_mb_per_s, self.offload_folder

@@ -12,6 +12,7 @@ from node.config import ServeConfig
 from node.membership.rebalance import Rebalance
 from node.model.checkpoint import Checkpoint
 from node.model.loading import Say
+from node.reach.reached import Whereabouts
 from node.telemetry.counters import NodeCounters
 from node.telemetry.outbox import Outbox
 from swarm.discovery.node_record import NodeRecord
@@ -30,8 +31,8 @@ class NodeResources:
     say: Say
     """Takes lines for the user."""
     registry: Registry
-    address: str
-    """`host:port` under which others reach the gRPC service."""
+    whereabouts: Whereabouts
+    """How others reach the gRPC service, now."""
     port: int
     """The TCP port that is bound for it."""
     certificate: ServerCertificate | None
@@ -49,3 +50,8 @@ class NodeResources:
     dialer: Dialer
     scope: TaskScope
     """Owns the node's background tasks."""
+
+    @property
+    def address(self) -> str:
+        """Under which others reach the gRPC service now, as the record has it."""
+        return self.whereabouts.now.address

@@ -37,6 +37,7 @@ Peer = Annotated[str, Word("PEER")]
 """A multiaddress or a peer id, as the option says."""
 Host = Annotated[str, Word("HOST")]
 HostPort = Annotated[str, Word("HOST:PORT")]
+Relay = Annotated[str, Word("auto|off|HOST:PORT")]
 Url = Annotated[str, Word("URL")]
 File = Annotated[Path, Word("FILE")]
 Folder = Annotated[Path, Word("FOLDER")]

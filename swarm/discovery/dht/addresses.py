@@ -25,8 +25,9 @@ class DhtConfig:
         host: IP address to listen on.
         port: port to listen on; 0 is any free one.
         announce_host: IP address or name under which others reach this machine, where it differs from `host`.
+        announce_port: port under which they do, where it differs from `port`, as behind a router.
         identity_path: of the key file; None for an identity in memory.
-        client_mode: read only: nothing listens here, and nothing is stored here.
+        client_mode: nothing listens here, and nothing is stored here for others; own records are filed as by any peer.
         allow_private: others that ask for it are dialled back at private addresses also where this machine has a
             public one.
     """
@@ -35,6 +36,7 @@ class DhtConfig:
     host: str = "0.0.0.0"
     port: int = 0
     announce_host: str | None = None
+    announce_port: int | None = None
     identity_path: Path | None = None
     client_mode: bool = False
     allow_private: bool = False
@@ -73,8 +75,8 @@ def listen_addresses(config: DhtConfig) -> ListenAddresses:
         raise ConfigError(f"--host {config.host!r} is not an IP address; 0.0.0.0 listens everywhere") from error
     port, announce = config.port, None
     if config.announce_host is not None:
-        port = port or _free_port(host.version)
-        announce = (f"{_host_part(config.announce_host)}/tcp/{port}",)
+        port = port or free_port(host.version)
+        announce = (f"{_host_part(config.announce_host)}/tcp/{config.announce_port or port}",)
     listened = (f"/ip{host.version}/{host}/tcp/{port}",)
     return ListenAddresses(config.join, listened, announce, config.client_mode, config.allow_private)
 
@@ -150,7 +152,8 @@ def _host_part(host: str) -> str:
     return f"/ip{address.version}/{address}"
 
 
-def _free_port(version: int) -> int:
+def free_port(version: int) -> int:
+    """A TCP port of this machine on which nothing listens now, for IP version 4 or 6."""
     with socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET) as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
