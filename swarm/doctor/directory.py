@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar, Final
 
-from swarm.discovery.dht.about import AboutPeer, OtherSide, other_side
+from swarm.discovery.dht.about import UPDATE_HERE, UPDATE_THERE, disagreement
 from swarm.doctor.diagnosis import Diagnosis, hint, ok, trouble
 from swarm.doctor.processes import run_program
 from swarm.doctor.swarm_view import JoinState, SwarmView
-from swarm.runtime.version import VERSION
+from swarm.runtime.version import UPDATE, VERSION
 
 MAX_CLOCK_S: Final = 3.0
 """What hivemind allows between two machines."""
@@ -54,7 +54,7 @@ class DhtCheck:
         found = [said for number, state in enumerate(view.joined, 1) if (said := self._one(number, state, view))]
         if JoinState.ANSWERS not in view.joined:
             return found
-        if view.error and not view.ahead_s:
+        if view.error and not view.ahead_s and not _refuses_release(view):
             return [
                 *found,
                 trouble(
@@ -150,33 +150,32 @@ class ReleaseCheck:
     async def look(self) -> Sequence[Diagnosis]:
         """The formats of those peers that say theirs."""
         view = await self.view()
+        if view is not None and _refuses_release(view):
+            return [_other_release(view.error, is_alone=True)]
         if view is None or not any(survey.ahead_s is not None for survey in view.surveys):
             return [ok("release-untried", f"{VERSION} here; there was no peer to compare with")]
-        newer = [about for about in view.abouts if other_side(about) is OtherSide.NEWER]
-        older = [about for about in view.abouts if other_side(about) is OtherSide.OLDER]
-        same = len(view.abouts) - len(newer) - len(older)
-        if newer:
-            level = hint if same else trouble
-            text = f"{_run(newer)} {_named(newer)}, whose formats {VERSION} here does not know"
-            return [level("update-this-machine", text, "pip install -U canopy-swarm")]
-        if older:
-            level = hint if same else trouble
-            text = f"{_run(older)} {_named(older)}, whose formats {VERSION} here no longer speaks"
-            return [level("update-the-others", text, f"ask whoever runs them to update to {VERSION}")]
+        others = [said for about in view.abouts if (said := disagreement(about)) is not None]
+        if others:
+            return [_other_release(others[0], is_alone=len(others) == len(view.abouts))]
         if silent := sum(survey.ahead_s is not None and survey.about is None for survey in view.surveys):
             says = "1 peer says nothing of itself" if silent == 1 else f"{silent} peers say nothing of themselves"
             text = f"{says}: {LAST_WITHOUT_ABOUT} or older"
             return [hint("old-peers", text, f"ask whoever runs them to update to {VERSION}")]
-        others = sorted({about.version for about in view.abouts} | view.versions)
-        return [ok("release", f"{VERSION} here; there: {', '.join(others)}; they understand each other")]
+        releases = sorted({about.release for about in view.abouts} | view.versions)
+        return [ok("release", f"{VERSION} here; there: {', '.join(releases)}; they understand each other")]
 
 
-def _run(abouts: Sequence[AboutPeer]) -> str:
-    return "1 peer runs" if len(abouts) == 1 else f"{len(abouts)} peers run"
+def _refuses_release(view: SwarmView) -> bool:
+    return UPDATE_HERE in view.error or UPDATE_THERE in view.error
 
 
-def _named(abouts: Sequence[AboutPeer]) -> str:
-    return ", ".join(sorted({about.version for about in abouts})[:3])
+def _other_release(said: str, *, is_alone: bool) -> Diagnosis:
+    """A disagreement; where others of the swarm understand this program, it is no more than a hint."""
+    level = trouble if is_alone else hint
+    if UPDATE_HERE in said:
+        return level("update-this-machine", said.partition(f": {UPDATE_HERE}")[0], UPDATE)
+    text = said.partition(f": {UPDATE_THERE}")[0]
+    return level("update-the-others", text, f"ask whoever runs its machines to update to {VERSION}")
 
 
 async def clock_service() -> ClockService:

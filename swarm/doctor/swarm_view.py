@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from swarm.discovery.dht.about import AboutPeer
+from swarm.discovery.dht.about import About
 from swarm.discovery.dht.addresses import DhtConfig, check_join_address
 from swarm.discovery.dht.registry import DhtRegistry, PeerSurvey
 from swarm.discovery.identity import Identity
@@ -65,7 +65,7 @@ class SwarmView:
     own_record: NodeRecord | None = None
 
     @property
-    def abouts(self) -> list[AboutPeer]:
+    def abouts(self) -> list[About]:
         """What those peers say of themselves who can."""
         return [survey.about for survey in self.surveys if survey.about is not None]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import tyro
 
@@ -53,6 +53,8 @@ Insecure = Annotated[
     tyro.conf.arg(help="plain text on the links of a swarm on this machine's loopback; all its programs need it"),
 ]
 """Whether machines that announce no certificate are dialled: everywhere else, links are encrypted or not made."""
+LanMode = Literal["yes", "no", "ask"]
+"""Whether a swarm that the local network announces is joined."""
 MegabytesPerSecond = Annotated[float, Word("MB")]
 
 

@@ -1,122 +1,122 @@
-"""What a DHT peer says of itself to whoever asks: its release, its formats, its clock, and whence the asker comes.
+"""What a peer of the directory speaks: asked by everyone who joins, so that two releases that cannot meet say so.
 
-The handler's name has no number: releases that understand nothing else of each other still understand this answer, and
-each knows which side to update. Fields are only ever added.
+A swarm of another format lies under other keys, and a machine that looked there would find nothing and not know why.
+The handler's name, an empty request and the first three places of the answer never change; later releases add more.
+Behind them stand the peer's clock and the address from which the asker comes, for whoever looks for trouble.
 """
 
 from __future__ import annotations
 
-import enum
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgpack
 
-from swarm.discovery import record_fields as fields
-from swarm.discovery.node_record import RECORD_FORMAT
-from swarm.discovery.record_fields import RecordError
-from swarm.discovery.registry import ROOT
-from swarm.ids import PeerId
-from swarm.runtime.quota import Quota, QuotaLimits, RateLimit, parse_ip
-from swarm.runtime.version import VERSION
+from swarm.discovery.node_record import FORMAT
+from swarm.runtime.plain_text import plain_line
+from swarm.runtime.quota import parse_ip
+from swarm.runtime.version import UPDATE, VERSION
 
 HANDLER: Final = "canopy/about"
-MAX_ANSWER_BYTES: Final = 1_024
-SESSION_FORMAT: Final = 1
-"""The number in the name of the gRPC service (`swarm.wire`)."""
-DIRECTORY_FORMAT: Final = int(ROOT.rpartition("v")[2])
-MAX_VERSION: Final = 32
-_QUESTIONS = "questions about this peer"
-_LIMITS = QuotaLimits(rates={_QUESTIONS: RateLimit(per_key=0.5, burst=20.0, total=50.0, total_burst=200.0)})
-_FORMATS: Final = (1, 1_000)
-_UNIX_S: Final = (0.0, 1e11)
+ASK_S: Final = 3.0
+"""How long a peer may take to say it; one that says nothing may be of a release that could not yet."""
+MAX_ASKED: Final = 3
+"""Peers that are asked: of those that this machine joins through, the first."""
+MAX_BYTES: Final = 1_024
+WIRE: Final = 1
+"""Of sessions' messages: the number in `swarm.wire.v1`."""
+UPDATE_HERE: Final = "update this machine"
+UPDATE_THERE: Final = "its machines are to be updated"
+"""With one of them a disagreement ends."""
+_MAX_VERSIONS: Final = 16
+_LATEST_S: Final = 1e11
 
 
 @dataclass(frozen=True, slots=True)
-class AboutPeer:
-    """What a peer says of itself.
+class About:
+    """What a program speaks.
 
     Attributes:
-        version: the release that it runs.
-        record: format of the records that it writes.
-        directory: number in the directory's keys.
-        session: number in the name of the service through which sessions run.
-        time: its clock, Unix seconds.
-        seen: IP address from which the asker comes, an IPv6 address up to its /64; empty where it cannot tell.
+        release: its version, at most 32 characters, printable.
+        formats: of the directory's records.
+        wires: of sessions' messages.
+        time: its clock when it said so, Unix seconds; None if it did not say.
+        seen: IP address from which the asker comes, an IPv6 one up to its /64; empty if it did not say.
     """
 
-    version: str = VERSION
-    record: int = RECORD_FORMAT
-    directory: int = DIRECTORY_FORMAT
-    session: int = SESSION_FORMAT
-    time: float = 0.0
-    seen: str = ""
+    release: str
+    formats: tuple[int, ...]
+    wires: tuple[int, ...]
+    time: float | None = field(default=None, compare=False)
+    seen: str = field(default="", compare=False)
 
 
-class OtherSide(enum.Enum):
-    """How a peer's formats stand to this program's."""
-
-    SAME = "same"
-    OLDER = "older"
-    NEWER = "newer"
+OURS: Final = About(VERSION, (FORMAT,), (WIRE,))
 
 
-def other_side(about: AboutPeer) -> OtherSide:
-    """Whether a peer speaks as this program does, or which of the two is older."""
-    theirs = (about.directory, about.record, about.session)
-    ours = (DIRECTORY_FORMAT, RECORD_FORMAT, SESSION_FORMAT)
-    if theirs == ours:
-        return OtherSide.SAME
-    return OtherSide.NEWER if theirs > ours else OtherSide.OLDER
+def pack_about(now: float = 0.0, seen: str = "") -> bytes:
+    """The answer to everyone who asks.
 
-
-class AboutDesk:
-    """Answers for this machine."""
-
-    def __init__(self, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Answer nobody yet.
-
-        Args:
-            clock: DHT time in seconds.
-            monotonic: for the quota, in seconds.
-        """
-        self._clock = clock
-        self._quota = Quota(_LIMITS, monotonic)
-
-    def answer(self, peer: PeerId, seen: str) -> bytes:
-        """The packed answer; nothing for who asks too often.
-
-        Args:
-            peer: who asks; libp2p has authenticated it.
-            seen: whence it comes.
-        """
-        if not self._quota.spend(_QUESTIONS, peer):
-            return b""
-        return pack_about(AboutPeer(time=self._clock(), seen=seen))
-
-
-def pack_about(about: AboutPeer) -> bytes:
-    """An answer as it travels: a map in msgpack."""
-    packed: bytes = msgpack.packb(asdict(about))
+    Args:
+        now: Unix seconds; 0 where it is not said.
+        seen: whence the asker comes.
+    """
+    packed: bytes = msgpack.packb([OURS.release, list(OURS.formats), list(OURS.wires), now, seen])
     return packed
 
 
-def parse_about(answer: bytes) -> AboutPeer | None:
-    """What a peer answered; None if it is malformed. Fields of later releases are read past."""
-    if len(answer) > MAX_ANSWER_BYTES:
+def parse_about(data: bytes) -> About | None:
+    """Read an answer; None where it is none."""
+    if len(data) > MAX_BYTES:
         return None
     try:
-        raw: Any = msgpack.unpackb(answer)
-        seen = raw.get("seen", "")
-        return AboutPeer(
-            version=fields.text("version", raw["version"], MAX_VERSION),
-            record=fields.whole("record", raw["record"], _FORMATS),
-            directory=fields.whole("directory", raw["directory"], _FORMATS),
-            session=fields.whole("session", raw["session"], _FORMATS),
-            time=fields.within("time", raw["time"], _UNIX_S),
-            seen=str(ip) if isinstance(seen, str) and (ip := parse_ip(seen)) is not None else "",
-        )
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, RecordError, msgpack.UnpackException):
+        values: Any = msgpack.unpackb(data)
+    except (ValueError, RecursionError, msgpack.UnpackException):
         return None
+    match values:
+        case [str(release), [*formats], [*wires], *more] if _are_versions(formats) and _are_versions(wires):
+            return About(plain_line(release[:32]), tuple(formats), tuple(wires), *_clock_and_asker(more))
+        case _:
+            return None
+
+
+def refusal(answers: Sequence[About]) -> str | None:
+    """Why this program cannot take part, and which side is to be updated; None where one of those asked understands it.
+
+    Args:
+        answers: of peers that said what they speak; those that said nothing may be older, and speak as we do.
+    """
+    refusals = [text for one in answers if (text := disagreement(one)) is not None]
+    return refusals[0] if refusals and len(refusals) == len(answers) else None
+
+
+def disagreement(theirs: About, ours: About = OURS) -> str | None:
+    """Why two programs do not understand each other, and which side is to be updated; None if they do."""
+    for what, there, here in (("records", theirs.formats, ours.formats), ("messages", theirs.wires, ours.wires)):
+        if set(there) & set(here):
+            continue
+        side = f"{UPDATE_HERE} ({UPDATE})" if max(there) > max(here) else UPDATE_THERE
+        return (
+            f"this swarm runs release {theirs.release}, with {what} of format {_listed(there)}; this machine runs "
+            f"{ours.release}, with format {_listed(here)}: {side}"
+        )
+    return None
+
+
+def _are_versions(values: Sequence[object]) -> bool:
+    return 0 < len(values) <= _MAX_VERSIONS and all(type(one) is int and 0 <= one < 2**31 for one in values)
+
+
+def _clock_and_asker(more: Sequence[object]) -> tuple[float | None, str]:
+    """What stands behind the first three places, as far as it is what it should be."""
+    match more:
+        case [float(now), str(seen), *_] if 0 < now < _LATEST_S:
+            ip = parse_ip(seen)
+            return now, "" if ip is None else str(ip)
+        case _:
+            return None, ""
+
+
+def _listed(versions: Sequence[int]) -> str:
+    return ", ".join(map(str, versions))

@@ -5,15 +5,24 @@ It must stay a light import: the DHT process reads it too.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.discovery.identity import is_peer_id
 from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError
+
+ANSWER_S = 2.0
+"""How long a peer's TCP port may take to answer."""
+MAX_TRIED = 8
+"""Peers whose port is tried, at most."""
+SLOW = "this machine is too busy: the p2p daemon did not start"
+"""With which a refusal begins that another try may change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,24 @@ def listen_addresses(config: DhtConfig) -> ListenAddresses:
         announce = (f"{_host_part(config.announce_host)}/tcp/{config.announce_port or port}",)
     listened = (f"/ip{host.version}/{host}/tcp/{port}",)
     return ListenAddresses(config.join, listened, announce, config.client_mode, config.allow_private)
+
+
+async def answers(join: Sequence[str], limit_s: float = ANSWER_S) -> bool:
+    """Whether a TCP port of one of these peers answers: then it is no peer that is missing, but time."""
+
+    async def ask(address: str) -> bool:
+        _, _, host, transport, port, *_ = address.split("/")
+        if transport != "tcp":
+            return False
+        try:
+            async with asyncio.timeout(limit_s):
+                _, writer = await asyncio.open_connection(host, int(port))
+        except (OSError, TimeoutError, UnicodeError):
+            return False
+        writer.close()
+        return True
+
+    return any(await asyncio.gather(*map(ask, join[:MAX_TRIED])))
 
 
 def host_and_port(multiaddress: str) -> str:

@@ -22,6 +22,7 @@ _MAX_LINE_BYTES = 8_192
 _MAX_RUNNING = 32  # requests that are unanswered at a time
 _MAX_URGENT = 4  # those beside them, for which other requests never wait
 _MAX_WAITING = 256  # requests that wait for their turn
+NO_ANSWER = "the DHT process did not answer"
 _LEAVE_S = 6.0  # for the process to end by itself
 
 
@@ -69,7 +70,7 @@ class DhtPipe(asyncio.SubprocessProtocol):
                 finally:
                     del self._waiting[number]
         except TimeoutError as error:
-            raise RegistryError(f"the DHT process did not answer within {deadline_s:.0f} s ({method})") from error
+            raise RegistryError(f"{NO_ANSWER} within {deadline_s:.0f} s ({method})") from error
         finally:
             self._turns -= not is_urgent
 

@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, BinaryIO
 
 import msgpack
+from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import BytesValue
 
-from swarm.discovery.dht.about import HANDLER as ABOUT_HANDLER
-from swarm.discovery.dht.about import AboutDesk, parse_about
-from swarm.discovery.dht.addresses import ListenAddresses, host_and_port
+from swarm.discovery.dht import about
+from swarm.discovery.dht.addresses import SLOW, ListenAddresses, answers, host_and_port
 from swarm.discovery.dht.dialback import DEADLINE_S, HANDLER, RELAY_HANDLER, DialBack, pack_request
 from swarm.discovery.dht.hivemind_node import (
     Daemon,
@@ -46,7 +46,8 @@ from swarm.ids import PeerId
 MAX_MESSAGE_BYTES = 16 * 2**20
 MAX_RUNNING = 40
 """More than the parent has unanswered at a time, so that no request waits behind others here."""
-JOIN_S = 18.0
+DIRECTORY_S = 3.0
+"""For the directory, beside the time that the p2p daemon may take to start and to reach a peer."""
 CALL_S = 15.0
 SURVEY_S = 3.0
 PEERS_SURVEYED = 8
@@ -78,27 +79,52 @@ class DhtPeer:
     desk: RelayDesk = field(default_factory=RelayDesk)
 
     @classmethod
-    async def join(cls, listen: ListenAddresses, identity_path: str) -> DhtPeer:
+    async def join(cls, listen: ListenAddresses, identity_path: str, start_s: float) -> DhtPeer:
         """Start both.
 
         Args:
             listen: where to listen and whom to join.
             identity_path: the key file.
+            start_s: how long the daemon may take to start.
 
         Raises:
-            RequestRefused: no peer answers, the clocks differ, or the daemon did not start.
+            RequestRefused: no peer answers, the clocks differ, or the daemon did not start; it begins with `SLOW`
+                where only time was missing.
         """
         try:
-            async with asyncio.timeout(JOIN_S):
-                daemon = await start_daemon(listen, identity_path)
+            async with asyncio.timeout(start_s + DIRECTORY_S):
+                daemon = await start_daemon(listen, identity_path, start_s)
                 peer = cls(daemon, await DirectoryPeer.join(daemon, listen))
                 if not listen.client:
                     await peer._answer_others(listen)
+                await peer.check_releases()
                 return peer
         except TimeoutError as error:
-            raise RequestRefused(f"no peer answers at {_listed(listen)} (waited {JOIN_S:.0f} s)") from error
+            raise RequestRefused(await _late(start_s, listen)) from error
         except (P2PDaemonError, ValidationError, RuntimeError, OSError) as error:
-            raise RequestRefused(_explain(str(error), listen)) from error
+            is_late = "start in" in str(error)
+            reason = await _late(start_s, listen) if is_late else _explain(str(error), listen)
+            raise RequestRefused(reason) from error
+
+    async def check_releases(self) -> None:
+        """Ask peers that this machine joined through what they speak.
+
+        Raises:
+            RequestRefused: none of them understands this program.
+        """
+        asked = self.directory.joined[: about.MAX_ASKED]
+        answers = await asyncio.gather(*map(self._about, asked))
+        refused = about.refusal([answer for answer in answers if answer is not None])
+        if refused is not None:
+            raise RequestRefused(refused)
+
+    async def _about(self, peer: PeerID) -> about.About | None:
+        try:
+            async with asyncio.timeout(about.ASK_S):
+                answer = await self.daemon.call_protobuf_handler(peer, about.HANDLER, BytesValue(), BytesValue)
+        except (TimeoutError, P2PHandlerError, P2PDaemonError, DecodeError, OSError):
+            return None  # an older release does not know the question
+        return about.parse_about(answer.value)
 
     async def _answer_others(self, listen: ListenAddresses) -> None:
         """Answer what other peers ask beside the DHT."""
@@ -116,17 +142,14 @@ class DhtPeer:
         async def offer(_request: BytesValue, context: P2PContext) -> BytesValue:
             return BytesValue(value=self.desk.answer(PeerId(context.remote_id.to_base58())))
 
-        about_desk = AboutDesk()
-
-        async def about(_request: BytesValue, context: P2PContext) -> BytesValue:
+        async def say_about(_request: BytesValue, context: P2PContext) -> BytesValue:
             origin = await self.directory.node.protocol.origin(context.remote_id)
-            seen = origin.address.partition("/")[0]
-            return BytesValue(value=about_desk.answer(PeerId(context.remote_id.to_base58()), seen))
+            return BytesValue(value=about.pack_about(time.time(), origin.address.partition("/")[0]))
 
         await self.daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)
         await self.daemon.add_protobuf_handler(RELAY_HANDLER, dial_back_relay, BytesValue)
         await self.daemon.add_protobuf_handler(OFFER_HANDLER, offer, BytesValue)
-        await self.daemon.add_protobuf_handler(ABOUT_HANDLER, about, BytesValue)
+        await self.daemon.add_protobuf_handler(about.HANDLER, say_about, BytesValue)
 
     async def describe(self) -> dict[str, Any]:
         """This peer's id, and the multiaddresses under which it listens."""
@@ -198,12 +221,10 @@ class DhtPeer:
 
     async def _ask_about(self, peer: PeerID) -> tuple[float, dict[str, Any]] | None:
         asked_at = time.time()
-        try:
-            answer = await self.daemon.call_protobuf_handler(peer, ABOUT_HANDLER, BytesValue(), BytesValue)
-        except (P2PHandlerError, P2PDaemonError):
+        found = await self._about(peer)
+        if found is None or found.time is None:
             return None
-        about = parse_about(answer.value)
-        return None if about is None else (about.time - (asked_at + time.time()) / 2, asdict(about))
+        return found.time - (asked_at + time.time()) / 2, asdict(found)
 
     async def _ask_time(self, peer: PeerID) -> tuple[float, None]:
         protocol, asked_at = self.directory.node.protocol, time.time()
@@ -249,13 +270,20 @@ def _listed(listen: ListenAddresses) -> str:
     return ", ".join(listen.join) or "no address"
 
 
+async def _late(start_s: float, listen: ListenAddresses) -> str:
+    """Why nothing had started in time: peers that are not there, or a machine with too much to do."""
+    if listen.join and not await answers(listen.join):
+        return f"no peer answers at {_listed(listen)} (waited {start_s:.0f} s)"
+    return f"{SLOW} within {start_s:.0f} s"
+
+
 def _explain(reason: str, listen: ListenAddresses) -> str:
     text = " ".join(reason.split())
     if "local time must be within" in text:
         return f"this machine's clock differs by more than 3 s from the swarm's: set it (NTP) and try again ({text})"
     if "can't access this node" in text:
         return f"the swarm's peers cannot reach this machine: open its DHT port or set --announce-address ({text})"
-    if listen.join and ("bootstrap" in text or "start in" in text):
+    if listen.join and "bootstrap" in text:
         return f"no peer answers at {_listed(listen)}"
     return f"the p2p daemon did not start: {text[:300]}"
 
@@ -319,7 +347,8 @@ async def _answer_all(peer: DhtPeer, parent: ParentPipe, requests: AsyncIterator
 
 async def _open(parent: ParentPipe, number: int, arguments: dict[str, Any]) -> DhtPeer | None:
     try:
-        peer = await DhtPeer.join(ListenAddresses(**arguments["listen"]), arguments["identity_path"])
+        listen = ListenAddresses(**arguments["listen"])
+        peer = await DhtPeer.join(listen, arguments["identity_path"], arguments["start_s"])
     except RequestRefused as error:
         parent.reply(number, error.message)
         return None

@@ -20,14 +20,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from swarm.discovery.dht.about import AboutPeer
+from swarm.discovery.dht.about import About
 from swarm.discovery.dht.addresses import (
+    SLOW,
     DhtConfig,
     check_port_free,
     chooses_port,
     listen_addresses,
 )
-from swarm.discovery.dht.child import DhtPipe, start_pipe
+from swarm.discovery.dht.child import NO_ANSWER, DhtPipe, start_pipe
 from swarm.discovery.identity import Identity
 from swarm.discovery.model_pointer import listed_models, seal_announcement
 from swarm.discovery.node_record import MAX_TTL_S, NodeRecord, live_records, tombstone
@@ -42,7 +43,10 @@ _log = logging.getLogger(__name__)
 
 __all__ = ["DhtConfig", "DhtRegistry"]
 
-JOIN_DEADLINE_S = 22.0
+START_S = (15.0, 60.0)
+"""How long the p2p daemon may take to start, at each try: a machine that has much to do takes long."""
+JOIN_SLACK_S = 8.0
+"""How much later the answer comes, at most."""
 CALL_DEADLINE_S = 18.0
 DIAL_BACK_DEADLINE_S = 25.0
 PORTS_TRIED = 3
@@ -66,7 +70,7 @@ class PeerSurvey:
 
     peer: PeerId
     ahead_s: float | None
-    about: AboutPeer | None
+    about: About | None
 
 
 class DhtRegistry:
@@ -119,14 +123,33 @@ class DhtRegistry:
         self._check_join()
         try:
             self._held.enter_context(self.identity.lock())
-            await self._start_on_free_port()
+            await self._start_in_time()
         except OSError as error:  # no process, file or socket to be had
             raise RegistryError(f"the DHT process cannot be started: {error.strerror or error}") from error
 
-    async def _start_on_free_port(self) -> None:
+    async def _start_in_time(self) -> None:
+        """Start, with more time at a second try where this machine was too busy.
+
+        Raises:
+            RegistryError: it did not start.
+        """
+        for start_s, longer_s in zip(START_S, (*START_S[1:], None), strict=True):
+            try:
+                await self._start_on_free_port(start_s)
+            except RegistryError as error:
+                if longer_s is None or not _is_late(error):
+                    raise
+                _log.warning(
+                    "this machine is busy: joining took %.0f s; tried once more, for %.0f s", start_s, longer_s
+                )
+                await self._end()
+            else:
+                return
+
+    async def _start_on_free_port(self, start_s: float) -> None:
         for tries_left in reversed(range(PORTS_TRIED)):
             try:
-                await self._start()
+                await self._start(start_s)
             except RegistryError as error:
                 if not tries_left or not chooses_port(self._config) or _TAKEN not in str(error):
                     raise
@@ -135,7 +158,7 @@ class DhtRegistry:
             else:
                 return
 
-    async def _start(self) -> None:
+    async def _start(self, start_s: float) -> None:
         is_short = len(tempfile.gettempdir()) <= 50  # a socket's whole path has at most 104 bytes
         folder = Path(tempfile.mkdtemp(prefix="canopy-", dir=None if is_short else "/tmp"))
         self._held.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -145,7 +168,7 @@ class DhtRegistry:
             self.identity.save(path)
         self._pipe = await start_pipe()
         arguments = {"folder": str(folder), "identity_path": str(path), "listen": asdict(self._listen)}
-        described = await self._pipe.call("join", arguments, JOIN_DEADLINE_S)
+        described = await self._pipe.call("join", {**arguments, "start_s": start_s}, start_s + JOIN_SLACK_S)
         if described["peer_id"] != self.peer_id:
             raise RegistryError(f"the p2p daemon runs as {described['peer_id']}, not as {self.peer_id}")
         self._addresses = sorted(described["addresses"], key=_is_loopback)
@@ -246,7 +269,19 @@ class DhtRegistry:
             RegistryError: the DHT process did not answer.
         """
         return [
-            PeerSurvey(PeerId(peer), ahead_s, None if about is None else AboutPeer(**about))
+            PeerSurvey(
+                PeerId(peer),
+                ahead_s,
+                None
+                if about is None
+                else About(
+                    release=about["release"],
+                    formats=tuple(about["formats"]),
+                    wires=tuple(about["wires"]),
+                    time=about["time"],
+                    seen=about["seen"],
+                ),
+            )
             for peer, ahead_s, about in await self._call("survey", {})
         ]
 
@@ -308,6 +343,11 @@ class DhtRegistry:
         pipe, self._pipe = self._pipe, None
         if pipe is not None:
             await pipe.aclose()
+
+
+def _is_late(error: RegistryError) -> bool:
+    """Whether time was all that was missing: for the daemon, or before that for the process that starts it."""
+    return str(error).startswith((SLOW, NO_ANSWER))
 
 
 def _is_loopback(address: str) -> bool:

@@ -92,6 +92,11 @@ class DirectoryPeer:
         self._protocol: DirectoryProtocol = node.protocol
         self._anchors = {kademlia_id(peer): peer for peer in joined if peer != node.peer_id}
 
+    @property
+    def joined(self) -> list[PeerID]:
+        """The peers that this machine joined through, but itself."""
+        return list(self._anchors.values())
+
     @classmethod
     async def join(cls, daemon: Daemon, listen: ListenAddresses) -> DirectoryPeer:
         """Join the DHT; raises what hivemind raises. Nothing is cached: values are read from peers each time."""

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 
-from swarm.discovery.dht.about import DIRECTORY_FORMAT, SESSION_FORMAT, AboutDesk, AboutPeer, parse_about
+from swarm.discovery.dht.about import OURS, About, disagreement, pack_about, parse_about
 from swarm.discovery.dht.registry import PeerSurvey
-from swarm.discovery.node_record import RECORD_FORMAT
 from swarm.doctor.directory import ClockCheck, ClockService, DhtCheck, ReleaseCheck
 from swarm.doctor.swarm_view import JoinState, SwarmView
 from swarm.ids import PeerId
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, ready
 
-OURS = AboutPeer()
 REFUSED_CLOCK = (
     "this machine's clock differs by more than 3 s from the swarm's: set it (NTP) and try again (ValidationError("
     "'local time must be within 3 seconds  of others(local: 1790000000.25000, peer: 1790000040.50000)'))"
 )
 
 
-def survey(ahead_s: float | None = 0.01, about: AboutPeer | None = OURS) -> PeerSurvey:
+def survey(ahead_s: float | None = 0.01, about: About | None = OURS) -> PeerSurvey:
     return PeerSurvey(PeerId("Qm"), ahead_s, about)
 
 
@@ -80,30 +79,44 @@ async def test_a_clock_that_nothing_keeps_right() -> None:
     await assert_ok(clock(None, is_active=True, is_set=True), "clock-untried")
 
 
-NEWER = AboutPeer(version="0.9.0", record=RECORD_FORMAT + 1)
-OLDER = AboutPeer(version="0.1.0", directory=DIRECTORY_FORMAT - 1, session=SESSION_FORMAT + 3)
+NEWER, OLDER = About("0.9.0", (3,), (1,)), About("0.1.0", (1,), (1,))
 
 
 async def test_a_swarm_of_another_release() -> None:
+    text = "this swarm runs release 0.9.0, with records of format 3; this machine runs"
     newer = ReleaseCheck(ready(look(surveys=(survey(about=NEWER), survey(about=NEWER)))))
-    await assert_trouble(newer, "update-this-machine", "2 peers run 0.9.0", "pip install -U canopy-swarm")
+    await assert_trouble(newer, "update-this-machine", text, "pip install -U canopy-swarm")
     older = ReleaseCheck(ready(look(surveys=(survey(about=OLDER),))))
-    await assert_trouble(older, "update-the-others", "1 peer runs 0.1.0", "ask whoever runs them to update")
+    await assert_trouble(older, "update-the-others", "release 0.1.0", "ask whoever runs its machines to update")
+
+
+async def test_a_swarm_that_refuses_this_release() -> None:
+    view = look(error=str(disagreement(NEWER)))
+    await assert_trouble(ReleaseCheck(ready(view)), "update-this-machine", "release 0.9.0", "pip install -U")
+    await assert_ok(DhtCheck(ready(view)), "directory-reached")
+    view = look(error=str(disagreement(OLDER)))
+    await assert_trouble(ReleaseCheck(ready(view)), "update-the-others", "release 0.1.0", "ask whoever runs")
 
 
 async def test_a_swarm_that_is_half_updated() -> None:
     mixed = ReleaseCheck(ready(look(surveys=(survey(), survey(about=NEWER)))))
-    await assert_hint(mixed, "update-this-machine", "1 peer runs 0.9.0", "pip install -U canopy-swarm")
+    await assert_hint(mixed, "update-this-machine", "release 0.9.0", "pip install -U canopy-swarm")
     silent = ReleaseCheck(ready(look(surveys=(survey(about=None), survey()))))
     await assert_hint(silent, "old-peers", "1 peer says nothing of itself", "update to")
-    await assert_ok(ReleaseCheck(ready(look(surveys=(survey(about=AboutPeer(version="0.9.1")),)))), "release")
+    later = About("0.9.1", (2, 3), (1, 2))
+    await assert_ok(ReleaseCheck(ready(look(surveys=(survey(about=later),)))), "release")
     await assert_ok(ReleaseCheck(ready(None)), "release-untried")
     await assert_ok(ReleaseCheck(ready(look(surveys=(survey(None, None),)))), "release-untried")
 
 
-def test_a_peer_says_what_it_speaks_and_whence_the_asker_comes() -> None:
-    now = [0.0]
-    desk = AboutDesk(lambda: 1_790_000_000.5, lambda: now[0])
-    assert parse_about(desk.answer(PeerId("Qm"), "192.0.2.7")) == AboutPeer(time=1_790_000_000.5, seen="192.0.2.7")
-    answers = [desk.answer(PeerId("Qm"), "") for _ in range(25)]
-    assert answers.count(b"") == 6, "who asks too often hears nothing"
+def test_a_peer_says_its_clock_and_whence_the_asker_comes() -> None:
+    said = parse_about(pack_about(1_790_000_000.5, "192.0.2.7"))
+    assert said is not None
+    assert (said, said.time, said.seen) == (OURS, 1_790_000_000.5, "192.0.2.7")
+    for more in ([], [1], [0.0, "x"], [-1.0, "192.0.2.7"], [float("nan"), ""], [float("inf"), ""], ["x", 7]):
+        said = parse_about(msgpack.packb(["0.9", [2], [1], *more]))
+        assert said is not None
+        assert (said.time, said.seen) == (None, "")
+    said = parse_about(msgpack.packb(["0.9", [2], [1], 1.5, "not an address\x1b[2J", "later"]))
+    assert said is not None
+    assert (said.time, said.seen) == (1.5, "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.discovery.dht.about import AboutPeer
+from swarm.discovery.dht.about import About
 from swarm.discovery.dht.registry import PeerSurvey
 from swarm.doctor.relays import RelayWord
 from swarm.doctor.router import MappingCheck, RelayCheck, RouterCheck
@@ -18,7 +18,7 @@ ONE, TWO = RelayWord("192.0.2.1", 3, 64, "203.0.113.9:40001"), RelayWord("192.0.
 
 
 def view(*relays: str, seen: str = "") -> SwarmView:
-    surveys = (PeerSurvey(PeerId("Qm"), 0.0, AboutPeer(seen=seen)),)
+    surveys = (PeerSurvey(PeerId("Qm"), 0.0, About("0.2.0", (2,), (1,), seen=seen)),)
     return SwarmView((JoinState.ANSWERS,), surveys=surveys, relays=relays)
 
 
