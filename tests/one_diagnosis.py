@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from swarm.doctor.diagnosis import Check, Diagnosis, Level
+from swarm.doctor.diagnosis import Diagnosis, DoctorCheck, Level
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ def ready(value: T) -> Callable[..., Awaitable[T]]:
     return give
 
 
-async def found_by(check: Check) -> Diagnosis:
+async def found_by(check: DoctorCheck) -> Diagnosis:
     """The one diagnosis of a check. What is in the way, or a hint, names a mend."""
     (found,) = await check.look()
     assert bool(found.mend) == (found.level is not Level.OK), found
@@ -27,7 +27,7 @@ async def found_by(check: Check) -> Diagnosis:
     return found
 
 
-async def assert_trouble(check: Check, kind: str, text: str, mend: str) -> None:
+async def assert_trouble(check: DoctorCheck, kind: str, text: str, mend: str) -> None:
     """The check finds this trouble, says so, and names this mend."""
     found = await found_by(check)
     assert (found.level, found.kind) == (Level.TROUBLE, kind), found
@@ -35,7 +35,7 @@ async def assert_trouble(check: Check, kind: str, text: str, mend: str) -> None:
     assert mend in found.mend
 
 
-async def assert_hint(check: Check, kind: str, text: str, mend: str) -> None:
+async def assert_hint(check: DoctorCheck, kind: str, text: str, mend: str) -> None:
     """The same for a hint."""
     found = await found_by(check)
     assert (found.level, found.kind) == (Level.HINT, kind), found
@@ -43,7 +43,7 @@ async def assert_hint(check: Check, kind: str, text: str, mend: str) -> None:
     assert mend in found.mend
 
 
-async def assert_ok(check: Check, kind: str) -> None:
+async def assert_ok(check: DoctorCheck, kind: str) -> None:
     """The check finds that all is well."""
     found = await found_by(check)
     assert (found.level, found.kind) == (Level.OK, kind), found

@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 import aiomqtt
 
 from swarm.doctor.diagnosis import Diagnosis, ok, trouble
-from swarm.doctor.network import Connect, Resolve, is_address
+from swarm.doctor.network import ResolveName, TryConnect, is_address
 from swarm.errors import ConfigError
 from swarm.telemetry.broker_address import BrokerAddress, parse_broker
 
@@ -22,7 +22,7 @@ CONNECT_S: Final = 5.0
 _REFUSED: Final = ("not authorized", "bad user name or password", "code:4]", "code:5]", "code:134]", "code:135]")
 """What a broker's answer says where it knows no such user or password."""
 
-Login = Callable[[BrokerAddress], Awaitable[None]]
+BrokerLogin = Callable[[BrokerAddress], Awaitable[None]]
 """Connects and says who it is; raises what aiomqtt raises."""
 
 
@@ -41,9 +41,9 @@ class BrokerCheck:
     name: ClassVar[str] = "broker"
     url: str | None
     ca: Path | None
-    resolve: Resolve
-    connect: Connect
-    login: Login
+    resolve: ResolveName
+    connect: TryConnect
+    login: BrokerLogin
 
     async def look(self) -> Sequence[Diagnosis]:
         """Name, port, TLS, password; the first that fails."""
@@ -106,7 +106,7 @@ def _explained(error: aiomqtt.MqttError | OSError, address: BrokerAddress) -> Di
 
 
 async def login(address: BrokerAddress, limit_s: float = CONNECT_S) -> None:
-    """Connect as a node does within some seconds, and leave."""
+    """TryConnect as a node does within some seconds, and leave."""
     client = aiomqtt.Client(
         address.host,
         address.port,

@@ -20,7 +20,7 @@ from rich.console import Console
 from swarm.discovery.identity import default_identity_path
 from swarm.doctor.broker import BrokerCheck, login
 from swarm.doctor.device import DeviceCheck, DtypeCheck, ask_torch, find_card
-from swarm.doctor.diagnosis import Check, Level, Shared, examine
+from swarm.doctor.diagnosis import DoctorCheck, Level, Shared, examine
 from swarm.doctor.directory import ClockCheck, DhtCheck, ReleaseCheck, clock_service
 from swarm.doctor.hub import HubCheck, ask_hub, hub_cache
 from swarm.doctor.machine import (
@@ -75,7 +75,7 @@ class Checkup:
         shared: to be run beside them.
     """
 
-    checks: Sequence[Check]
+    checks: Sequence[DoctorCheck]
     shared: Sequence[Shared[Any]]
 
 
@@ -129,7 +129,7 @@ def make_checkup(options: Doctor, mappers: Callable[[], Sequence[Mapper]], envir
     async def seen() -> Sequence[str]:
         return [word.seen.rpartition(":")[0].strip("[]") for word in await relays.get() if word.seen]
 
-    checks: tuple[Check, ...] = (
+    checks: tuple[DoctorCheck, ...] = (
         VersionsCheck(requirements, installed_version, python_version(), pythons),
         DaemonCheck(find_daemon(), run_daemon),
         DeviceCheck(torch.get, find_card, environment),
@@ -192,7 +192,8 @@ def private_of(options: Doctor, environment: Mapping[str, str]) -> PrivateWords:
     except (KeyError, OSError):  # no such user, as in a container
         user = ""
     hosts = [host for host, _ in _join_hosts(options)]
-    return private_words(environment, str(Path.home()), {user, platform.node()}, [*hosts, options.mqtt or ""])
+    urls = (options.mqtt or "", environment.get("HF_ENDPOINT", ""))
+    return private_words(environment, str(Path.home()), {user, platform.node()}, [*hosts, *urls])
 
 
 def run_doctor(options: Doctor, console: Console, mappers: Callable[[], Sequence[Mapper]] = lambda: ()) -> int:

@@ -23,7 +23,7 @@ _NVIDIA: Final = "0x10de"
 _DISPLAY: Final = "0x03"
 """What PCI calls the class of graphics cards; its first digits."""
 
-Report = Callable[[], Awaitable[TorchReport | str]]
+AskTorch = Callable[[], Awaitable[TorchReport | str]]
 """What torch says, or why it cannot be asked."""
 
 
@@ -53,7 +53,7 @@ class DeviceCheck:
     """
 
     name: ClassVar[str] = "device"
-    report: Report
+    report: AskTorch
     card: Callable[[], Card]
     environment: Mapping[str, str]
 
@@ -110,7 +110,7 @@ class DtypeCheck:
     """
 
     name: ClassVar[str] = "dtypes"
-    report: Report
+    report: AskTorch
     view: Callable[[], Awaitable[SwarmView | None]]
 
     async def look(self) -> Sequence[Diagnosis]:

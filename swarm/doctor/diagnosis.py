@@ -65,7 +65,7 @@ def trouble(kind: str, text: str, mend: str) -> Diagnosis:
     return Diagnosis(Level.TROUBLE, kind, text, mend)
 
 
-class Check(Protocol):
+class DoctorCheck(Protocol):
     """Something that is looked at."""
 
     name: ClassVar[str]
@@ -107,7 +107,7 @@ class Shared(Generic[T]):
 
 
 async def examine(
-    checks: Sequence[Check],
+    checks: Sequence[DoctorCheck],
     shared: Sequence[Shared[Any]] = (),
     limit_s: float = LIMIT_S,
     on_progress: Callable[[int], None] | None = None,
@@ -125,7 +125,7 @@ async def examine(
     """
     done: list[str] = []
 
-    async def look(check: Check) -> list[Diagnosis]:
+    async def look(check: DoctorCheck) -> list[Diagnosis]:
         found = await _look(check, limit_s)
         done.append(check.name)
         if on_progress is not None:
@@ -141,7 +141,7 @@ async def examine(
     return [one for task in looking for one in task.result()]
 
 
-async def _look(check: Check, limit_s: float) -> list[Diagnosis]:
+async def _look(check: DoctorCheck, limit_s: float) -> list[Diagnosis]:
     try:
         async with asyncio.timeout(limit_s):
             found = await check.look()

@@ -19,7 +19,7 @@ CLOSE_CLOCK_S: Final = 1.0
 LAST_WITHOUT_ABOUT: Final = "0.2.0"
 """The last release whose peers say nothing of themselves."""
 
-View = Callable[[], Awaitable[SwarmView | None]]
+AskSwarm = Callable[[], Awaitable[SwarmView | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class DhtCheck:
     """
 
     name: ClassVar[str] = "directory"
-    view: View
+    view: AskSwarm
 
     async def look(self) -> Sequence[Diagnosis]:
         """Those that do not answer; then the directory as a whole."""
@@ -100,7 +100,7 @@ class ClockCheck:
     """
 
     name: ClassVar[str] = "clock"
-    view: View
+    view: AskSwarm
     service: Callable[[], Awaitable[ClockService]]
 
     async def look(self) -> Sequence[Diagnosis]:
@@ -145,7 +145,7 @@ class ReleaseCheck:
     """
 
     name: ClassVar[str] = "release"
-    view: View
+    view: AskSwarm
 
     async def look(self) -> Sequence[Diagnosis]:
         """The formats of those peers that say theirs."""

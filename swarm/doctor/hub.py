@@ -100,7 +100,7 @@ async def ask_hub(model: str | None) -> HubAnswer:
 
 def _ask(model: str | None) -> HubAnswer:
     # Here, because they take a second to import, and read the environment when they are imported.
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # exported where mypy does not look
 
     from swarm.models.hub_errors import FETCH_ERRORS, check_token, explain
@@ -115,6 +115,7 @@ def _ask(model: str | None) -> HubAnswer:
             get_session().head(constants.ENDPOINT, timeout=ANSWER_S)
             return HubAnswer()
         info = HfApi().model_info(model, timeout=ANSWER_S, files_metadata=True)
+        get_hf_file_metadata(hf_hub_url(model, "config.json"), timeout=ANSWER_S)  # a gated model lists its files to all
     except HubError as error:
         return HubAnswer(known, error, cached is not None)
     except FETCH_ERRORS as error:

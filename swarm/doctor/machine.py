@@ -29,7 +29,7 @@ FEW_FILES: Final = 600
 ENOUGH_FILES: Final = 8_192
 """A node then takes its 4,096 connections: half of its files."""
 
-Model = Callable[[], Awaitable[ModelFacts | None]]
+AskModel = Callable[[], Awaitable[ModelFacts | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class DiskCheck:
     name: ClassVar[str] = "disk"
     cache: Path
     look_at: Callable[[Path], FileSystem]
-    model: Model
+    model: AskModel
 
     async def look(self) -> Sequence[Diagnosis]:
         """Room, and whether it can be used."""
@@ -111,7 +111,7 @@ class MemoryCheck:
 
     name: ClassVar[str] = "memory"
     measure: Callable[[], Memory]
-    model: Model
+    model: AskModel
 
     async def look(self) -> Sequence[Diagnosis]:
         """Whether layers fit; swap."""

@@ -23,9 +23,9 @@ _PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy")
 _FAR: Final = "2600::"
 """Some global IPv6 address: the kernel is asked for the way to it, and nothing is sent."""
 
-Resolve = Callable[[str], Awaitable[Sequence[str]]]
+ResolveName = Callable[[str], Awaitable[Sequence[str]]]
 """The IP addresses of a name; empty if it has none. It takes no longer than `RESOLVE_S`."""
-Connect = Callable[[str, int], Awaitable[bool]]
+TryConnect = Callable[[str, int], Awaitable[bool]]
 """Whether a TCP connection to an IP address comes about, within `CONNECT_S`."""
 
 
@@ -42,7 +42,7 @@ class DnsCheck:
 
     name: ClassVar[str] = "dns"
     hosts: Mapping[str, str]
-    resolve: Resolve
+    resolve: ResolveName
     optional: frozenset[str] = frozenset()
 
     async def look(self) -> Sequence[Diagnosis]:
@@ -115,8 +115,8 @@ class Ipv6Check:
     addresses: Callable[[], Sequence[str]]
     has_route: Callable[[], bool]
     hosts: Sequence[tuple[str, int]]
-    resolve: Resolve
-    connect: Connect
+    resolve: ResolveName
+    connect: TryConnect
 
     async def look(self) -> Sequence[Diagnosis]:
         """Address, route, then whether anybody answers."""
@@ -160,7 +160,7 @@ def is_address(host: str) -> bool:
 
 
 async def resolve(host: str) -> Sequence[str]:
-    """The IP addresses of a name, as `Resolve`."""
+    """The IP addresses of a name, as `ResolveName`."""
     try:
         async with asyncio.timeout(RESOLVE_S):
             found = await on_thread(lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
@@ -170,7 +170,7 @@ async def resolve(host: str) -> Sequence[str]:
 
 
 async def connect(ip: str, port: int) -> bool:
-    """Whether a TCP connection comes about, as `Connect`."""
+    """Whether a TCP connection comes about, as `TryConnect`."""
     try:
         async with asyncio.timeout(CONNECT_S):
             _, writer = await asyncio.open_connection(ip, port)

@@ -59,14 +59,16 @@ def private_words(
     found = {*own, *(name.partition(".")[0] for name in own)}
     for url in (*hosts, *proxies):
         user, password, host = _parts(url)
-        secrets |= {password, unquote(password), user, unquote(user)}
-        found.add(host)
+        secrets |= {password, unquote(password)}
+        found |= {host, user, unquote(user)}
     kept = {name for name in found if len(name) > 1 and not _is_known(name)}
     return PrivateWords(home.rstrip("/"), frozenset(kept), frozenset(one for one in secrets if len(one) >= MIN_SECRET))
 
 
 def redact(text: str, private: PrivateWords) -> str:
     """The text without what is private; done twice it changes nothing more."""
+    if private.home:
+        text = re.sub(rf"(?<![\w.]){re.escape(private.home)}(?![\w.-])", "~", text)
     for secret in sorted(private.secrets, key=len, reverse=True):
         text = text.replace(secret, "<secret>")
     text = _INVITE.sub("canopy://…", text)
@@ -77,8 +79,6 @@ def redact(text: str, private: PrivateWords) -> str:
     text = _AUTHORITY.sub(_known_host, text)
     text = _DNS_PART.sub(r"\1<host>", text)
     text = _HOST_PORT.sub(_known_host, text)
-    if private.home:
-        text = re.sub(rf"(?<![\w.]){re.escape(private.home)}(?![\w.-])", "~", text)
     text = _HOMES.sub(r"\1<user>", text)
     text = _MAC.sub("<mac>", text)
     text = _IPV6.sub(_kind_of_address, text)

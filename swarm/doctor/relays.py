@@ -12,7 +12,7 @@ from typing import Final
 
 from swarm.discovery.node_record import split_address
 from swarm.discovery.record_fields import RecordError
-from swarm.doctor.network import Resolve, is_address, resolve
+from swarm.doctor.network import ResolveName, is_address, resolve
 from swarm.errors import RemoteProtocolError
 from swarm.relay.openings import MAX_LINE_BYTES, words
 
@@ -42,7 +42,7 @@ class RelayWord:
         return self.circuits is not None
 
 
-async def ask_relays(addresses: Sequence[str], find: Resolve = resolve) -> list[RelayWord]:
+async def ask_relays(addresses: Sequence[str], find: ResolveName = resolve) -> list[RelayWord]:
     """Ask a few relays at once, all from one port of this machine, so that a router's mappings can be compared.
 
     Args:
@@ -92,7 +92,7 @@ def _load(answer: Sequence[str]) -> tuple[int | None, int]:
         return None, 0
 
 
-async def _target(address: str, find: Resolve) -> tuple[str, int] | None:
+async def _target(address: str, find: ResolveName) -> tuple[str, int] | None:
     try:
         host, port = split_address(address)
     except RecordError:

@@ -21,7 +21,7 @@ MAP_S: Final = 120
 _CARRIER: Final = ip_network("100.64.0.0/10")
 _FORWARD: Final = "forward a TCP port on the router and give --announce-address PUBLIC-ADDRESS:PORT"
 
-Relays = Callable[[], Awaitable[Sequence[RelayWord]]]
+AskRelays = Callable[[], Awaitable[Sequence[RelayWord]]]
 
 
 class Mapped(Protocol):
@@ -62,7 +62,7 @@ class RouterCheck:
 
     name: ClassVar[str] = "router"
     own: Callable[[], Sequence[str]]
-    relays: Relays
+    relays: AskRelays
     view: Callable[[], Awaitable[SwarmView | None]]
 
     async def look(self) -> Sequence[Diagnosis]:
@@ -151,7 +151,7 @@ class RelayCheck:
     """
 
     name: ClassVar[str] = "relay"
-    relays: Relays
+    relays: AskRelays
     view: Callable[[], Awaitable[SwarmView | None]]
 
     async def look(self) -> Sequence[Diagnosis]:

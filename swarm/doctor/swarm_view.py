@@ -18,7 +18,7 @@ from swarm.discovery.dht.addresses import DhtConfig, check_join_address
 from swarm.discovery.dht.registry import DhtRegistry, PeerSurvey
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import NodeRecord
-from swarm.doctor.network import CONNECT_S, Resolve, is_address, resolve
+from swarm.doctor.network import CONNECT_S, ResolveName, is_address, resolve
 from swarm.errors import ConfigError, SwarmError
 from swarm.ids import PeerId
 
@@ -78,7 +78,7 @@ class SwarmView:
         return sorted(survey.ahead_s for survey in self.surveys if survey.ahead_s is not None)
 
 
-async def look_at_swarm(join: Sequence[str], identity: Path, find: Resolve = resolve) -> SwarmView | None:
+async def look_at_swarm(join: Sequence[str], identity: Path, find: ResolveName = resolve) -> SwarmView | None:
     """Look at the swarm that these peers are of.
 
     Args:
@@ -113,7 +113,7 @@ async def look_at_swarm(join: Sequence[str], identity: Path, find: Resolve = res
         await registry.aclose()
 
 
-async def greet(address: str, find: Resolve = resolve) -> JoinState:
+async def greet(address: str, find: ResolveName = resolve) -> JoinState:
     """Whether a libp2p peer answers at a multiaddress."""
     try:
         check_join_address(address)

@@ -6,16 +6,19 @@ import asyncio
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+import node.cli
+import swarm.cli
 import swarm.doctor
+from swarm.doctor import command
 from swarm.doctor.command import Checkup, make_checkup, private_of
-from swarm.doctor.diagnosis import Check, Diagnosis, Level, Shared, examine, hint, ok, trouble
+from swarm.doctor.diagnosis import Diagnosis, DoctorCheck, Level, Shared, examine, hint, ok, trouble
 from swarm.doctor.options import Doctor
 from swarm.doctor.processes import on_thread, run_program
 from swarm.doctor.redaction import PrivateWords
@@ -52,7 +55,7 @@ class HangingCheck:
 
 
 async def test_a_check_that_fails_or_hangs_stops_no_other() -> None:
-    checks: list[Check] = [HangingCheck(), PlantedCheck(RuntimeError("odd\n\x1b[2J")), PlantedCheck(FULL)]
+    checks: list[DoctorCheck] = [HangingCheck(), PlantedCheck(RuntimeError("odd\n\x1b[2J")), PlantedCheck(FULL)]
     hanging, failed, full = await examine(checks, limit_s=0.05)
     assert (hanging.level, hanging.kind, hanging.check) == (Level.HINT, "not-known", "hanging")
     assert (failed.level, failed.text) == (Level.HINT, "not known: RuntimeError: odd \ufffd[2J")
@@ -186,3 +189,33 @@ def test_names_in_options_are_private_whatever_they_are() -> None:
     checkup: Checkup = make_checkup(options, lambda: (), {})
     assert len({check.name for check in checkup.checks}) == len(checkup.checks) == 21
     assert "boot.friends.example" in private_of(options, {}).names
+
+
+@pytest.mark.parametrize(("program", "main"), [("swarm", swarm.cli.main), ("node", node.cli.main)])
+def test_both_programs_have_the_command(
+    program: str, main: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Doctor] = []
+
+    def run_doctor(options: Doctor, *_: object) -> int:
+        asked.append(options)
+        return 1
+
+    monkeypatch.setattr(command, "run_doctor", run_doctor)
+    monkeypatch.setenv("CANOPY_MQTT", "mqtt://broker.example")
+    monkeypatch.setenv("CANOPY_MODEL", "org/model")
+    monkeypatch.setattr("sys.argv", [program, "doctor", "--json", "--port", "31338", "--port", "31339"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    assert asked == [Doctor(mqtt="mqtt://broker.example", model="org/model", port=(31_338, 31_339), json=True)]
+
+
+async def test_a_whole_look_prints_and_says_how_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.StringIO()
+    checkup = Checkup([PlantedCheck(FULL), PlantedCheck(FOUND[0])], ())
+    monkeypatch.setattr(command, "make_checkup", lambda *_: checkup)
+    assert await command.doctor(Doctor(), make_console(output, soft_wrap=True), environment={}) == 1
+    assert output.getvalue().startswith("trouble  planted    0.1 GiB is free for models in /home/<user>/hub → hf cache")
+    checkup = Checkup([PlantedCheck(SLOW)], ())
+    assert await command.doctor(Doctor(), make_console(output, soft_wrap=True), environment={}) == 0
