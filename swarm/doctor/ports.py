@@ -143,7 +143,7 @@ def listening_program(port: int) -> str | None:
     """The program that listens on a TCP port, as `node serve` or by its own name; None if it cannot be seen."""
     try:
         held = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
-        pid = next((one.pid for one in held if one.laddr.port == port and one.pid is not None), None)
+        pid = next((one.pid for one in held if one.laddr and one.laddr.port == port and one.pid is not None), None)
         return None if pid is None else _called(psutil.Process(pid))
     except (psutil.Error, OSError):
         return None  # gone meanwhile, or another user's
