@@ -159,10 +159,9 @@ class Quota:
             amount: how much more.
             allowance: what this key may hold beyond its limit, for a reason of its own.
         """
-        limit = self._holdings[kind]
-        if self.held(kind, key) + amount > limit.per_key * self._weight(key) + allowance:
+        if self.held(kind, key) + amount > self.limit(kind, key) + allowance:
             return False
-        if self._totals[kind] + amount > limit.total:
+        if self._totals[kind] + amount > self._holdings[kind].total:
             return False
         account = self._account(key)
         if account is None:
@@ -206,6 +205,10 @@ class Quota:
         """How much of `kind` this key holds."""
         account = self._holders.get(key)
         return 0 if account is None else account.held.get(kind, 0)
+
+    def limit(self, kind: str, key: str) -> int:
+        """How much of `kind` this key may hold."""
+        return self._holdings[kind].per_key * self._weight(key)
 
     def total(self, kind: str) -> int:
         """How much of `kind` all keys hold together."""
