@@ -26,7 +26,7 @@ from node.reach.gateway_messages import PCP_NONCE_BYTES
 from node.reach.gateways import default_gateways
 from node.reach.hello import HelloOnly
 from node.reach.ladder import Ladder, NoMapping, Rungs
-from node.reach.own_addresses import behind_router, candidates, interface_addresses, is_public_swarm
+from node.reach.own_addresses import candidates, is_public_swarm
 from node.reach.ports import PcpRouter, PmpRouter, PortMapper, Router
 from node.reach.reached import Reached, Whereabouts
 from node.reach.standing import Standing, StandingOptions
@@ -36,6 +36,7 @@ from swarm.discovery.address_proof import NONCE_BYTES
 from swarm.discovery.dht.addresses import DhtConfig, free_port
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.dialable import DialPolicy
+from swarm.discovery.interfaces import behind_router, interface_addresses
 from swarm.discovery.node_record import NodeRecord, Reach, bracketed
 from swarm.discovery.registry import Registry, RelayOffer
 from swarm.errors import ConfigError

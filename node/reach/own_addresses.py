@@ -1,4 +1,4 @@
-"""The IP addresses of this machine's interfaces, and whether a swarm is one of private addresses. Asks no peer."""
+"""Which of this machine's addresses peers are asked to call, and whether a swarm is one of private addresses."""
 
 from __future__ import annotations
 
@@ -7,29 +7,12 @@ import socket
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-import psutil
-
 from swarm.discovery.dialable import IpAddress, is_public
 from swarm.discovery.node_record import bracketed
 
 MAX_CANDIDATES = 3
 """Own addresses that peers are asked to call: each peer dials back six times a minute for one machine."""
 _LOOK_UP_S = 2.0
-
-
-def interface_addresses() -> tuple[IpAddress, ...]:
-    """All addresses under which another machine could call this one: those of its interfaces that are up, sorted."""
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    listed = [one.address for name, every in psutil.net_if_addrs().items() if name in up for one in every]
-    found: set[IpAddress] = set()
-    for text in listed:
-        try:
-            ip = ip_address(text.partition("%")[0])
-        except ValueError:
-            continue  # a hardware address
-        if not (ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified):
-            found.add(ip)
-    return tuple(sorted(found, key=lambda ip: (ip.version, int(ip))))
 
 
 def candidates(host: str, port: int, found: Iterable[IpAddress], *, only_public: bool) -> list[str]:
@@ -46,11 +29,6 @@ def candidates(host: str, port: int, found: Iterable[IpAddress], *, only_public:
     every.sort(key=lambda ip: (not is_public(ip), ip.version))
     asked = [ip for ip in every if is_public(ip) or not only_public]
     return [f"{bracketed(str(ip))}:{port}" for ip in asked[:MAX_CANDIDATES]]
-
-
-def behind_router(found: Iterable[IpAddress]) -> bool:
-    """Whether nothing but private IPv4 addresses leads to this machine, or none at all."""
-    return not any(is_public(ip) for ip in found if isinstance(ip, IPv4Address))
 
 
 async def is_public_swarm(join: Sequence[str]) -> bool:

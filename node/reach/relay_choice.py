@@ -49,7 +49,7 @@ def in_order(probes: Sequence[RelayProbe], own: PeerId) -> list[RelayProbe]:
     """The relays, those first that this machine should stand at."""
     if not probes:
         return []
-    nearest_ms = min(probe.delay_ms for probe in probes)
+    nearest_ms = min(probes, key=lambda probe: (probe.load > FULL, probe.delay_ms)).delay_ms
     near_ms = nearest_ms * NEAR_FACTOR + NEAR_MS
 
     def place(probe: RelayProbe) -> tuple[bool, bool, float, bytes]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.discovery.identity import is_peer_id
+from swarm.discovery.interfaces import interface_addresses, is_reached_by_ipv6
 from swarm.discovery.node_record import bracketed
 from swarm.errors import ConfigError
 
@@ -23,6 +24,7 @@ MAX_TRIED = 8
 """Peers whose port is tried, at most."""
 SLOW = "this machine is too busy: the p2p daemon did not start"
 """With which a refusal begins that another try may change."""
+_EVERYWHERE = ipaddress.IPv4Address("0.0.0.0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class DhtConfig:
 
     Attributes:
         join: multiaddresses of peers; empty for the first peer of a swarm.
-        host: IP address to listen on.
+        host: IP address to listen on; 0.0.0.0 is every address, of IPv6 too where it leads here.
         port: port to listen on; 0 is any free one.
         announce_host: IP address or name under which others reach this machine, where it differs from `host`.
         announce_port: port under which they do, where it differs from `port`, as behind a router.
@@ -86,8 +88,10 @@ def listen_addresses(config: DhtConfig) -> ListenAddresses:
     if config.announce_host is not None:
         port = port or free_port(host.version)
         announce = (f"{_host_part(config.announce_host)}/tcp/{config.announce_port or port}",)
-    listened = (f"/ip{host.version}/{host}/tcp/{port}",)
-    return ListenAddresses(config.join, listened, announce, config.client_mode, config.allow_private)
+    listened = [f"/ip{host.version}/{host}/tcp/{port}"]
+    if host == _EVERYWHERE and not config.client_mode and is_reached_by_ipv6(interface_addresses()):
+        listened.append(f"/ip6/::/tcp/{port}")  # libp2p listens to one family at a time
+    return ListenAddresses(config.join, tuple(listened), announce, config.client_mode, config.allow_private)
 
 
 async def answers(join: Sequence[str], limit_s: float = ANSWER_S) -> bool:

@@ -171,7 +171,7 @@ class DhtRegistry:
         described = await self._pipe.call("join", {**arguments, "start_s": start_s}, start_s + JOIN_SLACK_S)
         if described["peer_id"] != self.peer_id:
             raise RegistryError(f"the p2p daemon runs as {described['peer_id']}, not as {self.peer_id}")
-        self._addresses = sorted(described["addresses"], key=_is_loopback)
+        self._addresses = sorted(described["addresses"], key=lambda one: (_is_loopback(one), one.startswith("/ip6/")))
 
     def _check_join(self) -> None:
         """Refuse to join this machine through itself: libp2p would report only that nobody answers."""
