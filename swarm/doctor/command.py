@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -49,7 +49,7 @@ from swarm.doctor.processes import run_program
 from swarm.doctor.redaction import PrivateWords, private_words
 from swarm.doctor.relays import RelayWord, ask_relays
 from swarm.doctor.report import as_json, redacted, show
-from swarm.doctor.router import Mapper, MappingCheck, RelayCheck, RouterCheck
+from swarm.doctor.router import MappingCheck, RelayCheck, RouterCheck, find_routers
 from swarm.doctor.software import (
     DaemonCheck,
     VersionsCheck,
@@ -79,25 +79,19 @@ class Checkup:
     shared: Sequence[Shared[Any]]
 
 
-async def doctor(
-    options: Doctor,
-    console: Console,
-    mappers: Callable[[], Sequence[Mapper]] = lambda: (),
-    environment: Mapping[str, str] = os.environ,
-) -> int:
+async def doctor(options: Doctor, console: Console, environment: Mapping[str, str] = os.environ) -> int:
     """Look at everything and print it.
 
     Args:
         options: of the command line; the variables have been read.
         console: where to.
-        mappers: ways to ask the router for a port.
         environment: the process's variables.
 
     Returns:
         The exit status: 1 where something is in the way, else 0.
     """
     began = time.monotonic()
-    checkup = make_checkup(options, mappers, environment)
+    checkup = make_checkup(options, environment)
     total = len(checkup.checks)
     is_silent = options.json or not console.is_terminal
     with nullcontext() if is_silent else console.status("looking") as status:
@@ -115,7 +109,7 @@ async def doctor(
     return int(any(one.level is Level.TROUBLE for one in found))
 
 
-def make_checkup(options: Doctor, mappers: Callable[[], Sequence[Mapper]], environment: Mapping[str, str]) -> Checkup:
+def make_checkup(options: Doctor, environment: Mapping[str, str]) -> Checkup:
     """The checks, each with this machine's own probes."""
     identity = default_identity_path()
     view = Shared(partial(look_at_swarm, options.join, identity))
@@ -144,7 +138,7 @@ def make_checkup(options: Doctor, mappers: Callable[[], Sequence[Mapper]], envir
         ProxyCheck(environment, speaks_socks()),
         Ipv6Check(own_addresses, has_ipv6_route, [*_join_hosts(options), HUB], resolve, connect),
         RouterCheck(own_addresses, relays.get, view.get),
-        MappingCheck(mappers, seen),
+        MappingCheck(find_routers, seen),
         RelayCheck(relays.get, view.get),
         DhtCheck(view.get),
         ClockCheck(view.get, clock_service),
@@ -196,8 +190,8 @@ def private_of(options: Doctor, environment: Mapping[str, str]) -> PrivateWords:
     return private_words(environment, str(Path.home()), {user, platform.node()}, [*hosts, *urls])
 
 
-def run_doctor(options: Doctor, console: Console, mappers: Callable[[], Sequence[Mapper]] = lambda: ()) -> int:
+def run_doctor(options: Doctor, console: Console) -> int:
     """`doctor`, for a command line; threads that still wait for an answer do not hold up the end."""
-    status = asyncio.run(doctor(options, console, mappers))
+    status = asyncio.run(doctor(options, console))
     sys.stdout.flush()
     return status

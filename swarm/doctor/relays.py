@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
 
+from swarm.discovery.dht.addresses import free_port
 from swarm.discovery.node_record import split_address
 from swarm.discovery.record_fields import RecordError
 from swarm.doctor.network import ResolveName, is_address, resolve
@@ -50,7 +51,7 @@ async def ask_relays(addresses: Sequence[str], find: ResolveName = resolve) -> l
         find: looks a name up.
     """
     targets = [await _target(address, find) for address in addresses[:RELAYS_ASKED]]
-    own_port = _free_port()
+    own_port = free_port(4)
     return list(await asyncio.gather(*(_ask_relay(*target, own_port) for target in targets if target is not None)))
 
 
@@ -100,10 +101,3 @@ async def _target(address: str, find: ResolveName) -> tuple[str, int] | None:
     host = host.strip("[]")
     found = [host] if is_address(host) else await find(host)
     return (str(ip_address(found[0])), int(port)) if found else None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
+from swarm.discovery.dht.addresses import free_port
 from swarm.discovery.dialable import is_public
+from swarm.discovery.interfaces import behind_router, interface_addresses
 from swarm.discovery.node_record import split_address
 from swarm.discovery.record_fields import RecordError
 from swarm.doctor.diagnosis import Diagnosis, hint, ok, trouble
 from swarm.doctor.relays import RelayWord
 from swarm.doctor.swarm_view import SwarmView
-from swarm.errors import RemoteProtocolError, SwarmError
+from swarm.errors import RemoteProtocolError
+from swarm.gateway.messages import PCP_NONCE_BYTES
+from swarm.gateway.ports import FAILURES, NoMapping, PcpRouter, PmpRouter, Router
+from swarm.gateway.routes import default_gateways
+from swarm.gateway.upnp import UpnpRouter
 
+ANY_PORT: Final = 0
 MAP_S: Final = 120
 """Seconds for which a mapping is asked; it is given back at once."""
+_NOT_TRIED: Final = re.compile("not tried|no router answers")
+"""What UPnP says where there is nobody to refuse."""
 _CARRIER: Final = ip_network("100.64.0.0/10")
 _FORWARD: Final = "forward a TCP port on the router and give --announce-address PUBLIC-ADDRESS:PORT"
 
 AskRelays = Callable[[], Awaitable[Sequence[RelayWord]]]
-
-
-class Mapped(Protocol):
-    """What a router mapped."""
-
-    @property
-    def host(self) -> str:
-        """Its external IP address."""
-        ...
-
-
-class Mapper(Protocol):
-    """One way to ask the router for a port."""
-
-    @property
-    def name(self) -> str:
-        """PCP, NAT-PMP or UPnP."""
-        ...
-
-    async def map(self, external_port: int, lifetime_s: int) -> Mapped:
-        """Ask for a mapping; raises OSError where nobody answers, SwarmError where it is refused."""
-        ...
-
-    async def unmap(self) -> None:
-        """Give it back."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,41 +80,42 @@ class MappingCheck:
     """Whether the router maps ports for whoever asks.
 
     Attributes:
-        mappers: ways to ask; none where there is no router to ask.
+        routers: ways to ask the router; none where there is no router to ask.
         seen: addresses under which others see this machine.
     """
 
     name: ClassVar[str] = "mapping"
-    mappers: Callable[[], Sequence[Mapper]]
+    routers: Callable[[], Sequence[Router]]
     seen: Callable[[], Awaitable[Sequence[str]]]
 
     async def look(self) -> Sequence[Diagnosis]:
         """The first that works; else what each said."""
-        refused, silent = [], []
-        mappers = self.mappers()
-        for mapper in mappers:
+        refused: list[str] = []
+        silent: list[str] = []
+        for router in self.routers():
             try:
-                mapped = await mapper.map(0, MAP_S)
+                mapping = await router.map(ANY_PORT, MAP_S)
             except RemoteProtocolError as error:
-                refused.append(f"{mapper.name} {error.reason}")
-            except (OSError, SwarmError):  # TimeoutError is an OSError
-                silent.append(mapper.name)
+                refused.append(f"{router.name} {error.reason}")
+            except NoMapping as error:
+                (silent if _NOT_TRIED.search(str(error)) else refused).append(f"{router.name}: {error}")
+            except OSError:  # TimeoutError is one
+                silent.append(f"{router.name}: no answer")
             else:
-                await _give_back(mapper)
-                return [await self._mapped(mapper.name, mapped.host)]
+                await _give_back(router)
+                return [await self._mapped(router.name, mapping.host)]
+        return [self._not_mapped(refused, silent)]
+
+    def _not_mapped(self, refused: Sequence[str], silent: Sequence[str]) -> Diagnosis:
         if refused:
             text = f"the router refuses to map a port: {'; '.join(refused)}"
-            return [
-                hint(
-                    "mapping-refused", text, f"allow it in the router's settings, or {_FORWARD}; a relay works without"
-                )
-            ]
+            mend = f"allow it in the router's settings, or {_FORWARD}; a relay works without"
+            return hint("mapping-refused", text, mend)
         if silent:
-            text = f"the router does not map ports ({', '.join(silent)}: no answer)"
-            return [
-                hint("no-mapping", text, f"switch UPnP or PCP on in the router, or {_FORWARD}; a relay works without")
-            ]
-        return [ok("mapping-untried", "not tried: no router was found")]
+            text = f"the router does not map ports ({', '.join(silent)})"
+            mend = f"switch UPnP or PCP on in the router, or {_FORWARD}; a relay works without"
+            return hint("no-mapping", text, mend)
+        return ok("mapping-untried", "not tried: no router was found")
 
     async def _mapped(self, protocol: str, external: str) -> Diagnosis:
         ip = ip_address(external)
@@ -178,9 +164,9 @@ class RelayCheck:
         return [ok("relay", f"{len(working)} of {len(view.relays)} relays answer")]
 
 
-async def _give_back(mapper: Mapper) -> None:
-    with suppress(OSError, SwarmError):  # it ends by itself in two minutes
-        await mapper.unmap()
+async def _give_back(router: Router) -> None:
+    with suppress(*FAILURES):  # it ends by itself in two minutes
+        await router.unmap()
 
 
 def _split(seen: str) -> tuple[str, str] | None:
@@ -189,3 +175,15 @@ def _split(seen: str) -> tuple[str, str] | None:
     except RecordError:
         return None
     return host.strip("[]"), str(port)
+
+
+def find_routers() -> Sequence[Router]:
+    """Ways to ask the router of this machine's default route for a port; none where there is no router before it."""
+    own = interface_addresses()
+    gateways = default_gateways(own) if behind_router(own) else []
+    port = free_port(4)
+    found: list[Router] = []
+    for gateway in map(str, gateways[:1]):
+        found += PcpRouter(gateway, port, secrets.token_bytes(PCP_NONCE_BYTES)), PmpRouter(gateway, port)
+        found.append(UpnpRouter(port))
+    return found

@@ -6,11 +6,13 @@ import asyncio
 import os
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -22,8 +24,9 @@ from swarm.doctor.directory import DhtCheck
 from swarm.doctor.network import connect, resolve
 from swarm.doctor.ports import PortCheck, listening_program, try_bind
 from swarm.doctor.relays import RelayWord, ask_relays
-from swarm.doctor.router import RelayCheck, RouterCheck
+from swarm.doctor.router import MappingCheck, RelayCheck, RouterCheck
 from swarm.doctor.swarm_view import JoinState, SwarmView, greet, look_at_swarm
+from swarm.gateway.ports import PcpRouter, PmpRouter
 from tests.net.brokers import CONNACK, free_port, mosquitto, scripted_broker
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, ready
 
@@ -180,6 +183,32 @@ async def test_what_is_no_relay_is_told_from_one(said: bytes) -> None:
     assert not (await ask_relays([f"127.0.0.1:{free_port()}"]))[0].answers
     check = RelayCheck(ready([word]), ready(None))
     await assert_ok(check, "relay-untried")
+
+
+class RefusingGateway(asyncio.DatagramProtocol):
+    """A home router that understands PCP and NAT-PMP and allows nothing."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.DatagramTransport", transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        if data[0] == 2:
+            self.transport.sendto(struct.pack("!BBBBII12x", 2, 0x81, 0, 2, 0, 1_000) + data[24:60], addr)
+        else:
+            self.transport.sendto(struct.pack("!BBHIHHI", 0, 0x82, 2, 1_000, 4_242, 0, 0), addr)
+
+
+async def test_a_router_that_refuses_to_map() -> None:
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(RefusingGateway, ("127.0.0.1", 0))
+    port = transport.get_extra_info("sockname")[1]
+    routers = (PcpRouter("127.0.0.1", 4_242, bytes(12), port), PmpRouter("127.0.0.1", 4_242, port))
+    text = "the router refuses to map a port: PCP does not allow it; NAT-PMP does not allow it"
+    try:
+        check = MappingCheck(lambda: routers, ready(()))
+        await assert_hint(check, "mapping-refused", text, "allow it in the router's settings, or forward a TCP port")
+    finally:
+        transport.close()
 
 
 async def test_a_name_of_this_machine_is_found() -> None:

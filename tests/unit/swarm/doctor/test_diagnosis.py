@@ -174,7 +174,7 @@ def test_json_has_the_fields_of_the_reference() -> None:
 def test_every_kind_and_every_check_is_in_the_reference() -> None:
     sources = "\n".join(path.read_text("utf-8") for path in Path(swarm.doctor.__path__[0]).glob("*.py"))
     kinds = set(re.findall(r"\b(?:ok|hint|trouble|level)\(\s*\"([a-z0-9-]+)\"", sources))
-    checks = {check.name for check in make_checkup(Doctor(), lambda: (), {}).checks}
+    checks = {check.name for check in make_checkup(Doctor(), {}).checks}
     rows = re.findall(r"^\| `([a-z0-9]+)` \| (.+?) \| (.+?) \|$", REFERENCE.read_text("utf-8"), re.MULTILINE)
     assert {name for name, _, _ in rows} == checks
     named = {kind for _, _, cell in rows for kind in re.findall(r"`([a-z0-9-]+)`", cell)}
@@ -186,7 +186,7 @@ def test_names_in_options_are_private_whatever_they_are() -> None:
     options = Doctor(
         join=("/dns4/boot.friends.example/tcp/1/p2p/Qm", "rubbish", "/ip4/x/tcp/99999999"), mqtt="mqtt://["
     )
-    checkup: Checkup = make_checkup(options, lambda: (), {})
+    checkup: Checkup = make_checkup(options, {})
     assert len({check.name for check in checkup.checks}) == len(checkup.checks) == 21
     assert "boot.friends.example" in private_of(options, {}).names
 

@@ -10,6 +10,7 @@ from swarm.doctor.relays import RelayWord
 from swarm.doctor.router import MappingCheck, RelayCheck, RouterCheck
 from swarm.doctor.swarm_view import JoinState, SwarmView
 from swarm.errors import RemoteProtocolError
+from swarm.gateway.ports import Mapping, NoMapping
 from swarm.ids import PeerId
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, ready
 
@@ -48,60 +49,64 @@ async def test_a_cone_a_direct_way_and_what_is_not_known() -> None:
     await assert_ok(router(), "router-untried")
 
 
-@dataclass(frozen=True)
-class GivenMapping:
-    host: str
-
-
 @dataclass
-class PlantedMapper:
+class PlantedRouter:
     """A way to ask a router that gives this, or fails so."""
 
     name: str
     outcome: str | Exception
     is_mapped: bool = False
 
-    async def map(self, external_port: int, lifetime_s: int) -> GivenMapping:
+    async def map(self, external_port: int, lifetime_s: int) -> Mapping:
         assert 0 < lifetime_s <= 120
         if isinstance(self.outcome, Exception):
             raise self.outcome
         self.is_mapped = True
-        return GivenMapping(self.outcome)
+        return Mapping(self.outcome, 40_000, lifetime_s, self.name)
+
+    async def holds(self) -> bool:
+        return self.is_mapped
 
     async def unmap(self) -> None:
         self.is_mapped = False
         raise TimeoutError
 
 
-SILENT = PlantedMapper("NAT-PMP", TimeoutError())
+SILENT = PlantedRouter("NAT-PMP", TimeoutError())
 
 
-def mapping(*mappers: PlantedMapper, seen: tuple[str, ...] = ()) -> MappingCheck:
-    return MappingCheck(lambda: mappers, ready(seen))
+def mapping(*routers: PlantedRouter, seen: tuple[str, ...] = ()) -> MappingCheck:
+    return MappingCheck(lambda: routers, ready(seen))
 
 
 async def test_a_router_that_refuses_to_map() -> None:
-    refusing = PlantedMapper("PCP", RemoteProtocolError("result", "does not allow it"))
+    refusing = PlantedRouter("PCP", RemoteProtocolError("result", "does not allow it"))
     text = "refuses to map a port: PCP does not allow it"
     await assert_hint(mapping(refusing, SILENT), "mapping-refused", text, "allow it in the router's settings")
+    odd = PlantedRouter("UPnP", NoMapping("the router refuses: 718"))
+    await assert_hint(mapping(SILENT, odd), "mapping-refused", "UPnP: the router refuses", "in the router's settings")
 
 
 async def test_a_router_that_does_not_map() -> None:
-    check = mapping(PlantedMapper("PCP", ConnectionRefusedError()), SILENT)
-    await assert_hint(check, "no-mapping", "PCP, NAT-PMP: no answer", "switch UPnP or PCP on in the router")
+    check = mapping(PlantedRouter("PCP", ConnectionRefusedError()), SILENT)
+    await assert_hint(check, "no-mapping", "PCP: no answer, NAT-PMP: no answer", "switch UPnP or PCP on in the router")
+    missing = PlantedRouter("UPnP", NoMapping("not tried: pip install 'canopy-swarm[upnp]' adds it"))
+    await assert_hint(
+        mapping(missing), "no-mapping", "UPnP: not tried: pip install 'canopy-swarm[upnp]'", "switch UPnP"
+    )
     await assert_ok(mapping(), "mapping-untried")
 
 
 async def test_a_router_behind_another_one() -> None:
-    carrier = PlantedMapper("PCP", "100.70.1.2")
+    carrier = PlantedRouter("PCP", "100.70.1.2")
     await assert_hint(mapping(carrier), "double-router", "behind the provider's second router", "a public address")
-    other = PlantedMapper("UPnP", "8.8.8.8")
+    other = PlantedRouter("UPnP", "8.8.8.8")
     check = mapping(other, seen=("9.9.9.9",))
     await assert_hint(check, "double-router", "nobody reaches the mapped port", "rely on a relay")
 
 
 async def test_a_mapping_is_given_back() -> None:
-    mapper = PlantedMapper("PCP", "8.8.8.8")
+    mapper = PlantedRouter("PCP", "8.8.8.8")
     await assert_ok(mapping(SILENT, mapper, seen=("8.8.8.8",)), "mapping")
     assert not mapper.is_mapped
     await assert_ok(mapping(mapper, seen=("2001:db8::7",)), "mapping")
