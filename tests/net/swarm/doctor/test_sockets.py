@@ -28,6 +28,7 @@ from swarm.doctor.router import MappingCheck, RelayCheck, RouterCheck
 from swarm.doctor.swarm_view import JoinState, SwarmView, greet, look_at_swarm
 from swarm.gateway.ports import PcpRouter, PmpRouter
 from tests.net.brokers import CONNACK, free_port, mosquitto, scripted_broker
+from tests.net.lent_relay import lent_relay
 from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, ready
 
 PEER = Identity.ephemeral().peer_id
@@ -168,6 +169,14 @@ async def test_both_relays_are_asked_from_one_port() -> None:
     view = ready(SwarmView((JoinState.ANSWERS,)))
     await assert_ok(RouterCheck(lambda: ("127.0.0.1",), ready(words), view), "direct")
     await assert_ok(RouterCheck(lambda: ("192.168.1.7",), ready(words), view), "cone")
+
+
+async def test_a_real_relay_is_one() -> None:
+    async with lent_relay() as offer:
+        (word,) = await ask_relays([offer.address])
+    assert word.answers
+    assert word.limit > 0
+    assert word.seen.startswith("127.0.0.1:")
 
 
 @pytest.mark.parametrize("said", [b"", b"x" * 4_000, b"LOAD many 64 0 10\n", b"\xff\xff\n", b"NO\n"])
