@@ -59,7 +59,10 @@ def doctor(options: Doctor) -> int:
 
     set_up_logging("WARNING", OneLineFormatter("%(levelname)s %(name)s: %(message)s"))
     model, mqtt = options.model or os.environ.get("CANOPY_MODEL"), options.mqtt or os.environ.get("CANOPY_MQTT")
-    return run_doctor(replace(options, model=model, mqtt=mqtt), make_console(soft_wrap=True))
+    try:
+        return run_doctor(replace(options, model=model, mqtt=mqtt), make_console(soft_wrap=True))
+    except KeyboardInterrupt:
+        return 130
 
 
 async def _run(config: ServeConfig) -> None:

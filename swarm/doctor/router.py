@@ -146,7 +146,7 @@ class RelayCheck:
         if view is None or view.error or not any(survey.ahead_s is not None for survey in view.surveys):
             return [ok("relay-untried", "not known: no swarm was joined")]
         if not view.relays:
-            text = "the swarm has no relay: who sits behind a router can not serve it"
+            text = "the swarm has no relay: who sits behind a router cannot serve it"
             return [
                 hint("no-relay", text, "update its bootstrap peers (`swarm bootstrap` lends one), or open a port here")
             ]

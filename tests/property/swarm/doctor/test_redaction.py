@@ -144,6 +144,12 @@ def test_a_mend_keeps_its_placeholders() -> None:
     assert redact("mqtts://USER:real@HOST:1", PrivateWords()) == "mqtts://HOST:1"
 
 
+def test_peer_ids_of_other_keys_go_too() -> None:
+    ed25519 = "12D3KooWGRUGd3Q9RcFBqNhYZbLhQpxSfEbjGZnSaZYAqcoVFaJe"
+    assert redact(f"peer {ed25519}, it", PrivateWords()) == "peer Qm…, it"
+    assert redact(f"/p2p/16{'Y' * 51}/x", PrivateWords()) == "/p2p/Qm…/x"
+
+
 def test_addresses_inside_versions_are_told_apart() -> None:
     assert redact("Python 3.12.1, torch 2.6.0+cu126, driver 550.54.15", PrivateWords()).endswith("550.54.15")
     assert ip_address("1.2.3.4")
