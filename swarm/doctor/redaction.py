@@ -93,25 +93,6 @@ _USERINFO = re.compile(r"://(?!USER:PASSWORD@HOST)\S*@")
 _TOKEN = re.compile(r"\b(hf|api_org)_[A-Za-z0-9]{6,}")
 _ASSIGNED = re.compile(r"(?i)\b((?:password|passwd|token|secret)=)(?!<secret>)\S+")
 _PEER = re.compile(r"\b(Qm[1-9A-HJ-NP-Za-km-z]{44}|1[26][1-9A-HJ-NP-Za-km-z]{50,51})\b")
-_AUTHORITY.sub(_known_host, text)
-    text = _DNS_PART.sub(r"\1<host>", text)
-    text = _HOST_PORT.sub(_known_host, text)
-    text = _HOMES.sub(r"\1<user>", text)
-    text = _MAC.sub("<mac>", text)
-    text = _IPV6.sub(_kind_of_address, text)
-    text = _IPV4.sub(_kind_of_address, text)
-    for name in sorted(private.names, key=len, reverse=True):
-        text = re.sub(rf"(?<![\w<]){re.escape(name)}(?![\w>])", "<name>", text, flags=re.IGNORECASE)
-    return text
-
-
-_INVITE = re.compile(r"canopy://(?!…)\S+", re.IGNORECASE)
-_USERINFO = re.compile(r"://(?!USER:PASSWORD@HOST)\S*@")
-_TOKEN = re.compile(r"\b(hf|api_org)_[A-Za-z0-9]{6,}")
-_ASSIGNED = re.compile(r"(?i)\b((?:password|passwd|token|secret)=)(?!<secret>)\S+")
-_PEER = re.compile(
-    r"\b(Qm[1-9A-HJ-NP-Za-km-z]{44}|12D3KooW[1-9A-HJ-NP-Za-km-z]{44}|16Uiu2HA[1-9A-HJ-NP-Za-km-z]{44,46})"
-)
 _AUTHORITY = re.compile(r"(?<=://)(?!USER:PASSWORD@HOST)(?P<host>\[[^\s\]]*\]|[^\s/:?#\[\]<>…]+)")
 _DNS_PART = re.compile(r"(/dns(?:4|6|addr)?/)(?!<host>)[^/\s]+")
 _HOST_PORT = re.compile(r"(?<![\w.-])(?P<host>(?:[A-Za-z0-9_-]+\.)+[A-Za-z]{2,})(?=:\d)")
