@@ -269,6 +269,7 @@ class Arrival:
         return Sight(
             own=tuple(map(str, interface_addresses())) if is_wide else (),
             mapped=None if mapping is None else mapping.address,
+            is_doubtful=self._mapper is not None and self._mapper.is_silent,
             relays=() if self._standing is None else self._standing.relays,
         )
 

@@ -9,7 +9,7 @@ import asyncio
 import enum
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from node.reach.reached import Reached, Whereabouts
@@ -52,12 +52,14 @@ class Sight:
     Attributes:
         own: the addresses of this machine's interfaces, as text.
         mapped: the mapping's `host:port`; None where the router maps nothing.
+        is_doubtful: whether the router does not answer, so that nobody knows whether it has the mapping.
         relays: where this machine stands, the one to announce first.
         is_reached: the last dial-back's verdict; None where none was due or nobody could be asked.
     """
 
     own: tuple[str, ...] = ()
     mapped: str | None = None
+    is_doubtful: bool = False
     relays: tuple[str, ...] = ()
     is_reached: bool | None = None
 
@@ -132,7 +134,7 @@ class Watch:
         self._before = senses.look()
         self._dialled_at = self._climbed_at = self._stood_at = now
         self._wait_s = AGAIN_S
-        self._is_lost = False
+        self._is_lost = self._was_doubtful = False
         self._log = CountedLog(logger, clock)
 
     async def run(self) -> None:
@@ -152,11 +154,13 @@ class Watch:
             self._stood_at = now
         move, why = decide(reached, self._before, sight, now - self._stood_at)
         is_relayed = reached.reach is Reach.RELAYED
-        if move is Move.STAY and now - self._dialled_at >= (DIAL_BACK_RELAYED_S if is_relayed else DIAL_BACK_S):
+        is_due = now - self._dialled_at >= (DIAL_BACK_RELAYED_S if is_relayed else DIAL_BACK_S)
+        is_doubtful = reached.reach is Reach.MAPPED and sight.is_doubtful and not self._was_doubtful
+        self._was_doubtful = sight.is_doubtful
+        if move is Move.STAY and (is_due or is_doubtful):
             self._dialled_at = now
             verdict = await senses.dial_back(reached.address)
-            asked = Sight(sight.own, sight.mapped, sight.relays, verdict)
-            move, why = decide(reached, self._before, asked, now - self._stood_at)
+            move, why = decide(reached, self._before, replace(sight, is_reached=verdict), now - self._stood_at)
             if verdict:
                 self._is_lost = False
         if move is Move.STAY and is_relayed and now - self._climbed_at >= BETTER_S:

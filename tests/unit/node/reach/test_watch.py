@@ -131,6 +131,17 @@ async def test_a_way_in_that_is_lost_is_announced_anew_within_30_s(change: dict[
     assert len(home.said) == 1
 
 
+async def test_a_router_that_does_not_answer_has_peers_asked_at_once_and_once() -> None:
+    home = Home()
+    home.begin(MAPPED)
+    await home.pass_s(DIAL_BACK_S + LOOK_S)
+    home.dialled.clear()
+    home.sight = replace(HOME, is_doubtful=True)
+    await home.pass_s(2 * LOOK_S)
+    assert home.dialled == [home.now - LOOK_S]
+    assert not home.climbs, "they come through yet"
+
+
 async def test_the_other_relay_is_announced_at_the_next_look_and_nobody_is_asked() -> None:
     home = Home()
     home.begin(RELAYED)
