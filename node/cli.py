@@ -21,6 +21,7 @@ from node.autostart.recorder import NodeRecorder
 from node.autostart.show import ShowNodeStatus, show
 from node.config import ServeConfig
 from swarm.discovery.identity import default_identity_path
+from swarm.doctor.options import Doctor
 from swarm.errors import RegistryError, SwarmError
 from swarm.joining.lan_choice import NOT_ASKED, can_ask, with_lan
 from swarm.runtime.cli import plain_words
@@ -39,8 +40,15 @@ def main() -> None:
     meant_nodejs = nodejs.explain(sys.argv[1:], nodejs.find_nodejs(Path(sys.argv[0])))
     if meant_nodejs is not None:
         sys.exit(_fail(meant_nodejs, 2))
+    command: ServeConfig | ShowNodeStatus | InstallService | UninstallService | Doctor
     command = tyro.extras.subcommand_cli_from_dict(
-        {"serve": ServeConfig, "status": ShowNodeStatus, "install": InstallService, "uninstall": UninstallService},
+        {
+            "serve": ServeConfig,
+            "status": ShowNodeStatus,
+            "install": InstallService,
+            "uninstall": UninstallService,
+            "doctor": Doctor,
+        },
         prog="node",
         description="Host some layers of a large language model for a swarm.",
         registry=plain_words(),
@@ -48,6 +56,8 @@ def main() -> None:
     match command:
         case ServeConfig():
             sys.exit(serve(command))
+        case Doctor():
+            sys.exit(doctor(command))
         case _:
             sys.exit(look_after(command))
 
@@ -89,6 +99,18 @@ def serve(config: ServeConfig) -> int:
 def _with_environment(config: ServeConfig) -> ServeConfig:
     model, mqtt = config.model or os.environ.get("CANOPY_MODEL"), config.mqtt or os.environ.get("CANOPY_MQTT")
     return replace(config, model=model, mqtt=mqtt)
+
+
+def doctor(options: Doctor) -> int:
+    """Look for what is in the way; returns the exit status."""
+    from swarm.doctor.command import run_doctor  # brings every probe, which `serve` does not need
+
+    set_up_logging("WARNING", OneLineFormatter("%(levelname)s %(name)s: %(message)s"))
+    model, mqtt = options.model or os.environ.get("CANOPY_MODEL"), options.mqtt or os.environ.get("CANOPY_MQTT")
+    try:
+        return run_doctor(replace(options, model=model, mqtt=mqtt), make_console(soft_wrap=True))
+    except KeyboardInterrupt:
+        return 130
 
 
 async def _run(config: ServeConfig) -> None:

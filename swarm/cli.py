@@ -26,6 +26,7 @@ from swarm.discovery.identity import default_identity_path
 from swarm.discovery.listing import name_models, read_models
 from swarm.discovery.node_record import NodeRecord, NodeState
 from swarm.discovery.registry import Registry
+from swarm.doctor.options import Doctor
 from swarm.errors import ConfigError, SwarmError, UnknownModel
 from swarm.health.options import Health
 from swarm.ids import ModelIdentity
@@ -106,6 +107,7 @@ Command = (
     | Annotated[Health, tyro.conf.subcommand("health")]
     | Annotated[Private, tyro.conf.subcommand("private")]
     | Annotated[Top, tyro.conf.subcommand("top")]
+    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
 )
 
 
@@ -117,32 +119,39 @@ def main() -> None:
     sys.exit(run(command))
 
 
-def run(command: Bootstrap | ShowStatus | ShowRoute | ShowPlan | Health | Private | Top) -> int:
+def run(command: Bootstrap | ShowStatus | ShowRoute | ShowPlan | Health | Private | Top | Doctor) -> int:
     """Run a command; returns the exit code."""
-    console = make_console(soft_wrap=True)
     try:
-        match command:
-            case Bootstrap():
-                asyncio.run(bootstrap(command, console))
-            case ShowStatus():
-                asyncio.run(status(command, console))
-            case ShowRoute():
-                asyncio.run(route(command, console))
-            case ShowPlan():
-                asyncio.run(plan(command, console))
-            case Health():
-                require("health", "swarm health")
-                asyncio.run(_health(command, console))
-            case Private():
-                private(command, console)
-            case Top():
-                require("top", "swarm top")
-                asyncio.run(_top(command, console))
+        return _carry_out(command, make_console(soft_wrap=True))
     except SwarmError as error:
         make_console(stderr=True, soft_wrap=True).print(Text(f"swarm: {plain_line(str(error))}"))
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _carry_out(
+    command: Bootstrap | ShowStatus | ShowRoute | ShowPlan | Health | Private | Top | Doctor, console: Console
+) -> int:
+    match command:
+        case Bootstrap():
+            asyncio.run(bootstrap(command, console))
+        case ShowStatus():
+            asyncio.run(status(command, console))
+        case ShowRoute():
+            asyncio.run(route(command, console))
+        case ShowPlan():
+            asyncio.run(plan(command, console))
+        case Health():
+            require("health", "swarm health")
+            asyncio.run(_health(command, console))
+        case Private():
+            private(command, console)
+        case Top():
+            require("top", "swarm top")
+            asyncio.run(_top(command, console))
+        case Doctor():
+            return _doctor(command, console)
     return 0
 
 
@@ -203,6 +212,13 @@ async def _top(command: Top, console: Console) -> None:
     from swarm.top.command import top  # brings a terminal's toolkit and an HTTP client, which nothing else here needs
 
     await top(command, console)
+
+
+def _doctor(command: Doctor, console: Console) -> int:
+    from swarm.doctor.command import run_doctor  # brings every probe, which nothing else here needs
+
+    model, mqtt = command.model or os.environ.get("CANOPY_MODEL"), command.mqtt or os.environ.get("CANOPY_MQTT")
+    return run_doctor(replace(command, model=model, mqtt=mqtt), console)
 
 
 async def _until(stop: asyncio.Event, registry: DhtRegistry) -> None:

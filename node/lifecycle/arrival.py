@@ -23,16 +23,12 @@ from node.config import ServeConfig
 from node.membership.duplicate_identity import check_alone
 from node.model.loading import Say
 from node.reach.circuits import Circuits, LocalServer
-from node.reach.gateway_messages import PCP_NONCE_BYTES
-from node.reach.gateways import default_gateways
 from node.reach.hello import HelloOnly
-from node.reach.ladder import Ladder, NoMapping, Rungs
+from node.reach.ladder import Ladder, Rungs
 from node.reach.own_addresses import candidates, is_public_swarm
-from node.reach.ports import PcpRouter, PmpRouter, PortMapper, Router
 from node.reach.punch import PunchAnswerer
 from node.reach.reached import Reached, Whereabouts
 from node.reach.standing import PunchRequest, Standing, StandingOptions
-from node.reach.upnp import UpnpRouter
 from node.reach.watch import Senses, Sight
 from swarm.discovery.address_proof import NONCE_BYTES
 from swarm.discovery.dht.addresses import DhtConfig, free_port
@@ -42,6 +38,10 @@ from swarm.discovery.interfaces import behind_router, interface_addresses
 from swarm.discovery.node_record import NodeRecord, Reach, bracketed
 from swarm.discovery.registry import Registry, RelayOffer
 from swarm.errors import ConfigError
+from swarm.gateway.messages import PCP_NONCE_BYTES
+from swarm.gateway.ports import NoMapping, PcpRouter, PmpRouter, PortMapper, Router
+from swarm.gateway.routes import default_gateways
+from swarm.gateway.upnp import UpnpRouter
 from swarm.runtime.tasks import TaskScope, unending
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint, is_loopback

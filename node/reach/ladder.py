@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from node.reach.reached import Reached
 from swarm.discovery.node_record import Reach
 from swarm.errors import ConfigError
+from swarm.gateway.ports import NoMapping
 from swarm.ids import PeerId
 from swarm.transport.relayed import RelayedAddress
 
@@ -25,10 +26,6 @@ DialBackCall = Callable[[str], Awaitable[bool | None]]
 """Whether peers reach this machine at an address; None where nobody could be asked."""
 
 logger = logging.getLogger(__name__)
-
-
-class NoMapping(Exception):
-    """No router maps a port; the message says what was tried."""
 
 
 class Relays(Protocol):

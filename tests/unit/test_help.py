@@ -132,9 +132,11 @@ def test_every_option_says_what_to_give_and_what_it_does(
 
 
 def test_every_command_is_walked(screen: Callable[..., Screen]) -> None:
-    assert {"serve", "status", "install", "uninstall"} <= set(screen("node").subcommands)
+    assert {"serve", "status", "install", "uninstall", "doctor"} <= set(screen("node").subcommands)
     assert {"generate", "chat", "bench", "train-draft"} <= set(screen("client").subcommands)
-    assert {"bootstrap", "status", "route", "plan", "health", "private", "top"} <= set(screen("swarm").subcommands)
+    assert {"bootstrap", "status", "route", "plan", "health", "private", "top", "doctor"} <= set(
+        screen("swarm").subcommands
+    )
 
 
 @pytest.mark.parametrize("line", HEADINGS)

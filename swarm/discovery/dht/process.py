@@ -32,6 +32,7 @@ from swarm.discovery.dht.hivemind_node import (
     P2PHandlerError,
     PeerID,
     ValidationError,
+    dht_pb2,
     start_daemon,
 )
 from swarm.discovery.dht.relay_offers import ASK_S, PEERS_ASKED, RelayDesk, parse_offer
@@ -48,6 +49,8 @@ MAX_RUNNING = 40
 DIRECTORY_S = 3.0
 """For the directory, beside the time that the p2p daemon may take to start and to reach a peer."""
 CALL_S = 15.0
+SURVEY_S = 3.0
+PEERS_SURVEYED = 8
 _LEAVE_S = 4
 _PEERS_ASKED = 3  # peers asked to dial back: one alone could veto
 _NEXT_S = 1.5  # until the next one is asked; most answer sooner, and a call that nobody takes costs one seconds
@@ -140,10 +143,14 @@ class DhtPeer:
         async def offer(_request: BytesValue, context: P2PContext) -> BytesValue:
             return BytesValue(value=self.desk.answer(PeerId(context.remote_id.to_base58())))
 
+        async def say_about(_request: BytesValue, context: P2PContext) -> BytesValue:
+            origin = await self.directory.node.protocol.origin(context.remote_id)
+            return BytesValue(value=about.pack_about(time.time(), origin.address.partition("/")[0]))
+
         await self.daemon.add_protobuf_handler(HANDLER, dial_back, BytesValue)
         await self.daemon.add_protobuf_handler(RELAY_HANDLER, dial_back_relay, BytesValue)
         await self.daemon.add_protobuf_handler(OFFER_HANDLER, offer, BytesValue)
-        await self.daemon.add_protobuf_handler(about.HANDLER, _say_about, BytesValue)
+        await self.daemon.add_protobuf_handler(about.HANDLER, say_about, BytesValue)
 
     async def describe(self) -> dict[str, Any]:
         """This peer's id, and the multiaddresses under which it listens."""
@@ -201,6 +208,36 @@ class DhtPeer:
                     tasks.create_task(ask(peer))
         return [(peer.to_base58(), offers[peer]) for peer in asked if peer in offers]
 
+    async def survey(self) -> list[tuple[str, float | None, dict[str, Any] | None]]:
+        """What a few known peers say: who, seconds by which its clock is ahead of this one, what it says of itself.
+
+        A peer of an older release says nothing of itself; the second is None for who does not answer at all.
+        """
+        found: dict[PeerID, tuple[float, dict[str, Any] | None]] = {}
+
+        async def ask(peer: PeerID) -> None:
+            with suppress(Exception):  # hivemind and strangers raise anything: that peer did not answer
+                found[peer] = await self._ask_about(peer) or await self._ask_time(peer)
+
+        asked = self.directory.known(PEERS_SURVEYED)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SURVEY_S), asyncio.TaskGroup() as tasks:
+                for peer in asked:
+                    tasks.create_task(ask(peer))
+        return [(peer.to_base58(), *found.get(peer, (None, None))) for peer in asked]
+
+    async def _ask_about(self, peer: PeerID) -> tuple[float, dict[str, Any]] | None:
+        asked_at = time.time()
+        found = await self._about(peer)
+        if found is None or found.time is None:
+            return None
+        return found.time - (asked_at + time.time()) / 2, asdict(found)
+
+    async def _ask_time(self, peer: PeerID) -> tuple[float, None]:
+        protocol, asked_at = self.directory.node.protocol, time.time()
+        pong = await protocol.get_stub(peer).rpc_ping(dht_pb2.PingRequest(peer=protocol.node_info), timeout=SURVEY_S)
+        return pong.dht_time - (asked_at + time.time()) / 2, None
+
     async def store(self, filings: list[tuple[str, str, bytes]], expires_at: float) -> dict[str, Any]:
         """File this machine's own items, given as key, subkey and sealed bytes; what became of them."""
         now = time.time()
@@ -220,6 +257,8 @@ class DhtPeer:
                 return await self.dial_back(**arguments)
             case "dial_back_relay":
                 return await self.dial_back_relay(**arguments)
+            case "survey":
+                return await self.survey()
             case "relays":
                 return await self.relays()
             case "offer_relay":
@@ -232,10 +271,6 @@ class DhtPeer:
         """Shut down the node, then its daemon."""
         await self.directory.node.shutdown()
         await self.daemon.shutdown()
-
-
-async def _say_about(_request: BytesValue, _context: P2PContext) -> BytesValue:
-    return BytesValue(value=about.pack_about())
 
 
 def _listed(listen: ListenAddresses) -> str:

@@ -204,7 +204,11 @@ class DirectoryProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind is untyp
     async def _meet(self, said: dht_pb2.NodeInfo, context: P2PContext) -> Origin:
         """Note who asks, if it can be asked itself, and where it is."""
         await self.update_routing_table(self._said(said, context.remote_id), context.remote_id)
-        peer, now = context.remote_id.to_base58(), time.monotonic()
+        return await self.origin(context.remote_id)
+
+    async def origin(self, peer_id: PeerID) -> Origin:
+        """Where a peer is connected from."""
+        peer, now = peer_id.to_base58(), time.monotonic()
         age_s = now - self._origins_at
         if age_s >= ORIGINS_S or (peer not in self._origins and age_s >= _NEW_ORIGINS_S):
             self._origins_at = now

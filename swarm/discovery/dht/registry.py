@@ -13,13 +13,14 @@ import tempfile
 import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain, zip_longest
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from swarm.discovery.dht.about import About
 from swarm.discovery.dht.addresses import (
     SLOW,
     DhtConfig,
@@ -55,6 +56,21 @@ SHARDS_PER_QUESTION = 8
 ENOUGH_REPLICAS = 2
 """So many other peers should give an announcement back; it counts from the first, for this machine holds it too."""
 _TAKEN = "address already in use"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSurvey:
+    """What became of one question to a peer of the DHT.
+
+    Attributes:
+        peer: who was asked.
+        ahead_s: seconds by which its clock is ahead of this machine's; None if it did not answer.
+        about: what it says of itself; None if it did not answer, or its release cannot.
+    """
+
+    peer: PeerId
+    ahead_s: float | None
+    about: About | None
 
 
 class DhtRegistry:
@@ -238,9 +254,36 @@ class DhtRegistry:
 
     async def mine(self) -> NodeRecord | None:
         """The newest valid record under this machine's own name, whoever wrote it; always fresh."""
-        found = await self._call("fetch", {"names": [peer_key(self.peer_id)]}, is_urgent=True)
+        return await self.record_of(self.peer_id)
+
+    async def record_of(self, peer: PeerId) -> NodeRecord | None:
+        """The newest valid record of any machine, by its name; always fresh."""
+        found = await self._call("fetch", {"names": [peer_key(peer)]}, is_urgent=True)
         records = live_records(chain.from_iterable(found), time.time())
-        return next((record for record in records if record.peer == self.peer_id), None)
+        return next((record for record in records if record.peer == peer), None)
+
+    async def survey(self) -> list[PeerSurvey]:
+        """What a few known peers say of themselves and of this machine; those joined through come first.
+
+        Raises:
+            RegistryError: the DHT process did not answer.
+        """
+        return [
+            PeerSurvey(
+                PeerId(peer),
+                ahead_s,
+                None
+                if about is None
+                else About(
+                    release=about["release"],
+                    formats=tuple(about["formats"]),
+                    wires=tuple(about["wires"]),
+                    time=about["time"],
+                    seen=about["seen"],
+                ),
+            )
+            for peer, ahead_s, about in await self._call("survey", {})
+        ]
 
     async def _fetch(self, keys: list[str], within_s: float) -> list[bytes]:
         name, now = keys[0], time.monotonic()

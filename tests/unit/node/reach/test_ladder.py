@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from node.reach.ladder import Ladder, NoMapping, Rungs
+from node.reach.ladder import Ladder, Rungs
 from swarm.discovery.identity import Identity
 from swarm.discovery.node_record import Reach
 from swarm.errors import ConfigError
+from swarm.gateway.ports import NoMapping
 
 PEER = Identity.ephemeral().peer_id
 OWN, OUTSIDE, RELAY, OTHER = "192.168.1.7:80", "203.0.113.5:80", "198.51.100.1:7", "198.51.100.2:7"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from node.reach.circuits import LocalServer
-from node.reach.gateways import default_gateways, parse_routes
 from node.reach.own_addresses import MAX_CANDIDATES, candidates, is_public_swarm
 from node.reach.relay_choice import FULL, RelayProbe, in_order, parse_load
 from swarm.discovery.identity import Identity
 from swarm.errors import RemoteProtocolError
+from swarm.gateway.routes import default_gateways, parse_routes
 from swarm.ids import PeerId
 
 PEER = Identity.ephemeral().peer_id

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.reach import gateway_messages as messages
-from node.reach.gateway_messages import MapRequest
 from swarm.errors import RemoteProtocolError
+from swarm.gateway import messages
+from swarm.gateway.messages import MapRequest
 
 PORTS, SECONDS = st.integers(0, 65_535), st.integers(0, 2**32 - 1)
 V4 = st.integers(1, 2**32 - 1).map(IPv4Address)

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final, Protocol
 
-from node.reach import gateway_messages as messages
-from node.reach.gateway_messages import EpochAnswer, MapAnswer, MapRequest
-from node.reach.ladder import NoMapping
 from swarm.discovery.node_record import bracketed
 from swarm.errors import RemoteProtocolError
+from swarm.gateway import messages
+from swarm.gateway.messages import EpochAnswer, MapAnswer, MapRequest
 from swarm.runtime.tasks import TaskScope
 
 LIFETIME_S: Final = 3_600
@@ -34,6 +33,10 @@ WAITS_S: Final = (0.25, 0.5, 1.0)
 """For the answer to a datagram, which is then sent again."""
 CHECK_S: Final = 10.0
 """How often the router is asked whether it still has the mapping."""
+
+
+class NoMapping(Exception):
+    """No router maps a port; the message says what was tried."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from node.reach.ladder import NoMapping
-from node.reach.ports import Mapping
+from swarm.gateway.ports import Mapping, NoMapping
 
 DISCOVER_MS: Final = 500
 PORTS_TRIED: Final = 5

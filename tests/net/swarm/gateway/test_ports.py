@@ -12,9 +12,8 @@ from typing import cast
 
 import pytest
 
-from node.reach import ports
-from node.reach.ladder import NoMapping
-from node.reach.ports import CHECK_S, LIFETIME_S, Mapping, PcpRouter, PmpRouter, PortMapper, Router
+from swarm.gateway import ports
+from swarm.gateway.ports import CHECK_S, LIFETIME_S, Mapping, NoMapping, PcpRouter, PmpRouter, PortMapper, Router
 
 PORT, NONCE = 4_242, b"twelve bytes"
 OUTSIDE = "203.0.113.5"

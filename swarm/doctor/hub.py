@@ -1,0 +1,145 @@
+"""Access to the hub: whether a model can be found and fetched from here, and how large it is. Downloads no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final
+
+from swarm.doctor.diagnosis import Diagnosis, hint, ok, trouble
+from swarm.doctor.model_facts import ModelFacts, facts_of_folder
+from swarm.doctor.processes import on_thread
+from swarm.errors import HubError, SwarmError, UnknownModel
+
+OFFLINE_VARIABLES: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_TRUE: Final = {"1", "ON", "YES", "TRUE"}
+ANSWER_S: Final = 8.0
+_LOG_IN: Final = "hf auth login, or export HF_TOKEN=…"
+
+
+@dataclass(frozen=True, slots=True)
+class HubAnswer:
+    """What became of a question to the hub.
+
+    Attributes:
+        facts: of the model that was named; None if none was, or it is not known.
+        error: why it cannot be had; None if it can.
+        is_cached: whether its small files lie in the cache.
+    """
+
+    facts: ModelFacts | None = None
+    error: SwarmError | None = None
+    is_cached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HubCheck:
+    """Whether the hub gives what this machine needs.
+
+    Attributes:
+        model: hub id or folder; None where none was named.
+        answer: what became of the question.
+        environment: the process's variables.
+    """
+
+    name: ClassVar[str] = "hub"
+    model: str | None
+    answer: Callable[[], Awaitable[HubAnswer]]
+    environment: Mapping[str, str]
+
+    async def look(self) -> Sequence[Diagnosis]:
+        """Offline variables, then the hub."""
+        if _is_folder(self.model):
+            return [ok("folder", "not needed: the model is a folder")]
+        answer = await self.answer()
+        offline = [name for name in OFFLINE_VARIABLES if self.environment.get(name, "").upper() in _TRUE]
+        if offline:
+            return [self._offline(offline, answer)]
+        if answer.error is None:
+            return [ok("hub", "reachable" if self.model is None else "the model can be had")]
+        return [self._explained(answer.error, answer)]
+
+    def _offline(self, names: Sequence[str], answer: HubAnswer) -> Diagnosis:
+        mend = f"unset {' '.join(names)}"
+        if self.model is None or answer.is_cached:
+            return hint(
+                "hub-offline", f"{', '.join(names)} forbids downloads: only what is in the cache can be served", mend
+            )
+        return trouble(
+            "model-offline", f"the model is not in the cache, and {', '.join(names)} forbids to download it", mend
+        )
+
+    def _explained(self, error: SwarmError, answer: HubAnswer) -> Diagnosis:
+        said = str(error)
+        if "cannot be reached" in said:
+            level = hint if self.model is None or answer.is_cached else trouble
+            return level(
+                "hub-silent",
+                "the hub cannot be reached",
+                "check the network; behind a proxy: export https_proxy=http://HOST:PORT",
+            )
+        if "gated" in said or "token" in said or "private" in said:
+            return trouble("hub-token", said, _LOG_IN)
+        if isinstance(error, UnknownModel):
+            return trouble("no-model", said, "check how the model's name is written")
+        return trouble("hub-refuses", said, "wait some minutes, then swarm doctor once more")
+
+
+def _is_folder(model: str | None) -> bool:
+    return model is not None and Path(model).expanduser().is_dir()
+
+
+async def ask_hub(model: str | None) -> HubAnswer:
+    """Ask the hub for a model's list of files; for nothing but an answer where none is named.
+
+    Its library blocks and may do so for long, so it runs on a thread that nobody waits for.
+    """
+    return await on_thread(lambda: _ask(model))
+
+
+def _ask(model: str | None) -> HubAnswer:
+    # Here, because they take a second to import, and read the environment when they are imported.
+    from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # exported where mypy does not look
+
+    from swarm.models.hub_errors import FETCH_ERRORS, check_token, explain
+
+    if model is not None and (folder := Path(model).expanduser()).is_dir():
+        return HubAnswer(facts_of_folder(folder), is_cached=True)
+    cached = None if model is None else _cached(model)
+    known = None if cached is None else facts_of_folder(cached, None)
+    try:
+        check_token()
+        if model is None:
+            get_session().head(constants.ENDPOINT, timeout=ANSWER_S)
+            return HubAnswer()
+        info = HfApi().model_info(model, timeout=ANSWER_S, files_metadata=True)
+        get_hf_file_metadata(hf_hub_url(model, "config.json"), timeout=ANSWER_S)  # a gated model lists its files to all
+    except HubError as error:
+        return HubAnswer(known, error, cached is not None)
+    except FETCH_ERRORS as error:
+        reason = explain(error, model or "the hub")
+        return HubAnswer(known, reason, cached is not None)
+    sizes = {one.rfilename: one.size or 0 for one in info.siblings or () if one.rfilename.endswith(".safetensors")}
+    missing = sum(size for name, size in sizes.items() if cached is None or not (cached / name).exists())
+    total = sum(sizes.values()) or None
+    facts = ModelFacts(total, missing) if cached is None else facts_of_folder(cached, missing, total)
+    return HubAnswer(facts, is_cached=cached is not None)
+
+
+def _cached(model: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        config = try_to_load_from_cache(model, "config.json")
+    except ValueError:
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def hub_cache() -> Path:
+    """Where the hub's library keeps files."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)

@@ -1,0 +1,51 @@
+"""How large a model is: in a folder, in the hub's cache, or on the hub. Downloads nothing but a list of files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+CPU_GROWTH: Final = 2
+"""A CPU computes in fp32: twice the bytes of a checkpoint of 16-bit weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The model that was named.
+
+    Attributes:
+        total_bytes: of its weights; None if unknown.
+        missing_bytes: of them, to be downloaded yet; None if unknown.
+        num_layers: None if unknown.
+    """
+
+    total_bytes: int | None = None
+    missing_bytes: int | None = None
+    num_layers: int | None = None
+
+    @property
+    def layer_bytes(self) -> int | None:
+        """About what a layer takes in a CPU's memory, embeddings shared out among all; None if unknown."""
+        if not self.total_bytes or not self.num_layers:
+            return None
+        return CPU_GROWTH * self.total_bytes // self.num_layers
+
+
+def facts_of_folder(folder: Path, missing_bytes: int | None = 0, total_bytes: int | None = None) -> ModelFacts:
+    """What a folder with a `config.json` says.
+
+    Args:
+        folder: of the model, or of its snapshot in the cache.
+        missing_bytes: as `ModelFacts` has it.
+        total_bytes: of the weights, where not all of them lie there.
+    """
+    if total_bytes is None:
+        total_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors")) or None
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        layers = config.get("num_hidden_layers", (config.get("text_config") or {}).get("num_hidden_layers"))
+    except (OSError, ValueError, AttributeError):
+        layers = None
+    return ModelFacts(total_bytes, missing_bytes, layers if isinstance(layers, int) and layers > 0 else None)

@@ -1,0 +1,74 @@
+"""Troubles of the hub, each planted on a small hub: offline, unreachable, gated, another name; and a model's size."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants, hf_hub_download
+
+from swarm.doctor.hub import HubCheck, ask_hub, hub_cache
+from tests.fake_hub import MODEL, FakeHub
+from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble
+
+
+def check(model: str | None = MODEL, **environment: str) -> HubCheck:
+    return HubCheck(model, partial(ask_hub, model), environment)
+
+
+async def test_a_model_that_can_be_had(hub: FakeHub, whole: Path) -> None:
+    await assert_ok(check(), "hub")
+    await assert_ok(check(None), "hub")
+    await assert_ok(check(str(whole)), "folder")
+    assert hub.fetched() == set(), "nothing is downloaded"
+
+
+async def test_a_models_size_is_known_before_it_is_here(hub: FakeHub) -> None:
+    sizes = [len(data) for name, data in hub.repos[MODEL].files.items() if name.endswith(".safetensors")]
+    facts = (await ask_hub(MODEL)).facts
+    assert facts is not None
+    assert (facts.total_bytes, facts.missing_bytes, facts.num_layers) == (sum(sizes), sum(sizes), None)
+    hf_hub_download(MODEL, "config.json")
+    answer = await ask_hub(MODEL)
+    assert answer.is_cached
+    assert answer.facts is not None
+    assert answer.facts.num_layers is not None
+    for name in hub.repos[MODEL].files:
+        hf_hub_download(MODEL, name)
+    facts = (await ask_hub(MODEL)).facts
+    assert facts is not None
+    assert facts.missing_bytes == 0
+    assert hub_cache().is_dir()
+
+
+async def test_a_hub_that_variables_forbid(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hf_hub_download(MODEL, "config.json")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    text = "HF_HUB_OFFLINE forbids downloads"
+    await assert_hint(check(HF_HUB_OFFLINE="1"), "hub-offline", text, "unset HF_HUB_OFFLINE")
+    other = check("org/other", HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="yes")
+    mend = "unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE"
+    await assert_trouble(other, "model-offline", "the model is not in the cache", mend)
+
+
+async def test_a_hub_that_cannot_be_reached(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    await assert_trouble(check(), "hub-silent", "the hub cannot be reached", "check the network")
+    await assert_hint(check(None), "hub-silent", "the hub cannot be reached", "export https_proxy=")
+
+
+async def test_a_model_that_is_gated_or_wants_a_token(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repos[MODEL].token, hub.repos[MODEL].gated = "another", True
+    await assert_trouble(check(), "hub-token", "gated; accept its licence", "hf auth login")
+    monkeypatch.setenv("HF_TOKEN", "hf_wrongwrongwrong")
+    await assert_trouble(check(), "hub-token", "does not accept your token", "hf auth login")
+
+
+async def test_a_model_that_is_not_there_and_a_hub_in_trouble(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.tokens.add("hf_goodgoodgood")
+    monkeypatch.setenv("HF_TOKEN", "hf_goodgoodgood")
+    await assert_trouble(check("org/other"), "hub-token", "no such model", "hf auth login")
+    await assert_trouble(check("a/b/c"), "no-model", "neither a folder nor a hub id", "how the model's name is written")
+    hub.status = 500
+    await assert_trouble(check(), "hub-refuses", "is in trouble (HTTP 500)", "wait some minutes")

@@ -1,0 +1,122 @@
+"""Troubles of the swarm's side, each planted in what one look at it saw: silent peers, clocks, releases."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+
+from swarm.discovery.dht.about import OURS, About, disagreement, pack_about, parse_about
+from swarm.discovery.dht.registry import PeerSurvey
+from swarm.doctor.directory import ClockCheck, ClockService, DhtCheck, ReleaseCheck
+from swarm.doctor.swarm_view import JoinState, SwarmView
+from swarm.ids import PeerId
+from tests.one_diagnosis import assert_hint, assert_ok, assert_trouble, ready
+
+REFUSED_CLOCK = (
+    "this machine's clock differs by more than 3 s from the swarm's: set it (NTP) and try again (ValidationError("
+    "'local time must be within 3 seconds  of others(local: 1790000000.25000, peer: 1790000040.50000)'))"
+)
+
+
+def survey(ahead_s: float | None = 0.01, about: About | None = OURS) -> PeerSurvey:
+    return PeerSurvey(PeerId("Qm"), ahead_s, about)
+
+
+def look(*joined: JoinState, error: str = "", surveys: tuple[PeerSurvey, ...] = ()) -> SwarmView:
+    return SwarmView(joined or (JoinState.ANSWERS,), error, surveys)
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "text", "mend"),
+    [
+        (JoinState.SILENT, "peer-silent", "--join 1 of 1 does not answer", "let outgoing TCP"),
+        (JoinState.OTHER, "peer-other", "no peer of a swarm", "check the port"),
+        (JoinState.NO_NAME, "peer-unnamed", "its name is not found", "check the name"),
+        (JoinState.MALFORMED, "peer-malformed", "is no peer address", "`swarm bootstrap`"),
+    ],
+)
+async def test_a_peer_that_does_not_answer(state: JoinState, kind: str, text: str, mend: str) -> None:
+    await assert_trouble(DhtCheck(ready(look(state))), kind, text, mend)
+
+
+async def test_one_of_two_peers_that_does_not_answer_is_no_more_than_a_hint() -> None:
+    view = look(JoinState.ANSWERS, JoinState.SILENT, surveys=(survey(), survey(None)))
+    first, second = await DhtCheck(ready(view)).look()
+    assert (first.level.value, first.kind, first.mend) == ("hint", "peer-silent", "leave it out")
+    assert (second.level.value, second.text) == ("ok", "joined; 1 of 2 peers that were asked answer")
+
+
+async def test_a_directory_that_cannot_be_joined_or_was_not_named() -> None:
+    refused = look(error="the p2p daemon did not start: x")
+    await assert_trouble(DhtCheck(ready(refused)), "not-joined", "the p2p daemon did not start", "ask whoever runs")
+    await assert_hint(DhtCheck(ready(None)), "no-swarm", "no swarm was named", "swarm doctor --join PEER")
+    await assert_ok(DhtCheck(ready(look(error=REFUSED_CLOCK))), "directory-reached")
+
+
+def clock(view: SwarmView | None, *, is_active: bool | None = None, is_set: bool | None = None) -> ClockCheck:
+    return ClockCheck(ready(view), ready(ClockService(is_active, is_set)))
+
+
+async def test_a_wrong_clock() -> None:
+    late = look(surveys=(survey(39.0), survey(40.0), survey(900.0)))
+    await assert_trouble(clock(late), "clock-wrong", "40.0 s behind the swarm's", "sudo timedatectl set-ntp true")
+    early = look(surveys=(survey(-7.0),))
+    mend = "sudo systemctl restart systemd-timesyncd"
+    await assert_trouble(clock(early, is_active=True), "clock-wrong", "7.0 s ahead of the swarm's", mend)
+    refused = look(error=REFUSED_CLOCK)
+    await assert_trouble(clock(refused), "clock-wrong", "40.2 s behind the swarm's", "sudo timedatectl set-ntp true")
+    await assert_hint(clock(look(surveys=(survey(2.0),))), "clock-off", "2.0 s behind", "timedatectl")
+
+
+async def test_a_clock_that_nothing_keeps_right() -> None:
+    good = look(surveys=(survey(),))
+    await assert_hint(
+        clock(good, is_active=False), "clock-untended", "no time service", "sudo timedatectl set-ntp true"
+    )
+    waiting = clock(good, is_active=True, is_set=False)
+    await assert_hint(waiting, "clock-unset", "has not set the clock yet", "timedatectl timesync-status")
+    await assert_ok(clock(good, is_active=True, is_set=True), "clock")
+    await assert_ok(clock(None, is_active=True, is_set=True), "clock-untried")
+
+
+NEWER, OLDER = About("0.9.0", (3,), (1,)), About("0.1.0", (1,), (1,))
+
+
+async def test_a_swarm_of_another_release() -> None:
+    text = "this swarm runs release 0.9.0, with records of format 3; this machine runs"
+    newer = ReleaseCheck(ready(look(surveys=(survey(about=NEWER), survey(about=NEWER)))))
+    await assert_trouble(newer, "update-this-machine", text, "pip install -U canopy-swarm")
+    older = ReleaseCheck(ready(look(surveys=(survey(about=OLDER),))))
+    await assert_trouble(older, "update-the-others", "release 0.1.0", "ask whoever runs its machines to update")
+
+
+async def test_a_swarm_that_refuses_this_release() -> None:
+    view = look(error=str(disagreement(NEWER)))
+    await assert_trouble(ReleaseCheck(ready(view)), "update-this-machine", "release 0.9.0", "pip install -U")
+    await assert_ok(DhtCheck(ready(view)), "directory-reached")
+    view = look(error=str(disagreement(OLDER)))
+    await assert_trouble(ReleaseCheck(ready(view)), "update-the-others", "release 0.1.0", "ask whoever runs")
+
+
+async def test_a_swarm_that_is_half_updated() -> None:
+    mixed = ReleaseCheck(ready(look(surveys=(survey(), survey(about=NEWER)))))
+    await assert_hint(mixed, "update-this-machine", "release 0.9.0", "pip install -U canopy-swarm")
+    silent = ReleaseCheck(ready(look(surveys=(survey(about=None), survey()))))
+    await assert_hint(silent, "old-peers", "1 peer says nothing of itself", "update to")
+    later = About("0.9.1", (2, 3), (1, 2))
+    await assert_ok(ReleaseCheck(ready(look(surveys=(survey(about=later),)))), "release")
+    await assert_ok(ReleaseCheck(ready(None)), "release-untried")
+    await assert_ok(ReleaseCheck(ready(look(surveys=(survey(None, None),)))), "release-untried")
+
+
+def test_a_peer_says_its_clock_and_whence_the_asker_comes() -> None:
+    said = parse_about(pack_about(1_790_000_000.5, "192.0.2.7"))
+    assert said is not None
+    assert (said, said.time, said.seen) == (OURS, 1_790_000_000.5, "192.0.2.7")
+    for more in ([], [1], [0.0, "x"], [-1.0, "192.0.2.7"], [float("nan"), ""], [float("inf"), ""], ["x", 7]):
+        said = parse_about(msgpack.packb(["0.9", [2], [1], *more]))
+        assert said is not None
+        assert (said.time, said.seen) == (None, "")
+    said = parse_about(msgpack.packb(["0.9", [2], [1], 1.5, "not an address\x1b[2J", "later"]))
+    assert said is not None
+    assert (said.time, said.seen) == (1.5, "")
