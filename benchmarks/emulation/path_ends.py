@@ -23,15 +23,15 @@ import grpc.aio
 from benchmarks.emulation.json_program import jobs, tell
 from benchmarks.emulation.path_flow import flow_server, measure_flow
 from node.reach.circuits import Circuits, LocalServer
-from node.reach.gateway_messages import PCP_NONCE_BYTES
-from node.reach.gateways import default_gateways
-from node.reach.ports import PcpRouter, PortMapper
 from node.reach.punch import PunchAnswerer
 from node.reach.standing import PunchRequest, Standing, StandingOptions
 from swarm.discovery.address_proof import who_answer
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.identity import Identity
 from swarm.discovery.interfaces import interface_addresses
+from swarm.gateway.messages import PCP_NONCE_BYTES
+from swarm.gateway.ports import PcpRouter, PortMapper
+from swarm.gateway.routes import default_gateways
 from swarm.ids import PeerId
 from swarm.relay.server import RelayServer
 from swarm.runtime.tasks import TaskScope
@@ -100,7 +100,7 @@ async def _map(port: int, stack: AsyncExitStack) -> str:
     return (await mapper.open()).address
 
 
-async def be_dialler(host: str | None) -> None:
+async def be_dialler(host: str | None = None) -> None:
     """Measure what it is asked to, until standard input closes."""
     async with dialler_ways(host) as ways:
         tell("ready")
@@ -140,7 +140,7 @@ def main() -> None:
         case ["machine", relay, *more]:
             asyncio.run(be_machine(relay, maps=more == ["map"]))
         case ["dialler", *more]:
-            asyncio.run(be_dialler(*more or [None]))
+            asyncio.run(be_dialler(*more))
         case _:
             sys.exit(f"no such part: {sys.argv[1:]}")
 

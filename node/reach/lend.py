@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Final
 
 from node.config import ServeConfig
-from node.reach.ladder import NoMapping
 from node.reach.reached import Whereabouts
 from swarm.discovery.node_record import Reach, split_address
 from swarm.discovery.registry import Registry
+from swarm.gateway.ports import NoMapping
 from swarm.relay.lending import lend, lent_settings
 
 LOOK_S: Final = 3.0

@@ -57,7 +57,6 @@ MegabitsPerSecond = Annotated[float, Word("MBIT")]
 LanMode = Literal["yes", "no", "ask"]
 """Whether a swarm that the local network announces is joined."""
 MegabytesPerSecond = Annotated[float, Word("MB")]
-MegabitsPerSecond = Annotated[float, Word("MBIT")]
 DayTimes = Annotated[str, Word("HH:MM-HH:MM")]
 
 

@@ -207,8 +207,8 @@ def test_a_tree_is_never_cut_where_every_forward_reads_all_weights() -> None:
 
 async def test_a_swarm_with_an_offloaded_node_gives_the_same_text() -> None:
     texts = []
-    for options in ({}, {"offload": True}):
-        async with in_process_swarm(TARGET, ["0-12"], **options) as here, here.client() as client:
+    for offload in (False, True):
+        async with in_process_swarm(TARGET, ["0-12"], offload=offload) as here, here.client() as client:
             result = await client.generate("The river", max_new_tokens=8, seed=3, temperature=0.8, nodes=0)
             texts.append(result.tokens)
             model = here.nodes[0].running.host.model

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
+import grpc.aio
 import pytest
 
 from node.reach.circuits import Circuits, LocalServer
@@ -79,7 +80,8 @@ async def home(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Home]:
 
 
 async def path(dialer: Dialer, endpoint: Endpoint) -> LinkPath | None:
-    answer = await dialer.channel(endpoint).unary_unary(HELLO_METHOD)(NONCE, timeout=10)
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = dialer.channel(endpoint).unary_unary(HELLO_METHOD)
+    answer = await call(NONCE, timeout=10)
     assert check_hello(endpoint.peer, NONCE, endpoint.digest, answer)
     return dialer.path(endpoint)
 

@@ -11,11 +11,11 @@ import pytest
 
 from node.config import ServeConfig
 from node.reach import lend
-from node.reach.ladder import NoMapping
 from node.reach.reached import Reached, Whereabouts
 from swarm.discovery.memory_registry import MemoryNetwork, MemoryRegistry
 from swarm.discovery.node_record import Reach
 from swarm.errors import ConfigError
+from swarm.gateway.ports import NoMapping
 from swarm.relay.child import RelaySettings
 from swarm.relay.lending import LentRelay, ReachedAt
 
