@@ -212,7 +212,7 @@ async def test_a_swarm_with_an_offloaded_node_gives_the_same_text() -> None:
             result = await client.generate("The river", max_new_tokens=8, seed=3, temperature=0.8, nodes=0)
             texts.append(result.tokens)
             model = here.nodes[0].running.host.model
-            assert isinstance(model, OffloadedSpan) is bool(options)
+            assert isinstance(model, OffloadedSpan) is offload
             if isinstance(model, OffloadedSpan):
                 assert model.streamer.reads >= 8 * 10
     assert texts[0] == texts[1]
