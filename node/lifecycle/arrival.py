@@ -169,7 +169,6 @@ class Arrival:
             for line in ladder.tried:
                 self._say(line)
             raise
-        self._say(reached.why)
         return reached
 
     def _rungs(self) -> Rungs:

@@ -237,7 +237,7 @@ class StartUp:
     def _explain(self, starting: Starting, plan: ServingPlan) -> None:
         """Say what this node does and why."""
         resources, asked, join = starting.resources, self._config.model, self._config.join
-        reached = f"{resources.whereabouts.now.reach.value}, at {resources.address}"
+        reached = resources.whereabouts.now.why.removeprefix("reached ") or f"at {resources.address}"
         for line in ServingSummary(resources.identity, asked, join, plan, starting.announcer.span, reached).lines():
             self._say(line)
 
