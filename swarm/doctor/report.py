@@ -41,8 +41,8 @@ def show(found: Sequence[Diagnosis], console: Console, *, verbose: bool) -> None
             console.print(Text(f"{one.level.value:<8} {one.check:<10} {one.text}{one.mend and f' → {one.mend}'}"))
     well = list(dict.fromkeys(one.check for one in found if one.level is Level.OK))
     if well and not verbose:
-        console.print(Text(f"well: {', '.join(well)}"))
-    console.print(Text(_summary(found)))
+        console.print(Text(f"well: {', '.join(well)}"), soft_wrap=False)
+    console.print(Text(_summary(found)), soft_wrap=False)
 
 
 def _show_table(shown: Sequence[Diagnosis], console: Console) -> None:

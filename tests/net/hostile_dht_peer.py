@@ -90,7 +90,7 @@ async def attack(join: str, stolen: bytes) -> None:
         Daemon.keep_sockets_in(folder)
         me.save(Path(folder) / "identity.key")
         listen = ListenAddresses((join,), ("/ip4/127.0.0.1/tcp/0",), None, client=False)
-        daemon = await start_daemon(listen, str(Path(folder) / "identity.key"))
+        daemon = await start_daemon(listen, str(Path(folder) / "identity.key"), start_s=15.0)
         peer = await DirectoryPeer.join(daemon, listen)
         protocol = peer.node.protocol
         target = PeerID.from_base58(join.rpartition("/")[2])

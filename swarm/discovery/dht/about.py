@@ -87,7 +87,7 @@ def refusal(answers: Sequence[About]) -> str | None:
     Args:
         answers: of peers that said what they speak; those that said nothing may be older, and speak as we do.
     """
-    refusals = [text for one in answers if (text := disagreement(one)) is not None]
+    refusals = [text for one in answers if (text := disagreement(one, OURS)) is not None]
     return refusals[0] if refusals and len(refusals) == len(answers) else None
 
 
