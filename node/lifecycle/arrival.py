@@ -32,14 +32,15 @@ from node.reach.reached import Reached, Whereabouts
 from node.reach.standing import Standing, StandingOptions
 from node.reach.upnp import UpnpRouter
 from node.reach.watch import Senses, Sight
-from swarm.discovery.address_proof import NONCE_BYTES
+from swarm.discovery.address_proof import NONCE_BYTES, check_hello
 from swarm.discovery.dht.addresses import DhtConfig, free_port
+from swarm.discovery.dht.dialback import call_hello
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.interfaces import behind_router, interface_addresses
 from swarm.discovery.node_record import NodeRecord, Reach, bracketed
 from swarm.discovery.registry import Registry, RelayOffer
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, SwarmError
 from swarm.runtime.tasks import TaskScope, unending
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint, is_loopback
@@ -102,7 +103,7 @@ class Arrival:
         self._scope: TaskScope | None = None
         self._standing: Standing | None = None
         self._mapper: PortMapper | None = None
-        self._is_public = False
+        self._is_public = self._is_serving = False
         self._ladder: Ladder | None = None
 
     @property
@@ -153,8 +154,12 @@ class Arrival:
         async def nobody() -> None:
             return None
 
-        ladder = self._ladder
-        return Senses(self.registry.peer_id, self._look, self._dial_back, ladder.climb, nobody, self._say)
+        ladder, self._is_serving = self._ladder, True
+
+        async def climb(quickly: bool) -> Reached:
+            return await ladder.climb(quickly=quickly)
+
+        return Senses(self.registry.peer_id, self._look, self._dial_back, climb, nobody, self._say)
 
     async def _climb_first(self) -> Reached:
         self._ladder = ladder = Ladder(self._rungs())
@@ -176,6 +181,7 @@ class Arrival:
             fallback=self._fallback(),
             is_first=not config.join,
             dial_back=self._dial_back,
+            call_self=self._call_self,
             map_port=None if config.no_port_mapping else self._map_port,
             unmap=self._unmap,
             relays=None if config.relay == "off" else self._stand,
@@ -212,10 +218,21 @@ class Arrival:
         assert certificate is not None, "nobody dials back in plain text"
         endpoint = Endpoint(self.registry.peer_id, address, certificate.der)
         verdict = await self.registry.dial_back(endpoint, secrets.token_bytes(NONCE_BYTES))
-        if verdict is None and self._config.join:
+        if verdict is None and self._config.join and not self._is_serving:
             await asyncio.sleep(ASK_AGAIN_S)
             verdict = await self.registry.dial_back(endpoint, secrets.token_bytes(NONCE_BYTES))
         return verdict
+
+    async def _call_self(self, address: str) -> bool:
+        """Whether a relay leads here: this machine is its own caller."""
+        certificate = self._bound.certificate
+        assert certificate is not None, "nobody calls in plain text"
+        endpoint, nonce = Endpoint(self.registry.peer_id, address, certificate.der), secrets.token_bytes(NONCE_BYTES)
+        try:
+            answer = await call_hello(endpoint, nonce)
+        except (grpc.aio.AioRpcError, SwarmError):
+            return False
+        return check_hello(endpoint.peer, nonce, endpoint.digest, answer)
 
     async def _map_port(self) -> tuple[str, str]:
         if is_loopback(self._config.host) or not behind_router(interface_addresses()):
