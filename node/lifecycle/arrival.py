@@ -40,11 +40,13 @@ from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.interfaces import behind_router, interface_addresses
 from swarm.discovery.node_record import NodeRecord, Reach, bracketed
 from swarm.discovery.registry import Registry, RelayOffer
-from swarm.errors import ConfigError, SwarmError
+from swarm.errors import ConfigError, RegistryError, SwarmError
 from swarm.runtime.tasks import TaskScope, unending
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint, is_loopback
 
+REMEMBER_S: Final = 120.0
+"""How often it is asked who lends a relay, also where none is needed now."""
 ASK_AGAIN_S: Final = 2.0
 """Peers of a joined swarm that were all too busy to dial back are asked once more after so long."""
 
@@ -104,6 +106,7 @@ class Arrival:
         self._standing: Standing | None = None
         self._mapper: PortMapper | None = None
         self._is_public = self._is_serving = False
+        self._known_relays: list[RelayOffer] = []
         self._ladder: Ladder | None = None
 
     @property
@@ -278,7 +281,19 @@ class Arrival:
         return self._standing
 
     async def _relays(self) -> list[RelayOffer]:
-        return await self.registry.relays()
+        """The relays that are lent; where nobody answers, those that were lent when somebody last did."""
+        try:
+            found = await self.registry.relays()
+        except RegistryError:
+            found = []
+        self._known_relays = found or self._known_relays
+        return self._known_relays
+
+    async def remember_relays(self) -> None:
+        """Know relays, for ever: when the way in is lost, the directory often is too, for a while."""
+        while self._config.relay == "auto" and self._config.announce_address is None:
+            await self._relays()
+            await asyncio.sleep(REMEMBER_S)
 
     def _look(self) -> Sight:
         mapping = None if self._mapper is None else self._mapper.mapping

@@ -21,7 +21,7 @@ import grpc.aio
 
 from node.config import ServeConfig
 from node.lifecycle.announcer import Announcer
-from node.lifecycle.arrival import Arrival, Arrived, BoundServer
+from node.lifecycle.arrival import REMEMBER_S, Arrival, Arrived, BoundServer
 from node.lifecycle.connection_guard import keep_connections_bounded
 from node.lifecycle.resources import NodeResources
 from node.lifecycle.span_host import SpanHost, bind
@@ -192,7 +192,9 @@ class StartUp:
             return  # a swarm on this machine alone
         senses = replace(starting.arrival.senses(), announce=starting.announcer.say_again)
         watch = Watch(starting.resources.whereabouts, senses, time.monotonic)
-        starting.resources.scope.spawn(unending(watch.run, "watching how this machine is reached"))
+        scope = starting.resources.scope
+        scope.spawn(unending(starting.arrival.remember_relays, "asking for relays", pause_s=REMEMBER_S))
+        scope.spawn(unending(watch.run, "watching how this machine is reached"))
 
     async def _reserve_span(self, starting: Starting) -> SpanReservation:
         """Reserve the span that the swarm needs most."""

@@ -109,6 +109,8 @@ class Ladder:
         rungs = self._rungs
         if rungs.announced is not None:
             return await self._announced(rungs.announced)
+        if quickly and rungs.relays is not None:
+            rungs.relays()  # they are looked for while the router is asked
         for rung in (self._direct, self._mapped, partial(self._relayed, quickly=quickly)):
             reached = await rung()
             if reached is not None:

@@ -9,6 +9,7 @@ import asyncio
 import enum
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,6 +26,8 @@ DIAL_BACK_S: Final = 15.0
 """Between dial-backs where a port leads here; a peer dials back six times a minute for one machine."""
 DIAL_BACK_RELAYED_S: Final = 60.0
 """The same for a relayed machine, whose standing connection tells that the relay is there."""
+ANSWER_S: Final = 6.0
+"""For a dial-back: one peer's whole time. The rest is looked at only afterwards."""
 RELAY_GRACE_S: Final = 6.0
 """How long no relay may be left before the ladder is climbed again."""
 AGAIN_S: Final = 10.0
@@ -163,7 +166,10 @@ class Watch:
         self._was_doubtful = sight.is_doubtful
         if move is Move.STAY and (is_due or is_doubtful):
             self._dialled_at = now
-            verdict = await senses.dial_back(reached.address)
+            verdict = None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_S):
+                    verdict = await senses.dial_back(reached.address)
             move, why = decide(
                 reached, self._before, replace(sight, is_reached=verdict, was_asked=True), now - self._stood_at
             )
