@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
 
+import grpc.aio
 import pytest
 
 from swarm.discovery.address_proof import HELLO_METHOD, NONCE_BYTES, check_hello
@@ -62,6 +63,6 @@ async def test_a_name_with_one_dead_family_is_reached_by_the_other(alive: str, d
         with black_hole(dead, int(port)):
             async with open_channel(name, CHANNEL_OPTIONS) as channel:
                 began = time.monotonic()
-                answer = await channel.unary_unary(HELLO_METHOD)(NONCE, timeout=10)
-                assert check_hello(here.peer, NONCE, certificate.digest, answer)
+                call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(HELLO_METHOD)
+                assert check_hello(here.peer, NONCE, certificate.digest, await call(NONCE, timeout=10))
                 assert time.monotonic() - began < 4
