@@ -64,6 +64,5 @@ async def test_a_name_with_one_dead_family_is_reached_by_the_other(alive: str, d
             async with open_channel(name, CHANNEL_OPTIONS) as channel:
                 began = time.monotonic()
                 call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(HELLO_METHOD)
-                answer = await call(NONCE, timeout=10)
-                assert check_hello(here.peer, NONCE, certificate.digest, answer)
+                assert check_hello(here.peer, NONCE, certificate.digest, await call(NONCE, timeout=10))
                 assert time.monotonic() - began < 4
