@@ -7,7 +7,6 @@ word proves nothing: whether peers come through is found by dial-back.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -33,10 +32,8 @@ STAGGER_S: Final = 0.4
 """The next protocol is tried when the one before failed, or gave no answer for so long."""
 WAITS_S: Final = (0.25, 0.5, 1.0)
 """For the answer to a datagram, which is then sent again."""
-CHECK_S: Final = 10.0
+CHECK_S: Final = 5.0
 """How often the router is asked whether it still has the mapping."""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +253,7 @@ class PortMapper:
 
     Attributes:
         mapping: what the router gave; None while it maps nothing.
-        changed: set when that changed after it was first given; whoever looks clears it.
+        is_silent: whether the router did not answer when it was asked last.
     """
 
     def __init__(
@@ -273,7 +270,7 @@ class PortMapper:
             clock: a monotonic one, in seconds.
         """
         self.mapping: Mapping | None = None
-        self.changed = asyncio.Event()
+        self.is_silent = False
         self._port = port
         self._find = routers
         self._clock = clock
@@ -298,7 +295,7 @@ class PortMapper:
         if given is None:
             silent = ", ".join(router.name for router in routers) or "no protocol"
             raise NoMapping("; ".join(tried) or f"no router answers ({silent})")
-        self._router, self.mapping = given
+        (self._router, self.mapping), self.is_silent = given, False
         self._mapped_at = self._clock()
         return self.mapping
 
@@ -340,7 +337,7 @@ class PortMapper:
         """Look once."""
         if self._router is None or self.mapping is None:
             return
-        before = self.mapping
+        before, self.is_silent = self.mapping, False
         age_s = self._clock() - self._mapped_at
         is_due = age_s >= max(before.lifetime_s, SHORTEST_S) / 2
         try:
@@ -349,11 +346,9 @@ class PortMapper:
                 self._mapped_at = self._clock()
         except FAILURES as error:
             if age_s < before.lifetime_s and not isinstance(error, RemoteProtocolError | NoMapping):
-                logger.debug("the router does not answer", exc_info=error)
+                self.is_silent = True
                 return  # it may be starting: what it mapped may hold yet, and a dial-back tells
             self.mapping = None
-        if self.mapping is None or self.mapping.address != before.address:
-            self.changed.set()
 
     async def close(self) -> None:
         """Give the mapping back, if there is one; harmless the second time."""

@@ -9,7 +9,8 @@ import asyncio
 import enum
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Final
 
 from node.reach.reached import Reached, Whereabouts
@@ -25,6 +26,8 @@ DIAL_BACK_S: Final = 15.0
 """Between dial-backs where a port leads here; a peer dials back six times a minute for one machine."""
 DIAL_BACK_RELAYED_S: Final = 60.0
 """The same for a relayed machine, whose standing connection tells that the relay is there."""
+ANSWER_S: Final = 6.0
+"""For a dial-back: one peer's whole time. The rest is looked at only afterwards."""
 RELAY_GRACE_S: Final = 6.0
 """How long no relay may be left before the ladder is climbed again."""
 AGAIN_S: Final = 10.0
@@ -36,7 +39,7 @@ BETTER_S: Final = 600.0
 logger = logging.getLogger(__name__)
 
 
-class Move(enum.Enum):
+class WatchMove(enum.Enum):
     """What to do."""
 
     STAY = enum.auto()
@@ -52,17 +55,21 @@ class Sight:
     Attributes:
         own: the addresses of this machine's interfaces, as text.
         mapped: the mapping's `host:port`; None where the router maps nothing.
+        is_doubtful: whether the router does not answer, so that nobody knows whether it has the mapping.
         relays: where this machine stands, the one to announce first.
         is_reached: the last dial-back's verdict; None where none was due or nobody could be asked.
+        was_asked: whether one was due.
     """
 
     own: tuple[str, ...] = ()
     mapped: str | None = None
+    is_doubtful: bool = False
     relays: tuple[str, ...] = ()
     is_reached: bool | None = None
+    was_asked: bool = False
 
 
-def decide(reached: Reached, before: Sight, now: Sight, alone_s: float) -> tuple[Move, str]:
+def decide(reached: Reached, before: Sight, now: Sight, alone_s: float) -> tuple[WatchMove, str]:
     """What follows from a look.
 
     Args:
@@ -75,22 +82,27 @@ def decide(reached: Reached, before: Sight, now: Sight, alone_s: float) -> tuple
         What to do, and why in a few words.
     """
     if now.own != before.own:
-        return Move.CLIMB, "this machine's own addresses changed"
+        return WatchMove.CLIMB, "this machine's own addresses changed"
     match reached.reach:
         case Reach.MAPPED if now.mapped != reached.address:
-            return Move.CLIMB, "the router gave up the port" if now.mapped is None else "the router's address changed"
+            return (
+                WatchMove.CLIMB,
+                "the router gave up the port" if now.mapped is None else "the router's address changed",
+            )
+        case Reach.MAPPED if now.is_doubtful and now.was_asked and now.is_reached is None:
+            return WatchMove.CLIMB, "neither the router nor a peer answers"
         case Reach.RELAYED:
             relayed = parse_relayed(reached.address)
             assert relayed is not None, "a relayed machine has a relayed address"
             if relayed.relay not in now.relays:
                 if now.relays:
-                    return Move.OTHER_RELAY, f"the relay {relayed.relay} is lost"
+                    return WatchMove.OTHER_RELAY, f"the relay {relayed.relay} is lost"
                 if alone_s >= RELAY_GRACE_S:
-                    return Move.CLIMB, "no relay is left"
-                return Move.STAY, ""
+                    return WatchMove.CLIMB, "no relay is left"
+                return WatchMove.STAY, ""
     if now.is_reached is False:
-        return Move.CLIMB, f"peers do not reach {reached.address} any more"
-    return Move.STAY, ""
+        return WatchMove.CLIMB, f"peers do not reach {reached.address} any more"
+    return WatchMove.STAY, ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +113,7 @@ class Senses:
         peer: this machine.
         look: what is seen without asking peers.
         dial_back: whether peers reach an address; None where nobody could be asked.
-        climb: climbs the ladder; raises ConfigError where nothing holds.
+        climb: climbs the ladder, quickly or not; raises ConfigError where nothing holds.
         announce: tells the directory how this machine is reached now.
         say: takes lines for the user.
     """
@@ -109,7 +121,7 @@ class Senses:
     peer: PeerId
     look: Callable[[], Sight]
     dial_back: Callable[[str], Awaitable[bool | None]]
-    climb: Callable[[], Awaitable[Reached]]
+    climb: Callable[[bool], Awaitable[Reached]]
     announce: Callable[[], Awaitable[None]]
     say: Callable[[str], object]
 
@@ -132,7 +144,7 @@ class Watch:
         self._before = senses.look()
         self._dialled_at = self._climbed_at = self._stood_at = now
         self._wait_s = AGAIN_S
-        self._is_lost = False
+        self._is_lost = self._was_doubtful = False
         self._log = CountedLog(logger, clock)
 
     async def run(self) -> None:
@@ -152,19 +164,26 @@ class Watch:
             self._stood_at = now
         move, why = decide(reached, self._before, sight, now - self._stood_at)
         is_relayed = reached.reach is Reach.RELAYED
-        if move is Move.STAY and now - self._dialled_at >= (DIAL_BACK_RELAYED_S if is_relayed else DIAL_BACK_S):
+        is_due = now - self._dialled_at >= (DIAL_BACK_RELAYED_S if is_relayed else DIAL_BACK_S)
+        is_doubtful = reached.reach is Reach.MAPPED and sight.is_doubtful and not self._was_doubtful
+        self._was_doubtful = sight.is_doubtful
+        if move is WatchMove.STAY and (is_due or is_doubtful):
             self._dialled_at = now
-            verdict = await senses.dial_back(reached.address)
-            asked = Sight(sight.own, sight.mapped, sight.relays, verdict)
-            move, why = decide(reached, self._before, asked, now - self._stood_at)
+            verdict = None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_S):
+                    verdict = await senses.dial_back(reached.address)
+            move, why = decide(
+                reached, self._before, replace(sight, is_reached=verdict, was_asked=True), now - self._stood_at
+            )
             if verdict:
                 self._is_lost = False
-        if move is Move.STAY and is_relayed and now - self._climbed_at >= BETTER_S:
-            move, why = Move.CLIMB, ""
+        if move is WatchMove.STAY and is_relayed and now - self._climbed_at >= BETTER_S:
+            move, why = WatchMove.CLIMB, ""
         match move:
-            case Move.OTHER_RELAY:
+            case WatchMove.OTHER_RELAY:
                 await self._move_to_relay(sight.relays[0], why)
-            case Move.CLIMB if not self._is_lost or now - self._climbed_at >= self._wait_s:
+            case WatchMove.CLIMB if not self._is_lost or now - self._climbed_at >= self._wait_s:
                 await self._climb(sight, why)
 
     async def _move_to_relay(self, relay: str, why: str) -> None:
@@ -174,7 +193,8 @@ class Watch:
     async def _climb(self, sight: Sight, why: str) -> None:
         self._climbed_at = self._clock()
         try:
-            reached = await self._senses.climb()
+            quickly = self._whereabouts.now.reach is not Reach.RELAYED
+            reached = await self._senses.climb(quickly)
         except ConfigError as error:
             self._before = sight
             self._wait_s = min(2 * self._wait_s, LONGEST_S) if self._is_lost else AGAIN_S
@@ -183,7 +203,8 @@ class Watch:
             return
         self._is_lost = False
         self._before = self._senses.look()
-        self._dialled_at = self._clock()  # the climb has asked
+        is_unasked = quickly and reached.reach is Reach.RELAYED
+        self._dialled_at = self._clock() - (DIAL_BACK_RELAYED_S if is_unasked else 0.0)
         await self._be(Reached(reached.address, reached.reach, f"{why}; {reached.why}" if why else reached.why))
 
     async def _be(self, reached: Reached) -> None:

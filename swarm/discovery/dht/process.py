@@ -47,6 +47,7 @@ JOIN_S = 18.0
 CALL_S = 15.0
 _LEAVE_S = 4
 _PEERS_ASKED = 3  # peers asked to dial back: one alone could veto
+_NEXT_S = 1.5  # until the next one is asked; most answer sooner, and a call that nobody takes costs one seconds
 
 
 Request = tuple[int, str, dict[str, Any]]
@@ -130,20 +131,26 @@ class DhtPeer:
         return await self._called_by_others(RELAY_HANDLER, msgpack.packb(address))
 
     async def _called_by_others(self, handler: str, request: bytes) -> bool | None:
+        """Ask one after another, a little apart, until one got through; None where none of them tried."""
         known: list[PeerID] = list(self.directory.node.protocol.routing_table.uid_to_peer_id.values())
-        verdict: bool | None = None
-        for peer in random.sample(known, min(_PEERS_ASKED, len(known))):
-            try:
+        verdicts: list[object] = []
+
+        async def ask(place: int, peer: PeerID) -> None:
+            await asyncio.sleep(place * _NEXT_S)
+            with suppress(TimeoutError, P2PHandlerError, P2PDaemonError, ValueError, msgpack.UnpackException):
                 async with asyncio.timeout(DEADLINE_S + 1):
                     asked = BytesValue(value=request)
                     answer = await self.daemon.call_protobuf_handler(peer, handler, asked, BytesValue)
-                    reached = msgpack.unpackb(answer.value)
-            except (TimeoutError, P2PHandlerError, P2PDaemonError, ValueError, msgpack.UnpackException):
-                continue
-            if reached is True:
-                return True
-            verdict = False if reached is False else verdict
-        return verdict
+                    verdicts.append(msgpack.unpackb(answer.value))
+            if True in verdicts:
+                for other in asking:
+                    other.cancel()
+
+        async with asyncio.TaskGroup() as tasks:
+            chosen = enumerate(random.sample(known, min(_PEERS_ASKED, len(known))))
+            asking = [tasks.create_task(ask(place, peer)) for place, peer in chosen]
+        said = [verdict for verdict in verdicts if isinstance(verdict, bool)]
+        return any(said) if said else None
 
     async def relays(self) -> list[tuple[str, str]]:
         """Who of a few known peers lends a relay, and where; in the order in which they were asked."""

@@ -13,10 +13,10 @@ from node.reach.watch import (
     DIAL_BACK_S,
     LOOK_S,
     RELAY_GRACE_S,
-    Move,
     Senses,
     Sight,
     Watch,
+    WatchMove,
     decide,
 )
 from swarm.discovery.identity import Identity
@@ -36,29 +36,29 @@ NOTICED_S = 30.0
 @pytest.mark.parametrize(
     ("reached", "now", "move"),
     [
-        (DIRECT, HOME, Move.STAY),
-        (DIRECT, replace(HOME, is_reached=True), Move.STAY),
-        (DIRECT, replace(HOME, is_reached=False), Move.CLIMB),
-        (DIRECT, replace(HOME, mapped=None, relays=()), Move.STAY),
-        (DIRECT, replace(HOME, own=("10.0.0.3",)), Move.CLIMB),
-        (MAPPED, HOME, Move.STAY),
-        (MAPPED, replace(HOME, mapped=None), Move.CLIMB),
-        (MAPPED, replace(HOME, mapped="203.0.113.99:81"), Move.CLIMB),
-        (RELAYED, HOME, Move.STAY),
-        (RELAYED, replace(HOME, mapped=None), Move.STAY),
-        (RELAYED, replace(HOME, relays=(TWO, ONE)), Move.STAY),
-        (RELAYED, replace(HOME, relays=(TWO,)), Move.OTHER_RELAY),
-        (RELAYED, replace(HOME, is_reached=False), Move.CLIMB),
+        (DIRECT, HOME, WatchMove.STAY),
+        (DIRECT, replace(HOME, is_reached=True), WatchMove.STAY),
+        (DIRECT, replace(HOME, is_reached=False), WatchMove.CLIMB),
+        (DIRECT, replace(HOME, mapped=None, relays=()), WatchMove.STAY),
+        (DIRECT, replace(HOME, own=("10.0.0.3",)), WatchMove.CLIMB),
+        (MAPPED, HOME, WatchMove.STAY),
+        (MAPPED, replace(HOME, mapped=None), WatchMove.CLIMB),
+        (MAPPED, replace(HOME, mapped="203.0.113.99:81"), WatchMove.CLIMB),
+        (RELAYED, HOME, WatchMove.STAY),
+        (RELAYED, replace(HOME, mapped=None), WatchMove.STAY),
+        (RELAYED, replace(HOME, relays=(TWO, ONE)), WatchMove.STAY),
+        (RELAYED, replace(HOME, relays=(TWO,)), WatchMove.OTHER_RELAY),
+        (RELAYED, replace(HOME, is_reached=False), WatchMove.CLIMB),
     ],
 )
-def test_what_follows_from_a_look(reached: Reached, now: Sight, move: Move) -> None:
+def test_what_follows_from_a_look(reached: Reached, now: Sight, move: WatchMove) -> None:
     assert decide(reached, HOME, now, alone_s=0.0)[0] is move
 
 
 def test_a_lost_relay_is_waited_for_a_moment() -> None:
     alone = replace(HOME, relays=())
-    assert decide(RELAYED, HOME, alone, alone_s=RELAY_GRACE_S / 2)[0] is Move.STAY
-    assert decide(RELAYED, HOME, alone, alone_s=RELAY_GRACE_S)[0] is Move.CLIMB
+    assert decide(RELAYED, HOME, alone, alone_s=RELAY_GRACE_S / 2)[0] is WatchMove.STAY
+    assert decide(RELAYED, HOME, alone, alone_s=RELAY_GRACE_S)[0] is WatchMove.CLIMB
 
 
 @dataclass
@@ -89,8 +89,9 @@ class Home:
         self.dialled.append(self.now)
         return self.is_reached
 
-    async def _climb(self) -> Reached:
+    async def _climb(self, quickly: bool) -> Reached:
         self.climbs.append(self.now)
+        self.was_quick = quickly
         if self.next_rung is None:
             raise ConfigError("no way in")
         return self.next_rung
@@ -129,6 +130,26 @@ async def test_a_way_in_that_is_lost_is_announced_anew_within_30_s(change: dict[
     assert home.announced[0][0] - began <= NOTICED_S
     assert home.whereabouts.now.reach is Reach.RELAYED
     assert len(home.said) == 1
+
+
+async def test_a_router_that_does_not_answer_has_peers_asked_at_once_and_once() -> None:
+    home = Home()
+    home.begin(MAPPED)
+    await home.pass_s(DIAL_BACK_S + LOOK_S)
+    home.dialled.clear()
+    home.sight = replace(HOME, is_doubtful=True)
+    await home.pass_s(2 * LOOK_S)
+    assert home.dialled == [home.now - LOOK_S]
+    assert not home.climbs, "they come through yet"
+    home.sight = HOME
+    await home.pass_s(LOOK_S)
+    home.sight, home.is_reached, home.next_rung = replace(HOME, is_doubtful=True), None, RELAYED
+    await home.pass_s(LOOK_S)
+    assert home.whereabouts.now.reach is Reach.RELAYED, "neither of them answers: the home's connections are gone"
+    assert home.was_quick
+    home.dialled.clear()
+    await home.pass_s(LOOK_S)
+    assert home.dialled, "what was taken without asking is asked about soon"
 
 
 async def test_the_other_relay_is_announced_at_the_next_look_and_nobody_is_asked() -> None:

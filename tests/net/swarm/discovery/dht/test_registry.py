@@ -304,7 +304,7 @@ async def test_one_identity_and_one_port_per_running_program(tmp_path: Path) -> 
 
 async def test_a_chosen_port_that_somebody_takes_meanwhile_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """An announced port is chosen before the daemon listens on it; one that never is free is an error after all."""
-    find, tried = addresses._free_port, list[int]()
+    find, tried = addresses.free_port, list[int]()
     with socket.create_server(("127.0.0.1", 0)) as somebody:
         taken: int = somebody.getsockname()[1]
 
@@ -312,13 +312,13 @@ async def test_a_chosen_port_that_somebody_takes_meanwhile_is_replaced(monkeypat
             tried.append(find(version) if tried else taken)
             return tried[-1]
 
-        monkeypatch.setattr(addresses, "_free_port", late)
+        monkeypatch.setattr(addresses, "free_port", late)
         async with DhtRegistry.open(replace(LOCAL, announce_host="127.0.0.1")) as one:
             assert len(tried) == 2
             assert [int(address.split("/")[4]) for address in one.join_addresses()] == [tried[-1]]
             async with DhtRegistry.open(joining(one, client_mode=True)) as other:
                 assert await other.models() == []
-        monkeypatch.setattr(addresses, "_free_port", lambda _: taken)
+        monkeypatch.setattr(addresses, "free_port", lambda _: taken)
         with pytest.raises(RegistryError, match=f"{taken}.*address already in use"):
             await DhtRegistry.open(replace(LOCAL, announce_host="127.0.0.1"))
 
