@@ -1,4 +1,4 @@
-"""Machines that have IPv6 alone, behind routers that let nothing in: a relay by IPv6 lists them, and holes join them."""
+"""Machines that have IPv6 alone, behind routers that let nothing in: a relay lists them, and a hole joins them."""
 
 from __future__ import annotations
 
