@@ -34,18 +34,21 @@ from node.reach.reached import Reached, Whereabouts
 from node.reach.standing import PunchRequest, Standing, StandingOptions
 from node.reach.upnp import UpnpRouter
 from node.reach.watch import Senses, Sight
-from swarm.discovery.address_proof import NONCE_BYTES
+from swarm.discovery.address_proof import NONCE_BYTES, check_hello
 from swarm.discovery.dht.addresses import DhtConfig, free_port
+from swarm.discovery.dht.dialback import call_hello
 from swarm.discovery.dht.registry import DhtRegistry
 from swarm.discovery.dialable import DialPolicy
 from swarm.discovery.interfaces import behind_router, interface_addresses
 from swarm.discovery.node_record import NodeRecord, Reach, bracketed
 from swarm.discovery.registry import Registry, RelayOffer
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, RegistryError, SwarmError
 from swarm.runtime.tasks import TaskScope, unending
 from swarm.transport.certificate import ServerCertificate
 from swarm.transport.endpoint import Endpoint, is_loopback
 
+REMEMBER_S: Final = 120.0
+"""How often it is asked who lends a relay, also where none is needed now."""
 ASK_AGAIN_S: Final = 2.0
 """Peers of a joined swarm that were all too busy to dial back are asked once more after so long."""
 
@@ -107,7 +110,8 @@ class Arrival:
         self._standing: Standing | None = None
         self._mapper: PortMapper | None = None
         self._others: dict[int, PortMapper] = {}
-        self._is_public = False
+        self._is_public = self._is_serving = False
+        self._known_relays: list[RelayOffer] = []
         self._ladder: Ladder | None = None
 
     @property
@@ -158,8 +162,12 @@ class Arrival:
         async def nobody() -> None:
             return None
 
-        ladder = self._ladder
-        return Senses(self.registry.peer_id, self._look, self._dial_back, ladder.climb, nobody, self._say)
+        ladder, self._is_serving = self._ladder, True
+
+        async def climb(quickly: bool) -> Reached:
+            return await ladder.climb(quickly=quickly)
+
+        return Senses(self.registry.peer_id, self._look, self._dial_back, climb, nobody, self._say)
 
     async def _climb_first(self) -> Reached:
         self._ladder = ladder = Ladder(self._rungs())
@@ -181,6 +189,7 @@ class Arrival:
             fallback=self._fallback(),
             is_first=not config.join,
             dial_back=self._dial_back,
+            call_self=self._call_self,
             map_port=None if config.no_port_mapping else self._map_port,
             unmap=self._unmap,
             relays=None if config.relay == "off" else self._stand,
@@ -217,10 +226,21 @@ class Arrival:
         assert certificate is not None, "nobody dials back in plain text"
         endpoint = Endpoint(self.registry.peer_id, address, certificate.der)
         verdict = await self.registry.dial_back(endpoint, secrets.token_bytes(NONCE_BYTES))
-        if verdict is None and self._config.join:
+        if verdict is None and self._config.join and not self._is_serving:
             await asyncio.sleep(ASK_AGAIN_S)
             verdict = await self.registry.dial_back(endpoint, secrets.token_bytes(NONCE_BYTES))
         return verdict
+
+    async def _call_self(self, address: str) -> bool:
+        """Whether a relay leads here: this machine is its own caller."""
+        certificate = self._bound.certificate
+        assert certificate is not None, "nobody calls in plain text"
+        endpoint, nonce = Endpoint(self.registry.peer_id, address, certificate.der), secrets.token_bytes(NONCE_BYTES)
+        try:
+            answer = await call_hello(endpoint, nonce)
+        except (grpc.aio.AioRpcError, SwarmError):
+            return False
+        return check_hello(endpoint.peer, nonce, endpoint.digest, answer)
 
     async def _map_port(self) -> tuple[str, str]:
         if is_loopback(self._config.host) or not behind_router(interface_addresses()):
@@ -290,7 +310,19 @@ class Arrival:
         return self._standing
 
     async def _relays(self) -> list[RelayOffer]:
-        return await self.registry.relays()
+        """The relays that are lent; where nobody answers, those that were lent when somebody last did."""
+        try:
+            found = await self.registry.relays()
+        except RegistryError:
+            found = []
+        self._known_relays = found or self._known_relays
+        return self._known_relays
+
+    async def remember_relays(self) -> None:
+        """Know relays, for ever: when the way in is lost, the directory often is too, for a while."""
+        while self._config.relay == "auto" and self._config.announce_address is None:
+            await self._relays()
+            await asyncio.sleep(REMEMBER_S)
 
     def _look(self) -> Sight:
         mapping = None if self._mapper is None else self._mapper.mapping

@@ -21,7 +21,7 @@ import grpc.aio
 
 from node.config import ServeConfig
 from node.lifecycle.announcer import Announcer
-from node.lifecycle.arrival import Arrival, Arrived, BoundServer
+from node.lifecycle.arrival import REMEMBER_S, Arrival, Arrived, BoundServer
 from node.lifecycle.connection_guard import keep_connections_bounded
 from node.lifecycle.resources import NodeResources
 from node.lifecycle.span_host import SpanHost, bind
@@ -200,6 +200,7 @@ class StartUp:
         senses = replace(starting.arrival.senses(), announce=starting.announcer.say_again)
         watch = Watch(starting.resources.whereabouts, senses, time.monotonic)
         scope = starting.resources.scope
+        scope.spawn(unending(starting.arrival.remember_relays, "asking for relays", pause_s=REMEMBER_S))
         scope.spawn(unending(watch.run, "watching how this machine is reached"))
         if self._config.relay_mbit != 0 and isinstance(starting.resources.registry, DhtRegistry):
             scope.spawn(unending(partial(self._lend, starting), "lending a relay"))

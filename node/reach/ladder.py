@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 from node.reach.reached import Reached
@@ -64,6 +65,7 @@ class Rungs:
         fallback: what is announced where nobody can be asked.
         is_first: whether this machine joined nobody, so that nobody could be asked.
         dial_back: asks peers to call.
+        call_self: whether this machine reaches itself at a relayed address.
         map_port: has the router map the port; gives its external `host:port` and how. None: it may not be asked.
         unmap: gives that port back.
         relays: brings standing connections up and gives them; None: no relay is to be used.
@@ -75,6 +77,7 @@ class Rungs:
     fallback: str
     is_first: bool
     dial_back: DialBackCall
+    call_self: Callable[[str], Awaitable[bool]]
     map_port: Callable[[], Awaitable[tuple[str, str]]] | None = None
     unmap: Callable[[], Awaitable[None]] | None = None
     relays: Callable[[], Relays] | None = None
@@ -92,8 +95,12 @@ class Ladder:
         self._rungs = rungs
         self._unasked: str | None = None
 
-    async def climb(self) -> Reached:
+    async def climb(self, *, quickly: bool = False) -> Reached:
         """The first rung that holds.
+
+        Args:
+            quickly: take a relay that leads here without asking peers: when a way in is lost, the directory's
+                connections mostly are too, and whoever asks them waits. Peers are to be asked soon.
 
         Raises:
             ConfigError: none does; `tried` says what was tried.
@@ -102,7 +109,9 @@ class Ladder:
         rungs = self._rungs
         if rungs.announced is not None:
             return await self._announced(rungs.announced)
-        for rung in (self._direct, self._mapped, self._relayed):
+        if quickly and rungs.relays is not None:
+            rungs.relays()  # they are looked for while the router is asked
+        for rung in (self._direct, self._mapped, partial(self._relayed, quickly=quickly)):
             reached = await rung()
             if reached is not None:
                 return reached
@@ -162,7 +171,7 @@ class Ladder:
             await rungs.unmap()
         return None
 
-    async def _relayed(self) -> Reached | None:
+    async def _relayed(self, *, quickly: bool) -> Reached | None:
         if self._rungs.relays is None:
             self.tried.append("relayed: --relay off forbids it")
             return None
@@ -177,7 +186,7 @@ class Ladder:
             if relay is None or relay in failed:
                 break
             address = str(RelayedAddress(self._rungs.peer, relay))
-            if await self._rungs.dial_back(address) is not False:
+            if await (self._rungs.call_self if quickly else self._rungs.dial_back)(address) is not False:
                 return Reached(address, Reach.RELAYED, f"reached through the relay {relay}")
             failed.append(relay)
             relays.prefer_other()

@@ -32,7 +32,7 @@ STAGGER_S: Final = 0.4
 """The next protocol is tried when the one before failed, or gave no answer for so long."""
 WAITS_S: Final = (0.25, 0.5, 1.0)
 """For the answer to a datagram, which is then sent again."""
-CHECK_S: Final = 10.0
+CHECK_S: Final = 5.0
 """How often the router is asked whether it still has the mapping."""
 
 

@@ -9,6 +9,7 @@ import asyncio
 import enum
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,6 +26,8 @@ DIAL_BACK_S: Final = 15.0
 """Between dial-backs where a port leads here; a peer dials back six times a minute for one machine."""
 DIAL_BACK_RELAYED_S: Final = 60.0
 """The same for a relayed machine, whose standing connection tells that the relay is there."""
+ANSWER_S: Final = 6.0
+"""For a dial-back: one peer's whole time. The rest is looked at only afterwards."""
 RELAY_GRACE_S: Final = 6.0
 """How long no relay may be left before the ladder is climbed again."""
 AGAIN_S: Final = 10.0
@@ -55,6 +58,7 @@ class Sight:
         is_doubtful: whether the router does not answer, so that nobody knows whether it has the mapping.
         relays: where this machine stands, the one to announce first.
         is_reached: the last dial-back's verdict; None where none was due or nobody could be asked.
+        was_asked: whether one was due.
     """
 
     own: tuple[str, ...] = ()
@@ -62,6 +66,7 @@ class Sight:
     is_doubtful: bool = False
     relays: tuple[str, ...] = ()
     is_reached: bool | None = None
+    was_asked: bool = False
 
 
 def decide(reached: Reached, before: Sight, now: Sight, alone_s: float) -> tuple[Move, str]:
@@ -81,6 +86,8 @@ def decide(reached: Reached, before: Sight, now: Sight, alone_s: float) -> tuple
     match reached.reach:
         case Reach.MAPPED if now.mapped != reached.address:
             return Move.CLIMB, "the router gave up the port" if now.mapped is None else "the router's address changed"
+        case Reach.MAPPED if now.is_doubtful and now.was_asked and now.is_reached is None:
+            return Move.CLIMB, "neither the router nor a peer answers"
         case Reach.RELAYED:
             relayed = parse_relayed(reached.address)
             assert relayed is not None, "a relayed machine has a relayed address"
@@ -103,7 +110,7 @@ class Senses:
         peer: this machine.
         look: what is seen without asking peers.
         dial_back: whether peers reach an address; None where nobody could be asked.
-        climb: climbs the ladder; raises ConfigError where nothing holds.
+        climb: climbs the ladder, quickly or not; raises ConfigError where nothing holds.
         announce: tells the directory how this machine is reached now.
         say: takes lines for the user.
     """
@@ -111,7 +118,7 @@ class Senses:
     peer: PeerId
     look: Callable[[], Sight]
     dial_back: Callable[[str], Awaitable[bool | None]]
-    climb: Callable[[], Awaitable[Reached]]
+    climb: Callable[[bool], Awaitable[Reached]]
     announce: Callable[[], Awaitable[None]]
     say: Callable[[str], object]
 
@@ -159,8 +166,13 @@ class Watch:
         self._was_doubtful = sight.is_doubtful
         if move is Move.STAY and (is_due or is_doubtful):
             self._dialled_at = now
-            verdict = await senses.dial_back(reached.address)
-            move, why = decide(reached, self._before, replace(sight, is_reached=verdict), now - self._stood_at)
+            verdict = None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_S):
+                    verdict = await senses.dial_back(reached.address)
+            move, why = decide(
+                reached, self._before, replace(sight, is_reached=verdict, was_asked=True), now - self._stood_at
+            )
             if verdict:
                 self._is_lost = False
         if move is Move.STAY and is_relayed and now - self._climbed_at >= BETTER_S:
@@ -178,7 +190,8 @@ class Watch:
     async def _climb(self, sight: Sight, why: str) -> None:
         self._climbed_at = self._clock()
         try:
-            reached = await self._senses.climb()
+            quickly = self._whereabouts.now.reach is not Reach.RELAYED
+            reached = await self._senses.climb(quickly)
         except ConfigError as error:
             self._before = sight
             self._wait_s = min(2 * self._wait_s, LONGEST_S) if self._is_lost else AGAIN_S
@@ -187,7 +200,8 @@ class Watch:
             return
         self._is_lost = False
         self._before = self._senses.look()
-        self._dialled_at = self._clock()  # the climb has asked
+        is_unasked = quickly and reached.reach is Reach.RELAYED
+        self._dialled_at = self._clock() - (DIAL_BACK_RELAYED_S if is_unasked else 0.0)
         await self._be(Reached(reached.address, reached.reach, f"{why}; {reached.why}" if why else reached.why))
 
     async def _be(self, reached: Reached) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 
@@ -86,7 +87,11 @@ def test_whatever_comes_is_read_or_refused(data: bytes) -> None:
 def test_a_refusal_is_said_in_words(result: int) -> None:
     pcp = struct.pack("!BBBBII12x", 2, 0x81, 0, result, 0, 0)
     pmp = struct.pack("!BBHIHHI", 0, 130, result, 0, 0, 0, 0)
-    for read in (lambda: messages.read_pcp_map(pcp, bytes(12)), lambda: messages.read_pmp_map(pmp)):
+    readers: tuple[Callable[[], object], ...] = (
+        lambda: messages.read_pcp_map(pcp, bytes(12)),
+        lambda: messages.read_pmp_map(pmp),
+    )
+    for read in readers:
         with pytest.raises(RemoteProtocolError) as caught:
             read()
         assert caught.value.field == "result"

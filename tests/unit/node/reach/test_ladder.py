@@ -37,10 +37,14 @@ class World:
     relays: FakeRelays = field(default_factory=FakeRelays)
     asked: list[str] = field(default_factory=list)
     unmapped: int = 0
+    leads_here: bool = True
 
     async def dial_back(self, address: str) -> bool | None:
         self.asked.append(address)
         return self.verdicts.get(address, False)
+
+    async def call_self(self, address: str) -> bool:
+        return self.leads_here
 
     async def map_port(self) -> tuple[str, str]:
         if self.mapped is None:
@@ -58,6 +62,7 @@ class World:
             fallback=OWN,
             is_first=False,
             dial_back=self.dial_back,
+            call_self=self.call_self,
             map_port=self.map_port,
             unmap=self.unmap,
             relays=lambda: self.relays,
@@ -109,6 +114,15 @@ async def test_a_relay_that_leads_nowhere_is_left_for_the_other() -> None:
     reached = await Ladder(world.rungs()).climb()
     assert reached.address == f"{PEER}.via.{OTHER}"
     assert world.relays.relays[0] == OTHER
+
+
+async def test_in_a_hurry_a_relay_that_leads_here_is_enough() -> None:
+    world = World({OUTSIDE: False})
+    assert (await Ladder(world.rungs(OUTSIDE)).climb(quickly=True)).address == f"{PEER}.via.{RELAY}"
+    assert world.asked == [OUTSIDE]
+    world.leads_here = False
+    with pytest.raises(ConfigError):
+        await Ladder(world.rungs(OUTSIDE)).climb(quickly=True)
 
 
 async def test_busy_peers_prove_nothing() -> None:

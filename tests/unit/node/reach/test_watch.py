@@ -89,8 +89,9 @@ class Home:
         self.dialled.append(self.now)
         return self.is_reached
 
-    async def _climb(self) -> Reached:
+    async def _climb(self, quickly: bool) -> Reached:
         self.climbs.append(self.now)
+        self.was_quick = quickly
         if self.next_rung is None:
             raise ConfigError("no way in")
         return self.next_rung
@@ -140,6 +141,15 @@ async def test_a_router_that_does_not_answer_has_peers_asked_at_once_and_once() 
     await home.pass_s(2 * LOOK_S)
     assert home.dialled == [home.now - LOOK_S]
     assert not home.climbs, "they come through yet"
+    home.sight = HOME
+    await home.pass_s(LOOK_S)
+    home.sight, home.is_reached, home.next_rung = replace(HOME, is_doubtful=True), None, RELAYED
+    await home.pass_s(LOOK_S)
+    assert home.whereabouts.now.reach is Reach.RELAYED, "neither of them answers: the home's connections are gone"
+    assert home.was_quick
+    home.dialled.clear()
+    await home.pass_s(LOOK_S)
+    assert home.dialled, "what was taken without asking is asked about soon"
 
 
 async def test_the_other_relay_is_announced_at_the_next_look_and_nobody_is_asked() -> None:
